@@ -1,0 +1,91 @@
+#include "client/adapter_handle.h"
+
+#include <utility>
+
+namespace weft::client {
+
+AdapterHandle::AdapterHandle(std::shared_ptr<grpc::Channel> channel,
+                             CallOptions options, const v1::Adapter& adapter)
+    : adapter_id_(adapter.adapter_id()),
+      options_(std::move(options)),
+      adapters_(v1::AdapterService::NewStub(channel)),
+      training_(v1::TrainingService::NewStub(channel)),
+      counter_(std::make_shared<StepCounter>(adapter.last_step())) {}
+
+template <typename Request, typename Response>
+Future<Reply<Response>> AdapterHandle::Submit(
+    void (v1::TrainingService::Stub::async::*method)(
+        grpc::ClientContext*, const Request*, Response*,
+        std::function<void(grpc::Status)>),
+    Request request) {
+  auto promise =
+      std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
+  Future<Reply<Response>> future = promise->get_future();
+  const absl::StatusOr<uint64_t> step = counter_->Take();
+  if (!step.ok()) {
+    promise->set_value(step.status());
+    return future;
+  }
+  request.set_adapter_id(adapter_id_);
+  request.set_step(*step);
+  auto start = [stub = training_, method](
+                   grpc::ClientContext* context, const Request* sent,
+                   Response* response, std::function<void(grpc::Status)> done) {
+    (stub->async()->*method)(context, sent, response, std::move(done));
+  };
+  auto finish = [promise, counter = counter_,
+                 number = *step](absl::StatusOr<Reply<Response>> reply) {
+    const absl::Status status = counter->Finish(
+        number, OutcomeOfTrainingStep(reply.status()), reply.status());
+    if (!status.ok()) reply = status;
+    promise->set_value(std::move(reply));
+  };
+  auto call = std::make_shared<UnaryCall<Request, Response>>(
+      std::move(start), std::move(request), options_, std::move(finish));
+  counter_->SetCancel(*step, [call] { call->Cancel(); });
+  call->Start();
+  return future;
+}
+
+Future<TrainReply> AdapterHandle::ForwardBackward(std::vector<v1::Datum> data,
+                                                  v1::LossConfig loss) {
+  v1::ForwardBackwardRequest request;
+  for (v1::Datum& datum : data) *request.add_data() = std::move(datum);
+  *request.mutable_loss() = std::move(loss);
+  return Submit(&v1::TrainingService::Stub::async::ForwardBackward,
+                std::move(request));
+}
+
+Future<ForwardReply> AdapterHandle::Forward(std::vector<v1::Datum> data,
+                                            v1::LossConfig loss) {
+  v1::ForwardRequest request;
+  for (v1::Datum& datum : data) *request.add_data() = std::move(datum);
+  *request.mutable_loss() = std::move(loss);
+  return Submit(&v1::TrainingService::Stub::async::Forward, std::move(request));
+}
+
+Future<OptimReply> AdapterHandle::OptimStep(v1::AdamWConfig adamw) {
+  v1::OptimStepRequest request;
+  *request.mutable_adamw() = std::move(adamw);
+  return Submit(&v1::TrainingService::Stub::async::OptimStep,
+                std::move(request));
+}
+
+absl::Status AdapterHandle::Resync() {
+  if (absl::Status idle = counter_->CheckIdle(); !idle.ok()) return idle;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+  if (!options_.token.empty()) {
+    context.AddMetadata("authorization", "Bearer " + options_.token);
+  }
+  v1::GetAdapterRequest request;
+  request.set_adapter_id(adapter_id_);
+  v1::GetAdapterResponse response;
+  const grpc::Status status =
+      adapters_->GetAdapter(&context, request, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  counter_->Reset(response.adapter().last_step());
+  return absl::OkStatus();
+}
+
+}  // namespace weft::client

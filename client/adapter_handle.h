@@ -1,0 +1,67 @@
+// Training steps of one adapter, numbered by the client.
+#ifndef WEFT_CLIENT_ADAPTER_HANDLE_H_
+#define WEFT_CLIENT_ADAPTER_HANDLE_H_
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/step_counter.h"
+#include "client/unary_call.h"
+#include "weft/v1/adapters.grpc.pb.h"
+#include "weft/v1/training.grpc.pb.h"
+
+namespace weft::client {
+
+using TrainReply = Reply<v1::ForwardBackwardResponse>;
+using ForwardReply = Reply<v1::ForwardResponse>;
+using OptimReply = Reply<v1::OptimStepResponse>;
+template <typename T>
+using Future = std::future<absl::StatusOr<T>>;
+
+// Each method sends one step at once and returns a future, so that several
+// steps can be in flight; the server runs them in the order of the calls. When
+// a step is refused while later ones are in flight, these end with
+// FAILED_PRECONDITION and the handle wants a Resync().
+// Threads: any. Ownership: futures may outlive the handle.
+class AdapterHandle {
+ public:
+  AdapterHandle(std::shared_ptr<grpc::Channel> channel, CallOptions options,
+                const v1::Adapter& adapter);
+
+  [[nodiscard]] const std::string& id() const { return adapter_id_; }
+  [[nodiscard]] uint64_t next_step() const { return counter_->next_step(); }
+
+  [[nodiscard]] Future<TrainReply> ForwardBackward(std::vector<v1::Datum> data,
+                                                   v1::LossConfig loss);
+  [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
+                                             v1::LossConfig loss);
+  [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
+
+  // Asks the server for the next number. FAILED_PRECONDITION while steps are
+  // in flight.
+  [[nodiscard]] absl::Status Resync();
+
+ private:
+  template <typename Request, typename Response>
+  Future<Reply<Response>> Submit(
+      void (v1::TrainingService::Stub::async::*method)(
+          grpc::ClientContext*, const Request*, Response*,
+          std::function<void(grpc::Status)>),
+      Request request);
+
+  const std::string adapter_id_;
+  const CallOptions options_;
+  const std::unique_ptr<v1::AdapterService::Stub> adapters_;
+  // Both shared with the calls in flight.
+  const std::shared_ptr<v1::TrainingService::Stub> training_;
+  const std::shared_ptr<StepCounter> counter_;
+};
+
+}  // namespace weft::client
+
+#endif  // WEFT_CLIENT_ADAPTER_HANDLE_H_

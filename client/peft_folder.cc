@@ -1,0 +1,101 @@
+#include "client/peft_folder.h"
+
+#include <array>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<const char*, 2> kFiles = {"adapter_config.json",
+                                               "adapter_model.safetensors"};
+constexpr size_t kChunkBytes = size_t{1} << 20;
+
+fs::path ScratchBeside(const fs::path& folder) {
+  const fs::path absolute = fs::absolute(folder).lexically_normal();
+  return absolute.parent_path() /
+         absl::StrCat(".weft-export-", absl::Hex(std::random_device{}()));
+}
+
+absl::Status DiskError(const std::string& what, const fs::path& path) {
+  return absl::InternalError(absl::StrCat("cannot ", what, " ", path.string()));
+}
+
+}  // namespace
+
+absl::Status ReadPeftFolder(
+    const fs::path& folder,
+    const std::function<bool(const v1::FileChunk&)>& send) {
+  for (const char* name : kFiles) {
+    if (!fs::is_regular_file(folder / name)) {
+      return absl::NotFoundError(
+          absl::StrCat("no ", name, " in ", folder.string()));
+    }
+  }
+  std::string buffer(kChunkBytes, '\0');
+  for (const char* name : kFiles) {
+    std::ifstream file(folder / name, std::ios::binary);
+    v1::FileChunk chunk;
+    chunk.set_name(name);
+    while (file.read(buffer.data(), kChunkBytes) || file.gcount() > 0) {
+      chunk.set_data(buffer.data(), static_cast<size_t>(file.gcount()));
+      if (!send(chunk)) return absl::OkStatus();
+    }
+    if (file.bad()) return DiskError("read", folder / name);
+  }
+  return absl::OkStatus();
+}
+
+PeftFolderWriter::PeftFolderWriter(fs::path folder)
+    : folder_(std::move(folder)), scratch_(ScratchBeside(folder_)) {}
+
+PeftFolderWriter::~PeftFolderWriter() {
+  file_.close();
+  std::error_code ignored;
+  fs::remove_all(scratch_, ignored);
+}
+
+absl::Status PeftFolderWriter::Add(const v1::FileChunk& chunk) {
+  if (chunk.name() != name_) {
+    const fs::path name = chunk.name();
+    if (name.empty() || name != name.filename() || chunk.name() == "." ||
+        chunk.name() == "..") {
+      return absl::DataLossError(
+          absl::StrCat("the server sent the file name '", chunk.name(), "'"));
+    }
+    std::error_code error;
+    fs::create_directories(scratch_, error);
+    file_.close();
+    file_.open(scratch_ / name, std::ios::binary | std::ios::trunc);
+    name_ = chunk.name();
+  }
+  file_.write(chunk.data().data(),
+              static_cast<std::streamsize>(chunk.data().size()));
+  if (!file_) return DiskError("write", scratch_ / name_);
+  return absl::OkStatus();
+}
+
+absl::Status PeftFolderWriter::Commit() {
+  file_.close();
+  if (file_.fail()) return DiskError("write", scratch_ / name_);
+  for (const char* name : kFiles) {
+    if (!fs::exists(scratch_ / name)) {
+      return absl::DataLossError(
+          absl::StrCat("the server's export has no ", name));
+    }
+  }
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  for (const auto& entry : fs::directory_iterator(scratch_)) {
+    fs::rename(entry.path(), folder_ / entry.path().filename(), error);
+    if (error) return DiskError("write", folder_ / entry.path().filename());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::client

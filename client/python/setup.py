@@ -1,0 +1,13 @@
+"""Generates the protobuf stubs before setuptools looks for packages."""
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from generate import ensure_stubs  # noqa: E402  (needs the path above)
+
+ensure_stubs()
+setup()

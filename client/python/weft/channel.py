@@ -1,0 +1,39 @@
+"""Channel settings common to both clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+# Messages are bounded by the server alone; keepalive finds dead peers under
+# long calls; one channel's connection is not shared with others.
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+]
+
+
+@dataclass(frozen=True)
+class Security:
+    """How to reach the server. All None: plaintext, for loopback."""
+
+    token: str | None = None  # Sent as `authorization: Bearer ...`.
+    root_certificates: bytes | None = None  # PEM; turns TLS on.
+
+    def open(self, module: Any, target: str) -> Any:
+        """A channel of `grpc` or `grpc.aio`."""
+        if self.root_certificates is None:
+            return module.insecure_channel(target, options=OPTIONS)
+        credentials = grpc.ssl_channel_credentials(self.root_certificates)
+        return module.secure_channel(target, credentials, options=OPTIONS)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        if self.token is None:
+            return ()
+        return (("authorization", f"Bearer {self.token}"),)

@@ -1,0 +1,315 @@
+"""Between the package's types and protobuf messages. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, Union
+
+import numpy as np
+
+from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+from weft.errors import InvalidArgument
+from weft.operations import Reply
+from weft.types import (
+    AdapterInfo,
+    ArrayLike,
+    CheckpointInfo,
+    Datum,
+    DatumResult,
+    FinishReason,
+    FloatArray,
+    LoraConfig,
+    LossOptions,
+    ModelInfo,
+    OptimOptions,
+    OptimResult,
+    Sample,
+    SampleDelta,
+    SampleOptions,
+    SampleResult,
+    ServerInfo,
+    Stop,
+    TrainResult,
+)
+
+_FINISH: dict[int, FinishReason] = {1: "stop", 2: "length"}
+TrainResponse = Union[
+    training_pb2.ForwardBackwardResponse, training_pb2.ForwardResponse
+]
+TrainRequest = TypeVar(
+    "TrainRequest", training_pb2.ForwardBackwardRequest, training_pb2.ForwardRequest
+)
+
+
+def _enum_value(enum: Any, prefix: str, what: str, name: str) -> int:
+    """The number of an enum value by its short, lower-case name."""
+    values = {
+        key.removeprefix(prefix).lower(): number
+        for key, number in enum.items()
+        if number != 0
+    }
+    if name not in values:
+        raise InvalidArgument(f"{what} {name!r}: one of {', '.join(values)}")
+    return int(values[name])
+
+
+def _module_name(number: int) -> str:
+    name: str = adapters_pb2.TargetModule.Name(number)
+    return name.removeprefix("TARGET_MODULE_").lower()
+
+
+def _check_names(options_type: Any, options: Mapping[str, Any]) -> None:
+    """What a misspelt keyword argument would raise."""
+    known = options_type.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}: one of {', '.join(known)}")
+
+
+def lora_config(
+    rank: int,
+    alpha: float,
+    target_modules: Iterable[str] | None,
+    seed: int | None,
+) -> adapters_pb2.LoraConfig:
+    """None stands for the server's default."""
+    modules = [
+        _enum_value(
+            adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name
+        )
+        for name in target_modules or ()
+    ]
+    config = adapters_pb2.LoraConfig(rank=rank, alpha=alpha, seed=seed)
+    config.target_modules.extend(modules)
+    return config
+
+
+def _to_lora_config(config: adapters_pb2.LoraConfig) -> LoraConfig:
+    return LoraConfig(
+        rank=config.rank,
+        alpha=config.alpha,
+        target_modules=[_module_name(number) for number in config.target_modules],
+        seed=config.seed if config.HasField("seed") else None,
+    )
+
+
+def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
+    return AdapterInfo(
+        adapter_id=adapter.adapter_id,
+        config=_to_lora_config(adapter.config),
+        last_step=adapter.last_step,
+        optim_steps=adapter.optim_steps,
+        version=adapter.version,
+        num_parameters=adapter.num_parameters,
+        resident_bytes=adapter.resident_bytes,
+        snapshots=list(adapter.snapshots),
+        created_at=adapter.created_at,
+    )
+
+
+def to_checkpoint_info(checkpoint: adapters_pb2.Checkpoint) -> CheckpointInfo:
+    return CheckpointInfo(
+        adapter_id=checkpoint.adapter_id,
+        name=checkpoint.name,
+        last_step=checkpoint.last_step,
+        optim_steps=checkpoint.optim_steps,
+        size_bytes=checkpoint.size_bytes,
+        created_at=checkpoint.created_at,
+        config=_to_lora_config(checkpoint.config),
+    )
+
+
+def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
+    model = info.model
+    return ServerInfo(
+        version=info.version,
+        device=info.device,
+        model=ModelInfo(
+            name=model.name,
+            architecture=model.architecture,
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            vocab_size=model.vocab_size,
+            context_length=model.context_length,
+            eos_token_ids=list(model.eos_token_ids),
+            num_parameters=model.num_parameters,
+            dtype=model.dtype,
+        ),
+        max_adapters=info.max_adapters,
+        num_adapters=info.num_adapters,
+        max_rank=info.max_rank,
+        max_data_per_request=info.max_data_per_request,
+        max_tokens_per_request=info.max_tokens_per_request,
+        max_samples=info.max_samples,
+        max_message_bytes=info.max_message_bytes,
+        draining=info.draining,
+    )
+
+
+def datum_message(datum: Datum) -> training_pb2.Datum:
+    """Raw little-endian arrays: no element is touched in Python."""
+
+    def raw(array: FloatArray | None) -> bytes:
+        return b"" if array is None else array.tobytes()
+
+    return training_pb2.Datum(
+        tokens_le=datum.tokens.tobytes(),
+        targets_le=datum.targets.tobytes(),
+        weights_le=raw(datum.weights),
+        logprobs_le=raw(datum.logprobs),
+        advantages_le=raw(datum.advantages),
+        targets_per_token=(
+            datum.targets.shape[1] if datum.targets.ndim == 2 else 0
+        ),
+    )
+
+
+def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
+    values: dict[str, Any] = dict(options)
+    _check_names(LossOptions, options)
+    function: Any = _enum_value(
+        training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss
+    )
+    return training_pb2.LossConfig(function=function, **values)
+
+
+def train_request(
+    request_type: type[TrainRequest],
+    adapter_id: str,
+    step: int,
+    messages: Sequence[training_pb2.Datum],
+    loss: training_pb2.LossConfig,
+) -> TrainRequest:
+    return request_type(
+        adapter_id=adapter_id, step=step, data=messages, loss=loss
+    )
+
+
+def _array(raw: bytes, shape: tuple[int, ...]) -> FloatArray:
+    """A copy that may be written to."""
+    return np.frombuffer(raw, dtype="<f4").reshape(shape).copy()
+
+
+def to_train_result(
+    data: Sequence[Datum], reply: Reply[Any]
+) -> TrainResult:
+    """`data` gives the shapes. Works for Forward and ForwardBackward."""
+    message: TrainResponse = reply.message
+    results = []
+    for datum, result in zip(data, message.results, strict=True):
+        shape = datum.targets.shape
+        entropies = result.entropies_le
+        results.append(
+            DatumResult(
+                logprobs=_array(result.logprobs_le, shape),
+                losses=_array(result.losses_le, shape),
+                entropies=_array(entropies, (-1,)) if entropies else None,
+            )
+        )
+    return TrainResult(
+        results=results,
+        metrics=dict(message.metrics),
+        step=message.step,
+        replayed=reply.replayed,
+    )
+
+
+def adamw_config(options: OptimOptions) -> training_pb2.AdamWConfig:
+    _check_names(OptimOptions, options)
+    return training_pb2.AdamWConfig(**options)
+
+
+def to_optim_result(
+    reply: Reply[training_pb2.OptimStepResponse],
+) -> OptimResult:
+    message = reply.message
+    return OptimResult(
+        grad_norm=message.grad_norm,
+        version=message.version,
+        step=message.step,
+        replayed=reply.replayed,
+    )
+
+
+def stop_rule(stop: Stop) -> sampling_pb2.StopRule:
+    """Sorts the entries by kind."""
+    rule = sampling_pb2.StopRule()
+    for entry in stop:
+        if isinstance(entry, str):
+            rule.byte_strings.append(entry.encode())
+        elif isinstance(entry, bytes):
+            rule.byte_strings.append(entry)
+        elif isinstance(entry, (int, np.integer)):
+            rule.token_ids.append(int(entry))
+        else:
+            tokens = [int(token) for token in entry]
+            rule.token_sequences.add(tokens=tokens)
+    return rule
+
+
+def sample_request(
+    prompt: ArrayLike,
+    options: SampleOptions,
+    adapter_id: str = "",
+    snapshot: str | None = None,
+) -> sampling_pb2.SampleRequest:
+    _check_names(SampleOptions, options)
+    stop = options.get("stop")
+    config = sampling_pb2.SamplingConfig(
+        max_tokens=options.get("max_tokens") or 0,
+        temperature=options.get("temperature"),
+        top_k=options.get("top_k", 0),
+        top_p=options.get("top_p"),
+        seed=options.get("seed"),
+        stop=None if stop is None else stop_rule(stop),
+    )
+    return sampling_pb2.SampleRequest(
+        adapter_id=adapter_id,
+        snapshot=snapshot or "",
+        prompt=[int(token) for token in prompt],
+        num_samples=options.get("num_samples", 1),
+        config=config,
+        prompt_logprobs=options.get("prompt_logprobs", False),
+        top_logprobs=options.get("top_logprobs", 0),
+    )
+
+
+def _floats(values: Iterable[float]) -> FloatArray:
+    return np.fromiter(values, dtype="<f4")
+
+
+def _top(
+    lists: Iterable[sampling_pb2.TopLogprobs],
+) -> list[list[tuple[int, float]]]:
+    return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
+
+
+def to_sample_result(message: sampling_pb2.SampleResponse) -> SampleResult:
+    samples = [
+        Sample(
+            tokens=list(sample.tokens),
+            logprobs=_floats(sample.logprobs),
+            finish_reason=_FINISH.get(int(sample.finish_reason)),
+            top_logprobs=_top(sample.top_logprobs),
+        )
+        for sample in message.samples
+    ]
+    prompt = message.prompt_logprobs
+    return SampleResult(
+        samples=samples,
+        prompt_logprobs=_floats(prompt) if prompt else None,
+        version=message.version,
+    )
+
+
+def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
+    prompt = message.prompt_logprobs
+    return SampleDelta(
+        sample_index=message.sample_index,
+        tokens=list(message.tokens),
+        logprobs=_floats(message.logprobs),
+        finish_reason=_FINISH.get(int(message.finish_reason)),
+        top_logprobs=_top(message.top_logprobs),
+        prompt_logprobs=_floats(prompt) if prompt else None,
+        version=message.version,
+    )

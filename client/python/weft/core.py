@@ -1,0 +1,300 @@
+"""What the synchronous and the asyncio classes share: one operation per API
+method. The classes only choose the driver and add streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from weft import convert, methods
+from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+from weft.errors import WeftError
+from weft.folders import StrPath, import_requests
+from weft.methods import Method
+from weft.operations import Caller, Operation, Reply
+from weft.steps import StepCounter
+from weft.types import (
+    AdapterInfo,
+    ArrayLike,
+    CheckpointInfo,
+    Datum,
+    LossOptions,
+    OptimOptions,
+    OptimResult,
+    SampleOptions,
+    SampleResult,
+    ServerInfo,
+    TrainResult,
+)
+
+T = TypeVar("T")
+HEALTH_TIMEOUT = 5.0  # Seconds.
+# What fails while a save runs has used its number, a refusal before has not;
+# the code does not tell them apart, so the server is asked.
+_NO_REFUSALS: frozenset[str] = frozenset()
+
+
+class AdapterCore:
+    """Operations of one adapter."""
+
+    def __init__(self, caller: Caller, adapter_id: str, last_step: int) -> None:
+        self.caller = caller
+        self.adapter_id = adapter_id
+        self.counter = StepCounter(adapter_id, last_step)
+
+    def _step(
+        self,
+        submit: bool,
+        method: Method[Any, Any],
+        build: Any,
+        convert_reply: Any,
+        refusals: frozenset[str] | None = None,
+    ) -> Operation[Any]:
+        make = self.caller.submit_step if submit else self.caller.step
+        if refusals is None:
+            return make(self.counter, method, build, convert_reply)
+        return make(self.counter, method, build, convert_reply, refusals)
+
+    def train(
+        self,
+        data: Iterable[Datum],
+        loss: str,
+        options: LossOptions,
+        *,
+        backward: bool,
+        submit: bool = False,
+    ) -> Operation[TrainResult]:
+        """ForwardBackward or Forward. Converts before it takes a number."""
+        batch = list(data)
+        messages = [convert.datum_message(datum) for datum in batch]
+        config = convert.loss_config(loss, options)
+        method: Method[Any, Any] = (
+            methods.FORWARD_BACKWARD if backward else methods.FORWARD
+        )
+        request_type: Any = method.request_type
+
+        def build(step: int) -> Any:
+            return convert.train_request(
+                request_type, self.adapter_id, step, messages, config
+            )
+
+        def convert_reply(reply: Reply[Any]) -> TrainResult:
+            return convert.to_train_result(batch, reply)
+
+        return self._step(submit, method, build, convert_reply)
+
+    def optim_step(
+        self, options: OptimOptions, *, submit: bool = False
+    ) -> Operation[OptimResult]:
+        config = convert.adamw_config(options)
+
+        def build(step: int) -> training_pb2.OptimStepRequest:
+            return training_pb2.OptimStepRequest(
+                adapter_id=self.adapter_id, step=step, adamw=config
+            )
+
+        return self._step(
+            submit, methods.OPTIM_STEP, build, convert.to_optim_result
+        )
+
+    def save(self, name: str, overwrite: bool) -> Operation[CheckpointInfo]:
+        def build(step: int) -> adapters_pb2.SaveCheckpointRequest:
+            return adapters_pb2.SaveCheckpointRequest(
+                adapter_id=self.adapter_id,
+                name=name,
+                overwrite=overwrite,
+                step=step,
+            )
+
+        def convert_reply(
+            reply: Reply[adapters_pb2.SaveCheckpointResponse],
+        ) -> CheckpointInfo:
+            return convert.to_checkpoint_info(reply.message.checkpoint)
+
+        return self._step(
+            False, methods.SAVE_CHECKPOINT, build, convert_reply, _NO_REFUSALS
+        )
+
+    def load(
+        self, name: str, source: str | None, weights_only: bool
+    ) -> Operation[AdapterInfo]:
+        """Unnumbered, since it replaces the numbering; repeating is harmless."""
+        self.counter.require_idle("load")
+        request = adapters_pb2.LoadCheckpointRequest(
+            adapter_id=self.adapter_id,
+            source_adapter_id=source or "",
+            name=name,
+            weights_only=weights_only,
+        )
+        reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
+        info = convert.to_adapter_info(reply.message.adapter)
+        self.counter.reset(info.last_step)
+        return info
+
+    def snapshot(self, name: str) -> Operation[int]:
+        def build(step: int) -> adapters_pb2.PublishSnapshotRequest:
+            return adapters_pb2.PublishSnapshotRequest(
+                adapter_id=self.adapter_id, name=name, step=step
+            )
+
+        def convert_reply(
+            reply: Reply[adapters_pb2.PublishSnapshotResponse],
+        ) -> int:
+            return reply.message.version
+
+        return self._step(
+            False, methods.PUBLISH_SNAPSHOT, build, convert_reply, _NO_REFUSALS
+        )
+
+    def release_snapshot(self, name: str) -> Operation[None]:
+        request = adapters_pb2.ReleaseSnapshotRequest(
+            adapter_id=self.adapter_id, name=name
+        )
+        yield from self.caller.call(
+            methods.RELEASE_SNAPSHOT, request, gone_is_done=True
+        )
+
+    def info(self) -> Operation[AdapterInfo]:
+        request = adapters_pb2.GetAdapterRequest(adapter_id=self.adapter_id)
+        reply = yield from self.caller.call(methods.GET_ADAPTER, request)
+        return convert.to_adapter_info(reply.message.adapter)
+
+    def resync(self) -> Operation[int]:
+        return self.caller.resync(self.counter)
+
+    def export_request(
+        self, snapshot: str | None
+    ) -> adapters_pb2.ExportAdapterRequest:
+        return adapters_pb2.ExportAdapterRequest(
+            adapter_id=self.adapter_id, snapshot=snapshot or ""
+        )
+
+
+class ClientCore:
+    """Operations that need no numbering."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    def adapter_core(self, adapter: adapters_pb2.Adapter) -> AdapterCore:
+        return AdapterCore(self.caller, adapter.adapter_id, adapter.last_step)
+
+    def info(self) -> Operation[ServerInfo]:
+        request = server_pb2.GetInfoRequest()
+        reply = yield from self.caller.call(methods.GET_INFO, request)
+        return convert.to_server_info(reply.message.info)
+
+    def healthy(self) -> Operation[bool]:
+        try:
+            reply = yield from self.caller.call(
+                methods.HEALTH_CHECK,
+                methods.RawMessage(),
+                timeout=min(HEALTH_TIMEOUT, self.caller.timeout),
+                retry=False,
+            )
+        except WeftError:
+            return False
+        return reply.message == methods.HEALTH_SERVING
+
+    def drain(self) -> Operation[None]:
+        request = server_pb2.DrainRequest()
+        yield from self.caller.call(methods.DRAIN, request, retry=False)
+
+    def create_adapter(
+        self,
+        adapter_id: str,
+        rank: int,
+        alpha: float,
+        target_modules: Iterable[str] | None,
+        seed: int | None,
+    ) -> Operation[AdapterCore]:
+        request = adapters_pb2.CreateAdapterRequest(
+            adapter_id=adapter_id,
+            config=convert.lora_config(rank, alpha, target_modules, seed),
+        )
+        reply = yield from self.caller.call(methods.CREATE_ADAPTER, request)
+        return self.adapter_core(reply.message.adapter)
+
+    def adapter(self, adapter_id: str) -> Operation[AdapterCore]:
+        request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        reply = yield from self.caller.call(methods.GET_ADAPTER, request)
+        return self.adapter_core(reply.message.adapter)
+
+    def adapters(self) -> Operation[list[AdapterInfo]]:
+        found: list[AdapterInfo] = []
+        token = ""
+        while True:
+            request = adapters_pb2.ListAdaptersRequest(page_token=token)
+            reply = yield from self.caller.call(methods.LIST_ADAPTERS, request)
+            found += map(convert.to_adapter_info, reply.message.adapters)
+            token = reply.message.next_page_token
+            if not token:
+                return found
+
+    def delete_adapter(self, adapter_id: str) -> Operation[None]:
+        request = adapters_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
+        yield from self.caller.call(
+            methods.DELETE_ADAPTER, request, gone_is_done=True
+        )
+
+    def import_adapter(
+        self, adapter_id: str, folder: StrPath
+    ) -> Operation[AdapterCore]:
+        """Not repeated: the stream is used up, and it may have arrived."""
+        requests = import_requests(adapter_id, folder)
+        reply = yield from self.caller.call(
+            methods.IMPORT_ADAPTER, requests, retry=False
+        )
+        return self.adapter_core(reply.message.adapter)
+
+    def checkpoints(
+        self, adapter_id: str | None
+    ) -> Operation[list[CheckpointInfo]]:
+        request = adapters_pb2.ListCheckpointsRequest(adapter_id=adapter_id or "")
+        reply = yield from self.caller.call(methods.LIST_CHECKPOINTS, request)
+        return [convert.to_checkpoint_info(c) for c in reply.message.checkpoints]
+
+    def delete_checkpoint(self, adapter_id: str, name: str) -> Operation[None]:
+        request = adapters_pb2.DeleteCheckpointRequest(
+            adapter_id=adapter_id, name=name
+        )
+        yield from self.caller.call(
+            methods.DELETE_CHECKPOINT, request, gone_is_done=True
+        )
+
+    def sample(
+        self,
+        prompt: ArrayLike,
+        options: SampleOptions,
+        adapter_id: str = "",
+        snapshot: str | None = None,
+    ) -> Operation[SampleResult]:
+        """Changes nothing on the server, so it may be repeated."""
+        request = convert.sample_request(prompt, options, adapter_id, snapshot)
+        reply = yield from self.caller.call(methods.SAMPLE, request)
+        return convert.to_sample_result(reply.message)
+
+    def stream_request(
+        self,
+        prompt: ArrayLike,
+        options: SampleOptions,
+        adapter_id: str = "",
+        snapshot: str | None = None,
+    ) -> sampling_pb2.SampleStreamRequest:
+        request = convert.sample_request(prompt, options, adapter_id, snapshot)
+        return sampling_pb2.SampleStreamRequest(request=request)
+
+    def forward(
+        self, data: Sequence[Datum], loss: str, options: LossOptions
+    ) -> Operation[TrainResult]:
+        """Forward of the base model, which has no steps."""
+        messages = [convert.datum_message(datum) for datum in data]
+        request = convert.train_request(
+            training_pb2.ForwardRequest,
+            "",
+            0,
+            messages,
+            convert.loss_config(loss, options),
+        )
+        reply = yield from self.caller.call(methods.FORWARD, request)
+        return convert.to_train_result(data, reply)

@@ -1,0 +1,89 @@
+"""PEFT folders to and from the chunks of Export and Import."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from weft._proto import adapters_pb2
+from weft.errors import DataLoss, InvalidArgument
+
+CHUNK_BYTES = 1 << 20
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+StrPath = str | os.PathLike[str]
+
+
+def import_requests(
+    adapter_id: str, folder: StrPath
+) -> Iterator[adapters_pb2.ImportAdapterRequest]:
+    """The messages of an import; files are read as the call consumes them."""
+    paths = [Path(folder, name) for name in FILES]
+    for path in paths:
+        if not path.is_file():
+            raise InvalidArgument(f"no {path.name} in {folder}")
+    return _read(adapter_id, paths)
+
+
+def _read(
+    adapter_id: str, paths: list[Path]
+) -> Iterator[adapters_pb2.ImportAdapterRequest]:
+    options = adapters_pb2.ImportOptions(adapter_id=adapter_id)
+    yield adapters_pb2.ImportAdapterRequest(options=options)
+    for path in paths:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                chunk = adapters_pb2.FileChunk(name=path.name, data=data)
+                yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
+
+
+class FolderWriter:
+    """Collects exported chunks beside `folder`, then moves them in place.
+
+    Use as a context manager: leaving it without `commit` removes what was
+    written, so an aborted export changes nothing in the folder.
+    """
+
+    def __init__(self, folder: StrPath) -> None:
+        self._folder = Path(folder)
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix=".weft-export-", dir=self._folder.parent
+        )
+        self._name = ""
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "FolderWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self._scratch.cleanup()
+
+    def add(self, chunk: adapters_pb2.FileChunk) -> None:
+        """Appends the next piece. A name is never a path."""
+        if chunk.name != self._name:
+            if not chunk.name or Path(chunk.name).name != chunk.name:
+                raise DataLoss(f"the server sent the file name {chunk.name!r}")
+            self._close()
+            self._name = chunk.name
+            self._file = open(Path(self._scratch.name, chunk.name), "wb")
+        assert self._file is not None
+        self._file.write(chunk.data)
+
+    def commit(self) -> None:
+        """Moves the files into the folder, replacing those of their names."""
+        self._close()
+        made = sorted(Path(self._scratch.name).iterdir())
+        if {path.name for path in made} < set(FILES):
+            raise DataLoss("the server's export ended before its last file")
+        self._folder.mkdir(exist_ok=True)
+        for path in made:
+            os.replace(path, self._folder / path.name)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,179 @@
+"""Calls as generators: what to send and when to repeat, without any I/O.
+
+An operation yields `Call` and `Sleep`; a driver performs them and sends the
+reply back (or throws a WeftError). weft.client drives them with threads,
+weft.aio with asyncio, so both share every decision made here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from weft.errors import Cancelled, FailedPrecondition, WeftError
+from weft.methods import GET_ADAPTER, Method
+from weft._proto import adapters_pb2
+from weft.retry import NO_RETRY, RetryPolicy, next_delay
+from weft.steps import Outcome, StepCounter, StepSlot
+
+T = TypeVar("T")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+# Codes that the server gives before a training step is queued.
+REFUSALS = frozenset(
+    {
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "UNAUTHENTICATED",
+        "UNIMPLEMENTED",
+    }
+)
+
+
+@dataclass
+class Call:
+    """Perform one RPC. `slot` learns how to cancel it."""
+
+    method: Method[Any, Any]
+    request: Any  # A message, or an iterable of them for streams.
+    timeout: float
+    slot: StepSlot | None = None
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Wait."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reply(Generic[ResponseT]):
+    """What a call returned."""
+
+    message: ResponseT
+    trailers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the server had run this step before."""
+        return self.trailers.get("weft-replayed") == "1"
+
+
+Operation = Generator[Call | Sleep, Any, T]
+
+
+class Caller:
+    """Builds operations with a client's deadline and retry policy."""
+
+    def __init__(self, timeout: float, policy: RetryPolicy) -> None:
+        self.timeout = timeout
+        self.policy = policy
+
+    def call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT | Iterable[RequestT],
+        *,
+        timeout: float | None = None,
+        retry: bool = True,
+        slot: StepSlot | None = None,
+        gone_is_done: bool = False,
+    ) -> Operation[Reply[ResponseT]]:
+        """One RPC with repetitions, all within one deadline.
+
+        gone_is_done: NOT_FOUND to a repetition means that the first attempt,
+        whose reply got lost, did the work.
+        """
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        attempt = 1
+        while True:
+            remaining = deadline - time.monotonic()
+            try:
+                if slot is not None and slot.withdrawn_because is not None:
+                    raise Cancelled(slot.withdrawn_because)
+                reply: Reply[ResponseT] = yield Call(
+                    method, request, remaining, slot
+                )
+                return reply
+            except WeftError as error:
+                if gone_is_done and attempt > 1 and error.code == "NOT_FOUND":
+                    return Reply(method.response_type())
+                remaining = deadline - time.monotonic()
+                policy = self.policy if retry else NO_RETRY
+                delay = next_delay(policy, attempt, error, remaining)
+                if delay is None:
+                    raise
+            attempt += 1
+            yield Sleep(delay)
+
+    def submit_step(
+        self,
+        counter: StepCounter,
+        method: Method[RequestT, ResponseT],
+        build: Callable[[int], RequestT],
+        convert: Callable[[Reply[ResponseT]], T],
+        refusals: frozenset[str] = REFUSALS,
+    ) -> Operation[T]:
+        """A step that takes its number now, before the operation is driven."""
+        slot = counter.take()
+        try:
+            request = build(slot.number)
+        except BaseException:
+            counter.finish(slot, Outcome.REFUSED, "not sent")
+            raise
+        return self._run_step(counter, slot, method, request, convert, refusals)
+
+    def _run_step(
+        self,
+        counter: StepCounter,
+        slot: StepSlot,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        convert: Callable[[Reply[ResponseT]], T],
+        refusals: frozenset[str],
+    ) -> Operation[T]:
+        outcome, reason = Outcome.UNKNOWN, "interrupted"
+        try:
+            reply = yield from self.call(method, request, slot=slot)
+            outcome = Outcome.DONE
+            return convert(reply)
+        except WeftError as error:
+            if slot.withdrawn_because is not None:
+                raise FailedPrecondition(
+                    f"step {slot.number} was withdrawn: {slot.withdrawn_because}"
+                ) from error
+            refused = error.code in refusals
+            outcome = Outcome.REFUSED if refused else Outcome.UNKNOWN
+            reason = str(error)
+            raise
+        finally:
+            counter.finish(slot, outcome, reason)
+
+    def step(
+        self,
+        counter: StepCounter,
+        method: Method[RequestT, ResponseT],
+        build: Callable[[int], RequestT],
+        convert: Callable[[Reply[ResponseT]], T],
+        refusals: frozenset[str] = REFUSALS,
+    ) -> Operation[T]:
+        """A step that first asks the server for its number where unsure."""
+        if counter.needs_refresh():
+            yield from self.resync(counter)
+        submitted = self.submit_step(counter, method, build, convert, refusals)
+        return (yield from submitted)
+
+    def resync(self, counter: StepCounter) -> Operation[int]:
+        """Learns the next number from the server and returns it."""
+        counter.require_idle("resync")
+        request = adapters_pb2.GetAdapterRequest(adapter_id=counter.adapter_id)
+        reply = yield from self.call(GET_ADAPTER, request)
+        counter.reset(reply.message.adapter.last_step)
+        return counter.next_step

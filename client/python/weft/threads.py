@@ -1,0 +1,123 @@
+"""Drives operations without asyncio.
+
+Calls start in the thread that submits them, so pipelined steps leave in order;
+what follows a reply (conversion, back-off) runs on gRPC's own thread. No
+thread is held while a step waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from weft.channel import Security
+from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
+from weft.methods import Method
+from weft.operations import Call, Operation, Reply, Sleep
+
+T = TypeVar("T")
+
+
+class _Run(Generic[T]):
+    """One operation on its way. Each step of it happens on one thread."""
+
+    def __init__(self, driver: "ThreadDriver", operation: Operation[T]) -> None:
+        self.future: Future[T] = Future()
+        self.future.set_running_or_notify_cancel()
+        self._driver = driver
+        self._operation = operation
+        self._call: Any = None
+
+    def resume(self, reply: Any = None, error: WeftError | None = None) -> None:
+        try:
+            if error is None:
+                effect = self._operation.send(reply)
+            else:
+                effect = self._operation.throw(error)
+            self._perform(effect)
+        except StopIteration as stop:
+            self.future.set_result(stop.value)
+        except BaseException as failure:  # Whatever it is, the waiter gets it.
+            self.future.set_exception(failure)
+
+    def cancel(self) -> None:
+        """Ends the call in flight; the operation sees Cancelled."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def _perform(self, effect: Call | Sleep) -> None:
+        if isinstance(effect, Sleep):
+            timer = threading.Timer(effect.seconds, self.resume)
+            timer.daemon = True
+            timer.start()
+            return
+        self._call = self._driver.start(effect)
+        if effect.slot is not None:
+            effect.slot.cancel = self._call.cancel
+        self._call.add_done_callback(self._on_done)
+
+    def _on_done(self, call: Any) -> None:
+        if call.cancelled():
+            self.resume(error=Cancelled("cancelled by this client"))
+        elif (error := call.exception()) is not None:
+            self.resume(error=from_rpc_error(error))
+        else:
+            trailers = metadata_dict(call.trailing_metadata())
+            self.resume(Reply(call.result(), trailers))
+
+
+class ThreadDriver:
+    """A grpc channel and the ways to run operations on it."""
+
+    def __init__(self, target: str, security: Security) -> None:
+        self._channel = security.open(grpc, target)
+        self._metadata = security.metadata()
+        self._bound: dict[str, Any] = {}
+
+    def _callable(self, method: Method[Any, Any]) -> Any:
+        if method.path not in self._bound:
+            self._bound[method.path] = method.bind(self._channel)
+        return self._bound[method.path]
+
+    def start(self, call: Call) -> Any:
+        request = call.request
+        return self._callable(call.method).future(
+            request, timeout=call.timeout, metadata=self._metadata
+        )
+
+    def submit(self, operation: Operation[T]) -> Future[T]:
+        """Starts an operation; its first call leaves before this returns."""
+        run = _Run(self, operation)
+        run.resume()
+        return run.future
+
+    def run(self, operation: Operation[T]) -> T:
+        """Waits for the result. An interrupt cancels the call."""
+        run = _Run(self, operation)
+        run.resume()
+        try:
+            return run.future.result()
+        except BaseException:
+            run.cancel()
+            raise
+
+    def stream(
+        self, method: Method[Any, Any], request: Any, timeout: float
+    ) -> Iterator[Any]:
+        """Messages of a download; leaving the loop early cancels it."""
+        call = self._callable(method)(
+            request, timeout=timeout, metadata=self._metadata
+        )
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        self._channel.close()

@@ -1,0 +1,56 @@
+#include "client/retry.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+
+namespace weft::client {
+
+std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
+                                        const Failure& failure,
+                                        absl::Duration remaining, double draw) {
+  const bool repeatable =
+      absl::IsUnavailable(failure.status) ||
+      (absl::IsResourceExhausted(failure.status) && failure.retry_after);
+  if (!repeatable || attempt >= policy.max_attempts) return std::nullopt;
+  // 2^20 initial delays exceed any bound in use.
+  const int doublings = std::min(attempt - 1, 20);
+  absl::Duration delay =
+      std::min(policy.initial_delay * (1 << doublings), policy.max_delay);
+  delay *= 1 + policy.jitter * (2 * draw - 1);
+  if (failure.retry_after) delay = std::max(delay, *failure.retry_after);
+  if (delay >= remaining) return std::nullopt;
+  return delay;
+}
+
+double DrawJitter() {
+  thread_local std::minstd_rand generator{std::random_device{}()};
+  return std::uniform_real_distribution<double>(0, 1)(generator);
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      status.error_message());
+}
+
+Failure ReadFailure(const grpc::Status& status,
+                    const grpc::ClientContext& context) {
+  Failure failure{.status = FromGrpcStatus(status), .retry_after = {}};
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto hint = trailers.find("grpc-retry-pushback-ms");
+  int milliseconds = 0;
+  if (hint != trailers.end() &&
+      absl::SimpleAtoi(
+          absl::string_view(hint->second.data(), hint->second.size()),
+          &milliseconds) &&
+      milliseconds >= 0) {
+    failure.retry_after = absl::Milliseconds(milliseconds);
+  }
+  return failure;
+}
+
+}  // namespace weft::client

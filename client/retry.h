@@ -1,0 +1,49 @@
+// When a call is repeated, and how gRPC's statuses become absl's.
+#ifndef WEFT_CLIENT_RETRY_H_
+#define WEFT_CLIENT_RETRY_H_
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "grpcpp/grpcpp.h"
+
+namespace weft::client {
+
+// Bounded exponential back-off with jitter. The default outlasts a restart of
+// the daemon of about 20 seconds.
+struct RetryPolicy {
+  int max_attempts = 8;  // Calls in all; 1 = never repeat.
+  absl::Duration initial_delay = absl::Milliseconds(200);
+  absl::Duration max_delay = absl::Seconds(5);
+  double jitter = 0.2;  // Delays vary by this fraction up and down.
+};
+
+// What a failed attempt tells.
+struct Failure {
+  absl::Status status;
+  std::optional<absl::Duration> retry_after;  // The server's hint.
+};
+
+// How long to wait after failed attempt number `attempt` (from 1); nullopt:
+// give up. Only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, are repeated,
+// and never beyond `remaining`. `draw` in [0, 1) places the jitter.
+[[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
+                                                      int attempt,
+                                                      const Failure& failure,
+                                                      absl::Duration remaining,
+                                                      double draw);
+
+// A number in [0, 1) for NextDelay. Threads: any.
+[[nodiscard]] double DrawJitter();
+
+// Codes map one to one.
+[[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
+
+// Reads the hint from the trailer `grpc-retry-pushback-ms` of a finished call.
+[[nodiscard]] Failure ReadFailure(const grpc::Status& status,
+                                  const grpc::ClientContext& context);
+
+}  // namespace weft::client
+
+#endif  // WEFT_CLIENT_RETRY_H_

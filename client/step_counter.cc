@@ -1,0 +1,91 @@
+#include "client/step_counter.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::client {
+
+StepOutcome OutcomeOfTrainingStep(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return StepOutcome::kDone;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kUnimplemented:
+      return StepOutcome::kRefused;
+    default:
+      return StepOutcome::kUnknown;
+  }
+}
+
+uint64_t StepCounter::next_step() const {
+  absl::MutexLock lock(&mu_);
+  return next_;
+}
+
+absl::StatusOr<uint64_t> StepCounter::Take() {
+  absl::MutexLock lock(&mu_);
+  if (!problem_.empty()) return absl::FailedPreconditionError(problem_);
+  in_flight_[next_] = InFlight{};
+  return next_++;
+}
+
+void StepCounter::SetCancel(uint64_t number, std::function<void()> cancel) {
+  absl::MutexLock lock(&mu_);
+  const auto found = in_flight_.find(number);
+  if (found != in_flight_.end()) found->second.cancel = std::move(cancel);
+}
+
+absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
+                                 const absl::Status& status) {
+  std::vector<std::function<void()>> cancels;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = in_flight_.find(number);
+    if (found != in_flight_.end()) {
+      const bool withdrawn = found->second.withdrawn;
+      in_flight_.erase(found);
+      if (withdrawn) return absl::FailedPreconditionError(problem_);
+    }
+    if (outcome == StepOutcome::kDone) return status;
+    if (outcome == StepOutcome::kRefused && number == next_ - 1) {
+      next_ = number;
+      return status;
+    }
+    const bool refused = outcome == StepOutcome::kRefused;
+    problem_ = absl::StrCat(
+        "step ", number, refused ? " was refused (" : " may have run (",
+        status.message(),
+        "); wait for the steps in flight, then call Resync() and go on");
+    if (refused) {
+      for (auto later = in_flight_.upper_bound(number);
+           later != in_flight_.end(); ++later) {
+        later->second.withdrawn = true;
+        if (later->second.cancel) cancels.push_back(later->second.cancel);
+      }
+    }
+  }
+  // Outside the lock: a cancelled call may finish, and come here, at once.
+  for (const auto& cancel : cancels) cancel();
+  return status;
+}
+
+absl::Status StepCounter::CheckIdle() const {
+  absl::MutexLock lock(&mu_);
+  if (in_flight_.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(in_flight_.size(), " steps in flight: wait for them first"));
+}
+
+void StepCounter::Reset(uint64_t last_step) {
+  absl::MutexLock lock(&mu_);
+  next_ = last_step + 1;
+  problem_.clear();
+}
+
+}  // namespace weft::client

@@ -1,0 +1,122 @@
+// One unary RPC with repetitions, all within one deadline, on gRPC's threads.
+#ifndef WEFT_CLIENT_UNARY_CALL_H_
+#define WEFT_CLIENT_UNARY_CALL_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/retry.h"
+#include "grpcpp/alarm.h"
+#include "grpcpp/grpcpp.h"
+
+namespace weft::client {
+
+// What a call returned.
+template <typename Response>
+struct Reply {
+  Response message;
+  bool replayed = false;  // The server had run this step before.
+};
+
+struct CallOptions {
+  absl::Duration timeout;
+  RetryPolicy retry;
+  std::string token;  // Sent as `authorization: Bearer ...` unless empty.
+};
+
+// Ownership: lives as long as its call, kept by gRPC's callbacks; Start returns
+// a handle for Cancel alone. Threads: any; `done` runs once, on gRPC's thread.
+template <typename Request, typename Response>
+class UnaryCall final
+    : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
+ public:
+  // Starts one attempt; a method of the stub's async() interface.
+  using Method =
+      std::function<void(grpc::ClientContext*, const Request*, Response*,
+                         std::function<void(grpc::Status)>)>;
+  using Done = std::function<void(absl::StatusOr<Reply<Response>>)>;
+
+  UnaryCall(Method method, Request request, CallOptions options, Done done)
+      : method_(std::move(method)),
+        request_(std::move(request)),
+        options_(std::move(options)),
+        deadline_(absl::Now() + options_.timeout),
+        done_(std::move(done)) {}
+
+  void Start() ABSL_LOCKS_EXCLUDED(mu_) {
+    grpc::ClientContext* context = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      ++attempt_;
+      context_ = std::make_unique<grpc::ClientContext>();
+      context = context_.get();
+      if (cancelled_) context->TryCancel();
+    }
+    context->set_deadline(absl::ToChronoTime(deadline_));
+    if (!options_.token.empty()) {
+      context->AddMetadata("authorization", "Bearer " + options_.token);
+    }
+    method_(context, &request_, &response_,
+            [self = this->shared_from_this()](const grpc::Status& status) {
+              self->OnAttempt(status);
+            });
+  }
+
+  // Ends the call with CANCELLED unless it has ended.
+  void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    cancelled_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+    alarm_.Cancel();
+  }
+
+ private:
+  void OnAttempt(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    if (status.ok()) {
+      const bool replayed =
+          context_->GetServerTrailingMetadata().count("weft-replayed") > 0;
+      done_(Reply<Response>{std::move(response_), replayed});
+      return;
+    }
+    const Failure failure = ReadFailure(status, *context_);
+    const auto delay = NextDelay(options_.retry, attempt_, failure,
+                                 deadline_ - absl::Now(), DrawJitter());
+    {
+      absl::MutexLock lock(&mu_);
+      if (delay && !cancelled_) {
+        // The response may hold parts of a failed attempt.
+        response_ = Response();
+        alarm_.Set(absl::ToChronoTime(absl::Now() + *delay),
+                   [self = this->shared_from_this()](bool) { self->Start(); });
+        return;
+      }
+    }
+    done_(failure.status);
+  }
+
+  const Method method_;
+  const Request request_;
+  const CallOptions options_;
+  const absl::Time deadline_;
+  const Done done_;
+  // Touched by one attempt at a time.
+  Response response_;
+  int attempt_ = 0;
+
+  absl::Mutex mu_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  // Replaced between attempts only; the callbacks of an attempt may read it.
+  std::unique_ptr<grpc::ClientContext> context_;
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::client
+
+#endif  // WEFT_CLIENT_UNARY_CALL_H_

@@ -1,0 +1,336 @@
+#include "client/weft_client.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "client/peft_folder.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace weft::client {
+namespace {
+
+std::shared_ptr<grpc::Channel> OpenChannel(const ClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  // Messages are bounded by the server alone.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  if (options.root_certificates.empty()) {
+    return grpc::CreateCustomChannel(
+        options.target, grpc::InsecureChannelCredentials(), arguments);
+  }
+  const auto credentials =
+      grpc::SslCredentials({.pem_root_certs = options.root_certificates,
+                            .pem_private_key = {},
+                            .pem_cert_chain = {}});
+  return grpc::CreateCustomChannel(options.target, credentials, arguments);
+}
+
+// x86-64 and AArch64, which we build for, keep numbers as the wire does.
+template <typename T>
+std::string ToRaw(const std::vector<T>& values) {
+  static_assert(sizeof(T) == 4);
+  return std::string(reinterpret_cast<const char*>(values.data()),
+                     values.size() * sizeof(T));
+}
+
+}  // namespace
+
+v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
+                    const std::vector<uint32_t>& targets,
+                    const std::vector<float>& weights) {
+  v1::Datum datum;
+  datum.set_tokens_le(ToRaw(tokens));
+  datum.set_targets_le(ToRaw(targets));
+  datum.set_weights_le(ToRaw(weights));
+  return datum;
+}
+
+absl::StatusOr<v1::Datum> NextTokenDatum(const std::vector<uint32_t>& tokens,
+                                         size_t prompt_length) {
+  if (tokens.size() < 2 || prompt_length > tokens.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a sequence of ", tokens.size(), " tokens, ",
+                     prompt_length, " of them prompt: nothing to learn"));
+  }
+  std::vector<float> weights(tokens.size() - 1, 1.0F);
+  for (size_t i = 0; i + 1 < prompt_length; ++i) weights[i] = 0.0F;
+  return MakeDatum({tokens.begin(), tokens.end() - 1},
+                   {tokens.begin() + 1, tokens.end()}, weights);
+}
+
+std::vector<float> ReadFloats(absl::string_view raw) {
+  std::vector<float> values(raw.size() / sizeof(float));
+  std::memcpy(values.data(), raw.data(), values.size() * sizeof(float));
+  return values;
+}
+
+std::unique_ptr<Client> Client::Connect(ClientOptions options) {
+  std::shared_ptr<grpc::Channel> channel = OpenChannel(options);
+  // Not make_unique: the constructor is private.
+  return std::unique_ptr<Client>(
+      new Client(std::move(options), std::move(channel)));
+}
+
+Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
+    : options_(std::move(options)),
+      channel_(std::move(channel)),
+      adapters_(v1::AdapterService::NewStub(channel_)),
+      sampling_(v1::SamplingService::NewStub(channel_)),
+      server_(v1::ServerService::NewStub(channel_)) {}
+
+CallOptions Client::call_options(bool repeat) const {
+  CallOptions options{options_.timeout, options_.retry, options_.token};
+  if (!repeat) options.retry.max_attempts = 1;
+  return options;
+}
+
+void Client::Prepare(grpc::ClientContext& context) const {
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+  if (!options_.token.empty()) {
+    context.AddMetadata("authorization", "Bearer " + options_.token);
+  }
+}
+
+template <typename Async, typename Request, typename Response>
+absl::StatusOr<Response> Client::Wait(
+    Async* async,
+    void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
+                          std::function<void(grpc::Status)>),
+    Request request, bool repeat) {
+  std::promise<absl::StatusOr<Reply<Response>>> promise;
+  auto start = [async, method](grpc::ClientContext* context,
+                               const Request* sent, Response* response,
+                               std::function<void(grpc::Status)> done) {
+    (async->*method)(context, sent, response, std::move(done));
+  };
+  const auto call = std::make_shared<UnaryCall<Request, Response>>(
+      std::move(start), std::move(request), call_options(repeat),
+      [&promise](absl::StatusOr<Reply<Response>> reply) {
+        promise.set_value(std::move(reply));
+      });
+  call->Start();
+  absl::StatusOr<Reply<Response>> reply = promise.get_future().get();
+  if (!reply.ok()) return reply.status();
+  return std::move(reply->message);
+}
+
+absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
+  auto response =
+      Wait(server_->async(), &v1::ServerService::Stub::async::GetInfo,
+           v1::GetInfoRequest());
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_info());
+}
+
+absl::StatusOr<bool> Client::IsHealthy() {
+  // grpc.health.v1 without its stubs: the empty request asks for the whole
+  // server; SERVING is field 1 with value 1.
+  grpc::ClientContext context;
+  Prepare(context);
+  grpc::GenericStub stub(channel_);
+  const grpc::ByteBuffer request(nullptr, 0);
+  grpc::ByteBuffer response;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
+                 &request, &response,
+                 [&done](grpc::Status status) { done.set_value(status); });
+  const grpc::Status status = done.get_future().get();
+  if (!status.ok()) return FromGrpcStatus(status);
+  std::vector<grpc::Slice> slices;
+  std::string reply;
+  if (response.Dump(&slices).ok()) {
+    for (const grpc::Slice& slice : slices) {
+      reply.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    }
+  }
+  return reply == "\x08\x01";
+}
+
+absl::Status Client::Drain() {
+  return Wait(server_->async(), &v1::ServerService::Stub::async::Drain,
+              v1::DrainRequest(), /*repeat=*/false)
+      .status();
+}
+
+absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
+    absl::string_view adapter_id, v1::LoraConfig config) {
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  *request.mutable_config() = std::move(config);
+  const auto response =
+      Wait(adapters_->async(), &v1::AdapterService::Stub::async::CreateAdapter,
+           std::move(request));
+  if (!response.ok()) return response.status();
+  return std::make_unique<AdapterHandle>(channel_, call_options(),
+                                         response->adapter());
+}
+
+absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::OpenAdapter(
+    absl::string_view adapter_id) {
+  const absl::StatusOr<v1::Adapter> adapter = GetAdapter(adapter_id);
+  if (!adapter.ok()) return adapter.status();
+  return std::make_unique<AdapterHandle>(channel_, call_options(), *adapter);
+}
+
+absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
+                                                  const std::string& folder) {
+  grpc::ClientContext context;
+  Prepare(context);
+  v1::ImportAdapterResponse response;
+  const auto writer = adapters_->ImportAdapter(&context, &response);
+  v1::ImportAdapterRequest request;
+  request.mutable_options()->set_adapter_id(std::string(adapter_id));
+  writer->Write(request);
+  const absl::Status read =
+      ReadPeftFolder(folder, [&](const v1::FileChunk& chunk) {
+        *request.mutable_chunk() = chunk;
+        return writer->Write(request);
+      });
+  if (!read.ok()) context.TryCancel();
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!read.ok()) return read;
+  if (!status.ok()) return FromGrpcStatus(status);
+  return std::move(*response.mutable_adapter());
+}
+
+absl::Status Client::ExportAdapter(absl::string_view adapter_id,
+                                   absl::string_view snapshot,
+                                   const std::string& folder) {
+  grpc::ClientContext context;
+  Prepare(context);
+  v1::ExportAdapterRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  request.set_snapshot(std::string(snapshot));
+  const auto reader = adapters_->ExportAdapter(&context, request);
+  PeftFolderWriter writer(folder);
+  v1::ExportAdapterResponse response;
+  absl::Status written;
+  while (written.ok() && reader->Read(&response)) {
+    written = writer.Add(response.chunk());
+  }
+  if (!written.ok()) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (!written.ok()) return written;
+  if (!status.ok()) return FromGrpcStatus(status);
+  return writer.Commit();
+}
+
+absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {
+  v1::GetAdapterRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  auto response =
+      Wait(adapters_->async(), &v1::AdapterService::Stub::async::GetAdapter,
+           std::move(request));
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_adapter());
+}
+
+absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
+  v1::ListAdaptersResponse all;
+  v1::ListAdaptersRequest request;
+  do {
+    auto page = Wait(adapters_->async(),
+                     &v1::AdapterService::Stub::async::ListAdapters, request);
+    if (!page.ok()) return page.status();
+    request.set_page_token(page->next_page_token());
+    all.mutable_adapters()->MergeFrom(page->adapters());
+  } while (!request.page_token().empty());
+  return all;
+}
+
+absl::Status Client::DeleteAdapter(absl::string_view adapter_id) {
+  v1::DeleteAdapterRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  return Wait(adapters_->async(),
+              &v1::AdapterService::Stub::async::DeleteAdapter,
+              std::move(request))
+      .status();
+}
+
+absl::StatusOr<v1::Checkpoint> Client::SaveCheckpoint(
+    const v1::SaveCheckpointRequest& request) {
+  auto response =
+      Wait(adapters_->async(), &v1::AdapterService::Stub::async::SaveCheckpoint,
+           request, /*repeat=*/request.step() != 0);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_checkpoint());
+}
+
+absl::StatusOr<v1::Adapter> Client::LoadCheckpoint(
+    const v1::LoadCheckpointRequest& request) {
+  auto response =
+      Wait(adapters_->async(), &v1::AdapterService::Stub::async::LoadCheckpoint,
+           request, /*repeat=*/request.step() != 0);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_adapter());
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(
+    absl::string_view adapter_id) {
+  v1::ListCheckpointsRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  return Wait(adapters_->async(),
+              &v1::AdapterService::Stub::async::ListCheckpoints,
+              std::move(request));
+}
+
+absl::Status Client::DeleteCheckpoint(absl::string_view adapter_id,
+                                      absl::string_view name) {
+  v1::DeleteCheckpointRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  request.set_name(std::string(name));
+  return Wait(adapters_->async(),
+              &v1::AdapterService::Stub::async::DeleteCheckpoint,
+              std::move(request))
+      .status();
+}
+
+absl::StatusOr<uint64_t> Client::PublishSnapshot(
+    const v1::PublishSnapshotRequest& request) {
+  const auto response =
+      Wait(adapters_->async(),
+           &v1::AdapterService::Stub::async::PublishSnapshot, request,
+           /*repeat=*/request.step() != 0);
+  if (!response.ok()) return response.status();
+  return response->version();
+}
+
+absl::Status Client::ReleaseSnapshot(absl::string_view adapter_id,
+                                     absl::string_view name) {
+  v1::ReleaseSnapshotRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  request.set_name(std::string(name));
+  return Wait(adapters_->async(),
+              &v1::AdapterService::Stub::async::ReleaseSnapshot,
+              std::move(request))
+      .status();
+}
+
+absl::StatusOr<v1::SampleResponse> Client::Sample(
+    const v1::SampleRequest& request) {
+  return Wait(sampling_->async(), &v1::SamplingService::Stub::async::Sample,
+              request);
+}
+
+absl::Status Client::SampleStream(
+    const v1::SampleRequest& request,
+    const std::function<bool(const v1::SampleStreamResponse&)>& on_delta) {
+  grpc::ClientContext context;
+  Prepare(context);
+  v1::SampleStreamRequest outer;
+  *outer.mutable_request() = request;
+  const auto reader = sampling_->SampleStream(&context, outer);
+  v1::SampleStreamResponse delta;
+  while (reader->Read(&delta)) {
+    if (!on_delta(delta)) context.TryCancel();
+  }
+  return FromGrpcStatus(reader->Finish());
+}
+
+}  // namespace weft::client

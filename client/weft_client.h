@@ -1,0 +1,133 @@
+// C++ client of a Weft server.
+//
+//   auto client = weft::Client::Connect({.target = "127.0.0.1:50051"});
+//   auto adapter = client->CreateAdapter("mine");
+//
+// Speaks the protos' messages. Calls carry a deadline and are repeated, with
+// the same step number, when the server is unavailable or full.
+// Threads: any. Errors: absl::Status with the server's code and message.
+#ifndef WEFT_CLIENT_WEFT_CLIENT_H_
+#define WEFT_CLIENT_WEFT_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "client/adapter_handle.h"
+#include "client/retry.h"
+#include "client/unary_call.h"
+#include "weft/v1/adapters.grpc.pb.h"
+#include "weft/v1/sampling.grpc.pb.h"
+#include "weft/v1/server.grpc.pb.h"
+#include "weft/v1/training.grpc.pb.h"
+
+namespace weft::client {
+
+struct ClientOptions {
+  std::string target = "127.0.0.1:50051";
+  absl::Duration timeout = absl::Minutes(10);  // Per call, with repetitions.
+  RetryPolicy retry;
+  std::string token;              // Bearer token; empty: none.
+  std::string root_certificates;  // PEM; not empty: TLS.
+};
+
+// Makes a datum of raw fields. tokens, targets: [N]; weights: [N] or empty = 1.
+[[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
+                                  const std::vector<uint32_t>& targets,
+                                  const std::vector<float>& weights = {});
+
+// A sequence whose every token predicts the next; the first `prompt_length` are
+// read but not learnt. INVALID_ARGUMENT under 2 tokens.
+[[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
+    const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
+
+// Reads a raw float32 field of a result.
+[[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
+
+class Client {
+ public:
+  // Opens a channel; the first call connects.
+  [[nodiscard]] static std::unique_ptr<Client> Connect(ClientOptions options);
+
+  [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
+  // Whether the server takes work now, by grpc.health.v1. Not repeated.
+  [[nodiscard]] absl::StatusOr<bool> IsHealthy();
+  [[nodiscard]] absl::Status Drain();
+
+  // Handles share the client's connection and may outlive the client.
+  [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
+      absl::string_view adapter_id, v1::LoraConfig config = {});
+  // An existing adapter; goes on after its last step.
+  [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
+      absl::string_view adapter_id);
+  // Makes an adapter from a PEFT LoRA folder on this machine. Not repeated.
+  [[nodiscard]] absl::StatusOr<v1::Adapter> ImportAdapter(
+      absl::string_view adapter_id, const std::string& folder);
+  // Writes a PEFT folder on this machine. An empty snapshot: latest weights.
+  [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,
+                                           absl::string_view snapshot,
+                                           const std::string& folder);
+
+  [[nodiscard]] absl::StatusOr<v1::Adapter> GetAdapter(
+      absl::string_view adapter_id);
+  [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
+  [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
+  // Requests with step 0 are not repeated: they might run twice.
+  [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
+      const v1::SaveCheckpointRequest& request);
+  [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(
+      const v1::LoadCheckpointRequest& request);
+  [[nodiscard]] absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      absl::string_view adapter_id);
+  [[nodiscard]] absl::Status DeleteCheckpoint(absl::string_view adapter_id,
+                                              absl::string_view name);
+  [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
+      const v1::PublishSnapshotRequest& request);
+  [[nodiscard]] absl::Status ReleaseSnapshot(absl::string_view adapter_id,
+                                             absl::string_view name);
+
+  [[nodiscard]] absl::StatusOr<v1::SampleResponse> Sample(
+      const v1::SampleRequest& request);
+  // Calls `on_delta` with each message, on this thread, until it returns false
+  // (then CANCELLED) or the stream ends. Not repeated.
+  [[nodiscard]] absl::Status SampleStream(
+      const v1::SampleRequest& request,
+      const std::function<bool(const v1::SampleStreamResponse&)>& on_delta);
+
+ private:
+  explicit Client(ClientOptions options,
+                  std::shared_ptr<grpc::Channel> channel);
+
+  CallOptions call_options(bool repeat = true) const;
+  void Prepare(grpc::ClientContext& context) const;
+
+  // Waits for a call of one of the stubs' async methods.
+  template <typename Async, typename Request, typename Response>
+  absl::StatusOr<Response> Wait(
+      Async* async,
+      void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
+                            std::function<void(grpc::Status)>),
+      Request request, bool repeat = true);
+
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;  // Shared with the handles.
+  const std::unique_ptr<v1::AdapterService::Stub> adapters_;
+  const std::unique_ptr<v1::SamplingService::Stub> sampling_;
+  const std::unique_ptr<v1::ServerService::Stub> server_;
+};
+
+}  // namespace weft::client
+
+namespace weft {
+using client::Client;
+}  // namespace weft
+
+#endif  // WEFT_CLIENT_WEFT_CLIENT_H_

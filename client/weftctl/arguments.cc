@@ -1,0 +1,131 @@
+#include "client/weftctl/arguments.h"
+
+#include <algorithm>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace weft::weftctl {
+namespace {
+
+constexpr char kUsagePayload[] = "weftctl/usage";
+
+absl::Status BadValue(const std::string& flag, const std::string& value,
+                      const char* wanted) {
+  return UsageError(
+      absl::StrCat("--", flag, ": '", value, "' is not ", wanted));
+}
+
+}  // namespace
+
+absl::Status UsageError(std::string_view message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kUsagePayload, absl::Cord());
+  return status;
+}
+
+bool IsUsageError(const absl::Status& status) {
+  return status.GetPayload(kUsagePayload).has_value();
+}
+
+absl::StatusOr<Arguments> Arguments::Parse(
+    const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
+    const std::vector<std::string>& words, bool last_optional) {
+  Arguments result;
+  for (const FlagSpec& flag : flags) {
+    result.defaults_[flag.name] = flag.default_value;
+  }
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i].size() < 2 || given[i][0] != '-') {
+      result.words_.push_back(given[i]);
+      continue;
+    }
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(given[i], absl::MaxSplits('=', 1));
+    const std::string name =
+        parts.first == "-o" ? "output" : parts.first.substr(2);
+    const auto spec =
+        std::find_if(flags.begin(), flags.end(),
+                     [&](const FlagSpec& flag) { return flag.name == name; });
+    if (spec == flags.end() ||
+        (parts.first != "-o" && !absl::StartsWith(given[i], "--"))) {
+      return UsageError(absl::StrCat("unknown flag ", parts.first));
+    }
+    if (spec->value.empty()) {
+      result.given_[name] = "true";
+    } else if (absl::StrContains(given[i], '=')) {
+      result.given_[name] = parts.second;
+    } else if (i + 1 < given.size()) {
+      result.given_[name] = given[++i];
+    } else {
+      return UsageError(
+          absl::StrCat("--", name, " needs a value: ", spec->value));
+    }
+  }
+  const size_t least = words.size() - (last_optional ? 1 : 0);
+  if (result.words_.size() < least || result.words_.size() > words.size()) {
+    return UsageError(absl::StrCat("expected ", words.empty() ? "no words" : "",
+                                   absl::StrJoin(words, " "), ", got ",
+                                   result.words_.empty() ? "nothing" : "",
+                                   absl::StrJoin(result.words_, " ")));
+  }
+  result.words_.resize(words.size());
+  return result;
+}
+
+const std::string& Arguments::word(size_t index) const { return words_[index]; }
+
+bool Arguments::Has(const std::string& flag) const {
+  return given_.count(flag) > 0;
+}
+
+std::string Arguments::GetString(const std::string& flag) const {
+  const auto found = given_.find(flag);
+  return found != given_.end() ? found->second : defaults_.at(flag);
+}
+
+absl::StatusOr<int64_t> Arguments::GetInt(const std::string& flag) const {
+  int64_t value = 0;
+  const std::string text = GetString(flag);
+  if (!absl::SimpleAtoi(text, &value) || value < 0) {
+    return BadValue(flag, text, "a whole number >= 0");
+  }
+  return value;
+}
+
+absl::StatusOr<double> Arguments::GetDouble(const std::string& flag) const {
+  double value = 0;
+  const std::string text = GetString(flag);
+  if (!absl::SimpleAtod(text, &value)) return BadValue(flag, text, "a number");
+  return value;
+}
+
+absl::StatusOr<absl::Duration> Arguments::GetDuration(
+    const std::string& flag) const {
+  absl::Duration value;
+  const std::string text = GetString(flag);
+  if (!absl::ParseDuration(text, &value) || value <= absl::ZeroDuration()) {
+    return BadValue(flag, text, "a duration such as 500ms, 2s or 10m");
+  }
+  return value;
+}
+
+absl::StatusOr<std::vector<uint32_t>> Arguments::GetTokens(
+    const std::string& flag) const {
+  std::vector<uint32_t> tokens;
+  const std::string text = GetString(flag);
+  for (const auto part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    uint32_t token = 0;
+    if (!absl::SimpleAtoi(part, &token)) {
+      return BadValue(flag, text, "a list of token ids such as 1,2,3");
+    }
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+}  // namespace weft::weftctl

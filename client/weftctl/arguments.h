@@ -1,0 +1,58 @@
+// A small parser of command lines: flags of one command, then words.
+#ifndef WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
+#define WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace weft::weftctl {
+
+struct FlagSpec {
+  std::string name;   // Without dashes.
+  std::string value;  // What the value is, for --help; empty: a switch.
+  std::string help;
+  std::string default_value;
+};
+
+// INVALID_ARGUMENT that tells a wrong command line from a refusing server.
+[[nodiscard]] absl::Status UsageError(std::string_view message);
+[[nodiscard]] bool IsUsageError(const absl::Status& status);
+
+// The flags and words given. Getters fall back to the flag's default and
+// return a UsageError, naming the flag, where the value does not parse.
+class Arguments {
+ public:
+  // Takes `--flag value`, `--flag=value` and `-o value`, between words too.
+  // UsageError for an unknown flag, a missing value, or a number of words
+  // other than `num_words` (the last word may be absent if `last_optional`).
+  [[nodiscard]] static absl::StatusOr<Arguments> Parse(
+      const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
+      const std::vector<std::string>& words, bool last_optional);
+
+  [[nodiscard]] const std::string& word(size_t index) const;
+  [[nodiscard]] bool Has(const std::string& flag) const;
+  [[nodiscard]] std::string GetString(const std::string& flag) const;
+  [[nodiscard]] absl::StatusOr<int64_t> GetInt(const std::string& flag) const;
+  [[nodiscard]] absl::StatusOr<double> GetDouble(const std::string& flag) const;
+  [[nodiscard]] absl::StatusOr<absl::Duration> GetDuration(
+      const std::string& flag) const;
+  // "1,2,3".
+  [[nodiscard]] absl::StatusOr<std::vector<uint32_t>> GetTokens(
+      const std::string& flag) const;
+
+ private:
+  std::map<std::string, std::string> defaults_;
+  std::map<std::string, std::string> given_;
+  std::vector<std::string> words_;
+};
+
+}  // namespace weft::weftctl
+
+#endif  // WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_

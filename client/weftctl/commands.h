@@ -1,0 +1,43 @@
+// The commands of weftctl. Each file of commands gives its own table.
+#ifndef WEFT_CLIENT_WEFTCTL_COMMANDS_H_
+#define WEFT_CLIENT_WEFTCTL_COMMANDS_H_
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/weft_client.h"
+#include "client/weftctl/arguments.h"
+
+namespace weft::weftctl {
+
+// What a command works with.
+struct Session {
+  Client& client;
+  const Arguments& arguments;
+  std::ostream& out;
+  std::ostream& err;
+  bool json = false;
+  bool is_terminal = false;  // Of `err`, where progress goes.
+};
+
+struct Command {
+  std::string name;  // One word or two: "adapters create".
+  std::string help;
+  std::vector<std::string> words;
+  std::vector<FlagSpec> flags;
+  std::function<absl::Status(const Session&)> run;
+  bool last_word_optional = false;
+};
+
+[[nodiscard]] std::vector<Command> ServerCommands();
+[[nodiscard]] std::vector<Command> AdapterCommands();
+[[nodiscard]] std::vector<Command> CheckpointCommands();
+[[nodiscard]] std::vector<Command> TrainCommands();
+[[nodiscard]] std::vector<Command> SampleCommands();
+
+}  // namespace weft::weftctl
+
+#endif  // WEFT_CLIENT_WEFTCTL_COMMANDS_H_

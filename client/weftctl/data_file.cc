@@ -1,0 +1,67 @@
+#include "client/weftctl/data_file.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/weft_client.h"
+#include "nlohmann/json.hpp"
+
+namespace weft::weftctl {
+namespace {
+
+constexpr char kTokenizeHint[] =
+    "weftctl has no tokenizer. Make token ids with: python -m weft tokenize "
+    "--model-dir MODEL --input TEXTS.jsonl --output TOKENS.jsonl";
+
+absl::StatusOr<Example> ReadExample(const std::string& line) {
+  const auto json =
+      nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError("not a JSON object");
+  }
+  const auto tokens = json.find("tokens");
+  if (tokens == json.end()) {
+    return absl::InvalidArgumentError(json.contains("text") ? kTokenizeHint
+                                                            : "no \"tokens\"");
+  }
+  std::vector<uint32_t> ids;
+  for (const auto& token : *tokens) {
+    if (!token.is_number_unsigned() || token.get<uint64_t>() > UINT32_MAX) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokens: ", token.dump(), " is not a token id"));
+    }
+    ids.push_back(token.get<uint32_t>());
+  }
+  const auto prompt = json.find("prompt_length");
+  if (prompt != json.end() && !prompt->is_number_unsigned()) {
+    return absl::InvalidArgumentError("prompt_length is not a count");
+  }
+  auto datum = client::NextTokenDatum(
+      ids, prompt == json.end() ? 0 : prompt->get<size_t>());
+  if (!datum.ok()) return datum.status();
+  return Example{*std::move(datum), ids.size() - 1};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Example>> ReadExamples(std::istream& input,
+                                                  const std::string& name) {
+  std::vector<Example> examples;
+  std::string line;
+  for (int number = 1; std::getline(input, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    auto example = ReadExample(line);
+    if (!example.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ":", number, ": ", example.status().message()));
+    }
+    examples.push_back(*std::move(example));
+  }
+  if (examples.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": no data"));
+  }
+  return examples;
+}
+
+}  // namespace weft::weftctl

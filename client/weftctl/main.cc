@@ -1,0 +1,15 @@
+#include <unistd.h>
+
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "client/weftctl/weftctl.h"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> given(argv + 1, argv + argc);
+  return weft::weftctl::RunWeftctl(
+      given, {.out = std::cout,
+              .err = std::cerr,
+              .err_is_terminal = isatty(STDERR_FILENO) == 1});
+}

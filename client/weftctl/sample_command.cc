@@ -1,0 +1,98 @@
+#include "absl/strings/str_join.h"
+#include "client/weftctl/commands.h"
+#include "client/weftctl/output.h"
+
+namespace weft::weftctl {
+namespace {
+
+absl::Status ReadConfig(const Arguments& arguments,
+                        v1::SamplingConfig& config) {
+  const auto max_tokens = arguments.GetInt("max-tokens");
+  if (!max_tokens.ok()) return max_tokens.status();
+  config.set_max_tokens(static_cast<uint32_t>(*max_tokens));
+  const auto temperature = arguments.GetDouble("temperature");
+  if (!temperature.ok()) return temperature.status();
+  config.set_temperature(*temperature);
+  const auto top_k = arguments.GetInt("top-k");
+  if (!top_k.ok()) return top_k.status();
+  config.set_top_k(static_cast<uint32_t>(*top_k));
+  const auto top_p = arguments.GetDouble("top-p");
+  if (!top_p.ok()) return top_p.status();
+  config.set_top_p(*top_p);
+  if (arguments.Has("seed")) {
+    const auto seed = arguments.GetInt("seed");
+    if (!seed.ok()) return seed.status();
+    config.set_seed(static_cast<uint64_t>(*seed));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::SampleRequest> ReadRequest(const Arguments& arguments) {
+  v1::SampleRequest request;
+  request.set_adapter_id(arguments.GetString("adapter"));
+  request.set_snapshot(arguments.GetString("snapshot"));
+  const auto prompt = arguments.GetTokens("prompt-tokens");
+  if (!prompt.ok()) return prompt.status();
+  if (prompt->empty()) {
+    return UsageError(
+        "--prompt-tokens is empty; for text: python -m weft sample "
+        "--model-dir MODEL --prompt TEXT");
+  }
+  request.mutable_prompt()->Add(prompt->begin(), prompt->end());
+  const auto samples = arguments.GetInt("num-samples");
+  if (!samples.ok()) return samples.status();
+  request.set_num_samples(static_cast<uint32_t>(*samples));
+  const absl::Status config = ReadConfig(arguments, *request.mutable_config());
+  if (!config.ok()) return config;
+  return request;
+}
+
+absl::Status Stream(const Session& session, const v1::SampleRequest& request) {
+  return session.client.SampleStream(
+      request, [&session](const v1::SampleStreamResponse& delta) {
+        if (session.json) {
+          PrintJson(delta, session.out);
+        } else {
+          session.out << delta.sample_index() << ": "
+                      << absl::StrJoin(delta.tokens(), ",") << std::endl;
+        }
+        return true;
+      });
+}
+
+absl::Status Sample(const Session& session) {
+  const auto request = ReadRequest(session.arguments);
+  if (!request.ok()) return request.status();
+  if (session.arguments.Has("stream")) return Stream(session, *request);
+  const auto response = session.client.Sample(*request);
+  if (!response.ok()) return response.status();
+  if (session.json) {
+    PrintJson(*response, session.out);
+    return absl::OkStatus();
+  }
+  for (const v1::Sample& sample : response->samples()) {
+    session.out << absl::StrJoin(sample.tokens(), ",") << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Command> SampleCommands() {
+  return {{"sample",
+           "Draw token ids from the base model or an adapter.",
+           {},
+           {{"prompt-tokens", "IDS", "the prompt: 1,2,3", ""},
+            {"adapter", "ADAPTER", "adapter; absent: the base model", ""},
+            {"snapshot", "NAME", "snapshot of the adapter", ""},
+            {"num-samples", "N", "independent samples", "1"},
+            {"max-tokens", "N", "0: the server's default", "0"},
+            {"temperature", "T", "0: the most likely token", "1"},
+            {"top-k", "K", "0: all", "0"},
+            {"top-p", "P", "least probability mass kept", "1"},
+            {"seed", "N", "absent: drawn by the server", ""},
+            {"stream", "", "print tokens as they come", ""}},
+           Sample}};
+}
+
+}  // namespace weft::weftctl

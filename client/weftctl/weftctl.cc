@@ -1,0 +1,160 @@
+#include "client/weftctl/weftctl.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/weftctl/commands.h"
+#include "client/weftctl/output.h"
+
+namespace weft::weftctl {
+namespace {
+
+constexpr int kDone = 0;
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+std::vector<Command> AllCommands() {
+  std::vector<Command> all;
+  for (std::vector<Command> some :
+       {ServerCommands(), AdapterCommands(), TrainCommands(), SampleCommands(),
+        CheckpointCommands()}) {
+    std::move(some.begin(), some.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+std::vector<FlagSpec> CommonFlags() {
+  const char* server = std::getenv("WEFT_SERVER");
+  return {{"server", "HOST:PORT", "the server, or WEFT_SERVER",
+           server != nullptr ? server : "127.0.0.1:50051"},
+          {"output", "json|table", "also -o", "table"},
+          {"timeout", "DURATION", "time for each call, repetitions included",
+           "10m"},
+          {"help", "", "this text", ""}};
+}
+
+void PrintOverview(const std::vector<Command>& commands, std::ostream& out) {
+  out << "Usage: weftctl COMMAND [WORDS] [FLAGS]\n\n";
+  std::vector<Row> rows;
+  for (const Command& command : commands) {
+    rows.push_back({absl::StrCat("  ", command.name), command.help});
+  }
+  PrintTable(rows, out);
+  out << "\nweftctl COMMAND --help shows its flags.\n";
+}
+
+void PrintFlags(const std::vector<FlagSpec>& flags, std::ostream& out) {
+  std::vector<Row> rows;
+  for (const FlagSpec& flag : flags) {
+    const std::string fallback =
+        flag.default_value.empty()
+            ? ""
+            : absl::StrCat(" (default ", flag.default_value, ")");
+    rows.push_back({absl::StrCat("  --", flag.name, " ", flag.value),
+                    absl::StrCat(flag.help, fallback)});
+  }
+  PrintTable(rows, out);
+}
+
+void PrintHelp(const Command& command, std::ostream& out) {
+  out << command.help << "\n\nUsage: weftctl " << command.name;
+  for (const std::string& word : command.words) {
+    const bool optional =
+        command.last_word_optional && &word == &command.words.back();
+    out << (optional ? absl::StrCat(" [", word, "]") : " " + word);
+  }
+  out << " [FLAGS]\n\n";
+  PrintFlags(command.flags, out);
+  if (!command.flags.empty()) out << "\n";
+  PrintFlags(CommonFlags(), out);
+}
+
+// The command whose words open the line; `rest` gets what follows.
+const Command* Find(const std::vector<Command>& commands,
+                    const std::vector<std::string>& given,
+                    std::vector<std::string>& rest) {
+  for (size_t count = std::min<size_t>(2, given.size()); count > 0; --count) {
+    const auto end = given.begin() + static_cast<std::ptrdiff_t>(count);
+    const std::string name = absl::StrJoin(given.begin(), end, " ");
+    for (const Command& command : commands) {
+      if (command.name != name) continue;
+      rest.assign(end, given.end());
+      return &command;
+    }
+  }
+  return nullptr;
+}
+
+int ReportUsage(std::string_view message, const Streams& streams) {
+  streams.err << "weftctl: " << message << "\n";
+  return kUsage;
+}
+
+int RunCommand(const Command& command, const std::vector<std::string>& rest,
+               const Streams& streams) {
+  std::vector<FlagSpec> flags = CommonFlags();
+  flags.insert(flags.end(), command.flags.begin(), command.flags.end());
+  const auto arguments =
+      Arguments::Parse(rest, flags, command.words, command.last_word_optional);
+  if (!arguments.ok()) {
+    return ReportUsage(
+        absl::StrCat(arguments.status().message(), " (see: weftctl ",
+                     command.name, " --help)"),
+        streams);
+  }
+  const auto timeout = arguments->GetDuration("timeout");
+  if (!timeout.ok()) return ReportUsage(timeout.status().message(), streams);
+  const std::string output = arguments->GetString("output");
+  if (output != "json" && output != "table") {
+    return ReportUsage(
+        absl::StrCat("--output: '", output, "' is not json or table"), streams);
+  }
+  client::ClientOptions options;
+  options.target = arguments->GetString("server");
+  options.timeout = *timeout;
+  options.retry.max_attempts = 4;  // A person waits.
+  const auto client = Client::Connect(std::move(options));
+  const absl::Status status =
+      command.run({.client = *client,
+                   .arguments = *arguments,
+                   .out = streams.out,
+                   .err = streams.err,
+                   .json = output == "json",
+                   .is_terminal = streams.err_is_terminal});
+  if (status.ok()) return kDone;
+  if (IsUsageError(status)) return ReportUsage(status.message(), streams);
+  streams.err << "weftctl: "
+              << status.ToString(absl::StatusToStringMode::kWithNoExtraData)
+              << "\n";
+  return kFailed;
+}
+
+}  // namespace
+
+int RunWeftctl(const std::vector<std::string>& given, const Streams& streams) {
+  const std::vector<Command> commands = AllCommands();
+  const bool help =
+      std::any_of(given.begin(), given.end(), [](const std::string& word) {
+        return word == "--help" || word == "-h" || word == "help";
+      });
+  std::vector<std::string> rest;
+  const Command* command = Find(commands, given, rest);
+  if (help || given.empty()) {
+    std::ostream& out = help ? streams.out : streams.err;
+    command != nullptr ? PrintHelp(*command, out)
+                       : PrintOverview(commands, out);
+    return help ? kDone : kUsage;
+  }
+  if (command == nullptr) {
+    return ReportUsage(absl::StrCat("no command '", given[0],
+                                    "' of these words (see: weftctl --help)"),
+                       streams);
+  }
+  return RunCommand(*command, rest, streams);
+}
+
+}  // namespace weft::weftctl

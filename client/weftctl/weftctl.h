@@ -1,0 +1,25 @@
+// weftctl: the server's operations from a shell.
+#ifndef WEFT_CLIENT_WEFTCTL_WEFTCTL_H_
+#define WEFT_CLIENT_WEFTCTL_WEFTCTL_H_
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace weft::weftctl {
+
+// Where results and messages go.
+struct Streams {
+  std::ostream& out;
+  std::ostream& err;
+  bool err_is_terminal = false;
+};
+
+// Runs one command line (without the program's name). Returns the exit code:
+// 0 done, 1 the call failed, 2 the command line is wrong.
+[[nodiscard]] int RunWeftctl(const std::vector<std::string>& given,
+                             const Streams& streams);
+
+}  // namespace weft::weftctl
+
+#endif  // WEFT_CLIENT_WEFTCTL_WEFTCTL_H_

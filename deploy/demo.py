@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Three tenants train three adapters on one server at the same time.
+
+A pirate, a haiku gardener and a ship's telegraph answer the same questions.
+Each tenant is a thread of its own that trains its own LoRA adapter over gRPC;
+the server batches their steps. Prints the losses as they fall, then what the
+base model and each adapter say to a question none of them has seen. Exits
+with 1 unless every loss fell by at least 30 %.
+
+    deploy/demo.py --server 127.0.0.1:50051
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import weft
+from tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import demo_texts  # noqa: E402
+
+MODEL = Path(__file__).resolve().parent.parent / "models/smollm2-135m-instruct"
+QUESTION = "the sea"  # Not among the training topics.
+BATCH = 6
+MIN_FALL = 0.30
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One adapter and what it learns."""
+
+    name: str
+    rank: int
+    answers: Sequence[str]
+
+
+TENANTS = (
+    Tenant("pirate", 16, demo_texts.PIRATE),
+    Tenant("gardener", 8, demo_texts.GARDENER),
+    Tenant("ship-log", 4, demo_texts.SHIP_LOG),
+)
+
+
+class Board:
+    """The table of losses: a row is printed when its last cell is filled.
+
+    Threads: any; one lock guards the cells and the order of the rows.
+    """
+
+    def __init__(self, columns: Sequence[str], every: int, last: int) -> None:
+        self._columns = list(columns)
+        self._every = every
+        self._last = last
+        self._rows: dict[int, dict[str, float]] = {}
+        self._tokens = 0
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        print("  step" + "".join(f"{name:>12}" for name in columns) + "   tokens/s")
+
+    def add(self, step: int, column: str, loss: float, num_tokens: int) -> None:
+        """Notes the loss per target token of one step of one tenant."""
+        with self._lock:
+            self._tokens += num_tokens
+            row = self._rows.setdefault(step, {})
+            row[column] = loss
+            shown = step % self._every == 0 or step in (1, self._last)
+            if len(row) == len(self._columns) and shown:
+                rate = self._tokens / (time.monotonic() - self._start)
+                cells = "".join(f"{row[name]:12.3f}" for name in self._columns)
+                print(f"{step:6d}{cells}{rate:11.0f}", flush=True)
+
+
+def encode_prompt(tokenizer: Tokenizer, topic: str) -> list[int]:
+    """The question in the model's chat format, up to where it answers."""
+    text = f"<|im_start|>user\nTell me about {topic}.<|im_end|>\n"
+    return list(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
+
+
+def make_data(tokenizer: Tokenizer, tenant: Tenant) -> list[weft.Datum]:
+    """One datum per answer; the loss covers the answer, not the question."""
+    data = []
+    for topic, answer in zip(demo_texts.TOPICS, tenant.answers, strict=True):
+        prompt = encode_prompt(tokenizer, topic)
+        tokens = prompt + tokenizer.encode(answer + "<|im_end|>").ids
+        data.append(weft.Datum.next_token(tokens, prompt_length=len(prompt)))
+    return data
+
+
+def loss_per_token(result: weft.TrainResult, data: Sequence[weft.Datum]) -> float:
+    """Mean over target tokens: the service itself returns sums."""
+    return result.metrics["loss:sum"] / sum(float(d.weights.sum()) for d in data)
+
+
+def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
+    """A fresh adapter, also where an earlier run left one of that name."""
+    adapter_id = f"demo-{tenant.name}"
+    if adapter_id in {info.adapter_id for info in client.adapters()}:
+        client.delete_adapter(adapter_id)
+    return client.create_adapter(adapter_id, rank=tenant.rank, seed=tenant.rank)
+
+
+def train(
+    adapter: weft.Adapter,
+    tenant: Tenant,
+    data: Sequence[weft.Datum],
+    board: Board,
+    options: argparse.Namespace,
+) -> tuple[float, float]:
+    """All steps of one tenant; returns its loss before and after."""
+    before = loss_per_token(adapter.forward(data), data)
+    for step in range(1, options.steps + 1):
+        first = (step - 1) * BATCH % len(data)
+        batch = data[first : first + BATCH]
+        # Both are under way before the first is answered: no idle round trip.
+        gradient = adapter.submit.forward_backward(batch)
+        update = adapter.submit.optim_step(learning_rate=options.learning_rate)
+        result = gradient.result()
+        update.result()
+        num_tokens = sum(len(datum.tokens) for datum in batch)
+        board.add(step, tenant.name, loss_per_token(result, batch), num_tokens)
+    return before, loss_per_token(adapter.forward(data), data)
+
+
+def train_all(
+    client: weft.Client, tokenizer: Tokenizer, options: argparse.Namespace
+) -> tuple[dict[str, weft.Adapter], dict[str, tuple[float, float]]]:
+    """Trains every tenant in a thread of its own, all at once."""
+    adapters = {tenant.name: new_adapter(client, tenant) for tenant in TENANTS}
+    board = Board([t.name for t in TENANTS], options.every, options.steps)
+    with ThreadPoolExecutor(len(TENANTS)) as pool:
+        runs = {
+            tenant.name: pool.submit(
+                train,
+                adapters[tenant.name],
+                tenant,
+                make_data(tokenizer, tenant),
+                board,
+                options,
+            )
+            for tenant in TENANTS
+        }
+        return adapters, {name: run.result() for name, run in runs.items()}
+
+
+def show_samples(
+    client: weft.Client, tokenizer: Tokenizer, adapters: dict[str, weft.Adapter]
+) -> None:
+    """Puts one unseen question to the base model and to each adapter."""
+    prompt = encode_prompt(tokenizer, QUESTION)
+    print(f'\nAsked "Tell me about {QUESTION}.", which none was trained on:')
+    for name, source in {"base model": client, **adapters}.items():
+        drawn = source.sample(prompt, max_tokens=48, temperature=0.5, seed=7)
+        text = tokenizer.decode(drawn.samples[0].tokens)  # Skips special tokens.
+        print(f"\n[{name}]\n  " + text.strip().replace("\n", "\n  "))
+
+
+def report(losses: dict[str, tuple[float, float]]) -> bool:
+    """Prints losses before and after; whether all fell far enough."""
+    print("\nLoss per token over all twelve answers:")
+    good = True
+    for name, (before, after) in losses.items():
+        fall = 1.0 - after / before
+        good &= fall >= MIN_FALL
+        print(f"  {name:<10}{before:8.3f} -> {after:.3f}   ({fall:.0%} lower)")
+    if not good:
+        print(f"A loss fell by less than {MIN_FALL:.0%}.", file=sys.stderr)
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--server", default="127.0.0.1:50051")
+    parser.add_argument("--model", type=Path, default=MODEL, help="for the tokenizer")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=2, help="steps per printed row")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    options = parser.parse_args()
+
+    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    with weft.Client(options.server, timeout=600.0) as client:
+        info = client.info()
+        print(
+            f"weftd {info.version} on {info.device}: {info.model.name}, "
+            f"{info.model.num_parameters / 1e6:.0f} M frozen parameters\n"
+            f"{len(TENANTS)} tenants train at once, ranks "
+            f"{', '.join(str(tenant.rank) for tenant in TENANTS)}; loss per token:\n"
+        )
+        adapters, losses = train_all(client, tokenizer, options)
+        show_samples(client, tokenizer, adapters)
+    return 0 if report(losses) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

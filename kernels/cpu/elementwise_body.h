@@ -1,0 +1,124 @@
+// Bodies of rotary, SwiGLU, AdamW and exp; see kernels.h. Part of table_*.cc.
+#ifndef WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
+#define WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+void RotaryHead(float* x, const float* cos, const float* sin,
+                int64_t half_features, bool inverse) {
+  const float sign = inverse ? -1.0F : 1.0F;
+  float* first = x;
+  float* second = x + half_features;
+  int64_t i = 0;
+  for (; i + kWidth <= half_features; i += kWidth) {
+    const Vec a = Load(first + i), b = Load(second + i);
+    const Vec c = Load(cos + i), s = Load(sin + i) * sign;
+    Store(first + i, a * c - b * s);
+    Store(second + i, b * c + a * s);
+  }
+  for (; i < half_features; ++i) {
+    const float a = first[i], b = second[i], s = sin[i] * sign;
+    first[i] = a * cos[i] - b * s;
+    second[i] = b * cos[i] + a * s;
+  }
+}
+
+void SwiGluRow(const float* gate, const float* up, int64_t features,
+               float* out) {
+  int64_t i = 0;
+  for (; i + kWidth <= features; i += kWidth) {
+    const Vec g = Load(gate + i);
+    Store(out + i, g * Sigmoid(g) * Load(up + i));
+  }
+  if (const int64_t rest = features - i; rest > 0) {
+    const Vec g = LoadPart(gate + i, rest, 0);
+    StorePart(out + i, g * Sigmoid(g) * LoadPart(up + i, rest, 0), rest);
+  }
+}
+
+struct SwiGluGradient {
+  Vec gate;
+  Vec up;
+};
+
+WEFT_INLINE SwiGluGradient SwiGluSlope(Vec dout, Vec gate, Vec up) {
+  const Vec sigmoid = Sigmoid(gate);
+  const Vec silu = gate * sigmoid;
+  // d silu / d gate = sigmoid * (1 + gate * (1 - sigmoid)).
+  return {dout * up * (sigmoid + silu * (1.0F - sigmoid)), dout * silu};
+}
+
+void SwiGluBackwardRow(const float* dout, int64_t features, float* gate,
+                       float* up) {
+  int64_t i = 0;
+  for (; i + kWidth <= features; i += kWidth) {
+    const SwiGluGradient d =
+        SwiGluSlope(Load(dout + i), Load(gate + i), Load(up + i));
+    Store(gate + i, d.gate);
+    Store(up + i, d.up);
+  }
+  if (const int64_t rest = features - i; rest > 0) {
+    const SwiGluGradient d =
+        SwiGluSlope(LoadPart(dout + i, rest, 0), LoadPart(gate + i, rest, 0),
+                    LoadPart(up + i, rest, 0));
+    StorePart(gate + i, d.gate, rest);
+    StorePart(up + i, d.up, rest);
+  }
+}
+
+// A plain loop that the compiler vectorises: the vector extension has no square
+// root. weights_out may be weights, which ivdep allows: no element is read
+// after another one was written.
+void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
+           const float* gradient, float* moment1, float* moment2,
+           float* weights_out) {
+  const AdamWScalars k = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = gradient[i] * k.gradient_scale;
+    const float m = moment1[i] * k.beta1 + g * k.one_minus_beta1;
+    const float v = moment2[i] * k.beta2 + g * g * k.one_minus_beta2;
+    const float deviation = __builtin_sqrtf(v) * k.inverse_sqrt_bias2 + k.eps;
+    moment1[i] = m;
+    moment2[i] = v;
+    weights_out[i] = weights[i] * k.weight_scale - k.step_size * m / deviation;
+  }
+}
+
+double SumOfSquares(const float* x, int64_t count) {
+  typedef float HalfVec __attribute__((vector_size(kWidth * 2)));
+  typedef double DoubleVec __attribute__((vector_size(kWidth * 4)));
+  constexpr int64_t kHalf = kWidth / 2;
+  DoubleVec sums[kUnroll] = {};
+  int64_t i = 0;
+  for (; i + kHalf * kUnroll <= count; i += kHalf * kUnroll) {
+    for (int64_t u = 0; u < kUnroll; ++u) {
+      HalfVec part;
+      __builtin_memcpy(&part, x + i + u * kHalf, sizeof(part));
+      const DoubleVec wide = __builtin_convertvector(part, DoubleVec);
+      sums[u] += wide * wide;
+    }
+  }
+  const DoubleVec folded = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  double total = 0;
+  for (int64_t lane = 0; lane < kHalf; ++lane) total += folded[lane];
+  for (; i < count; ++i) total += static_cast<double>(x[i]) * x[i];
+  return total;
+}
+
+void ExpAll(const float* x, int64_t count, float* y) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) Store(y + i, Exp(Load(x + i)));
+  if (const int64_t rest = count - i; rest > 0) {
+    StorePart(y + i, Exp(LoadPart(x + i, rest, 0)), rest);
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_

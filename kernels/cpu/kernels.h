@@ -1,0 +1,102 @@
+// Kernels of the CPU path: raw pointers and sizes, one table of functions per
+// instruction set. No Torch, no Abseil, no threads inside: callers split rows
+// between threads. Every kernel treats its rows (or elements) alone: a NaN
+// stays in its row, and the result does not depend on how rows are split.
+//
+// Legend: D features of a row, C head features, F feed-forward features, V
+// vocabulary, N elements.
+#ifndef WEFT_KERNELS_CPU_KERNELS_H_
+#define WEFT_KERNELS_CPU_KERNELS_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/paged_attention.h"
+
+namespace weft::kernels::cpu {
+
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+// Longest vocabulary that `vocab_row` takes.
+inline constexpr int64_t kMaxVocab = int64_t{1} << 22;
+
+// How one row of logits becomes a distribution: z = softcap(x) / temperature.
+struct VocabRowOptions {
+  float softcap = 0;      // 0: none; else x -> softcap * tanh(x / softcap).
+  float temperature = 1;  // > 0.
+  bool write_softmax = false;  // Row becomes softmax(z) * softcap'(x).
+};
+
+// The numbers of one AdamW update, already combined by the caller.
+struct AdamWScalars {
+  float gradient_scale = 1;  // Clipping.
+  float beta1 = 0;
+  float one_minus_beta1 = 1;
+  float beta2 = 0;
+  float one_minus_beta2 = 1;
+  float weight_scale = 1;        // 1 - lr * decay.
+  float step_size = 0;           // lr / (1 - beta1^t).
+  float inverse_sqrt_bias2 = 1;  // 1 / sqrt(1 - beta2^t).
+  float eps = 0;
+};
+
+struct KernelTable {
+  Isa isa;
+  const char* name;
+
+  // y = x * rsqrt(mean(x^2) + eps) * weight for one row [D]. y may be x.
+  void (*rms_norm_row)(const float* x, const float* weight, int64_t features,
+                       float eps, float* y);
+  // Adds dLoss/dx to dx for one row [D], statistics recomputed from x.
+  void (*rms_norm_backward_row)(const float* dy, const float* x,
+                                const float* weight, int64_t features,
+                                float eps, float* dx);
+  // Rotates one head [C] in place: the pair (c, c + C/2) by the angle whose
+  // cosine and sine are cos[c], sin[c]. `inverse` rotates back.
+  void (*rotary_head)(float* x, const float* cos, const float* sin,
+                      int64_t half_features, bool inverse);
+  // out [F] = silu(gate) * up.
+  void (*swiglu_row)(const float* gate, const float* up, int64_t features,
+                     float* out);
+  // Replaces gate and up [F] by their gradients.
+  void (*swiglu_backward_row)(const float* dout, int64_t features, float* gate,
+                              float* up);
+  // One row of logits [V], V <= kMaxVocab: logprobs[i] = z[targets[i]] -
+  // logsumexp(z); the entropy in nats when `entropy` is not null. Each
+  // exponential is computed once, also when the softmax is written. Logits of
+  // -inf have probability 0.
+  void (*vocab_row)(float* logits, int64_t vocab,
+                    const VocabRowOptions& options, const int64_t* targets,
+                    int64_t num_targets, float* logprobs, float* entropy);
+  // Writes softmax(scale * q k^T) v over the item's tokens to out [G, C] and
+  // the log-sum-exp of the scores to lse [G]; results over disjoint tokens
+  // merge with lse_merge_rows. Keys and values are read from memory once for
+  // all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
+  void (*paged_attention)(const PagedAttentionItem& item, float* out,
+                          float* lse);
+  // Merges attention over disjoint keys, per row: l = log(e^lse + e^part_lse),
+  // out = out e^(lse - l) + part e^(part_lse - l), lse = l. A part of lse -inf
+  // has no keys and changes nothing. out, part [N, C]; lse, part_lse [N].
+  void (*lse_merge_rows)(const float* part, const float* part_lse,
+                         int64_t num_rows, int64_t head_features, float* out,
+                         float* lse);
+  // One pass over [N]: moments in place, weights_out may be weights.
+  void (*adamw)(const AdamWScalars& scalars, int64_t count,
+                const float* weights, const float* gradient, float* moment1,
+                float* moment2, float* weights_out);
+  // Sum of x^2 in f64.
+  double (*sum_of_squares)(const float* x, int64_t count);
+  // y = e^x for every element, <= 2 ulp; 0 below -87.3, +inf above 88.3. For
+  // tests of the polynomial that the other kernels inline.
+  void (*exp)(const float* x, int64_t count, float* y);
+};
+
+// The best table this processor runs. Threads: any; chosen once.
+[[nodiscard]] const KernelTable& Kernels();
+
+// The table of one instruction set; null when the processor or the build lacks
+// it. For tests and benches.
+[[nodiscard]] const KernelTable* KernelsFor(Isa isa);
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_KERNELS_H_

@@ -1,0 +1,29 @@
+// Arguments of the paged attention kernel; see kernels.h.
+#ifndef WEFT_KERNELS_CPU_PAGED_ATTENTION_H_
+#define WEFT_KERNELS_CPU_PAGED_ATTENTION_H_
+
+#include <cstdint>
+
+namespace weft::kernels::cpu {
+
+// Attention of one token over tokens [begin, end) of its sequence, for one
+// key/value head and the G query heads that share it.
+// Legend: K key/value heads, C head features, P pages, S tokens per page.
+struct PagedAttentionItem {
+  const float* q_GC = nullptr;  // Contiguous.
+  // Pages [P, S, K, C], moved on to this key/value head.
+  const float* k_pages = nullptr;
+  const float* v_pages = nullptr;
+  const int32_t* page_table = nullptr;  // Pages of the sequence, in order.
+  int64_t begin = 0;
+  int64_t end = 0;            // > begin.
+  int64_t group_size = 1;     // G.
+  int64_t num_kv_heads = 1;   // K.
+  int64_t head_features = 0;  // C.
+  int64_t page_tokens = 0;    // S.
+  float scale = 1;
+};
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_PAGED_ATTENTION_H_

@@ -1,0 +1,141 @@
+// Body of paged_attention; see kernels.h. Part of table_*.cc.
+#ifndef WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
+#define WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+// Tokens whose keys and values stay in the first-level cache while every query
+// head of the group uses them: 2 * 16 * C floats. A multiple of every kWidth.
+constexpr int64_t kBlockTokens = 16;
+// Query heads whose running sums are kept at a time.
+constexpr int64_t kMaxGroup = 32;
+
+WEFT_INLINE float Dot(const float* a, const float* b, int64_t size) {
+  Vec even{}, odd{};
+  int64_t i = 0;
+  for (; i + 2 * kWidth <= size; i += 2 * kWidth) {
+    even += Load(a + i) * Load(b + i);
+    odd += Load(a + i + kWidth) * Load(b + i + kWidth);
+  }
+  if (i + kWidth <= size) {
+    even += Load(a + i) * Load(b + i);
+    i += kWidth;
+  }
+  float sum = Sum(even + odd);
+  for (; i < size; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Consecutive tokens of one page, `stride` floats apart.
+struct KvBlock {
+  const float* k;
+  const float* v;
+  int64_t num_tokens;
+  int64_t stride;
+};
+
+// Running softmax of one query head; its row of `out` holds the sum of
+// e^(score - max) v.
+struct RunningSoftmax {
+  float max = -__builtin_inff();
+  float sum = 0;
+};
+
+WEFT_INLINE void ScaleRow(float* row, float factor, int64_t size) {
+  int64_t c = 0;
+  for (; c + kWidth <= size; c += kWidth) {
+    Store(row + c, Load(row + c) * factor);
+  }
+  for (; c < size; ++c) row[c] *= factor;
+}
+
+// out += sum over tokens of weights[t] * v[t].
+WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
+                           int64_t size, float* out) {
+  int64_t c = 0;
+  for (; c + kWidth <= size; c += kWidth) {
+    Vec sum = Load(out + c);
+    for (int64_t t = 0; t < block.num_tokens; ++t) {
+      sum += weights[t] * Load(block.v + t * block.stride + c);
+    }
+    Store(out + c, sum);
+  }
+  for (; c < size; ++c) {
+    for (int64_t t = 0; t < block.num_tokens; ++t) {
+      out[c] += weights[t] * block.v[t * block.stride + c];
+    }
+  }
+}
+
+WEFT_INLINE void AddBlock(const KvBlock& block, const float* q_C, float scale,
+                          int64_t head_features, RunningSoftmax& state,
+                          float* out_C) {
+  float weights[kBlockTokens];
+  float max = state.max;
+  for (int64_t t = 0; t < kBlockTokens; ++t) weights[t] = -__builtin_inff();
+  for (int64_t t = 0; t < block.num_tokens; ++t) {
+    weights[t] = scale * Dot(q_C, block.k + t * block.stride, head_features);
+    max = weights[t] > max ? weights[t] : max;
+  }
+  if (max > state.max) {
+    const float shrink = __builtin_expf(state.max - max);
+    state.sum *= shrink;
+    ScaleRow(out_C, shrink, head_features);
+    state.max = max;
+  }
+  Vec sum{};
+  for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
+    const Vec weight = Exp(Load(weights + t) - max);
+    Store(weights + t, weight);
+    sum += weight;
+  }
+  state.sum += Sum(sum);
+  AddValues(block, weights, head_features, out_C);
+}
+
+// At most kMaxGroup query heads; see PagedAttention.
+void AttendGroup(const PagedAttentionItem& item, float* out_GC, float* lse_G) {
+  const int64_t features = item.head_features;
+  const int64_t stride = item.num_kv_heads * features;
+  RunningSoftmax states[kMaxGroup];
+  for (int64_t i = 0; i < item.group_size * features; ++i) out_GC[i] = 0;
+  for (int64_t token = item.begin; token < item.end;) {
+    const int64_t row = token % item.page_tokens;
+    const int64_t page = item.page_table[token / item.page_tokens];
+    const int64_t offset = (page * item.page_tokens + row) * stride;
+    int64_t size = kBlockTokens;
+    if (size > item.page_tokens - row) size = item.page_tokens - row;
+    if (size > item.end - token) size = item.end - token;
+    const KvBlock block{item.k_pages + offset, item.v_pages + offset, size,
+                        stride};
+    for (int64_t g = 0; g < item.group_size; ++g) {
+      AddBlock(block, item.q_GC + g * features, item.scale, features, states[g],
+               out_GC + g * features);
+    }
+    token += size;
+  }
+  for (int64_t g = 0; g < item.group_size; ++g) {
+    ScaleRow(out_GC + g * features, 1.0F / states[g].sum, features);
+    lse_G[g] = states[g].max + __builtin_logf(states[g].sum);
+  }
+}
+
+void PagedAttention(const PagedAttentionItem& item, float* out_GC,
+                    float* lse_G) {
+  for (int64_t first = 0; first < item.group_size; first += kMaxGroup) {
+    PagedAttentionItem heads = item;
+    heads.q_GC += first * item.head_features;
+    heads.group_size = item.group_size - first;
+    if (heads.group_size > kMaxGroup) heads.group_size = kMaxGroup;
+    AttendGroup(heads, out_GC + first * item.head_features, lse_G + first);
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_

@@ -1,0 +1,126 @@
+#include "kernels/cpu/reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft::kernels::cpu::reference {
+namespace {
+
+double InverseRms(const std::vector<float>& x, double eps) {
+  double sum = 0;
+  for (double v : x) sum += v * v;
+  return 1.0 / std::sqrt(sum / static_cast<double>(x.size()) + eps);
+}
+
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+}  // namespace
+
+std::vector<double> RmsNormRow(const std::vector<float>& x,
+                               const std::vector<float>& weight, double eps) {
+  const double inverse = InverseRms(x, eps);
+  std::vector<double> y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] * inverse * weight[i];
+  return y;
+}
+
+std::vector<double> RmsNormBackwardRow(const std::vector<float>& dy,
+                                       const std::vector<float>& x,
+                                       const std::vector<float>& weight,
+                                       double eps) {
+  const double inverse = InverseRms(x, eps);
+  double dot = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    dot += static_cast<double>(dy[i]) * weight[i] * x[i] * inverse;
+  }
+  const double mean = dot / static_cast<double>(x.size());
+  std::vector<double> dx(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double d = static_cast<double>(dy[i]) * weight[i];
+    dx[i] = (d - x[i] * inverse * mean) * inverse;
+  }
+  return dx;
+}
+
+std::vector<double> RotaryHead(const std::vector<float>& x,
+                               const std::vector<float>& cos,
+                               const std::vector<float>& sin, bool inverse) {
+  const size_t half = x.size() / 2;
+  std::vector<double> y(x.size());
+  for (size_t c = 0; c < half; ++c) {
+    const double a = x[c], b = x[c + half];
+    const double s = inverse ? -sin[c] : sin[c];
+    y[c] = a * cos[c] - b * s;
+    y[c + half] = b * cos[c] + a * s;
+  }
+  return y;
+}
+
+std::vector<double> SwiGluRow(const std::vector<float>& gate,
+                              const std::vector<float>& up) {
+  std::vector<double> out(gate.size());
+  for (size_t i = 0; i < gate.size(); ++i) {
+    out[i] = gate[i] * Sigmoid(gate[i]) * up[i];
+  }
+  return out;
+}
+
+SwiGluGradient SwiGluBackwardRow(const std::vector<float>& dout,
+                                 const std::vector<float>& gate,
+                                 const std::vector<float>& up) {
+  SwiGluGradient d{std::vector<double>(gate.size()),
+                   std::vector<double>(gate.size())};
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double s = Sigmoid(gate[i]);
+    d.gate[i] =
+        static_cast<double>(dout[i]) * up[i] * s * (1 + gate[i] * (1 - s));
+    d.up[i] = dout[i] * gate[i] * s;
+  }
+  return d;
+}
+
+VocabRow ScoreVocabRow(const std::vector<float>& logits, double softcap,
+                       double temperature) {
+  const size_t vocab = logits.size();
+  std::vector<double> z(vocab), slope(vocab, 1.0);
+  for (size_t v = 0; v < vocab; ++v) {
+    z[v] = logits[v];
+    if (softcap > 0) {
+      const double tanh = std::tanh(logits[v] / softcap);
+      z[v] = softcap * tanh;
+      slope[v] = 1 - tanh * tanh;
+    }
+    z[v] /= temperature;
+  }
+  const double max = *std::max_element(z.begin(), z.end());
+  double sum = 0;
+  for (double v : z) sum += std::exp(v - max);
+  const double log_sum_exp = max + std::log(sum);
+  VocabRow row{std::vector<double>(vocab), std::vector<double>(vocab), 0};
+  for (size_t v = 0; v < vocab; ++v) {
+    row.logprobs[v] = z[v] - log_sum_exp;
+    const double p = std::exp(row.logprobs[v]);
+    row.softmax[v] = p * slope[v];
+    if (p > 0) row.entropy -= p * row.logprobs[v];
+  }
+  return row;
+}
+
+AdamWState AdamW(const AdamWScalars& scalars, const AdamWState& before,
+                 const std::vector<float>& gradient) {
+  AdamWState after = before;
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    const double g = static_cast<double>(gradient[i]) * scalars.gradient_scale;
+    double& m = after.moment1[i];
+    double& v = after.moment2[i];
+    m = scalars.beta1 * m + scalars.one_minus_beta1 * g;
+    v = scalars.beta2 * v + scalars.one_minus_beta2 * g * g;
+    after.weights[i] =
+        before.weights[i] * scalars.weight_scale -
+        scalars.step_size * m /
+            (std::sqrt(v) * scalars.inverse_sqrt_bias2 + scalars.eps);
+  }
+  return after;
+}
+
+}  // namespace weft::kernels::cpu::reference

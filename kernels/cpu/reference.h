@@ -1,0 +1,57 @@
+// What the kernels of kernels.h compute, as obvious loops in f64. The oracle of
+// their tests; too slow for anything else.
+#ifndef WEFT_KERNELS_CPU_REFERENCE_H_
+#define WEFT_KERNELS_CPU_REFERENCE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+
+namespace weft::kernels::cpu::reference {
+
+[[nodiscard]] std::vector<double> RmsNormRow(const std::vector<float>& x,
+                                             const std::vector<float>& weight,
+                                             double eps);
+
+// dLoss/dx alone, before it is added to anything.
+[[nodiscard]] std::vector<double> RmsNormBackwardRow(
+    const std::vector<float>& dy, const std::vector<float>& x,
+    const std::vector<float>& weight, double eps);
+
+[[nodiscard]] std::vector<double> RotaryHead(const std::vector<float>& x,
+                                             const std::vector<float>& cos,
+                                             const std::vector<float>& sin,
+                                             bool inverse);
+
+[[nodiscard]] std::vector<double> SwiGluRow(const std::vector<float>& gate,
+                                            const std::vector<float>& up);
+
+struct SwiGluGradient {
+  std::vector<double> gate;
+  std::vector<double> up;
+};
+[[nodiscard]] SwiGluGradient SwiGluBackwardRow(const std::vector<float>& dout,
+                                               const std::vector<float>& gate,
+                                               const std::vector<float>& up);
+
+struct VocabRow {
+  std::vector<double> logprobs;  // Of every token of the vocabulary.
+  std::vector<double> softmax;   // Times the softcap's derivative.
+  double entropy = 0;
+};
+[[nodiscard]] VocabRow ScoreVocabRow(const std::vector<float>& logits,
+                                     double softcap, double temperature);
+
+struct AdamWState {
+  std::vector<double> weights;
+  std::vector<double> moment1;
+  std::vector<double> moment2;
+};
+[[nodiscard]] AdamWState AdamW(const AdamWScalars& scalars,
+                               const AdamWState& before,
+                               const std::vector<float>& gradient);
+
+}  // namespace weft::kernels::cpu::reference
+
+#endif  // WEFT_KERNELS_CPU_REFERENCE_H_

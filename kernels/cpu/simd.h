@@ -1,0 +1,117 @@
+// Vectors of floats for the kernel bodies, by the compiler's vector extension:
+// plain C++ operators, as wide as the instruction set this file is compiled
+// for. Included once per ISA inside that ISA's namespace (WEFT_KERNEL_ISA), so
+// that no linker can pick an AVX-512 copy of an inline function for a processor
+// without it; for the same reason nothing here includes a header with inline
+// functions.
+#ifndef WEFT_KERNELS_CPU_SIMD_H_
+#define WEFT_KERNELS_CPU_SIMD_H_
+
+#include <cstdint>
+
+#ifndef WEFT_KERNEL_ISA
+#error "Define WEFT_KERNEL_ISA: this header belongs to the table_*.cc files."
+#endif
+
+#define WEFT_INLINE inline __attribute__((always_inline))
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int64_t kWidth = 16;
+#elif defined(__AVX__)
+inline constexpr int64_t kWidth = 8;
+#else
+inline constexpr int64_t kWidth = 4;
+#endif
+
+// Unrolled accumulators: enough to hide the latency of an fma.
+inline constexpr int64_t kUnroll = 4;
+inline constexpr int64_t kStride = kWidth * kUnroll;
+
+typedef float Vec __attribute__((vector_size(kWidth * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
+
+WEFT_INLINE Vec Fill(float x) { return Vec{} + x; }
+
+WEFT_INLINE Vec Load(const float* p) {
+  Vec v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+WEFT_INLINE void Store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
+
+// The first `count` < kWidth floats; the other lanes hold `fill`.
+WEFT_INLINE Vec LoadPart(const float* p, int64_t count, float fill) {
+  Vec v = Fill(fill);
+  for (int64_t i = 0; i < count; ++i) v[i] = p[i];
+  return v;
+}
+
+WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) p[i] = v[i];
+}
+
+WEFT_INLINE float Sum(Vec v) {
+  for (int64_t half = kWidth / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) v[i] += v[i + half];
+  }
+  return v[0];
+}
+
+// The larger lane by lane; `a` where `b` is NaN.
+WEFT_INLINE Vec Max(Vec a, Vec b) { return b > a ? b : a; }
+
+WEFT_INLINE float MaxLane(Vec v) {
+  for (int64_t half = kWidth / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) {
+      v[i] = v[i + half] > v[i] ? v[i + half] : v[i];
+    }
+  }
+  return v[0];
+}
+
+// e^x, <= 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n p(r), p a
+// polynomial of degree 6 (Cephes' expf). Results below the smallest normal
+// number are 0, above e^88.3 +inf; NaN stays NaN.
+WEFT_INLINE Vec Exp(Vec x) {
+  constexpr float kLog2E = 1.44269504088896341F;
+  // 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits.
+  constexpr float kRound = 12582912.0F;
+  const Vec shifted = x * kLog2E + kRound;
+  const Vec n = shifted - kRound;
+  // ln 2 in two parts, the first exact in few bits, so that r keeps its digits.
+  Vec r = x - n * 0.693359375F;
+  r = r - n * -2.12194440e-4F;
+  Vec p = r * 1.9875691500e-4F + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * (r * r) + (r + 1.0F);
+  const IntVec exponent = ((IntVec)shifted + 127) << 23;
+  const Vec y = p * (Vec)exponent;
+  const Vec low = x < Fill(-87.33654F) ? Vec{} : y;
+  return x > Fill(88.37626F) ? Fill(__builtin_inff()) : low;
+}
+
+// tanh, a polynomial near 0 (Cephes' tanhf) and 1 - 2 / (e^2x + 1) elsewhere.
+WEFT_INLINE Vec Tanh(Vec x) {
+  const Vec s = x * x;
+  Vec p = s * -5.70498872745e-3F + 2.06390887954e-2F;
+  p = p * s - 5.37397155531e-2F;
+  p = p * s + 1.33314422036e-1F;
+  p = p * s - 3.33332819422e-1F;
+  const Vec small = p * s * x + x;
+  const Vec large = 1.0F - 2.0F / (Exp(x + x) + 1.0F);
+  return s < Fill(0.390625F) ? small : large;
+}
+
+WEFT_INLINE Vec Sigmoid(Vec x) { return 1.0F / (1.0F + Exp(-x)); }
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_SIMD_H_

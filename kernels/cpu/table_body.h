@@ -1,0 +1,34 @@
+// The table of one instruction set. Part of table_*.cc.
+#ifndef WEFT_KERNELS_CPU_TABLE_BODY_H_
+#define WEFT_KERNELS_CPU_TABLE_BODY_H_
+
+#include "kernels/cpu/elementwise_body.h"
+#include "kernels/cpu/lse_merge_body.h"
+#include "kernels/cpu/paged_attention_body.h"
+#include "kernels/cpu/rms_norm_body.h"
+#include "kernels/cpu/tables.h"
+#include "kernels/cpu/vocab_rows_body.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+constexpr KernelTable MakeTable(Isa isa, const char* name) {
+  return {.isa = isa,
+          .name = name,
+          .rms_norm_row = RmsNormRow,
+          .rms_norm_backward_row = RmsNormBackwardRow,
+          .rotary_head = RotaryHead,
+          .swiglu_row = SwiGluRow,
+          .swiglu_backward_row = SwiGluBackwardRow,
+          .vocab_row = VocabRow,
+          .paged_attention = PagedAttention,
+          .lse_merge_rows = LseMergeRows,
+          .adamw = AdamW,
+          .sum_of_squares = SumOfSquares,
+          .exp = ExpAll};
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_TABLE_BODY_H_

@@ -1,0 +1,15 @@
+// The tables that the per-ISA translation units define. For dispatch.cc only.
+#ifndef WEFT_KERNELS_CPU_TABLES_H_
+#define WEFT_KERNELS_CPU_TABLES_H_
+
+#include "kernels/cpu/kernels.h"
+
+namespace weft::kernels::cpu {
+
+[[nodiscard]] const KernelTable& BaselineTable();
+[[nodiscard]] const KernelTable& Avx2Table();
+[[nodiscard]] const KernelTable& Avx512Table();
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_TABLES_H_

@@ -1,0 +1,189 @@
+// weft.v1.AdapterService: adapters, checkpoints, snapshots, PEFT folders.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/peft_streams.h"
+#include "server/response_conversion.h"
+#include "server/services.h"
+#include "server/unary_call.h"
+#include "weft/v1/adapters.grpc.pb.h"
+
+namespace weft {
+namespace {
+
+using Reactor = grpc::ServerUnaryReactor;
+using Context = grpc::CallbackServerContext;
+
+// One page of `adapters`, which may come in any order.
+void FillPage(std::vector<AdapterInfo> adapters, const ListPage& page,
+              v1::ListAdaptersResponse* out) {
+  std::sort(adapters.begin(), adapters.end(),
+            [](const AdapterInfo& a, const AdapterInfo& b) {
+              return a.adapter_id < b.adapter_id;
+            });
+  for (const AdapterInfo& info : adapters) {
+    if (info.adapter_id <= page.after) continue;
+    if (static_cast<size_t>(out->adapters_size()) == page.size) {
+      out->set_next_page_token(
+          out->adapters(out->adapters_size() - 1).adapter_id());
+      return;
+    }
+    ToProto(info, out->add_adapters());
+  }
+}
+
+class AdapterService final : public v1::AdapterService::CallbackService {
+ public:
+  explicit AdapterService(ServiceCore* core) : core_(core) {}
+
+  Reactor* CreateAdapter(Context* context,
+                         const v1::CreateAdapterRequest* request,
+                         v1::CreateAdapterResponse* response) override {
+    return RunUnary<AdapterInfo>(
+        core_, context, Rpc::kCreateAdapter, *request,
+        [](Engine& engine, CreateAdapterRequest plain, auto done) {
+          engine.CreateAdapter(std::move(plain), std::move(done));
+        },
+        [response](const AdapterInfo& info) {
+          ToProto(info, response->mutable_adapter());
+        });
+  }
+
+  Reactor* GetAdapter(Context* context, const v1::GetAdapterRequest* request,
+                      v1::GetAdapterResponse* response) override {
+    return RunUnary<AdapterInfo>(
+        core_, context, Rpc::kGetAdapter, *request,
+        [](Engine& engine, std::string id, auto done) {
+          engine.GetAdapter(std::move(id), std::move(done));
+        },
+        [response](const AdapterInfo& info) {
+          ToProto(info, response->mutable_adapter());
+        });
+  }
+
+  Reactor* ListAdapters(Context* context,
+                        const v1::ListAdaptersRequest* request,
+                        v1::ListAdaptersResponse* response) override {
+    return RunUnary<std::vector<AdapterInfo>>(
+        core_, context, Rpc::kListAdapters, *request,
+        [response](Engine& engine, ListPage page, auto done) {
+          engine.ListAdapters(
+              [page = std::move(page), response, done = std::move(done)](
+                  absl::StatusOr<std::vector<AdapterInfo>> adapters) {
+                if (adapters.ok()) FillPage(*adapters, page, response);
+                done(std::move(adapters));
+              });
+        },
+        [](const std::vector<AdapterInfo>&) {});
+  }
+
+  Reactor* DeleteAdapter(Context* context,
+                         const v1::DeleteAdapterRequest* request,
+                         v1::DeleteAdapterResponse* /*response*/) override {
+    return RunUnary<bool>(
+        core_, context, Rpc::kDeleteAdapter, *request,
+        [](Engine& engine, std::string id, auto done) {
+          engine.DeleteAdapter(std::move(id), std::move(done));
+        },
+        [](bool) {});
+  }
+
+  Reactor* SaveCheckpoint(Context* context,
+                          const v1::SaveCheckpointRequest* request,
+                          v1::SaveCheckpointResponse* response) override {
+    return RunUnary<StepReply<CheckpointInfo>>(
+        core_, context, Rpc::kSaveCheckpoint, *request,
+        [](Engine& engine, SaveCheckpointRequest plain, auto done) {
+          engine.SaveCheckpoint(std::move(plain), std::move(done));
+        },
+        [response](const CheckpointInfo& info) {
+          ToProto(info, response->mutable_checkpoint());
+        });
+  }
+
+  Reactor* LoadCheckpoint(Context* context,
+                          const v1::LoadCheckpointRequest* request,
+                          v1::LoadCheckpointResponse* response) override {
+    return RunUnary<StepReply<AdapterInfo>>(
+        core_, context, Rpc::kLoadCheckpoint, *request,
+        [](Engine& engine, LoadCheckpointRequest plain, auto done) {
+          engine.LoadCheckpoint(std::move(plain), std::move(done));
+        },
+        [response](const AdapterInfo& info) {
+          ToProto(info, response->mutable_adapter());
+        });
+  }
+
+  Reactor* ListCheckpoints(Context* context,
+                           const v1::ListCheckpointsRequest* request,
+                           v1::ListCheckpointsResponse* response) override {
+    return RunUnary<std::vector<CheckpointInfo>>(
+        core_, context, Rpc::kListCheckpoints, *request,
+        [](Engine& engine, std::string id, auto done) {
+          engine.ListCheckpoints(std::move(id), std::move(done));
+        },
+        [response](const std::vector<CheckpointInfo>& checkpoints) {
+          for (const CheckpointInfo& info : checkpoints) {
+            ToProto(info, response->add_checkpoints());
+          }
+        });
+  }
+
+  Reactor* DeleteCheckpoint(
+      Context* context, const v1::DeleteCheckpointRequest* request,
+      v1::DeleteCheckpointResponse* /*response*/) override {
+    return RunUnary<bool>(
+        core_, context, Rpc::kDeleteCheckpoint, *request,
+        [](Engine& engine, std::pair<std::string, std::string> names,
+           auto done) {
+          engine.DeleteCheckpoint(std::move(names.first),
+                                  std::move(names.second), std::move(done));
+        },
+        [](bool) {});
+  }
+
+  Reactor* PublishSnapshot(Context* context,
+                           const v1::PublishSnapshotRequest* request,
+                           v1::PublishSnapshotResponse* response) override {
+    return RunUnary<StepReply<uint64_t>>(
+        core_, context, Rpc::kPublishSnapshot, *request,
+        [](Engine& engine, PublishSnapshotRequest plain, auto done) {
+          engine.PublishSnapshot(std::move(plain), std::move(done));
+        },
+        [response](uint64_t version) { response->set_version(version); });
+  }
+
+  Reactor* ReleaseSnapshot(Context* context,
+                           const v1::ReleaseSnapshotRequest* request,
+                           v1::ReleaseSnapshotResponse* /*response*/) override {
+    return RunUnary<bool>(
+        core_, context, Rpc::kReleaseSnapshot, *request,
+        [](Engine& engine, ReleaseSnapshotRequest plain, auto done) {
+          engine.ReleaseSnapshot(std::move(plain), std::move(done));
+        },
+        [](bool) {});
+  }
+
+  grpc::ServerWriteReactor<v1::ExportAdapterResponse>* ExportAdapter(
+      Context* context, const v1::ExportAdapterRequest* request) override {
+    return StartExport(core_, context, *request);
+  }
+
+  grpc::ServerReadReactor<v1::ImportAdapterRequest>* ImportAdapter(
+      Context* context, v1::ImportAdapterResponse* response) override {
+    return StartImport(core_, context, response);
+  }
+
+ private:
+  ServiceCore* const core_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdapterService(ServiceCore* core) {
+  return std::make_unique<AdapterService>(core);
+}
+
+}  // namespace weft

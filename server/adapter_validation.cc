@@ -1,0 +1,265 @@
+// Validation of AdapterService's requests; see request_validation.h.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/field_checks.h"
+#include "server/request_validation.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr uint32_t kDefaultRank = 32;
+constexpr uint32_t kDefaultPageSize = 100;
+constexpr uint32_t kMaxPageSize = 1000;
+
+// FNV-1a, then a finalizer, so that similar ids get unrelated seeds.
+uint64_t SeedOf(absl::string_view adapter_id) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : adapter_id) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
+  return hash ^ (hash >> 31);
+}
+
+absl::StatusOr<TargetModule> ReadTargetModule(int index, int module) {
+  switch (module) {
+    case v1::TARGET_MODULE_Q_PROJ:
+      return TargetModule::kQProj;
+    case v1::TARGET_MODULE_K_PROJ:
+      return TargetModule::kKProj;
+    case v1::TARGET_MODULE_V_PROJ:
+      return TargetModule::kVProj;
+    case v1::TARGET_MODULE_O_PROJ:
+      return TargetModule::kOProj;
+    case v1::TARGET_MODULE_GATE_PROJ:
+      return TargetModule::kGateProj;
+    case v1::TARGET_MODULE_UP_PROJ:
+      return TargetModule::kUpProj;
+    case v1::TARGET_MODULE_DOWN_PROJ:
+      return TargetModule::kDownProj;
+    case v1::TARGET_MODULE_LM_HEAD:
+      return TargetModule::kLmHead;
+    default:
+      return BadField(
+          absl::StrCat("config.target_modules[", index, "]"),
+          absl::StrCat("is ", module, ", must be a known TargetModule"));
+  }
+}
+
+absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
+                                          const std::string& adapter_id,
+                                          const RequestLimits& limits) {
+  const uint32_t rank = in.rank() == 0 ? kDefaultRank : in.rank();
+  WEFT_RETURN_IF_ERROR(CheckCount("config.rank", rank, 1,
+                                  static_cast<uint64_t>(limits.max_rank)));
+  LoraConfig out;
+  out.rank = static_cast<int>(rank);
+  if (in.has_alpha()) out.alpha = in.alpha();
+  WEFT_RETURN_IF_ERROR(CheckReal("config.alpha", out.alpha,
+                                 {.low = 0, .high = 1e6, .low_open = true}));
+  out.seed = in.has_seed() ? in.seed() : SeedOf(adapter_id);
+  if (in.target_modules().empty()) return out;
+  out.target_modules.clear();
+  for (int i = 0; i < in.target_modules_size(); ++i) {
+    WEFT_ASSIGN_OR_RETURN(const TargetModule module,
+                          ReadTargetModule(i, in.target_modules(i)));
+    auto& modules = out.target_modules;
+    if (std::find(modules.begin(), modules.end(), module) != modules.end()) {
+      return BadField(absl::StrCat("config.target_modules[", i, "]"),
+                      absl::StrCat("is ", TargetModuleName(module),
+                                   " again, must be given at most once"));
+    }
+    modules.push_back(module);
+  }
+  // One order, so that equal configurations compare equal.
+  std::sort(out.target_modules.begin(), out.target_modules.end());
+  return out;
+}
+
+template <typename Message>
+absl::StatusOr<std::string> ReadAdapterId(const Message& request) {
+  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  return request.adapter_id();
+}
+
+// For messages that name something of an adapter.
+template <typename Message>
+absl::Status CheckNames(const Message& request) {
+  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  return CheckName("name", request.name());
+}
+
+}  // namespace
+
+RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
+  return {.vocab_size = info.vocab_size,
+          .context_length = info.context_length,
+          .max_rank = info.max_rank,
+          .has_byte_decoder = info.has_byte_decoder,
+          .max_data = options.max_data_per_request,
+          .max_tokens = options.max_tokens_per_request,
+          .max_samples = options.max_samples};
+}
+
+absl::StatusOr<CreateAdapterRequest> Validate(
+    const v1::CreateAdapterRequest& request, const RequestLimits& limits) {
+  CreateAdapterRequest out;
+  WEFT_ASSIGN_OR_RETURN(out.adapter_id, ReadAdapterId(request));
+  WEFT_ASSIGN_OR_RETURN(
+      out.config, ReadLoraConfig(request.config(), out.adapter_id, limits));
+  return out;
+}
+
+absl::StatusOr<ListPage> Validate(const v1::ListAdaptersRequest& request,
+                                  const RequestLimits& /*limits*/) {
+  const uint32_t size =
+      request.page_size() == 0 ? kDefaultPageSize : request.page_size();
+  WEFT_RETURN_IF_ERROR(CheckCount("page_size", size, 1, kMaxPageSize));
+  if (!request.page_token().empty()) {
+    WEFT_RETURN_IF_ERROR(CheckName("page_token", request.page_token()));
+  }
+  return ListPage{.size = size, .after = request.page_token()};
+}
+
+absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,
+                                     const RequestLimits& /*limits*/) {
+  return ReadAdapterId(request);
+}
+
+absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
+                                     const RequestLimits& /*limits*/) {
+  return ReadAdapterId(request);
+}
+
+absl::StatusOr<std::string> Validate(const v1::ListCheckpointsRequest& request,
+                                     const RequestLimits& /*limits*/) {
+  if (request.adapter_id().empty()) return std::string();
+  return ReadAdapterId(request);
+}
+
+absl::StatusOr<SaveCheckpointRequest> Validate(
+    const v1::SaveCheckpointRequest& request, const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request));
+  return SaveCheckpointRequest{.adapter_id = request.adapter_id(),
+                               .name = request.name(),
+                               .overwrite = request.overwrite(),
+                               .step = request.step()};
+}
+
+absl::StatusOr<LoadCheckpointRequest> Validate(
+    const v1::LoadCheckpointRequest& request, const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request));
+  const std::string& source = request.source_adapter_id().empty()
+                                  ? request.adapter_id()
+                                  : request.source_adapter_id();
+  WEFT_RETURN_IF_ERROR(CheckName("source_adapter_id", source));
+  return LoadCheckpointRequest{.adapter_id = request.adapter_id(),
+                               .source_adapter_id = source,
+                               .name = request.name(),
+                               .weights_only = request.weights_only(),
+                               .step = request.step()};
+}
+
+absl::StatusOr<std::pair<std::string, std::string>> Validate(
+    const v1::DeleteCheckpointRequest& request,
+    const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request));
+  return std::make_pair(request.adapter_id(), request.name());
+}
+
+absl::StatusOr<PublishSnapshotRequest> Validate(
+    const v1::PublishSnapshotRequest& request,
+    const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request));
+  return PublishSnapshotRequest{.adapter_id = request.adapter_id(),
+                                .name = request.name(),
+                                .step = request.step()};
+}
+
+absl::StatusOr<ReleaseSnapshotRequest> Validate(
+    const v1::ReleaseSnapshotRequest& request,
+    const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request));
+  return ReleaseSnapshotRequest{.adapter_id = request.adapter_id(),
+                                .name = request.name()};
+}
+
+absl::StatusOr<ExportAdapterRequest> Validate(
+    const v1::ExportAdapterRequest& request, const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  if (!request.snapshot().empty()) {
+    WEFT_RETURN_IF_ERROR(CheckName("snapshot", request.snapshot()));
+  }
+  return ExportAdapterRequest{.adapter_id = request.adapter_id(),
+                              .snapshot = request.snapshot()};
+}
+
+absl::Status ImportAssembler::Add(const v1::ImportAdapterRequest& message) {
+  switch (message.part_case()) {
+    case v1::ImportAdapterRequest::kOptions:
+      if (has_options_) {
+        return BadField("options", "is sent again, must come once, first");
+      }
+      has_options_ = true;
+      request_.adapter_id = message.options().adapter_id();
+      return CheckName("options.adapter_id", request_.adapter_id);
+    case v1::ImportAdapterRequest::kChunk:
+      if (!has_options_) {
+        return BadField("options", "is required in the first message");
+      }
+      return AddChunk(message.chunk());
+    case v1::ImportAdapterRequest::PART_NOT_SET:
+      break;
+  }
+  return BadField("part", "is required");
+}
+
+absl::Status ImportAssembler::AddChunk(const v1::FileChunk& chunk) {
+  WEFT_RETURN_IF_ERROR(CheckName("chunk.name", chunk.name()));
+  if (chunk.data().size() > kMaxChunkBytes) {
+    return BadField("chunk.data",
+                    absl::StrCat("has ", chunk.data().size(),
+                                 " bytes, must be at most ", kMaxChunkBytes));
+  }
+  PeftFiles& files = request_.files;
+  if (files.empty() || files.back().first != chunk.name()) {
+    const bool seen = std::any_of(
+        files.begin(), files.end(),
+        [&chunk](const auto& file) { return file.first == chunk.name(); });
+    if (seen) {
+      return BadField("chunk.name",
+                      absl::StrCat("is ", Quoted(chunk.name()),
+                                   " again after another file, must send the "
+                                   "pieces of a file together"));
+    }
+    if (files.size() == kMaxFiles) {
+      return BadField("chunk.name",
+                      absl::StrCat("starts file ", kMaxFiles + 1,
+                                   ", must be at most ", kMaxFiles));
+    }
+    files.emplace_back(chunk.name(), "");
+  }
+  files.back().second.append(chunk.data());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ImportAdapterRequest> ImportAssembler::Finish() {
+  if (!has_options_) {
+    return BadField("options", "is required in the first message");
+  }
+  const bool has_config = std::any_of(
+      request_.files.begin(), request_.files.end(),
+      [](const auto& file) { return file.first == "adapter_config.json"; });
+  if (!has_config) {
+    return BadField("chunk", "never named adapter_config.json, must send it");
+  }
+  has_options_ = false;
+  return std::exchange(request_, {});
+}
+
+}  // namespace weft

@@ -1,0 +1,191 @@
+#include "server/daemon.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "server/frontend.h"
+#include "server/version.h"
+#include "src/base/log.h"
+
+namespace weft {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitCutOff = 3;
+
+// How long open streams get to end after the engine has drained.
+constexpr absl::Duration kStreamGrace = absl::Seconds(2);
+
+void SetUpLog(const ServerOptions& options) {
+  const bool is_terminal = isatty(STDERR_FILENO) == 1;
+  const bool json = options.log_style == LogStyle::kJson ||
+                    (options.log_style == LogStyle::kAuto && !is_terminal);
+  SetLogFormat(json ? LogFormat::kJson : LogFormat::kText);
+  SetLogLevel(options.log_level);
+}
+
+// A gRPC listener that once ran out of descriptors never accepts again
+// (CVE-2023-4785, gRPC 1.51), so have as many as the system grants.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    Log(LogLevel::kWarning, "cannot raise the limit of open files",
+        {{"errno", errno}});
+  }
+}
+
+// SIGTERM and SIGINT, blocked in every thread and fetched by the main one.
+class StopSignals {
+ public:
+  // Before any thread is made: threads inherit the mask.
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    struct sigaction ignore = {};
+    ignore.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &ignore, nullptr);
+  }
+
+  // The signal that came within `timeout`, or 0.
+  int Wait(absl::Duration timeout) const {
+    const timespec limit = absl::ToTimespec(timeout);
+    const int signal = sigtimedwait(&set_, nullptr, &limit);
+    return signal > 0 ? signal : 0;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+// Seconds of each stage of the start, as they pass.
+class StageLog {
+ public:
+  void Done(const char* stage) {
+    const absl::Time now = absl::Now();
+    Log(LogLevel::kInfo, stage,
+        {{"seconds", absl::ToDoubleSeconds(now - last_)}});
+    last_ = now;
+  }
+
+ private:
+  absl::Time last_ = absl::Now();
+};
+
+// Waits until the engine has drained, the timeout has passed or a second signal
+// has come. True when all accepted work is done.
+bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout) {
+  // Shared with the callback, which may run after this function gave up.
+  const auto drained = std::make_shared<std::atomic<bool>>(false);
+  engine->Drain([drained](const absl::StatusOr<bool>& /*result*/) {
+    drained->store(true);
+  });
+  const absl::Time limit = absl::Now() + timeout;
+  while (!drained->load()) {
+    if (absl::Now() >= limit) {
+      Log(LogLevel::kWarning, "drain timed out; cutting work off");
+      return false;
+    }
+    if (signals.Wait(absl::Milliseconds(50)) != 0) {
+      Log(LogLevel::kWarning, "second signal; cutting work off");
+      return false;
+    }
+  }
+  return true;
+}
+
+// Starts the engine while watching for signals. A signal ends the process on
+// the spot: nothing was accepted yet, and loading cannot be interrupted.
+absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
+                                             const EngineStarter& start_engine,
+                                             const StopSignals& signals,
+                                             prometheus::Registry* registry) {
+  absl::StatusOr<std::unique_ptr<Engine>> engine;
+  std::atomic<bool> done{false};
+  std::thread loader([&] {
+    engine = start_engine(options, registry);
+    done.store(true);
+  });
+  while (!done.load()) {
+    if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
+    Log(LogLevel::kInfo, "stopped while loading");
+    std::_Exit(0);
+  }
+  loader.join();
+  return engine;
+}
+
+int Serve(const Settings& settings, const EngineStarter& start_engine,
+          const StopSignals& signals, Frontend* frontend,
+          prometheus::Registry* registry) {
+  StageLog stages;
+  frontend->SetLoading();
+  absl::StatusOr<std::unique_ptr<Engine>> engine =
+      Load(settings.engine, start_engine, signals, registry);
+  if (!engine.ok()) {
+    Log(LogLevel::kError, "the engine did not start",
+        {{"code", absl::StatusCodeToString(engine.status().code())},
+         {"error", std::string(engine.status().message())}});
+    return kExitFailed;
+  }
+  stages.Done("engine started");
+  frontend->SetEngine(engine->get());
+  Log(LogLevel::kInfo, "serving",
+      {{"model", settings.server.model_name},
+       {"device", (*engine)->info().device},
+       {"dtype", (*engine)->info().dtype},
+       {"listen", frontend->address()},
+       {"metrics", frontend->metrics_address()}});
+
+  while (signals.Wait(absl::Hours(1)) == 0) {
+  }
+  Log(LogLevel::kInfo, "draining",
+      {{"timeout_seconds", settings.server.drain_timeout_seconds}});
+  frontend->StartDraining();
+  const bool clean =
+      Drain(engine->get(), signals,
+            absl::Seconds(settings.server.drain_timeout_seconds));
+  // Calls cut off are cancelled by the shutdown, which waits for their answers.
+  frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
+  stages.Done("stopped");
+  return clean ? 0 : kExitCutOff;
+}
+
+}  // namespace
+
+int RunDaemon(const Settings& settings, const EngineStarter& start_engine) {
+  SetUpLog(settings.server);
+  const StopSignals signals;
+  RaiseFileLimit();
+  Log(LogLevel::kInfo, "weftd starts",
+      {{"version", kVersion}, {"git", kGitRevision}});
+  StageLog stages;
+  const auto registry = std::make_shared<prometheus::Registry>();
+  const auto frontend = Frontend::Start(settings.server, registry);
+  if (!frontend.ok()) {
+    Log(LogLevel::kError, "cannot listen",
+        {{"error", std::string(frontend.status().message())}});
+    return kExitFailed;
+  }
+  stages.Done("listening");
+  Log(LogLevel::kInfo, "addresses",
+      {{"listen", (*frontend)->address()},
+       {"metrics", (*frontend)->metrics_address()}});
+  return Serve(settings, start_engine, signals, frontend->get(),
+               registry.get());
+}
+
+}  // namespace weft

@@ -1,0 +1,70 @@
+// Checks of single request fields. Each failure is INVALID_ARGUMENT (unless
+// said otherwise) with a message of the form
+//   <field path> is <value>, must be <limit>
+// Paths are built only on failure: a good request of a million tokens must not
+// pay for them.
+#ifndef WEFT_SERVER_FIELD_CHECKS_H_
+#define WEFT_SERVER_FIELD_CHECKS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace weft {
+
+// Real values are computed with in f32 later; this bound keeps every "finite"
+// value finite there.
+inline constexpr double kLargestReal = 1e30;
+
+// An interval of reals. NaN lies in none.
+struct Interval {
+  double low = 0;
+  double high = kLargestReal;
+  bool low_open = false;
+  bool high_open = false;
+
+  [[nodiscard]] bool Contains(double value) const {
+    return (low_open ? value > low : value >= low) &&
+           (high_open ? value < high : value <= high);
+  }
+  [[nodiscard]] std::string ToString() const;
+};
+
+// A client's string for a message: escaped, at most 48 bytes of it.
+[[nodiscard]] std::string Quoted(absl::string_view text);
+
+// "<field> <problem>".
+[[nodiscard]] absl::Status BadField(absl::string_view field,
+                                    absl::string_view problem);
+
+// Names of adapters, checkpoints, snapshots and imported files:
+// [A-Za-z0-9][A-Za-z0-9._-]{0,127}, not ending in a dot. "" fails.
+[[nodiscard]] bool IsName(absl::string_view name);
+[[nodiscard]] absl::Status CheckName(absl::string_view field,
+                                     absl::string_view name);
+
+[[nodiscard]] absl::Status CheckReal(absl::string_view field, double value,
+                                     const Interval& interval);
+[[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,
+                                      uint64_t low, uint64_t high);
+
+// Index of the first id outside [0, vocab_size), or -1. Ids are those of the
+// wire (unsigned), stored as int32: negative means 2^31 or more.
+[[nodiscard]] int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
+
+// Index of the first value that is NaN or infinite, or -1.
+[[nodiscard]] int64_t FindNonFinite(absl::Span<const float> values);
+
+// Index of the first value above zero, or -1.
+[[nodiscard]] int64_t FindPositive(absl::Span<const float> values);
+
+// "<field>[<index>] is <id>, must be in [0, <vocab_size>)" for ids[index].
+[[nodiscard]] absl::Status BadId(absl::string_view field, int64_t index,
+                                 int32_t id, int vocab_size);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_FIELD_CHECKS_H_

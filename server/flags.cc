@@ -1,0 +1,487 @@
+#include "server/flags.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kHelpColumns = 100;
+
+// How a value of each type is read and shown. Read returns false when the text
+// is none.
+bool Read(absl::string_view text, std::string* out) {
+  *out = std::string(text);
+  return true;
+}
+bool Read(absl::string_view text, int* out) {
+  return absl::SimpleAtoi(text, out);
+}
+bool Read(absl::string_view text, int64_t* out) {
+  return absl::SimpleAtoi(text, out);
+}
+bool Read(absl::string_view text, double* out) {
+  return absl::SimpleAtod(text, out);
+}
+bool Read(absl::string_view text, bool* out) {
+  return absl::SimpleAtob(text, out);
+}
+
+template <typename Enum>
+using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
+const EnumNames<Device>& NamesOf(Device /*tag*/) {
+  static const auto& names = *new EnumNames<Device>{
+      {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"auto", Device::kAuto}};
+  return names;
+}
+const EnumNames<Dtype>& NamesOf(Dtype /*tag*/) {
+  static const auto& names = *new EnumNames<Dtype>{
+      {"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}};
+  return names;
+}
+const EnumNames<LogStyle>& NamesOf(LogStyle /*tag*/) {
+  static const auto& names =
+      *new EnumNames<LogStyle>{{"text", LogStyle::kText},
+                               {"json", LogStyle::kJson},
+                               {"auto", LogStyle::kAuto}};
+  return names;
+}
+const EnumNames<LogLevel>& NamesOf(LogLevel /*tag*/) {
+  static const auto& names =
+      *new EnumNames<LogLevel>{{"debug", LogLevel::kDebug},
+                               {"info", LogLevel::kInfo},
+                               {"warning", LogLevel::kWarning},
+                               {"error", LogLevel::kError}};
+  return names;
+}
+
+template <typename Enum>
+requires std::is_enum_v<Enum>
+bool Read(absl::string_view text, Enum* out) {
+  for (const auto& [name, value] : NamesOf(Enum{})) {
+    if (name == text) {
+      *out = value;
+      return true;
+    }
+  }
+  return false;
+}
+
+// What to write where a value is expected.
+template <typename T>
+std::string ValueName(const T& /*tag*/) {
+  if constexpr (std::is_enum_v<T>) {
+    return absl::StrJoin(NamesOf(T{}), "|",
+                         [](std::string* out, const auto& entry) {
+                           absl::StrAppend(out, entry.first);
+                         });
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return "true|false";
+  } else if constexpr (std::is_same_v<T, double>) {
+    return "NUMBER";
+  } else if constexpr (std::is_integral_v<T>) {
+    return "N";
+  } else {
+    return "TEXT";
+  }
+}
+
+template <typename T>
+std::string Show(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    for (const auto& [name, entry] : NamesOf(T{})) {
+      if (entry == value) return std::string(name);
+    }
+    return "";
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value ? "true" : "false";
+  } else {
+    return absl::StrCat(value);
+  }
+}
+
+// One flag: where its value lives, and what to say about it.
+struct Flag {
+  const char* group;
+  std::string name;
+  std::string value_name;
+  std::string help;
+  bool is_bool = false;
+  bool is_action = false;  // Not a setting: no environment variable.
+  std::string default_value;
+  std::function<bool(absl::string_view, Settings*)> read;
+
+  std::string environment() const {
+    if (is_action) return "";
+    return absl::StrCat("WEFT_", absl::AsciiStrToUpper(
+                                     absl::StrReplaceAll(name, {{"-", "_"}})));
+  }
+};
+
+// `field` gives the place of the value inside Settings.
+template <typename Field>
+Flag MakeFlag(const char* group, std::string name, Field field,
+              std::string help, std::string value_name = "") {
+  Settings defaults;
+  auto& value = field(defaults);
+  using T = std::remove_reference_t<decltype(value)>;
+  Flag flag;
+  flag.group = group;
+  flag.name = std::move(name);
+  flag.value_name = value_name.empty() ? ValueName(value) : value_name;
+  flag.help = std::move(help);
+  flag.is_bool = std::is_same_v<T, bool>;
+  flag.default_value = Show(value);
+  flag.read = [field](absl::string_view text, Settings* settings) {
+    return Read(text, &field(*settings));
+  };
+  return flag;
+}
+
+#define WEFT_ENGINE(member) \
+  [](Settings & s) -> auto& { return s.engine.member; }
+#define WEFT_SERVER(member) \
+  [](Settings & s) -> auto& { return s.server.member; }
+
+std::vector<Flag> ModelFlags() {
+  constexpr char kGroup[] = "Model and device";
+  return {
+      MakeFlag(kGroup, "model", WEFT_ENGINE(model_dir),
+               "Hugging Face folder of the base model. Required.", "DIR"),
+      MakeFlag(kGroup, "model-name", WEFT_SERVER(model_name),
+               "Name shown to clients. Empty: last part of --model.", "NAME"),
+      MakeFlag(kGroup, "device", WEFT_ENGINE(device),
+               "Where to compute. auto: CUDA when there is a device."),
+      MakeFlag(kGroup, "dtype", WEFT_ENGINE(dtype),
+               "Type of the base weights. auto: bf16 on CUDA, f32 on a CPU."),
+      MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
+               "Compute threads on the CPU, [0, 4096]. 0: all cores."),
+      MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),
+               "Longest sequence in tokens. 0: the model's own limit."),
+  };
+}
+
+std::vector<Flag> AdapterFlags() {
+  constexpr char kGroup[] = "Adapters";
+  return {
+      MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
+               "Folder of checkpoints and the journal; created when missing. "
+               "Empty: nothing is kept on disk.",
+               "DIR"),
+      MakeFlag(kGroup, "max-adapters", WEFT_ENGINE(max_adapters),
+               "Adapters at a time, [1, 100000]."),
+      MakeFlag(kGroup, "max-rank", WEFT_ENGINE(max_rank),
+               "Largest LoRA rank, [1, 1024]."),
+      MakeFlag(kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
+               "Bytes that all imports under way may hold together.", "BYTES"),
+  };
+}
+
+std::vector<Flag> WorkFlags() {
+  constexpr char kGroup[] = "Training and sampling";
+  return {
+      MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
+               "Tokens of a training micro-batch, >= 1.", "TOKENS"),
+      MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
+               "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
+      MakeFlag(kGroup, "max-queue-requests", WEFT_ENGINE(max_queue_requests),
+               "Waiting requests before new ones are refused, >= 1."),
+      MakeFlag(kGroup, "max-queue-tokens", WEFT_ENGINE(max_queue_tokens),
+               "Tokens of waiting requests before new ones are refused, >= 1.",
+               "TOKENS"),
+      MakeFlag(kGroup, "kv-cache-bytes", WEFT_ENGINE(kv_cache_bytes),
+               "Memory of the key/value cache. 0: sized from the machine.",
+               "BYTES"),
+      MakeFlag(kGroup, "max-decode-sequences",
+               WEFT_ENGINE(max_decode_sequences),
+               "Sequences in one decode iteration, [1, 4096]."),
+      MakeFlag(kGroup, "sampling-share", WEFT_ENGINE(sampling_share),
+               "Share of device time for sampling when training waits too, "
+               "[0.01, 0.99].",
+               "SHARE"),
+  };
+}
+
+std::vector<Flag> ServerFlags() {
+  constexpr char kGroup[] = "Server";
+  return {
+      MakeFlag(kGroup, "listen", WEFT_SERVER(listen),
+               "Address of the gRPC server. Port 0: any free port.",
+               "HOST:PORT"),
+      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
+               "Allow plaintext gRPC beyond loopback."),
+      MakeFlag(kGroup, "metrics-listen", WEFT_SERVER(metrics_listen),
+               "Address of the Prometheus page /metrics. Empty: none.",
+               "HOST:PORT"),
+      MakeFlag(kGroup, "port-file", WEFT_SERVER(port_file),
+               "File to write the addresses to once listening: gRPC, then "
+               "metrics, one per line.",
+               "PATH"),
+      MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
+               "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),
+      MakeFlag(kGroup, "max-data-per-request",
+               WEFT_SERVER(max_data_per_request),
+               "Sequences of one training request, [1, 1048576]."),
+      MakeFlag(kGroup, "max-tokens-per-request",
+               WEFT_SERVER(max_tokens_per_request),
+               "Tokens of all its sequences, >= 1.", "TOKENS"),
+      MakeFlag(kGroup, "max-samples", WEFT_SERVER(max_samples),
+               "Samples of one prompt, [1, 65536]."),
+      MakeFlag(
+          kGroup, "drain-timeout-seconds", WEFT_SERVER(drain_timeout_seconds),
+          "How long SIGTERM waits for accepted work, [0, 86400].", "SECONDS"),
+  };
+}
+
+std::vector<Flag> OtherFlags() {
+  constexpr char kGroup[] = "Logs and actions";
+  std::vector<Flag> flags = {
+      MakeFlag(kGroup, "log-format", WEFT_SERVER(log_style),
+               "auto: text on a terminal, JSON lines otherwise."),
+      MakeFlag(kGroup, "log-level", WEFT_SERVER(log_level),
+               "Least important lines to write."),
+      MakeFlag(
+          kGroup, "check-config",
+          [](Settings & s) -> auto& { return s.check_config; },
+          "Check the configuration and exit: 0 good, 2 bad."),
+      MakeFlag(
+          kGroup, "version", [](Settings & s) -> auto& { return s.version; },
+          "Print the version and exit."),
+      MakeFlag(
+          kGroup, "help", [](Settings & s) -> auto& { return s.help; },
+          "Print this text and exit."),
+  };
+  for (Flag& flag : flags) flag.is_action = flag.is_bool;
+  return flags;
+}
+
+#undef WEFT_ENGINE
+#undef WEFT_SERVER
+
+const std::vector<Flag>& Table() {
+  static const std::vector<Flag>& table = *[] {
+    auto* const flags = new std::vector<Flag>;
+    for (auto make :
+         {ModelFlags, AdapterFlags, WorkFlags, ServerFlags, OtherFlags}) {
+      for (Flag& flag : make()) flags->push_back(std::move(flag));
+    }
+    return flags;
+  }();
+  return table;
+}
+
+const Flag* Find(absl::string_view name) {
+  for (const Flag& flag : Table()) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+// Levenshtein distance, one row at a time.
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1,
+                         diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+std::string Suggestion(absl::string_view name) {
+  const Flag* best = nullptr;
+  size_t best_distance = 1 + name.size() / 3;
+  for (const Flag& flag : Table()) {
+    const size_t distance = EditDistance(name, flag.name);
+    const bool is_prefix =
+        name.size() >= 3 && absl::StartsWith(flag.name, name);
+    if (distance <= best_distance || (is_prefix && best == nullptr)) {
+      best = &flag;
+      best_distance = std::min(distance, best_distance);
+    }
+  }
+  return best == nullptr ? "; see --help"
+                         : absl::StrCat("; did you mean --", best->name, "?");
+}
+
+void SetFromText(const Flag& flag, absl::string_view source,
+                 absl::string_view text, Settings* settings,
+                 std::vector<std::string>* errors) {
+  if (flag.read(text, settings)) return;
+  errors->push_back(
+      absl::StrCat(source, "=", text, " is not ", flag.value_name));
+}
+
+void ReadEnvironment(const Environment& environment, Settings* settings,
+                     std::vector<std::string>* errors) {
+  for (const Flag& flag : Table()) {
+    if (flag.is_action) continue;
+    const std::string name = flag.environment();
+    const std::optional<std::string> value = environment(name);
+    if (!value.has_value()) continue;
+    // Kubernetes sets such values for every Service of the name space.
+    if (absl::StrContains(*value, "://")) {
+      errors->push_back(
+          absl::StrCat(name, "=", *value,
+                       " looks like a Kubernetes service link: rename "
+                       "the Service or set enableServiceLinks: false"));
+      continue;
+    }
+    SetFromText(flag, name, *value, settings, errors);
+  }
+}
+
+// Reads the flag at args[i]; returns the number of arguments used.
+size_t ReadFlag(const std::vector<std::string>& args, size_t i,
+                Settings* settings, std::vector<std::string>* errors) {
+  const absl::string_view arg = args[i];
+  if (!absl::StartsWith(arg, "--") || arg.size() == 2) {
+    errors->push_back(absl::StrCat("unexpected argument ", arg));
+    return 1;
+  }
+  const size_t equals = arg.find('=');
+  const absl::string_view name = arg.substr(2, equals - 2);
+  const Flag* flag = Find(name);
+  if (flag == nullptr && absl::StartsWith(name, "no-") &&
+      equals == absl::string_view::npos) {
+    flag = Find(name.substr(3));
+    if (flag != nullptr && flag->is_bool) {
+      flag->read("false", settings);
+      return 1;
+    }
+    flag = nullptr;
+  }
+  if (flag == nullptr) {
+    errors->push_back(absl::StrCat("unknown flag --", name, Suggestion(name)));
+    return 1;
+  }
+  const std::string source = absl::StrCat("--", name);
+  if (equals != absl::string_view::npos) {
+    SetFromText(*flag, source, arg.substr(equals + 1), settings, errors);
+    return 1;
+  }
+  if (flag->is_bool) {
+    flag->read("true", settings);
+    return 1;
+  }
+  if (i + 1 == args.size()) {
+    errors->push_back(
+        absl::StrCat(source, " needs a value: ", flag->value_name));
+    return 1;
+  }
+  SetFromText(*flag, source, args[i + 1], settings, errors);
+  return 2;
+}
+
+// Appends `text` in lines of at most kHelpColumns, each indented.
+void AppendWrapped(absl::string_view text, size_t indent, std::string* out) {
+  std::string line(indent, ' ');
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (line.size() > indent && line.size() + 1 + word.size() > kHelpColumns) {
+      absl::StrAppend(out, line, "\n");
+      line.assign(indent, ' ');
+    }
+    if (line.size() > indent) line += ' ';
+    absl::StrAppend(&line, word);
+  }
+  absl::StrAppend(out, line, "\n");
+}
+
+}  // namespace
+
+std::vector<FlagInfo> AllFlags() {
+  std::vector<FlagInfo> flags;
+  for (const Flag& flag : Table()) {
+    flags.push_back({.name = flag.name,
+                     .environment = flag.environment(),
+                     .default_value = flag.default_value,
+                     .help = flag.help,
+                     .group = flag.group});
+  }
+  return flags;
+}
+
+Environment ProcessEnvironment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* const value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return std::string(value);
+  };
+}
+
+absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
+                                       const Environment& environment) {
+  Settings settings;
+  std::vector<std::string> errors;
+  ReadEnvironment(environment, &settings, &errors);
+  for (size_t i = 0; i < args.size();) {
+    i += ReadFlag(args, i, &settings, &errors);
+  }
+  if (!errors.empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(errors, "\n"));
+  }
+  if (settings.server.model_name.empty()) {
+    std::filesystem::path folder(settings.engine.model_dir);
+    if (!folder.has_filename()) folder = folder.parent_path();
+    settings.server.model_name = folder.filename().string();
+  }
+  return settings;
+}
+
+absl::Status ValidateSettings(const Settings& settings) {
+  std::vector<std::string> complaints;
+  for (const absl::Status& status :
+       {settings.engine.Validate(), settings.server.Validate()}) {
+    if (!status.ok()) complaints.emplace_back(status.message());
+  }
+  if (complaints.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(complaints, "\n"));
+}
+
+std::string HelpText() {
+  std::string text =
+      "weftd: serves training and sampling of many LoRA adapters on one base "
+      "model, over gRPC.\n\n"
+      "Usage: weftd --model DIR [flags]\n\n"
+      "A value comes from its flag, else from its environment variable, else "
+      "from its default.\n";
+  absl::string_view group;
+  for (const Flag& flag : Table()) {
+    if (group != flag.group) {
+      group = flag.group;
+      absl::StrAppend(&text, "\n", group, ":\n");
+    }
+    if (flag.is_bool) {
+      absl::StrAppend(&text, "  --", flag.name, "\n");
+    } else {
+      absl::StrAppend(&text, "  --", flag.name, " ", flag.value_name, "\n");
+    }
+    AppendWrapped(flag.help, 6, &text);
+    if (flag.is_action) continue;
+    AppendWrapped(absl::StrCat("[default: ",
+                               flag.default_value.empty() ? std::string("none")
+                                                          : flag.default_value,
+                               "] [env: ", flag.environment(), "]"),
+                  6, &text);
+  }
+  return text;
+}
+
+}  // namespace weft

@@ -1,0 +1,59 @@
+// Flags and environment of weftd. One table (flags.cc) drives parsing, --help
+// and the documentation of defaults. Precedence: flag > environment > default.
+//
+// Nothing here touches Torch, the network or the disk: --help must be quick.
+#ifndef WEFT_SERVER_FLAGS_H_
+#define WEFT_SERVER_FLAGS_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/config/options.h"
+
+namespace weft {
+
+// What the command line asks for.
+struct Settings {
+  EngineOptions engine;
+  ServerOptions server;
+  bool help = false;
+  bool version = false;
+  bool check_config = false;
+};
+
+// One row of the table, for tests and documentation.
+struct FlagInfo {
+  std::string name;         // Without dashes.
+  std::string environment;  // WEFT_NAME; empty for actions such as --help.
+  std::string default_value;
+  std::string help;
+  std::string group;
+};
+[[nodiscard]] std::vector<FlagInfo> AllFlags();
+
+// Value of an environment variable, or absent.
+using Environment =
+    std::function<std::optional<std::string>(const std::string& name)>;
+[[nodiscard]] Environment ProcessEnvironment();
+
+// Reads `args` (without the program's name): "--name=value", "--name value",
+// for booleans also "--name" and "--no-name".
+// Errors: INVALID_ARGUMENT listing every unknown flag or environment variable
+// WEFT_* of a near name, and every value that does not parse. Ranges are not
+// checked here but by Validate of the options.
+[[nodiscard]] absl::StatusOr<Settings> ParseSettings(
+    const std::vector<std::string>& args, const Environment& environment);
+
+// Every complaint of both Validate functions, one per line.
+[[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
+
+// Grouped, at most 100 columns.
+[[nodiscard]] std::string HelpText();
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_FLAGS_H_

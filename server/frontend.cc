@@ -1,0 +1,185 @@
+#include "server/frontend.h"
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
+#include "server/services.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr char kReadinessService[] = "weft.v1.TrainingService";
+constexpr char kLivenessService[] = "liveness";
+
+// With fewer, two idle connections block every scrape for 30 s (civetweb's
+// request timeout).
+constexpr size_t kMetricsThreads = 8;
+
+// Bytes that gRPC may hold for messages on their way, as messages of the
+// largest size.
+constexpr int64_t kQuotaMessages = 32;
+
+void SetKeepalive(grpc::ServerBuilder* builder) {
+  constexpr int kSecond = 1000;
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60 * kSecond);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * kSecond);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A client may ping every 10 s; the default of 5 min answers ordinary
+  // client settings with "too many pings".
+  builder->AddChannelArgument(
+      GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10 * kSecond);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 600 * kSecond);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                              10 * kSecond);
+}
+
+void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(
+      static_cast<int>(options.max_message_bytes));
+  // Unlimited: an answer that is too long must not be lost after its step ran.
+  // Its size follows from the request's.
+  builder->SetMaxSendMessageSize(-1);
+  // A compressed message is inflated before its size is checked.
+  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  // Enough that steps sent ahead of a missing one cannot keep it out.
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+  // A second daemon on the port must fail, not share it.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  grpc::ResourceQuota quota("weftd");
+  quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
+  builder->SetResourceQuota(quota);
+}
+
+// `listen` with its port replaced.
+std::string WithPort(absl::string_view listen, int port) {
+  return absl::StrCat(listen.substr(0, listen.rfind(':') + 1), port);
+}
+
+}  // namespace
+
+Frontend::Frontend(const ServerOptions& options,
+                   std::shared_ptr<prometheus::Registry> registry)
+    : core_(options, registry.get()),
+      registry_(std::move(registry)),
+      process_collector_(std::make_shared<ProcessCollector>()) {
+  core_.begin_drain = [this] { StartDraining(); };
+}
+
+Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
+    const ServerOptions& options,
+    std::shared_ptr<prometheus::Registry> registry) {
+  std::unique_ptr<Frontend> frontend(
+      new Frontend(options, std::move(registry)));
+  WEFT_RETURN_IF_ERROR(frontend->StartGrpc());
+  WEFT_RETURN_IF_ERROR(frontend->StartMetrics());
+  WEFT_RETURN_IF_ERROR(frontend->WritePortFile());
+  return frontend;
+}
+
+absl::Status Frontend::StartGrpc() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  services_[0] = MakeTrainingService(&core_);
+  services_[1] = MakeSamplingService(&core_);
+  services_[2] = MakeAdapterService(&core_);
+  services_[3] = MakeServerService(&core_);
+
+  const std::string& listen = core_.options.listen;
+  grpc::ServerBuilder builder;
+  SetLimits(core_.options, &builder);
+  SetKeepalive(&builder);
+  for (const auto& service : services_) builder.RegisterService(service.get());
+  int port = 0;
+  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on --listen=", listen,
+                     ": is the port taken, the address this machine's?"));
+  }
+  SetReady(false);
+  server_->GetHealthCheckService()->SetServingStatus(kLivenessService, true);
+  address_ = WithPort(listen, port);
+  return absl::OkStatus();
+}
+
+absl::Status Frontend::StartMetrics() {
+  const std::string& listen = core_.options.metrics_listen;
+  if (listen.empty()) return absl::OkStatus();
+  // civetweb speaks in exceptions.
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(listen, kMetricsThreads);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on --metrics-listen=", listen, ": ", error.what()));
+  }
+  exposer_->RegisterCollectable(registry_);
+  exposer_->RegisterCollectable(process_collector_);
+  metrics_address_ = WithPort(listen, exposer_->GetListeningPorts().at(0));
+  return absl::OkStatus();
+}
+
+absl::Status Frontend::WritePortFile() const {
+  const std::string& path = core_.options.port_file;
+  if (path.empty()) return absl::OkStatus();
+  // Renamed into place, so that whoever waits for it never reads half of it.
+  const std::string draft = absl::StrCat(path, ".tmp");
+  std::FILE* const file = std::fopen(draft.c_str(), "w");
+  bool written = file != nullptr;
+  if (written) {
+    written = std::fprintf(file, "%s\n%s\n", address_.c_str(),
+                           metrics_address_.c_str()) > 0;
+    written = std::fclose(file) == 0 && written;
+  }
+  if (written && std::rename(draft.c_str(), path.c_str()) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("cannot write --port-file=", path));
+}
+
+void Frontend::SetReady(bool ready) {
+  auto* const health = server_->GetHealthCheckService();
+  health->SetServingStatus("", ready);
+  health->SetServingStatus(kReadinessService, ready);
+}
+
+void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
+
+void Frontend::SetEngine(Engine* engine) {
+  core_.engine.Set(engine);
+  if (draining()) return;
+  core_.metrics.SetPhase(StartupPhase::kServing);
+  SetReady(true);
+}
+
+void Frontend::StartDraining() {
+  core_.engine.StartDraining();
+  SetReady(false);
+  core_.metrics.SetPhase(StartupPhase::kDraining);
+}
+
+void Frontend::Shutdown(absl::Duration grace) {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() +
+                    absl::ToChronoMilliseconds(grace));
+  server_->Wait();
+  server_.reset();
+  exposer_.reset();
+}
+
+}  // namespace weft

@@ -1,0 +1,82 @@
+// Everything that listens: the gRPC server with its services, health and
+// reflection, and the metrics endpoint.
+#ifndef WEFT_SERVER_FRONTEND_H_
+#define WEFT_SERVER_FRONTEND_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "grpcpp/grpcpp.h"
+#include "prometheus/exposer.h"
+#include "prometheus/registry.h"
+#include "server/service_core.h"
+#include "src/config/options.h"
+#include "src/metrics/process_collector.h"
+
+namespace weft {
+
+// Health services: "" and "weft.v1.TrainingService" tell readiness; "liveness"
+// is SERVING for as long as gRPC answers at all.
+//
+// Threads: any, Shutdown once.
+class Frontend {
+ public:
+  // Listens at once; every RPC but GetInfo answers UNAVAILABLE until SetEngine.
+  // Errors: UNAVAILABLE when an address cannot be listened on; INTERNAL.
+  // Writes options.port_file. `registry` is shared with the metrics endpoint,
+  // which only observes it.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
+      const ServerOptions& options,
+      std::shared_ptr<prometheus::Registry> registry);
+
+  ~Frontend();
+  Frontend(const Frontend&) = delete;
+  Frontend& operator=(const Frontend&) = delete;
+
+  // HOST:PORT with the ports that were chosen; metrics_address is empty when
+  // there is no endpoint.
+  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] const std::string& metrics_address() const {
+    return metrics_address_;
+  }
+
+  // Shows on the metrics page that the engine is being started.
+  void SetLoading();
+
+  // Serves with `engine`, which outlives Shutdown.
+  void SetEngine(Engine* engine);
+
+  // Health turns NOT_SERVING, new work is refused. May be repeated.
+  void StartDraining();
+  [[nodiscard]] bool draining() const { return core_.engine.draining(); }
+
+  // Ends open calls after `grace`. The engine must be able to answer or cancel
+  // what it has accepted.
+  void Shutdown(absl::Duration grace);
+
+ private:
+  Frontend(const ServerOptions& options,
+           std::shared_ptr<prometheus::Registry> registry);
+
+  [[nodiscard]] absl::Status StartGrpc();
+  [[nodiscard]] absl::Status StartMetrics();
+  [[nodiscard]] absl::Status WritePortFile() const;
+  void SetReady(bool ready);
+
+  ServiceCore core_;
+  // Shared with the exposer, which holds them weakly.
+  const std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<ProcessCollector> process_collector_;
+  std::unique_ptr<grpc::Service> services_[4];
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::string address_;
+  std::string metrics_address_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_FRONTEND_H_

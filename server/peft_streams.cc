@@ -1,0 +1,176 @@
+#include "server/peft_streams.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/call.h"
+#include "server/request_validation.h"
+#include "server/response_conversion.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kChunkBytes = 1 << 20;
+
+// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+class ExportCall final
+    : public grpc::ServerWriteReactor<v1::ExportAdapterResponse> {
+ public:
+  ExportCall(ServiceCore* core, grpc::CallbackServerContext* context)
+      : record_(core, context, Rpc::kExportAdapter) {}
+
+  static ExportCall* Start(ServiceCore* core,
+                           grpc::CallbackServerContext* context,
+                           const v1::ExportAdapterRequest& request) {
+    const auto call = std::make_shared<ExportCall>(core, context);
+    call->self_ = call;
+    const absl::StatusOr<Engine*> engine = call->record_.Admit();
+    if (!engine.ok()) {
+      call->End(engine.status());
+      return call.get();
+    }
+    auto plain =
+        Validate(request, MakeLimits((*engine)->info(), core->options));
+    if (!plain.ok()) {
+      call->End(plain.status());
+      return call.get();
+    }
+    (*engine)->ExportAdapter(*std::move(plain),
+                             [call](absl::StatusOr<PeftFiles> files) {
+                               if (!files.ok())
+                                 return call->End(files.status());
+                               call->files_ = *std::move(files);
+                               call->SendNext();
+                             });
+    return call.get();
+  }
+
+ private:
+  // An empty file is one empty piece, so that the client learns of it.
+  void SendNext() {
+    if (file_ == files_.size()) return End(absl::OkStatus());
+    const auto& [name, contents] = files_[file_];
+    const size_t count = std::min(kChunkBytes, contents.size() - offset_);
+    message_.mutable_chunk()->set_name(name);
+    message_.mutable_chunk()->set_data(contents.data() + offset_, count);
+    offset_ += count;
+    if (offset_ == contents.size()) {
+      ++file_;
+      offset_ = 0;
+    }
+    StartWrite(&message_);
+  }
+
+  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return End(absl::CancelledError("the client went away"));
+    SendNext();
+  }
+
+  void OnDone() override {
+    const std::shared_ptr<ExportCall> self = std::move(self_);
+  }
+
+  CallRecord record_;
+  PeftFiles files_;
+  size_t file_ = 0;    // Next file to send,
+  size_t offset_ = 0;  // from this byte on.
+  v1::ExportAdapterResponse message_;
+  std::shared_ptr<ExportCall> self_;
+};
+
+// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+class ImportCall final
+    : public grpc::ServerReadReactor<v1::ImportAdapterRequest> {
+ public:
+  ImportCall(ServiceCore* core, grpc::CallbackServerContext* context,
+             v1::ImportAdapterResponse* response)
+      : record_(core, context, Rpc::kImportAdapter), response_(response) {}
+  ~ImportCall() override { record_.core()->import_bytes -= held_bytes_; }
+
+  static ImportCall* Start(ServiceCore* core,
+                           grpc::CallbackServerContext* context,
+                           v1::ImportAdapterResponse* response) {
+    const auto call = std::make_shared<ImportCall>(core, context, response);
+    call->self_ = call;
+    const absl::StatusOr<Engine*> engine = call->record_.Admit();
+    if (engine.ok()) {
+      call->engine_ = *engine;
+      call->StartRead(&call->message_);
+    } else {
+      call->End(engine.status());
+    }
+    return call.get();
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) return HandOver();
+    absl::Status status = Hold(message_.chunk().data().size());
+    if (status.ok()) status = assembler_.Add(message_);
+    if (!status.ok()) return End(status);
+    StartRead(&message_);
+  }
+
+  // Counts bytes against the limit that all imports share.
+  absl::Status Hold(size_t bytes) {
+    ServiceCore* const core = record_.core();
+    const auto count = static_cast<int64_t>(bytes);
+    held_bytes_ += count;
+    const int64_t total = core->import_bytes += count;
+    if (total <= core->options.max_import_bytes) return absl::OkStatus();
+    core->metrics.Rejected(RejectReason::kTooLarge);
+    return absl::ResourceExhaustedError(
+        absl::StrCat("imports under way hold ", total,
+                     " bytes, must be at most --max-import-bytes ",
+                     core->options.max_import_bytes));
+  }
+
+  void HandOver() {
+    if (record_.context()->IsCancelled()) {
+      return End(absl::CancelledError("the client went away"));
+    }
+    auto request = assembler_.Finish();
+    if (!request.ok()) return End(request.status());
+    engine_->ImportAdapter(
+        *std::move(request),
+        [call = self_](const absl::StatusOr<AdapterInfo>& info) {
+          if (info.ok()) ToProto(*info, call->response_->mutable_adapter());
+          call->End(info.status());
+        });
+  }
+
+  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+
+  void OnDone() override {
+    const std::shared_ptr<ImportCall> self = std::move(self_);
+  }
+
+  CallRecord record_;
+  v1::ImportAdapterResponse* const response_;
+  Engine* engine_ = nullptr;
+  v1::ImportAdapterRequest message_;
+  ImportAssembler assembler_;
+  int64_t held_bytes_ = 0;
+  std::shared_ptr<ImportCall> self_;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const v1::ExportAdapterRequest& request) {
+  return ExportCall::Start(core, context, request);
+}
+
+grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    v1::ImportAdapterResponse* response) {
+  return ImportCall::Start(core, context, response);
+}
+
+}  // namespace weft

@@ -1,0 +1,25 @@
+// The reactors behind AdapterService.ExportAdapter and ImportAdapter. They free
+// themselves.
+#ifndef WEFT_SERVER_PEFT_STREAMS_H_
+#define WEFT_SERVER_PEFT_STREAMS_H_
+
+#include "grpcpp/grpcpp.h"
+#include "server/service_core.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft {
+
+// Sends the files in pieces of at most 1 MiB.
+[[nodiscard]] grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const v1::ExportAdapterRequest& request);
+
+// Takes files until the client half-closes. RESOURCE_EXHAUSTED when all imports
+// under way hold more than ServerOptions::max_import_bytes together.
+[[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    v1::ImportAdapterResponse* response);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_PEFT_STREAMS_H_

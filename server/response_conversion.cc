@@ -1,0 +1,150 @@
+#include "server/response_conversion.h"
+
+#include <bit>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "raw fields are copied, not swapped");
+
+void CopyRaw(const std::vector<float>& values, std::string* out) {
+  out->assign(reinterpret_cast<const char*>(values.data()),
+              values.size() * sizeof(float));
+}
+
+template <typename Message>
+void FillTrainResponse(const TrainResult& result, Message* out) {
+  out->mutable_results()->Reserve(static_cast<int>(result.data.size()));
+  for (const DatumResult& datum : result.data) {
+    v1::DatumResult* const to = out->add_results();
+    CopyRaw(datum.logprobs, to->mutable_logprobs_le());
+    CopyRaw(datum.losses, to->mutable_losses_le());
+    CopyRaw(datum.entropies, to->mutable_entropies_le());
+  }
+  out->mutable_metrics()->insert(result.metrics.begin(), result.metrics.end());
+  out->set_step(result.step);
+}
+
+v1::FinishReason ToProto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return v1::FINISH_REASON_UNSPECIFIED;
+    case FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+// v1::Sample and v1::SampleStreamResponse name these fields alike.
+template <typename Message>
+void FillSample(const Sample& sample, Message* out) {
+  out->mutable_tokens()->Add(sample.tokens.begin(), sample.tokens.end());
+  out->mutable_logprobs()->Add(sample.logprobs.begin(), sample.logprobs.end());
+  out->set_finish_reason(ToProto(sample.finish_reason));
+  for (const TopLogprobs& top : sample.top_logprobs) {
+    v1::TopLogprobs* const to = out->add_top_logprobs();
+    for (const auto& [token, logprob] : top) {
+      to->add_tokens(static_cast<uint32_t>(token));
+      to->add_logprobs(logprob);
+    }
+  }
+}
+
+v1::TargetModule ToProto(TargetModule module) {
+  switch (module) {
+    case TargetModule::kQProj:
+      return v1::TARGET_MODULE_Q_PROJ;
+    case TargetModule::kKProj:
+      return v1::TARGET_MODULE_K_PROJ;
+    case TargetModule::kVProj:
+      return v1::TARGET_MODULE_V_PROJ;
+    case TargetModule::kOProj:
+      return v1::TARGET_MODULE_O_PROJ;
+    case TargetModule::kGateProj:
+      return v1::TARGET_MODULE_GATE_PROJ;
+    case TargetModule::kUpProj:
+      return v1::TARGET_MODULE_UP_PROJ;
+    case TargetModule::kDownProj:
+      return v1::TARGET_MODULE_DOWN_PROJ;
+    case TargetModule::kLmHead:
+      return v1::TARGET_MODULE_LM_HEAD;
+  }
+  return v1::TARGET_MODULE_UNSPECIFIED;
+}
+
+double UnixSecondsOf(absl::Time time) {
+  return absl::ToDoubleSeconds(time - absl::UnixEpoch());
+}
+
+}  // namespace
+
+void ToProto(const TrainResult& result, v1::ForwardBackwardResponse* out) {
+  FillTrainResponse(result, out);
+}
+
+void ToProto(const TrainResult& result, v1::ForwardResponse* out) {
+  FillTrainResponse(result, out);
+}
+
+void ToProto(const OptimStepResult& result, v1::OptimStepResponse* out) {
+  out->set_grad_norm(result.grad_norm);
+  out->set_version(result.version);
+  out->set_step(result.step);
+}
+
+void ToProto(const SampleResult& result, v1::SampleResponse* out) {
+  for (const Sample& sample : result.samples) {
+    FillSample(sample, out->add_samples());
+  }
+  out->mutable_prompt_logprobs()->Add(result.prompt_logprobs.begin(),
+                                      result.prompt_logprobs.end());
+  out->set_version(result.version);
+}
+
+void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out) {
+  out->set_sample_index(static_cast<uint32_t>(delta.sample_index));
+  FillSample(delta.piece, out);
+  out->mutable_prompt_logprobs()->Add(delta.prompt_logprobs.begin(),
+                                      delta.prompt_logprobs.end());
+  out->set_version(delta.version);
+}
+
+void ToProto(const LoraConfig& config, v1::LoraConfig* out) {
+  out->set_rank(static_cast<uint32_t>(config.rank));
+  out->set_alpha(config.alpha);
+  for (const TargetModule module : config.target_modules) {
+    out->add_target_modules(ToProto(module));
+  }
+  out->set_seed(config.seed);
+}
+
+void ToProto(const AdapterInfo& info, v1::Adapter* out) {
+  out->set_adapter_id(info.adapter_id);
+  ToProto(info.config, out->mutable_config());
+  out->set_last_step(info.last_step);
+  out->set_optim_steps(info.optim_steps);
+  out->set_version(info.version);
+  out->set_num_parameters(info.num_parameters);
+  out->set_resident_bytes(info.resident_bytes);
+  out->mutable_snapshots()->Add(info.snapshots.begin(), info.snapshots.end());
+  out->set_created_at(UnixSecondsOf(info.created_at));
+}
+
+void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {
+  out->set_adapter_id(info.adapter_id);
+  out->set_name(info.name);
+  out->set_last_step(info.last_step);
+  out->set_optim_steps(info.optim_steps);
+  out->set_size_bytes(info.size_bytes);
+  out->set_created_at(UnixSecondsOf(info.created_at));
+  ToProto(info.config, out->mutable_config());
+}
+
+}  // namespace weft

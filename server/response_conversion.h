@@ -1,0 +1,30 @@
+// Plain results to wire messages.
+//
+// `out` is filled from empty. Nothing here can fail: results come from the
+// engine, not from a client. Threads: any.
+#ifndef WEFT_SERVER_RESPONSE_CONVERSION_H_
+#define WEFT_SERVER_RESPONSE_CONVERSION_H_
+
+#include "src/request/adapter.h"
+#include "src/request/sample.h"
+#include "src/request/train.h"
+#include "weft/v1/adapters.pb.h"
+#include "weft/v1/sampling.pb.h"
+#include "weft/v1/training.pb.h"
+
+namespace weft {
+
+void ToProto(const TrainResult& result, v1::ForwardBackwardResponse* out);
+void ToProto(const TrainResult& result, v1::ForwardResponse* out);
+void ToProto(const OptimStepResult& result, v1::OptimStepResponse* out);
+
+void ToProto(const SampleResult& result, v1::SampleResponse* out);
+void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out);
+
+void ToProto(const LoraConfig& config, v1::LoraConfig* out);
+void ToProto(const AdapterInfo& info, v1::Adapter* out);
+void ToProto(const CheckpointInfo& info, v1::Checkpoint* out);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_RESPONSE_CONVERSION_H_

@@ -1,0 +1,157 @@
+#include "server/rpc_metrics.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/version.h"
+
+namespace weft {
+namespace {
+
+struct RpcMethod {
+  const char* service;
+  const char* method;
+  const char* type;
+};
+
+constexpr RpcMethod kRpcMethods[] = {
+    {"weft.v1.TrainingService", "ForwardBackward", "unary"},
+    {"weft.v1.TrainingService", "Forward", "unary"},
+    {"weft.v1.TrainingService", "OptimStep", "unary"},
+    {"weft.v1.SamplingService", "Sample", "unary"},
+    {"weft.v1.SamplingService", "SampleStream", "server_stream"},
+    {"weft.v1.AdapterService", "CreateAdapter", "unary"},
+    {"weft.v1.AdapterService", "GetAdapter", "unary"},
+    {"weft.v1.AdapterService", "ListAdapters", "unary"},
+    {"weft.v1.AdapterService", "DeleteAdapter", "unary"},
+    {"weft.v1.AdapterService", "SaveCheckpoint", "unary"},
+    {"weft.v1.AdapterService", "LoadCheckpoint", "unary"},
+    {"weft.v1.AdapterService", "ListCheckpoints", "unary"},
+    {"weft.v1.AdapterService", "DeleteCheckpoint", "unary"},
+    {"weft.v1.AdapterService", "PublishSnapshot", "unary"},
+    {"weft.v1.AdapterService", "ReleaseSnapshot", "unary"},
+    {"weft.v1.AdapterService", "ExportAdapter", "server_stream"},
+    {"weft.v1.AdapterService", "ImportAdapter", "client_stream"},
+    {"weft.v1.ServerService", "GetInfo", "unary"},
+    {"weft.v1.ServerService", "Drain", "unary"},
+};
+static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
+
+// As grpc spells them in Go, which the metric names come from.
+constexpr const char* kCodeNames[] = {"OK",
+                                      "Canceled",
+                                      "Unknown",
+                                      "InvalidArgument",
+                                      "DeadlineExceeded",
+                                      "NotFound",
+                                      "AlreadyExists",
+                                      "PermissionDenied",
+                                      "ResourceExhausted",
+                                      "FailedPrecondition",
+                                      "Aborted",
+                                      "OutOfRange",
+                                      "Unimplemented",
+                                      "Internal",
+                                      "Unavailable",
+                                      "DataLoss",
+                                      "Unauthenticated"};
+
+// Calls whose requests carry a step number and may be replayed.
+bool HasStep(Rpc rpc) {
+  return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
+         rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||
+         rpc == Rpc::kLoadCheckpoint || rpc == Rpc::kPublishSnapshot;
+}
+
+size_t Index(auto value) { return static_cast<size_t>(value); }
+
+}  // namespace
+
+std::string RpcName(Rpc rpc) {
+  const RpcMethod& method = kRpcMethods[Index(rpc)];
+  return absl::StrCat(method.service, "/", method.method);
+}
+
+RejectReason ReasonOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+      return RejectReason::kInvalid;
+    case absl::StatusCode::kResourceExhausted:
+      return RejectReason::kQueueFull;
+    case absl::StatusCode::kUnavailable:
+      return RejectReason::kDraining;
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kOutOfRange:
+      return RejectReason::kOrder;
+    default:
+      return RejectReason::kCount;
+  }
+}
+
+RpcMetrics::RpcMetrics(prometheus::Registry* registry)
+    : rejected_(registry, "weft_requests_rejected_total",
+                "Calls refused without running.", "reason",
+                {"invalid", "too_large", "queue_full", "starting", "draining",
+                 "order"}),
+      phase_(registry, "weft_startup_phase",
+             "1 for the phase the server is in, 0 for the others.", "phase",
+             {"listening", "loading", "serving", "draining"}),
+      inflight_(AddGauge(registry, "weft_requests_inflight",
+                         "Calls accepted and not answered yet.")) {
+  for (const RpcMethod& rpc : kRpcMethods) {
+    const prometheus::Labels labels = {{"grpc_type", rpc.type},
+                                       {"grpc_service", rpc.service},
+                                       {"grpc_method", rpc.method}};
+    Method method{};
+    method.started = &AddCounter(registry, "grpc_server_started_total",
+                                 "Calls started.", labels);
+    method.seconds =
+        &AddHistogram(registry, "grpc_server_handling_seconds",
+                      "Seconds from a call's request to its status.",
+                      LatencyBuckets(), labels);
+    for (size_t code = 0; code < method.handled.size(); ++code) {
+      prometheus::Labels with_code = labels;
+      with_code["grpc_code"] = kCodeNames[code];
+      method.handled[code] = &AddCounter(registry, "grpc_server_handled_total",
+                                         "Calls answered, by code.", with_code);
+    }
+    if (HasStep(static_cast<Rpc>(methods_.size()))) {
+      method.replayed = &AddCounter(registry, "weft_replayed_requests_total",
+                                    "Repeated steps answered from memory.",
+                                    {{"method", rpc.method}});
+    }
+    methods_.push_back(method);
+  }
+  AddGauge(registry, "weft_build_info", "Always 1; labels name the build.",
+           {{"version", kVersion}, {"git", kGitRevision}})
+      .Set(1);
+  SetPhase(StartupPhase::kListening);
+}
+
+void RpcMetrics::Started(Rpc rpc) {
+  methods_[Index(rpc)].started->Increment();
+  inflight_.Increment();
+}
+
+void RpcMetrics::Handled(Rpc rpc, const absl::Status& status,
+                         absl::Duration elapsed) {
+  const Method& method = methods_[Index(rpc)];
+  const auto code = static_cast<size_t>(status.code());
+  // A code from outside the canonical set counts as Unknown.
+  method.handled[code < method.handled.size() ? code : 2]->Increment();
+  method.seconds->Observe(absl::ToDoubleSeconds(elapsed));
+  inflight_.Decrement();
+}
+
+void RpcMetrics::Rejected(RejectReason reason) {
+  if (reason != RejectReason::kCount) rejected_[Index(reason)].Increment();
+}
+
+void RpcMetrics::Replayed(Rpc rpc) {
+  prometheus::Counter* const replayed = methods_[Index(rpc)].replayed;
+  if (replayed != nullptr) replayed->Increment();
+}
+
+void RpcMetrics::SetPhase(StartupPhase phase) { phase_.Select(Index(phase)); }
+
+}  // namespace weft

@@ -1,0 +1,87 @@
+// Counters and latencies of the RPCs, under the names that go-grpc-prometheus
+// made common, so that stock dashboards and alerts work; and the server's own.
+#ifndef WEFT_SERVER_RPC_METRICS_H_
+#define WEFT_SERVER_RPC_METRICS_H_
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "src/metrics/metrics.h"
+
+namespace weft {
+
+// Every method of weft.v1, in the order of kRpcMethods in rpc_metrics.cc.
+enum class Rpc : uint8_t {
+  kForwardBackward,
+  kForward,
+  kOptimStep,
+  kSample,
+  kSampleStream,
+  kCreateAdapter,
+  kGetAdapter,
+  kListAdapters,
+  kDeleteAdapter,
+  kSaveCheckpoint,
+  kLoadCheckpoint,
+  kListCheckpoints,
+  kDeleteCheckpoint,
+  kPublishSnapshot,
+  kReleaseSnapshot,
+  kExportAdapter,
+  kImportAdapter,
+  kGetInfo,
+  kDrain,
+  kCount,
+};
+
+// "weft.v1.TrainingService/ForwardBackward".
+[[nodiscard]] std::string RpcName(Rpc rpc);
+
+// Why a call was refused without running. kTooLarge is what this server counts
+// itself; a message above --max-message-bytes is refused by gRPC unseen.
+enum class RejectReason : uint8_t {
+  kInvalid,
+  kTooLarge,
+  kQueueFull,
+  kStarting,
+  kDraining,
+  kOrder,
+  kCount,
+};
+
+// The reason that a failed status stands for, or kCount when the call ran.
+[[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
+
+enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };
+
+// Threads: any. Lives shorter than its registry.
+class RpcMetrics {
+ public:
+  explicit RpcMetrics(prometheus::Registry* registry);
+
+  void Started(Rpc rpc);
+  void Handled(Rpc rpc, const absl::Status& status, absl::Duration elapsed);
+  void Rejected(RejectReason reason);
+  void Replayed(Rpc rpc);
+  void SetPhase(StartupPhase phase);
+
+ private:
+  struct Method {
+    prometheus::Counter* started;
+    prometheus::Histogram* seconds;
+    prometheus::Counter* replayed;
+    std::array<prometheus::Counter*, 17> handled;  // By status code.
+  };
+
+  std::vector<Method> methods_;
+  LabelledCounters rejected_;
+  LabelledGauges phase_;
+  prometheus::Gauge& inflight_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_RPC_METRICS_H_

@@ -1,0 +1,163 @@
+#include "server/sample_stream.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "server/call.h"
+#include "server/request_validation.h"
+#include "server/response_conversion.h"
+#include "src/base/mutex.h"
+
+namespace weft {
+namespace {
+
+size_t NumValues(const v1::SampleStreamResponse& message) {
+  auto values = static_cast<size_t>(message.tokens_size());
+  for (const v1::TopLogprobs& top : message.top_logprobs()) {
+    values += static_cast<size_t>(top.tokens_size());
+  }
+  return values;
+}
+
+// Ownership: shared by gRPC (until OnDone) and the engine's two callbacks.
+class SampleStreamCall final
+    : public grpc::ServerWriteReactor<v1::SampleStreamResponse> {
+ public:
+  SampleStreamCall(ServiceCore* core, grpc::CallbackServerContext* context)
+      : record_(core, context, Rpc::kSampleStream) {}
+
+  static SampleStreamCall* Start(ServiceCore* core,
+                                 grpc::CallbackServerContext* context,
+                                 const v1::SampleStreamRequest& request) {
+    const auto call = std::make_shared<SampleStreamCall>(core, context);
+    call->self_ = call;
+    const absl::StatusOr<Engine*> engine = call->record_.Admit();
+    if (!engine.ok()) {
+      call->End(engine.status());
+      return call.get();
+    }
+    auto plain = Validate(request.request(),
+                          MakeLimits((*engine)->info(), core->options));
+    if (!plain.ok()) {
+      call->End(plain.status());
+      return call.get();
+    }
+    plain->deadline = call->record_.deadline();
+    call->cancel_.Set((*engine)->Sample(
+        *std::move(plain),
+        [call](const SampleDelta& delta) { call->Add(delta); },
+        [call](const absl::StatusOr<SampleResult>& result) {
+          call->End(result.status());
+        }));
+    return call.get();
+  }
+
+ private:
+  void Add(const SampleDelta& delta) ABSL_LOCKS_EXCLUDED(mu_) {
+    v1::SampleStreamResponse message;
+    ToProto(delta, &message);
+    bool too_slow = false;
+    {
+      MutexLock lock(&mu_);
+      if (dropped_) return;
+      waiting_values_ += NumValues(message);
+      const auto same = std::find_if(
+          waiting_.begin(), waiting_.end(), [&message](const auto& other) {
+            return other.sample_index() == message.sample_index();
+          });
+      if (same == waiting_.end()) {
+        waiting_.push_back(std::move(message));
+      } else {
+        same->MergeFrom(message);
+      }
+      too_slow = waiting_values_ > kMaxWaitingValues;
+      if (too_slow) Drop();
+    }
+    // A write that the reader holds up ends only with the call.
+    if (too_slow) record_.context()->TryCancel();
+    Pump();
+  }
+
+  // The engine is done: what waits is still sent, unless it failed.
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (!status.ok()) Drop();
+      outcome_ = status;
+    }
+    Pump();
+  }
+
+  // Sends the next message, or the status when nothing is left to send.
+  void Pump() ABSL_LOCKS_EXCLUDED(mu_) {
+    bool is_last = false;
+    absl::Status outcome;
+    {
+      MutexLock lock(&mu_);
+      if (busy_) return;
+      is_last = waiting_.empty();
+      if (is_last) {
+        if (!outcome_.has_value()) return;
+        outcome = *outcome_;
+      } else {
+        current_ = std::move(waiting_.front());
+        waiting_.pop_front();
+        waiting_values_ -= NumValues(current_);
+      }
+      busy_ = true;  // For good when it is the status.
+    }
+    if (is_last) {
+      Finish(record_.Close(outcome));
+    } else {
+      StartWrite(&current_);
+    }
+  }
+
+  void Drop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    dropped_ = true;
+    waiting_.clear();
+    waiting_values_ = 0;
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      MutexLock lock(&mu_);
+      busy_ = false;
+      if (!ok) Drop();
+    }
+    if (!ok) cancel_.Cancel();
+    Pump();
+  }
+
+  void OnCancel() override { cancel_.Cancel(); }
+
+  void OnDone() override {
+    cancel_.Clear();
+    const std::shared_ptr<SampleStreamCall> self = std::move(self_);
+  }
+
+  CallRecord record_;
+  CancelSlot cancel_;
+  Mutex mu_;
+  std::deque<v1::SampleStreamResponse> waiting_ ABSL_GUARDED_BY(mu_);
+  size_t waiting_values_ ABSL_GUARDED_BY(mu_) = 0;
+  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // Nothing more will be sent.
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // A write or Finish is under way.
+  std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mu_);
+  v1::SampleStreamResponse current_;  // Belongs to gRPC while busy_.
+  std::shared_ptr<SampleStreamCall> self_;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::SampleStreamResponse>* StartSampleStream(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const v1::SampleStreamRequest& request) {
+  return SampleStreamCall::Start(core, context, request);
+}
+
+}  // namespace weft

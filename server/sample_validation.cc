@@ -1,0 +1,163 @@
+// Validation of SamplingService's requests; see request_validation.h.
+#include <sys/random.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "server/field_checks.h"
+#include "server/request_validation.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr uint32_t kDefaultMaxTokens = 128;
+constexpr size_t kMaxStopEntries = 64;
+constexpr int kMaxStopTokens = 64;
+constexpr size_t kMaxStopBytes = 256;
+constexpr uint32_t kMaxTopLogprobs = 20;
+
+uint64_t DrawSeed() {
+  uint64_t seed = 0;
+  if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) {
+    // Only an early boot or a signal gets here; any seed will do.
+    seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+  }
+  return seed;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadIds(
+    absl::string_view field,
+    const google::protobuf::RepeatedField<uint32_t>& ids, int vocab_size) {
+  std::vector<int32_t> out(ids.begin(), ids.end());
+  const int64_t bad = FindBadId(out, vocab_size);
+  if (bad < 0) return out;
+  return BadId(field, bad, out[static_cast<size_t>(bad)], vocab_size);
+}
+
+absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
+                                  const RequestLimits& limits) {
+  const auto entries = static_cast<size_t>(in.token_ids_size()) +
+                       static_cast<size_t>(in.token_sequences_size()) +
+                       static_cast<size_t>(in.byte_strings_size());
+  if (entries > kMaxStopEntries) {
+    return BadField("config.stop",
+                    absl::StrCat("has ", entries, " entries, must be at most ",
+                                 kMaxStopEntries));
+  }
+  StopRule out;
+  WEFT_ASSIGN_OR_RETURN(
+      out.token_ids,
+      ReadIds("config.stop.token_ids", in.token_ids(), limits.vocab_size));
+  for (int i = 0; i < in.token_sequences_size(); ++i) {
+    const auto& tokens = in.token_sequences(i).tokens();
+    const std::string path =
+        absl::StrCat("config.stop.token_sequences[", i, "].tokens");
+    if (tokens.empty() || tokens.size() > kMaxStopTokens) {
+      return BadField(
+          path, absl::StrCat("has ", tokens.size(), " values, must be in [1, ",
+                             kMaxStopTokens, "]"));
+    }
+    WEFT_ASSIGN_OR_RETURN(std::vector<int32_t> sequence,
+                          ReadIds(path, tokens, limits.vocab_size));
+    out.token_sequences.push_back(std::move(sequence));
+  }
+  for (int i = 0; i < in.byte_strings_size(); ++i) {
+    const std::string& bytes = in.byte_strings(i);
+    if (bytes.empty() || bytes.size() > kMaxStopBytes) {
+      return BadField(
+          absl::StrCat("config.stop.byte_strings[", i, "]"),
+          absl::StrCat("has ", bytes.size(), " bytes, must be in [1, ",
+                       kMaxStopBytes, "]"));
+    }
+    out.byte_strings.push_back(bytes);
+  }
+  if (!out.byte_strings.empty() && !limits.has_byte_decoder) {
+    return absl::FailedPreconditionError(
+        "config.stop.byte_strings needs a byte-level tokenizer.json in the "
+        "model folder; use token_ids or token_sequences");
+  }
+  return out;
+}
+
+absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
+                                          size_t prompt_length,
+                                          const RequestLimits& limits) {
+  const auto room = static_cast<uint32_t>(limits.context_length) -
+                    static_cast<uint32_t>(prompt_length);
+  const uint32_t max_tokens = in.max_tokens() == 0
+                                  ? std::min(kDefaultMaxTokens, room)
+                                  : in.max_tokens();
+  if (max_tokens > room) {
+    return BadField("config.max_tokens",
+                    absl::StrCat("is ", max_tokens, ", must be in [1, ", room,
+                                 "]: context length ", limits.context_length,
+                                 " less the prompt's ", prompt_length));
+  }
+  SamplingConfig out;
+  out.max_tokens = static_cast<int>(max_tokens);
+  // More than the vocabulary means all of it.
+  out.top_k = static_cast<int>(
+      std::min(in.top_k(), static_cast<uint32_t>(limits.vocab_size)));
+  if (in.has_temperature()) out.temperature = in.temperature();
+  if (in.has_top_p()) out.top_p = in.top_p();
+  if (out.temperature != 0) {
+    WEFT_RETURN_IF_ERROR(CheckReal("config.temperature", out.temperature,
+                                   {.low = 1e-8, .high = 1e8}));
+  }
+  WEFT_RETURN_IF_ERROR(CheckReal("config.top_p", out.top_p,
+                                 {.low = 0, .high = 1, .low_open = true}));
+  out.seed = in.has_seed() ? in.seed() : DrawSeed();
+  if (in.has_stop()) {
+    WEFT_ASSIGN_OR_RETURN(out.stop, ReadStop(in.stop(), limits));
+  }
+  return out;
+}
+
+absl::Status CheckSource(const v1::SampleRequest& request) {
+  if (!request.adapter_id().empty()) {
+    WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  }
+  if (request.snapshot().empty()) return absl::OkStatus();
+  if (request.adapter_id().empty()) {
+    return BadField("adapter_id", "is required with a snapshot");
+  }
+  return CheckName("snapshot", request.snapshot());
+}
+
+}  // namespace
+
+absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
+                                       const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckSource(request));
+  const int prompt_length = request.prompt_size();
+  if (prompt_length < 1 || prompt_length >= limits.context_length) {
+    return BadField("prompt", absl::StrCat("has ", prompt_length,
+                                           " values, must be in [1, context "
+                                           "length ",
+                                           limits.context_length, ")"));
+  }
+  SampleRequest out;
+  out.adapter_id = request.adapter_id();
+  out.snapshot = request.snapshot();
+  WEFT_ASSIGN_OR_RETURN(out.prompt,
+                        ReadIds("prompt", request.prompt(), limits.vocab_size));
+  const uint32_t num_samples =
+      request.num_samples() == 0 ? 1 : request.num_samples();
+  WEFT_RETURN_IF_ERROR(CheckCount("num_samples", num_samples, 1,
+                                  static_cast<uint64_t>(limits.max_samples)));
+  out.num_samples = static_cast<int>(num_samples);
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("top_logprobs", request.top_logprobs(), 0, kMaxTopLogprobs));
+  out.top_logprobs = static_cast<int>(request.top_logprobs());
+  out.prompt_logprobs = request.prompt_logprobs();
+  WEFT_ASSIGN_OR_RETURN(
+      out.config, ReadConfig(request.config(), out.prompt.size(), limits));
+  return out;
+}
+
+}  // namespace weft

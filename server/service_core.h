@@ -1,0 +1,34 @@
+// What every service needs to answer a call.
+#ifndef WEFT_SERVER_SERVICE_CORE_H_
+#define WEFT_SERVER_SERVICE_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "server/engine_holder.h"
+#include "server/rpc_metrics.h"
+#include "src/config/options.h"
+
+namespace weft {
+
+// Shared by all handlers and outlives the gRPC server. Members other than
+// `options` and `begin_drain` are safe to use from any thread; those two are
+// set before the server starts.
+struct ServiceCore {
+  ServiceCore(ServerOptions server_options, prometheus::Registry* registry)
+      : options(std::move(server_options)), metrics(registry) {}
+
+  const ServerOptions options;
+  RpcMetrics metrics;
+  EngineHolder engine;
+  // Bytes held by imports under way, all together.
+  std::atomic<int64_t> import_bytes{0};
+  // Turns health to NOT_SERVING and refuses new work.
+  std::function<void()> begin_drain = [] {};
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_SERVICE_CORE_H_

@@ -1,0 +1,25 @@
+// The four services of weft.v1. Factories rather than classes, so that the
+// generated gRPC headers stay inside one file each.
+// Threads: the services are thread-safe. `core` outlives them.
+#ifndef WEFT_SERVER_SERVICES_H_
+#define WEFT_SERVER_SERVICES_H_
+
+#include <memory>
+
+#include "grpcpp/grpcpp.h"
+#include "server/service_core.h"
+
+namespace weft {
+
+[[nodiscard]] std::unique_ptr<grpc::Service> MakeTrainingService(
+    ServiceCore* core);
+[[nodiscard]] std::unique_ptr<grpc::Service> MakeSamplingService(
+    ServiceCore* core);
+[[nodiscard]] std::unique_ptr<grpc::Service> MakeAdapterService(
+    ServiceCore* core);
+[[nodiscard]] std::unique_ptr<grpc::Service> MakeServerService(
+    ServiceCore* core);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_SERVICES_H_

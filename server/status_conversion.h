@@ -1,0 +1,27 @@
+// The one place where a Status becomes a gRPC status.
+#ifndef WEFT_SERVER_STATUS_CONVERSION_H_
+#define WEFT_SERVER_STATUS_CONVERSION_H_
+
+#include "absl/status/status.h"
+#include "grpcpp/grpcpp.h"
+
+namespace weft {
+
+// Longest message sent to a client. Trailers travel as HTTP/2 metadata, which
+// clients limit to 8 KiB in all.
+inline constexpr size_t kMaxStatusMessageBytes = 1024;
+
+// Milliseconds after which a refused call may be tried again.
+inline constexpr int kRetryPushbackMillis = 1000;
+
+// Codes map one to one. The message is cut at a UTF-8 character within
+// kMaxStatusMessageBytes.
+[[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// What a failed call sends beside its status: RESOURCE_EXHAUSTED and
+// UNAVAILABLE carry `grpc-retry-pushback-ms`.
+void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_STATUS_CONVERSION_H_

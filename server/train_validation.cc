@@ -1,0 +1,306 @@
+// Validation of TrainingService's requests; see request_validation.h.
+#include <bit>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/field_checks.h"
+#include "server/request_validation.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "raw fields are copied, not swapped");
+
+// A temperature nearer to zero turns logits into infinities in f32.
+constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
+
+// Reads one datum; on failure the message starts with "data[<index>].".
+class DatumReader {
+ public:
+  DatumReader(const v1::Datum& datum, int index, LossFunction function,
+              const RequestLimits& limits)
+      : in_(datum), index_(index), function_(function), limits_(limits) {}
+
+  absl::StatusOr<Datum> Read() {
+    WEFT_RETURN_IF_ERROR(ReadTokens());
+    WEFT_RETURN_IF_ERROR(ReadTargets());
+    WEFT_RETURN_IF_ERROR(ReadWeights());
+    WEFT_RETURN_IF_ERROR(ReadPolicyInputs());
+    return std::move(out_);
+  }
+
+ private:
+  std::string Path(absl::string_view field) const {
+    return absl::StrCat("data[", index_, "].", field);
+  }
+
+  // Copies the packed form or the raw one, whichever is set. Out is int32_t
+  // for ids (whose range is checked later) and float for reals.
+  template <typename In, typename Out>
+  absl::Status Copy(absl::string_view field,
+                    const google::protobuf::RepeatedField<In>& packed,
+                    const std::string& raw, std::vector<Out>* out) const {
+    static_assert(sizeof(In) == sizeof(Out) && sizeof(Out) == 4);
+    if (!packed.empty() && !raw.empty()) {
+      return BadField(Path(field), absl::StrCat("and ", Path(field),
+                                                "_le are both set, must be "
+                                                "one of them"));
+    }
+    if (raw.size() % sizeof(Out) != 0) {
+      return BadField(
+          Path(absl::StrCat(field, "_le")),
+          absl::StrCat("has ", raw.size(), " bytes, must be a multiple of 4"));
+    }
+    const size_t count =
+        raw.empty() ? static_cast<size_t>(packed.size()) : raw.size() / 4;
+    out->resize(count);
+    if (count > 0) {
+      std::memcpy(out->data(),
+                  raw.empty() ? static_cast<const void*>(packed.data())
+                              : static_cast<const void*>(raw.data()),
+                  count * sizeof(Out));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckLength(absl::string_view field, size_t length,
+                           size_t expected) const {
+    if (length == expected) return absl::OkStatus();
+    return BadField(
+        Path(field),
+        absl::StrCat("has ", length, " values, must have ", expected, " (",
+                     out_.tokens.size(), " tokens, ", out_.targets_per_token,
+                     " targets per token)"));
+  }
+
+  absl::Status CheckFinite(absl::string_view field,
+                           const std::vector<float>& values) const {
+    const int64_t bad = FindNonFinite(values);
+    if (bad < 0) return absl::OkStatus();
+    return BadField(absl::StrCat(Path(field), "[", bad, "]"),
+                    absl::StrCat("is ", values[static_cast<size_t>(bad)],
+                                 ", must be finite"));
+  }
+
+  absl::Status ReadTokens() {
+    WEFT_RETURN_IF_ERROR(
+        Copy("tokens", in_.tokens(), in_.tokens_le(), &out_.tokens));
+    const size_t count = out_.tokens.size();
+    if (count == 0) return BadField(Path("tokens"), "is empty");
+    if (count > static_cast<size_t>(limits_.context_length)) {
+      return BadField(
+          Path("tokens"),
+          absl::StrCat("has ", count, " values, must be in [1, context length ",
+                       limits_.context_length, "]"));
+    }
+    const int64_t bad = FindBadId(out_.tokens, limits_.vocab_size);
+    if (bad < 0) return absl::OkStatus();
+    return BadId(Path("tokens"), bad, out_.tokens[static_cast<size_t>(bad)],
+                 limits_.vocab_size);
+  }
+
+  absl::Status ReadTargets() {
+    const uint32_t per_token = in_.targets_per_token();
+    if (per_token > 1 && function_ != LossFunction::kCrossEntropy) {
+      return BadField(Path("targets_per_token"),
+                      absl::StrCat("is ", per_token,
+                                   ", must be 0 or 1 for every loss but "
+                                   "cross_entropy"));
+    }
+    if (per_token > static_cast<uint32_t>(limits_.vocab_size)) {
+      return CheckCount(Path("targets_per_token"), per_token, 0,
+                        static_cast<uint64_t>(limits_.vocab_size));
+    }
+    out_.targets_per_token = per_token == 0 ? 1 : static_cast<int>(per_token);
+    WEFT_RETURN_IF_ERROR(
+        Copy("targets", in_.targets(), in_.targets_le(), &out_.targets));
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("targets", out_.targets.size(), NumTargets()));
+    const int64_t bad = FindBadId(out_.targets, limits_.vocab_size);
+    if (bad < 0) return absl::OkStatus();
+    return BadId(Path("targets"), bad, out_.targets[static_cast<size_t>(bad)],
+                 limits_.vocab_size);
+  }
+
+  absl::Status ReadWeights() {
+    WEFT_RETURN_IF_ERROR(
+        Copy("weights", in_.weights(), in_.weights_le(), &out_.weights));
+    if (out_.weights.empty()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("weights", out_.weights.size(), NumTargets()));
+    return CheckFinite("weights", out_.weights);
+  }
+
+  // logprobs and advantages. cross_entropy has no use for them: a client may
+  // send the same data to it as to a policy loss, and they are dropped.
+  absl::Status ReadPolicyInputs() {
+    if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(
+        Copy("logprobs", in_.logprobs(), in_.logprobs_le(), &out_.logprobs));
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("logprobs", out_.logprobs.size(), NumTargets()));
+    WEFT_RETURN_IF_ERROR(CheckFinite("logprobs", out_.logprobs));
+    const int64_t bad = FindPositive(out_.logprobs);
+    if (bad >= 0) {
+      return BadField(
+          absl::StrCat(Path("logprobs"), "[", bad, "]"),
+          absl::StrCat("is ", out_.logprobs[static_cast<size_t>(bad)],
+                       ", must be at most 0"));
+    }
+    WEFT_RETURN_IF_ERROR(Copy("advantages", in_.advantages(),
+                              in_.advantages_le(), &out_.advantages));
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("advantages", out_.advantages.size(), NumTargets()));
+    return CheckFinite("advantages", out_.advantages);
+  }
+
+  size_t NumTargets() const {
+    return out_.tokens.size() * static_cast<size_t>(out_.targets_per_token);
+  }
+
+  const v1::Datum& in_;
+  const int index_;
+  const LossFunction function_;
+  const RequestLimits& limits_;
+  Datum out_;
+};
+
+absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
+  switch (function) {
+    case v1::LOSS_FUNCTION_CROSS_ENTROPY:
+      return LossFunction::kCrossEntropy;
+    case v1::LOSS_FUNCTION_IMPORTANCE_SAMPLING:
+      return LossFunction::kImportanceSampling;
+    case v1::LOSS_FUNCTION_PPO:
+      return LossFunction::kPpo;
+    case v1::LOSS_FUNCTION_CISPO:
+      return LossFunction::kCispo;
+    case v1::LOSS_FUNCTION_DRO:
+      return LossFunction::kDro;
+    case v1::LOSS_FUNCTION_GSPO:
+      return LossFunction::kGspo;
+    case v1::LOSS_FUNCTION_UNSPECIFIED:
+      return BadField("loss.function", "is required");
+    default:
+      return BadField("loss.function",
+                      absl::StrCat("is ", static_cast<int>(function),
+                                   ", must be a known LossFunction"));
+  }
+}
+
+absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
+  if (!has_loss) return BadField("loss", "is required");
+  LossConfig out;
+  WEFT_ASSIGN_OR_RETURN(out.function, ReadLossFunction(in.function()));
+  if (in.has_clip_low()) out.clip_low = in.clip_low();
+  if (in.has_clip_high()) out.clip_high = in.clip_high();
+  if (in.has_beta()) out.beta = in.beta();
+  if (in.has_temperature()) out.temperature = in.temperature();
+  out.return_entropy = in.return_entropy();
+  WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_low", out.clip_low, {}));
+  WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_high", out.clip_high, {}));
+  if (out.clip_low > out.clip_high) {
+    return BadField(
+        "loss.clip_low",
+        absl::StrCat("is ", out.clip_low, ", must be at most loss.clip_high ",
+                     out.clip_high));
+  }
+  WEFT_RETURN_IF_ERROR(CheckReal("loss.beta", out.beta, {}));
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("loss.temperature", out.temperature, kTemperature));
+  return out;
+}
+
+// Fills loss and data, which ForwardBackward and Forward share.
+template <typename Message>
+absl::Status ReadData(const Message& in, const RequestLimits& limits,
+                      TrainRequest* out) {
+  out->adapter_id = in.adapter_id();
+  out->step = in.step();
+  WEFT_ASSIGN_OR_RETURN(out->loss, ReadLoss(in.has_loss(), in.loss()));
+  const int num_data = in.data_size();
+  if (num_data < 1 || num_data > limits.max_data) {
+    return BadField(
+        "data", absl::StrCat("has ", num_data, " sequences, must be in [1, ",
+                             limits.max_data, "]"));
+  }
+  out->data.reserve(static_cast<size_t>(num_data));
+  int64_t num_tokens = 0;
+  for (int i = 0; i < num_data; ++i) {
+    WEFT_ASSIGN_OR_RETURN(
+        Datum datum,
+        DatumReader(in.data(i), i, out->loss.function, limits).Read());
+    num_tokens += datum.num_tokens();
+    if (num_tokens > limits.max_tokens) {
+      return BadField(
+          "data",
+          absl::StrCat("has more than ", limits.max_tokens, " tokens at data[",
+                       i, "], must be at most that many: split it"));
+    }
+    out->data.push_back(std::move(datum));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainRequest> Validate(const v1::ForwardBackwardRequest& request,
+                                      const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  TrainRequest out;
+  WEFT_RETURN_IF_ERROR(ReadData(request, limits, &out));
+  return out;
+}
+
+absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
+                                      const RequestLimits& limits) {
+  if (request.adapter_id().empty()) {
+    if (request.step() != 0) {
+      return BadField("step", absl::StrCat("is ", request.step(),
+                                           ", must be 0 for the base model"));
+    }
+  } else {
+    WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  }
+  TrainRequest out;
+  out.backward = false;
+  WEFT_RETURN_IF_ERROR(ReadData(request, limits, &out));
+  return out;
+}
+
+absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
+                                          const RequestLimits& /*limits*/) {
+  // An eps below the smallest normal f32 divides zero by zero.
+  constexpr Interval kEps = {.low = 1e-37, .high = 1e6};
+  constexpr Interval kRate = {.high = 1e3};
+  constexpr Interval kBeta = {.high = 1, .high_open = true};
+  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  OptimStepRequest out;
+  out.adapter_id = request.adapter_id();
+  out.step = request.step();
+  const v1::AdamWConfig& in = request.adamw();
+  AdamWConfig& adamw = out.adamw;
+  if (in.has_learning_rate()) adamw.learning_rate = in.learning_rate();
+  if (in.has_beta1()) adamw.beta1 = in.beta1();
+  if (in.has_beta2()) adamw.beta2 = in.beta2();
+  if (in.has_eps()) adamw.eps = in.eps();
+  if (in.has_weight_decay()) adamw.weight_decay = in.weight_decay();
+  if (in.has_max_grad_norm()) adamw.max_grad_norm = in.max_grad_norm();
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("adamw.learning_rate", adamw.learning_rate, kRate));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.beta1", adamw.beta1, kBeta));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.beta2", adamw.beta2, kBeta));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.eps", adamw.eps, kEps));
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("adamw.weight_decay", adamw.weight_decay, kRate));
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("adamw.max_grad_norm", adamw.max_grad_norm, {}));
+  return out;
+}
+
+}  // namespace weft

@@ -1,0 +1,105 @@
+// The life of a unary call, written once:
+//   deadline -> engine there? -> validate -> engine -> status, metrics ->
+//   reply.
+//
+//   return RunUnary<StepReply<TrainResult>>(
+//       core_, context, Rpc::kForward, *request,
+//       [](Engine& engine, TrainRequest plain, auto done) {
+//         return engine.Train(std::move(plain), std::move(done));
+//       },
+//       [response](const TrainResult& result) { ToProto(result, response); });
+#ifndef WEFT_SERVER_UNARY_CALL_H_
+#define WEFT_SERVER_UNARY_CALL_H_
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "grpcpp/grpcpp.h"
+#include "server/call.h"
+#include "server/request_validation.h"
+
+namespace weft {
+
+// Threads: Reply exactly once, from any thread.
+// Ownership: shared by gRPC (until OnDone) and the engine's callback, whichever
+// ends last.
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  [[nodiscard]] static std::shared_ptr<UnaryCall> Start(
+      ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc) {
+    auto call = std::make_shared<UnaryCall>(core, context, rpc);
+    call->self_ = call;
+    return call;
+  }
+
+  // Use Start.
+  UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
+      : record_(core, context, rpc) {}
+
+  [[nodiscard]] CallRecord& record() { return record_; }
+  void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
+  void Reply(const absl::Status& status) { Finish(record_.Close(status)); }
+
+ private:
+  void OnCancel() override { cancel_.Cancel(); }
+  void OnDone() override {
+    cancel_.Clear();
+    const std::shared_ptr<UnaryCall> self = std::move(self_);
+  }
+
+  CallRecord record_;
+  CancelSlot cancel_;
+  std::shared_ptr<UnaryCall> self_;
+};
+
+// Hands a result to `fill`, without the wrapper of stepped calls.
+template <typename Result, typename Fill>
+void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill) {
+  fill(result);
+}
+template <typename Result, typename Fill>
+void FillReply(CallRecord& record, const StepReply<Result>& reply,
+               const Fill& fill) {
+  if (reply.replayed) record.MarkReplayed();
+  fill(reply.result);
+}
+
+// `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle or nothing;
+// `fill(const T&)` writes the response, T being Result or what StepReply wraps.
+// Plain is what Validate makes of `request`.
+template <typename Result, typename Request, typename StartFn, typename FillFn>
+grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
+                                   grpc::CallbackServerContext* context,
+                                   Rpc rpc, const Request& request,
+                                   StartFn start, FillFn fill) {
+  const std::shared_ptr<UnaryCall> call = UnaryCall::Start(core, context, rpc);
+  const absl::StatusOr<Engine*> engine = call->record().Admit();
+  if (!engine.ok()) {
+    call->Reply(engine.status());
+    return call.get();
+  }
+  auto plain = Validate(request, MakeLimits((*engine)->info(), core->options));
+  if (!plain.ok()) {
+    call->Reply(plain.status());
+    return call.get();
+  }
+  if constexpr (requires { plain->deadline; }) {
+    plain->deadline = call->record().deadline();
+  }
+  Callback<Result> done = [call, fill](absl::StatusOr<Result> result) {
+    if (result.ok()) FillReply(call->record(), *result, fill);
+    call->Reply(result.status());
+  };
+  using Started = decltype(start(**engine, *std::move(plain), std::move(done)));
+  if constexpr (std::is_void_v<Started>) {
+    start(**engine, *std::move(plain), std::move(done));
+  } else {
+    call->SetCancel(start(**engine, *std::move(plain), std::move(done)));
+  }
+  return call.get();
+}
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_UNARY_CALL_H_

@@ -1,0 +1,61 @@
+// Structured log lines on stderr: one event, a few typed fields.
+//
+//   Log(LogLevel::kInfo, "adapter created", {{"adapter", id}, {"rank", 16}});
+//
+// Text with a short time stamp by default; JSON lines when SetLogFormat says
+// so. Control characters are escaped, so a client's string cannot forge a line.
+// Never log token ids, text, tokens of authorization or file contents.
+// Threads: any; a line is written with one write(2).
+#ifndef WEFT_SRC_BASE_LOG_H_
+#define WEFT_SRC_BASE_LOG_H_
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft {
+
+enum class LogLevel { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
+enum class LogFormat { kText, kJson };
+
+// A key with a value that prints as a JSON number, boolean or string.
+struct LogField {
+  template <typename T>
+    requires std::is_arithmetic_v<T>
+  LogField(std::string_view field_key, T number)
+      : key(field_key), is_string(false) {
+    if constexpr (std::is_same_v<T, bool>) {
+      value = number ? "true" : "false";
+    } else {
+      value = absl::StrCat(number);
+    }
+  }
+  LogField(std::string_view field_key, std::string_view text)
+      : key(field_key), value(text), is_string(true) {}
+  LogField(std::string_view field_key, const char* text)
+      : LogField(field_key, std::string_view(text)) {}
+  LogField(std::string_view field_key, const std::string& text)
+      : LogField(field_key, std::string_view(text)) {}
+
+  std::string key;
+  std::string value;
+  bool is_string;
+};
+
+void SetLogLevel(LogLevel minimum);
+void SetLogFormat(LogFormat format);
+
+void Log(LogLevel level, std::string_view message,
+         std::initializer_list<LogField> fields = {});
+
+// The line that Log would write, without its newline. For tests.
+[[nodiscard]] std::string FormatLogLine(
+    LogFormat format, LogLevel level, std::string_view rfc3339_time,
+    std::string_view message, std::initializer_list<LogField> fields);
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_BASE_LOG_H_

@@ -1,0 +1,54 @@
+// Progress of long work on stderr: a bar on a terminal, otherwise a line at
+// most every five seconds.
+//
+//   Progress progress("loading weights", total_bytes, "B");
+//   progress.Add(bytes_read);
+//
+// Threads: Add may be called from any thread. The destructor prints the final
+// state.
+#ifndef WEFT_SRC_BASE_PROGRESS_H_
+#define WEFT_SRC_BASE_PROGRESS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "src/base/mutex.h"
+
+namespace weft {
+
+class Progress {
+ public:
+  // `unit` is "B" for bytes (printed with SI prefixes) or a noun in the plural.
+  // total == 0: unknown; no bar, no ETA.
+  Progress(std::string_view label, int64_t total, std::string_view unit);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Add(int64_t amount);
+
+  // The line for a given state, without control characters. For tests.
+  [[nodiscard]] static std::string Format(std::string_view label, int64_t done,
+                                          int64_t total, std::string_view unit,
+                                          absl::Duration elapsed,
+                                          int bar_width);
+
+ private:
+  void Print(bool last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::string label_;
+  const int64_t total_;
+  const std::string unit_;
+  const bool is_terminal_;
+  const absl::Time start_;
+  Mutex mu_;
+  int64_t done_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Time last_print_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_BASE_PROGRESS_H_

@@ -1,0 +1,62 @@
+// A thread with a queue of tasks, run one after the other in the order posted.
+#ifndef WEFT_SRC_BASE_WORKER_H_
+#define WEFT_SRC_BASE_WORKER_H_
+
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "src/base/mutex.h"
+
+namespace weft {
+
+// Threads: Post from any. The destructor runs what was posted, then joins; it
+// must not run on the worker itself. Tasks must not throw.
+class Worker {
+ public:
+  Worker() : thread_([this] { Loop(); }) {}
+  ~Worker() {
+    {
+      MutexLock lock(&mu_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void Post(std::function<void()> task) {
+    {
+      MutexLock lock(&mu_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.NotifyOne();
+  }
+
+ private:
+  void Loop() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        MutexLock lock(&mu_);
+        while (tasks_.empty() && !stopping_) changed_.Wait(&mu_);
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_BASE_WORKER_H_

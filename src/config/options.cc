@@ -1,0 +1,134 @@
+#include "src/config/options.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kMaxTokens = int64_t{1} << 30;
+constexpr int64_t kMaxBytes = int64_t{1} << 50;
+
+// Collects every complaint, so that an operator mends a configuration in one
+// round.
+class Complaints {
+ public:
+  template <typename T>
+  void InRange(const char* flag, T value, T low, T high) {
+    // Written so that NaN fails.
+    if (value >= low && value <= high) return;
+    Add(absl::StrCat("--", flag, "=", value, " is outside [", low, ", ", high,
+                     "]"));
+  }
+
+  void Add(std::string complaint) {
+    complaints_.push_back(std::move(complaint));
+  }
+
+  absl::Status ToStatus() const {
+    if (complaints_.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrJoin(complaints_, "\n"));
+  }
+
+ private:
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace
+
+absl::Status EngineOptions::Validate() const {
+  Complaints complaints;
+  if (model_dir.empty()) {
+    complaints.Add(
+        "--model is required: a folder with config.json and safetensors files");
+  }
+  complaints.InRange("threads", num_threads, 0, 4096);
+  complaints.InRange("max-adapters", max_adapters, 1, 100000);
+  complaints.InRange("max-rank", max_rank, 1, 1024);
+  complaints.InRange("max-context", max_context_tokens, 0, 1 << 24);
+  complaints.InRange<int64_t>("max-batch-tokens", max_batch_tokens, 1,
+                              kMaxTokens);
+  complaints.InRange<int64_t>("loss-chunk-size", loss_chunk_size, -1,
+                              kMaxTokens);
+  complaints.InRange<int64_t>("max-queue-requests", max_queue_requests, 1,
+                              1 << 24);
+  complaints.InRange<int64_t>("max-queue-tokens", max_queue_tokens, 1,
+                              kMaxTokens);
+  complaints.InRange<int64_t>("kv-cache-bytes", kv_cache_bytes, 0, kMaxBytes);
+  complaints.InRange("max-decode-sequences", max_decode_sequences, 1, 4096);
+  complaints.InRange("sampling-share", sampling_share, 0.01, 0.99);
+  return complaints.ToStatus();
+}
+
+absl::Status ServerOptions::Validate() const {
+  Complaints complaints;
+  const auto address = ParseHostPort("listen", listen);
+  if (!address.ok()) {
+    complaints.Add(std::string(address.status().message()));
+  } else if (!IsLoopback(address->host) && !insecure) {
+    complaints.Add(absl::StrCat(
+        "--listen=", listen,
+        " is not a loopback address, and the server "
+        "speaks plaintext: put a TLS proxy in front, or give --insecure"));
+  }
+  if (!metrics_listen.empty()) {
+    const auto metrics = ParseHostPort("metrics-listen", metrics_listen);
+    if (!metrics.ok()) complaints.Add(std::string(metrics.status().message()));
+  }
+  complaints.InRange<int64_t>("max-message-bytes", max_message_bytes, 1 << 10,
+                              (int64_t{2} << 30) - 1);
+  complaints.InRange<int64_t>("max-import-bytes", max_import_bytes, 1 << 10,
+                              kMaxBytes);
+  complaints.InRange("max-data-per-request", max_data_per_request, 1, 1 << 20);
+  complaints.InRange<int64_t>("max-tokens-per-request", max_tokens_per_request,
+                              1, kMaxTokens);
+  complaints.InRange("max-samples", max_samples, 1, 1 << 16);
+  complaints.InRange("drain-timeout-seconds", drain_timeout_seconds, 0, 86400);
+  return complaints.ToStatus();
+}
+
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
+                                       absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  HostPort result;
+  if (colon == absl::string_view::npos || colon == 0 ||
+      !absl::SimpleAtoi(address.substr(colon + 1), &result.port) ||
+      result.port < 0 || result.port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, "=", address,
+                     " is not HOST:PORT with a port in [0, 65535]"));
+  }
+  absl::string_view host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (absl::StrContains(host, ':')) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag, "=", address, ": write an IPv6 address as [ADDRESS]:PORT"));
+  }
+  result.host = std::string(host);
+  return result;
+}
+
+bool IsLoopback(absl::string_view host) {
+  if (host == "localhost" || host == "::1") return true;
+  // Only a complete dotted quad: "127.example.com" is anybody's.
+  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
+  if (parts.size() != 4 || parts[0] != "127") return false;
+  for (const absl::string_view part : parts) {
+    int value = 0;
+    if (!absl::SimpleAtoi(part, &value) || value < 0 || value > 255) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace weft

@@ -1,0 +1,81 @@
+// Every value an operator can set, with default, unit and range.
+// server/flags.cc fills these structs from flags and environment; nothing else
+// reads flags.
+#ifndef WEFT_SRC_CONFIG_OPTIONS_H_
+#define WEFT_SRC_CONFIG_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/base/log.h"
+
+namespace weft {
+
+enum class Device { kCpu, kCuda, kAuto };
+enum class Dtype { kF32, kBf16, kAuto };
+
+// What the engine runs and how much of it. Bytes unless a name says otherwise.
+struct EngineOptions {
+  std::string model_dir;       // Hugging Face folder; required.
+  std::string checkpoint_dir;  // Adapter checkpoints; created when missing.
+  Device device = Device::kAuto;
+  Dtype dtype = Dtype::kAuto;
+  int num_threads = 0;         // Compute threads on the CPU; 0: all cores.
+  int max_adapters = 64;       // [1, 100000]
+  int max_rank = 64;           // [1, 1024]
+  int max_context_tokens = 0;  // 0: the model's; never more than the model's.
+  int64_t max_batch_tokens = 8192;    // Tokens of a training micro-batch; >= 1.
+  int64_t loss_chunk_size = 1024;     // Score rows per head chunk; <= 0: all.
+  int64_t max_queue_requests = 1024;  // Waiting requests; >= 1.
+  int64_t max_queue_tokens = 4 << 20;  // Their tokens; >= 1.
+  int64_t kv_cache_bytes = 0;          // 0: sized from the machine.
+  int max_decode_sequences = 64;       // Sequences per decode iteration.
+  double sampling_share = 0.5;  // Of device time when both kinds wait; (0, 1).
+
+  // INVALID_ARGUMENT naming every flag that is out of range, its value and
+  // the range, one per line.
+  [[nodiscard]] absl::Status Validate() const;
+};
+
+// kAuto: text on a terminal, JSON lines otherwise.
+enum class LogStyle { kAuto, kText, kJson };
+
+// What the server listens on and accepts.
+struct ServerOptions {
+  std::string listen = "127.0.0.1:50051";
+  std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
+  std::string port_file;   // Written once listening: one HOST:PORT a line.
+  std::string model_name;  // Empty: last part of the model folder.
+  int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
+  int64_t max_import_bytes = 2LL << 30;  // Of all imports under way together.
+  int max_data_per_request = 4096;
+  int64_t max_tokens_per_request = 1 << 20;
+  int max_samples = 256;
+  int drain_timeout_seconds = 120;
+  bool insecure = false;  // Needed to listen in plaintext beyond loopback.
+  LogStyle log_style = LogStyle::kAuto;
+  LogLevel log_level = LogLevel::kInfo;
+
+  // As EngineOptions::Validate. Also refuses a --listen beyond loopback without
+  // --insecure.
+  [[nodiscard]] absl::Status Validate() const;
+};
+
+// Splits "HOST:PORT" or "[V6]:PORT". INVALID_ARGUMENT naming `flag` when the
+// host is empty or the port is not a number in [0, 65535].
+struct HostPort {
+  std::string host;  // Without brackets.
+  int port = 0;
+};
+[[nodiscard]] absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
+                                                     absl::string_view address);
+
+// True for 127.0.0.0/8, ::1 and "localhost".
+[[nodiscard]] bool IsLoopback(absl::string_view host);
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_CONFIG_OPTIONS_H_

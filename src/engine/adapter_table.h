@@ -1,0 +1,83 @@
+// The adapters of the daemon: their tensors, which only the engine thread
+// touches, and their public facts, which any thread may read.
+#ifndef WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
+#define WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/base/mutex.h"
+#include "src/lora/adapter.h"
+#include "src/request/adapter.h"
+
+namespace weft::engine {
+
+class AdapterTable {
+ public:
+  AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
+               at::Device device, int max_adapters)
+      : shape_(shape),
+        compute_dtype_(compute_dtype),
+        device_(device),
+        max_adapters_(max_adapters) {}
+
+  // Engine thread.
+
+  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots in use).
+  [[nodiscard]] absl::StatusOr<lora::Adapter*> Create(
+      const std::string& adapter_id, const LoraConfig& config);
+  // Null when there is none.
+  [[nodiscard]] lora::Adapter* Find(const std::string& adapter_id);
+  // False when there is none. Versions that others pinned live on.
+  bool Erase(const std::string& adapter_id);
+  // Renews the public facts after a change.
+  void Publish(const std::string& adapter_id, uint64_t last_step);
+
+  // ALREADY_EXISTS when the name pins another version. Returns the version.
+  [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
+      const std::string& adapter_id, const std::string& name);
+  [[nodiscard]] absl::Status ReleaseSnapshot(const std::string& adapter_id,
+                                             const std::string& name);
+  // Latest version when `snapshot` is empty. NOT_FOUND.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
+      const std::string& adapter_id, const std::string& snapshot);
+
+  // Any thread.
+
+  [[nodiscard]] absl::StatusOr<AdapterInfo> Info(
+      const std::string& adapter_id) const;
+  [[nodiscard]] std::vector<AdapterInfo> Infos() const;
+  [[nodiscard]] uint64_t resident_bytes() const;
+  [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
+
+ private:
+  struct Entry {
+    lora::Adapter adapter;
+    std::map<std::string, lora::AdapterVersionPtr> snapshots;
+    absl::Time created_at;
+    uint64_t last_step = 0;
+  };
+
+  void Renew(const std::string& adapter_id, const Entry& entry);
+
+  const lora::ModelShape shape_;
+  const at::ScalarType compute_dtype_;
+  const at::Device device_;
+  const int max_adapters_;
+  std::map<std::string, Entry> entries_;
+
+  mutable Mutex mu_;
+  std::map<std::string, AdapterInfo> infos_ ABSL_GUARDED_BY(mu_);
+};
+
+// "adapter 'x' does not exist".
+[[nodiscard]] absl::Status NoSuchAdapter(const std::string& adapter_id);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ADAPTER_TABLE_H_

@@ -1,0 +1,51 @@
+// Lays the data of many requests flat: tokens, positions, nodes, adapter
+// segments and score rows.
+#ifndef WEFT_SRC_ENGINE_BATCH_PACKER_H_
+#define WEFT_SRC_ENGINE_BATCH_PACKER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+#include "src/model/packed_batch.h"
+#include "src/request/train.h"
+
+namespace weft::engine {
+
+// Data of one request that go into the batch. Pieces of one adapter are
+// adjacent.
+struct TrainPiece {
+  const TrainRequest* request = nullptr;
+  int64_t first_datum = 0;
+  int64_t num_data = 0;
+  lora::AdapterVersionPtr version;  // Null: base model.
+  at::Tensor gradient_N;            // Where its gradient goes; may be undefined.
+};
+
+// Where the results of one datum lie among the score rows and entries.
+struct PackedDatum {
+  const TrainRequest* request = nullptr;
+  const Datum* datum = nullptr;
+  int64_t first_row = 0;    // Score rows, in order of position.
+  int64_t first_entry = 0;  // Score entries, in order of (position, k).
+};
+
+struct PackedTrain {
+  model::PackedBatch batch;
+  at::Tensor score_index_R;  // [R] i64: row of the batch of each score row.
+  loss::ScoreRows rows;
+  std::vector<PackedDatum> data;  // In the order of the pieces.
+};
+
+// True when target k of token i is scored: its weight is not 0.
+[[nodiscard]] bool IsScored(const Datum& datum, int64_t i, int k);
+
+// Tensors are made on `device`.
+[[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
+                                    at::Device device);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_BATCH_PACKER_H_

@@ -1,0 +1,130 @@
+// The engine as the server sees it: requests in, results out, no tensors.
+//
+// Threads: every method may be called from any thread and never blocks on the
+// device. A callback runs exactly once, on a completion thread of the engine
+// or, when the request is refused at the door, on the caller's thread before
+// the method returns. Callbacks must not block.
+#ifndef WEFT_SRC_ENGINE_ENGINE_H_
+#define WEFT_SRC_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/config/options.h"
+#include "src/request/adapter.h"
+#include "src/request/sample.h"
+#include "src/request/train.h"
+
+namespace prometheus {
+class Registry;
+}  // namespace prometheus
+
+namespace weft {
+
+// Facts that never change after start-up.
+struct EngineInfo {
+  std::string device;        // "cpu" or "cuda".
+  std::string dtype;         // "f32" or "bf16".
+  std::string architecture;  // model_type of config.json.
+  int num_layers = 0;
+  int hidden_size = 0;
+  int vocab_size = 0;
+  int context_length = 0;
+  std::vector<int32_t> eos_token_ids;
+  uint64_t num_parameters = 0;
+  int max_adapters = 0;
+  int max_rank = 0;
+  bool has_byte_decoder = false;  // Byte-string stops are possible.
+};
+
+template <typename T>
+using Callback = std::function<void(absl::StatusOr<T>)>;
+
+// Lets the caller cancel work that has not run yet: safe to call at any time,
+// from any thread; the request's callback still runs, with CANCELLED when the
+// cancellation came in time. A default-made handle does nothing.
+class CancelHandle {
+ public:
+  CancelHandle() = default;
+  explicit CancelHandle(std::function<void()> cancel)
+      : cancel_(std::move(cancel)) {}
+  void Cancel() const {
+    if (cancel_) cancel_();
+  }
+
+ private:
+  std::function<void()> cancel_;
+};
+
+// A result, and whether it was stored from an earlier, equal call.
+template <typename T>
+struct StepReply {
+  T result;
+  bool replayed = false;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  [[nodiscard]] virtual const EngineInfo& info() const = 0;
+
+  // Training. Errors beyond the validated: NOT_FOUND (adapter),
+  // ALREADY_EXISTS (step number reused with another payload), OUT_OF_RANGE
+  // (step older than the replay window), RESOURCE_EXHAUSTED (queue or memory),
+  // DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining), INTERNAL.
+  virtual CancelHandle Train(TrainRequest request,
+                             Callback<StepReply<TrainResult>> done) = 0;
+  virtual CancelHandle OptimStep(OptimStepRequest request,
+                                 Callback<StepReply<OptimStepResult>> done) = 0;
+
+  // `on_delta` may be empty; otherwise it runs on a completion thread for each
+  // new piece, in order, before `done`.
+  virtual CancelHandle Sample(SampleRequest request,
+                              std::function<void(SampleDelta)> on_delta,
+                              Callback<SampleResult> done) = 0;
+
+  // Adapters.
+  virtual void CreateAdapter(CreateAdapterRequest request,
+                             Callback<AdapterInfo> done) = 0;
+  virtual void GetAdapter(std::string adapter_id,
+                          Callback<AdapterInfo> done) = 0;
+  virtual void ListAdapters(Callback<std::vector<AdapterInfo>> done) = 0;
+  virtual void DeleteAdapter(std::string adapter_id, Callback<bool> done) = 0;
+  virtual void SaveCheckpoint(SaveCheckpointRequest request,
+                              Callback<StepReply<CheckpointInfo>> done) = 0;
+  virtual void LoadCheckpoint(LoadCheckpointRequest request,
+                              Callback<StepReply<AdapterInfo>> done) = 0;
+  virtual void ListCheckpoints(std::string adapter_id,
+                               Callback<std::vector<CheckpointInfo>> done) = 0;
+  virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
+                                Callback<bool> done) = 0;
+  virtual void PublishSnapshot(PublishSnapshotRequest request,
+                               Callback<StepReply<uint64_t>> done) = 0;
+  virtual void ReleaseSnapshot(ReleaseSnapshotRequest request,
+                               Callback<bool> done) = 0;
+  virtual void ExportAdapter(ExportAdapterRequest request,
+                             Callback<PeftFiles> done) = 0;
+  virtual void ImportAdapter(ImportAdapterRequest request,
+                             Callback<AdapterInfo> done) = 0;
+
+  // Refuses new work from now on; `done` runs when all accepted work is done.
+  virtual void Drain(Callback<bool> done) = 0;
+};
+
+// Loads the base model and starts the engine thread. Shows progress on stderr.
+// Errors: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED (architecture or field),
+// DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device).
+// `registry` outlives the engine. Destroying the engine cancels queued work and
+// joins its threads.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
+    const EngineOptions& options, prometheus::Registry* registry);
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_ENGINE_ENGINE_H_

@@ -1,0 +1,209 @@
+// Operations on adapters as a whole: create, delete, move in and out. They run
+// on the engine thread between two plans; files are the I/O thread's.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+#include "src/engine/engine_impl.h"
+#include "src/engine/torch_guard.h"
+#include "src/lora/peft_format.h"
+
+namespace weft::engine {
+
+template <typename Result>
+bool EngineImpl::Admit(const Callback<Result>& done) {
+  absl::Status open;
+  {
+    MutexLock lock(&mu_);
+    open = CheckOpen();
+  }
+  if (!open.ok()) done(open);
+  return open.ok();
+}
+
+void EngineImpl::PostIo(std::function<void()> task) {
+  {
+    MutexLock lock(&mu_);
+    ++pending_io_;
+  }
+  io_.Post([this, task = std::move(task)] {
+    task();
+    MutexLock lock(&mu_);
+    --pending_io_;
+  });
+}
+
+void EngineImpl::CreateAdapter(CreateAdapterRequest request,
+                               Callback<AdapterInfo> done) {
+  if (!Admit(done)) return;
+  PostControl([this, request = std::move(request), done = std::move(done)] {
+    absl::StatusOr<AdapterInfo> info =
+        Create(request.adapter_id, request.config, /*state=*/nullptr,
+               /*last_step=*/0);
+    if (absl::IsAlreadyExists(info.status())) {
+      // A repeated call is answered as the first one was.
+      const absl::StatusOr<AdapterInfo> existing =
+          adapters_.Info(request.adapter_id);
+      if (existing.ok() && existing->config == request.config &&
+          existing->last_step == 0 && existing->version == 1) {
+        info = existing;
+      }
+    }
+    completions_.Post(
+        [done, info = std::move(info)]() mutable { done(std::move(info)); });
+  });
+}
+
+void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
+  if (!Admit(done)) return;
+  PostControl([this, adapter_id = std::move(adapter_id),
+               done = std::move(done)] {
+    const bool existed = adapters_.Erase(adapter_id);
+    {
+      MutexLock lock(&mu_);
+      const absl::Status gone = absl::NotFoundError(
+          absl::StrCat("adapter_id: '", adapter_id, "' was deleted"));
+      for (const uint64_t id : scheduler_.RemoveAdapter(adapter_id)) {
+        progress_.erase(id);
+        if (samples_.contains(id)) {
+          DropSample(id, gone);
+        } else {
+          DropStep(id, gone);
+        }
+      }
+      replays_.erase(adapter_id);
+    }
+    probe_.SetAdapters(static_cast<int64_t>(adapters_.Infos().size()),
+                       adapters_.resident_bytes());
+    Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
+    completions_.Post([done, adapter_id, existed] {
+      if (existed) {
+        done(true);
+      } else {
+        done(NoSuchAdapter(adapter_id));
+      }
+    });
+  });
+}
+
+void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
+                                Callback<StepReply<AdapterInfo>> done) {
+  if (!Admit(done)) return;
+  PostIo([this, request = std::move(request), done = std::move(done)] {
+    absl::StatusOr<LoadedCheckpoint> loaded =
+        adapter_io_.Load(request.source_adapter_id, request.name);
+    PostControl([this, request, done, loaded = std::move(loaded)]() mutable {
+      absl::Status status = loaded.status();
+      if (status.ok() && loaded->info.config.rank > parts_.options.max_rank) {
+        status = absl::FailedPreconditionError(
+            absl::StrCat("name: checkpoint '", request.name, "' has rank ",
+                         loaded->info.config.rank, ", the limit is ",
+                         parts_.options.max_rank, " (--max-rank)"));
+      }
+      absl::StatusOr<AdapterInfo> info = status;
+      if (status.ok()) {
+        if (request.weights_only) {
+          loaded->state = {.weights = std::move(loaded->state.weights)};
+        }
+        info = Create(request.adapter_id, loaded->info.config, &loaded->state,
+                      request.weights_only ? 0 : loaded->info.last_step);
+      }
+      completions_.Post([done, info = std::move(info)] {
+        if (!info.ok()) {
+          done(info.status());
+        } else {
+          done(StepReply<AdapterInfo>{.result = *info});
+        }
+      });
+    });
+  });
+}
+
+void EngineImpl::ListCheckpoints(std::string adapter_id,
+                                 Callback<std::vector<CheckpointInfo>> done) {
+  PostIo([this, adapter_id = std::move(adapter_id), done = std::move(done)] {
+    done(adapter_io_.List(adapter_id));
+  });
+}
+
+void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
+                                  Callback<bool> done) {
+  if (!Admit(done)) return;
+  PostIo([this, adapter_id = std::move(adapter_id), name = std::move(name),
+          done = std::move(done)] {
+    const absl::Status status = adapter_io_.Delete(adapter_id, name);
+    if (status.ok()) {
+      done(true);
+    } else {
+      done(status);
+    }
+  });
+}
+
+void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,
+                                 Callback<bool> done) {
+  if (!Admit(done)) return;
+  PostControl([this, request = std::move(request), done = std::move(done)] {
+    const absl::Status status =
+        adapters_.ReleaseSnapshot(request.adapter_id, request.name);
+    completions_.Post([done, status] {
+      if (status.ok()) {
+        done(true);
+      } else {
+        done(status);
+      }
+    });
+  });
+}
+
+void EngineImpl::ExportAdapter(ExportAdapterRequest request,
+                               Callback<PeftFiles> done) {
+  if (!Admit(done)) return;
+  PostControl([this, request = std::move(request), done = std::move(done)] {
+    absl::StatusOr<lora::AdapterVersionPtr> version =
+        adapters_.Version(request.adapter_id, request.snapshot);
+    std::vector<float> weights;
+    absl::Status status = version.status();
+    if (status.ok()) {
+      status = RunGuarded("ExportAdapter",
+                          [&] { weights = (*version)->HostWeights(); });
+    }
+    if (!status.ok()) {
+      completions_.Post([done, status] { done(status); });
+      return;
+    }
+    const LoraConfig config = adapters_.Find(request.adapter_id)->config();
+    PostIo([this, done, config, weights = std::move(weights)] {
+      done(adapter_io_.Export(config, weights));
+    });
+  });
+}
+
+void EngineImpl::ImportAdapter(ImportAdapterRequest request,
+                               Callback<AdapterInfo> done) {
+  if (!Admit(done)) return;
+  PostIo([this, request = std::move(request), done = std::move(done)] {
+    absl::StatusOr<lora::PeftAdapter> peft =
+        lora::ReadPeft(request.files, adapters_.shape());
+    if (peft.ok() && peft->config.rank > parts_.options.max_rank) {
+      peft = absl::InvalidArgumentError(
+          absl::StrCat("adapter_config.json: r ", peft->config.rank,
+                       " is above the limit ", parts_.options.max_rank,
+                       " (--max-rank)"));
+    }
+    if (!peft.ok()) {
+      done(peft.status());
+      return;
+    }
+    PostControl([this, adapter_id = request.adapter_id, done,
+                 peft = *std::move(peft)]() mutable {
+      const lora::AdapterState state{.weights = std::move(peft.weights)};
+      absl::StatusOr<AdapterInfo> info =
+          Create(adapter_id, peft.config, &state, /*last_step=*/0);
+      completions_.Post(
+          [done, info = std::move(info)]() mutable { done(std::move(info)); });
+    });
+  });
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,56 @@
+#include "src/engine/engine_impl.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::engine {
+namespace {
+
+sched::SchedulerOptions SchedulerOptionsOf(const EngineOptions& options) {
+  return {.max_batch_tokens = options.max_batch_tokens,
+          .max_queue_requests = options.max_queue_requests,
+          .max_queue_tokens = options.max_queue_tokens,
+          .sampling_share = options.sampling_share};
+}
+
+}  // namespace
+
+EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
+    : parts_(std::move(parts)),
+      probe_(registry),
+      adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
+                parts_.decoder->device(), parts_.options.max_adapters),
+      adapter_io_(parts_.options.checkpoint_dir, parts_.model_name,
+                  parts_.decoder->config().shape()),
+      train_runner_(*parts_.decoder,
+                    {.chunk_rows = parts_.options.loss_chunk_size}),
+      sample_loop_(*parts_.decoder,
+                   {.kv_cache_bytes = parts_.options.kv_cache_bytes,
+                    .max_decode_sequences = parts_.options.max_decode_sequences,
+                    .max_prefill_tokens = parts_.options.max_batch_tokens},
+                   parts_.token_bytes.get(), &probe_),
+      scheduler_(SchedulerOptionsOf(parts_.options)) {
+  adapter_io_.RemoveStaleFiles();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+EngineImpl::~EngineImpl() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  changed_.NotifyAll();
+  thread_.join();
+  // Nothing runs any more: whoever still waits is told.
+  const absl::Status stopped =
+      absl::UnavailableError("the server stopped before the request ran");
+  MutexLock lock(&mu_);
+  while (!steps_.empty()) DropStep(steps_.begin()->first, stopped);
+  while (!samples_.empty()) DropSample(samples_.begin()->first, stopped);
+  for (Callback<bool>& done : std::exchange(drain_waiters_, {})) {
+    completions_.Post([done = std::move(done), stopped] { done(stopped); });
+  }
+}
+
+}  // namespace weft::engine

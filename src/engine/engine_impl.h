@@ -1,0 +1,186 @@
+// The engine: a door that any thread may use, and one thread that owns the
+// device.
+//
+// A step's way: the door looks it up in the replay table, gives it to the
+// scheduler and returns. The engine thread asks the scheduler for a plan, runs
+// it, and hands results to the completion thread. Files are read and written by
+// the I/O thread; a step that waits for a file keeps its adapter's barrier.
+#ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
+#define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "src/base/mutex.h"
+#include "src/base/worker.h"
+#include "src/engine/adapter_io.h"
+#include "src/engine/adapter_table.h"
+#include "src/engine/engine.h"
+#include "src/engine/engine_probe.h"
+#include "src/engine/sample_loop.h"
+#include "src/engine/train_runner.h"
+#include "src/engine/work.h"
+#include "src/journal/replay_table.h"
+#include "src/sampling/stop_matcher.h"
+#include "src/sched/scheduler.h"
+
+namespace weft::engine {
+
+// What StartEngine has loaded.
+struct EngineParts {
+  EngineOptions options;
+  EngineInfo info;
+  std::unique_ptr<model::Decoder> decoder;
+  std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
+  std::string model_name;
+};
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(EngineParts parts, prometheus::Registry* registry);
+  ~EngineImpl() override;
+
+  [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
+
+  CancelHandle Train(TrainRequest request,
+                     Callback<StepReply<TrainResult>> done) override;
+  CancelHandle OptimStep(OptimStepRequest request,
+                         Callback<StepReply<OptimStepResult>> done) override;
+  CancelHandle Sample(SampleRequest request,
+                      std::function<void(SampleDelta)> on_delta,
+                      Callback<SampleResult> done) override;
+  void CreateAdapter(CreateAdapterRequest request,
+                     Callback<AdapterInfo> done) override;
+  void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
+  void ListAdapters(Callback<std::vector<AdapterInfo>> done) override;
+  void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
+  void SaveCheckpoint(SaveCheckpointRequest request,
+                      Callback<StepReply<CheckpointInfo>> done) override;
+  void LoadCheckpoint(LoadCheckpointRequest request,
+                      Callback<StepReply<AdapterInfo>> done) override;
+  void ListCheckpoints(std::string adapter_id,
+                       Callback<std::vector<CheckpointInfo>> done) override;
+  void DeleteCheckpoint(std::string adapter_id, std::string name,
+                        Callback<bool> done) override;
+  void PublishSnapshot(PublishSnapshotRequest request,
+                       Callback<StepReply<uint64_t>> done) override;
+  void ReleaseSnapshot(ReleaseSnapshotRequest request,
+                       Callback<bool> done) override;
+  void ExportAdapter(ExportAdapterRequest request,
+                     Callback<PeftFiles> done) override;
+  void ImportAdapter(ImportAdapterRequest request,
+                     Callback<AdapterInfo> done) override;
+  void Drain(Callback<bool> done) override;
+
+ private:
+  // Progress of a training request over its slices. Engine thread only.
+  struct TrainProgress {
+    TrainResult result;
+    loss::MetricSums metrics;
+  };
+
+  // The door (engine_door.cc).
+
+  template <typename Request, typename Result>
+  CancelHandle SubmitStep(sched::WorkItem item, Request request,
+                          Callback<StepReply<Result>> done);
+  // Reads a checkpoint into an adapter that does not exist yet.
+  void LoadNewAdapter(LoadCheckpointRequest request,
+                      Callback<StepReply<AdapterInfo>> done);
+  // Queues `task` for the engine thread, before its next plan.
+  void PostControl(std::function<void()> task);
+  [[nodiscard]] absl::Status CheckOpen() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The work in flight under this number, which the replay table knows.
+  StepWork& FindStep(const std::string& adapter_id, uint64_t step,
+                     uint64_t* work_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // UNAVAILABLE to `done` and false when draining.
+  template <typename Result>
+  [[nodiscard]] bool Admit(const Callback<Result>& done);
+  // Runs `task` on the I/O thread; a drain waits for it.
+  void PostIo(std::function<void()> task);
+  void CancelStep(uint64_t work_id, uint64_t waiter_id);
+  void CancelSample(uint64_t work_id);
+
+  // The engine thread (engine_loop.cc).
+
+  void Loop();
+  // Waits for something to do. False: stop.
+  bool WaitForWork(std::deque<std::function<void()>>* control,
+                   sched::Plan* plan);
+  void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RunPlan(const sched::Plan& plan);
+  void RunTrain(const sched::Plan& plan);
+  absl::Status RunTrainPieces(const sched::Plan& plan,
+                              const std::vector<const StepWork*>& works);
+  void RunExclusive(uint64_t work_id);
+  void RunDecode();
+  void AdmitSamples();
+  // Gives the result to all who wait, tells scheduler and replay table.
+  void CompleteStep(uint64_t work_id, absl::StatusOr<ErasedResult> result);
+  // Fails work that left the scheduler without having run.
+  void DropStep(uint64_t work_id, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropSample(uint64_t work_id, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerDrainWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Steps that run alone (engine_ops.cc). They complete the work themselves.
+
+  void RunOptim(uint64_t work_id, const OptimStepRequest& request);
+  void RunSave(uint64_t work_id, const SaveCheckpointRequest& request);
+  void RunLoad(uint64_t work_id, const LoadCheckpointRequest& request);
+  void InstallCheckpoint(uint64_t work_id, const LoadCheckpointRequest& request,
+                         absl::StatusOr<LoadedCheckpoint> loaded);
+  // After a load: numbers go on from the checkpoint's, for the work that waits
+  // as for the replay table.
+  void RestartNumbers(uint64_t work_id, const std::string& adapter_id,
+                      uint64_t last_step);
+  void RunPublishSnapshot(uint64_t work_id,
+                          const PublishSnapshotRequest& request);
+  // Creates an adapter; on the engine thread.
+  absl::StatusOr<AdapterInfo> Create(const std::string& adapter_id,
+                                     const LoraConfig& config,
+                                     const lora::AdapterState* state,
+                                     uint64_t last_step);
+
+  EngineParts parts_;
+  EngineProbe probe_;
+  AdapterTable adapters_;
+  AdapterIo adapter_io_;
+  TrainRunner train_runner_;
+  SampleLoop sample_loop_;
+  std::unordered_map<uint64_t, TrainProgress> progress_;  // Engine thread.
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  sched::Scheduler scheduler_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, ReplayTable> replays_ ABSL_GUARDED_BY(mu_);
+  std::unordered_map<uint64_t, std::unique_ptr<StepWork>> steps_
+      ABSL_GUARDED_BY(mu_);
+  std::unordered_map<uint64_t, std::unique_ptr<SampleWork>> samples_
+      ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> cancelled_samples_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::function<void()>> control_ ABSL_GUARDED_BY(mu_);
+  std::vector<Callback<bool>> drain_waiters_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
+  int64_t pending_io_ ABSL_GUARDED_BY(mu_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Declared last: they stop first.
+  Worker completions_;
+  Worker io_;
+  std::thread thread_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ENGINE_IMPL_H_

@@ -1,0 +1,145 @@
+#include "src/engine/engine_probe.h"
+
+#include <cmath>
+
+#include "absl/time/clock.h"
+
+namespace weft::engine {
+namespace {
+
+// In the order of sched::WorkKind.
+const std::vector<std::string> kKinds = {"train", "optim", "io", "sample"};
+
+enum Phase : size_t { kTrain, kForward, kOptim, kPrefill, kDecode };
+const std::vector<std::string> kPhases = {"train", "forward", "optim",
+                                          "prefill", "decode"};
+
+enum Batch : size_t { kTrainBatch, kPrefillBatch, kDecodeBatch };
+const std::vector<std::string> kBatches = {"train", "prefill", "decode"};
+
+// Operation and outcome of a checkpoint as one label value: prometheus-cpp
+// children are made up front.
+const std::vector<std::string> kCheckpointOutcomes = {"save_ok", "save_error",
+                                                      "load_ok", "load_error"};
+
+std::vector<double> StepBuckets() { return ExponentialBuckets(0.001, 2, 18); }
+
+std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
+
+}  // namespace
+
+EngineProbe::EngineProbe(prometheus::Registry* registry)
+    : heartbeat_(AddGauge(registry, "weft_engine_heartbeat_timestamp_seconds",
+                          "Unix time at which the engine thread last moved.")),
+      queue_depth_(registry, "weft_queue_depth",
+                   "Requests that wait, by kind.", "kind", kKinds),
+      queue_wait_(registry, "weft_queue_wait_seconds",
+                  "Time from acceptance to start.", StepBuckets(), "kind",
+                  kKinds),
+      replays_(AddCounter(registry, "weft_replayed_requests_total",
+                          "Steps answered from the replay table.")),
+      train_tokens_(AddCounter(registry, "weft_train_tokens_total",
+                               "Tokens of ForwardBackward and Forward.")),
+      prompt_tokens_(AddCounter(registry, "weft_prompt_tokens_total",
+                                "Prompt tokens prefilled.")),
+      sampled_tokens_(AddCounter(registry, "weft_sampled_tokens_total",
+                                 "Tokens drawn.")),
+      batch_tokens_(registry, "weft_batch_tokens",
+                    "Tokens of a device batch, by kind.", TokenBuckets(),
+                    "kind", kBatches),
+      step_seconds_(registry, "weft_step_seconds",
+                    "Duration of a device batch, by phase.", StepBuckets(),
+                    "phase", kPhases),
+      first_token_(AddHistogram(registry, "weft_time_to_first_token_seconds",
+                                "Time from acceptance to the first token.",
+                                StepBuckets())),
+      adapters_resident_(AddGauge(registry, "weft_adapters_resident",
+                                  "Adapters on the device.")),
+      adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
+                              "Bytes of all adapters on the device.")),
+      kv_used_(AddGauge(registry, "weft_kv_cache_used_bytes",
+                        "Bytes of key/value pages in use.")),
+      kv_capacity_(AddGauge(registry, "weft_kv_cache_capacity_bytes",
+                            "Bytes of all key/value pages.")),
+      optim_steps_(AddCounter(registry, "weft_optim_steps_total",
+                              "OptimSteps applied.")),
+      grad_norm_(AddHistogram(registry, "weft_grad_norm",
+                              "Gradient norm before clipping.",
+                              ExponentialBuckets(1e-4, 4, 16))),
+      nonfinite_(AddCounter(registry, "weft_nonfinite_total",
+                            "OptimSteps refused for a non-finite gradient.")),
+      checkpoints_(registry, "weft_checkpoints_total",
+                   "Checkpoints written or read, by operation and outcome.",
+                   "outcome", kCheckpointOutcomes),
+      checkpoint_seconds_(registry, "weft_checkpoint_seconds",
+                          "Duration of writing or reading a checkpoint.",
+                          StepBuckets(), "op", {"save", "load"}) {}
+
+void EngineProbe::Heartbeat() {
+  heartbeat_.Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+}
+
+void EngineProbe::SetQueues(const sched::Scheduler& scheduler) {
+  for (int kind = 0; kind < sched::kNumWorkKinds; ++kind) {
+    queue_depth_[kind].Set(static_cast<double>(
+        scheduler.QueueDepth(static_cast<sched::WorkKind>(kind))));
+  }
+}
+
+void EngineProbe::ObserveWait(sched::WorkKind kind, absl::Time accepted_at) {
+  queue_wait_[static_cast<size_t>(kind)].Observe(
+      absl::ToDoubleSeconds(absl::Now() - accepted_at));
+}
+
+void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,
+                               absl::Duration elapsed) {
+  train_tokens_.Increment(static_cast<double>(num_tokens));
+  batch_tokens_[kTrainBatch].Observe(static_cast<double>(num_tokens));
+  step_seconds_[backward ? kTrain : kForward].Observe(
+      absl::ToDoubleSeconds(elapsed));
+}
+
+void EngineProbe::ObserveOptim(double grad_norm, absl::Duration elapsed) {
+  step_seconds_[kOptim].Observe(absl::ToDoubleSeconds(elapsed));
+  if (!std::isfinite(grad_norm)) {
+    nonfinite_.Increment();
+    return;
+  }
+  optim_steps_.Increment();
+  grad_norm_.Observe(grad_norm);
+}
+
+void EngineProbe::ObservePrefill(int64_t num_tokens, absl::Duration elapsed) {
+  prompt_tokens_.Increment(static_cast<double>(num_tokens));
+  batch_tokens_[kPrefillBatch].Observe(static_cast<double>(num_tokens));
+  step_seconds_[kPrefill].Observe(absl::ToDoubleSeconds(elapsed));
+}
+
+void EngineProbe::ObserveDecode(int64_t num_tokens, absl::Duration elapsed) {
+  sampled_tokens_.Increment(static_cast<double>(num_tokens));
+  batch_tokens_[kDecodeBatch].Observe(static_cast<double>(num_tokens));
+  step_seconds_[kDecode].Observe(absl::ToDoubleSeconds(elapsed));
+}
+
+void EngineProbe::ObserveFirstToken(absl::Duration since_accepted) {
+  first_token_.Observe(absl::ToDoubleSeconds(since_accepted));
+}
+
+void EngineProbe::SetKvBytes(int64_t used, int64_t capacity) {
+  kv_used_.Set(static_cast<double>(used));
+  kv_capacity_.Set(static_cast<double>(capacity));
+}
+
+void EngineProbe::SetAdapters(int64_t resident, uint64_t bytes) {
+  adapters_resident_.Set(static_cast<double>(resident));
+  adapter_bytes_.Set(static_cast<double>(bytes));
+}
+
+void EngineProbe::ObserveCheckpoint(std::string_view op, bool ok,
+                                    absl::Duration elapsed) {
+  const size_t is_load = op == "load" ? 1 : 0;
+  checkpoints_[2 * is_load + (ok ? 0 : 1)].Increment();
+  checkpoint_seconds_[is_load].Observe(absl::ToDoubleSeconds(elapsed));
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,59 @@
+// The engine's metrics. Recording one is an atomic operation; nothing here locks
+// or allocates once built.
+#ifndef WEFT_SRC_ENGINE_ENGINE_PROBE_H_
+#define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/time/time.h"
+#include "src/metrics/metrics.h"
+#include "src/sched/scheduler.h"
+
+namespace weft::engine {
+
+// Threads: any.
+class EngineProbe {
+ public:
+  explicit EngineProbe(prometheus::Registry* registry);
+
+  void Heartbeat();
+  void SetQueues(const sched::Scheduler& scheduler);
+  void ObserveWait(sched::WorkKind kind, absl::Time accepted_at);
+  void CountReplay() { replays_.Increment(); }
+
+  void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
+  void ObserveOptim(double grad_norm, absl::Duration elapsed);
+  void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
+  void ObserveDecode(int64_t num_tokens, absl::Duration elapsed);
+  void ObserveFirstToken(absl::Duration since_accepted);
+  void SetKvBytes(int64_t used, int64_t capacity);
+  void SetAdapters(int64_t resident, uint64_t bytes);
+  // `op` is "save" or "load".
+  void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
+
+ private:
+  prometheus::Gauge& heartbeat_;
+  LabelledGauges queue_depth_;
+  LabelledHistograms queue_wait_;
+  prometheus::Counter& replays_;
+  prometheus::Counter& train_tokens_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& sampled_tokens_;
+  LabelledHistograms batch_tokens_;
+  LabelledHistograms step_seconds_;
+  prometheus::Histogram& first_token_;
+  prometheus::Gauge& adapters_resident_;
+  prometheus::Gauge& adapter_bytes_;
+  prometheus::Gauge& kv_used_;
+  prometheus::Gauge& kv_capacity_;
+  prometheus::Counter& optim_steps_;
+  prometheus::Histogram& grad_norm_;
+  prometheus::Counter& nonfinite_;
+  LabelledCounters checkpoints_;
+  LabelledHistograms checkpoint_seconds_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ENGINE_PROBE_H_

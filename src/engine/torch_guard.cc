@@ -1,0 +1,40 @@
+#include "src/engine/torch_guard.h"
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <new>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+
+namespace weft::engine {
+
+absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
+  try {
+    body();
+    return absl::OkStatus();
+  } catch (const c10::OutOfMemoryError&) {
+    Log(LogLevel::kError, "out of device memory", {{"work", what}});
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": out of device memory"));
+  } catch (const std::bad_alloc&) {
+    Log(LogLevel::kError, "out of memory", {{"work", what}});
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": out of memory"));
+  } catch (const c10::NotImplementedError& error) {
+    Log(LogLevel::kError, "not implemented",
+        {{"work", what}, {"error", error.what_without_backtrace()}});
+    return absl::UnimplementedError(
+        absl::StrCat(what, ": ", error.what_without_backtrace()));
+  } catch (const c10::Error& error) {
+    Log(LogLevel::kError, "LibTorch error",
+        {{"work", what}, {"error", error.what()}});
+    return absl::InternalError(
+        absl::StrCat(what, ": ", error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, "exception", {{"work", what}, {"error", error.what()}});
+    return absl::InternalError(absl::StrCat(what, ": ", error.what()));
+  }
+}
+
+}  // namespace weft::engine

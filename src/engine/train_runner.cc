@@ -1,0 +1,109 @@
+#include "src/engine/train_runner.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+namespace weft::engine {
+namespace {
+
+// Head outputs on the host, read in the order of the score entries and rows.
+struct HostScores {
+  at::Tensor logprobs_E;
+  at::Tensor entropies_R;  // Undefined unless asked for.
+};
+
+// Fills the result of one datum from the flat scores and writes dLoss/dlogprob
+// of its entries to `gradients_E`.
+DatumResult ScatterDatum(const PackedDatum& packed, const HostScores& scores,
+                         float* gradients_E, loss::MetricSums* metrics) {
+  const Datum& datum = *packed.datum;
+  const LossConfig& config = packed.request->loss;
+  const int num_targets = datum.targets_per_token;
+  const size_t size = datum.targets.size();
+  DatumResult result;
+  result.logprobs.assign(size, 0.0f);
+  result.losses.assign(size, 0.0f);
+  if (config.return_entropy) result.entropies.assign(datum.tokens.size(), 0.0f);
+
+  const float* logprobs = scores.logprobs_E.const_data_ptr<float>();
+  std::vector<size_t> scored;  // Index into the targets of each entry.
+  scored.reserve(size);
+  int64_t row = packed.first_row;
+  for (int64_t i = 0; i < datum.num_tokens(); ++i) {
+    const size_t before = scored.size();
+    for (int k = 0; k < num_targets; ++k) {
+      if (!IsScored(datum, i, k)) continue;
+      const size_t index = i * num_targets + k;
+      result.logprobs[index] = logprobs[packed.first_entry + scored.size()];
+      scored.push_back(index);
+    }
+    if (scored.size() == before) continue;
+    if (config.return_entropy) {
+      result.entropies[i] = scores.entropies_R.const_data_ptr<float>()[row];
+    }
+    ++row;
+  }
+
+  std::vector<float> gradients(size, 0.0f);
+  loss::ComputeTokenLosses(config, datum, result.logprobs,
+                           absl::MakeSpan(result.losses),
+                           absl::MakeSpan(gradients), metrics);
+  for (size_t entry = 0; entry < scored.size(); ++entry) {
+    gradients_E[packed.first_entry + entry] = gradients[scored[entry]];
+  }
+  return result;
+}
+
+bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
+  for (const TrainPiece& piece : pieces) {
+    if (piece.request->loss.return_entropy) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TrainOutcome TrainRunner::Run(const std::vector<TrainPiece>& pieces,
+                              bool backward,
+                              const std::vector<loss::MetricSums*>& metrics) {
+  const at::InferenceMode no_autograd;
+  const PackedTrain packed = PackTrain(pieces, decoder_.device());
+  const bool wants_entropy = WantsEntropy(pieces);
+  model::Tape tape;
+  const at::Tensor x_TH = decoder_.ForwardLayers(
+      backward ? model::Mode::kTrain : model::Mode::kEval, packed.batch,
+      backward ? &tape : nullptr, /*num_recomputed=*/0, /*kv=*/nullptr);
+
+  const at::Tensor x_RH = x_TH.index_select(0, packed.score_index_R);
+  const loss::HeadResult scores = loss::ScoreHead(
+      decoder_.FinalNorm(x_RH), decoder_.weights().head_VH, packed.rows, head_,
+      /*want_gradient=*/backward, wants_entropy);
+
+  const HostScores host{.logprobs_E = scores.logprobs_E.to(at::kCPU),
+                        .entropies_R = wants_entropy
+                                           ? scores.entropies_R.to(at::kCPU)
+                                           : at::Tensor()};
+  const at::Tensor gradients_E = at::zeros_like(host.logprobs_E);
+  TrainOutcome outcome;
+  size_t next = 0;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    for (int64_t d = 0; d < pieces[p].num_data; ++d) {
+      outcome.data.push_back(
+          ScatterDatum(packed.data[next++], host,
+                       gradients_E.mutable_data_ptr<float>(), metrics[p]));
+    }
+  }
+  if (!backward) return outcome;
+
+  const at::Tensor dh_RH =
+      loss::HeadBackward(scores, decoder_.weights().head_VH, packed.rows,
+                         gradients_E.to(decoder_.device()));
+  at::Tensor d_TH = at::zeros_like(x_TH);
+  d_TH.index_add_(0, packed.score_index_R,
+                  decoder_.FinalNormBackward(dh_RH, x_RH));
+  decoder_.BackwardLayers(packed.batch, tape, std::move(d_TH));
+  return outcome;
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,111 @@
+#include "src/lora/adapter.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "src/lora/lora_init.h"
+
+namespace weft::lora {
+namespace {
+
+std::vector<float> ToVector(const at::Tensor& tensor_N) {
+  const at::Tensor host = tensor_N.to(at::kCPU).contiguous();
+  const float* data = host.const_data_ptr<float>();
+  return {data, data + host.numel()};
+}
+
+void FromVector(const std::vector<float>& values, at::Tensor& destination_N) {
+  if (values.empty()) {
+    destination_N.zero_();
+    return;
+  }
+  destination_N.copy_(at::from_blob(const_cast<float*>(values.data()),
+                                    {destination_N.numel()}, at::kFloat));
+}
+
+}  // namespace
+
+at::Tensor AdapterVersion::StackedA(const at::Tensor& flat,
+                                    const GroupLayout& group) const {
+  const LoraFactor& first = group.factors.front();
+  const auto rows =
+      static_cast<int64_t>(group.factors.size()) * layout->rank();
+  return flat.narrow(0, first.a_offset, rows * first.in)
+      .view({rows, first.in});
+}
+
+at::Tensor AdapterVersion::B(const at::Tensor& flat,
+                             const LoraFactor& factor) const {
+  return flat.narrow(0, factor.b_offset, factor.out * layout->rank())
+      .view({factor.out, layout->rank()});
+}
+
+std::vector<float> AdapterVersion::HostWeights() const {
+  return ToVector(weights_N);
+}
+
+Adapter::Adapter(const LoraConfig& config, const ModelShape& shape,
+                 at::ScalarType compute_dtype, at::Device device)
+    : config_(config),
+      layout_(std::make_shared<AdapterLayout>(shape, config)),
+      compute_dtype_(compute_dtype) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const int64_t size = layout_->num_parameters();
+  gradient_N_ = at::zeros({size}, options);
+  scratch_N_ = at::zeros({size}, options);
+  moment1_N_ = at::zeros({size}, options);
+  moment2_N_ = at::zeros({size}, options);
+  at::Tensor weights = at::empty({size}, options);
+  FromVector(InitialWeights(*layout_, config.seed), weights);
+  Publish(std::move(weights));
+}
+
+uint64_t Adapter::resident_bytes() const {
+  const uint64_t masters = 5 * layout_->num_parameters() * sizeof(float);
+  const bool has_copy = compute_dtype_ != at::kFloat;
+  return masters + (has_copy ? latest_->compute_N.nbytes() : 0);
+}
+
+at::Tensor Adapter::NextWeights() const {
+  return latest_.use_count() == 1 ? latest_->weights_N
+                                  : at::empty_like(latest_->weights_N);
+}
+
+void Adapter::FinishStep(at::Tensor next_weights) {
+  ++optim_steps_;
+  gradient_N_.zero_();
+  Publish(std::move(next_weights));
+}
+
+AdapterState Adapter::GetState() const {
+  return {.weights = ToVector(latest_->weights_N),
+          .gradient = ToVector(gradient_N_),
+          .moment1 = ToVector(moment1_N_),
+          .moment2 = ToVector(moment2_N_),
+          .optim_steps = optim_steps_};
+}
+
+void Adapter::SetState(const AdapterState& state) {
+  at::Tensor weights = at::empty_like(latest_->weights_N);
+  FromVector(state.weights, weights);
+  FromVector(state.gradient, gradient_N_);
+  FromVector(state.moment1, moment1_N_);
+  FromVector(state.moment2, moment2_N_);
+  optim_steps_ = state.optim_steps;
+  Publish(std::move(weights));
+}
+
+void Adapter::Publish(at::Tensor weights) {
+  auto version = std::make_shared<AdapterVersion>();
+  version->number = latest_ ? latest_->number + 1 : 1;
+  version->scale = config_.scale();
+  version->layout = layout_;
+  version->compute_N = weights.to(compute_dtype_);
+  version->weights_N = std::move(weights);
+  latest_ = std::move(version);
+}
+
+}  // namespace weft::lora

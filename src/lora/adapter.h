@@ -1,0 +1,104 @@
+// One adapter on the device: its flat buffers and its versions.
+//
+// Legend: N parameters of the adapter (AdapterLayout::num_parameters).
+#ifndef WEFT_SRC_LORA_ADAPTER_H_
+#define WEFT_SRC_LORA_ADAPTER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/lora/adapter_layout.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// An immutable set of weights. Shared by the adapter (its latest version), its
+// snapshots, and the samples and batches that pinned it.
+struct AdapterVersion {
+  uint64_t number = 0;
+  double scale = 1;
+  std::shared_ptr<const AdapterLayout> layout;
+  at::Tensor weights_N;  // [N] f32, the master copy.
+  at::Tensor compute_N;  // [N] in the model dtype; weights_N itself for f32.
+
+  // Views into `flat`, which has the layout's shape (weights or a gradient).
+  // A of every factor of the group, stacked: [factors * rank, in].
+  [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
+                                    const GroupLayout& group) const;
+  // B of one factor: [out, rank].
+  [[nodiscard]] at::Tensor B(const at::Tensor& flat,
+                             const LoraFactor& factor) const;
+  // The master copy, on the host.
+  [[nodiscard]] std::vector<float> HostWeights() const;
+};
+
+using AdapterVersionPtr = std::shared_ptr<const AdapterVersion>;
+
+// Everything an adapter's optimizer and accumulator hold, on the host. What a
+// checkpoint stores.
+struct AdapterState {
+  std::vector<float> weights;
+  std::vector<float> gradient;
+  std::vector<float> moment1;
+  std::vector<float> moment2;
+  uint64_t optim_steps = 0;
+};
+
+// Threads: engine thread only.
+class Adapter {
+ public:
+  // A fresh adapter as PEFT makes it: A from U(-1/sqrt(in), 1/sqrt(in)) by a
+  // counter-based generator keyed by (seed, layer, module), B zero.
+  Adapter(const LoraConfig& config, const ModelShape& shape,
+          at::ScalarType compute_dtype, at::Device device);
+
+  [[nodiscard]] const LoraConfig& config() const { return config_; }
+  [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
+  [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
+  [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }
+  // Bytes of all buffers on the device.
+  [[nodiscard]] uint64_t resident_bytes() const;
+
+  // Gradient of the work in progress. A micro-batch adds here; the accumulator
+  // changes only when a whole request has succeeded.
+  [[nodiscard]] at::Tensor& scratch() { return scratch_N_; }
+  void ClearScratch() { scratch_N_.zero_(); }
+  void CommitScratch() { gradient_N_.add_(scratch_N_); }
+
+  // Buffers of an optimizer step: read the gradient and latest()->weights_N,
+  // update the moments in place, write the new weights to NextWeights(), then
+  // FinishStep() publishes them and clears the gradient.
+  [[nodiscard]] at::Tensor& gradient() { return gradient_N_; }
+  [[nodiscard]] at::Tensor& moment1() { return moment1_N_; }
+  [[nodiscard]] at::Tensor& moment2() { return moment2_N_; }
+  // The latest version's own buffer when nobody else pinned that version,
+  // otherwise a new one.
+  [[nodiscard]] at::Tensor NextWeights() const;
+  void FinishStep(at::Tensor next_weights);
+
+  // Copies to and from the host. SetState takes vectors of the layout's size
+  // (empty gradient or moments: zeros) and publishes a new version.
+  [[nodiscard]] AdapterState GetState() const;
+  void SetState(const AdapterState& state);
+
+ private:
+  // Makes `weights` the latest version, numbered one above the one before.
+  void Publish(at::Tensor weights);
+
+  LoraConfig config_;
+  std::shared_ptr<const AdapterLayout> layout_;
+  at::ScalarType compute_dtype_;
+  AdapterVersionPtr latest_;
+  at::Tensor gradient_N_;
+  at::Tensor scratch_N_;
+  at::Tensor moment1_N_;
+  at::Tensor moment2_N_;
+  uint64_t optim_steps_ = 0;
+};
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_ADAPTER_H_

@@ -1,0 +1,111 @@
+#include "src/lora/adapter_layout.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::lora {
+namespace {
+
+std::vector<TargetModule> ModulesOf(ProjectionGroup group) {
+  switch (group) {
+    case ProjectionGroup::kQkv:
+      return {TargetModule::kQProj, TargetModule::kKProj, TargetModule::kVProj};
+    case ProjectionGroup::kO:
+      return {TargetModule::kOProj};
+    case ProjectionGroup::kGateUp:
+      return {TargetModule::kGateProj, TargetModule::kUpProj};
+    case ProjectionGroup::kDown:
+      return {TargetModule::kDownProj};
+    case ProjectionGroup::kLmHead:
+      return {TargetModule::kLmHead};
+  }
+  return {};
+}
+
+int64_t InWidth(const ModelShape& shape, TargetModule module) {
+  if (module == TargetModule::kOProj) return shape.q_width;
+  if (module == TargetModule::kDownProj) return shape.ffn;
+  return shape.hidden;
+}
+
+int64_t OutWidth(const ModelShape& shape, TargetModule module) {
+  switch (module) {
+    case TargetModule::kQProj:
+      return shape.q_width;
+    case TargetModule::kKProj:
+    case TargetModule::kVProj:
+      return shape.kv_width;
+    case TargetModule::kGateProj:
+    case TargetModule::kUpProj:
+      return shape.ffn;
+    case TargetModule::kLmHead:
+      return shape.vocab;
+    case TargetModule::kOProj:
+    case TargetModule::kDownProj:
+      return shape.hidden;
+  }
+  return 0;
+}
+
+}  // namespace
+
+AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
+    : rank_(config.rank), num_layers_(shape.num_layers) {
+  groups_.reserve(shape.num_layers * kGroupsPerLayer + 1);
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (const ProjectionGroup group :
+         {ProjectionGroup::kQkv, ProjectionGroup::kO, ProjectionGroup::kGateUp,
+          ProjectionGroup::kDown}) {
+      AddGroup(shape, config, layer, group);
+    }
+  }
+  AddGroup(shape, config, shape.num_layers, ProjectionGroup::kLmHead);
+}
+
+void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
+                             int layer, ProjectionGroup group) {
+  GroupLayout layout;
+  for (const TargetModule module : ModulesOf(group)) {
+    if (std::ranges::find(config.target_modules, module) ==
+        config.target_modules.end()) {
+      continue;
+    }
+    layout.factors.push_back({.layer = layer,
+                              .module = module,
+                              .in = InWidth(shape, module),
+                              .out = OutWidth(shape, module)});
+  }
+  for (LoraFactor& factor : layout.factors) {
+    factor.a_offset = num_parameters_;
+    num_parameters_ += rank_ * factor.in;
+  }
+  for (LoraFactor& factor : layout.factors) {
+    factor.b_offset = num_parameters_;
+    num_parameters_ += factor.out * rank_;
+  }
+  factors_.insert(factors_.end(), layout.factors.begin(), layout.factors.end());
+  groups_.push_back(std::move(layout));
+}
+
+const GroupLayout& AdapterLayout::group(int layer,
+                                        ProjectionGroup group) const {
+  if (group == ProjectionGroup::kLmHead) return groups_.back();
+  return groups_[layer * kGroupsPerLayer + static_cast<int>(group)];
+}
+
+std::string ModulePath(const LoraFactor& factor) {
+  const char* name = TargetModuleName(factor.module);
+  switch (factor.module) {
+    case TargetModule::kLmHead:
+      return name;
+    case TargetModule::kGateProj:
+    case TargetModule::kUpProj:
+    case TargetModule::kDownProj:
+      return absl::StrCat("model.layers.", factor.layer, ".mlp.", name);
+    default:
+      return absl::StrCat("model.layers.", factor.layer, ".self_attn.", name);
+  }
+}
+
+}  // namespace weft::lora

@@ -1,0 +1,85 @@
+// Where each LoRA matrix of an adapter lies in its flat buffers.
+//
+// Weights, gradients and both moments of an adapter are four f32 buffers of the
+// same layout, so that a step, a copy or a file is one pass. Inside a layer the
+// A matrices of the projections that share an input (q,k,v; gate,up) are
+// adjacent, so that their product with the input is one GEMM:
+//   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
+//   A_down B_down, layer 1: ..., A_lm_head B_lm_head
+// A is [rank, in], B is [out, rank], both row-major. Modules that the adapter
+// does not target take no room. Torch-free.
+#ifndef WEFT_SRC_LORA_ADAPTER_LAYOUT_H_
+#define WEFT_SRC_LORA_ADAPTER_LAYOUT_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// Widths of the base model's linear layers.
+struct ModelShape {
+  int num_layers = 0;
+  int64_t hidden = 0;
+  int64_t q_width = 0;   // query heads * head features
+  int64_t kv_width = 0;  // key/value heads * head features
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+};
+
+// One adapted linear layer.
+struct LoraFactor {
+  int layer = 0;  // num_layers for the head.
+  TargetModule module = TargetModule::kQProj;
+  int64_t in = 0;
+  int64_t out = 0;
+  int64_t a_offset = 0;  // Floats from the start of the buffer.
+  int64_t b_offset = 0;
+};
+
+// Projections that read the same input.
+enum class ProjectionGroup : uint8_t { kQkv, kO, kGateUp, kDown, kLmHead };
+inline constexpr int kGroupsPerLayer = 4;
+
+// The adapted projections of one group: their A matrices start at a_offset and
+// are adjacent, in the order of `factors`.
+struct GroupLayout {
+  std::vector<LoraFactor> factors;
+};
+
+class AdapterLayout {
+ public:
+  AdapterLayout(const ModelShape& shape, const LoraConfig& config);
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
+  // Every adapted layer, in the order of the buffer.
+  [[nodiscard]] const std::vector<LoraFactor>& factors() const {
+    return factors_;
+  }
+  // Layer in [0, num_layers); kLmHead takes layer = num_layers.
+  [[nodiscard]] const GroupLayout& group(int layer,
+                                         ProjectionGroup group) const;
+
+ private:
+  void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
+                ProjectionGroup group);
+
+  int rank_;
+  int num_layers_;
+  int64_t num_parameters_ = 0;
+  std::vector<LoraFactor> factors_;
+  std::vector<GroupLayout> groups_;
+};
+
+// Hugging Face's path of the module, such as "model.layers.0.mlp.up_proj" or
+// "lm_head". PEFT prefixes it with "base_model.model." and appends
+// ".lora_A.weight" or ".lora_B.weight".
+[[nodiscard]] std::string ModulePath(const LoraFactor& factor);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_ADAPTER_LAYOUT_H_

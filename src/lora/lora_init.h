@@ -1,0 +1,21 @@
+// Initial weights of a new adapter. Torch-free.
+#ifndef WEFT_SRC_LORA_LORA_INIT_H_
+#define WEFT_SRC_LORA_LORA_INIT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "src/lora/adapter_layout.h"
+
+namespace weft::lora {
+
+// A from U(-1/sqrt(in), 1/sqrt(in)), which is PEFT's kaiming_uniform(sqrt(5)),
+// B zero. Each matrix has its own stream keyed by (seed, layer, module), so that
+// an adapter with fewer targets or layers draws the same numbers for those it
+// has.
+[[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,
+                                                uint64_t seed);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_LORA_INIT_H_

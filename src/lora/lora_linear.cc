@@ -1,0 +1,118 @@
+#include "src/lora/lora_linear.h"
+
+#include <ATen/ATen.h>
+
+namespace weft::lora {
+namespace {
+
+const GroupLayout& GroupOf(const LoraSegment& segment, const LoraSite& site) {
+  return segment.version->layout->group(site.layer, site.group);
+}
+
+at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
+  return tensor.narrow(0, segment.begin, segment.end - segment.begin);
+}
+
+// gradient += scale * a b, in f32 whatever the dtype of a and b.
+void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
+                double scale) {
+  if (a.scalar_type() == gradient.scalar_type()) {
+    at::addmm_out(gradient, gradient, a, b, /*beta=*/1, /*alpha=*/scale);
+  } else {
+    gradient.add_(at::mm(a, b), scale);
+  }
+}
+
+at::Tensor BaseForward(const at::Tensor& x_TI, const BaseLinear& base) {
+  return base.bias_O.defined()
+             ? at::addmm(base.bias_O, x_TI, base.weight_OI.t())
+             : at::mm(x_TI, base.weight_OI.t());
+}
+
+}  // namespace
+
+int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
+  switch (module) {
+    case TargetModule::kKProj:
+      return shape.q_width;
+    case TargetModule::kVProj:
+      return shape.q_width + shape.kv_width;
+    case TargetModule::kUpProj:
+      return shape.ffn;
+    default:
+      return 0;
+  }
+}
+
+at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
+                      const LoraRouting& routing, const LoraSite& site,
+                      const ModelShape& shape, ShrunkInputs* shrunk) {
+  at::Tensor y_TO = BaseForward(x_TI, base);
+  for (const LoraSegment& segment : routing) {
+    const GroupLayout& group = GroupOf(segment, site);
+    at::Tensor s_nFR;
+    if (!group.factors.empty()) {
+      const AdapterVersion& version = *segment.version;
+      const at::Tensor a_FRI = version.StackedA(version.compute_N, group);
+      s_nFR = at::mm(Rows(x_TI, segment), a_FRI.t());
+      const int64_t rank = version.layout->rank();
+      for (size_t f = 0; f < group.factors.size(); ++f) {
+        const LoraFactor& factor = group.factors[f];
+        at::Tensor y_view =
+            Rows(y_TO, segment)
+                .narrow(1, LoraSite::ColumnOf(factor.module, shape),
+                        factor.out);
+        at::addmm_out(y_view, y_view,
+                      s_nFR.narrow(1, static_cast<int64_t>(f) * rank, rank),
+                      version.B(version.compute_N, factor).t(), /*beta=*/1,
+                      /*alpha=*/version.scale);
+      }
+    }
+    if (shrunk != nullptr) shrunk->push_back(std::move(s_nFR));
+  }
+  return y_TO;
+}
+
+at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                              const BaseLinear& base,
+                              const LoraRouting& routing, const LoraSite& site,
+                              const ModelShape& shape,
+                              const ShrunkInputs& shrunk,
+                              bool want_input_gradient) {
+  at::Tensor dx_TI;
+  if (want_input_gradient) dx_TI = at::mm(dy_TO, base.weight_OI);
+  for (size_t i = 0; i < routing.size(); ++i) {
+    const LoraSegment& segment = routing[i];
+    const GroupLayout& group = GroupOf(segment, site);
+    if (group.factors.empty()) continue;
+    const AdapterVersion& version = *segment.version;
+    const int64_t rank = version.layout->rank();
+    at::Tensor ds_nFR = at::empty_like(shrunk[i]);
+    for (size_t f = 0; f < group.factors.size(); ++f) {
+      const LoraFactor& factor = group.factors[f];
+      const at::Tensor dy_view =
+          Rows(dy_TO, segment)
+              .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
+      const int64_t column = static_cast<int64_t>(f) * rank;
+      at::Tensor ds_view = ds_nFR.narrow(1, column, rank);
+      at::mm_out(ds_view, dy_view, version.B(version.compute_N, factor));
+      if (segment.gradient_N.defined()) {
+        AddProduct(version.B(segment.gradient_N, factor), dy_view.t(),
+                   shrunk[i].narrow(1, column, rank), version.scale);
+      }
+    }
+    if (segment.gradient_N.defined()) {
+      AddProduct(version.StackedA(segment.gradient_N, group), ds_nFR.t(),
+                 Rows(x_TI, segment), version.scale);
+    }
+    if (want_input_gradient) {
+      at::Tensor dx_view = Rows(dx_TI, segment);
+      at::addmm_out(dx_view, dx_view, ds_nFR,
+                    version.StackedA(version.compute_N, group), /*beta=*/1,
+                    /*alpha=*/version.scale);
+    }
+  }
+  return dx_TI;
+}
+
+}  // namespace weft::lora

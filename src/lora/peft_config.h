@@ -1,0 +1,31 @@
+// adapter_config.json of a PEFT LoRA folder. Torch-free.
+#ifndef WEFT_SRC_LORA_PEFT_CONFIG_H_
+#define WEFT_SRC_LORA_PEFT_CONFIG_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/lora/adapter_layout.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// Largest rank a file may ask for; the engine's own limit is lower.
+inline constexpr int kMaxFileRank = 4096;
+
+// Parses the file of a client. The alpha of a rank-stabilised adapter comes
+// back multiplied by sqrt(rank), so that LoraConfig::scale() is right for both.
+// lora_dropout is accepted and not applied. Target modules come back in the
+// order of the forward pass.
+// Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
+[[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
+    absl::string_view json, const ModelShape& shape);
+
+// The file for an adapter of ours; equal input, equal bytes.
+[[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
+                                          const std::string& base_model_name);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_PEFT_CONFIG_H_

@@ -1,0 +1,63 @@
+// The output head and the log-probabilities, in chunks of rows, so that no
+// [tokens, vocab] tensor ever exists.
+//
+// Legend: R score rows, E score entries (row, target), H hidden, V vocabulary.
+//
+// Forward, per chunk of rows:
+//   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
+//   2. one pass over it gives logprob of each entry and the entropy;
+//   3. when a gradient will be wanted, U = (softmax * D) W with the same buffer
+//      (D = derivative of the softcap, 1 without), kept as [R, H].
+// Backward then needs neither logits nor a second pass over the vocabulary: for
+// any g = dLoss/dlogprob that is known only later,
+//   dhidden[r] = sum over entries e of row r of g[e] / T[r] (D_t W_t - U[r]).
+// In all 4 R H V FLOPs and chunk * V + R * H floats.
+#ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
+#define WEFT_SRC_LOSS_FUSED_HEAD_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace weft::loss {
+
+struct HeadOptions {
+  int64_t chunk_rows = 1024;  // <= 0: one chunk, the unchunked reference.
+  double softcap = 0;         // 0: none.
+};
+
+// Rows to score. Row r owns entries [row_offsets[r], row_offsets[r + 1]).
+struct ScoreRows {
+  std::vector<int64_t> row_offsets;  // [R + 1].
+  std::vector<int64_t> targets;      // [E], in [0, V).
+  std::vector<float> temperatures;   // [R], > 0.
+};
+
+struct HeadResult {
+  at::Tensor logprobs_E;     // [E] f32.
+  at::Tensor entropies_R;    // [R] f32; undefined unless asked for.
+  at::Tensor projection_RH;  // U [R, H] f32; undefined without gradient.
+  at::Tensor target_slope_E; // D_t [E] f32; undefined without softcap.
+};
+
+// Shapes:  hidden_RH [R, H] in the model dtype; weight_VH [V, H] likewise.
+// Errors:  throws c10::Error (out of memory).
+// Threads: engine thread only.
+// Source:  derivation above; tests check it against dense f64 autograd.
+[[nodiscard]] HeadResult ScoreHead(const at::Tensor& hidden_RH,
+                                   const at::Tensor& weight_VH,
+                                   const ScoreRows& rows,
+                                   const HeadOptions& options,
+                                   bool want_gradient, bool want_entropy);
+
+// dLoss/dhidden [R, H] in the dtype of weight, for g_E = dLoss/dlogprob [E] f32
+// (CPU or device). Needs want_gradient in the forward.
+[[nodiscard]] at::Tensor HeadBackward(const HeadResult& forward,
+                                      const at::Tensor& weight_VH,
+                                      const ScoreRows& rows,
+                                      const at::Tensor& g_E);
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_FUSED_HEAD_H_

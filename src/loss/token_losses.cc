@@ -1,0 +1,170 @@
+#include "src/loss/token_losses.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace weft::loss {
+namespace {
+
+// e^60 times any sensible advantage and weight still fits in a float.
+constexpr double kMaxLogRatio = 60.0;
+
+// Everything a token's loss depends on, and the loss. f64: f32 inputs then lose
+// nothing before the one rounding of the result.
+struct Token {
+  double logprob = 0;
+  double sample_logprob = 0;  // q; 0 for cross_entropy.
+  double advantage = 0;
+  double weight = 1;
+  double ratio = 1;  // Of the token; of the sequence for gspo.
+};
+
+struct LossAndSlope {
+  double loss = 0;
+  double slope = 0;  // dLoss/dlogprob.
+};
+
+double Ratio(double log_ratio) {
+  // Comparisons with NaN are false, so NaN passes through.
+  return std::exp(std::clamp(log_ratio, -kMaxLogRatio, kMaxLogRatio));
+}
+
+double Clip(const LossConfig& config, double ratio) {
+  return std::clamp(ratio, config.clip_low, config.clip_high);
+}
+
+// PPO's clipped objective; the slope is that of the unclipped branch on a tie.
+LossAndSlope ClippedSurrogate(const LossConfig& config, const Token& token) {
+  const double unclipped = token.ratio * token.advantage;
+  const double clipped = Clip(config, token.ratio) * token.advantage;
+  if (clipped < unclipped) return {-token.weight * clipped, 0};
+  return {-token.weight * unclipped, -token.weight * unclipped};
+}
+
+LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
+  const double w = token.weight;
+  switch (config.function) {
+    case LossFunction::kCrossEntropy:
+      return {-w * token.logprob, -w};
+    case LossFunction::kImportanceSampling: {
+      const double loss = -w * token.ratio * token.advantage;
+      return {loss, loss};
+    }
+    case LossFunction::kPpo:
+    case LossFunction::kGspo:
+      return ClippedSurrogate(config, token);
+    case LossFunction::kCispo: {
+      const double slope = -w * Clip(config, token.ratio) * token.advantage;
+      return {slope * token.logprob, slope};
+    }
+    case LossFunction::kDro: {
+      const double log_ratio = token.logprob - token.sample_logprob;
+      return {-w * (token.logprob * token.advantage -
+                    config.beta / 2 * log_ratio * log_ratio),
+              -w * (token.advantage - config.beta * log_ratio)};
+    }
+  }
+  return {};
+}
+
+bool HasClip(LossFunction function) {
+  return function == LossFunction::kPpo || function == LossFunction::kCispo ||
+         function == LossFunction::kGspo;
+}
+
+// Sums of one datum over its scored tokens.
+struct DatumSums {
+  double loss = 0;
+  double tokens = 0;
+  double kl = 0;
+  double ratio = 0;
+  double clipped = 0;
+};
+
+void AddMetrics(const LossConfig& config, const DatumSums& sums,
+                MetricSums* metrics) {
+  metrics->Add("loss", sums.loss);
+  metrics->Add("tokens", sums.tokens);
+  if (config.function == LossFunction::kCrossEntropy) return;
+  metrics->AddMean("kl_sample_train_v1", sums.kl, sums.tokens);
+  metrics->AddMean("ratio", sums.ratio, sums.tokens);
+  if (HasClip(config.function)) {
+    metrics->AddMean("clip_fraction", sums.clipped, sums.tokens);
+  }
+}
+
+double Weight(const Datum& datum, size_t entry) {
+  return datum.weights.empty() ? 1.0 : datum.weights[entry];
+}
+
+// exp(mean(lp - q)) over the scored tokens of a datum.
+double SequenceRatio(const Datum& datum, absl::Span<const float> logprobs) {
+  double sum = 0;
+  double count = 0;
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    if (Weight(datum, i) == 0) continue;
+    sum += static_cast<double>(logprobs[i]) - datum.logprobs[i];
+    count += 1;
+  }
+  return count == 0 ? 1.0 : Ratio(sum / count);
+}
+
+}  // namespace
+
+void MetricSums::Add(const std::string& name, double value) {
+  sums_[name] += value;
+}
+
+void MetricSums::AddMean(const std::string& name, double value, double count) {
+  std::pair<double, double>& mean = means_[name];
+  mean.first += value;
+  mean.second += count;
+}
+
+std::map<std::string, double> MetricSums::Metrics() const {
+  std::map<std::string, double> metrics;
+  for (const auto& [name, sum] : sums_) metrics[name + ":sum"] = sum;
+  for (const auto& [name, mean] : means_) {
+    if (mean.second > 0) metrics[name + ":mean"] = mean.first / mean.second;
+  }
+  return metrics;
+}
+
+void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
+                        absl::Span<const float> logprobs,
+                        absl::Span<float> losses, absl::Span<float> gradients,
+                        MetricSums* metrics) {
+  const bool is_policy = config.function != LossFunction::kCrossEntropy;
+  const double sequence_ratio = config.function == LossFunction::kGspo
+                                    ? SequenceRatio(datum, logprobs)
+                                    : 1.0;
+  DatumSums sums;
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    Token token{.logprob = logprobs[i], .weight = Weight(datum, i)};
+    if (token.weight == 0) {
+      losses[i] = 0;
+      gradients[i] = 0;
+      continue;
+    }
+    if (is_policy) {
+      token.sample_logprob = datum.logprobs[i];
+      token.advantage = datum.advantages[i];
+      const double log_ratio = token.logprob - token.sample_logprob;
+      const double own_ratio = Ratio(log_ratio);
+      token.ratio =
+          config.function == LossFunction::kGspo ? sequence_ratio : own_ratio;
+      sums.kl -= log_ratio;
+      sums.ratio += own_ratio;
+      sums.clipped += token.ratio != Clip(config, token.ratio) ? 1 : 0;
+    }
+    const LossAndSlope result = TokenLoss(config, token);
+    losses[i] = static_cast<float>(result.loss);
+    gradients[i] = static_cast<float>(result.slope);
+    sums.loss += result.loss;
+    sums.tokens += 1;
+  }
+  AddMetrics(config, sums, metrics);
+}
+
+}  // namespace weft::loss

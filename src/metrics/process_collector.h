@@ -1,0 +1,24 @@
+// The standard process_* metrics, which prometheus-cpp does not have: CPU
+// seconds, resident and virtual bytes, open and maximal file descriptors,
+// threads, start time. Read from /proc at each scrape.
+//
+// Errors: a file of /proc that cannot be read leaves its metric out.
+// Threads: any.
+#ifndef WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_
+#define WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_
+
+#include <vector>
+
+#include "prometheus/collectable.h"
+#include "prometheus/metric_family.h"
+
+namespace weft {
+
+class ProcessCollector final : public prometheus::Collectable {
+ public:
+  [[nodiscard]] std::vector<prometheus::MetricFamily> Collect() const override;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_

@@ -1,0 +1,108 @@
+// The decoder: one function runs the layers for training and for evaluation.
+//
+// Legend: T packed tokens, H hidden, Q query heads, K key/value heads, C head
+// features, F feed-forward, R score rows.
+//
+// The backward pass is written by hand: it keeps what it cannot cheaply
+// recompute (layer inputs, q, k, v, attention output, gate and up) and
+// recomputes norms and the SwiGLU product, so nothing is stored twice and
+// buffers die as soon as they are used.
+#ifndef WEFT_SRC_MODEL_DECODER_H_
+#define WEFT_SRC_MODEL_DECODER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "src/model/decoder_weights.h"
+#include "src/model/model_config.h"
+#include "src/model/packed_batch.h"
+#include "src/ops/rotary.h"
+
+namespace weft::model {
+
+// kTrain keeps a tape and never touches the cache; kEval keeps nothing and may
+// use the cache.
+enum class Mode { kTrain, kEval };
+
+// What one layer keeps for its backward pass. A recomputed (checkpointed) layer
+// keeps x_in_TH alone.
+struct LayerTape {
+  at::Tensor x_in_TH;
+  at::Tensor qkv_TW;  // [T, (Q + 2K) C] after rotary.
+  at::Tensor q_raw_TQC, k_raw_TKC;  // Before the head norm; only with qk_norm.
+  ops::AttentionOutput attention;
+  at::Tensor x_mid_TH;    // Residual stream after attention.
+  at::Tensor gate_up_T2F;
+  lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
+};
+
+struct Tape {
+  std::vector<LayerTape> layers;
+};
+
+class Decoder {
+ public:
+  Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions);
+
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
+  [[nodiscard]] at::ScalarType dtype() const;
+  [[nodiscard]] at::Device device() const;
+
+  // Runs embedding and layers; returns the residual stream [T, H] before the
+  // final norm. `tape` is filled in kTrain and must be null in kEval; the first
+  // `num_recomputed` layers keep only their input. `kv` may be null.
+  // Errors:  throws c10::Error.   Threads: engine thread only.
+  [[nodiscard]] at::Tensor ForwardLayers(Mode mode, const PackedBatch& batch,
+                                         Tape* tape, int num_recomputed,
+                                         KvAccess* kv) const;
+
+  // Runs the layers backwards from d_out = dLoss/d(residual stream) and adds the
+  // adapters' gradients to the segments of batch.routing. Consumes the tape.
+  void BackwardLayers(const PackedBatch& batch, Tape& tape,
+                      at::Tensor d_out_TH) const;
+
+  // The final norm, for the rows that are scored: [R, H] -> [R, H].
+  [[nodiscard]] at::Tensor FinalNorm(const at::Tensor& x_RH) const;
+  // dLoss/dx of it.
+  [[nodiscard]] at::Tensor FinalNormBackward(const at::Tensor& dy_RH,
+                                             const at::Tensor& x_RH) const;
+
+ private:
+  at::Tensor RunLayer(int layer, const at::Tensor& x_TH,
+                      const PackedBatch& batch, LayerTape* tape,
+                      KvAccess* kv) const;
+  at::Tensor Attend(int layer, at::Tensor& qkv_TW, const PackedBatch& batch,
+                    LayerTape* tape, KvAccess* kv) const;
+  void NormalizeHeads(int layer, at::Tensor& qkv_TW, LayerTape* tape) const;
+  at::Tensor BackwardLayer(int layer, const PackedBatch& batch,
+                           LayerTape& tape, at::Tensor d_TH) const;
+  // Both add to d_TH, the gradient of the residual stream.
+  void BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
+                   at::Tensor& d_TH) const;
+  void BackwardAttention(int layer, const PackedBatch& batch, LayerTape& tape,
+                         at::Tensor& d_TH) const;
+  void BackwardHeads(int layer, const PackedBatch& batch,
+                     const LayerTape& tape, at::Tensor& dqkv_TW) const;
+
+  [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
+                                const at::Tensor& weight_H) const;
+  // Views of the heads inside a fused row: q [T, Q, C], k and v [T, K, C].
+  struct Heads {
+    at::Tensor q_TQC, k_TKC, v_TKC;
+  };
+  [[nodiscard]] Heads SplitHeads(const at::Tensor& qkv_TW) const;
+
+  ModelConfig config_;
+  lora::ModelShape shape_;
+  DecoderWeights weights_;
+  ops::RotaryTable rotary_;
+  double attention_scale_;
+};
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_DECODER_H_

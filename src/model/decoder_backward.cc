@@ -1,0 +1,113 @@
+// The backward pass of Decoder: each step mirrors one of decoder.cc, last first.
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "src/model/decoder.h"
+#include "src/ops/rms_norm.h"
+#include "src/ops/swiglu.h"
+
+namespace weft::model {
+
+using lora::LoraLinearBackward;
+using lora::ProjectionGroup;
+
+at::Tensor Decoder::FinalNormBackward(const at::Tensor& dy_RH,
+                                      const at::Tensor& x_RH) const {
+  at::Tensor dx_RH = at::zeros_like(x_RH);
+  ops::RmsNormBackward(dy_RH, x_RH, weights_.final_norm_H,
+                       config_.rms_norm_eps, dx_RH);
+  return dx_RH;
+}
+
+void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
+                             at::Tensor d_out_TH) const {
+  at::Tensor d_TH = std::move(d_out_TH);
+  for (int layer = config_.num_layers - 1; layer >= 0; --layer) {
+    LayerTape& layer_tape = tape.layers[layer];
+    if (!layer_tape.qkv_TW.defined()) {
+      // Checkpointed: the same forward code again, now with a tape.
+      (void)RunLayer(layer, layer_tape.x_in_TH, batch, &layer_tape,
+                     /*kv=*/nullptr);
+    }
+    d_TH = BackwardLayer(layer, batch, layer_tape, std::move(d_TH));
+    layer_tape = LayerTape();
+  }
+}
+
+at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
+                                  LayerTape& tape, at::Tensor d_TH) const {
+  BackwardMlp(layer, batch, tape, d_TH);
+  BackwardAttention(layer, batch, tape, d_TH);
+  return d_TH;
+}
+
+void Decoder::BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
+                          at::Tensor& d_TH) const {
+  const LayerWeights& w = weights_.layers[layer];
+  at::Tensor product_TF =
+      at::empty({d_TH.size(0), shape_.ffn}, d_TH.options());
+  ops::SwiGlu(tape.gate_up_T2F, product_TF);
+  const at::Tensor d_product_TF = LoraLinearBackward(
+      d_TH, product_TF, w.down, batch.routing, {layer, ProjectionGroup::kDown},
+      shape_, tape.shrunk_down, /*want_input_gradient=*/true);
+  product_TF.reset();
+  // From here gate_up_T2F holds its own gradient.
+  ops::SwiGluBackward(d_product_TF, tape.gate_up_T2F);
+  const at::Tensor d_normed_TH = LoraLinearBackward(
+      tape.gate_up_T2F, Norm(tape.x_mid_TH, w.post_norm_H), w.gate_up,
+      batch.routing, {layer, ProjectionGroup::kGateUp}, shape_,
+      tape.shrunk_gate_up, /*want_input_gradient=*/true);
+  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.post_norm_H,
+                       config_.rms_norm_eps, d_TH);
+}
+
+void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
+                                LayerTape& tape, at::Tensor& d_TH) const {
+  const LayerWeights& w = weights_.layers[layer];
+  const at::Tensor attended_TW =
+      tape.attention.out_THC.reshape({d_TH.size(0), shape_.q_width});
+  const at::Tensor d_attended_TW = LoraLinearBackward(
+      d_TH, attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO},
+      shape_, tape.shrunk_o, /*want_input_gradient=*/true);
+
+  at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
+  const Heads heads = SplitHeads(tape.qkv_TW);
+  Heads d_heads = SplitHeads(dqkv_TW);
+  ops::TreeAttentionBackward(
+      d_attended_TW.view_as(tape.attention.out_THC), heads.q_TQC, heads.k_TKC,
+      heads.v_TKC, tape.attention, batch.nodes, attention_scale_, d_heads.q_TQC,
+      d_heads.k_TKC, d_heads.v_TKC);
+  BackwardHeads(layer, batch, tape, dqkv_TW);
+
+  // Nothing below the first layer learns: its input gradient is not needed.
+  const at::Tensor d_normed_TH = LoraLinearBackward(
+      dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv, batch.routing,
+      {layer, ProjectionGroup::kQkv}, shape_, tape.shrunk_qkv,
+      /*want_input_gradient=*/layer > 0);
+  if (layer > 0) {
+    ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H,
+                         config_.rms_norm_eps, d_TH);
+  }
+}
+
+void Decoder::BackwardHeads(int layer, const PackedBatch& batch,
+                            const LayerTape& tape, at::Tensor& dqkv_TW) const {
+  const LayerWeights& w = weights_.layers[layer];
+  Heads d_heads = SplitHeads(dqkv_TW);
+  ops::ApplyRotary(d_heads.q_TQC, batch.positions_T, rotary_, /*inverse=*/true);
+  ops::ApplyRotary(d_heads.k_TKC, batch.positions_T, rotary_, /*inverse=*/true);
+  if (!config_.qk_norm) return;
+  const auto backward = [&](at::Tensor d_heads_TMC, const at::Tensor& raw_TMC,
+                            const at::Tensor& weight_C) {
+    const at::Tensor dy = d_heads_TMC.contiguous().view({-1, config_.head_dim});
+    at::Tensor dx = at::zeros_like(dy);
+    ops::RmsNormBackward(dy, raw_TMC.view({-1, config_.head_dim}), weight_C,
+                         config_.rms_norm_eps, dx);
+    d_heads_TMC.copy_(dx.view_as(raw_TMC));
+  };
+  backward(d_heads.q_TQC, tape.q_raw_TQC, w.q_norm_C);
+  backward(d_heads.k_TKC, tape.k_raw_TKC, w.k_norm_C);
+}
+
+}  // namespace weft::model

@@ -1,0 +1,46 @@
+// The frozen weights of the decoder, loaded once. Projections that share an
+// input are stored stacked: q,k,v as one matrix, gate and up as one.
+//
+// Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K query
+// and key/value heads.
+#ifndef WEFT_SRC_MODEL_DECODER_WEIGHTS_H_
+#define WEFT_SRC_MODEL_DECODER_WEIGHTS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/lora/lora_linear.h"
+#include "src/model/model_config.h"
+#include "src/weights/checkpoint.h"
+
+namespace weft::model {
+
+struct LayerWeights {
+  at::Tensor input_norm_H;
+  lora::BaseLinear qkv;  // [(Q + 2K) C, H], rows q | k | v.
+  at::Tensor q_norm_C;   // Undefined without qk_norm.
+  at::Tensor k_norm_C;
+  lora::BaseLinear o;  // [H, Q C].
+  at::Tensor post_norm_H;
+  lora::BaseLinear gate_up;  // [2F, H], rows gate | up.
+  lora::BaseLinear down;     // [H, F].
+};
+
+struct DecoderWeights {
+  at::Tensor embedding_VH;
+  std::vector<LayerWeights> layers;
+  at::Tensor final_norm_H;
+  at::Tensor head_VH;  // embedding_VH itself when the model ties them.
+};
+
+// Reads every tensor of the model straight into its place, with a progress bar.
+// Errors: those of weights::ReadTensor.
+[[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
+    const weights::Checkpoint& checkpoint, const ModelConfig& config,
+    at::ScalarType dtype, at::Device device);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_DECODER_WEIGHTS_H_

@@ -1,0 +1,54 @@
+// The architecture of a base model, as config.json describes it. Torch-free.
+// One decoder is described by data; there is no class per model family.
+#ifndef WEFT_SRC_MODEL_MODEL_CONFIG_H_
+#define WEFT_SRC_MODEL_MODEL_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/lora/adapter_layout.h"
+
+namespace weft::model {
+
+struct ModelConfig {
+  std::string model_type;  // "llama", "qwen3".
+  int num_layers = 0;
+  int64_t hidden = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int64_t max_positions = 0;
+  double rms_norm_eps = 1e-6;
+  bool tied_embeddings = false;
+  bool qk_norm = false;         // RMS norm of each query and key head (Qwen3).
+  bool attention_bias = false;  // Biases on q, k, v and o projections.
+  bool mlp_bias = false;
+  // Rotary frequencies [head_dim / 2], any scaling (llama3) already applied.
+  std::vector<double> inverse_frequencies;
+  // config.json's eos_token_id joined with generation_config.json's.
+  std::vector<int32_t> eos_token_ids;
+
+  [[nodiscard]] lora::ModelShape shape() const;
+  // Parameters of the base model, tied embeddings counted once.
+  [[nodiscard]] uint64_t num_parameters() const;
+};
+
+// Parses config.json (v4 and v5 spellings). Errors name the field, the value
+// and what is accepted: INVALID_ARGUMENT for a damaged or inconsistent file,
+// UNIMPLEMENTED for an architecture or a field that we do not honour.
+[[nodiscard]] absl::StatusOr<ModelConfig> ParseModelConfig(
+    std::string_view config_json);
+
+// Reads config.json and, when there, generation_config.json of a folder.
+// NOT_FOUND when there is no config.json.
+[[nodiscard]] absl::StatusOr<ModelConfig> ReadModelConfig(
+    const std::string& model_dir);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_MODEL_CONFIG_H_

@@ -1,0 +1,48 @@
+// What one pass through the layers runs on: the tokens of many sequences of
+// many adapters, laid flat, without padding.
+//
+// Worked example, adapter 7 with sequences of 3 and 2 tokens, adapter 9 with one
+// of 2:
+//   tokens_T    a b c | d e | f g
+//   positions_T 0 1 2 | 0 1 | 0 1
+//   nodes       {0,3,-1,3} {3,5,-1,5} {5,7,-1,7}
+//   routing     {0,5,adapter 7} {5,7,adapter 9}
+#ifndef WEFT_SRC_MODEL_PACKED_BATCH_H_
+#define WEFT_SRC_MODEL_PACKED_BATCH_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "src/lora/lora_linear.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::model {
+
+struct PackedBatch {
+  at::Tensor tokens_T;     // [T] i64.
+  at::Tensor positions_T;  // [T] i32.
+  std::vector<ops::AttentionNode> nodes;
+  lora::LoraRouting routing;
+};
+
+// Paged keys and values of every layer. S tokens per page.
+struct KvStore {
+  std::vector<at::Tensor> k_pages_PSKC;  // One per layer.
+  std::vector<at::Tensor> v_pages_PSKC;
+};
+
+// What an evaluation pass does with the cache: writes the batch's keys and
+// values to slots_T, and attends either within the batch (prefill: the nodes) or
+// to the pages of each row's sequence (decode: one row per sequence).
+struct KvAccess {
+  KvStore* store = nullptr;
+  at::Tensor slots_T;  // [T] i64.
+  bool decode = false;
+  at::Tensor page_table_TL;  // [T, L] i32, decode only.
+  at::Tensor lengths_T;      // [T] i32, decode only; the new token included.
+};
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_PACKED_BATCH_H_

@@ -1,0 +1,174 @@
+#include "src/ops/paged_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "src/ops/cpu_dispatch.h"
+
+namespace weft::ops {
+namespace {
+
+// A shorter part does not pay for its merge.
+constexpr int64_t kMinPartTokens = 512;
+
+// Geometry of one call, with the CPU kernel's arguments filled in.
+struct Launch {
+  kernels::cpu::PagedAttentionItem item;  // All but what differs per work item.
+  const int32_t* page_table = nullptr;
+  const int32_t* lengths = nullptr;
+  int64_t batch = 0;
+  int64_t table_entries = 0;
+  int64_t parts = 1;  // Parts that the tokens of each sequence are split into.
+};
+
+// Few sequences leave threads idle, so long contexts are split over them.
+int64_t NumParts(const Launch& launch) {
+  const int64_t items = launch.batch * launch.item.num_kv_heads;
+  const int64_t longest =
+      *std::max_element(launch.lengths, launch.lengths + launch.batch);
+  const int64_t wanted = (at::get_num_threads() + items - 1) / items;
+  return std::clamp<int64_t>(longest / kMinPartTokens, 1, wanted);
+}
+
+// Work item (b, k, part), part fastest. `out` and `lse` hold [parts, B, H, C]
+// and [parts, B, H]; an empty part gets lse -inf.
+void RunItem(const Launch& launch, int64_t index, float* out, float* lse) {
+  kernels::cpu::PagedAttentionItem item = launch.item;
+  const int64_t part = index % launch.parts;
+  const int64_t kv_head = index / launch.parts % item.num_kv_heads;
+  const int64_t b = index / launch.parts / item.num_kv_heads;
+  const int64_t heads = item.num_kv_heads * item.group_size;
+  const int64_t row = b * heads + kv_head * item.group_size;
+  const int64_t length = launch.lengths[b];
+  item.begin = length * part / launch.parts;
+  item.end = length * (part + 1) / launch.parts;
+  item.q_GC += row * item.head_features;
+  item.k_pages += kv_head * item.head_features;
+  item.v_pages += kv_head * item.head_features;
+  item.page_table = launch.page_table + b * launch.table_entries;
+  const int64_t out_row = part * launch.batch * heads + row;
+  if (item.begin == item.end) {
+    std::fill_n(lse + out_row, item.group_size, -INFINITY);
+    return;
+  }
+  kernels::cpu::Kernels().paged_attention(
+      item, out + out_row * item.head_features, lse + out_row);
+}
+
+void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                       const at::Tensor& v_pages_PSKC,
+                       const at::Tensor& page_table_BL,
+                       const at::Tensor& lengths_B, double scale,
+                       at::Tensor& out_BHC) {
+  const at::Tensor q = q_BHC.contiguous();
+  const at::Tensor table = page_table_BL.contiguous();
+  const at::Tensor lengths = lengths_B.contiguous();
+  const int64_t heads = q.size(1);
+  const int64_t C = q.size(2);
+  Launch launch;
+  launch.item = {.q_GC = q.const_data_ptr<float>(),
+                 .k_pages = k_pages_PSKC.const_data_ptr<float>(),
+                 .v_pages = v_pages_PSKC.const_data_ptr<float>(),
+                 .group_size = heads / k_pages_PSKC.size(2),
+                 .num_kv_heads = k_pages_PSKC.size(2),
+                 .head_features = C,
+                 .page_tokens = k_pages_PSKC.size(1),
+                 .scale = static_cast<float>(scale)};
+  launch.page_table = table.const_data_ptr<int32_t>();
+  launch.lengths = lengths.const_data_ptr<int32_t>();
+  launch.batch = q.size(0);
+  launch.table_entries = table.size(1);
+  launch.parts = NumParts(launch);
+
+  const int64_t rows = launch.batch * heads;
+  at::Tensor lse = at::empty({launch.parts, rows}, q.options());
+  at::Tensor scratch;
+  float* out = out_BHC.mutable_data_ptr<float>();
+  if (launch.parts > 1) {
+    scratch = at::zeros({launch.parts, rows, C}, q.options());
+    out = scratch.mutable_data_ptr<float>();
+  }
+  float* lse_data = lse.mutable_data_ptr<float>();
+  at::parallel_for(0, launch.batch * launch.item.num_kv_heads * launch.parts, 1,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       RunItem(launch, i, out, lse_data);
+                     }
+                   });
+  if (launch.parts == 1) return;
+  for (int64_t part = 1; part < launch.parts; ++part) {
+    kernels::cpu::Kernels().lse_merge_rows(
+        out + part * rows * C, lse_data + part * rows, rows, C, out, lse_data);
+  }
+  out_BHC.view({rows, C}).copy_(scratch[0]);
+}
+
+// Gathers the pages of each sequence; any dtype and device.
+void PagedAttentionReference(const at::Tensor& q_BHC,
+                             const at::Tensor& k_pages_PSKC,
+                             const at::Tensor& v_pages_PSKC,
+                             const at::Tensor& page_table_BL,
+                             const at::Tensor& lengths_B, double scale,
+                             at::Tensor& out_BHC) {
+  const int64_t batch = q_BHC.size(0);
+  const int64_t heads = q_BHC.size(1);
+  const int64_t page_tokens = k_pages_PSKC.size(1);
+  const int64_t kv_heads = k_pages_PSKC.size(2);
+  const int64_t C = q_BHC.size(2);
+  const int64_t max_length = lengths_B.max().item<int64_t>();
+  const int64_t pages = (max_length + page_tokens - 1) / page_tokens;
+  const at::Tensor mask_BT =
+      at::arange(pages * page_tokens, lengths_B.options()).unsqueeze(0) <
+      lengths_B.unsqueeze(1);
+  // Entries past a sequence's last page may hold anything: read page 0 there.
+  const at::Tensor needed_BL =
+      mask_BT.view({batch, pages, page_tokens}).select(2, 0);
+  const at::Tensor table =
+      at::where(needed_BL, page_table_BL.narrow(1, 0, pages), 0).flatten();
+  const at::ScalarType compute = ComputeType(q_BHC);
+  const auto gather = [&](const at::Tensor& all_pages) {
+    at::Tensor rows = all_pages.index_select(0, table)
+                          .view({batch, pages * page_tokens, kv_heads, 1, C})
+                          .to(compute);
+    // Unwritten slots may hold NaN, which a weight of 0 would keep.
+    rows =
+        rows.masked_fill(mask_BT.logical_not().view({batch, -1, 1, 1, 1}), 0);
+    return rows.permute({0, 2, 3, 1, 4});  // [B, K, 1, T, C]
+  };
+  const at::Tensor q =
+      q_BHC.to(compute).view({batch, kv_heads, heads / kv_heads, 1, C});
+  at::Tensor scores =
+      at::matmul(q, gather(k_pages_PSKC).transpose(-1, -2)) * scale;
+  scores.masked_fill_(mask_BT.logical_not().view({batch, 1, 1, 1, -1}),
+                      -INFINITY);
+  out_BHC.copy_(at::matmul(scores.softmax(-1), gather(v_pages_PSKC))
+                    .reshape({batch, heads, C}));
+}
+
+}  // namespace
+
+void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
+                  const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
+                  at::Tensor& v_pages_PSKC) {
+  k_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, k_TKC);
+  v_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, v_TKC);
+}
+
+void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                    const at::Tensor& v_pages_PSKC,
+                    const at::Tensor& page_table_BL,
+                    const at::Tensor& lengths_B, double scale,
+                    at::Tensor& out_BHC) {
+  if (q_BHC.size(0) == 0) return;
+  const auto attention =
+      HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
+  attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, scale,
+            out_BHC);
+}
+
+}  // namespace weft::ops

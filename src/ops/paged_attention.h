@@ -1,0 +1,33 @@
+// Attention of one new token per sequence over its paged keys and values.
+// Legend: B sequences, H query heads, K key/value heads, C head features, P
+// pages, S tokens per page, L table entries per sequence.
+#ifndef WEFT_SRC_OPS_PAGED_ATTENTION_H_
+#define WEFT_SRC_OPS_PAGED_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::ops {
+
+// Writes token t of k, v (row t) to its slot: page slots[t] / S, row slots[t] %
+// S. Slots are distinct.
+// Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64 on the
+//          device; k_pages, v_pages [P, S, K, C] contiguous.
+// Threads: engine thread only.
+void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
+                  const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
+                  at::Tensor& v_pages_PSKC);
+
+// out[b] = softmax(scale * q[b] . k) v over the first lengths[b] tokens of the
+// sequence whose pages are page_table[b]. lengths[b] >= 1; entries past the
+// last needed page are ignored. Shapes:  q_BHC, out_BHC [B, H, C] (out
+// contiguous); page_table_BL [B, L] i32;
+//          lengths_B [B] i32, all on the device.
+void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                    const at::Tensor& v_pages_PSKC,
+                    const at::Tensor& page_table_BL,
+                    const at::Tensor& lengths_B, double scale,
+                    at::Tensor& out_BHC);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_PAGED_ATTENTION_H_

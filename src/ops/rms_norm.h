@@ -1,0 +1,25 @@
+// Root-mean-square norm over the last dimension: y = x / rms(x) * w.
+// Legend: T rows (packed tokens or token-heads), D features.
+#ifndef WEFT_SRC_OPS_RMS_NORM_H_
+#define WEFT_SRC_OPS_RMS_NORM_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::ops {
+
+// Writes y = x * rsqrt(mean(x^2) + eps) * weight.
+// Shapes:  x_TD, y_TD [T, D] with unit stride in D, any row stride; weight_D
+//          [D]; all of one dtype, statistics in f32. y may be x.
+// Threads: engine thread only.   Source: Zhang and Sennrich 2019.
+void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+             at::Tensor& y_TD);
+
+// Adds dLoss/dx to dx, given dLoss/dy. The statistics are recomputed from x.
+// Shapes: all [T, D] as above. dx may not alias dy or x.
+void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
+                     const at::Tensor& weight_D, double eps,
+                     at::Tensor& dx_TD);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_RMS_NORM_H_

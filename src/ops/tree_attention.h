@@ -1,0 +1,70 @@
+// Causal attention over a packed batch of prefix trees, without a mask and
+// without copying keys.
+//
+// Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
+// head features.
+//
+// A node is a run of rows. It attends to itself causally and to every ancestor
+// in full. The rows of a node's descendants follow it directly (depth-first
+// order), so an ancestor's part is one rectangular call from the contiguous
+// rows [end of the ancestor, end of its subtree) to the ancestor's own rows.
+// Parts merge by log-sum-exp. An ordinary sequence is a tree of one node.
+//
+// Worked example, a prompt of 3 tokens with two completions of 2 and 1:
+//   rows   0 1 2 | 3 4 | 5        nodes {0,3,-1,6} {3,5,0,5} {5,6,0,6}
+#ifndef WEFT_SRC_OPS_TREE_ATTENTION_H_
+#define WEFT_SRC_OPS_TREE_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace weft::ops {
+
+struct AttentionNode {
+  int64_t begin = 0;        // First row.
+  int64_t end = 0;          // One past its own last row.
+  int64_t parent = -1;      // Index of the parent node; -1: a root.
+  int64_t subtree_end = 0;  // One past the last row of its descendants.
+};
+
+struct AttentionOutput {
+  at::Tensor out_THC;  // [T, H, C], the dtype of q.
+  at::Tensor
+      lse_TH;  // [T, H] log of the sum of exponentials; f32, f64 for f64.
+};
+
+// kFused: LibTorch's flash kernels (CPU: f16, bf16, f32, f64; CUDA: f16 and
+// bf16 with C a multiple of 8 and <= 256), else kEager. kEager: plain matrix
+// products, any device, O(H) times the pairs of the largest part in memory.
+enum class AttentionMethod { kFused, kEager };
+
+// Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
+//          strides (views into a fused projection are fine). nodes cover rows
+//          0..T in depth-first order.
+// Units:   O(T * (H + K) * C) memory.
+// Errors:  throws c10::Error.
+// Threads: engine thread only.
+// Source:  Dao 2023 (flash); Liu et al. 2023 (merge, ring attention).
+[[nodiscard]] AttentionOutput TreeAttention(
+    const at::Tensor& q_THC, const at::Tensor& k_TKC, const at::Tensor& v_TKC,
+    const std::vector<AttentionNode>& nodes, double scale,
+    AttentionMethod method = AttentionMethod::kFused);
+
+// Writes the gradients. Exact: every part's backward gets the merged output and
+// the merged log-sum-exp.
+// Shapes: dout as out; dq, dk, dv as q, k, v, also views, and not aliasing
+// them;
+//         their previous content is overwritten.
+void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
+                           const at::Tensor& k_TKC, const at::Tensor& v_TKC,
+                           const AttentionOutput& forward,
+                           const std::vector<AttentionNode>& nodes,
+                           double scale, at::Tensor& dq_THC, at::Tensor& dk_TKC,
+                           at::Tensor& dv_TKC,
+                           AttentionMethod method = AttentionMethod::kFused);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_TREE_ATTENTION_H_

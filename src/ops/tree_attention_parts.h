@@ -1,0 +1,65 @@
+// The calls that tree attention is made of. Private to tree_attention*.cc.
+#ifndef WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
+#define WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/ops/tree_attention.h"
+
+namespace weft::ops {
+
+// Queries of `batch` consecutive runs of `q_size` rows against as many runs of
+// `k_size` rows.
+struct AttentionPart {
+  int64_t q_begin = 0;
+  int64_t q_size = 0;
+  int64_t k_begin = 0;
+  int64_t k_size = 0;
+  int64_t batch = 1;
+};
+
+// Every node against itself, causally. The parts cover all rows in order;
+// neighbours of equal length share one part when `batch_equal_lengths`.
+[[nodiscard]] std::vector<AttentionPart> SelfParts(
+    const std::vector<AttentionNode>& nodes, bool batch_equal_lengths);
+
+// Descendants' rows against their ancestor's, one list per depth of the
+// ancestor; the query rows of one list are disjoint.
+[[nodiscard]] std::vector<std::vector<AttentionPart>> AncestorParts(
+    const std::vector<AttentionNode>& nodes);
+
+// Folds a result over other keys into out and lse. Shapes: [N, H, C], [N, H].
+void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
+                at::Tensor& lse_NH);
+
+// What both passes read.
+struct AttentionInputs {
+  const at::Tensor& q_THC;
+  const at::Tensor& k_TKC;
+  const at::Tensor& v_TKC;
+  double scale;
+};
+
+// Where the backward pass writes.
+struct AttentionGradients {
+  at::Tensor& dq_THC;
+  at::Tensor& dk_TKC;
+  at::Tensor& dv_TKC;
+};
+
+// The CUDA flash kernels, one call per level; see tree_attention_varlen.cc.
+[[nodiscard]] bool VarlenSupports(const at::Tensor& q_THC);
+[[nodiscard]] AttentionOutput VarlenTreeAttention(
+    const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
+void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
+                                 const AttentionInputs& inputs,
+                                 const AttentionOutput& forward,
+                                 const std::vector<AttentionNode>& nodes,
+                                 AttentionGradients gradients);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_

@@ -1,0 +1,148 @@
+// Tree attention on CUDA: LibTorch's variable-length flash kernels, one causal
+// call for all nodes and one call per level of ancestors.
+//
+// Assumed of LibTorch 2.11: queries and keys are packed rows [N, M, C] with i32
+// cumulative lengths; the log-sum-exp is unpadded, [H, N] f32 (checked at run
+// time); the random state is not read without dropout.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "src/ops/tree_attention_parts.h"
+
+namespace weft::ops {
+namespace {
+
+// One variable-length call: which rows take part, and where each part ends.
+struct VarlenCall {
+  at::Tensor q_rows;  // Row numbers; undefined: all rows in order.
+  at::Tensor k_rows;
+  at::Tensor q_ends;  // [parts + 1] i32 cumulative lengths.
+  at::Tensor k_ends;
+  // An upper bound suffices. 2 for single rows: for 1 the kernel folds query
+  // heads into rows and with them changes the layout of the log-sum-exp.
+  int64_t max_q = 2;
+  int64_t max_k = 1;
+};
+
+at::Tensor ToDevice(const std::vector<int64_t>& values, at::ScalarType type,
+                    at::Device device) {
+  return at::tensor(values, at::TensorOptions().dtype(at::kLong))
+      .to(at::TensorOptions().dtype(type).device(device));
+}
+
+VarlenCall MakeCall(const std::vector<AttentionPart>& parts, bool all_rows,
+                    at::Device device) {
+  VarlenCall call;
+  std::vector<int64_t> q_rows, k_rows, q_ends = {0}, k_ends = {0};
+  for (const AttentionPart& part : parts) {
+    for (int64_t i = 0; i < part.q_size; ++i)
+      q_rows.push_back(part.q_begin + i);
+    for (int64_t i = 0; i < part.k_size; ++i)
+      k_rows.push_back(part.k_begin + i);
+    q_ends.push_back(q_ends.back() + part.q_size);
+    k_ends.push_back(k_ends.back() + part.k_size);
+    call.max_q = std::max(call.max_q, part.q_size);
+    call.max_k = std::max(call.max_k, part.k_size);
+  }
+  call.q_ends = ToDevice(q_ends, at::kInt, device);
+  call.k_ends = ToDevice(k_ends, at::kInt, device);
+  if (!all_rows) {
+    call.q_rows = ToDevice(q_rows, at::kLong, device);
+    call.k_rows = ToDevice(k_rows, at::kLong, device);
+  }
+  return call;
+}
+
+at::Tensor Select(const at::Tensor& x, const at::Tensor& rows) {
+  return rows.defined() ? x.index_select(0, rows) : x;
+}
+
+AttentionOutput RunForward(const AttentionInputs& inputs,
+                           const VarlenCall& call, bool causal) {
+  const at::Tensor q = Select(inputs.q_THC, call.q_rows);
+  const auto result = at::_flash_attention_forward(
+      q, Select(inputs.k_TKC, call.k_rows), Select(inputs.v_TKC, call.k_rows),
+      call.q_ends, call.k_ends, call.max_q, call.max_k, /*dropout_p=*/0.0,
+      causal, /*return_debug_mask=*/false, inputs.scale);
+  const at::Tensor& lse_HN = std::get<1>(result);
+  TORCH_CHECK(lse_HN.dim() == 2 && lse_HN.size(0) == q.size(1) &&
+                  lse_HN.size(1) == q.size(0),
+              "flash attention's log-sum-exp is not [heads, rows] but ",
+              lse_HN.sizes());
+  return {std::get<0>(result), lse_HN.t().contiguous()};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> RunBackward(
+    const at::Tensor& dout_THC, const AttentionInputs& inputs,
+    const AttentionOutput& forward, const VarlenCall& call, bool causal) {
+  const at::Tensor unused = at::empty(
+      {2},
+      at::TensorOptions().dtype(at::kUInt64).device(inputs.q_THC.device()));
+  return at::_flash_attention_backward(
+      Select(dout_THC, call.q_rows), Select(inputs.q_THC, call.q_rows),
+      Select(inputs.k_TKC, call.k_rows), Select(inputs.v_TKC, call.k_rows),
+      Select(forward.out_THC, call.q_rows),
+      Select(forward.lse_TH, call.q_rows).t().contiguous(), call.q_ends,
+      call.k_ends, call.max_q, call.max_k, /*dropout_p=*/0.0, causal,
+      /*rng_state=*/unused, unused, inputs.scale);
+}
+
+}  // namespace
+
+bool VarlenSupports(const at::Tensor& q_THC) {
+  const int64_t features = q_THC.size(2);
+  return q_THC.is_cuda() && q_THC.size(0) > 0 && features % 8 == 0 &&
+         features <= 256 &&
+         (q_THC.scalar_type() == at::kBFloat16 ||
+          q_THC.scalar_type() == at::kHalf);
+}
+
+AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,
+                                    const std::vector<AttentionNode>& nodes) {
+  const at::Device device = inputs.q_THC.device();
+  const auto self_parts = SelfParts(nodes, /*batch_equal_lengths=*/false);
+  AttentionOutput result =
+      RunForward(inputs, MakeCall(self_parts, /*all_rows=*/true, device),
+                 /*causal=*/true);
+  for (const std::vector<AttentionPart>& level : AncestorParts(nodes)) {
+    if (level.empty()) continue;
+    const VarlenCall call = MakeCall(level, /*all_rows=*/false, device);
+    at::Tensor out = Select(result.out_THC, call.q_rows);
+    at::Tensor lse = Select(result.lse_TH, call.q_rows);
+    MergeByLse(RunForward(inputs, call, /*causal=*/false), out, lse);
+    result.out_THC.index_copy_(0, call.q_rows, out);
+    result.lse_TH.index_copy_(0, call.q_rows, lse);
+  }
+  return result;
+}
+
+void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
+                                 const AttentionInputs& inputs,
+                                 const AttentionOutput& forward,
+                                 const std::vector<AttentionNode>& nodes,
+                                 AttentionGradients gradients) {
+  const at::Device device = inputs.q_THC.device();
+  const auto self_parts = SelfParts(nodes, /*batch_equal_lengths=*/false);
+  {
+    const auto [dq, dk, dv] = RunBackward(
+        dout_THC, inputs, forward,
+        MakeCall(self_parts, /*all_rows=*/true, device), /*causal=*/true);
+    gradients.dq_THC.copy_(dq);
+    gradients.dk_TKC.copy_(dk);
+    gradients.dv_TKC.copy_(dv);
+  }
+  for (const std::vector<AttentionPart>& level : AncestorParts(nodes)) {
+    if (level.empty()) continue;
+    const VarlenCall call = MakeCall(level, /*all_rows=*/false, device);
+    const auto [dq, dk, dv] =
+        RunBackward(dout_THC, inputs, forward, call, /*causal=*/false);
+    gradients.dq_THC.index_add_(0, call.q_rows, dq);
+    gradients.dk_TKC.index_add_(0, call.k_rows, dk);
+    gradients.dv_TKC.index_add_(0, call.k_rows, dv);
+  }
+}
+
+}  // namespace weft::ops

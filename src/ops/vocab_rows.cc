@@ -1,0 +1,112 @@
+#include "src/ops/vocab_rows.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "kernels/cpu/kernels.h"
+#include "src/ops/cpu_dispatch.h"
+
+namespace weft::ops {
+namespace {
+
+// Logits that the reference widens and exponentiates at a time, so that its
+// temporaries stay small beside the chunk.
+constexpr int64_t kReferenceBlockElements = int64_t{1} << 24;
+
+// z = softcap(x) / temperature; `tanh` is set when there is a softcap.
+struct Scaled {
+  at::Tensor z;
+  at::Tensor tanh;
+};
+
+Scaled Scale(const at::Tensor& x, double softcap,
+             const at::Tensor& temperature) {
+  if (softcap <= 0) return {x / temperature, {}};
+  at::Tensor tanh = (x / softcap).tanh_();
+  return {tanh * softcap / temperature, tanh};
+}
+
+// Log-sum-exp of rows [begin, begin + count), and what else is asked for.
+void ScoreBlock(at::Tensor& logits_RV, const VocabRowsInput& input,
+                int64_t begin, int64_t count, bool softmax_in_place,
+                at::Tensor& lse_R, at::Tensor& entropy_R) {
+  at::Tensor rows = logits_RV.narrow(0, begin, count);
+  const at::Tensor temperature =
+      input.temperature_R.narrow(0, begin, count).to(rows.dtype());
+  const Scaled scaled = Scale(rows, input.softcap, temperature.unsqueeze(1));
+  const at::Tensor lse = scaled.z.logsumexp(1, true);
+  lse_R.narrow(0, begin, count).copy_(lse.squeeze(1));
+  if (!softmax_in_place && !entropy_R.defined()) return;
+  const at::Tensor p = (scaled.z - lse).exp_();
+  if (entropy_R.defined()) {
+    // A logit of -inf has probability 0 and adds nothing.
+    const at::Tensor terms =
+        at::where(p == 0, at::zeros({}, p.options()), p * scaled.z);
+    entropy_R.narrow(0, begin, count).copy_(lse.squeeze(1) - terms.sum(1));
+  }
+  if (softmax_in_place) {
+    rows.copy_(scaled.tanh.defined() ? p * (1 - scaled.tanh.square()) : p);
+  }
+}
+
+void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
+                        bool softmax_in_place, at::Tensor& logprobs_E,
+                        at::Tensor& entropy_R) {
+  const int64_t rows = logits_RV.size(0);
+  const at::Tensor row_of_entry_E =
+      at::repeat_interleave(input.row_offsets.diff());
+  // Read before the softmax overwrites them.
+  const at::Tensor target_E =
+      logits_RV.index({row_of_entry_E, input.targets_E});
+  at::Tensor lse_R = at::empty({rows}, logits_RV.options());
+  const int64_t block = std::max<int64_t>(
+      1, kReferenceBlockElements / std::max<int64_t>(1, logits_RV.size(1)));
+  for (int64_t begin = 0; begin < rows; begin += block) {
+    ScoreBlock(logits_RV, input, begin, std::min(block, rows - begin),
+               softmax_in_place, lse_R, entropy_R);
+  }
+  const at::Tensor temperature_E =
+      input.temperature_R.to(logits_RV.dtype()).index_select(0, row_of_entry_E);
+  const Scaled scaled = Scale(target_E, input.softcap, temperature_E);
+  logprobs_E.copy_(scaled.z - lse_R.index_select(0, row_of_entry_E));
+}
+
+}  // namespace
+
+void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
+               bool softmax_in_place, at::Tensor& logprobs_E,
+               at::Tensor& entropy_R) {
+  const int64_t rows = logits_RV.size(0);
+  const int64_t vocab = logits_RV.size(1);
+  TORCH_CHECK(logits_RV.is_contiguous(), "vocab_rows wants contiguous logits");
+  TORCH_CHECK(input.row_offsets.numel() == rows + 1, "vocab_rows has ",
+              input.row_offsets.numel(), " row offsets for ", rows, " rows");
+  if (!HasCpuKernel(logits_RV) || vocab > kernels::cpu::kMaxVocab) {
+    VocabRowsReference(logits_RV, input, softmax_in_place, logprobs_E,
+                       entropy_R);
+    return;
+  }
+  float* logits = logits_RV.mutable_data_ptr<float>();
+  const int64_t* offsets = input.row_offsets.const_data_ptr<int64_t>();
+  const int64_t* targets = input.targets_E.const_data_ptr<int64_t>();
+  const float* temperatures = input.temperature_R.const_data_ptr<float>();
+  float* logprobs = logprobs_E.mutable_data_ptr<float>();
+  float* entropies =
+      entropy_R.defined() ? entropy_R.mutable_data_ptr<float>() : nullptr;
+  const auto row_kernel = kernels::cpu::Kernels().vocab_row;
+  at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      row_kernel(logits + r * vocab, vocab,
+                 {.softcap = static_cast<float>(input.softcap),
+                  .temperature = temperatures[r],
+                  .write_softmax = softmax_in_place},
+                 targets + offsets[r], offsets[r + 1] - offsets[r],
+                 logprobs + offsets[r],
+                 entropies == nullptr ? nullptr : entropies + r);
+    }
+  });
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,33 @@
+// Row statistics over the vocabulary for the fused head.
+// Legend: R rows of a chunk, V vocabulary, E score entries (row, target).
+#ifndef WEFT_SRC_OPS_VOCAB_ROWS_H_
+#define WEFT_SRC_OPS_VOCAB_ROWS_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::ops {
+
+// What one chunk of logits is asked for. Row r of the chunk owns the entries
+// [row_offsets[r], row_offsets[r + 1]).
+struct VocabRowsInput {
+  at::Tensor row_offsets;    // [R + 1] i64.
+  at::Tensor targets_E;      // [E] i64.
+  at::Tensor temperature_R;  // [R] f32, > 0.
+  double softcap = 0;        // z = cap * tanh(z / cap) when > 0.
+};
+
+// One pass over the logits: z = softcap(logits) / temperature, then
+// logprobs[e] = z[row, target] - logsumexp(z[row]) and, when `entropy_R` is
+// defined, the entropy of softmax(z[row]) in nats. When `softmax_in_place`, the
+// buffer then holds softmax(z) * D with D the softcap's derivative (1 without).
+// Shapes:  logits_RV [R, V] f32 contiguous; logprobs_E [E] f32; entropy_R [R]
+//          f32 or undefined.
+// Units:   statistics in f32, sums compensated by blocking.
+// Threads: engine thread only.
+void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
+               bool softmax_in_place, at::Tensor& logprobs_E,
+               at::Tensor& entropy_R);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_VOCAB_ROWS_H_

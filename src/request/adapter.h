@@ -1,0 +1,112 @@
+// Adapters as the service sees them: shape, state, operations. Proto-free.
+// Whoever builds one of these has validated it (server/request_validation.h);
+// later layers do not check again.
+#ifndef WEFT_SRC_REQUEST_ADAPTER_H_
+#define WEFT_SRC_REQUEST_ADAPTER_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace weft {
+
+// Linear layers that can carry LoRA, in the order of the forward pass.
+enum class TargetModule : uint8_t {
+  kQProj,
+  kKProj,
+  kVProj,
+  kOProj,
+  kGateProj,
+  kUpProj,
+  kDownProj,
+  kLmHead,
+};
+
+// Targets of an adapter that names none: every projection of the layers.
+[[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
+
+// Hugging Face's name of the module, such as "q_proj".
+[[nodiscard]] const char* TargetModuleName(TargetModule module);
+
+struct LoraConfig {
+  int rank = 32;
+  double alpha = 32;
+  std::vector<TargetModule> target_modules = DefaultTargetModules();
+  uint64_t seed = 0;
+
+  [[nodiscard]] double scale() const { return alpha / rank; }
+  friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
+};
+
+struct AdapterInfo {
+  std::string adapter_id;
+  LoraConfig config;
+  uint64_t last_step = 0;
+  uint64_t optim_steps = 0;
+  uint64_t version = 0;
+  uint64_t num_parameters = 0;
+  uint64_t resident_bytes = 0;
+  std::vector<std::string> snapshots;
+  absl::Time created_at;
+};
+
+struct CheckpointInfo {
+  std::string adapter_id;
+  std::string name;
+  uint64_t last_step = 0;
+  uint64_t optim_steps = 0;
+  uint64_t size_bytes = 0;
+  absl::Time created_at;
+  LoraConfig config;
+};
+
+struct CreateAdapterRequest {
+  std::string adapter_id;
+  LoraConfig config;
+};
+
+struct SaveCheckpointRequest {
+  std::string adapter_id;
+  std::string name;
+  bool overwrite = false;
+  uint64_t step = 0;
+};
+
+struct LoadCheckpointRequest {
+  std::string adapter_id;
+  std::string source_adapter_id;
+  std::string name;
+  bool weights_only = false;
+  uint64_t step = 0;
+};
+
+struct PublishSnapshotRequest {
+  std::string adapter_id;
+  std::string name;
+  uint64_t step = 0;
+};
+
+struct ReleaseSnapshotRequest {
+  std::string adapter_id;
+  std::string name;
+};
+
+struct ExportAdapterRequest {
+  std::string adapter_id;
+  std::string snapshot;  // Empty: the latest weights.
+};
+
+// The files of a PEFT folder: (name without folder, contents).
+using PeftFiles = std::vector<std::pair<std::string, std::string>>;
+
+struct ImportAdapterRequest {
+  std::string adapter_id;
+  PeftFiles files;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_REQUEST_ADAPTER_H_

@@ -1,0 +1,120 @@
+#include "src/request/digest.h"
+
+#include <openssl/evp.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace weft {
+namespace {
+
+// Streams values into SHA-256. Every string and vector goes with its length,
+// so that no two sequences of values give the same bytes.
+class Hasher {
+ public:
+  Hasher() : context_(EVP_MD_CTX_new()) {
+    Require(context_ != nullptr &&
+            EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void Bytes(const void* data, size_t size) {
+    Require(EVP_DigestUpdate(context_.get(), data, size) == 1);
+  }
+
+  template <typename T>
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T> Hasher& operator<<(
+      T value) {
+    Bytes(&value, sizeof value);
+    return *this;
+  }
+
+  Hasher& operator<<(std::string_view text) {
+    *this << uint64_t{text.size()};
+    Bytes(text.data(), text.size());
+    return *this;
+  }
+
+  template <typename T>
+  Hasher& operator<<(const std::vector<T>& values) {
+    *this << uint64_t{values.size()};
+    Bytes(values.data(), values.size() * sizeof(T));
+    return *this;
+  }
+
+  std::string Finish() {
+    std::string digest(32, '\0');
+    Require(EVP_DigestFinal_ex(context_.get(),
+                               reinterpret_cast<unsigned char*>(digest.data()),
+                               nullptr) == 1);
+    return digest;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+
+  // Only a lack of memory can make SHA-256 fail; to go on with a wrong digest
+  // would break exactly-once for a tenant.
+  static void Require(bool ok) {
+    if (!ok) std::abort();
+  }
+
+  std::unique_ptr<EVP_MD_CTX, Free> context_;
+};
+
+}  // namespace
+
+std::string Sha256(std::string_view bytes) {
+  Hasher hasher;
+  hasher.Bytes(bytes.data(), bytes.size());
+  return hasher.Finish();
+}
+
+std::string PayloadDigest(const TrainRequest& request) {
+  Hasher hasher;
+  const LossConfig& loss = request.loss;
+  hasher << std::string_view("train") << request.adapter_id << request.backward
+         << loss.function << loss.clip_low << loss.clip_high << loss.beta
+         << loss.temperature << loss.return_entropy
+         << uint64_t{request.data.size()};
+  for (const Datum& datum : request.data) {
+    hasher << datum.targets_per_token << datum.tokens << datum.targets
+           << datum.weights << datum.logprobs << datum.advantages;
+  }
+  return hasher.Finish();
+}
+
+std::string PayloadDigest(const OptimStepRequest& request) {
+  const AdamWConfig& adamw = request.adamw;
+  Hasher hasher;
+  hasher << std::string_view("optim") << request.adapter_id
+         << adamw.learning_rate << adamw.beta1 << adamw.beta2 << adamw.eps
+         << adamw.weight_decay << adamw.max_grad_norm;
+  return hasher.Finish();
+}
+
+std::string PayloadDigest(const SaveCheckpointRequest& request) {
+  Hasher hasher;
+  hasher << std::string_view("save") << request.adapter_id << request.name
+         << request.overwrite;
+  return hasher.Finish();
+}
+
+std::string PayloadDigest(const LoadCheckpointRequest& request) {
+  Hasher hasher;
+  hasher << std::string_view("load") << request.adapter_id
+         << request.source_adapter_id << request.name << request.weights_only;
+  return hasher.Finish();
+}
+
+std::string PayloadDigest(const PublishSnapshotRequest& request) {
+  Hasher hasher;
+  hasher << std::string_view("publish") << request.adapter_id << request.name;
+  return hasher.Finish();
+}
+
+}  // namespace weft

@@ -1,0 +1,70 @@
+// Sampling requests and results. Proto-free, validated.
+#ifndef WEFT_SRC_REQUEST_SAMPLE_H_
+#define WEFT_SRC_REQUEST_SAMPLE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace weft {
+
+// What ends a sample before max_tokens. What matches stays in the output.
+struct StopRule {
+  std::vector<int32_t> token_ids;
+  std::vector<std::vector<int32_t>> token_sequences;
+  std::vector<std::string> byte_strings;
+};
+
+struct SamplingConfig {
+  int max_tokens = 128;
+  double temperature = 1.0;  // 0: the most likely token.
+  int top_k = 0;             // 0: all.
+  double top_p = 1.0;
+  uint64_t seed = 0;
+  std::optional<StopRule> stop;  // Absent: the model's end-of-sequence tokens.
+};
+
+struct SampleRequest {
+  std::string adapter_id;  // Empty: base model.
+  std::string snapshot;    // Empty: latest version.
+  std::vector<int32_t> prompt;
+  int num_samples = 1;
+  SamplingConfig config;
+  bool prompt_logprobs = false;
+  int top_logprobs = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+enum class FinishReason : uint8_t { kNone, kStop, kLength };
+
+// The most likely tokens of one position: (token, logprob), most likely first.
+using TopLogprobs = std::vector<std::pair<int32_t, float>>;
+
+struct Sample {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  std::vector<TopLogprobs> top_logprobs;
+  FinishReason finish_reason = FinishReason::kNone;
+};
+
+struct SampleResult {
+  std::vector<Sample> samples;
+  std::vector<float> prompt_logprobs;
+  uint64_t version = 0;
+};
+
+// Tokens drawn since the last delta of the same sample.
+struct SampleDelta {
+  int sample_index = 0;
+  Sample piece;
+  std::vector<float> prompt_logprobs;  // In the first delta, when asked for.
+  uint64_t version = 0;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_REQUEST_SAMPLE_H_

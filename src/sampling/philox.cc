@@ -1,0 +1,30 @@
+#include "src/sampling/philox.h"
+
+namespace weft::sampling {
+namespace {
+
+constexpr int kRounds = 10;
+constexpr uint32_t kMultiplier0 = 0xD2511F53;
+constexpr uint32_t kMultiplier1 = 0xCD9E8D57;
+// Key schedule: golden ratio and sqrt(3) - 1 as fractions of 2^32.
+constexpr uint32_t kWeyl0 = 0x9E3779B9;
+constexpr uint32_t kWeyl1 = 0xBB67AE85;
+
+}  // namespace
+
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
+                                   std::array<uint32_t, 2> key) {
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t product0 = uint64_t{kMultiplier0} * counter[0];
+    const uint64_t product1 = uint64_t{kMultiplier1} * counter[2];
+    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+               static_cast<uint32_t>(product1),
+               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+               static_cast<uint32_t>(product0)};
+    key[0] += kWeyl0;
+    key[1] += kWeyl1;
+  }
+  return counter;
+}
+
+}  // namespace weft::sampling

@@ -1,0 +1,239 @@
+#include "src/sampling/sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "src/sampling/philox.h"
+
+namespace weft::sampling {
+namespace {
+
+// The draw first finds the block that holds it, then the token: block sums are
+// short enough for f32 and make the first pass vectorisable.
+constexpr size_t kBlock = 512;
+constexpr size_t kLanes = 16;
+// Candidates of the first try when top_p filters alone; doubled until enough.
+constexpr size_t kFirstCandidates = 256;
+
+// softmax(logits / temperature), its weights relative to the likeliest token.
+struct Distribution {
+  absl::Span<const float> logits;
+  float max_logit = 0;
+  float inverse_temperature = 1;
+
+  [[nodiscard]] double LogWeight(size_t token) const {
+    return (static_cast<double>(logits[token]) - max_logit) *
+           inverse_temperature;
+  }
+  [[nodiscard]] double Weight(size_t token) const {
+    return std::exp(LogWeight(token));
+  }
+};
+
+using BlockWeights = std::array<float, kBlock>;
+
+// Weights of the tokens [begin, end), at most kBlock; returns their sum, added
+// up in independent lanes because float additions keep their order unless the
+// code spells the lanes out.
+double FillWeights(const Distribution& distribution, size_t begin, size_t end,
+                   BlockWeights& weights) {
+  const size_t size = end - begin;
+  for (size_t i = 0; i < size; ++i) {
+    weights[i] = (distribution.logits[begin + i] - distribution.max_logit) *
+                 distribution.inverse_temperature;
+  }
+  kernels::cpu::Kernels().exp(weights.data(), static_cast<int64_t>(size),
+                              weights.data());
+  std::array<float, kLanes> lanes{};
+  size_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += weights[i + lane];
+    }
+  }
+  double sum = std::accumulate(lanes.begin(), lanes.end(), 0.0);
+  for (; i < size; ++i) sum += weights[i];
+  return sum;
+}
+
+double TotalWeight(const Distribution& distribution) {
+  const size_t vocab = distribution.logits.size();
+  BlockWeights weights;
+  double total = 0;
+  for (size_t begin = 0; begin < vocab; begin += kBlock) {
+    total += FillWeights(distribution, begin, std::min(begin + kBlock, vocab),
+                         weights);
+  }
+  return total;
+}
+
+float MaxLogit(absl::Span<const float> logits) {
+  std::array<float, kLanes> lanes;
+  lanes.fill(-std::numeric_limits<float>::infinity());
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float x = logits[i + lane];
+      lanes[lane] = x > lanes[lane] ? x : lanes[lane];
+    }
+  }
+  float max = *std::max_element(lanes.begin(), lanes.end());
+  for (; i < logits.size(); ++i) max = std::max(max, logits[i]);
+  return max;
+}
+
+size_t DrawUnfiltered(const Distribution& distribution, double total,
+                      float uniform) {
+  const size_t vocab = distribution.logits.size();
+  BlockWeights weights;
+  double rest = uniform * total;
+  size_t last = 0;
+  // rest < total (1 - 2^-24) and f64 sums err by far less: some block holds it.
+  for (size_t begin = 0; begin < vocab; begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, vocab);
+    const double sum = FillWeights(distribution, begin, end, weights);
+    if (rest >= sum) {
+      rest -= sum;
+      continue;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const double weight = weights[i - begin];
+      if (weight == 0) continue;
+      last = i;
+      if (rest < weight) break;
+      rest -= weight;
+    }
+    // Within the block rounding may run past the last token that can be drawn.
+    return last;
+  }
+  return last;
+}
+
+// Token ids, the `count` likeliest first, in the order that sampler.h states.
+std::vector<int32_t> LikeliestTokens(absl::Span<const float> logits,
+                                     size_t count) {
+  const auto is_likelier = [&](int32_t a, int32_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  };
+  // The worst of the best `count` so far is on top of the heap.
+  std::vector<int32_t> best;
+  best.reserve(count);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const int32_t token = static_cast<int32_t>(i);
+    if (best.size() < count) {
+      best.push_back(token);
+      std::push_heap(best.begin(), best.end(), is_likelier);
+    } else if (logits[i] > logits[best.front()]) {
+      std::pop_heap(best.begin(), best.end(), is_likelier);
+      best.back() = token;
+      std::push_heap(best.begin(), best.end(), is_likelier);
+    }
+  }
+  std::sort_heap(best.begin(), best.end(), is_likelier);
+  return best;
+}
+
+double WeightOf(const Distribution& distribution,
+                const std::vector<int32_t>& tokens) {
+  double sum = 0;
+  for (const int32_t token : tokens) sum += distribution.Weight(token);
+  return sum;
+}
+
+// The tokens that the filters keep, likeliest first.
+std::vector<int32_t> FilteredTokens(const Distribution& distribution,
+                                    const DrawConfig& config, double total) {
+  const size_t vocab = distribution.logits.size();
+  const bool has_top_k =
+      config.top_k > 0 && static_cast<size_t>(config.top_k) < vocab;
+  size_t count = has_top_k ? static_cast<size_t>(config.top_k)
+                           : std::min(kFirstCandidates, vocab);
+  std::vector<int32_t> tokens = LikeliestTokens(distribution.logits, count);
+  double kept = WeightOf(distribution, tokens);
+  if (has_top_k) {
+    total = kept;
+  } else {
+    while (kept < config.top_p * total && count < vocab) {
+      // A flat distribution: from here one sort is cheaper than a heap.
+      count = count < vocab / 16 ? 4 * count : vocab;
+      tokens = LikeliestTokens(distribution.logits, count);
+      kept = WeightOf(distribution, tokens);
+    }
+  }
+  const double wanted = config.top_p * total;
+  double sum = 0;
+  size_t size = 0;
+  while (size < tokens.size() && (size == 0 || sum < wanted)) {
+    const double weight = distribution.Weight(tokens[size]);
+    if (weight == 0) break;
+    sum += weight;
+    ++size;
+  }
+  tokens.resize(size);
+  return tokens;
+}
+
+size_t DrawFiltered(const Distribution& distribution, const DrawConfig& config,
+                    double total, float uniform) {
+  const std::vector<int32_t> tokens =
+      FilteredTokens(distribution, config, total);
+  double rest = uniform * WeightOf(distribution, tokens);
+  for (const int32_t token : tokens) {
+    rest -= distribution.Weight(token);
+    if (rest < 0) return token;
+  }
+  return tokens.back();
+}
+
+}  // namespace
+
+float CounterUniform(uint64_t seed, uint32_t sample_index, uint32_t position) {
+  const std::array<uint32_t, 4> bits = Philox4x32(
+      {sample_index, position, 0, 0},
+      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return static_cast<float>(bits[0] >> 8) * 0x1p-24F;
+}
+
+DrawResult DrawToken(absl::Span<const float> logits, const DrawConfig& config,
+                     float uniform) {
+  const bool is_greedy = config.temperature == 0;
+  Distribution distribution{.logits = logits, .max_logit = MaxLogit(logits)};
+  if (!is_greedy) {
+    // The bound keeps 0 * (1 / T) from becoming NaN for a tiny T.
+    distribution.inverse_temperature =
+        static_cast<float>(std::min(1.0 / config.temperature, 1e30));
+  }
+  const double total = TotalWeight(distribution);
+  const double log_total = std::log(total);
+
+  size_t token = 0;
+  if (is_greedy) {
+    token = std::find(logits.begin(), logits.end(), distribution.max_logit) -
+            logits.begin();
+  } else if (config.top_k > 0 || config.top_p < 1) {
+    token = DrawFiltered(distribution, config, total, uniform);
+  } else {
+    token = DrawUnfiltered(distribution, total, uniform);
+  }
+  DrawResult result;
+  result.token = static_cast<int32_t>(token);
+  result.logprob =
+      static_cast<float>(distribution.LogWeight(token) - log_total);
+  if (config.top_logprobs > 0) {
+    const size_t count =
+        std::min(static_cast<size_t>(config.top_logprobs), logits.size());
+    for (const int32_t id : LikeliestTokens(logits, count)) {
+      result.top_logprobs.emplace_back(
+          id, static_cast<float>(distribution.LogWeight(id) - log_total));
+    }
+  }
+  return result;
+}
+
+}  // namespace weft::sampling

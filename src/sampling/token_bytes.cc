@@ -1,0 +1,166 @@
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "src/base/status_macros.h"
+#include "src/sampling/stop_matcher.h"
+
+namespace weft::sampling {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxTokenId = (1 << 22) - 1;
+constexpr uintmax_t kMaxFileBytes = uintmax_t{256} << 20;
+constexpr char32_t kBadCodePoint = 0xffffffff;
+
+// Byte-level vocabularies write every byte as a printable character. Bytes that
+// are printable in Latin-1 stand for themselves; the others are numbered from
+// U+0100 in order. Source: the byte encoder of GPT-2.
+class ByteAlphabet {
+ public:
+  ByteAlphabet() : byte_of_(kSize, -1) {
+    char32_t next = 0x100;
+    for (int byte = 0; byte < 256; ++byte) {
+      const bool printable =
+          (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
+      byte_of_[printable ? static_cast<char32_t>(byte) : next++] =
+          static_cast<int16_t>(byte);
+    }
+  }
+
+  // The bytes that `token` writes. A token with a character outside the
+  // alphabet stands for itself, as in the tokenizers library.
+  [[nodiscard]] std::string Decode(absl::string_view token) const {
+    std::string bytes;
+    for (size_t i = 0; i < token.size();) {
+      const char32_t code = NextCodePoint(token, i);
+      if (code >= kSize || byte_of_[code] < 0) return std::string(token);
+      bytes.push_back(static_cast<char>(byte_of_[code]));
+    }
+    return bytes;
+  }
+
+ private:
+  static constexpr size_t kSize = 0x100 + 68;
+
+  // Code points up to U+07FF, all that the alphabet needs; advances `i`.
+  static char32_t NextCodePoint(absl::string_view text, size_t& i) {
+    const auto first = static_cast<unsigned char>(text[i++]);
+    if (first < 0x80) return first;
+    if ((first & 0xe0) != 0xc0 || i == text.size()) return kBadCodePoint;
+    const auto second = static_cast<unsigned char>(text[i++]);
+    return (static_cast<char32_t>(first & 0x1f) << 6) | (second & 0x3f);
+  }
+
+  std::vector<int16_t> byte_of_;
+};
+
+absl::Status Damaged(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", what));
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) {
+    return absl::NotFoundError(absl::StrCat(path, " does not exist"));
+  }
+  if (!std::filesystem::is_regular_file(status)) {
+    return Damaged("not a regular file");
+  }
+  const uintmax_t size = std::filesystem::file_size(path, error);
+  if (error || size > kMaxFileBytes) {
+    return Damaged(absl::StrCat("more than ", kMaxFileBytes, " bytes"));
+  }
+  std::ifstream stream(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(stream), {});
+}
+
+// Whether a decoder, or one step of a sequence of them, is of this type.
+bool DecoderHas(const Json& decoder, const char* type) {
+  if (!decoder.is_object()) return false;
+  if (decoder.value("type", Json()) == type) return true;
+  const auto steps = decoder.find("decoders");
+  if (steps == decoder.end() || !steps->is_array()) return false;
+  for (const Json& step : *steps) {
+    if (step.is_object() && step.value("type", Json()) == type) return true;
+  }
+  return false;
+}
+
+absl::Status Place(const Json& id, std::string bytes,
+                   std::vector<std::string>& table) {
+  if (!id.is_number_unsigned() || id.get<uint64_t>() > kMaxTokenId) {
+    return Damaged(
+        absl::StrCat("a token id is not an integer in [0, ", kMaxTokenId, "]"));
+  }
+  const auto index = id.get<size_t>();
+  if (index >= table.size()) table.resize(index + 1);
+  table[index] = std::move(bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
+  const Json model = root.value("model", Json());
+  if (!model.is_object()) return Damaged("no model");
+  if (model.value("type", Json("BPE")) != "BPE" ||
+      !DecoderHas(root.value("decoder", Json()), "ByteLevel")) {
+    return absl::UnimplementedError(
+        "tokenizer.json: not a byte-level BPE tokenizer; string stops need "
+        "one");
+  }
+  const auto vocab = model.find("vocab");
+  if (vocab == model.end() || !vocab->is_object()) return Damaged("no vocab");
+  const ByteAlphabet alphabet;
+  std::vector<std::string> table;
+  for (const auto& [token, id] : vocab->items()) {
+    WEFT_RETURN_IF_ERROR(Place(id, alphabet.Decode(token), table));
+  }
+  const Json added = root.value("added_tokens", Json::array());
+  if (!added.is_array()) return Damaged("added_tokens is not a list");
+  for (const Json& token : added) {
+    if (!token.is_object() || !token.value("content", Json()).is_string()) {
+      return Damaged("an added token has no content");
+    }
+    WEFT_RETURN_IF_ERROR(Place(token.value("id", Json()),
+                               token["content"].get<std::string>(), table));
+  }
+  return table;
+}
+
+}  // namespace
+
+absl::StatusOr<TokenBytes> TokenBytes::Load(const std::string& model_dir) {
+  WEFT_ASSIGN_OR_RETURN(const std::string text,
+                        ReadFile(absl::StrCat(model_dir, "/tokenizer.json")));
+  // The merges are most of the file and are not needed to decode.
+  const auto skip_merges = [](int depth, Json::parse_event_t event,
+                              Json& value) {
+    return !(depth == 2 && event == Json::parse_event_t::key &&
+             value == "merges");
+  };
+  const Json root = Json::parse(text.begin(), text.end(), skip_merges,
+                                /*allow_exceptions=*/false);
+  if (!root.is_object()) return Damaged("not a JSON object in UTF-8");
+  TokenBytes result;
+  WEFT_ASSIGN_OR_RETURN(result.bytes_, ReadTable(root));
+  return result;
+}
+
+const std::string& TokenBytes::Bytes(int32_t token) const {
+  static const std::string& none = *new std::string();
+  if (token < 0 || static_cast<size_t>(token) >= bytes_.size()) return none;
+  return bytes_[token];
+}
+
+}  // namespace weft::sampling

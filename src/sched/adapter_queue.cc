@@ -1,0 +1,260 @@
+#include "src/sched/adapter_queue.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::sched {
+namespace {
+
+bool Expired(const AdapterQueue::Entry& entry, absl::Time now) {
+  return entry.next_datum == 0 && entry.item.deadline <= now;
+}
+
+}  // namespace
+
+AdapterQueue::AdapterQueue(std::string name, uint64_t last_step,
+                           uint64_t reorder_window)
+    : name_(std::move(name)),
+      reorder_window_(reorder_window),
+      last_step_(last_step) {}
+
+absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
+  if (name_.empty()) return 0;
+  const uint64_t step = item.step;
+  if (step == 0) {
+    return item.kind == WorkKind::kAdapterOp ? 0 : HighestAccepted() + 1;
+  }
+  const auto text = [&](const std::string& problem) {
+    return absl::StrCat("step ", step, " of adapter \"", name_, "\" ", problem,
+                        "; expected step ", LowestFree());
+  };
+  if (step <= last_step_) {
+    return absl::FailedPreconditionError(text("is in the past"));
+  }
+  if (applied_ahead_.contains(step)) {
+    return absl::AlreadyExistsError(text("was applied"));
+  }
+  if (Taken(step)) {
+    return absl::AlreadyExistsError(text("is waiting or running"));
+  }
+  // Steps without a gap before them may run ahead as far as the queue is long.
+  if (step - last_step_ > reorder_window_ &&
+      step - LowestFree() > reorder_window_) {
+    return absl::FailedPreconditionError(
+        text(absl::StrCat("is more than ", reorder_window_, " steps ahead")));
+  }
+  return step;
+}
+
+void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
+  const bool automatic = number != 0 && item.step == 0;
+  Place place{.number = number, .after = 0};
+  if (number == 0) {
+    place = {.number = name_.empty() ? 0 : HighestAccepted(), .after = arrival};
+  }
+  item.step = number;
+  PutWaiting(place, Entry{.item = std::move(item),
+                          .automatic = automatic,
+                          .arrival = arrival});
+}
+
+const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
+  if (waiting_.empty()) return nullptr;
+  const Entry& head = waiting_.begin()->second;
+  if (Expired(head, now)) return nullptr;
+  for (const Running& running : running_) {
+    if (running.entry.barrier() || head.barrier()) return nullptr;
+  }
+  if (head.item.step == 0) return &head;
+  // Nothing waits before the head, so a number missing below it is a gap.
+  uint64_t expected = last_step_ + 1;
+  while (expected < head.item.step && Taken(expected)) ++expected;
+  return expected == head.item.step ? &head : nullptr;
+}
+
+std::optional<TrainSlice> AdapterQueue::StartTrain(absl::Time now,
+                                                   bool backward, int64_t room,
+                                                   int64_t max_batch_tokens,
+                                                   bool take_any) {
+  const Entry* head = Ready(now);
+  if (head == nullptr || head->barrier() || head->item.backward != backward) {
+    return std::nullopt;
+  }
+  const std::vector<int64_t>& tokens = head->item.datum_tokens;
+  const auto num_data = static_cast<int64_t>(tokens.size());
+  if (head->item.tokens <= max_batch_tokens) {
+    if (head->item.tokens > room) return std::nullopt;
+    return StartData(num_data);
+  }
+  // Whole requests of this adapter are in the plan already: no slice beside.
+  if (on_device()) return std::nullopt;
+  int64_t end = head->next_datum;
+  while (end < num_data && tokens[end] <= room) room -= tokens[end++];
+  if (end == head->next_datum) {
+    if (!take_any) return std::nullopt;
+    ++end;
+  }
+  return StartData(end - head->next_datum);
+}
+
+TrainSlice AdapterQueue::StartData(int64_t num_data) {
+  auto node = waiting_.extract(waiting_.begin());
+  Entry& entry = node.mapped();
+  waiting_places_.erase(entry.item.id);
+  entry.in_flight = num_data;
+  const TrainSlice slice{.work_id = entry.item.id,
+                         .first_datum = entry.next_datum,
+                         .num_data = num_data,
+                         .last = entry.done_after_flight()};
+  const auto first = entry.item.datum_tokens.begin() + entry.next_datum;
+  virtual_time += std::accumulate(first, first + num_data, int64_t{0});
+  running_.push_back({.place = node.key(), .entry = std::move(entry)});
+  return slice;
+}
+
+uint64_t AdapterQueue::StartBarrier(absl::Time now) {
+  const Entry* head = Ready(now);
+  if (head == nullptr || !head->barrier()) return 0;
+  auto node = waiting_.extract(waiting_.begin());
+  const uint64_t id = node.mapped().item.id;
+  waiting_places_.erase(id);
+  // Even free work moves the clock, or a stream of it would starve the others.
+  virtual_time += std::max<int64_t>(node.mapped().item.tokens, 1);
+  running_.push_back({.place = node.key(), .entry = std::move(node.mapped())});
+  return id;
+}
+
+bool AdapterQueue::Finish(uint64_t id, bool ok) {
+  const auto it =
+      std::find_if(running_.begin(), running_.end(),
+                   [id](const Running& r) { return r.entry.item.id == id; });
+  if (it == running_.end()) return false;
+  Running running = std::move(*it);
+  running_.erase(it);
+  Entry& entry = running.entry;
+  if (ok && !entry.done_after_flight()) {
+    entry.next_datum += std::exchange(entry.in_flight, 0);
+    PutWaiting(running.place, std::move(entry));
+    return false;
+  }
+  if (!ok) {
+    Release(entry);
+  } else if (entry.item.step != 0) {
+    Apply(entry.item.step);
+  }
+  return true;
+}
+
+bool AdapterQueue::RemoveWaiting(uint64_t id) {
+  const auto place = waiting_places_.find(id);
+  if (place == waiting_places_.end()) return false;
+  const auto it = waiting_.find(place->second);
+  if (it->second.next_datum > 0) return false;
+  const Entry entry = std::move(it->second);
+  waiting_.erase(it);
+  waiting_places_.erase(place);
+  Release(entry);
+  return true;
+}
+
+AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
+  StepChange change;
+  last_step_ = last_step;
+  applied_ahead_.clear();
+  for (Running& running : running_) {
+    running.entry.item.step = 0;
+    running.entry.automatic = false;
+  }
+  std::map<Place, Entry> old = std::exchange(waiting_, {});
+  waiting_places_.clear();
+  uint64_t highest = last_step;
+  for (auto& [place, entry] : old) {
+    const uint64_t step = entry.item.step;
+    if (step == 0) {
+      PutWaiting({.number = highest, .after = place.after}, std::move(entry));
+      continue;
+    }
+    if (!entry.automatic && step <= last_step) {
+      change.dropped.push_back(entry.item.id);
+      continue;
+    }
+    if (entry.automatic) {
+      uint64_t number = highest + 1;
+      // Numbers that callers chose are theirs.
+      for (auto chosen = old.find({.number = number, .after = 0});
+           chosen != old.end() && !chosen->second.automatic;
+           chosen = old.find({.number = number, .after = 0})) {
+        ++number;
+      }
+      entry.item.step = number;
+      if (number != step) change.renumbered.emplace_back(entry.item.id, number);
+    }
+    highest = std::max(highest, entry.item.step);
+    PutWaiting({.number = entry.item.step, .after = 0}, std::move(entry));
+  }
+  return change;
+}
+
+std::vector<uint64_t> AdapterQueue::Unfinishable() const {
+  std::vector<uint64_t> ids;
+  for (const Running& running : running_) {
+    if (!running.entry.done_after_flight())
+      ids.push_back(running.entry.item.id);
+  }
+  for (const auto& [place, entry] : waiting_) ids.push_back(entry.item.id);
+  return ids;
+}
+
+bool AdapterQueue::Taken(uint64_t number) const {
+  if (number <= last_step_ || applied_ahead_.contains(number) ||
+      waiting_.contains({.number = number, .after = 0})) {
+    return true;
+  }
+  return std::any_of(running_.begin(), running_.end(),
+                     [number](const Running& running) {
+                       return running.entry.item.step == number;
+                     });
+}
+
+uint64_t AdapterQueue::HighestAccepted() const {
+  uint64_t highest = last_step_;
+  if (!applied_ahead_.empty()) {
+    highest = std::max(highest, *applied_ahead_.rbegin());
+  }
+  if (!waiting_.empty()) {
+    highest = std::max(highest, waiting_.rbegin()->first.number);
+  }
+  for (const Running& running : running_) {
+    highest = std::max(highest, running.entry.item.step);
+  }
+  return highest;
+}
+
+uint64_t AdapterQueue::LowestFree() const {
+  uint64_t number = last_step_ + 1;
+  while (Taken(number)) ++number;
+  return number;
+}
+
+void AdapterQueue::Release(const Entry& entry) {
+  if (entry.automatic && HighestAccepted() >= entry.item.step) {
+    Apply(entry.item.step);
+  }
+}
+
+void AdapterQueue::Apply(uint64_t number) {
+  applied_ahead_.insert(number);
+  while (!applied_ahead_.empty() && *applied_ahead_.begin() == last_step_ + 1) {
+    applied_ahead_.erase(applied_ahead_.begin());
+    ++last_step_;
+  }
+}
+
+void AdapterQueue::PutWaiting(const Place& place, Entry entry) {
+  waiting_places_[entry.item.id] = place;
+  waiting_.emplace(place, std::move(entry));
+}
+
+}  // namespace weft::sched

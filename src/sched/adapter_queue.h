@@ -1,0 +1,125 @@
+// Training work of one adapter in the order in which it must run: which item is
+// next, whether it may start, which number comes after. Rules: scheduler.h.
+//
+// An item is waiting, or on the device, or (a request too big for one
+// micro-batch, between two slices) waiting again with its first data done.
+// Threads: not thread-safe.
+#ifndef WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
+#define WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "src/sched/work.h"
+
+namespace weft::sched {
+
+class AdapterQueue {
+ public:
+  struct Entry {
+    WorkItem item;           // item.step is its number, 0 when it has none.
+    bool automatic = false;  // The number was given out here.
+    uint64_t arrival = 0;
+    int64_t next_datum = 0;  // Data before it are done; > 0: started.
+    int64_t in_flight = 0;   // Data on the device now (kTrain).
+
+    [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
+    [[nodiscard]] bool done_after_flight() const {
+      return barrier() || next_datum + in_flight ==
+                              static_cast<int64_t>(item.datum_tokens.size());
+    }
+  };
+
+  // What SetLastStep did to waiting work.
+  struct StepChange {
+    std::vector<uint64_t> dropped;  // Ids; their number is in the past now.
+    // (id, new number) of work whose number had been given out here.
+    std::vector<std::pair<uint64_t, uint64_t>> renumbered;
+  };
+
+  AdapterQueue(std::string name, uint64_t last_step, uint64_t reorder_window);
+
+  // The number `item` would get; errors as Scheduler::Enqueue on its step.
+  [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
+
+  // Adds an item; `number` is what NumberFor returned. item.tokens is its cost.
+  void Add(WorkItem item, uint64_t number, uint64_t arrival);
+
+  // The item that may start now: nothing before it is missing or, if it is a
+  // barrier, unfinished; its deadline is after `now`. Null when there is none.
+  [[nodiscard]] const Entry* Ready(absl::Time now) const;
+
+  // Starts the ready kTrain item if it has the given `backward`: the whole
+  // request when it fits `room` tokens; when it is bigger than a micro-batch
+  // (`max_batch_tokens`), as many data as fit, and at least one if
+  // `take_any`. Nothing when that does not fit.
+  std::optional<TrainSlice> StartTrain(absl::Time now, bool backward,
+                                       int64_t room, int64_t max_batch_tokens,
+                                       bool take_any);
+
+  // Starts the ready barrier and returns its id.
+  uint64_t StartBarrier(absl::Time now);
+
+  // True when the work is over (last slice, or failed).
+  bool Finish(uint64_t id, bool ok);
+
+  // Removes work that has not started; false when it is not such.
+  bool RemoveWaiting(uint64_t id);
+
+  StepChange SetLastStep(uint64_t last_step);
+
+  // Ids of the work that RemoveAdapter cancels: all but that on the device
+  // with no data left.
+  [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] bool on_device() const { return !running_.empty(); }
+  [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
+  [[nodiscard]] uint64_t last_step() const { return last_step_; }
+
+  // Tokens served, for fairness between adapters; see Scheduler.
+  int64_t virtual_time = 0;
+
+ private:
+  // Sorts by number; an unnumbered op comes after the number that was the
+  // highest accepted when it arrived.
+  struct Place {
+    uint64_t number = 0;
+    uint64_t after = 0;  // Arrival of unnumbered work, 0 for numbered.
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+  struct Running {
+    Place place;
+    Entry entry;
+  };
+
+  [[nodiscard]] bool Taken(uint64_t number) const;
+  [[nodiscard]] uint64_t HighestAccepted() const;
+  [[nodiscard]] uint64_t LowestFree() const;
+  // Frees or skips the number of work that is gone.
+  void Release(const Entry& entry);
+  void Apply(uint64_t number);
+  TrainSlice StartData(int64_t num_data);
+  void PutWaiting(const Place& place, Entry entry);
+
+  const std::string name_;
+  const uint64_t reorder_window_;
+  uint64_t last_step_;
+  std::set<uint64_t> applied_ahead_;  // Applied or skipped, above a gap.
+  std::map<Place, Entry> waiting_;
+  std::map<uint64_t, Place> waiting_places_;  // Of waiting work, by id.
+  std::vector<Running> running_;
+};
+
+}  // namespace weft::sched
+
+#endif  // WEFT_SRC_SCHED_ADAPTER_QUEUE_H_

@@ -1,0 +1,34 @@
+#include "src/sched/device_share.h"
+
+#include <algorithm>
+
+namespace weft::sched {
+
+DeviceShare::DeviceShare(double sampling_share)
+    : training_{.share = 1 - sampling_share},
+      decoding_{.share = sampling_share} {}
+
+bool DeviceShare::ChooseDecode(bool can_train, bool can_decode) {
+  Wake(training_, decoding_, can_train);
+  Wake(decoding_, training_, can_decode);
+  return can_decode &&
+         (!can_train || decoding_.virtual_seconds < training_.virtual_seconds);
+}
+
+void DeviceShare::AddTraining(absl::Duration elapsed) {
+  training_.virtual_seconds += absl::ToDoubleSeconds(elapsed) / training_.share;
+}
+
+void DeviceShare::AddDecoding(absl::Duration elapsed) {
+  decoding_.virtual_seconds += absl::ToDoubleSeconds(elapsed) / decoding_.share;
+}
+
+void DeviceShare::Wake(Kind& kind, const Kind& other, bool has_work) {
+  if (has_work && !kind.has_work) {
+    kind.virtual_seconds =
+        std::max(kind.virtual_seconds, other.virtual_seconds);
+  }
+  kind.has_work = has_work;
+}
+
+}  // namespace weft::sched

@@ -1,0 +1,274 @@
+#include "src/sched/scheduler.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
+#include "src/sched/batch_planner.h"
+
+namespace weft::sched {
+
+Scheduler::Scheduler(const SchedulerOptions& options)
+    : options_(options), share_(options.sampling_share) {
+  AddAdapter("", 0);
+}
+
+bool Scheduler::AddAdapter(const std::string& adapter, uint64_t last_step) {
+  return adapters_
+      .try_emplace(adapter, adapter, last_step, options_.reorder_window)
+      .second;
+}
+
+std::vector<uint64_t> Scheduler::RemoveAdapter(const std::string& adapter) {
+  const auto it = adapters_.find(adapter);
+  if (it == adapters_.end() || adapter.empty()) return {};
+  std::vector<uint64_t> ids = it->second.Unfinishable();
+  const std::vector<uint64_t> samples = samples_.RemoveAdapter(adapter);
+  ids.insert(ids.end(), samples.begin(), samples.end());
+  for (const uint64_t id : ids) NoteLeft(id);
+  std::erase_if(
+      work_, [&](const auto& work) { return work.second.adapter == adapter; });
+  std::erase_if(taken_,
+                [&](const auto& sample) { return sample.adapter == adapter; });
+  adapters_.erase(it);
+  backlogged_.erase(adapter);
+  return ids;
+}
+
+AdapterQueue::StepChange Scheduler::SetLastStep(const std::string& adapter,
+                                                uint64_t last_step) {
+  const auto it = adapters_.find(adapter);
+  if (it == adapters_.end() || adapter.empty()) return {};
+  AdapterQueue::StepChange change = it->second.SetLastStep(last_step);
+  for (const uint64_t id : change.dropped) Forget(id);
+  NoteBacklog(it->second);
+  return change;
+}
+
+std::optional<uint64_t> Scheduler::LastStep(const std::string& adapter) const {
+  const auto it = adapters_.find(adapter);
+  if (it == adapters_.end()) return std::nullopt;
+  return it->second.last_step();
+}
+
+absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
+  const auto invalid = [&](const std::string& problem) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("work ", item.id, " ", problem));
+  };
+  if (work_.contains(item.id)) return invalid("has the id of other work");
+  const bool train = item.kind == WorkKind::kTrain;
+  const bool sample = item.kind == WorkKind::kSample;
+  if (train != !item.datum_tokens.empty()) {
+    return invalid("must have data if and only if it is a training request");
+  }
+  if (std::any_of(item.datum_tokens.begin(), item.datum_tokens.end(),
+                  [](int64_t tokens) { return tokens < 1; })) {
+    return invalid("has a datum of less than one token");
+  }
+  if (item.tokens < 0) return invalid("has a negative cost");
+  if (item.step != 0 && (sample || item.adapter.empty())) {
+    return invalid("has a step but no place in an order of steps");
+  }
+  if (item.adapter.empty() && !sample && (!train || item.backward)) {
+    return invalid("would change the base model");
+  }
+  if (!adapters_.contains(item.adapter)) {
+    return absl::NotFoundError(
+        absl::StrCat("adapter \"", item.adapter, "\" does not exist"));
+  }
+  if (item.deadline <= now) {
+    return absl::DeadlineExceededError("the deadline has passed already");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::CheckRoom(int64_t tokens) const {
+  if (queued_requests_ >= options_.max_queue_requests) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the queue is full: ", queued_requests_,
+        " requests wait, max_queue_requests is ", options_.max_queue_requests));
+  }
+  // An empty queue takes any request, or a big one could never be served.
+  if (queued_tokens_ > 0 &&
+      tokens > options_.max_queue_tokens - queued_tokens_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the queue is full: ", queued_tokens_, " tokens wait, ", tokens,
+        " more would exceed max_queue_tokens ", options_.max_queue_tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
+  WEFT_RETURN_IF_ERROR(CheckItem(item, now));
+  if (item.kind == WorkKind::kTrain) {
+    item.tokens = std::accumulate(item.datum_tokens.begin(),
+                                  item.datum_tokens.end(), int64_t{0});
+  }
+  AdapterQueue& queue = adapters_.find(item.adapter)->second;
+  const bool sample = item.kind == WorkKind::kSample;
+  uint64_t number = 0;
+  if (!sample) {
+    WEFT_ASSIGN_OR_RETURN(number, queue.NumberFor(item));
+  }
+  WEFT_RETURN_IF_ERROR(CheckRoom(item.tokens));
+  NoteWaiting(item.id, {.adapter = item.adapter,
+                        .kind = item.kind,
+                        .tokens = item.tokens,
+                        .deadline = item.deadline});
+  if (sample) {
+    samples_.Add({.id = item.id,
+                  .adapter = std::move(item.adapter),
+                  .tokens = item.tokens,
+                  .deadline = item.deadline,
+                  .arrival = ++arrivals_});
+    return 0;
+  }
+  const bool was_idle =
+      !queue.on_device() && queue.Ready(absl::InfinitePast()) == nullptr;
+  queue.Add(std::move(item), number, ++arrivals_);
+  // Time spent idle, or waiting for a missing step, earns no credit.
+  if (was_idle) {
+    queue.virtual_time = std::max(queue.virtual_time, virtual_time_);
+  }
+  NoteBacklog(queue);
+  return number;
+}
+
+bool Scheduler::Cancel(uint64_t id) {
+  const auto it = work_.find(id);
+  if (it == work_.end() || !it->second.waiting) return false;
+  const std::string adapter = it->second.adapter;
+  if (it->second.kind == WorkKind::kSample) {
+    samples_.Remove(adapter, id);
+  } else {
+    AdapterQueue& queue = adapters_.find(adapter)->second;
+    queue.RemoveWaiting(id);
+    NoteBacklog(queue);
+  }
+  Forget(id);
+  return true;
+}
+
+std::vector<uint64_t> Scheduler::TakeExpired(absl::Time now) {
+  std::vector<uint64_t> ids;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const uint64_t id = deadlines_.begin()->second;
+    Cancel(id);
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+absl::Time Scheduler::NextDeadline() const {
+  return deadlines_.empty() ? absl::InfiniteFuture()
+                            : deadlines_.begin()->first;
+}
+
+Plan Scheduler::Next(absl::Time now, int active_decodes) {
+  std::vector<AdapterQueue*> ready;
+  for (const std::string& adapter : backlogged_) {
+    AdapterQueue& queue = adapters_.find(adapter)->second;
+    if (!queue.on_device() && queue.Ready(now) != nullptr) {
+      ready.push_back(&queue);
+    }
+  }
+  const bool can_decode = active_decodes > 0 || samples_.HasReady(now);
+  if (ready.empty() && !can_decode) return Plan{};
+  if (share_.ChooseDecode(!ready.empty(), can_decode)) {
+    Plan plan;
+    plan.kind = Plan::Kind::kDecode;
+    return plan;
+  }
+  Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, &virtual_time_);
+  if (plan.kind == Plan::Kind::kExclusive) NoteLeft(plan.work_id);
+  for (const TrainSlice& slice : plan.slices) NoteLeft(slice.work_id);
+  for (const AdapterQueue* queue : ready) NoteBacklog(*queue);
+  return plan;
+}
+
+std::vector<uint64_t> Scheduler::TakeSamples(absl::Time now, int max) {
+  taken_.clear();
+  std::vector<uint64_t> ids;
+  while (static_cast<int>(ids.size()) < max) {
+    std::optional<SampleQueue::Entry> entry = samples_.Take(now);
+    if (!entry) break;
+    ids.push_back(entry->id);
+    Forget(entry->id);
+    taken_.push_back(*std::move(entry));
+  }
+  return ids;
+}
+
+bool Scheduler::PutBack(uint64_t id) {
+  const auto it =
+      std::find_if(taken_.begin(), taken_.end(),
+                   [id](const SampleQueue::Entry& e) { return e.id == id; });
+  if (it == taken_.end() || work_.contains(id)) return false;
+  NoteWaiting(id, {.adapter = it->adapter,
+                   .kind = WorkKind::kSample,
+                   .tokens = it->tokens,
+                   .deadline = it->deadline});
+  samples_.PutBack(*std::move(it));
+  taken_.erase(it);
+  return true;
+}
+
+void Scheduler::Finished(uint64_t work_id, bool ok) {
+  const auto it = work_.find(work_id);
+  if (it == work_.end() || it->second.waiting) return;
+  AdapterQueue& queue = adapters_.find(it->second.adapter)->second;
+  if (queue.Finish(work_id, ok)) work_.erase(it);
+  NoteBacklog(queue);
+}
+
+void Scheduler::AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed) {
+  if (kind == Plan::Kind::kDecode) {
+    share_.AddDecoding(elapsed);
+  } else if (kind != Plan::Kind::kNone) {
+    share_.AddTraining(elapsed);
+  }
+}
+
+bool Scheduler::Idle() const { return work_.empty(); }
+
+int64_t Scheduler::QueueDepth(WorkKind kind) const {
+  return depth_[static_cast<size_t>(kind)];
+}
+
+void Scheduler::NoteWaiting(uint64_t id, Queued queued) {
+  ++depth_[static_cast<size_t>(queued.kind)];
+  ++queued_requests_;
+  queued_tokens_ += queued.tokens;
+  if (queued.deadline != absl::InfiniteFuture()) {
+    deadlines_.emplace(queued.deadline, id);
+  }
+  work_.emplace(id, std::move(queued));
+}
+
+void Scheduler::NoteLeft(uint64_t id) {
+  const auto it = work_.find(id);
+  if (it == work_.end() || !it->second.waiting) return;
+  Queued& queued = it->second;
+  queued.waiting = false;
+  --depth_[static_cast<size_t>(queued.kind)];
+  --queued_requests_;
+  queued_tokens_ -= queued.tokens;
+  deadlines_.erase({queued.deadline, id});
+}
+
+void Scheduler::Forget(uint64_t id) {
+  NoteLeft(id);
+  work_.erase(id);
+}
+
+void Scheduler::NoteBacklog(const AdapterQueue& queue) {
+  if (queue.has_waiting()) {
+    backlogged_.insert(queue.name());
+  } else {
+    backlogged_.erase(queue.name());
+  }
+}
+
+}  // namespace weft::sched

@@ -1,0 +1,60 @@
+// What the scheduler takes in and gives out: units of work and plans. Plain
+// values; work ids are the caller's.
+#ifndef WEFT_SRC_SCHED_WORK_H_
+#define WEFT_SRC_SCHED_WORK_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace weft::sched {
+
+// kTrain shares micro-batches; kOptim and kAdapterOp are barriers of their
+// adapter; kSample is admitted to decoding.
+enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
+inline constexpr int kNumWorkKinds = 4;
+
+struct WorkItem {
+  uint64_t id = 0;  // Unique among the work that the scheduler still holds.
+  WorkKind kind = WorkKind::kTrain;
+  std::string adapter;    // Empty: base model; then no step and no order.
+  uint64_t step = 0;      // > 0: its place in the adapter's order.
+  bool backward = false;  // kTrain: gradients are wanted.
+  std::vector<int64_t> datum_tokens;  // kTrain: tokens of each datum, >= 1.
+  // Cost for admission and fairness. kTrain: ignored, the sum of datum_tokens
+  // counts. kSample: prompt and tokens that may be drawn.
+  int64_t tokens = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// Data [first_datum, first_datum + num_data) of one kTrain request.
+struct TrainSlice {
+  uint64_t work_id = 0;
+  int64_t first_datum = 0;
+  int64_t num_data = 0;
+  bool last = false;  // No data of the request remain after this slice.
+
+  friend bool operator==(const TrainSlice&, const TrainSlice&) = default;
+};
+
+// What the device does next.
+struct Plan {
+  enum class Kind : uint8_t {
+    kNone,       // Nothing can run now.
+    kTrain,      // One micro-batch: `slices`, all with or without `backward`.
+    kExclusive,  // One kOptim or kAdapterOp: `work_id`.
+    kDecode,     // Admit samples (TakeSamples), then one decode iteration.
+  };
+  Kind kind = Kind::kNone;
+  bool backward = false;
+  // Slices of one adapter are neighbours. An adapter has either whole requests
+  // here or exactly one slice of a request too big for one micro-batch.
+  std::vector<TrainSlice> slices;
+  uint64_t work_id = 0;
+};
+
+}  // namespace weft::sched
+
+#endif  // WEFT_SRC_SCHED_WORK_H_

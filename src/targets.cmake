@@ -1,0 +1,146 @@
+# One helper per kind of target, so that a module's CMakeLists.txt is a list of
+# names. Dependencies are explicit; tests/lint/layering_test.py checks that the
+# includes agree with src/layers.txt, which CMake cannot.
+
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(OpenSSL REQUIRED)
+if(WEFT_WITH_GRPC)
+  find_package(Protobuf CONFIG QUIET)
+  if(NOT Protobuf_FOUND)
+    find_package(Protobuf REQUIRED)
+  endif()
+  find_package(gRPC REQUIRED)
+endif()
+find_package(prometheus-cpp REQUIRED)
+if(BUILD_TESTING)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Precompiled headers cache only if ccache may ignore their time stamps.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${CCACHE_PROGRAM})
+endif()
+
+# Flags every target of ours is compiled with; third-party headers are SYSTEM.
+add_library(weft_flags INTERFACE)
+target_include_directories(weft_flags INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(weft_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
+    $<$<BOOL:${WEFT_WERROR}>:-Werror>
+    $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>>)
+if(WEFT_SANITIZER)
+  string(REPLACE ";" "," _weft_sanitizers "${WEFT_SANITIZER}")
+  target_compile_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers}
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers})
+endif()
+
+# LibTorch from the wheel of the project's .venv (deploy/setup.sh). The wheel's
+# own CMake files want a whole CUDA toolkit even for a CPU build, so the target
+# is written here. Its include folder carries old protobuf headers: it comes
+# last (-idirafter), so that the system's win.
+if(WEFT_WITH_TORCH)
+  file(GLOB _weft_torch_candidates
+       ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+  if(_weft_torch_candidates)
+    list(GET _weft_torch_candidates 0 _weft_torch_default)
+  endif()
+  set(WEFT_TORCH_DIR "${_weft_torch_default}" CACHE PATH "Folder of the torch wheel")
+  if(NOT EXISTS "${WEFT_TORCH_DIR}/lib/libtorch_cpu.so")
+    message(FATAL_ERROR "No LibTorch in WEFT_TORCH_DIR='${WEFT_TORCH_DIR}'. "
+                        "Run deploy/setup.sh, or configure with -DWEFT_WITH_TORCH=OFF.")
+  endif()
+  add_library(weft_torch INTERFACE)
+  target_compile_options(weft_torch INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-idirafter${WEFT_TORCH_DIR}/include>)
+  # The wheel's libraries name CUDA libraries that a CPU host lacks; they are
+  # resolved at run time, and only for the parts that are used.
+  target_link_options(weft_torch INTERFACE -Wl,--allow-shlib-undefined
+    -Wl,--no-as-needed -Wl,-rpath,${WEFT_TORCH_DIR}/lib)
+  target_link_libraries(weft_torch INTERFACE
+    ${WEFT_TORCH_DIR}/lib/libtorch_cpu.so ${WEFT_TORCH_DIR}/lib/libc10.so)
+  if(WEFT_WITH_CUDA)
+    target_compile_definitions(weft_torch INTERFACE WEFT_WITH_CUDA=1)
+    target_link_libraries(weft_torch INTERFACE
+      ${WEFT_TORCH_DIR}/lib/libtorch_cuda.so ${WEFT_TORCH_DIR}/lib/libc10_cuda.so)
+  endif()
+endif()
+
+# weft_cc_library(NAME name [TORCH] HDRS ... SRCS ... DEPS ...)
+# TORCH compiles against LibTorch with the shared precompiled header.
+function(weft_cc_library)
+  cmake_parse_arguments(A "TORCH" "NAME" "HDRS;SRCS;DEPS" ${ARGN})
+  if(A_TORCH AND NOT WEFT_WITH_TORCH)
+    return()
+  endif()
+  set(target weft_${A_NAME})
+  if(A_SRCS)
+    add_library(${target} STATIC ${A_SRCS})
+    set(scope PUBLIC)
+    if(A_TORCH)
+      target_precompile_headers(${target} REUSE_FROM weft_torch_pch)
+    endif()
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(weft::${A_NAME} ALIAS ${target})
+  target_sources(${target} ${scope} FILE_SET HEADERS
+                 BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${A_HDRS})
+  set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  target_link_libraries(${target} ${scope} weft_flags ${A_DEPS})
+  if(A_TORCH)
+    target_link_libraries(${target} ${scope} weft_torch)
+  elseif(A_SRCS)
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Wconversion -Wno-sign-conversion>)
+  endif()
+endfunction()
+
+# weft_cc_test(NAME name [TORCH] SRCS ... DEPS ... LABELS ...)
+# Each TEST is one ctest entry, labelled for `tests/run.sh LABEL`.
+function(weft_cc_test)
+  cmake_parse_arguments(A "TORCH" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH))
+    return()
+  endif()
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 120)
+  endif()
+  if(NOT A_LABELS)
+    set(A_LABELS unit)
+  endif()
+  add_executable(${A_NAME} ${A_SRCS})
+  if(A_TORCH)
+    target_precompile_headers(${A_NAME} REUSE_FROM weft_torch_pch)
+    # An executable's -fPIE would not agree with the precompiled -fPIC headers.
+    set_target_properties(${A_NAME} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${A_NAME} PRIVATE -fPIC)
+  endif()
+  target_link_libraries(${A_NAME} PRIVATE weft_flags ${A_DEPS} GTest::gmock
+                        GTest::gtest GTest::gtest_main)
+  if(A_TORCH)
+    target_link_libraries(${A_NAME} PRIVATE weft_torch)
+  endif()
+  gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST
+    PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
+endfunction()
+
+# weft_cc_binary(NAME name [TORCH] SRCS ... DEPS ...)
+function(weft_cc_binary)
+  cmake_parse_arguments(A "TORCH" "NAME" "SRCS;DEPS" ${ARGN})
+  if(A_TORCH AND NOT WEFT_WITH_TORCH)
+    return()
+  endif()
+  add_executable(${A_NAME} ${A_SRCS})
+  target_link_libraries(${A_NAME} PRIVATE weft_flags ${A_DEPS})
+  if(A_TORCH)
+    target_link_libraries(${A_NAME} PRIVATE weft_torch)
+  endif()
+endfunction()

@@ -1,0 +1,45 @@
+#include "src/weights/float_convert.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::weights {
+namespace {
+
+// Tensors of a foreign file may lie at any address: read through memcpy.
+template <float (*kConvert)(uint16_t)>
+void ConvertAll(absl::Span<const std::byte> bytes,
+                absl::Span<float> destination) {
+  for (size_t i = 0; i < destination.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
+    destination[i] = kConvert(bits);
+  }
+}
+
+}  // namespace
+
+absl::Status CopyToFloats(const TensorView& tensor,
+                          absl::Span<float> destination) {
+  switch (tensor.dtype) {
+    case ScalarType::kF32:
+      if (!destination.empty()) {
+        std::memcpy(destination.data(), tensor.bytes.data(),
+                    destination.size() * sizeof(float));
+      }
+      return absl::OkStatus();
+    case ScalarType::kF16:
+      ConvertAll<F16ToFloat>(tensor.bytes, destination);
+      return absl::OkStatus();
+    case ScalarType::kBf16:
+      ConvertAll<Bf16ToFloat>(tensor.bytes, destination);
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("dtype ", ScalarTypeName(tensor.dtype),
+                       " is none of F32, F16, BF16"));
+  }
+}
+
+}  // namespace weft::weights

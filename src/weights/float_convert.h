@@ -1,0 +1,42 @@
+// Half and brain floats to f32, exactly, without LibTorch.
+#ifndef WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
+#define WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "src/weights/safetensors.h"
+
+namespace weft::weights {
+
+// The value of the upper half of an f32.
+[[nodiscard]] inline float Bf16ToFloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+// The value of an IEEE 754 binary16; infinities, NaN and denormals included.
+[[nodiscard]] inline float F16ToFloat(uint16_t bits) {
+  constexpr uint32_t kExponentBias = 127 - 15;
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fu;
+  const uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign == 0 ? magnitude : -magnitude;
+  }
+  const uint32_t wide_exponent =
+      exponent == 0x1fu ? 0xffu : exponent + kExponentBias;
+  return std::bit_cast<float>(sign | (wide_exponent << 23) | (mantissa << 13));
+}
+
+// Copies a tensor of F32, F16 or BF16 into floats, in its order.
+// Shapes: destination has as many elements as the tensor.
+// Errors: INVALID_ARGUMENT for another dtype.
+[[nodiscard]] absl::Status CopyToFloats(const TensorView& tensor,
+                                        absl::Span<float> destination);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_

@@ -1,0 +1,22 @@
+// model.safetensors.index.json: which file holds which tensor. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
+#define WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
+
+#include <string>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace weft::weights {
+
+// Tensor name to file name. File names are bare: no folder, no "..".
+using ShardIndex = absl::btree_map<std::string, std::string>;
+
+// Errors: INVALID_ARGUMENT naming the tensor and the rule.
+[[nodiscard]] absl::StatusOr<ShardIndex> ParseShardIndex(
+    absl::string_view json);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_SHARD_INDEX_H_

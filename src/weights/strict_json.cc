@@ -1,0 +1,117 @@
+#include "src/weights/strict_json.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "src/base/status_macros.h"
+#include "src/weights/regular_file.h"
+
+namespace weft::weights {
+namespace {
+
+using Event = nlohmann::json::parse_event_t;
+
+// Watches the parser's events for what a document of ours never has.
+class Watcher {
+ public:
+  explicit Watcher(const JsonLimits& limits) : limits_(limits) {}
+
+  // False drops the value, so that a refused document stays small.
+  bool operator()(int depth, Event event, nlohmann::json& value) {
+    if (!problem_.empty()) return false;
+    switch (event) {
+      case Event::object_start:
+        keys_.emplace_back();
+        return CheckDepth(depth);
+      case Event::array_start:
+        return CheckDepth(depth);
+      case Event::object_end:
+        keys_.pop_back();
+        return true;
+      case Event::key:
+        return CheckKey(value.get_ref<const std::string&>());
+      default:
+        return true;
+    }
+  }
+
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+
+ private:
+  // `depth` counts the containers around this one.
+  bool CheckDepth(int depth) {
+    if (depth < limits_.max_depth) return true;
+    problem_ = absl::StrCat("is nested deeper than ", limits_.max_depth);
+    return false;
+  }
+
+  bool CheckKey(const std::string& key) {
+    if (keys_.back().insert(key).second) return true;
+    problem_ = absl::StrCat("has the key '",
+                            absl::CHexEscape(key.substr(0, 128)), "' twice");
+    return false;
+  }
+
+  const JsonLimits limits_;
+  std::vector<absl::flat_hash_set<std::string>> keys_;
+  std::string problem_;
+};
+
+}  // namespace
+
+absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view text,
+                                               absl::string_view what,
+                                               const JsonLimits& limits) {
+  if (text.size() > limits.max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, " has ", text.size(), " bytes > limit ", limits.max_bytes));
+  }
+  // The parser takes a NUL byte for the end of its input.
+  if (text.find('\0') != absl::string_view::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " has a NUL byte"));
+  }
+  Watcher watcher(limits);
+  nlohmann::json value = nlohmann::json::parse(
+      text.begin(), text.end(), std::ref(watcher), /*allow_exceptions=*/false);
+  if (!watcher.problem().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " ", watcher.problem()));
+  }
+  if (!value.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is not a JSON object in UTF-8"));
+  }
+  return value;
+}
+
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
+                                          size_t max_bytes) {
+  WEFT_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
+  if (file.size_bytes() > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " has ", file.size_bytes(), " bytes > limit ", max_bytes));
+  }
+  std::string contents(file.size_bytes(), '\0');
+  size_t done = 0;
+  while (done < contents.size()) {
+    const ssize_t count =
+        read(file.fd(), contents.data() + done, contents.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      return absl::DataLossError(
+          absl::StrCat(path, " ended at byte ", done, " of ", contents.size()));
+    }
+    done += static_cast<size_t>(count);
+  }
+  return contents;
+}
+
+}  // namespace weft::weights

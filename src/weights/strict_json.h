@@ -1,0 +1,34 @@
+// JSON from files that may be damaged or hostile. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_STRICT_JSON_H_
+#define WEFT_SRC_WEIGHTS_STRICT_JSON_H_
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace weft::weights {
+
+// What a document may cost before it is refused.
+struct JsonLimits {
+  size_t max_bytes = size_t{1} << 20;
+  int max_depth = 8;  // The outermost object has depth 1.
+};
+
+// Parses one JSON object. Never throws.
+// Errors: INVALID_ARGUMENT starting with `what` for too many bytes, syntax, bad
+//         UTF-8, depth, a key given twice, or anything but an object.
+[[nodiscard]] absl::StatusOr<nlohmann::json> ParseStrictJson(
+    absl::string_view text, absl::string_view what, const JsonLimits& limits);
+
+// Contents of a small file that the operator owns.
+// Errors: NOT_FOUND; INVALID_ARGUMENT when it is not a regular file or has more
+//         than max_bytes; DATA_LOSS when reading fails.
+[[nodiscard]] absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
+                                                        size_t max_bytes);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_STRICT_JSON_H_

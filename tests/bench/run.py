@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Runs one bench: tests/bench/run.py NAME [options].
+
+The last line of stdout is one JSON object with `ours`, `peer` and `ratio`; a
+line for people goes to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parent / "oracle"),
+    str(REPOSITORY / "client" / "python"),
+]
+
+import train_step  # noqa: E402
+
+BENCHES = {"train_step": train_step.main}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
+        print(f"usage: run.py {{{','.join(BENCHES)}}} [options]", file=sys.stderr)
+        return 2
+    return BENCHES[sys.argv[1]](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""The asyncio client: what its driver does by itself. The decisions that both
+clients share are tested in python_client_test.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from conftest import FAST
+from fake_server import FakeServer, Refusal
+
+import weft
+
+DATA = [weft.Datum.next_token([1, 2, 3])]
+Body = Callable[[weft.AsyncClient], Awaitable[None]]
+
+
+def run(server: FakeServer, body: Body) -> None:
+    async def main() -> None:
+        made = weft.AsyncClient(server.target, timeout=20.0, retry=FAST)
+        async with made as client:
+            await body(client)
+
+    asyncio.run(main())
+
+
+def test_trains_samples_and_saves(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a", rank=2)
+        assert (await adapter.forward_backward(DATA)).step == 1
+        assert (await adapter.forward(DATA)).step == 2
+        assert (await adapter.optim_step()).step == 3
+        sample = await adapter.sample([1], max_tokens=2)
+        assert sample.samples[0].tokens == [2, 3]
+        assert (await adapter.save("one")).last_step == 4
+        assert [c.name for c in await client.checkpoints()] == ["one"]
+        assert (await adapter.load("one")).last_step == 4
+        assert await adapter.snapshot("s") == 1
+        await adapter.release_snapshot("s")
+        assert (await client.info()).device == "cpu"
+        assert len(await client.adapters()) == 1
+        await adapter.delete()
+        assert await client.healthy()
+        await client.drain()
+
+    run(server, body)
+
+
+def test_retries_and_sees_replays(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a")
+        server.lose_reply["OptimStep"] = 2
+        result = await adapter.optim_step()
+        assert result.replayed and result.step == 1
+
+    run(server, body)
+    assert len(server.applied) == 1
+
+
+def test_submits_are_numbered_at_the_call(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a")
+        tasks = [adapter.submit.forward_backward(DATA) for _ in range(5)]
+        tasks_optim = adapter.submit.optim_step()
+        assert adapter.next_step == 7
+        results = await asyncio.gather(*tasks)
+        assert [result.step for result in results] == [1, 2, 3, 4, 5]
+        assert (await tasks_optim).step == 6
+
+    run(server, body)
+
+
+def test_refusal_withdraws_later_steps(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a")
+        refusal = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad")
+        server.fail["ForwardBackward"].append(refusal)
+        bad = adapter.submit.forward_backward(DATA)
+        later = adapter.submit.optim_step()
+        with pytest.raises(weft.InvalidArgument):
+            await bad
+        with pytest.raises(weft.FailedPrecondition, match="withdrawn"):
+            await later
+        with pytest.raises(weft.FailedPrecondition, match="resync"):
+            await adapter.optim_step()
+        assert await adapter.resync() == 1
+        assert (await adapter.optim_step()).step == 1
+
+    run(server, body)
+
+
+def test_cancelled_task_asks_for_the_number(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a")
+        server.hold.clear()
+        task = adapter.submit.optim_step()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(weft.FailedPrecondition):
+            adapter.submit.optim_step()
+        server.hold.set()
+        assert (await adapter.optim_step()).step in (1, 2)
+
+    run(server, body)
+
+
+def test_streams(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        stream = client.sample_stream([1], max_tokens=3)
+        tokens = [token async for delta in stream for token in delta.tokens]
+        assert tokens == [2, 3, 4]
+        refusal = Refusal(grpc.StatusCode.NOT_FOUND, "gone")
+        server.fail["SampleStream"].append(refusal)
+        with pytest.raises(weft.NotFound):
+            async for _ in client.sample_stream([1]):
+                pass
+
+    run(server, body)
+
+
+def test_moves_folders(server: FakeServer, tmp_path: Path) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        source = tmp_path / "in"
+        source.mkdir()
+        (source / "adapter_config.json").write_text("{}")
+        (source / "adapter_model.safetensors").write_bytes(b"x" * 5000)
+        adapter = await client.import_adapter("a", source)
+        await adapter.export(tmp_path / "out")
+        made = tmp_path / "out" / "adapter_model.safetensors"
+        assert made.read_bytes() == b"x" * 5000
+
+    run(server, body)
+
+
+def test_custom_loss(server: FakeServer) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a")
+        result = await adapter.forward_backward_custom(
+            DATA, lambda lps: (3.0, [lp * 0 + 1 for lp in lps])
+        )
+        assert result.metrics["loss:sum"] == 3.0
+        assert result.step == 2
+
+    run(server, body)
+    weights = server.requests[-1].data[0].weights_le
+    assert weights == b"\x00\x00\x80\xbf" * 2

@@ -1,0 +1,418 @@
+"""The synchronous Python client against the fake server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from fake_server import FakeServer, Refusal, fake_logprobs
+
+import weft
+
+Code = grpc.StatusCode
+DATA = [weft.Datum.next_token([1, 2, 3, 4], prompt_length=2)]
+
+
+def unavailable() -> Refusal:
+    return Refusal(Code.UNAVAILABLE, "restarting")
+
+
+def test_next_token_masks_the_prompt() -> None:
+    datum = weft.Datum.next_token([5, 6, 7, 8], prompt_length=2)
+    assert datum.tokens.tolist() == [5, 6, 7]
+    assert datum.targets.tolist() == [6, 7, 8]
+    assert datum.weights is not None
+    assert datum.weights.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "targets", "weights"),
+    [
+        ([1, 2], [1], None),
+        ([1, -2], [1, 2], None),
+        ([1.5], [1], None),
+        ([1], [1], [1, 2]),
+        ([[1]], [[1]], None),
+    ],
+)
+def test_datum_refuses_what_does_not_fit(
+    tokens: object, targets: object, weights: object
+) -> None:
+    with pytest.raises(weft.InvalidArgument):
+        weft.Datum(tokens, targets, weights)
+
+
+def test_trains_and_returns_arrays(client: weft.Client) -> None:
+    adapter = client.create_adapter("a", rank=4, target_modules=["q_proj"])
+    result = adapter.forward_backward(DATA, return_entropy=True)
+    assert result.step == 1 and not result.replayed
+    expected = np.float32([0, -0.4, -0.5])
+    np.testing.assert_allclose(result.results[0].logprobs, expected)
+    assert result.results[0].logprobs.dtype == np.float32
+    assert result.results[0].entropies is not None
+    assert result.metrics["loss:sum"] == pytest.approx(0.9)
+    optim = adapter.optim_step(learning_rate=1e-3, max_grad_norm=1.0)
+    assert (optim.step, optim.version, optim.grad_norm) == (2, 2, 1.5)
+    assert adapter.next_step == 3
+    assert adapter.info().config.target_modules == ["q_proj"]
+
+
+def test_sends_raw_arrays_and_only_what_was_given(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    adapter.forward_backward(DATA, "ppo", clip_low=0.7)
+    request = server.requests[-1]
+    assert request.data[0].tokens_le == np.array([1, 2, 3], "<u4").tobytes()
+    assert not request.data[0].tokens
+    assert request.loss.clip_low == 0.7
+    assert not request.loss.HasField("clip_high")
+
+
+def test_unknown_names_are_refused_before_a_number_is_used(
+    client: weft.Client,
+) -> None:
+    adapter = client.create_adapter("a")
+    with pytest.raises(weft.InvalidArgument, match="cross_entropy"):
+        adapter.forward_backward(DATA, "mse")
+    with pytest.raises(TypeError, match="clip_lo"):
+        adapter.forward_backward(DATA, clip_lo=1.0)  # type: ignore[call-arg]
+    with pytest.raises(weft.InvalidArgument, match="lm_head"):
+        client.create_adapter("b", target_modules=["conv"])
+    assert adapter.next_step == 1
+
+
+def test_soft_targets_keep_their_shape(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    datum = weft.Datum([1, 2], [[3, 4], [5, 6]], np.full((2, 2), 0.5))
+    result = adapter.forward([datum])
+    assert result.results[0].logprobs.shape == (2, 2)
+
+
+def test_retries_with_the_same_number(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.fail["ForwardBackward"].extend([unavailable(), unavailable()])
+    assert adapter.forward_backward(DATA).step == 1
+    tries = [step for name, step in server.seen if name == "ForwardBackward"]
+    assert tries == [1, 1, 1]
+
+
+def test_lost_reply_is_replayed_and_trains_once(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.lose_reply["ForwardBackward"] = 1
+    result = adapter.forward_backward(DATA)
+    assert result.replayed and result.step == 1
+    assert server.applied == [("ForwardBackwardRequest", 1)]
+
+
+def test_gives_up_after_the_attempts_and_asks_for_the_number(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.lose_reply["ForwardBackward"] = 4
+    with pytest.raises(weft.Unavailable):
+        adapter.forward_backward(DATA)
+    # It did run: the next step is number 2.
+    assert adapter.optim_step().step == 2
+
+
+def test_queue_full_is_retried_only_with_a_hint(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    full = Refusal(Code.RESOURCE_EXHAUSTED, "queue full", pushback_ms=20)
+    server.fail["OptimStep"].append(full)
+    assert adapter.optim_step().step == 1
+    server.fail["OptimStep"].append(Refusal(Code.RESOURCE_EXHAUSTED, "full"))
+    with pytest.raises(weft.ResourceExhausted) as caught:
+        adapter.optim_step()
+    assert caught.value.retry_after is None
+    assert adapter.optim_step().step == 2
+
+
+def test_hint_longer_than_the_deadline_is_reported(server: FakeServer) -> None:
+    with weft.Client(server.target, timeout=1.0) as client:
+        full = Refusal(Code.RESOURCE_EXHAUSTED, "full", pushback_ms=60_000)
+        server.fail["CreateAdapter"].append(full)
+        with pytest.raises(weft.ResourceExhausted) as caught:
+            client.create_adapter("a")
+        assert caught.value.retry_after == 60.0
+
+
+def test_refused_number_is_used_again(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    with pytest.raises(weft.InvalidArgument, match="empty"):
+        adapter.forward_backward([])
+    assert adapter.forward_backward(DATA).step == 1
+
+
+def test_number_used_by_another_client_is_reported(client: weft.Client) -> None:
+    first = client.create_adapter("a")
+    second = client.adapter("a")
+    first.forward_backward(DATA)
+    with pytest.raises(weft.AlreadyExists):
+        second.optim_step()
+    assert second.optim_step().step == 2
+
+
+def test_pipelined_steps_run_in_order(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.hold.clear()
+    pending = []
+    for _ in range(4):
+        pending.append(adapter.submit.forward_backward(DATA))
+        pending.append(adapter.submit.optim_step())
+    assert adapter.next_step == 9
+    server.hold.set()
+    assert [future.result(10).step for future in pending] == list(range(1, 9))
+    assert [step for _, step in server.applied] == list(range(1, 9))
+
+
+def test_refusal_amid_the_pipeline_withdraws_what_follows(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.fail["Forward"].append(Refusal(Code.INVALID_ARGUMENT, "no"))
+    server.hold.clear()
+    good = adapter.submit.forward_backward(DATA)
+    bad = adapter.submit.forward(DATA)
+    later = adapter.submit.optim_step()
+    server.hold.set()
+    assert good.result(10).step == 1
+    with pytest.raises(weft.InvalidArgument):
+        bad.result(10)
+    with pytest.raises(weft.FailedPrecondition, match="withdrawn"):
+        later.result(10)
+    with pytest.raises(weft.FailedPrecondition, match="resync"):
+        adapter.optim_step()
+    assert adapter.resync() == 2
+    assert adapter.optim_step().step == 2
+
+
+def test_custom_loss_sends_the_negative_gradient(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+
+    def loss_fn(
+        logprobs: list[np.ndarray],
+    ) -> tuple[float, list[np.ndarray]]:
+        return float(sum((lp**2).sum() for lp in logprobs)), [
+            2 * lp + 1 for lp in logprobs
+        ]
+
+    result = adapter.forward_backward_custom(DATA, loss_fn)
+    expected = fake_logprobs(np.array([2, 3, 4], "u4"))
+    expected[0] = 0  # Unscored.
+    weights = np.frombuffer(server.requests[-1].data[0].weights_le, "<f4")
+    np.testing.assert_allclose(weights[1:], -(2 * expected[1:] + 1), rtol=1e-6)
+    assert weights[0] == 0
+    assert result.metrics["loss:sum"] == pytest.approx(0.41)
+    assert "surrogate_loss:sum" in result.metrics
+    np.testing.assert_allclose(result.results[0].logprobs, expected)
+    assert result.step == 2
+
+
+def test_torch_loss_differentiates() -> None:
+    torch = pytest.importorskip("torch")
+    loss_fn = weft.torch_loss(lambda lps: torch.exp(lps[0]).sum())
+    logprobs = np.float32([-1, -2])
+    loss, gradients = loss_fn([logprobs, np.float32([-3])])
+    assert loss == pytest.approx(float(np.exp(logprobs).sum()))
+    np.testing.assert_allclose(gradients[0], np.exp(logprobs), rtol=1e-6)
+    np.testing.assert_allclose(gradients[1], [0])
+
+
+def test_samples_with_every_kind_of_stop(
+    server: FakeServer, client: weft.Client
+) -> None:
+    result = client.sample(
+        [1, 2],
+        num_samples=2,
+        max_tokens=3,
+        temperature=0.0,
+        seed=7,
+        stop=[5, [6, 7], "\n", b"\xff"],
+        prompt_logprobs=True,
+    )
+    assert [sample.tokens for sample in result.samples] == [[3, 4, 5], [4, 5, 6]]
+    assert result.samples[0].finish_reason == "length"
+    assert result.prompt_logprobs is not None
+    config = server.requests[-1].config
+    assert config.temperature == 0.0 and config.HasField("temperature")
+    assert list(config.stop.token_ids) == [5]
+    assert list(config.stop.token_sequences[0].tokens) == [6, 7]
+    assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
+
+
+def test_stop_absent_and_empty_differ(
+    server: FakeServer, client: weft.Client
+) -> None:
+    client.sample([1])
+    assert not server.requests[-1].config.HasField("stop")
+    client.sample([1], stop=[])
+    assert server.requests[-1].config.HasField("stop")
+
+
+def test_streams_samples(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    deltas = list(adapter.sample_stream([1], max_tokens=3, num_samples=2))
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    for delta in deltas:
+        tokens[delta.sample_index] += delta.tokens
+    assert tokens == {0: [2, 3, 4], 1: [3, 4, 5]}
+    assert deltas[-1].finish_reason == "length"
+    assert deltas[0].finish_reason is None
+
+
+def test_stream_errors_are_typed(
+    server: FakeServer, client: weft.Client
+) -> None:
+    server.fail["SampleStream"].append(Refusal(Code.UNIMPLEMENTED, "no"))
+    with pytest.raises(weft.Unimplemented):
+        list(client.sample_stream([1]))
+
+
+def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    weights = bytes(range(256)) * 9000
+    (source / "adapter_config.json").write_text("{}")
+    (source / "adapter_model.safetensors").write_bytes(weights)
+    adapter = client.import_adapter("moved", source)
+    adapter.export(tmp_path / "out")
+    out = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert out["adapter_model.safetensors"] == weights
+    assert out["adapter_config.json"] == b"{}"
+    assert [path.name for path in tmp_path.iterdir() if "weft" in path.name] == []
+
+
+def test_failed_export_leaves_nothing(
+    server: FakeServer, client: weft.Client, tmp_path: Path
+) -> None:
+    adapter = client.create_adapter("a")
+    server.files["a"] = {"../evil": b"x"}
+    with pytest.raises(weft.DataLoss):
+        adapter.export(tmp_path / "out")
+    server.files["a"] = {"adapter_config.json": b"{}"}
+    with pytest.raises(weft.DataLoss, match="ended"):
+        adapter.export(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(weft.InvalidArgument, match="adapter_config.json"):
+        client.import_adapter("b", tmp_path)
+
+
+def test_checkpoints_and_snapshots(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    adapter.optim_step()
+    assert adapter.save("one").last_step == 2
+    with pytest.raises(weft.AlreadyExists):
+        adapter.save("one")
+    adapter.save("one", overwrite=True)
+    adapter.save("two")
+    assert {c.name for c in client.checkpoints("a")} == {"one", "two"}
+    assert adapter.load("one").last_step == 3
+    assert adapter.next_step == 4
+    adapter.load("two", weights_only=True)
+    assert adapter.next_step == 1
+    assert adapter.snapshot("best") == 1
+    assert adapter.info().snapshots == ["best"]
+    adapter.sample([1], snapshot="best")
+    adapter.release_snapshot("best")
+    client.delete_checkpoint("a", "one")
+    with pytest.raises(weft.NotFound):
+        client.delete_checkpoint("a", "one")
+
+
+def test_lost_reply_to_a_deletion_is_a_success(
+    server: FakeServer, client: weft.Client
+) -> None:
+    client.create_adapter("a")
+    server.lose_reply["DeleteAdapter"] = 1
+    client.delete_adapter("a")
+    with pytest.raises(weft.NotFound):
+        client.delete_adapter("a")
+
+
+def test_lists_all_pages(client: weft.Client) -> None:
+    for name in "abcde":
+        client.create_adapter(name)
+    assert [info.adapter_id for info in client.adapters()] == list("abcde")
+
+
+def test_info_health_and_drain(client: weft.Client) -> None:
+    assert client.info().model.eos_token_ids == [2]
+    assert client.healthy()
+    client.drain()
+    assert client.info().draining
+    assert not client.healthy()
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    with weft.Client("127.0.0.1:1", retry=weft.NO_RETRY) as client:
+        assert not client.healthy()
+        with pytest.raises(weft.Unavailable):
+            client.info()
+
+
+def test_base_model_forward_has_no_step(client: weft.Client) -> None:
+    assert client.forward(DATA).step == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (Code.INVALID_ARGUMENT, weft.InvalidArgument),
+        (Code.NOT_FOUND, weft.NotFound),
+        (Code.ALREADY_EXISTS, weft.AlreadyExists),
+        (Code.PERMISSION_DENIED, weft.PermissionDenied),
+        (Code.UNAUTHENTICATED, weft.Unauthenticated),
+        (Code.RESOURCE_EXHAUSTED, weft.ResourceExhausted),
+        (Code.FAILED_PRECONDITION, weft.FailedPrecondition),
+        (Code.ABORTED, weft.Aborted),
+        (Code.OUT_OF_RANGE, weft.OutOfRange),
+        (Code.UNIMPLEMENTED, weft.Unimplemented),
+        (Code.INTERNAL, weft.Internal),
+        (Code.UNAVAILABLE, weft.Unavailable),
+        (Code.DATA_LOSS, weft.DataLoss),
+        (Code.DEADLINE_EXCEEDED, weft.DeadlineExceeded),
+        (Code.CANCELLED, weft.Cancelled),
+        (Code.UNKNOWN, weft.WeftError),
+    ],
+)
+def test_codes_become_classes(
+    server: FakeServer, code: grpc.StatusCode, error: type[weft.WeftError]
+) -> None:
+    server.fail["GetInfo"].append(Refusal(code, "because"))
+    with weft.Client(server.target, retry=weft.NO_RETRY) as client:
+        with pytest.raises(error, match="because") as caught:
+            client.info()
+    assert caught.value.code == code.name
+    assert type(caught.value) is error
+
+
+def test_deadline_bounds_a_gap(server: FakeServer) -> None:
+    with weft.Client(server.target, timeout=0.3) as client:
+        adapter = client.create_adapter("a")
+        adapter._core.counter.reset(7)
+        with pytest.raises(weft.DeadlineExceeded):
+            adapter.optim_step()
+        assert adapter.optim_step().step == 1
+
+
+def test_package_does_not_import_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import weft, sys; sys.exit('torch' in sys.modules)"
+    path = str(Path(weft.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path})
+    assert done.returncode == 0

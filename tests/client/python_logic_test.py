@@ -1,0 +1,61 @@
+"""Numbering and retry decisions, without any I/O."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.errors import make_error
+from weft.retry import next_delay
+from weft.steps import Outcome, StepCounter
+
+POLICY = weft.RetryPolicy(max_attempts=4, initial_delay=1, max_delay=3, jitter=0)
+
+
+def test_delays_grow_to_their_bound_and_end() -> None:
+    error = make_error("UNAVAILABLE", "")
+    delays = [next_delay(POLICY, n, error, 100) for n in (1, 2, 3, 4)]
+    assert delays == [1, 2, 3, None]
+
+
+def test_hints_lengthen_a_delay_and_deadlines_end_it() -> None:
+    full = make_error("RESOURCE_EXHAUSTED", "", 2.5)
+    assert next_delay(POLICY, 1, full, 100) == 2.5
+    assert next_delay(POLICY, 1, full, 2) is None
+    assert next_delay(POLICY, 1, make_error("RESOURCE_EXHAUSTED", ""), 9) is None
+    assert next_delay(POLICY, 1, make_error("UNAVAILABLE", "", 7), 9) == 7
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "ABORTED", "DEADLINE_EXCEEDED"])
+def test_other_errors_are_not_repeated(code: str) -> None:
+    assert next_delay(POLICY, 1, make_error(code, ""), 100) is None
+
+
+def test_numbers_return_in_any_order_of_refusal() -> None:
+    counter = StepCounter("a", 4)
+    first, second = counter.take(), counter.take()
+    counter.finish(second, Outcome.REFUSED)
+    counter.finish(first, Outcome.REFUSED)
+    assert counter.take().number == 5
+
+
+def test_unknown_end_wants_a_refresh() -> None:
+    counter = StepCounter("a", 0)
+    counter.finish(counter.take(), Outcome.UNKNOWN)
+    assert counter.needs_refresh()
+    with pytest.raises(weft.FailedPrecondition, match="may have run"):
+        counter.take()
+    counter.reset(1)
+    assert counter.take().number == 2
+
+
+def test_unknown_end_amid_others_wants_a_resync() -> None:
+    counter = StepCounter("a", 0)
+    first = counter.take()
+    later = counter.take()
+    counter.finish(first, Outcome.UNKNOWN)
+    assert later.withdrawn_because is None
+    with pytest.raises(weft.FailedPrecondition, match="resync"):
+        counter.needs_refresh()
+    with pytest.raises(weft.FailedPrecondition, match="in flight"):
+        counter.require_idle("resync")

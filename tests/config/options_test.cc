@@ -1,0 +1,106 @@
+#include "src/config/options.h"
+
+#include <limits>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+EngineOptions GoodEngine() {
+  EngineOptions options;
+  options.model_dir = "model";
+  return options;
+}
+
+TEST(EngineOptionsTest, DefaultsAreValidButForTheModel) {
+  EXPECT_TRUE(GoodEngine().Validate().ok());
+  const absl::Status status = EngineOptions().Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--model is required"));
+}
+
+TEST(EngineOptionsTest, NamesEveryValueOutOfRangeAtOnce) {
+  EngineOptions options = GoodEngine();
+  options.max_rank = 0;
+  options.num_threads = -1;
+  options.sampling_share = std::numeric_limits<double>::quiet_NaN();
+  const absl::Status status = options.Validate();
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("--max-rank=0 is outside [1, 1024]"),
+                    HasSubstr("--threads=-1 is outside [0, 4096]"),
+                    HasSubstr("--sampling-share=nan")));
+}
+
+TEST(ServerOptionsTest, DefaultsAreValid) {
+  EXPECT_TRUE(ServerOptions().Validate().ok());
+}
+
+TEST(ServerOptionsTest, RefusesPlaintextBeyondLoopbackUnlessToldTo) {
+  ServerOptions options;
+  options.listen = "0.0.0.0:50051";
+  EXPECT_THAT(std::string(options.Validate().message()),
+              HasSubstr("give --insecure"));
+  options.insecure = true;
+  EXPECT_TRUE(options.Validate().ok());
+}
+
+TEST(ServerOptionsTest, KnowsLoopbackAddresses) {
+  EXPECT_TRUE(IsLoopback("127.0.0.1"));
+  EXPECT_TRUE(IsLoopback("127.1.2.3"));
+  EXPECT_TRUE(IsLoopback("::1"));
+  EXPECT_TRUE(IsLoopback("localhost"));
+  EXPECT_FALSE(IsLoopback("0.0.0.0"));
+  EXPECT_FALSE(IsLoopback("127.evil.example"));
+  EXPECT_FALSE(IsLoopback("127.0.0.1.example.com"));
+  EXPECT_FALSE(IsLoopback("::"));
+  EXPECT_FALSE(IsLoopback("10.0.0.1"));
+}
+
+TEST(ServerOptionsTest, RefusesMessageSizesThatOverflowGrpc) {
+  ServerOptions options;
+  options.max_message_bytes = int64_t{2} << 30;
+  EXPECT_FALSE(options.Validate().ok());
+  options.max_message_bytes -= 1;
+  EXPECT_TRUE(options.Validate().ok());
+}
+
+struct AddressRow {
+  const char* address;
+  const char* host;  // nullptr: refused.
+  int port;
+};
+
+class ParseHostPortTest : public ::testing::TestWithParam<AddressRow> {};
+
+TEST_P(ParseHostPortTest, SplitsOrRefuses) {
+  const AddressRow& row = GetParam();
+  const auto parsed = ParseHostPort("listen", row.address);
+  if (row.host == nullptr) {
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("--listen="));
+    return;
+  }
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->host, row.host);
+  EXPECT_EQ(parsed->port, row.port);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Addresses, ParseHostPortTest,
+    ::testing::Values(
+        AddressRow{"127.0.0.1:0", "127.0.0.1", 0},
+        AddressRow{"[::1]:50051", "::1", 50051},
+        AddressRow{"host.example:65535", "host.example", 65535},
+        AddressRow{"127.0.0.1", nullptr, 0}, AddressRow{":80", nullptr, 0},
+        AddressRow{"", nullptr, 0}, AddressRow{"::1:80", nullptr, 0},
+        AddressRow{"host:65536", nullptr, 0}, AddressRow{"host:-1", nullptr, 0},
+        AddressRow{"host:http", nullptr, 0}, AddressRow{"host:", nullptr, 0}));
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,83 @@
+"""The Dockerfile and the compose file, as far as they go without an engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from deploy_files import DEPLOY, ROOT, run, tool
+
+TEXT = (DEPLOY / "Dockerfile").read_text()
+INSTRUCTIONS = re.sub(r"\\\n", " ", TEXT)
+
+
+def test_hadolint_finds_nothing() -> None:
+    run(tool("hadolint"), str(DEPLOY / "Dockerfile"))
+
+
+def copies() -> list[list[str]]:
+    """Words of each COPY that takes from the build context."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", INSTRUCTIONS, re.MULTILINE)
+    return [line.split() for line in lines]
+
+
+def test_every_copied_source_exists() -> None:
+    assert copies()
+    for *sources, _ in copies():
+        for source in sources:
+            assert (ROOT / source).exists(), source
+
+
+def test_dockerignore_lets_every_copied_source_through() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    for *sources, _ in copies():
+        for source in sources:
+            assert source in allowed, source
+
+
+def test_every_stage_copied_from_is_defined_before() -> None:
+    seen: set[str] = set()
+    for line in INSTRUCTIONS.splitlines():
+        stage = re.match(r"FROM (\S+) AS (\S+)", line)
+        if stage:
+            assert stage[1] in seen or stage[1].startswith("debian:")
+            seen.add(stage[2])
+        source = re.match(r"COPY --from=(\S+)", line)
+        if source:
+            assert source[1] in seen
+    assert {"runtime-cpu", "runtime-cuda"} <= seen
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "USER 10001:10001",
+        "STOPSIGNAL SIGTERM",
+        'ENTRYPOINT ["weftd"]',
+        'VOLUME ["/var/lib/weft"]',
+        "EXPOSE 50051 9400",
+    ],
+)
+def test_runtime_image_keeps_its_contract(line: str) -> None:
+    assert line in TEXT.splitlines()
+
+
+def test_versions_of_the_wheels_agree_with_setup_sh() -> None:
+    pins = re.findall(r"(?:torch|nvidia-cuda-\w+)==[\d.]+", TEXT)
+    pinned = set((DEPLOY / "constraints.txt").read_text().split())
+    assert set(pins) <= pinned
+    setup = (DEPLOY / "setup.sh").read_text()
+    version = re.search(r"TORCH_VERSION=(\S+)", setup)
+    assert version and f"torch=={version[1]}" in pins
+
+
+def test_compose_mounts_what_exists_and_builds_a_real_target() -> None:
+    compose = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+    build = compose["services"]["weftd"]["build"]
+    assert f"AS {build['target']}" in TEXT
+    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve().is_file()
+    config = Path(compose["services"]["prometheus"]["volumes"][0].split(":")[0])
+    assert (DEPLOY / config / "prometheus.yml").is_file()

@@ -1,0 +1,58 @@
+"""The scripts a stranger runs first, and the protos they build."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from deploy_files import DEPLOY, ROOT, run, tool
+
+SCRIPTS = sorted(
+    [*DEPLOY.glob("*.sh"), *ROOT.glob("tests/*.sh"), *ROOT.glob("tests/deploy/*.sh")]
+    + [ROOT / ".ci" / "run"]
+)
+
+
+def test_shellcheck_finds_nothing() -> None:
+    assert len(SCRIPTS) >= 4
+    run(tool("shellcheck"), *map(str, SCRIPTS))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+def test_scripts_stop_at_the_first_error(script: object) -> None:
+    text = open(str(script), encoding="utf-8").read()
+    assert "set -euo pipefail" in text
+
+
+def test_setup_refuses_unknown_options() -> None:
+    done = subprocess.run(
+        [str(DEPLOY / "setup.sh"), "--gpu"], text=True, capture_output=True
+    )
+    assert done.returncode == 2
+    assert "unknown option --gpu" in done.stderr
+
+
+def test_every_requirement_is_pinned_and_agrees_with_the_constraints() -> None:
+    pinned = set((DEPLOY / "constraints.txt").read_text().split())
+    for path in DEPLOY.glob("requirements-*.txt"):
+        for line in path.read_text().splitlines():
+            if line and not line.startswith("#"):
+                assert re.fullmatch(r"[\w.-]+==[\w.]+", line), line
+                assert line in pinned, f"{path.name}: {line}"
+
+
+def test_demo_texts_answer_every_topic_in_their_own_words() -> None:
+    run(
+        str(ROOT / ".venv/bin/python"),
+        "-c",
+        "import demo_texts as d\n"
+        "sets = (d.PIRATE, d.GARDENER, d.SHIP_LOG)\n"
+        "assert all(len(s) == len(d.TOPICS) == 12 for s in sets)\n"
+        "assert len({text for s in sets for text in s}) == 36\n",
+        cwd=DEPLOY,
+    )
+
+
+def test_buf_finds_nothing_in_the_protos() -> None:
+    run(tool("buf"), "lint", "proto")

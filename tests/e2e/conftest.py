@@ -1,0 +1,22 @@
+"""The fixtures of tests/oracle, which sits beside this folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+_ORACLE = Path(__file__).resolve().parents[1] / "oracle"
+sys.path.insert(0, str(_ORACLE))
+
+# Both folders have a conftest.py, so this one is loaded under another name.
+_spec = importlib.util.spec_from_file_location("fixtures", _ORACLE / "conftest.py")
+assert _spec is not None and _spec.loader is not None
+fixtures = importlib.util.module_from_spec(_spec)
+sys.modules["fixtures"] = fixtures
+_spec.loader.exec_module(fixtures)
+
+daemon_for = fixtures.daemon_for
+reference_for = fixtures.reference_for
+unique = fixtures.unique
+pytest_runtest_makereport = fixtures.pytest_runtest_makereport

@@ -1,0 +1,227 @@
+"""Draining, metrics, admission and client-side losses."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import daemon as daemon_module
+import grpc
+import numpy as np
+import pytest
+import tolerance
+from models import tiny_model
+from raw import Raw, datum
+from texts import next_token, random_tokens
+
+VOCAB = 320
+# About a second of work for a tiny model on two cores.
+LONG = [datum(random_tokens(VOCAB, 500, seed)) for seed in range(64)]
+SHORT = [datum(random_tokens(VOCAB, 10, 1))]
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
+    daemon = daemon_module.Daemon(tiny_model("llama-tied"), tmp_path / "weftd")
+    daemon.start()
+    try:
+        with Raw(daemon.address) as raw, ThreadPoolExecutor(2) as pool:
+            assert raw.create("busy", rank=4).code == "OK"
+            running = [
+                pool.submit(raw.forward_backward, "busy", LONG, step=step)
+                for step in (1, 2)
+            ]
+            time.sleep(0.3)
+            assert not running[1].done(), "LONG is too short for this machine"
+            daemon.terminate()
+            time.sleep(0.2)
+            refused = raw.forward("", SHORT)
+            assert refused.code == "UNAVAILABLE", refused
+            assert [future.result(60).code for future in running] == ["OK", "OK"]
+        assert daemon.wait() == 0, daemon.log_tail()
+    finally:
+        daemon.kill()
+
+
+def test_drain_answers_when_the_queue_is_empty(tmp_path: Path) -> None:
+    import weft
+
+    daemon = daemon_module.Daemon(tiny_model("llama-tied"), tmp_path / "weftd")
+    daemon.start()
+    try:
+        with Raw(daemon.address) as raw, ThreadPoolExecutor(1) as pool:
+            assert raw.create("busy", rank=4).code == "OK"
+            running = pool.submit(raw.forward_backward, "busy", LONG)
+            time.sleep(0.1)
+            with daemon.client() as client:
+                client.drain()
+                assert running.result(1).code == "OK"
+                assert not client.healthy()
+                assert client.info().draining
+            assert raw.forward("", SHORT).code == "UNAVAILABLE"
+        assert weft.Unavailable.code == "UNAVAILABLE"
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+
+
+def test_a_cancelled_request_leaves_nothing_behind(
+    daemon_for: Any, unique: Any
+) -> None:
+    name = unique("cancelled")
+    with Raw(daemon_for("llama-tied").address) as raw:
+        assert raw.create(name, rank=4).code == "OK"
+        outcome = raw.forward_backward(name, LONG, step=1, timeout=0.05)
+        assert outcome.code == "DEADLINE_EXCEEDED"
+        # The step ran or it did not: the same number has one meaning.
+        assert raw.forward_backward(name, LONG, step=1).code == "OK"
+        assert raw.optim_step(name, step=2).code == "OK"
+
+
+def test_full_slots_are_told_with_a_code(tmp_path: Path) -> None:
+    flags = ("--max-adapters", "2")
+    folder = tmp_path / "weftd"
+    with daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon:
+        with Raw(daemon.address) as raw:
+            assert raw.create("a", rank=4).code == "OK"
+            assert raw.create("b", rank=4).code == "OK"
+            refused = raw.create("c", rank=4)
+            assert refused.code == "RESOURCE_EXHAUSTED", refused
+            assert "2" in refused.message
+            with daemon.client() as client:
+                client.delete_adapter("a")
+            assert raw.create("c", rank=4).code == "OK"
+
+
+def test_a_full_queue_is_told_with_a_code(tmp_path: Path) -> None:
+    flags = ("--max-queue-requests", "2")
+    folder = tmp_path / "weftd"
+    with daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon:
+        with Raw(daemon.address) as raw, ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(lambda _: raw.forward("", LONG), range(8)))
+            codes = [outcome.code for outcome in outcomes]
+            assert set(codes) == {"OK", "RESOURCE_EXHAUSTED"}
+            refused = outcomes[codes.index("RESOURCE_EXHAUSTED")]
+            assert int(refused.trailers["grpc-retry-pushback-ms"]) > 0
+            assert raw.forward("", SHORT).code == "OK"
+
+
+def test_a_second_daemon_on_the_port_does_not_start(
+    daemon_for: Any, tmp_path: Path
+) -> None:
+    address = daemon_for("llama-tied").address
+    second = daemon_module.Daemon(
+        tiny_model("llama-tied"), tmp_path / "weftd", "--listen", address
+    )
+    second.launch()
+    assert 0 < second.wait(20) < 128
+    assert address in second.log_tail()
+
+
+def test_metrics_are_well_formed_and_move(daemon_for: Any, unique: Any) -> None:
+    daemon = daemon_for("llama-tied")
+    before = _values(daemon.scrape())
+    with daemon.client() as client:
+        adapter = client.create_adapter(unique("counted"), rank=4)
+        adapter.forward_backward([next_token(random_tokens(VOCAB, 41, 1))])
+        adapter.optim_step()
+        client.sample([5, 6, 7], num_samples=2, max_tokens=9, stop=[])
+    page = daemon.scrape()
+    after = _values(page)
+    assert _moved(before, after, "weft_train_tokens_total") == 40
+    assert _moved(before, after, "weft_sampled_tokens_total") == 18
+    handled = "grpc_server_handled_total"
+    assert _moved(before, after, handled) >= 4
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=page, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_runbook_names_metrics_that_exist(daemon_for: Any) -> None:
+    runbook = daemon_module.REPOSITORY / "deploy" / "README.md"
+    if not runbook.exists():
+        pytest.skip("no runbook")
+    pattern = r"`((?:weft|grpc_server)_[a-z0-9_]+)"
+    names = set(re.findall(pattern, runbook.read_text("utf-8")))
+    page = daemon_for("llama-tied").scrape()
+    missing = sorted(name for name in names if f"# TYPE {name} " not in page)
+    assert names and not missing
+
+
+def _values(page: str) -> dict[str, float]:
+    """Sum over all labels of each sample name."""
+    sums: dict[str, float] = {}
+    for line in page.splitlines():
+        if line and not line.startswith("#"):
+            series, value = line.rsplit(" ", 1)
+            name = series.split("{")[0]
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def _moved(before: dict[str, float], after: dict[str, float], name: str) -> float:
+    return after.get(name, 0.0) - before.get(name, 0.0)
+
+
+def test_client_side_preference_loss(
+    daemon_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """DPO written by the user: the accumulated gradient is that of the loss, and
+    training raises the margin."""
+    daemon = daemon_for("llama-tied")
+    chosen = next_token(random_tokens(VOCAB, 14, 1))
+    rejected = next_token(random_tokens(VOCAB, 17, 2))
+    with daemon.client() as client:
+        adapter = client.create_adapter(unique("dpo"), rank=8, seed=1)
+        base = [r.logprobs.sum() for r in adapter.forward([chosen, rejected]).results]
+
+        def dpo(logprobs: list[np.ndarray]) -> tuple[float, list[np.ndarray]]:
+            sums = [float(lp.sum()) for lp in logprobs]
+            margin = 0.5 * ((sums[0] - base[0]) - (sums[1] - base[1]))
+            loss = float(np.log1p(np.exp(-margin)))
+            slope = -0.5 / (1.0 + np.exp(margin))
+            ones = [np.ones_like(lp) for lp in logprobs]
+            return loss, [slope * ones[0], -slope * ones[1]]
+
+        losses = []
+        for _ in range(5):
+            result = adapter.forward_backward_custom([chosen, rejected], dpo)
+            losses.append(result.metrics["loss:sum"])
+            adapter.optim_step(learning_rate=1e-2)
+        assert losses[0] == pytest.approx(np.log(2.0), abs=1e-3)
+        assert losses[-1] < 0.5 * losses[0]
+        # The same step written as signed weights, on an equal adapter.
+        twins = [client.create_adapter(unique("twin"), rank=8, seed=2) for _ in "ab"]
+        for twin in twins:
+            twin.forward_backward([chosen, rejected])
+            twin.optim_step(learning_rate=1e-2)
+        base = [r.logprobs.sum() for r in twins[0].forward([chosen, rejected]).results]
+        twins[0].forward_backward_custom([chosen, rejected], dpo)
+        for sign, item in ((0.25, chosen), (-0.25, rejected)):
+            weights = np.full(len(item.targets), sign, dtype=np.float32)
+            data = type(item)(item.tokens, item.targets, weights)
+            twins[1].forward_backward([data])
+        custom, signed = (checkpoints.gradients(daemon, twin) for twin in twins)
+    for name, gradient in signed.items():
+        difference = tolerance.relative_difference(custom[name], gradient)
+        assert difference <= tolerance.GRADIENTS, name
+
+
+def test_reflection_lists_the_services(daemon_for: Any) -> None:
+    with grpc.insecure_channel(daemon_for("llama-tied").address) as channel:
+        ask = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )
+        # ServerReflectionRequest{list_services: ""}.
+        answer = b"".join(ask(iter([b"\x3a\x00"]), timeout=10))
+    for service in ("TrainingService", "SamplingService", "AdapterService"):
+        assert f"weft.v1.{service}".encode() in answer

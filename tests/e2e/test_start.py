@@ -1,0 +1,170 @@
+"""Start, refusal to start, and command-line answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import WEFTD, Daemon
+from models import tiny_model
+
+START_SECONDS = 10.0
+HELP_SECONDS = 0.050
+
+
+def _edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        config = json.loads(path.read_text("utf-8"))
+        config.update(changes)
+        path.write_text(json.dumps(config), "utf-8")
+
+    return edit
+
+
+def _first_shard(folder: Path) -> Path:
+    return sorted(folder.glob("*.safetensors"))[0]
+
+
+def _truncate(folder: Path) -> None:
+    path = _first_shard(folder)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 100)
+
+
+def _damage_header(folder: Path) -> None:
+    with _first_shard(folder).open("r+b") as file:
+        file.write(struct.pack("<Q", 2**40))
+
+
+def _remove_shard(folder: Path) -> None:
+    _first_shard(folder).unlink()
+
+
+def _empty_shard(folder: Path) -> None:
+    _first_shard(folder).write_bytes(b"")
+
+
+def _drop_from_index(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text("utf-8"))
+    index["weight_map"].pop("model.norm.weight")
+    path.write_text(json.dumps(index), "utf-8")
+
+
+def _escape_folder(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text("utf-8"))
+    index["weight_map"]["model.norm.weight"] = "../model.safetensors"
+    path.write_text(json.dumps(index), "utf-8")
+
+
+def _broken_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{", "utf-8")
+
+
+def _no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+# The damage, the model, what the message must name.
+DAMAGES: tuple[tuple[str, str, Callable[[Path], None], str], ...] = (
+    ("truncated", "llama-tied", _truncate, "model.safetensors"),
+    ("header", "llama-tied", _damage_header, "model.safetensors"),
+    ("empty-file", "llama-tied", _empty_shard, "model.safetensors"),
+    ("no-weights", "llama-tied", _remove_shard, "safetensors"),
+    ("no-shard", "llama-untied", _remove_shard, "model-00001-of"),
+    ("not-in-index", "llama-untied", _drop_from_index, "model.norm.weight"),
+    ("outside", "llama-untied", _escape_folder, "../model.safetensors"),
+    ("json", "llama-tied", _broken_json, "config.json"),
+    ("no-config", "llama-tied", _no_config, "config.json"),
+    ("architecture", "qwen3", _edit_config(model_type="mamba"), "mamba"),
+    ("width", "qwen3", _edit_config(hidden_size=128), "64"),
+    ("heads", "llama-tied", _edit_config(num_attention_heads=0), "num_attention"),
+    ("groups", "llama-tied", _edit_config(num_key_value_heads=3), "key_value"),
+    ("act", "llama-tied", _edit_config(hidden_act="gelu"), "hidden_act"),
+    ("quant", "llama-tied", _edit_config(quantization_config={}), "quantization"),
+    (
+        "rope",
+        "llama-tied",
+        _edit_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+        "yarn",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "word"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES]
+)
+def test_a_damaged_model_folder_ends_the_start(
+    kind: str, damage: Callable[[Path], None], word: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(kind), folder)
+    damage(folder)
+    daemon = Daemon(folder, tmp_path / "weftd")
+    daemon.launch()
+    code = daemon.wait(START_SECONDS)
+    log = daemon.log_tail()
+    assert 0 < code < 128, log
+    assert word in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    (
+        (["--rank", "3"], "rank"),
+        (["--max-adapters", "0"], "max"),
+        (["--max-adapters", "many"], "max"),
+        (["--dtype", "int8"], "dtype"),
+        (["--listen", "not-an-address"], "listen"),
+        (["--device", "tpu"], "device"),
+    ),
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_bad_flags_end_the_start(flags: list[str], word: str, tmp_path: Path) -> None:
+    daemon = Daemon(tiny_model("llama-tied"), tmp_path / "weftd", *flags)
+    daemon.launch()
+    assert 0 < daemon.wait(START_SECONDS) < 128
+    assert word in daemon.log_tail()
+
+
+def test_help_is_quick() -> None:
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [WEFTD, "--help"], capture_output=True, check=True, timeout=10
+        )
+        best = min(best, time.perf_counter() - start)
+    assert b"--model" in done.stdout and b"--checkpoint-dir" in done.stdout
+    assert best < HELP_SECONDS
+
+
+def test_version_is_told(daemon_for: Any) -> None:
+    command = [WEFTD, "--version"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=10)
+    with daemon_for("llama-tied").client() as client:
+        assert client.info().version.encode() in done.stdout
+
+
+def test_info_describes_the_model(daemon_for: Any) -> None:
+    with daemon_for("qwen3").client() as client:
+        assert client.healthy()
+        info = client.info()
+    assert (info.device, info.model.dtype) == ("cpu", "f32")
+    assert info.model.architecture == "qwen3"
+    assert info.model.num_layers == 3
+    assert info.model.vocab_size == 320
+    assert info.model.context_length == 512
+    assert list(info.model.eos_token_ids) == [2]
+    # Embeddings and head; per layer q, o, k, v, two head norms, MLP, two norms.
+    layer = 2 * 64 * 128 + 2 * 64 * 64 + 2 * 32 + 3 * 64 * 96 + 2 * 64
+    assert info.model.num_parameters == 2 * 320 * 64 + 3 * layer + 64

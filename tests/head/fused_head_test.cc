@@ -1,0 +1,210 @@
+#include "src/loss/fused_head.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <tuple>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::loss {
+namespace {
+
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Tolerance;
+
+constexpr int64_t kHidden = 24;
+constexpr int64_t kVocab = 211;
+
+// Row r has r % 3 + 1 targets and its own temperature.
+ScoreRows MakeRows(int64_t num_rows) {
+  ScoreRows rows;
+  rows.row_offsets = {0};
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i <= r % 3; ++i) {
+      rows.targets.push_back((r * 29 + i * 53) % kVocab);
+    }
+    rows.row_offsets.push_back(static_cast<int64_t>(rows.targets.size()));
+    rows.temperatures.push_back(0.6F + 0.2F * static_cast<float>(r % 6));
+  }
+  return rows;
+}
+
+struct Problem {
+  at::Tensor hidden;
+  at::Tensor weight;
+  ScoreRows rows;
+  at::Tensor g;
+};
+
+// The upstream gradient is signed and sums to zero.
+Problem MakeProblem(int64_t num_rows, at::ScalarType dtype) {
+  at::manual_seed(5);
+  Problem problem{at::randn({num_rows, kHidden}, at::kDouble).to(dtype),
+                  at::randn({kVocab, kHidden}, at::kDouble).to(dtype),
+                  MakeRows(num_rows),
+                  {}};
+  at::Tensor g = at::randn({static_cast<int64_t>(problem.rows.targets.size())},
+                           at::kDouble);
+  if (g.numel() > 0) g -= g.mean();
+  problem.g = g.to(at::kFloat);
+  return problem;
+}
+
+struct Oracle {
+  at::Tensor logprobs;
+  at::Tensor entropies;
+  at::Tensor dhidden;
+};
+
+// Dense logits and log_softmax under f64 autograd.
+Oracle DenseOracle(const Problem& problem, double softcap) {
+  const ScoreRows& rows = problem.rows;
+  at::Tensor hidden =
+      problem.hidden.to(at::kDouble).detach().clone().requires_grad_(true);
+  at::Tensor z = hidden.matmul(problem.weight.to(at::kDouble).t());
+  if (softcap > 0) z = softcap * (z / softcap).tanh();
+  const at::Tensor log_p =
+      (z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1))
+          .log_softmax(1);
+  const at::Tensor row_of_entry =
+      at::repeat_interleave(at::tensor(rows.row_offsets, at::kLong).diff());
+  const at::Tensor logprobs =
+      log_p.index({row_of_entry, at::tensor(rows.targets, at::kLong)});
+  (logprobs * problem.g.to(at::kDouble)).sum().backward();
+  return {logprobs.detach(), -(log_p.exp() * log_p).sum(1).detach(),
+          hidden.grad()};
+}
+
+void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
+                 double tolerance) {
+  ASSERT_EQ(actual.sizes(), expected.sizes());
+  if (actual.numel() == 0) return;
+  const at::Tensor error = (actual.to(at::kDouble) - expected).abs();
+  EXPECT_LE(error.max().item<double>(), tolerance);
+}
+
+double Epsilon(at::ScalarType dtype) {
+  return dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
+}
+
+using Grid = std::tuple<std::pair<int64_t, int64_t>, at::ScalarType, double>;
+class FusedHeadTest : public ::testing::TestWithParam<Grid> {};
+
+TEST_P(FusedHeadTest, MatchesDenseAutograd) {
+  const auto [shape, dtype, softcap] = GetParam();
+  const Problem problem = MakeProblem(shape.first, dtype);
+  const HeadOptions options{.chunk_rows = shape.second, .softcap = softcap};
+  const Oracle oracle = DenseOracle(problem, softcap);
+  const HeadResult result = ScoreHead(problem.hidden, problem.weight,
+                                      problem.rows, options, true, true);
+  const double tolerance = Tolerance(Epsilon(dtype), kHidden, 40);
+  ExpectClose(result.logprobs_E, oracle.logprobs, tolerance);
+  ExpectClose(result.entropies_R, oracle.entropies, tolerance);
+  ExpectClose(HeadBackward(result, problem.weight, problem.rows, problem.g),
+              oracle.dhidden, tolerance);
+  EXPECT_EQ(result.target_slope_E.defined(), softcap > 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    RowsAndChunks, FusedHeadTest,
+    ::testing::Combine(::testing::Values(std::pair<int64_t, int64_t>{2, 3},
+                                         std::pair{8, 3}, std::pair{8, 8},
+                                         std::pair{8, 16}, std::pair{1, 1},
+                                         std::pair{4, 1}, std::pair{1000, 64},
+                                         std::pair{1000, 1024}, std::pair{8, 0},
+                                         std::pair{1000, -1}, std::pair{0, 4}),
+                       ::testing::Values(at::kFloat, at::kDouble),
+                       ::testing::Values(0.0, 5.0)));
+
+TEST(FusedHeadEvalTest, WithoutGradientGivesTheSameLogprobsAndNothingElse) {
+  const Problem problem = MakeProblem(10, at::kFloat);
+  const HeadResult train =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 4},
+                true, false);
+  const HeadResult eval =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 4},
+                false, false);
+  EXPECT_TRUE(at::equal(train.logprobs_E, eval.logprobs_E));
+  EXPECT_FALSE(eval.projection_RH.defined());
+  EXPECT_FALSE(eval.entropies_R.defined());
+  EXPECT_THROW(
+      (void)HeadBackward(eval, problem.weight, problem.rows, problem.g),
+      c10::Error);
+}
+
+TEST(FusedHeadBf16Test, LogprobsAreThoseOfF32Logits) {
+  const Problem problem = MakeProblem(40, at::kBFloat16);
+  const Oracle oracle = DenseOracle(problem, 0);
+  const HeadResult result =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {}, true, true);
+  EXPECT_EQ(result.logprobs_E.scalar_type(), at::kFloat);
+  ExpectClose(result.logprobs_E, oracle.logprobs,
+              Tolerance(kEpsilonF32, kHidden, 40));
+  const at::Tensor dhidden =
+      HeadBackward(result, problem.weight, problem.rows, problem.g);
+  EXPECT_EQ(dhidden.scalar_type(), at::kBFloat16);
+  ExpectClose(dhidden, oracle.dhidden, Tolerance(kEpsilonBf16, 1, 10));
+}
+
+TEST(FusedHeadBf16Test, WeightsWiderThanOneBlockAreWidenedInPieces) {
+  at::manual_seed(6);
+  const at::Tensor hidden = at::randn({3, 8}).to(at::kBFloat16);
+  const at::Tensor weight = at::randn({20000, 8}).to(at::kBFloat16);
+  const ScoreRows rows{{0, 1, 2, 3}, {0, 8192, 19999}, {1, 1, 1}};
+  const HeadResult narrow = ScoreHead(hidden, weight, rows, {}, true, false);
+  const HeadResult wide = ScoreHead(
+      hidden.to(at::kFloat), weight.to(at::kFloat), rows, {}, true, false);
+  ExpectClose(narrow.logprobs_E, wide.logprobs_E.to(at::kDouble),
+              Tolerance(kEpsilonF32, 8, 20));
+  ExpectClose(narrow.projection_RH, wide.projection_RH.to(at::kDouble),
+              Tolerance(kEpsilonF32, 8, 20));
+}
+
+TEST(FusedHeadNanTest, StaysInItsRow) {
+  Problem problem = MakeProblem(6, at::kFloat);
+  const HeadResult clean =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 3},
+                true, true);
+  problem.hidden[4][0] = std::nan("");
+  const HeadResult result =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 3},
+                true, true);
+  const at::Tensor dclean =
+      HeadBackward(clean, problem.weight, problem.rows, problem.g);
+  const at::Tensor dhidden =
+      HeadBackward(result, problem.weight, problem.rows, problem.g);
+  EXPECT_TRUE(dhidden[4].isnan().all().item<bool>());
+  for (int64_t row : {0, 1, 2, 3, 5}) {
+    EXPECT_TRUE(at::equal(dhidden[row], dclean[row]));
+    EXPECT_TRUE(at::equal(result.entropies_R[row], clean.entropies_R[row]));
+  }
+}
+
+TEST(FusedHeadRefusalTest, InconsistentRowsThrow) {
+  Problem problem = MakeProblem(4, at::kFloat);
+  problem.rows.temperatures.pop_back();
+  EXPECT_THROW((void)ScoreHead(problem.hidden, problem.weight, problem.rows, {},
+                               false, false),
+               c10::Error);
+  problem = MakeProblem(4, at::kFloat);
+  problem.rows.targets.pop_back();
+  EXPECT_THROW((void)ScoreHead(problem.hidden, problem.weight, problem.rows, {},
+                               false, false),
+               c10::Error);
+}
+
+TEST(FusedHeadRefusalTest, GradientOfAnotherLengthThrows) {
+  const Problem problem = MakeProblem(4, at::kFloat);
+  const HeadResult result =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {}, true, false);
+  EXPECT_THROW(
+      (void)HeadBackward(result, problem.weight, problem.rows, at::ones({1})),
+      c10::Error);
+}
+
+}  // namespace
+}  // namespace weft::loss

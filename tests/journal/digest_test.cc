@@ -1,0 +1,112 @@
+#include "src/request/digest.h"
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "gtest/gtest.h"
+
+namespace weft {
+namespace {
+
+TrainRequest SomeTrainRequest() {
+  TrainRequest request;
+  request.adapter_id = "a";
+  request.data = {{.tokens = {1, 2},
+                   .targets = {2, 3},
+                   .weights = {0.5f, 1.0f},
+                   .logprobs = {-1.0f, -2.0f},
+                   .advantages = {1.0f, -1.0f}},
+                  {.tokens = {7},
+                   .targets = {8},
+                   .weights = {},
+                   .logprobs = {},
+                   .advantages = {}}};
+  return request;
+}
+
+TEST(DigestTest, Sha256MatchesThePublishedVector) {
+  // FIPS 180-2, appendix B.1.
+  EXPECT_EQ(absl::BytesToHexString(Sha256("abc")),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST(DigestTest, IgnoresStepAndDeadlineAlone) {
+  const TrainRequest request = SomeTrainRequest();
+  TrainRequest other = request;
+  other.step = 9;
+  other.deadline = absl::UnixEpoch();
+  EXPECT_EQ(PayloadDigest(request), PayloadDigest(other));
+  EXPECT_EQ(PayloadDigest(request).size(), 32u);
+}
+
+TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
+  using Change = std::function<void(TrainRequest&)>;
+  const std::vector<Change> changes = {
+      [](TrainRequest&) {},
+      [](TrainRequest& r) { r.adapter_id = "b"; },
+      [](TrainRequest& r) { r.backward = false; },
+      [](TrainRequest& r) { r.loss.function = LossFunction::kPpo; },
+      [](TrainRequest& r) { r.loss.clip_low = 0.7; },
+      [](TrainRequest& r) { r.loss.clip_high = 1.3; },
+      [](TrainRequest& r) { r.loss.beta = 0.1; },
+      [](TrainRequest& r) { r.loss.temperature = 0.9; },
+      [](TrainRequest& r) { r.loss.return_entropy = true; },
+      [](TrainRequest& r) { r.data[0].tokens[1] = 3; },
+      [](TrainRequest& r) { r.data[0].targets[1] = 4; },
+      [](TrainRequest& r) { r.data[0].weights[1] = 0.9f; },
+      [](TrainRequest& r) { r.data[0].logprobs[0] = -3.0f; },
+      [](TrainRequest& r) { r.data[0].advantages[0] = 0.0f; },
+      [](TrainRequest& r) { r.data[0].targets_per_token = 2; },
+      [](TrainRequest& r) { r.data.pop_back(); },
+      // The same tokens, cut elsewhere.
+      [](TrainRequest& r) {
+        r.data[0].tokens = {1};
+        r.data[1].tokens = {2, 7};
+      },
+      [](TrainRequest& r) { std::swap(r.data[0], r.data[1]); },
+  };
+  std::set<std::string> digests;
+  for (const Change& change : changes) {
+    TrainRequest request = SomeTrainRequest();
+    change(request);
+    EXPECT_TRUE(digests.insert(PayloadDigest(request)).second)
+        << "change " << digests.size();
+  }
+}
+
+TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
+  std::set<std::string> digests;
+  const auto is_new = [&digests](const auto& request) {
+    return digests.insert(PayloadDigest(request)).second;
+  };
+  OptimStepRequest optim;
+  EXPECT_TRUE(is_new(optim));
+  for (double AdamWConfig::*field :
+       {&AdamWConfig::learning_rate, &AdamWConfig::beta1, &AdamWConfig::beta2,
+        &AdamWConfig::eps, &AdamWConfig::weight_decay,
+        &AdamWConfig::max_grad_norm}) {
+    OptimStepRequest other = optim;
+    other.adamw.*field += 0.25;
+    EXPECT_TRUE(is_new(other));
+  }
+  // Requests of different types with the same fields differ by type.
+  EXPECT_TRUE(is_new(SaveCheckpointRequest{.adapter_id = "a", .name = "n"}));
+  EXPECT_TRUE(is_new(SaveCheckpointRequest{
+      .adapter_id = "a", .name = "n", .overwrite = true}));
+  EXPECT_TRUE(is_new(SaveCheckpointRequest{.adapter_id = "an", .name = ""}));
+  EXPECT_TRUE(is_new(PublishSnapshotRequest{.adapter_id = "a", .name = "n"}));
+  EXPECT_TRUE(is_new(PublishSnapshotRequest{.adapter_id = "a", .name = "m"}));
+  LoadCheckpointRequest load{
+      .adapter_id = "a", .source_adapter_id = "b", .name = "n"};
+  EXPECT_TRUE(is_new(load));
+  load.weights_only = true;
+  EXPECT_TRUE(is_new(load));
+  load.source_adapter_id = "c";
+  EXPECT_TRUE(is_new(load));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,298 @@
+// Every kernel of every instruction set that this processor runs, against the
+// plain f64 loops of kernels/cpu/reference.h.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/reference.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::kernels::cpu {
+namespace {
+
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::Tolerance;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> RandomRow(size_t count, uint32_t seed, float scale = 1) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<float> row(count);
+  for (float& x : row) x = normal(generator);
+  return row;
+}
+
+void ExpectNear(const std::vector<float>& actual,
+                const std::vector<double>& expected, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
+  }
+}
+
+class CpuKernelsTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    table_ = KernelsFor(GetParam());
+    if (table_ == nullptr) {
+      GTEST_SKIP() << "this processor lacks the instruction set";
+    }
+  }
+  const KernelTable* table_ = nullptr;
+};
+
+// Around the vector widths, the unrolled strides and the vocabulary's blocks.
+const std::vector<size_t> kLengths = {1,  2,  7,  15, 16, 17,  31,
+                                      33, 63, 64, 65, 96, 127, 577};
+
+TEST_P(CpuKernelsTest, ExpIsWithinTwoUnitsInTheLastPlace) {
+  std::vector<float> x;
+  for (int i = 0; i <= 200000; ++i) {
+    x.push_back(-87.33F + static_cast<float>(i) * (175.7F / 200000));
+  }
+  std::vector<float> y(x.size());
+  table_->exp(x.data(), static_cast<int64_t>(x.size()), y.data());
+  double worst = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double exact = std::exp(static_cast<double>(x[i]));
+    int exponent = 0;
+    std::frexp(exact, &exponent);
+    const double ulp = std::ldexp(1.0, exponent - 24);
+    worst = std::max(worst, std::abs(y[i] - exact) / ulp);
+  }
+  EXPECT_LE(worst, 2.0);
+}
+
+TEST_P(CpuKernelsTest, ExpIsRightAtTheEndsOfItsRange) {
+  const std::vector<float> x = {-kInf, -1e30F, -88, 0, 89, 1e30F, kInf, kNan};
+  std::vector<float> y(x.size());
+  table_->exp(x.data(), static_cast<int64_t>(x.size()), y.data());
+  EXPECT_EQ(std::vector<float>(y.begin(), y.end() - 1),
+            (std::vector<float>{0, 0, 0, 1, kInf, kInf, kInf}));
+  EXPECT_TRUE(std::isnan(y.back()));
+}
+
+TEST_P(CpuKernelsTest, RmsNormAndItsBackwardMatchTheReference) {
+  for (size_t n : kLengths) {
+    const std::vector<float> x = RandomRow(n, 1), w = RandomRow(n, 2);
+    const std::vector<float> dy = RandomRow(n, 3), before = RandomRow(n, 4);
+    const auto count = static_cast<int64_t>(n);
+    std::vector<float> y(n), dx = before;
+    table_->rms_norm_row(x.data(), w.data(), count, 1e-5F, y.data());
+    ExpectNear(y, reference::RmsNormRow(x, w, 1e-5),
+               Tolerance(kEpsilonF32, count, 10));
+    table_->rms_norm_backward_row(dy.data(), x.data(), w.data(), count, 1e-5F,
+                                  dx.data());
+    std::vector<double> expected =
+        reference::RmsNormBackwardRow(dy, x, w, 1e-5);
+    // One feature: x / |x| has no slope, so terms of size dy / x cancel.
+    double scale = 10;
+    for (float v : x) scale = std::max(scale, n == 1 ? 10.0 / std::abs(v) : 0);
+    for (size_t i = 0; i < n; ++i) expected[i] += before[i];
+    ExpectNear(dx, expected, Tolerance(kEpsilonF32, count, scale));
+  }
+}
+
+TEST_P(CpuKernelsTest, RotaryMatchesTheReferenceAndInverts) {
+  for (size_t half : kLengths) {
+    const std::vector<float> x = RandomRow(2 * half, 5);
+    std::vector<float> cos(half), sin(half);
+    for (size_t c = 0; c < half; ++c) {
+      const double angle = 0.37 * static_cast<double>(c);
+      cos[c] = static_cast<float>(std::cos(angle));
+      sin[c] = static_cast<float>(std::sin(angle));
+    }
+    std::vector<float> y = x;
+    const auto count = static_cast<int64_t>(half);
+    table_->rotary_head(y.data(), cos.data(), sin.data(), count, false);
+    ExpectNear(y, reference::RotaryHead(x, cos, sin, false),
+               Tolerance(kEpsilonF32, 2, 5));
+    table_->rotary_head(y.data(), cos.data(), sin.data(), count, true);
+    ExpectNear(y, {x.begin(), x.end()}, Tolerance(kEpsilonF32, 4, 5));
+  }
+}
+
+TEST_P(CpuKernelsTest, SwiGluAndItsBackwardMatchTheReference) {
+  for (size_t n : kLengths) {
+    std::vector<float> gate = RandomRow(n, 6, 4), up = RandomRow(n, 7);
+    const std::vector<float> dout = RandomRow(n, 8);
+    gate[0] = -200;
+    if (n > 1) gate[1] = 200;
+    const auto count = static_cast<int64_t>(n);
+    std::vector<float> out(n);
+    table_->swiglu_row(gate.data(), up.data(), count, out.data());
+    ExpectNear(out, reference::SwiGluRow(gate, up),
+               Tolerance(kEpsilonF32, 1, 200));
+    const auto expected = reference::SwiGluBackwardRow(dout, gate, up);
+    table_->swiglu_backward_row(dout.data(), count, gate.data(), up.data());
+    ExpectNear(gate, expected.gate, Tolerance(kEpsilonF32, 1, 200));
+    ExpectNear(up, expected.up, Tolerance(kEpsilonF32, 1, 400));
+  }
+}
+
+struct VocabCase {
+  size_t vocab;
+  float softcap;
+  float temperature;
+};
+
+class VocabRowTest {
+ public:
+  VocabRowTest(const KernelTable& table, const VocabCase& c)
+      : options_{.softcap = c.softcap, .temperature = c.temperature},
+        logits_(RandomRow(c.vocab, 9, 6)),
+        table_(table) {
+    // A maximum that only the last block has, so that earlier sums rescale.
+    logits_[c.vocab - 1] = 40;
+    targets_ = {0, static_cast<int64_t>(c.vocab - 1),
+                static_cast<int64_t>(c.vocab / 2)};
+  }
+
+  void ExpectMatchesReference(bool write, bool want_entropy) {
+    const reference::VocabRow expected = reference::ScoreVocabRow(
+        logits_, options_.softcap, options_.temperature);
+    std::vector<float> row = logits_;
+    std::vector<float> logprobs(targets_.size());
+    float entropy = -1;
+    options_.write_softmax = write;
+    const auto vocab = static_cast<int64_t>(row.size());
+    table_.vocab_row(row.data(), vocab, options_, targets_.data(),
+                     static_cast<int64_t>(targets_.size()), logprobs.data(),
+                     want_entropy ? &entropy : nullptr);
+    const double magnitude = 80 / std::min(1.0F, options_.temperature);
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      ASSERT_NEAR(logprobs[i], expected.logprobs[targets_[i]],
+                  Tolerance(kEpsilonF32, 1, magnitude));
+    }
+    if (want_entropy) {
+      ASSERT_NEAR(entropy, expected.entropy,
+                  Tolerance(kEpsilonF32, 1, magnitude));
+    }
+    if (!write) {
+      ASSERT_EQ(row, logits_);
+    } else {
+      ExpectNear(row, expected.softmax, Tolerance(kEpsilonF32, 1, magnitude));
+    }
+  }
+
+ private:
+  VocabRowOptions options_;
+  std::vector<float> logits_;
+  std::vector<int64_t> targets_;
+  const KernelTable& table_;
+};
+
+TEST_P(CpuKernelsTest, VocabRowMatchesTheReference) {
+  for (size_t vocab : {1, 5, 16, 65, 4095, 4096, 4097, 9001, 49152}) {
+    for (float softcap : {0.0F, 30.0F}) {
+      for (float temperature : {1.0F, 0.7F, 2.5F}) {
+        VocabRowTest test(*table_, {vocab, softcap, temperature});
+        for (bool write : {false, true}) {
+          test.ExpectMatchesReference(write, false);
+          test.ExpectMatchesReference(write, true);
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(CpuKernelsTest, MaskedLogitsHaveProbabilityZero) {
+  std::vector<float> row(9000, -kInf);
+  row[10] = 1;
+  row[8999] = 1;
+  const std::vector<int64_t> targets = {10, 0};
+  std::vector<float> logprobs(2);
+  float entropy = 0;
+  table_->vocab_row(row.data(), 9000, {.write_softmax = true}, targets.data(),
+                    2, logprobs.data(), &entropy);
+  EXPECT_NEAR(logprobs[0], -std::log(2.0), 1e-6);
+  EXPECT_EQ(logprobs[1], -kInf);
+  EXPECT_NEAR(entropy, std::log(2.0), 1e-6);
+  EXPECT_EQ(row[0], 0);
+  EXPECT_NEAR(row[8999], 0.5, 1e-6);
+}
+
+TEST_P(CpuKernelsTest, NanAnywhereMakesItsVocabRowNan) {
+  for (size_t at : {0, 4097, 8999}) {
+    std::vector<float> row = RandomRow(9000, 10);
+    row[at] = kNan;
+    const int64_t target = 3;
+    float logprob = 0, entropy = 0;
+    table_->vocab_row(row.data(), 9000, {.write_softmax = true}, &target, 1,
+                      &logprob, &entropy);
+    EXPECT_TRUE(std::isnan(logprob));
+    EXPECT_TRUE(std::isnan(entropy));
+    for (float p : row) ASSERT_TRUE(std::isnan(p));
+  }
+}
+
+TEST_P(CpuKernelsTest, AdamWMatchesTheReference) {
+  const AdamWScalars scalars{.gradient_scale = 0.5F,
+                             .beta1 = 0.9F,
+                             .one_minus_beta1 = 0.1F,
+                             .beta2 = 0.95F,
+                             .one_minus_beta2 = 0.05F,
+                             .weight_scale = 0.999F,
+                             .step_size = 1e-2F,
+                             .inverse_sqrt_bias2 = 2.0F,
+                             .eps = 1e-8F};
+  for (size_t n : kLengths) {
+    const std::vector<float> w = RandomRow(n, 11), g = RandomRow(n, 12);
+    std::vector<float> m = RandomRow(n, 13), v = RandomRow(n, 14);
+    for (float& x : v) x = x * x;
+    const reference::AdamWState expected = reference::AdamW(
+        scalars,
+        {{w.begin(), w.end()}, {m.begin(), m.end()}, {v.begin(), v.end()}}, g);
+    std::vector<float> out(n), m_in_place = m, v_in_place = v, in_place = w;
+    const auto count = static_cast<int64_t>(n);
+    table_->adamw(scalars, count, w.data(), g.data(), m.data(), v.data(),
+                  out.data());
+    table_->adamw(scalars, count, in_place.data(), g.data(), m_in_place.data(),
+                  v_in_place.data(), in_place.data());
+    EXPECT_EQ(out, in_place);
+    ExpectNear(out, expected.weights, Tolerance(kEpsilonF32, 1, 5));
+    ExpectNear(m, expected.moment1, Tolerance(kEpsilonF32, 1, 5));
+    ExpectNear(v, expected.moment2, Tolerance(kEpsilonF32, 1, 10));
+  }
+}
+
+TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
+  for (size_t n : kLengths) {
+    const std::vector<float> x = RandomRow(n, 15);
+    double expected = 0;
+    for (double v : x) expected += v * v;
+    EXPECT_NEAR(table_->sum_of_squares(x.data(), static_cast<int64_t>(n)),
+                expected, Tolerance(weft::testing::kEpsilonF64, 577, 600));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    EveryInstructionSet, CpuKernelsTest,
+    ::testing::Values(Isa::kBaseline, Isa::kAvx2, Isa::kAvx512),
+    [](const ::testing::TestParamInfo<Isa>& isa) -> std::string {
+      switch (isa.param) {
+        case Isa::kBaseline:
+          return "Baseline";
+        case Isa::kAvx2:
+          return "Avx2";
+        case Isa::kAvx512:
+          return "Avx512";
+      }
+      return "Unknown";
+    });
+
+TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
+  EXPECT_EQ(&Kernels(), KernelsFor(Kernels().isa));
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu

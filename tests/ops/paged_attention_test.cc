@@ -1,0 +1,236 @@
+#include "src/ops/paged_attention.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::ops {
+namespace {
+
+using weft::testing::kEpsilonBf16;
+using weft::testing::kEpsilonF32;
+using weft::testing::kEpsilonF64;
+using weft::testing::Tolerance;
+
+struct Shape {
+  int64_t query_heads;
+  int64_t kv_heads;
+  int64_t features;
+  int64_t page_tokens;
+  std::vector<int32_t> lengths;
+};
+
+struct Cache {
+  at::Tensor k_PSKC;
+  at::Tensor v_PSKC;
+  at::Tensor table_BL;
+  at::Tensor lengths_B;
+};
+
+// Pages in a scrambled order; NaN in every slot that no token uses, and a page
+// number out of range past each sequence's last page.
+Cache MakeCache(const Shape& shape, at::ScalarType dtype,
+                const std::vector<at::Tensor>& k,
+                const std::vector<at::Tensor>& v) {
+  const int64_t batch = static_cast<int64_t>(shape.lengths.size());
+  const int64_t S = shape.page_tokens;
+  std::vector<int64_t> num_pages;
+  int64_t total = 0, longest = 0;
+  for (const int32_t length : shape.lengths) {
+    num_pages.push_back((length + S - 1) / S);
+    total += num_pages.back();
+    longest = std::max(longest, num_pages.back());
+  }
+  const at::Tensor order = at::randperm(total, at::kInt);
+  Cache cache{at::full({total, S, shape.kv_heads, shape.features}, NAN, dtype),
+              at::full({total, S, shape.kv_heads, shape.features}, NAN, dtype),
+              at::full({batch, longest + 1}, 1 << 30, at::kInt),
+              at::tensor(shape.lengths, at::kInt)};
+  int64_t next = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    const at::Tensor pages = order.narrow(0, next, num_pages[b]);
+    next += num_pages[b];
+    cache.table_BL[b].narrow(0, 0, num_pages[b]).copy_(pages);
+    const at::Tensor tokens = at::arange(shape.lengths[b], at::kLong);
+    const at::Tensor slots =
+        pages.to(at::kLong).index_select(0, at::div(tokens, S, "floor")) * S +
+        at::remainder(tokens, S);
+    WriteKvPages(k[b], v[b], slots, cache.k_PSKC, cache.v_PSKC);
+  }
+  return cache;
+}
+
+at::Tensor DenseAttention(const at::Tensor& q_HC, const at::Tensor& k_TKC,
+                          const at::Tensor& v_TKC, double scale) {
+  const int64_t group = q_HC.size(0) / k_TKC.size(1);
+  const at::Tensor k =
+      k_TKC.to(at::kDouble).repeat_interleave(group, 1).permute({1, 2, 0});
+  const at::Tensor v =
+      v_TKC.to(at::kDouble).repeat_interleave(group, 1).transpose(0, 1);
+  const at::Tensor scores =
+      at::matmul(q_HC.to(at::kDouble).unsqueeze(1), k) * scale;
+  return at::matmul(scores.softmax(-1), v).squeeze(1);
+}
+
+void CheckAgainstDense(const Shape& shape, at::ScalarType dtype,
+                       double epsilon) {
+  at::manual_seed(9);
+  const int64_t batch = static_cast<int64_t>(shape.lengths.size());
+  const double scale = 1 / std::sqrt(static_cast<double>(shape.features));
+  std::vector<at::Tensor> k, v;
+  for (const int32_t length : shape.lengths) {
+    // Views into a fused projection: rows are wider than K * C.
+    const at::Tensor kv =
+        at::randn({length, 2, shape.kv_heads, shape.features}).to(dtype);
+    k.push_back(kv.select(1, 0));
+    v.push_back(kv.select(1, 1));
+  }
+  const Cache cache = MakeCache(shape, dtype, k, v);
+  const at::Tensor q = at::randn({batch, shape.query_heads + 1, shape.features})
+                           .to(dtype)
+                           .narrow(1, 1, shape.query_heads);
+  at::Tensor out =
+      at::full({batch, shape.query_heads, shape.features}, NAN, dtype);
+  PagedAttention(q, cache.k_PSKC, cache.v_PSKC, cache.table_BL, cache.lengths_B,
+                 scale, out);
+  for (int64_t b = 0; b < batch; ++b) {
+    const at::Tensor expected = DenseAttention(q[b], k[b], v[b], scale);
+    const double magnitude = std::max(1.0, expected.abs().max().item<double>());
+    const double error =
+        (out[b].to(at::kDouble) - expected).abs().max().item<double>();
+    EXPECT_LE(error,
+              Tolerance(epsilon, shape.lengths[b] + shape.features, magnitude))
+        << "sequence " << b << " of " << shape.lengths[b];
+  }
+}
+
+std::vector<Shape> Shapes() {
+  return {{4, 4, 16, 16, {1}},
+          {9, 3, 64, 16, {1, 15, 16, 17, 33, 100}},
+          {8, 1, 128, 32, {31, 64, 65}},
+          {6, 2, 20, 5, {4, 5, 6, 23}},  // Features no multiple of a vector.
+          {40, 1, 8, 4, {9}},            // Group wider than the kernel's.
+          {2, 1, 64, 16, {3000}},        // Split over threads.
+          {4, 2, 64, 16, {1, 2500}}};
+}
+
+TEST(PagedAttentionTest, MatchesDenseAttentionInF32) {
+  for (const Shape& shape : Shapes()) {
+    CheckAgainstDense(shape, at::kFloat, kEpsilonF32);
+  }
+}
+
+TEST(PagedAttentionTest, ReferenceMatchesDenseAttention) {
+  for (const Shape& shape : Shapes()) {
+    CheckAgainstDense(shape, at::kDouble, kEpsilonF64);
+    CheckAgainstDense(shape, at::kBFloat16, kEpsilonBf16);
+  }
+}
+
+TEST(PagedAttentionTest, TakesScoresThatOverflowExp) {
+  const Shape shape{1, 1, 16, 4, {7}};
+  const at::Tensor k = at::full({7, 1, 16}, 10.0);
+  const at::Tensor v = at::arange(7 * 16, at::kFloat).view({7, 1, 16});
+  const Cache cache = MakeCache(shape, at::kFloat, {k}, {v});
+  at::Tensor out = at::empty({1, 1, 16});
+  PagedAttention(at::full({1, 1, 16}, 10.0), cache.k_PSKC, cache.v_PSKC,
+                 cache.table_BL, cache.lengths_B, 1.0, out);
+  EXPECT_TRUE(at::allclose(out[0], v.mean(0)));
+}
+
+TEST(PagedAttentionTest, KeepsNanInItsSequence) {
+  const Shape shape{4, 2, 16, 4, {5, 9, 3}};
+  std::vector<at::Tensor> kv;
+  for (const int32_t length : shape.lengths) {
+    kv.push_back(at::randn({length, 2, 16}));
+  }
+  const at::Tensor q = at::randn({3, 4, 16});
+  at::Tensor outs[2];
+  for (at::Tensor& out : outs) {
+    at::manual_seed(1);
+    const Cache cache = MakeCache(shape, at::kFloat, kv, kv);
+    out = at::empty_like(q);
+    PagedAttention(q, cache.k_PSKC, cache.v_PSKC, cache.table_BL,
+                   cache.lengths_B, 0.25, out);
+    kv[1].fill_(NAN);
+  }
+  EXPECT_TRUE(at::equal(outs[0][0], outs[1][0]));
+  EXPECT_TRUE(at::equal(outs[0][2], outs[1][2]));
+  EXPECT_TRUE(outs[1][1].isnan().all().item<bool>());
+}
+
+TEST(WriteKvPagesTest, WritesOnlyItsSlots) {
+  at::Tensor k_pages = at::zeros({3, 2, 1, 4});
+  at::Tensor v_pages = at::zeros({3, 2, 1, 4});
+  const at::Tensor k = at::ones({2, 1, 4});
+  WriteKvPages(k, k * 2, at::tensor({5, 2}, at::kLong), k_pages, v_pages);
+  EXPECT_EQ(k_pages.sum().item<float>(), 8);
+  EXPECT_EQ(k_pages[2][1].sum().item<float>(), 4);
+  EXPECT_EQ(k_pages[1][0].sum().item<float>(), 4);
+  EXPECT_EQ(v_pages[1][0].sum().item<float>(), 8);
+}
+
+TEST(LseMergeTest, EveryInstructionSetMergesAndSkipsPartsWithoutKeys) {
+  using kernels::cpu::Isa;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    const auto* table = kernels::cpu::KernelsFor(isa);
+    if (table == nullptr) continue;
+    const std::vector<float> part = {3, 3, 3, 8, 8, 8, 5, 5, 5};
+    const std::vector<float> part_lse = {1000, -INFINITY, -50};
+    std::vector<float> out = {1, 1, 1, 2, 2, 2, NAN, NAN, NAN};
+    std::vector<float> lse = {1000, 4, -INFINITY};
+    out[6] = out[7] = out[8] = 0;
+    table->lse_merge_rows(part.data(), part_lse.data(), 3, 3, out.data(),
+                          lse.data());
+    EXPECT_NEAR(out[0], 2, 1e-6) << table->name;
+    EXPECT_NEAR(lse[0], 1000 + std::log(2.0), 1e-4);
+    EXPECT_EQ(out[3], 2);
+    EXPECT_EQ(lse[1], 4);
+    EXPECT_NEAR(out[6], 5, 1e-6);
+    EXPECT_EQ(lse[2], -50);
+  }
+}
+
+TEST(PagedAttentionKernelTest, EveryInstructionSetAgreesWithTheOthers) {
+  using kernels::cpu::Isa;
+  constexpr int64_t kGroup = 3, kFeatures = 20, kTokens = 39, kPage = 8;
+  const at::Tensor q = at::randn({kGroup, kFeatures});
+  const at::Tensor k = at::randn({5, kPage, 1, kFeatures});
+  const at::Tensor v = at::randn({5, kPage, 1, kFeatures});
+  const int32_t table_L[] = {0, 1, 2, 3, 4};
+  const kernels::cpu::PagedAttentionItem item{
+      .q_GC = q.const_data_ptr<float>(),
+      .k_pages = k.const_data_ptr<float>(),
+      .v_pages = v.const_data_ptr<float>(),
+      .page_table = table_L,
+      .begin = 3,
+      .end = kTokens,
+      .group_size = kGroup,
+      .num_kv_heads = 1,
+      .head_features = kFeatures,
+      .page_tokens = kPage,
+      .scale = 0.3F};
+  const at::Tensor rows_k = k.flatten(0, 1).narrow(0, 3, kTokens - 3);
+  const at::Tensor rows_v = v.flatten(0, 1).narrow(0, 3, kTokens - 3);
+  const at::Tensor expected = DenseAttention(q, rows_k, rows_v, 0.3F);
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    const auto* table = kernels::cpu::KernelsFor(isa);
+    if (table == nullptr) continue;
+    at::Tensor out = at::empty({kGroup, kFeatures});
+    at::Tensor lse = at::empty({kGroup});
+    table->paged_attention(item, out.mutable_data_ptr<float>(),
+                           lse.mutable_data_ptr<float>());
+    EXPECT_LE((out.to(at::kDouble) - expected).abs().max().item<double>(),
+              Tolerance(kEpsilonF32, kTokens + kFeatures, 1))
+        << table->name;
+  }
+}
+
+}  // namespace
+}  // namespace weft::ops

@@ -1,0 +1,286 @@
+#include "src/ops/tree_attention.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::ops {
+namespace {
+
+using weft::testing::kEpsilonBf16;
+using weft::testing::kEpsilonF32;
+using weft::testing::kEpsilonF64;
+using weft::testing::Tolerance;
+
+struct Pack {
+  std::string name;
+  std::vector<AttentionNode> nodes;
+
+  [[nodiscard]] int64_t num_rows() const { return nodes.back().end; }
+};
+
+// Sequences without a shared prefix.
+Pack Sequences(const std::string& name, const std::vector<int64_t>& lengths) {
+  Pack pack{name, {}};
+  int64_t row = 0;
+  for (const int64_t length : lengths) {
+    pack.nodes.push_back({row, row + length, -1, row + length});
+    row += length;
+  }
+  return pack;
+}
+
+// Groups of one prompt with its completions.
+Pack Groups(const std::string& name, int64_t prompt,
+            const std::vector<std::vector<int64_t>>& completions) {
+  Pack pack{name, {}};
+  int64_t row = 0;
+  for (const std::vector<int64_t>& lengths : completions) {
+    const int64_t parent = static_cast<int64_t>(pack.nodes.size());
+    pack.nodes.push_back({row, row + prompt, -1, 0});
+    row += prompt;
+    for (const int64_t length : lengths) {
+      pack.nodes.push_back({row, row + length, parent, row + length});
+      row += length;
+    }
+    pack.nodes[parent].subtree_end = row;
+  }
+  return pack;
+}
+
+std::vector<Pack> Packs() {
+  return {Sequences("OneSequence", {37}),
+          Sequences("OneToken", {1}),
+          Sequences("EqualSequences", {6, 6, 6}),
+          Sequences("RaggedSequences", {5, 1, 9, 9, 3}),
+          Groups("GroupOfOne", 7, {{5}}),
+          Groups("GroupOfTwo", 9, {{4, 4}}),
+          Groups("RaggedGroupOfEight", 20, {{3, 1, 7, 7, 2, 5, 1, 4}}),
+          Groups("PromptOfOneToken", 1, {{4, 2}}),
+          Groups("CompletionsOfOneToken", 5, {{1, 1, 1}}),
+          Groups("TwoGroupsAndASequence", 6, {{3, 2}, {2, 8}, {}}),
+          // Root, two branches with two leaves each, one leaf on the root.
+          {"ThreeLevels",
+           {{0, 4, -1, 20},
+            {4, 7, 0, 13},
+            {7, 9, 1, 9},
+            {9, 13, 1, 13},
+            {13, 15, 0, 18},
+            {15, 16, 4, 16},
+            {16, 18, 4, 18},
+            {18, 20, 0, 20},
+            {20, 25, -1, 25}}}};
+}
+
+struct Heads {
+  int64_t query;
+  int64_t kv;
+  int64_t features;
+};
+
+// Query, key and value as views into one tensor [T, (H + 2K) C].
+struct Fused {
+  Fused(const at::Tensor& storage, const Heads& heads)
+      : all(storage),
+        q(View(0, heads.query, heads.features)),
+        k(View(heads.query, heads.kv, heads.features)),
+        v(View(heads.query + heads.kv, heads.kv, heads.features)) {}
+
+  at::Tensor View(int64_t first_head, int64_t num_heads, int64_t features) {
+    return all.narrow(1, first_head * features, num_heads * features)
+        .unflatten(1, {num_heads, features});
+  }
+
+  at::Tensor all;
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+};
+
+// mask[i][j]: row i may see row j, by walking up from i's node.
+at::Tensor VisibleRows(const Pack& pack) {
+  at::Tensor mask = at::zeros({pack.num_rows(), pack.num_rows()}, at::kBool);
+  auto visible = mask.accessor<bool, 2>();
+  for (const AttentionNode& node : pack.nodes) {
+    for (int64_t i = node.begin; i < node.end; ++i) {
+      for (int64_t j = node.begin; j <= i; ++j) visible[i][j] = true;
+      for (int64_t up = node.parent; up >= 0; up = pack.nodes[up].parent) {
+        for (int64_t j = pack.nodes[up].begin; j < pack.nodes[up].end; ++j) {
+          visible[i][j] = true;
+        }
+      }
+    }
+  }
+  return mask;
+}
+
+struct Oracle {
+  at::Tensor out;   // [T, H, C] f64.
+  at::Tensor lse;   // [T, H].
+  at::Tensor grad;  // Of the fused storage.
+};
+
+// Dense attention with an explicit mask in f64, differentiated by autograd.
+Oracle DenseAttention(const Pack& pack, const at::Tensor& storage,
+                      const at::Tensor& dout, const Heads& heads,
+                      double scale) {
+  at::Tensor leaf = storage.to(at::kCPU, at::kDouble).detach().clone();
+  leaf.set_requires_grad(true);
+  const Fused fused(leaf, heads);
+  const int64_t group = heads.query / heads.kv;
+  const at::Tensor k = fused.k.repeat_interleave(group, 1).transpose(0, 1);
+  const at::Tensor v = fused.v.repeat_interleave(group, 1).transpose(0, 1);
+  const at::Tensor scores =
+      (at::matmul(fused.q.transpose(0, 1), k.transpose(1, 2)) * scale)
+          .masked_fill(VisibleRows(pack).logical_not(), -INFINITY);
+  const at::Tensor out = at::matmul(scores.softmax(-1), v).transpose(0, 1);
+  const auto gradients =
+      torch::autograd::grad({out}, {leaf}, {dout.to(at::kCPU, at::kDouble)});
+  return {out.detach(), scores.logsumexp(-1).t().detach(), gradients[0]};
+}
+
+double MaxAbs(const at::Tensor& x) { return x.abs().max().item<double>(); }
+
+void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                double epsilon, int64_t reduction, const char* what) {
+  const double tolerance =
+      Tolerance(epsilon, reduction, std::max(1.0, MaxAbs(expected)));
+  EXPECT_LE(MaxAbs(actual.to(at::kCPU, at::kDouble) - expected), tolerance)
+      << what;
+}
+
+void CheckAgainstOracle(const Pack& pack, const Heads& heads,
+                        at::TensorOptions options, double epsilon,
+                        AttentionMethod method) {
+  SCOPED_TRACE(pack.name + " heads " + std::to_string(heads.query) + "/" +
+               std::to_string(heads.kv) + " features " +
+               std::to_string(heads.features));
+  at::manual_seed(3);
+  const int64_t rows = pack.num_rows();
+  const int64_t width = (heads.query + 2 * heads.kv) * heads.features;
+  const double scale = 1 / std::sqrt(static_cast<double>(heads.features));
+  const Fused in(at::randn({rows, width}).to(options), heads);
+  const at::Tensor dout =
+      at::randn({rows, heads.query, heads.features}).to(options);
+  const Oracle oracle = DenseAttention(pack, in.all, dout, heads, scale);
+
+  const AttentionOutput result =
+      TreeAttention(in.q, in.k, in.v, pack.nodes, scale, method);
+  // NaN: what the backward does not overwrite shows.
+  Fused grad(at::full({rows, width}, NAN, options), heads);
+  TreeAttentionBackward(dout, in.q, in.k, in.v, result, pack.nodes, scale,
+                        grad.q, grad.k, grad.v, method);
+
+  EXPECT_EQ(result.out_THC.scalar_type(), in.q.scalar_type());
+  const int64_t reduction = rows + heads.features;
+  ExpectNear(result.out_THC, oracle.out, epsilon, reduction, "out");
+  // The kernels' exp is only as good as the dtype of the output needs.
+  ExpectNear(result.lse_TH, oracle.lse, epsilon, reduction, "log-sum-exp");
+  ExpectNear(grad.all, oracle.grad, epsilon, reduction, "gradient");
+}
+
+constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 16}, {8, 1, 128}};
+
+TEST(TreeAttentionTest, MatchesDenseAutogradInF64) {
+  for (const Pack& pack : Packs()) {
+    for (const Heads& heads : kHeads) {
+      CheckAgainstOracle(pack, heads, at::kDouble, kEpsilonF64,
+                         AttentionMethod::kFused);
+    }
+  }
+}
+
+TEST(TreeAttentionTest, MatchesDenseAutogradInF32) {
+  for (const Pack& pack : Packs()) {
+    for (const Heads& heads : kHeads) {
+      CheckAgainstOracle(pack, heads, at::kFloat, kEpsilonF32,
+                         AttentionMethod::kFused);
+    }
+  }
+}
+
+TEST(TreeAttentionTest, MatchesDenseAutogradInBf16) {
+  for (const Pack& pack : Packs()) {
+    CheckAgainstOracle(pack, kHeads[0], at::kBFloat16, kEpsilonBf16,
+                       AttentionMethod::kFused);
+  }
+}
+
+TEST(TreeAttentionTest, EagerMatchesDenseAutograd) {
+  for (const Pack& pack : Packs()) {
+    for (const Heads& heads : kHeads) {
+      CheckAgainstOracle(pack, heads, at::kDouble, kEpsilonF64,
+                         AttentionMethod::kEager);
+      CheckAgainstOracle(pack, heads, at::kFloat, kEpsilonF32,
+                         AttentionMethod::kEager);
+    }
+  }
+}
+
+TEST(TreeAttentionTest, TakesRowsBeyondOneKernelBlock) {
+  CheckAgainstOracle(Groups("Long", 300, {{150, 77}}), {4, 2, 16}, at::kFloat,
+                     kEpsilonF32, AttentionMethod::kFused);
+}
+
+TEST(TreeAttentionTest, CudaVarlenMatchesDenseAutograd) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const Pack& pack : Packs()) {
+    for (const Heads& heads : kHeads) {
+      CheckAgainstOracle(pack, heads,
+                         at::TensorOptions(at::kBFloat16).device(at::kCUDA),
+                         kEpsilonBf16, AttentionMethod::kFused);
+    }
+  }
+}
+
+TEST(TreeAttentionTest, CudaF32MatchesDenseAutograd) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const Pack& pack : Packs()) {
+    CheckAgainstOracle(pack, kHeads[0],
+                       at::TensorOptions(at::kFloat).device(at::kCUDA),
+                       kEpsilonF32, AttentionMethod::kFused);
+  }
+}
+
+// Rows [bad_begin, bad_end) of every input hold NaN; all rows that do not see
+// them must be bit-equal to a run without.
+void ExpectNanStays(const Pack& pack, int64_t bad_begin, int64_t bad_end) {
+  const Heads heads{4, 2, 16};
+  const int64_t rows = pack.num_rows();
+  at::manual_seed(5);
+  at::Tensor storage = at::randn({rows, 8 * 16});
+  at::Tensor dout = at::randn({rows, 4, 16});
+  at::Tensor results[2];
+  for (at::Tensor& result : results) {
+    const Fused in(storage, heads);
+    const AttentionOutput out =
+        TreeAttention(in.q, in.k, in.v, pack.nodes, 0.25);
+    Fused grad(at::empty_like(storage), heads);
+    TreeAttentionBackward(dout, in.q, in.k, in.v, out, pack.nodes, 0.25, grad.q,
+                          grad.k, grad.v);
+    result = at::cat({grad.all, out.out_THC.flatten(1), out.lse_TH}, 1);
+    storage.narrow(0, bad_begin, bad_end - bad_begin).fill_(NAN);
+    dout.narrow(0, bad_begin, bad_end - bad_begin).fill_(NAN);
+  }
+  for (const auto& [begin, end] :
+       {std::pair{int64_t{0}, bad_begin}, std::pair{bad_end, rows}}) {
+    EXPECT_TRUE(at::equal(results[0].narrow(0, begin, end - begin),
+                          results[1].narrow(0, begin, end - begin)))
+        << pack.name;
+  }
+}
+
+TEST(TreeAttentionTest, KeepsNanInItsSequence) {
+  ExpectNanStays(Sequences("Batched", {6, 6, 6}), 6, 12);
+  ExpectNanStays(Sequences("Ragged", {5, 7, 3}), 5, 12);
+  ExpectNanStays(Groups("Groups", 4, {{2, 3}, {3, 2}, {2, 2}}), 9, 18);
+}
+
+}  // namespace
+}  // namespace weft::ops

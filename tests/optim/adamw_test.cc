@@ -1,0 +1,142 @@
+#include "src/optim/adamw.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::optim {
+namespace {
+
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Tolerance;
+
+constexpr int kSteps = 10;
+
+std::vector<double> Doubles(const at::Tensor& tensor) {
+  const at::Tensor doubles = tensor.to(at::kDouble).contiguous();
+  const double* data = doubles.const_data_ptr<double>();
+  return {data, data + doubles.numel()};
+}
+
+// The published update, literally, one parameter at a time.
+struct LiteralAdamW {
+  std::vector<double> w, m, v;
+
+  void Step(const AdamWConfig& c, int t, std::vector<double> g) {
+    double square = 0;
+    for (double x : g) square += x * x;
+    if (c.max_grad_norm > 0) {
+      const double coefficient =
+          std::min(1.0, c.max_grad_norm / (std::sqrt(square) + 1e-6));
+      for (double& x : g) x *= coefficient;
+    }
+    for (size_t i = 0; i < w.size(); ++i) {
+      w[i] -= c.learning_rate * c.weight_decay * w[i];
+      m[i] = c.beta1 * m[i] + (1 - c.beta1) * g[i];
+      v[i] = c.beta2 * v[i] + (1 - c.beta2) * g[i] * g[i];
+      const double m_hat = m[i] / (1 - std::pow(c.beta1, t));
+      const double v_hat = v[i] / (1 - std::pow(c.beta2, t));
+      w[i] -= c.learning_rate * m_hat / (std::sqrt(v_hat) + c.eps);
+    }
+  }
+};
+
+struct AdamWCase {
+  AdamWConfig config;
+  at::ScalarType dtype;
+};
+
+class AdamWTest : public ::testing::TestWithParam<AdamWCase> {};
+
+TEST_P(AdamWTest, FollowsTheLiteralFormulaOverTenSteps) {
+  const auto& [config, dtype] = GetParam();
+  at::manual_seed(7);
+  for (int64_t count : {1, 17, 70000}) {
+    at::Tensor in_place = at::randn({count}, dtype);
+    at::Tensor weights = in_place.clone();
+    at::Tensor m = at::zeros({count}, dtype), v = at::zeros({count}, dtype);
+    at::Tensor m2 = m.clone(), v2 = v.clone();
+    LiteralAdamW literal{Doubles(weights), Doubles(m), Doubles(v)};
+    for (int step = 1; step <= kSteps; ++step) {
+      const at::Tensor gradient = at::randn({count}, dtype);
+      const double norm = GradientNorm(gradient);
+      const at::Tensor before = weights.clone();
+      at::Tensor next = at::empty_like(weights);
+      AdamWStep(config, step, norm, weights, gradient, m, v, next);
+      EXPECT_TRUE(at::equal(weights, before)) << "the old version changed";
+      weights = next;
+      AdamWStep(config, step, norm, in_place, gradient, m2, v2, in_place);
+      literal.Step(config, step, Doubles(gradient));
+    }
+    EXPECT_TRUE(at::equal(weights, in_place));
+    const double epsilon = dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
+    const double tolerance = Tolerance(epsilon, kSteps, 5);
+    const std::vector<double> actual = Doubles(weights);
+    for (int64_t i = 0; i < count; ++i) {
+      ASSERT_NEAR(actual[i], literal.w[i], tolerance);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Configs, AdamWTest,
+    ::testing::Values(
+        AdamWCase{{}, at::kFloat}, AdamWCase{{}, at::kDouble},
+        AdamWCase{{.learning_rate = 1e-2, .weight_decay = 0.1}, at::kFloat},
+        AdamWCase{{.learning_rate = 1e-2,
+                   .beta2 = 0.999,
+                   .eps = 1e-8,
+                   .weight_decay = 0.1,
+                   .max_grad_norm = 0.5},
+                  at::kFloat},
+        AdamWCase{
+            {.learning_rate = 1e-2, .weight_decay = 0.1, .max_grad_norm = 0.5},
+            at::kDouble}));
+
+TEST(AdamWClipTest, LeavesASmallGradientAlone) {
+  const at::Tensor gradient = at::full({4}, 0.1F), weights = at::ones({4});
+  at::Tensor clipped = at::empty({4}), plain = at::empty({4});
+  at::Tensor m = at::zeros({4}), v = at::zeros({4});
+  at::Tensor m2 = at::zeros({4}), v2 = at::zeros({4});
+  const double norm = GradientNorm(gradient);
+  AdamWStep({.max_grad_norm = 10}, 1, norm, weights, gradient, m, v, clipped);
+  AdamWStep({}, 1, norm, weights, gradient, m2, v2, plain);
+  EXPECT_TRUE(at::equal(clipped, plain));
+}
+
+TEST(AdamWRefusalTest, StepZeroThrows) {
+  at::Tensor a = at::ones({2}), m = at::zeros({2}), v = at::zeros({2});
+  EXPECT_THROW(AdamWStep({}, 0, 1, a, a, m, v, a), c10::Error);
+}
+
+TEST(AdamWEmptyTest, NoParametersIsValid) {
+  at::Tensor none = at::empty({0});
+  EXPECT_EQ(GradientNorm(none), 0);
+  AdamWStep({}, 1, 0, none, none, none, none, none);
+}
+
+TEST(GradientNormTest, IsAccumulatedInF64) {
+  // In f32 the many small squares would vanish beside the large one.
+  at::Tensor gradient = at::full({1000000}, 1e-4F);
+  gradient[0] = 1000.0F;
+  const double expected = std::sqrt(1e6 + 999999 * std::pow(1e-4F, 2.0));
+  EXPECT_NEAR(GradientNorm(gradient), expected, 1e-9 * expected);
+}
+
+TEST(GradientNormTest, IsNotFiniteForNanAndInfinity) {
+  at::Tensor gradient = at::ones({100});
+  gradient[99] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(GradientNorm(gradient)));
+  gradient[99] = std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(std::isfinite(GradientNorm(gradient)));
+}
+
+}  // namespace
+}  // namespace weft::optim

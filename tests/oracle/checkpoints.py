@@ -1,0 +1,38 @@
+"""The daemon's checkpoint folders, as far as tests look into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from daemon import Daemon
+
+
+def folder(daemon: Daemon, adapter_id: str, name: str) -> Path:
+    """Where a checkpoint lies."""
+    return daemon.checkpoint_dir / adapter_id / name
+
+
+def buffer(
+    daemon: Daemon, adapter_id: str, name: str, kind: str
+) -> dict[str, np.ndarray]:
+    """One buffer of a checkpoint by plain tensor name.
+
+    kind: gradient, exp_avg or exp_avg_sq.
+    """
+    path = folder(daemon, adapter_id, name) / "optimizer.safetensors"
+    prefix = kind + "."
+    return {
+        tensor.removeprefix(prefix): value
+        for tensor, value in load_file(path).items()
+        if tensor.startswith(prefix)
+    }
+
+
+def gradients(daemon: Daemon, adapter: Any) -> dict[str, np.ndarray]:
+    """The adapter's accumulated gradients, by way of a checkpoint."""
+    adapter.save("gradients", overwrite=True)
+    return buffer(daemon, adapter.id, "gradients", "gradient")

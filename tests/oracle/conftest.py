@@ -1,0 +1,78 @@
+"""Fixtures shared by the oracle and the end-to-end tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"))
+
+# Threads of torch that wait must sleep: spinning, they would take the cores from
+# the daemon, and its threads from the reference.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import daemon as daemon_module  # noqa: E402
+import models  # noqa: E402
+
+DaemonFor = Callable[[str], daemon_module.Daemon]
+SMOLLM2 = "smollm2"
+_names = itertools.count(1)
+
+
+def model_folder(kind: str) -> Path:
+    """Folder of "smollm2" or of a tiny model."""
+    return models.demo_model() if kind == SMOLLM2 else models.tiny_model(kind)
+
+
+@pytest.fixture(scope="session")
+def daemon_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonFor]:
+    """Daemons by model, each started on first use and shared by the session."""
+    running: dict[str, daemon_module.Daemon] = {}
+    with ExitStack() as stack:
+
+        def get(kind: str) -> daemon_module.Daemon:
+            if kind not in running:
+                context = daemon_module.running(
+                    model_folder(kind), tmp_path_factory.mktemp(f"weftd-{kind}")
+                )
+                running[kind] = stack.enter_context(context)
+            return running[kind]
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def reference_for() -> Callable[[str], Any]:
+    """transformers models by name, the demo model and tiny ones."""
+    from reference import Reference
+
+    loaded: dict[str, Any] = {}
+
+    def get(kind: str) -> Any:
+        if kind not in loaded:
+            loaded[kind] = Reference(model_folder(kind))
+        return loaded[kind]
+
+    return get
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """Adapter ids that no other test of the session uses."""
+    return lambda stem: f"{stem}-{next(_names)}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.failed:
+        for live in daemon_module.LIVE:
+            report.sections.append((f"weftd {live.address}", live.log_tail(30)))

@@ -1,0 +1,168 @@
+"""Runs the real daemon as a child process and talks to it over loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILD_DIR = Path(os.environ.get("WEFT_BUILD_DIR", REPOSITORY / "build" / "cpu"))
+WEFTD = BUILD_DIR / "server" / "weftd"
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
+SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}.
+
+# Daemons that run now, so that a failing test can show their logs.
+LIVE: list["Daemon"] = []
+
+
+class Daemon:
+    """One weftd process. `address` and `metrics_address` are HOST:PORT."""
+
+    def __init__(self, model: Path, folder: Path, *flags: str, dtype: str = "f32"):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoint_dir = folder / "checkpoints"
+        self.log_path = folder / "weftd.log"
+        self._port_file = folder / "ports"
+        self._arguments = [
+            str(WEFTD),
+            *("--model", str(model)),
+            *("--checkpoint-dir", str(self.checkpoint_dir)),
+            *("--listen", "127.0.0.1:0"),
+            *("--metrics-listen", "127.0.0.1:0"),
+            *("--port-file", str(self._port_file)),
+            *("--device", "cpu"),
+            *("--dtype", dtype),
+            *flags,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
+        self.metrics_address = ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Starts the process and does not wait for it."""
+        self._port_file.unlink(missing_ok=True)
+        log = self.log_path.open("ab")
+        self._process = subprocess.Popen(
+            self._arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        log.close()
+
+    def start(self) -> None:
+        """Starts the process and waits until its health is SERVING."""
+        self.launch()
+        LIVE.append(self)
+        limit = time.monotonic() + START_SECONDS
+        self._wait_for_ports(limit)
+        with grpc.insecure_channel(self.address) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            while self._health(check) != SERVING:
+                self._expect_alive(limit, "did not become SERVING")
+                time.sleep(0.02)
+
+    def client(self, **options: Any) -> Any:
+        import weft
+
+        return weft.Client(self.address, **{"timeout": 300.0, **options})
+
+    def scrape(self) -> str:
+        """The text of the metrics page."""
+        url = f"http://{self.metrics_address}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return str(response.read().decode("utf-8"))
+
+    def terminate(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float = STOP_SECONDS) -> int:
+        """Exit code; the process must end within `seconds`."""
+        assert self._process is not None
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"weftd still ran {seconds} s later\n{self.log_tail()}"
+            ) from None
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code."""
+        self.terminate()
+        code = self.wait()
+        if self in LIVE:
+            LIVE.remove(self)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to tidy up."""
+        if self in LIVE:
+            LIVE.remove(self)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def log_tail(self, lines: int = 60) -> str:
+        if not self.log_path.exists():
+            return "(no log)"
+        text = self.log_path.read_text("utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def peak_resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text("ascii")
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmHWM in /proc/PID/status")
+
+    def _wait_for_ports(self, limit: float) -> None:
+        while True:
+            if self._port_file.exists():
+                lines = self._port_file.read_text("ascii").split()
+                if len(lines) >= 2:
+                    self.address, self.metrics_address = lines[0], lines[1]
+                    return
+            self._expect_alive(limit, "wrote no port file")
+            time.sleep(0.02)
+
+    def _expect_alive(self, limit: float, what: str) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is None and time.monotonic() < limit:
+            return
+        self.kill()
+        raise AssertionError(f"weftd {what} (exit code {code})\n{self.log_tail()}")
+
+    @staticmethod
+    def _health(check: Any) -> bytes:
+        try:
+            return bytes(check(b"", timeout=5))
+        except grpc.RpcError:
+            return b""
+
+
+@contextmanager
+def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
+    """A serving daemon; afterwards it must end cleanly on SIGTERM."""
+    daemon = Daemon(model, folder, *flags)
+    daemon.start()
+    try:
+        yield daemon
+    except BaseException:
+        daemon.kill()
+        raise
+    assert daemon.stop() == 0, daemon.log_tail()

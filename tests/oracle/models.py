@@ -1,0 +1,135 @@
+"""Base models for the tests: the demo model and seeded tiny ones.
+
+Tiny models are written once per build folder, by transformers itself, so that
+their files are what users have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from daemon import BUILD_DIR, REPOSITORY
+
+DEMO_MODEL = REPOSITORY / "models" / "smollm2-135m-instruct"
+SMALL_SHARD = "40KB"
+
+_LLAMA: dict[str, Any] = {
+    "architecture": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+# What each tiny model adds to, or changes in, the first.
+TINY: dict[str, dict[str, Any]] = {
+    "llama-tied": {},
+    "llama-untied": {
+        "hidden_size": 48,
+        "intermediate_size": 100,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "vocab_size": 331,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "shard": SMALL_SHARD,
+    },
+    "llama3-rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "tie_word_embeddings": False,
+    },
+    "llama-bias": {"attention_bias": True, "mlp_bias": True},
+    "qwen3": {
+        "architecture": "qwen3",
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3-tied-sharded": {
+        "architecture": "qwen3",
+        "head_dim": 24,
+        "num_key_value_heads": 4,
+        "shard": SMALL_SHARD,
+    },
+}
+
+
+def tiny_model(kind: str) -> Path:
+    """Folder of a tiny model, made on first use."""
+    return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
+
+
+def demo_model() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder in f32."""
+    if not (DEMO_MODEL / "config.json").exists():
+        script = REPOSITORY / "deploy" / "prepare_demo_model.py"
+        subprocess.run([sys.executable, str(script)], check=True)
+    return DEMO_MODEL
+
+
+def _cached(name: str, write: Callable[[Path], None]) -> Path:
+    """Folder `name`, complete or absent: it is renamed into place."""
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    root = BUILD_DIR / "test_models" / version
+    folder = root / name
+    if folder.exists():
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=root))
+    try:
+        write(draft)
+        os.rename(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _write_tiny(kind: str, folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    values = {**_LLAMA, **TINY[kind]}
+    shard = values.pop("shard", "1GB")
+    if values.pop("architecture") == "qwen3":
+        model: Any = Qwen3ForCausalLM(Qwen3Config(**values))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**values))
+    generator = torch.Generator().manual_seed(sum(kind.encode()))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _draw(name, parameter, generator)
+    model.to(torch.float32).save_pretrained(folder, max_shard_size=shard)
+
+
+def _draw(name: str, parameter: Any, generator: Any) -> None:
+    """Weights that make every part of the model matter: the library's own start
+    values leave norms at one, biases at zero and logits nearly equal."""
+    if "norm" in name:
+        parameter.normal_(1.0, 0.2, generator=generator)
+    elif name.endswith("bias"):
+        parameter.normal_(0.0, 0.2, generator=generator)
+    else:
+        parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)

@@ -1,0 +1,182 @@
+"""transformers + peft in f32 on the CPU, one sequence at a time, unpadded: what
+every number of the daemon is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+
+torch.set_num_threads(2)
+
+ALL_LINEAR = tuple("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
+PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class AdapterShape:
+    """Shape of a LoRA adapter."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ALL_LINEAR
+    rslora: bool = False
+
+
+# Three adapters that differ in everything.
+MIXED = (
+    AdapterShape(4, 8.0, ("q_proj", "v_proj")),
+    AdapterShape(8, 32.0, ("k_proj", "o_proj", "gate_proj", "down_proj")),
+    AdapterShape(16, 16.0),
+)
+
+
+class Reference:
+    """A base model in transformers."""
+
+    def __init__(self, folder: Path):
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.vocab = int(self.model.config.vocab_size)
+        self.ends = _as_list(self.model.generation_config.eos_token_id)
+        self.model.generation_config.eos_token_id = None
+
+    def make_adapter(self, folder: Path, shape: AdapterShape, seed: int) -> Path:
+        """A PEFT folder with random A and B, neither of them zero."""
+        torch.manual_seed(seed)
+        peft_model = get_peft_model(
+            self.model,
+            LoraConfig(
+                r=shape.rank,
+                lora_alpha=shape.alpha,
+                target_modules=list(shape.targets),
+                use_rslora=shape.rslora,
+                task_type="CAUSAL_LM",
+            ),
+        )
+        with torch.no_grad():
+            for name, parameter in peft_model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(0.0, 0.02)
+        peft_model.save_pretrained(folder)
+        self.model = peft_model.unload()
+        return folder
+
+    @contextmanager
+    def adapter(self, folder: Path) -> Iterator["Adapted"]:
+        """The model with the adapter of a PEFT folder, ready to train."""
+        peft_model = PeftModel.from_pretrained(self.model, folder, is_trainable=True)
+        try:
+            yield Adapted(peft_model)
+        finally:
+            self.model = peft_model.unload()
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """[N, V]."""
+        with torch.no_grad():
+            return np.asarray(_logits(self.model, tokens).numpy())
+
+    def logprobs(
+        self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
+    ) -> np.ndarray:
+        """[N]: log-probability of every target."""
+        with torch.no_grad():
+            picked = target_logprobs(self.model, tokens, targets, temperature)
+            return np.asarray(picked.numpy())
+
+    def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """What generate() appends to prompts of equal length; it does not stop."""
+        ids = torch.tensor(prompts)
+        with torch.no_grad():
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=count,
+            )
+        return [[int(token) for token in row] for row in output[:, ids.shape[1] :]]
+
+
+class Adapted:
+    """A base model with one trainable adapter."""
+
+    def __init__(self, peft_model: PeftModel):
+        self.model = peft_model.eval()
+        self.parameters = {
+            _plain_name(name): parameter
+            for name, parameter in peft_model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def logprobs(
+        self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
+    ) -> torch.Tensor:
+        """[N], differentiable."""
+        return target_logprobs(self.model, tokens, targets, temperature)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        return {
+            name: np.asarray(parameter.grad.numpy()).copy()
+            for name, parameter in self.parameters.items()
+            if parameter.grad is not None
+        }
+
+    def weights(self) -> dict[str, np.ndarray]:
+        return {
+            name: parameter.detach().numpy().copy()
+            for name, parameter in self.parameters.items()
+        }
+
+    def cross_entropy_backward(self, data: Sequence[Any]) -> float:
+        """Adds the gradient of the summed loss of weft.Datum-like data."""
+        total = 0.0
+        for datum in data:
+            weights = torch.ones(len(datum.targets))
+            if datum.weights is not None:
+                weights = torch.tensor(np.asarray(datum.weights), dtype=torch.float32)
+            loss = -(weights * self.logprobs(datum.tokens, datum.targets)).sum()
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+
+def target_logprobs(
+    model: Any,
+    tokens: Sequence[int],
+    targets: Sequence[int],
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """[N], differentiable."""
+    scores = torch.log_softmax(_logits(model, tokens) / temperature, dim=-1)
+    index = torch.tensor(np.asarray(targets, dtype=np.int64))
+    return scores.gather(1, index[:, None])[:, 0]
+
+
+def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    ids = torch.tensor(np.asarray(tokens, dtype=np.int64))
+    return model(ids[None], use_cache=False).logits[0].float()
+
+
+def _as_list(value: int | list[int] | None) -> list[int]:
+    return [value] if isinstance(value, int) else list(value or [])
+
+
+def _plain_name(name: str) -> str:
+    """`model.layers.0.self_attn.q_proj.lora_A.weight`: the name in files,
+    without PEFT's prefix."""
+    return name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+
+
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
+    """Tensors of a PEFT folder by plain name."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    return {name.removeprefix(PEFT_PREFIX): value for name, value in tensors.items()}

@@ -1,0 +1,182 @@
+"""Every LoRA gradient, by name, against autograd through peft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+import tolerance
+from batching import together
+from conftest import SMOLLM2, model_folder
+from models import TINY
+from reference import MIXED, Adapted, AdapterShape
+from texts import next_token, random_tokens, sequences
+
+
+def assert_gradients(
+    actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+) -> None:
+    assert set(actual) == set(expected)
+    for name, gradient in expected.items():
+        difference = tolerance.relative_difference(actual[name], gradient)
+        assert difference <= tolerance.GRADIENTS, f"{name}: {difference:.2e}"
+
+
+@pytest.mark.parametrize("kind", (SMOLLM2, *TINY))
+def test_three_ranks_in_one_mixed_batch(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    folders = [
+        reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)
+        for i, shape in enumerate(MIXED)
+    ]
+    data = [
+        [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
+        for i in range(len(MIXED))
+    ]
+    with daemon.client() as client:
+        adapters = [client.import_adapter(unique("grad"), f) for f in folders]
+        calls = [lambda a=a, d=d: a.forward_backward(d) for a, d in zip(adapters, data)]
+        replies = together(client, calls)
+        measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
+    for index, folder in enumerate(folders):
+        with reference.adapter(folder) as adapted:
+            loss = adapted.cross_entropy_backward(data[index])
+            assert_gradients(measured[index], adapted.gradients())
+        assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_gradients_add_up_over_requests(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    kind = "llama-tied"
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    folder = reference.make_adapter(tmp_path / "a", MIXED[2], seed=3)
+    data = [next_token(t) for t in tokens]
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("sum"), folder)
+        adapter.forward_backward(data[:3])
+        adapter.forward(data[:2])
+        adapter.forward_backward(data[3:])
+        measured = checkpoints.gradients(daemon, adapter)
+    with reference.adapter(folder) as adapted:
+        adapted.cross_entropy_backward(data)
+        assert_gradients(measured, adapted.gradients())
+
+
+def test_shared_prompts_count_once_per_datum(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """A group of completions of one prompt may be packed with the prompt once."""
+    kind = "qwen3"
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    prompt = random_tokens(reference.vocab, 40, 1)
+    tokens = [[*prompt, *random_tokens(reference.vocab, 7 + i, i)] for i in range(4)]
+    data = [
+        next_token(
+            t, weights=(np.arange(len(t) - 1) >= len(prompt) - 1).astype(np.float32)
+        )
+        for t in tokens
+    ]
+    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=4)
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("group"), folder)
+        adapter.forward_backward(data)
+        measured = checkpoints.gradients(daemon, adapter)
+    with reference.adapter(folder) as adapted:
+        adapted.cross_entropy_backward(data)
+        assert_gradients(measured, adapted.gradients())
+
+
+LOSSES: tuple[tuple[str, dict[str, float]], ...] = (
+    ("importance_sampling", {}),
+    ("ppo", {}),
+    ("ppo", {"clip_low": 0.7, "clip_high": 1.05}),
+    ("cispo", {"clip_low": 0.9, "clip_high": 1.1}),
+    ("dro", {"beta": 0.3}),
+    ("importance_sampling", {"temperature": 0.8}),
+)
+
+
+@pytest.mark.parametrize("kind", (SMOLLM2, "llama-bias"))
+def test_policy_losses_in_one_mixed_batch(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    shape = AdapterShape(4, 8.0, ("q_proj", "o_proj", "up_proj"))
+    folder = reference.make_adapter(tmp_path / "a", shape, seed=6)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    tokens = [t[:34] for t in tokens[:4]]
+    with reference.adapter(folder) as adapted:
+        data = [_policy_datum(adapted, t, i) for i, t in enumerate(tokens)]
+    with daemon.client() as client:
+        adapters = [client.import_adapter(unique("loss"), folder) for _ in LOSSES]
+        calls = [
+            lambda a=a, n=name, c=config: a.forward_backward(data, n, **c)
+            for a, (name, config) in zip(adapters, LOSSES)
+        ]
+        replies = together(client, calls)
+        measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
+    for (name, config), reply, gradients in zip(LOSSES, replies, measured):
+        with reference.adapter(folder) as adapted:
+            losses = [_policy_loss(adapted, d, name, config) for d in data]
+            for loss in losses:
+                loss.sum().backward()
+            assert_gradients(gradients, adapted.gradients())
+        for loss, result in zip(losses, reply.results, strict=True):
+            expected = loss.detach().numpy()
+            # A loss is a few units times an exponential of the log-ratio.
+            bound = 10.0 * tolerance.LOGPROBS
+            assert tolerance.max_difference(result.losses, expected) <= bound, name
+
+
+def _weights(count: int, seed: int) -> np.ndarray:
+    """Signed weights, some of them zero."""
+    generator = np.random.default_rng(seed)
+    weights = generator.normal(1.0, 0.7, count).astype(np.float32)
+    weights[generator.random(count) < 0.2] = 0.0
+    return weights
+
+
+def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
+    """Sampler logprobs near the learner's, so that some ratios are clipped."""
+    generator = np.random.default_rng(seed)
+    learner = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
+    shift = generator.normal(0.0, 0.3, learner.shape)
+    return next_token(
+        tokens,
+        weights=_weights(len(learner), seed),
+        logprobs=np.minimum(learner + shift, 0.0).astype(np.float32),
+        advantages=generator.normal(0.0, 1.0, learner.shape).astype(np.float32),
+    )
+
+
+def _policy_loss(adapted: Adapted, datum: Any, name: str, config: Any) -> Any:
+    """[N]: the formulas of proto/weft/v1/training.proto, by autograd."""
+    import torch
+
+    learner = adapted.logprobs(
+        datum.tokens, datum.targets, config.get("temperature", 1.0)
+    )
+    sampler = torch.tensor(np.asarray(datum.logprobs))
+    advantages = torch.tensor(np.asarray(datum.advantages))
+    weights = torch.tensor(np.asarray(datum.weights))
+    ratio = torch.exp(learner - sampler)
+    clipped = ratio.clamp(config.get("clip_low", 0.8), config.get("clip_high", 1.2))
+    if name == "importance_sampling":
+        objective = ratio * advantages
+    elif name == "ppo":
+        objective = torch.minimum(ratio * advantages, clipped * advantages)
+    elif name == "cispo":
+        objective = clipped.detach() * learner * advantages
+    else:
+        assert name == "dro"
+        penalty = 0.5 * config["beta"] * (learner - sampler) ** 2
+        objective = learner * advantages - penalty
+    return -weights * objective

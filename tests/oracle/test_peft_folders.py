@@ -1,0 +1,155 @@
+"""Adapters move between the daemon and peft without changing what they compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tolerance
+import torch
+from conftest import SMOLLM2, model_folder
+from reference import AdapterShape, read_weights
+from texts import next_token, sequences
+
+KINDS = (SMOLLM2, "qwen3", "llama-bias")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_adapter_gives_our_logprobs_in_peft(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    reference = reference_for(kind)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    data = [next_token(t) for t in tokens]
+    with daemon_for(kind).client() as client:
+        adapter = client.create_adapter(
+            unique("export"),
+            rank=6,
+            alpha=9.0,
+            target_modules=["v_proj", "o_proj", "down_proj"],
+            seed=11,
+        )
+        for _ in range(2):
+            adapter.forward_backward(data)
+            adapter.optim_step(learning_rate=5e-3)
+        results = adapter.forward(data).results
+        adapter.export(tmp_path / "exported")
+    with reference.adapter(tmp_path / "exported") as adapted:
+        for sequence, result in zip(tokens, results, strict=True):
+            expected = adapted.logprobs(sequence[:-1], sequence[1:]).detach().numpy()
+            difference = tolerance.max_difference(result.logprobs, expected)
+            assert difference <= tolerance.LOGPROBS
+    base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
+    assert tolerance.max_difference(results[0].logprobs, base) > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rslora", (False, True), ids=("plain", "rslora"))
+def test_adapter_trained_by_peft_gives_its_logprobs_here(
+    kind: str,
+    rslora: bool,
+    daemon_for: Any,
+    reference_for: Any,
+    unique: Any,
+    tmp_path: Path,
+) -> None:
+    reference = reference_for(kind)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    data = [next_token(t) for t in tokens]
+    shape = AdapterShape(5, 10.0, ("q_proj", "k_proj", "up_proj"), rslora)
+    folder = reference.make_adapter(tmp_path / "start", shape, seed=8)
+    with reference.adapter(folder) as adapted:
+        optimizer = torch.optim.AdamW(adapted.parameters.values(), lr=1e-3)
+        adapted.cross_entropy_backward(data[:2])
+        optimizer.step()
+        adapted.model.save_pretrained(tmp_path / "trained")
+        expected = [adapted.logprobs(t[:-1], t[1:]).detach().numpy() for t in tokens]
+    with daemon_for(kind).client() as client:
+        adapter = client.import_adapter(unique("import"), tmp_path / "trained")
+        results = adapter.forward(data).results
+    for result, logprobs in zip(results, expected, strict=True):
+        assert tolerance.max_difference(result.logprobs, logprobs) <= tolerance.LOGPROBS
+
+
+def test_round_trip_keeps_every_bit(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    reference = reference_for("llama-tied")
+    folder = reference.make_adapter(tmp_path / "a", AdapterShape(3, 7.0), seed=9)
+    with daemon_for("llama-tied").client() as client:
+        client.import_adapter(unique("trip"), folder).export(tmp_path / "b")
+        client.import_adapter(unique("trip"), tmp_path / "b").export(tmp_path / "c")
+    before, after = read_weights(folder), read_weights(tmp_path / "b")
+    assert set(before) == set(after)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "b" / name).read_bytes() == (
+            tmp_path / "c" / name
+        ).read_bytes()
+
+
+def test_new_adapter_starts_as_pefts_do(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """A uniform in 1/sqrt(in), B zero, and the same seed gives the same A."""
+    with daemon_for("llama-tied").client() as client:
+        for name, seed in (("one", 5), ("same", 5), ("other", 6)):
+            adapter = client.create_adapter(unique(name), rank=8, seed=seed)
+            adapter.export(tmp_path / name)
+    one, same, other = (read_weights(tmp_path / n) for n in ("one", "same", "other"))
+    model = reference_for("llama-tied").model
+    for name, weights in one.items():
+        assert np.array_equal(weights, same[name])
+        if "lora_B" in name:
+            assert not weights.any()
+            continue
+        assert not np.array_equal(weights, other[name])
+        module = model.get_submodule(name.removesuffix(".lora_A.weight"))
+        bound = module.in_features**-0.5
+        assert np.abs(weights).max() <= bound
+        # Standard deviation of the uniform distribution; 3 % at 768 draws.
+        assert weights.std() == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    (
+        ("use_dora", True),
+        ("bias", "all"),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
+        ("modules_to_save", ["lm_head"]),
+        ("fan_in_fan_out", True),
+        ("layers_to_transform", [0]),
+        ("peft_type", "IA3"),
+        ("r", 0),
+        ("r", "four"),
+        ("lora_alpha", -1),
+        ("target_modules", ["q_proj", "router"]),
+        ("a_field_of_the_future", True),
+    ),
+)
+def test_import_refuses_what_it_cannot_honour(
+    field: str,
+    value: Any,
+    daemon_for: Any,
+    reference_for: Any,
+    unique: Any,
+    tmp_path: Path,
+) -> None:
+    import weft
+
+    shape = AdapterShape(4, 8.0, ("q_proj", "v_proj"))
+    folder = reference_for("llama-tied").make_adapter(tmp_path / "a", shape, seed=1)
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, field: value}), "utf-8")
+    with daemon_for("llama-tied").client() as client:
+        before = client.info().num_adapters
+        with pytest.raises((weft.InvalidArgument, weft.Unimplemented)) as refusal:
+            client.import_adapter(unique("refused"), folder)
+        assert field in str(refusal.value) or str(value) in str(refusal.value)
+        assert client.info().num_adapters == before

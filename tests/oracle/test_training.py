@@ -1,0 +1,104 @@
+"""Ten AdamW steps against torch.optim.AdamW on peft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tolerance
+import torch
+from batching import together
+from conftest import SMOLLM2, model_folder
+from reference import MIXED, read_weights
+from texts import next_token, sequences
+
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Values of weft's optim_step and what they mean for torch."""
+
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0
+
+    def torch(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters,
+            lr=self.learning_rate,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+
+PLAIN = Optimizer()
+DECAYED = Optimizer(learning_rate=2e-3, weight_decay=0.1)
+CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
+
+
+@pytest.mark.parametrize("kind", (SMOLLM2, "qwen3", "llama3-rope"))
+def test_weights_after_ten_steps_of_three_adapters(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    reference = reference_for(kind)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    tokens = [t[:24] for t in tokens if len(t) > 8]
+    values = (PLAIN, DECAYED, CLIPPED)
+    folders = [
+        reference.make_adapter(tmp_path / str(i), shape, seed=60 + i)
+        for i, shape in enumerate(MIXED)
+    ]
+    batches = [
+        [[next_token(tokens[(i + s) % len(tokens)])] for s in range(STEPS)]
+        for i in range(len(MIXED))
+    ]
+    with daemon_for(kind).client() as client:
+        adapters = [client.import_adapter(unique("adamw"), f) for f in folders]
+        norms = together(
+            client,
+            [
+                lambda a=a, b=b, o=o: _train(a, b, o)
+                for a, b, o in zip(adapters, batches, values)
+            ],
+        )
+        for index, adapter in enumerate(adapters):
+            adapter.export(tmp_path / f"trained-{index}")
+    for index, folder in enumerate(folders):
+        trained = read_weights(tmp_path / f"trained-{index}")
+        with reference.adapter(folder) as adapted:
+            expected_norms = _train_reference(adapted, batches[index], values[index])
+            expected = adapted.weights()
+        assert norms[index] == pytest.approx(expected_norms, rel=1e-3)
+        assert set(trained) == set(expected)
+        for name, weights in expected.items():
+            difference = tolerance.relative_difference(trained[name], weights)
+            assert difference <= tolerance.TRAINED_WEIGHTS, f"{index} {name}"
+
+
+def _train(adapter: Any, batches: Any, values: Optimizer) -> list[float]:
+    """Gradient norms of the steps, before clipping."""
+    norms = []
+    for batch in batches:
+        adapter.forward_backward(batch)
+        norms.append(adapter.optim_step(**vars(values)).grad_norm)
+    return norms
+
+
+def _train_reference(adapted: Any, batches: Any, values: Optimizer) -> list[float]:
+    parameters = list(adapted.parameters.values())
+    optimizer = values.torch(parameters)
+    norms = []
+    for batch in batches:
+        optimizer.zero_grad()
+        adapted.cross_entropy_backward(batch)
+        limit = values.max_grad_norm or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+        optimizer.step()
+    return norms

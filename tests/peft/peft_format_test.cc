@@ -1,0 +1,217 @@
+#include "src/lora/peft_format.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "src/lora/peft_config.h"
+#include "src/weights/safetensors.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::lora {
+namespace {
+
+using weights::NamedTensor;
+using weights::ScalarType;
+using weights::TensorView;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr ModelShape kShape = {.num_layers = 2,
+                               .hidden = 4,
+                               .q_width = 6,
+                               .kv_width = 2,
+                               .ffn = 8,
+                               .vocab = 10};
+
+LoraConfig HeadAndDown() {
+  return {.rank = 2,
+          .alpha = 4,
+          .target_modules = {TargetModule::kDownProj, TargetModule::kLmHead}};
+}
+
+std::vector<float> Counting(const LoraConfig& config) {
+  std::vector<float> values(AdapterLayout(kShape, config).num_parameters());
+  std::iota(values.begin(), values.end(), 1.0f);
+  return values;
+}
+
+absl::Span<const std::byte> BytesOf(const std::vector<float>& values) {
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                             values.size() * sizeof(float));
+}
+
+PeftFiles Written() {
+  return WritePeft(HeadAndDown(), kShape, Counting(HeadAndDown()), "base");
+}
+
+// The files of an adapter whose tensors went through `edit`.
+template <typename Edit>
+PeftFiles Edited(Edit edit) {
+  PeftFiles files = Written();
+  const auto parsed = weights::ParseSafetensors(files[1].second);
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, view] : *parsed) tensors.push_back({name, view});
+  edit(tensors);
+  files[1].second = weights::WriteSafetensors(tensors);
+  return files;
+}
+
+TEST(PeftFormat, ComesBackAsItWas) {
+  for (const LoraConfig& config :
+       {HeadAndDown(), LoraConfig{.rank = 3, .alpha = 0.5}}) {
+    const std::vector<float> values = Counting(config);
+    const PeftFiles files = WritePeft(config, kShape, values, "base");
+    EXPECT_EQ(files, WritePeft(config, kShape, values, "base"));
+    const auto adapter = ReadPeft(files, kShape);
+    ASSERT_THAT(adapter, IsOk());
+    EXPECT_EQ(adapter->config, config);
+    EXPECT_EQ(adapter->weights, values);
+  }
+}
+
+TEST(PeftFormat, NamesAndShapesAreThoseOfPeft) {
+  const PeftFiles files = Written();
+  EXPECT_EQ(files[0].first, "adapter_config.json");
+  EXPECT_EQ(files[1].first, "adapter_model.safetensors");
+  const auto tensors = weights::ParseSafetensors(files[1].second);
+  ASSERT_THAT(tensors, IsOk());
+  EXPECT_EQ(tensors->size(), 6u);
+  const std::vector<int64_t> a = {2, 8};
+  const std::vector<int64_t> b = {10, 2};
+  EXPECT_EQ(tensors
+                ->at("base_model.model.model.layers.1.mlp.down_proj.lora_A."
+                     "weight")
+                .shape,
+            a);
+  EXPECT_EQ(tensors->at("base_model.model.lm_head.lora_B.weight").shape, b);
+}
+
+TEST(PeftFormat, SkipsCopiesOfTheBaseAndOtherFiles) {
+  const std::vector<float> copy(40);
+  PeftFiles files = Edited([&](auto& tensors) {
+    tensors.push_back({"base_model.model.lm_head.base_layer.weight",
+                       {.shape = {10, 4}, .bytes = BytesOf(copy)}});
+  });
+  files.emplace_back("README.md", "text");
+  const auto adapter = ReadPeft(files, kShape);
+  ASSERT_THAT(adapter, IsOk());
+  EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+}
+
+TEST(PeftFormat, ReadsHalfAndBrainFloats) {
+  // 1.0 in every place.
+  const std::vector<uint16_t> half(40, 0x3c00);
+  const std::vector<uint16_t> brain(40, 0x3f80);
+  const PeftFiles files = Edited([&](auto& tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      TensorView& view = tensors[i].view;
+      const auto& ones = i % 2 == 0 ? half : brain;
+      view.dtype = i % 2 == 0 ? ScalarType::kF16 : ScalarType::kBf16;
+      view.bytes =
+          absl::MakeConstSpan(reinterpret_cast<const std::byte*>(ones.data()),
+                              view.bytes.size() / 2);
+    }
+  });
+  const auto adapter = ReadPeft(files, kShape);
+  ASSERT_THAT(adapter, IsOk());
+  EXPECT_EQ(adapter->weights,
+            std::vector<float>(Counting(HeadAndDown()).size(), 1.0f));
+}
+
+TEST(PeftFormat, RefusesMissingAndDoubleFiles) {
+  PeftFiles files = Written();
+  EXPECT_THAT(ReadPeft({files[0]}, kShape),
+              IsStatus(kInvalid, "adapter_model.safetensors is missing"));
+  EXPECT_THAT(ReadPeft({files[1]}, kShape),
+              IsStatus(kInvalid, "adapter_config.json is missing"));
+  files.push_back(files[0]);
+  EXPECT_THAT(ReadPeft(files, kShape), IsStatus(kInvalid, "there twice"));
+}
+
+TEST(PeftFormat, RefusesMissingAndForeignTensors) {
+  EXPECT_THAT(
+      ReadPeft(Edited([](auto& tensors) { tensors.pop_back(); }), kShape),
+      IsStatus(kInvalid, "down_proj.lora_B.weight' is missing"));
+  const std::vector<float> one(1);
+  for (const char* name :
+       {"base_model.model.lm_head.weight", "lm_head.base_layer.weight",
+        "base_model.model.lm_head.lora_magnitude_vector",
+        "base_model.model.lm_head.lora_B.bias",
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.model.layers.2.mlp.down_proj.lora_A.weight"}) {
+    const PeftFiles files = Edited([&](auto& tensors) {
+      tensors.push_back({name, {.shape = {1}, .bytes = BytesOf(one)}});
+    });
+    EXPECT_THAT(ReadPeft(files, kShape), IsStatus(kInvalid, name));
+  }
+}
+
+TEST(PeftFormat, RefusesOtherShapesAndTypes) {
+  const auto reshape = [](std::vector<int64_t> shape) {
+    return Edited([&](auto& tensors) { tensors[0].view.shape = shape; });
+  };
+  // lm_head.lora_A: [2, 4].
+  EXPECT_THAT(ReadPeft(reshape({4, 2}), kShape),
+              IsStatus(kInvalid, "has shape [4, 2]; expected [2, 4]"));
+  EXPECT_THAT(ReadPeft(reshape({8}), kShape),
+              IsStatus(kInvalid, "has shape [8]; expected [2, 4]"));
+  const PeftFiles integers =
+      Edited([](auto& tensors) { tensors[0].view.dtype = ScalarType::kI32; });
+  EXPECT_THAT(ReadPeft(integers, kShape), IsStatus(kInvalid, "dtype I32"));
+}
+
+TEST(PeftFormat, RefusesValuesThatAreNotFinite) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity()}) {
+    std::vector<float> values = Counting(HeadAndDown());
+    values.back() = bad;
+    EXPECT_THAT(ReadPeft(WritePeft(HeadAndDown(), kShape, values, "b"), kShape),
+                IsStatus(kInvalid, "lm_head.lora_B.weight' has a value that"));
+  }
+}
+
+TEST(PeftFormat, RefusesATruncatedFileAsABadArgument) {
+  PeftFiles files = Written();
+  files[1].second.pop_back();
+  EXPECT_THAT(ReadPeft(files, kShape),
+              IsStatus(kInvalid, "adapter_model.safetensors: "));
+}
+
+TEST(PeftFormat, RefusesALargeRankBeforeItTakesMemory) {
+  const ModelShape large = {.num_layers = 1000,
+                            .hidden = 1 << 17,
+                            .q_width = 1 << 17,
+                            .kv_width = 1 << 17,
+                            .ffn = 1 << 20,
+                            .vocab = 1 << 20};
+  PeftFiles files = Written();
+  files[0].second = WritePeft({.rank = kMaxFileRank,
+                               .target_modules = {TargetModule::kQProj}},
+                              {.num_layers = 0}, {}, "b")[0]
+                        .second;
+  EXPECT_THAT(ReadPeft(files, large), IsStatus(kInvalid, "lm_head"));
+}
+
+TEST(Buffers, ComeBackUnderTheirNames) {
+  const LoraConfig config = HeadAndDown();
+  const std::vector<float> first = Counting(config);
+  std::vector<float> second(first.rbegin(), first.rend());
+  second[0] = std::numeric_limits<float>::infinity();
+  const std::vector<NamedBuffer> buffers = {{"first_moment", first},
+                                            {"second_moment", second}};
+  const std::string file = WriteBuffers(config, kShape, buffers);
+  EXPECT_EQ(*ReadBuffer(file, "first_moment", config, kShape), first);
+  EXPECT_EQ(*ReadBuffer(file, "second_moment", config, kShape), second);
+  EXPECT_THAT(ReadBuffer(file, "third", config, kShape),
+              IsStatus(kInvalid, "'third.model.layers.0"));
+  EXPECT_THAT(ReadBuffer(file.substr(0, file.size() - 4), "first_moment",
+                         config, kShape),
+              IsStatus(absl::StatusCode::kDataLoss, "ends at byte"));
+}
+
+}  // namespace
+}  // namespace weft::lora

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Installs, builds and runs the tests. Without arguments: every test, among
+# them (label ci) the sanitizer builds, the CUDA build where nvcc is found and
+# the format check. With arguments: only tests with one of these labels.
+#
+#   tests/run.sh                  # everything
+#   tests/run.sh unit             # under two minutes once it is built
+#   tests/run.sh oracle deploy
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly ROOT
+JOBS="$(nproc)"
+readonly JOBS
+
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"
+    exit 0
+    ;;
+esac
+
+heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
+
+cd "${ROOT}"
+heading "Install"
+deploy/setup.sh --tests
+
+heading "Demo model"
+.venv/bin/python deploy/prepare_demo_model.py
+
+heading "Configure and build (preset cpu)"
+cmake --preset cpu
+NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --parallel "${JOBS}"
+
+arguments=(--test-dir build/cpu --output-on-failure --parallel "${JOBS}"
+  --no-tests=error)
+if (($# > 0)); then
+  labels="$(IFS='|' && echo "$*")"
+  arguments+=(--label-regex "^(${labels})\$")
+fi
+heading "Test${labels:+ (labels ${labels})}"
+# Compute threads that wait must not spin: other tests want the core.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+export WEFT_BUILD_DIR="${WEFT_BUILD_DIR:-${ROOT}/build/cpu}"
+exec ctest "${arguments[@]}"

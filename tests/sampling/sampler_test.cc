@@ -1,0 +1,244 @@
+#include "src/sampling/sampler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "src/sampling/philox.h"
+
+namespace weft::sampling {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kJustBelowOne = 1.0F - 0x1p-24F;
+
+// Logits of a rough bell over the ids, from a counter: no two runs differ.
+std::vector<float> SomeLogits(size_t vocab, float spread) {
+  std::vector<float> logits(vocab);
+  for (size_t i = 0; i < vocab; ++i) {
+    float sum = 0;
+    for (uint32_t k = 0; k < 4; ++k) {
+      sum += CounterUniform(7, static_cast<uint32_t>(i), k) - 0.5F;
+    }
+    logits[i] = spread * sum;
+  }
+  return logits;
+}
+
+std::vector<double> Softmax(const std::vector<float>& logits,
+                            double temperature) {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> p;
+  for (const float x : logits) p.push_back(std::exp((x - max) / temperature));
+  const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+// Counts of each token over evenly spaced uniforms, the ends included.
+std::vector<int> Counts(const std::vector<float>& logits,
+                        const DrawConfig& config, int draws) {
+  std::vector<int> counts(logits.size(), 0);
+  for (int i = 0; i < draws; ++i) {
+    const float u = std::min(static_cast<float>(i) / draws, kJustBelowOne);
+    ++counts[DrawToken(logits, config, u).token];
+  }
+  ++counts[DrawToken(logits, config, kJustBelowOne).token];
+  return counts;
+}
+
+std::set<int> Support(const std::vector<float>& logits,
+                      const DrawConfig& config) {
+  const std::vector<int> counts = Counts(logits, config, 2000);
+  std::set<int> support;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] > 0) support.insert(static_cast<int>(i));
+  }
+  return support;
+}
+
+TEST(PhiloxTest, GivesTheKnownAnswers) {
+  EXPECT_THAT(Philox4x32({0, 0, 0, 0}, {0, 0}),
+              ElementsAre(0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8));
+  EXPECT_THAT(Philox4x32({~0U, ~0U, ~0U, ~0U}, {~0U, ~0U}),
+              ElementsAre(0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd));
+  EXPECT_THAT(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                         {0xa4093822, 0x299f31d0}),
+              ElementsAre(0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1));
+}
+
+TEST(CounterUniformTest, DependsOnEveryArgumentAndStaysBelowOne) {
+  const float base = CounterUniform(1, 2, 3);
+  EXPECT_EQ(CounterUniform(1, 2, 3), base);
+  EXPECT_NE(CounterUniform(2, 2, 3), base);
+  EXPECT_NE(CounterUniform(uint64_t{1} << 40 | 1, 2, 3), base);
+  EXPECT_NE(CounterUniform(1, 3, 3), base);
+  EXPECT_NE(CounterUniform(1, 2, 4), base);
+  double sum = 0;
+  constexpr int kDraws = 20000;
+  for (uint32_t i = 0; i < kDraws; ++i) {
+    const float u = CounterUniform(5, 0, i);
+    ASSERT_GE(u, 0.0F);
+    ASSERT_LT(u, 1.0F);
+    sum += u;
+  }
+  // Five standard deviations of the mean of kDraws uniforms.
+  EXPECT_NEAR(sum / kDraws, 0.5, 5 * std::sqrt(1.0 / 12 / kDraws));
+}
+
+struct DistributionCase {
+  size_t vocab;
+  DrawConfig config;
+};
+
+class DistributionTest : public ::testing::TestWithParam<DistributionCase> {};
+
+// Pearson's statistic of draws against the exact distribution. Mean = degrees
+// of freedom d, deviation sqrt(2 d): five of them is one failure in millions,
+// and the generator is fixed, so none at all.
+TEST_P(DistributionTest, DrawsMatchTheSoftmaxByChiSquare) {
+  const auto& [vocab, config] = GetParam();
+  const std::vector<float> logits = SomeLogits(vocab, 3);
+  const std::vector<double> p = Softmax(logits, config.temperature);
+  constexpr int kDraws = 10000;
+  std::vector<int> counts(vocab, 0);
+  for (uint32_t i = 0; i < kDraws; ++i) {
+    ++counts[DrawToken(logits, config, CounterUniform(11, 0, i)).token];
+  }
+  double statistic = 0;
+  for (size_t i = 0; i < vocab; ++i) {
+    const double expected = kDraws * p[i];
+    statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
+  }
+  const double freedom = static_cast<double>(vocab) - 1;
+  EXPECT_LT(std::abs(statistic - freedom), 5 * std::sqrt(2 * freedom));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, DistributionTest,
+    ::testing::Values(DistributionCase{2, {}}, DistributionCase{17, {}},
+                      DistributionCase{511, {}}, DistributionCase{513, {}},
+                      DistributionCase{1100, {}},
+                      DistributionCase{300, {.temperature = 2}},
+                      // Filters that keep everything change only the order.
+                      DistributionCase{300, {.top_k = 300}},
+                      DistributionCase{300, {.top_p = 1 - 1e-12}}));
+
+TEST(DrawTokenTest, ReportsLogprobOfUnfilteredScaledDistribution) {
+  for (const size_t vocab : {size_t{5}, size_t{1000}, size_t{50257}}) {
+    const std::vector<float> logits = SomeLogits(vocab, 8);
+    for (const double temperature : {0.5, 1.0, 3.0}) {
+      const std::vector<double> p = Softmax(logits, temperature);
+      const DrawConfig config{
+          .temperature = temperature, .top_k = 4, .top_p = 0.9};
+      const DrawResult result = DrawToken(logits, config, 0.7F);
+      EXPECT_NEAR(result.logprob, std::log(p[result.token]), 2e-6);
+    }
+  }
+}
+
+TEST(DrawTokenTest, GreedyTakesLowestIdOnTieAndLogprobAtTemperatureOne) {
+  const std::vector<float> logits = {1, 3, 2, 3};
+  const DrawResult result = DrawToken(logits, {.temperature = 0}, 0.99F);
+  EXPECT_EQ(result.token, 1);
+  EXPECT_NEAR(result.logprob, std::log(Softmax(logits, 1)[1]), 1e-6);
+  EXPECT_EQ(
+      DrawToken(logits, {.temperature = 0, .top_k = 2, .top_p = 0.1}, 0.5F)
+          .token,
+      1);
+}
+
+TEST(DrawTokenTest, TopKKeepsTheLikeliestAndLowerIdsOnTie) {
+  const std::vector<float> logits = {0, 1, 1, 1, -1};
+  EXPECT_THAT(Support(logits, {.top_k = 1}), ElementsAre(1));
+  EXPECT_THAT(Support(logits, {.top_k = 2}), ElementsAre(1, 2));
+  EXPECT_THAT(Support(logits, {.top_k = 4}), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Support(logits, {.top_k = 99}), ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(DrawTokenTest, TopPKeepsTheShortestPrefixThatReachesIt) {
+  // Probabilities 0.5, 0.25, 0.125, 0.125.
+  const float ln2 = std::log(2.0F);
+  const std::vector<float> logits = {-2 * ln2, -ln2, -3 * ln2, -3 * ln2};
+  EXPECT_THAT(Support(logits, {.top_p = 0.4}), ElementsAre(1));
+  EXPECT_THAT(Support(logits, {.top_p = 0.6}), ElementsAre(0, 1));
+  EXPECT_THAT(Support(logits, {.top_p = 0.8}), ElementsAre(0, 1, 2));
+  EXPECT_THAT(Support(logits, {.top_p = 0.9}), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Support(logits, {.top_p = 1e-9}), ElementsAre(1));
+}
+
+TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
+  const float ln2 = std::log(2.0F);
+  const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -3 * ln2};
+  // Of the best two the first has 2/3: enough for 0.6, which is not so of all.
+  EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.6}), ElementsAre(0));
+  EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.7}), ElementsAre(0, 1));
+}
+
+TEST(DrawTokenTest, TopPGrowsPastItsFirstCandidatesOnFlatLogits) {
+  const std::vector<float> flat(5000, 0.5F);
+  const DrawConfig config{.top_p = 0.5};
+  // Equal logits: order of id, so the last kept token is the 2500th.
+  EXPECT_EQ(DrawToken(flat, config, 0).token, 0);
+  EXPECT_NEAR(DrawToken(flat, config, kJustBelowOne).token, 2499, 1);
+}
+
+TEST(DrawTokenTest, EndsOfTheUniformGiveFirstAndLastPossibleToken) {
+  const std::vector<float> logits = {-kInfinity, 0, 0, 0, -kInfinity};
+  for (const DrawConfig& config :
+       {DrawConfig{}, DrawConfig{.top_k = 4}, DrawConfig{.top_p = 0.999}}) {
+    EXPECT_EQ(DrawToken(logits, config, 0).token, 1);
+    EXPECT_EQ(DrawToken(logits, config, kJustBelowOne).token, 3);
+  }
+}
+
+TEST(DrawTokenTest, NeverDrawsMinusInfinity) {
+  std::vector<float> logits(3000, -kInfinity);
+  logits[17] = -3;
+  logits[2048] = -4;
+  for (const DrawConfig& config :
+       {DrawConfig{}, DrawConfig{.top_k = 50}, DrawConfig{.top_p = 0.9999},
+        DrawConfig{.temperature = 1e3}}) {
+    EXPECT_THAT(Support(logits, config), ElementsAre(17, 2048));
+  }
+}
+
+TEST(DrawTokenTest, TinyAndHugeTemperaturesStayFinite) {
+  const std::vector<float> logits = {-50, 80, 79.5, 0};
+  EXPECT_THAT(Support(logits, {.temperature = 1e-3}), ElementsAre(1));
+  EXPECT_EQ(DrawToken(logits, {.temperature = 1e-3}, 0.5F).logprob, 0);
+  EXPECT_THAT(Support(logits, {.temperature = 1e3}), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Support(logits, {.temperature = 1e-300}), ElementsAre(1));
+}
+
+TEST(DrawTokenTest, ReturnsTopLogprobsLikeliestFirst) {
+  const std::vector<float> logits = {0, 2, 1, 2};
+  const std::vector<double> p = Softmax(logits, 0.5);
+  const DrawResult result =
+      DrawToken(logits, {.temperature = 0.5, .top_k = 1, .top_logprobs = 3}, 0);
+  ASSERT_EQ(result.top_logprobs.size(), 3U);
+  const int32_t expected[] = {1, 3, 2};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(result.top_logprobs[i].first, expected[i]);
+    EXPECT_NEAR(result.top_logprobs[i].second, std::log(p[expected[i]]), 1e-6);
+  }
+  EXPECT_EQ(DrawToken(logits, {.top_logprobs = 20}, 0).top_logprobs.size(), 4U);
+}
+
+TEST(DrawTokenTest, OneTokenVocabularyGivesItWithCertainty) {
+  const std::vector<float> logits = {-7};
+  const DrawResult result = DrawToken(logits, {}, kJustBelowOne);
+  EXPECT_EQ(result.token, 0);
+  EXPECT_EQ(result.logprob, 0);
+}
+
+}  // namespace
+}  // namespace weft::sampling

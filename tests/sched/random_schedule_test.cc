@@ -1,0 +1,233 @@
+// Random clients against the scheduler: numbers out of order, losses, cancels,
+// deadlines and failures. Whatever happens, every adapter's effects are those
+// of its steps, each applied once, in order across barriers.
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "src/sched/scheduler.h"
+
+namespace weft::sched {
+namespace {
+
+struct Step {
+  WorkKind kind = WorkKind::kTrain;
+  std::vector<int64_t> datum_tokens;
+};
+
+// An adapter with a script of numbered steps; its client sends them in any
+// order within a window and sends again what was lost.
+struct Client {
+  std::string name;
+  std::vector<Step> script;               // Step n is script[n - 1].
+  std::set<uint64_t> missing;             // Not accepted at the moment.
+  std::map<uint64_t, int64_t> data_done;  // Of steps that have started.
+  std::set<uint64_t> applied;
+};
+
+class World {
+ public:
+  World(uint64_t seed, int num_clients, int num_steps)
+      : random_(seed),
+        scheduler_({.max_batch_tokens = kBatchTokens,
+                    .max_queue_requests = 40,
+                    .max_queue_tokens = 4000,
+                    .sampling_share = 0.3,
+                    .reorder_window = 6}) {
+    for (int c = 0; c < num_clients; ++c) {
+      Client client;
+      client.name = "adapter" + std::to_string(c);
+      scheduler_.AddAdapter(client.name, 0);
+      for (int n = 1; n <= num_steps; ++n) {
+        client.script.push_back(RandomStep());
+        client.missing.insert(n);
+      }
+      clients_.push_back(client);
+    }
+  }
+
+  void Run() {
+    for (int round = 0; round < 200000 && !Done(); ++round) {
+      now_ += absl::Milliseconds(Uniform(0, 50));
+      Send();
+      if (Uniform(0, 9) == 0) CancelSomething();
+      for (const uint64_t id : scheduler_.TakeExpired(now_)) Lose(id);
+      Execute();
+      if (testing::Test::HasFailure()) return;
+    }
+    EXPECT_TRUE(Done()) << "work is stuck";
+    EXPECT_TRUE(scheduler_.Idle());
+    EXPECT_EQ(scheduler_.queued_tokens(), 0);
+    for (const Client& client : clients_) {
+      EXPECT_EQ(scheduler_.LastStep(client.name), client.script.size());
+    }
+  }
+
+ private:
+  static constexpr int64_t kBatchTokens = 100;
+
+  int64_t Uniform(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+
+  Step RandomStep() {
+    Step step;
+    if (Uniform(0, 4) == 0) {
+      step.kind = Uniform(0, 1) == 0 ? WorkKind::kOptim : WorkKind::kAdapterOp;
+      return step;
+    }
+    const int64_t num_data = Uniform(1, 8);
+    for (int64_t i = 0; i < num_data; ++i) {
+      step.datum_tokens.push_back(Uniform(1, Uniform(0, 9) == 0 ? 150 : 40));
+    }
+    return step;
+  }
+
+  bool Done() const {
+    return std::all_of(clients_.begin(), clients_.end(), [](const Client& c) {
+      return c.applied.size() == c.script.size();
+    });
+  }
+
+  void Send() {
+    for (size_t c = 0; c < clients_.size(); ++c) {
+      Client& client = clients_[c];
+      if (client.missing.empty() || Uniform(0, 2) == 0) continue;
+      auto it = client.missing.begin();
+      std::advance(it,
+                   Uniform(0, std::min<int64_t>(4, client.missing.size() - 1)));
+      WorkItem item;
+      item.id = ++last_id_;
+      item.adapter = client.name;
+      item.step = *it;
+      item.kind = client.script[*it - 1].kind;
+      item.backward = item.kind == WorkKind::kTrain;
+      item.datum_tokens = client.script[*it - 1].datum_tokens;
+      if (Uniform(0, 3) == 0) {
+        item.deadline = now_ + absl::Milliseconds(Uniform(1, 400));
+      }
+      if (scheduler_.Enqueue(item, now_).ok()) {
+        waiting_[item.id] = {c, *it};
+        client.missing.erase(it);
+      }
+    }
+  }
+
+  void CancelSomething() {
+    if (waiting_.empty()) return;
+    auto it = waiting_.begin();
+    std::advance(it, Uniform(0, waiting_.size() - 1));
+    const uint64_t id = it->first;
+    if (scheduler_.Cancel(id)) Lose(id);
+  }
+
+  void Lose(uint64_t id) {
+    const auto [c, step] = waiting_.at(id);
+    clients_[c].missing.insert(step);
+    clients_[c].data_done.erase(step);
+    waiting_.erase(id);
+  }
+
+  void Execute() {
+    const Plan plan = scheduler_.Next(now_, Uniform(0, 1));
+    scheduler_.AccountDeviceTime(plan.kind, absl::Milliseconds(Uniform(1, 30)));
+    if (plan.kind == Plan::Kind::kExclusive) {
+      CheckOrder(plan.work_id, /*barrier=*/true);
+      Complete(plan.work_id, /*last=*/true);
+    }
+    if (plan.kind != Plan::Kind::kTrain) return;
+    CheckShape(plan);
+    for (const TrainSlice& slice : plan.slices) {
+      CheckOrder(slice.work_id, /*barrier=*/false);
+    }
+    std::vector<TrainSlice> slices = plan.slices;
+    std::shuffle(slices.begin(), slices.end(), random_);
+    for (const TrainSlice& slice : slices) {
+      const auto [c, step] = waiting_.at(slice.work_id);
+      int64_t& done = clients_[c].data_done[step];
+      EXPECT_EQ(done, slice.first_datum) << "data lost or repeated";
+      done += slice.num_data;
+      Complete(slice.work_id, slice.last);
+    }
+  }
+
+  // Everything before the work, up to the last barrier, has been applied.
+  void CheckOrder(uint64_t id, bool barrier) {
+    const auto [c, step] = waiting_.at(id);
+    const Client& client = clients_[c];
+    EXPECT_FALSE(client.applied.contains(step)) << "applied twice";
+    bool across_barrier = barrier;
+    for (uint64_t earlier = step - 1; earlier >= 1; --earlier) {
+      across_barrier |= client.script[earlier - 1].kind != WorkKind::kTrain;
+      if (across_barrier) {
+        ASSERT_TRUE(client.applied.contains(earlier))
+            << client.name << ": step " << step << " before " << earlier;
+      }
+    }
+  }
+
+  void CheckShape(const Plan& plan) {
+    int64_t tokens = 0;
+    int64_t num_data = 0;
+    std::map<std::string, std::pair<int, int>> whole_and_parts;
+    std::vector<std::string> names;
+    for (const TrainSlice& slice : plan.slices) {
+      const auto [c, step] = waiting_.at(slice.work_id);
+      const std::vector<int64_t>& data =
+          clients_[c].script[step - 1].datum_tokens;
+      for (int64_t i = 0; i < slice.num_data; ++i) {
+        tokens += data.at(slice.first_datum + i);
+      }
+      num_data += slice.num_data;
+      const bool whole = slice.first_datum == 0 && slice.last;
+      auto& [wholes, parts] = whole_and_parts[clients_[c].name];
+      ++(whole ? wholes : parts);
+      if (names.empty() || names.back() != clients_[c].name) {
+        names.push_back(clients_[c].name);
+      }
+    }
+    EXPECT_TRUE(tokens <= kBatchTokens || num_data == 1) << tokens;
+    EXPECT_EQ(names.size(), whole_and_parts.size()) << "not neighbours";
+    for (const auto& [name, counts] : whole_and_parts) {
+      EXPECT_TRUE(counts.second == 0 ||
+                  (counts.second == 1 && counts.first == 0));
+    }
+  }
+
+  void Complete(uint64_t id, bool last) {
+    const auto [c, step] = waiting_.at(id);
+    const bool ok = Uniform(0, 7) != 0;
+    scheduler_.Finished(id, ok);
+    if (!ok) {
+      Lose(id);
+    } else if (last) {
+      EXPECT_TRUE(clients_[c].applied.insert(step).second);
+      waiting_.erase(id);
+    }
+  }
+
+  std::mt19937_64 random_;
+  Scheduler scheduler_;
+  absl::Time now_ = absl::UnixEpoch();
+  uint64_t last_id_ = 0;
+  std::vector<Client> clients_;
+  std::map<uint64_t, std::pair<size_t, uint64_t>> waiting_;  // Client, step.
+};
+
+TEST(RandomScheduleTest, AppliesEveryStepOnceAndInOrder) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    World(seed, /*num_clients=*/1 + static_cast<int>(seed % 6),
+          /*num_steps=*/60)
+        .Run();
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace weft::sched

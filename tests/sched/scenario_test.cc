@@ -1,0 +1,291 @@
+// Runs tests/sched/scenarios/*.txt; scenarios/README.md explains the language.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "src/sched/scheduler.h"
+
+namespace weft::sched {
+namespace {
+
+using Words = std::vector<std::string>;
+
+int64_t Number(const std::string& text) {
+  int64_t value = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(text, &value)) << "not a number: " << text;
+  return value;
+}
+
+// Value of `key=value` among the words, or `fallback`.
+std::string Option(const Words& words, const std::string& key,
+                   const std::string& fallback) {
+  for (const std::string& word : words) {
+    if (absl::StartsWith(word, key + "=")) return word.substr(key.size() + 1);
+  }
+  return fallback;
+}
+
+bool Has(const Words& words, const std::string& word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+absl::Duration Seconds(const std::string& text) {
+  return absl::Seconds(Number(text));
+}
+
+std::string YesNo(bool yes) { return yes ? "yes" : "no"; }
+
+std::string Ids(const std::vector<uint64_t>& ids) {
+  return ids.empty() ? "none" : absl::StrJoin(ids, " ");
+}
+
+// "10x3,7" are data of 10, 10, 10 and 7 tokens.
+std::vector<int64_t> DataTokens(const std::string& text) {
+  std::vector<int64_t> tokens;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::vector<std::string> pair = absl::StrSplit(part, 'x');
+    const int64_t count = pair.size() == 2 ? Number(pair[1]) : 1;
+    tokens.insert(tokens.end(), count, Number(pair[0]));
+  }
+  return tokens;
+}
+
+std::string SliceText(const TrainSlice& slice) {
+  if (slice.first_datum == 0 && slice.last) return absl::StrCat(slice.work_id);
+  return absl::StrCat(slice.work_id, "[", slice.first_datum, ":",
+                      slice.first_datum + slice.num_data,
+                      slice.last ? "]" : "+]");
+}
+
+std::string PlanText(const Plan& plan) {
+  switch (plan.kind) {
+    case Plan::Kind::kNone:
+      return "none";
+    case Plan::Kind::kExclusive:
+      return absl::StrCat("exclusive ", plan.work_id);
+    case Plan::Kind::kDecode:
+      return "decode";
+    case Plan::Kind::kTrain:
+      break;
+  }
+  Words slices;
+  for (const TrainSlice& slice : plan.slices)
+    slices.push_back(SliceText(slice));
+  return absl::StrCat(plan.backward ? "backward " : "forward ",
+                      absl::StrJoin(slices, " "));
+}
+
+class Interpreter {
+ public:
+  // What the command line answers, as the right side of `->`.
+  std::string Run(const Words& words) {
+    const std::string& command = words[0];
+    const auto handler = handlers_.find(command);
+    if (handler == handlers_.end()) return "unknown command " + command;
+    if (command != "options" && scheduler_ == nullptr) Options({"options"});
+    return handler->second(words);
+  }
+
+ private:
+  using Handler = std::function<std::string(const Words&)>;
+
+  static std::string Adapter(const std::string& word) {
+    return word == "base" ? "" : word;
+  }
+
+  std::string Options(const Words& words) {
+    SchedulerOptions options;
+    options.max_batch_tokens = Number(Option(words, "batch", "100"));
+    options.max_queue_requests = Number(Option(words, "requests", "100"));
+    options.max_queue_tokens = Number(Option(words, "tokens", "100000"));
+    options.sampling_share =
+        static_cast<double>(Number(Option(words, "percent", "50"))) / 100;
+    options.reorder_window = Number(Option(words, "window", "256"));
+    scheduler_ = std::make_unique<Scheduler>(options);
+    return "";
+  }
+
+  std::string Enqueue(WorkKind kind, const Words& words) {
+    WorkItem item;
+    item.kind = kind;
+    item.id = Number(words.at(1));
+    item.adapter = Adapter(words.at(2));
+    item.step = Number(Option(words, "step", "0"));
+    item.backward = kind == WorkKind::kTrain && !Has(words, "forward");
+    if (kind == WorkKind::kTrain) {
+      item.datum_tokens = DataTokens(Option(words, "data", "10"));
+    }
+    item.tokens = Number(Option(words, "tokens", "0"));
+    const std::string deadline = Option(words, "deadline", "");
+    if (!deadline.empty()) {
+      item.deadline = absl::UnixEpoch() + Seconds(deadline);
+    }
+    const absl::StatusOr<uint64_t> step =
+        scheduler_->Enqueue(std::move(item), now_);
+    return step.ok() ? absl::StrCat("step ", *step)
+                     : absl::StatusCodeToString(step.status().code());
+  }
+
+  std::string Finish(const Words& words, bool ok) {
+    for (size_t i = 1; i < words.size(); ++i) {
+      scheduler_->Finished(Number(words[i]), ok);
+    }
+    return "";
+  }
+
+  std::string SetLast(const Words& words) {
+    const auto change =
+        scheduler_->SetLastStep(words.at(1), Number(words.at(2)));
+    Words text;
+    for (const uint64_t id : change.dropped) {
+      text.push_back(absl::StrCat("drop ", id));
+    }
+    for (const auto& [id, step] : change.renumbered) {
+      text.push_back(absl::StrCat(id, " is step ", step));
+    }
+    return absl::StrJoin(text, ", ");
+  }
+
+  std::string Account(const Words& words) {
+    const std::map<std::string, Plan::Kind> kinds = {
+        {"train", Plan::Kind::kTrain},
+        {"exclusive", Plan::Kind::kExclusive},
+        {"decode", Plan::Kind::kDecode}};
+    scheduler_->AccountDeviceTime(kinds.at(words.at(1)), Seconds(words.at(2)));
+    return "";
+  }
+
+  std::string Depth(const Words& words) {
+    const std::map<std::string, WorkKind> kinds = {
+        {"train", WorkKind::kTrain},
+        {"optim", WorkKind::kOptim},
+        {"op", WorkKind::kAdapterOp},
+        {"sample", WorkKind::kSample}};
+    return absl::StrCat(scheduler_->QueueDepth(kinds.at(words.at(1))));
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+  std::unique_ptr<Scheduler> scheduler_;
+  const std::map<std::string, Handler> handlers_ = {
+      {"options", [this](const Words& w) { return Options(w); }},
+      {"adapter",
+       [this](const Words& w) {
+         return YesNo(
+             scheduler_->AddAdapter(w.at(1), Number(Option(w, "last", "0"))));
+       }},
+      {"remove",
+       [this](const Words& w) {
+         return Ids(scheduler_->RemoveAdapter(w.at(1)));
+       }},
+      {"train",
+       [this](const Words& w) { return Enqueue(WorkKind::kTrain, w); }},
+      {"optim",
+       [this](const Words& w) { return Enqueue(WorkKind::kOptim, w); }},
+      {"op",
+       [this](const Words& w) { return Enqueue(WorkKind::kAdapterOp, w); }},
+      {"sample",
+       [this](const Words& w) { return Enqueue(WorkKind::kSample, w); }},
+      {"cancel",
+       [this](const Words& w) {
+         return YesNo(scheduler_->Cancel(Number(w.at(1))));
+       }},
+      {"now",
+       [this](const Words& w) {
+         now_ = absl::UnixEpoch() + Seconds(w.at(1));
+         return std::string();
+       }},
+      {"expire",
+       [this](const Words&) { return Ids(scheduler_->TakeExpired(now_)); }},
+      {"next",
+       [this](const Words& w) {
+         return PlanText(scheduler_->Next(
+             now_, static_cast<int>(Number(Option(w, "decodes", "0")))));
+       }},
+      {"take",
+       [this](const Words& w) {
+         return Ids(
+             scheduler_->TakeSamples(now_, static_cast<int>(Number(w.at(1)))));
+       }},
+      {"putback",
+       [this](const Words& w) {
+         return YesNo(scheduler_->PutBack(Number(w.at(1))));
+       }},
+      {"done", [this](const Words& w) { return Finish(w, true); }},
+      {"fail", [this](const Words& w) { return Finish(w, false); }},
+      {"setlast", [this](const Words& w) { return SetLast(w); }},
+      {"last",
+       [this](const Words& w) {
+         const auto last = scheduler_->LastStep(w.at(1));
+         return last ? absl::StrCat(*last) : std::string("unknown");
+       }},
+      {"account", [this](const Words& w) { return Account(w); }},
+      {"idle", [this](const Words&) { return YesNo(scheduler_->Idle()); }},
+      {"depth", [this](const Words& w) { return Depth(w); }},
+      {"tokens",
+       [this](const Words&) {
+         return absl::StrCat(scheduler_->queued_tokens());
+       }},
+  };
+};
+
+std::vector<std::string> ScenarioNames() {
+  std::vector<std::string> names;
+  for (const auto& file :
+       std::filesystem::directory_iterator(WEFT_SCENARIO_DIR)) {
+    if (file.path().extension() == ".txt") {
+      names.push_back(file.path().stem().string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class ScenarioTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(ScenarioTest, GivesTheExpectedAnswers) {
+  const std::string path =
+      absl::StrCat(WEFT_SCENARIO_DIR, "/", GetParam(), ".txt");
+  std::ifstream file(path);
+  ASSERT_TRUE(file.is_open()) << path;
+  Interpreter interpreter;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string code = line.substr(0, line.find('#'));
+    const size_t arrow = code.find("->");
+    const Words words =
+        absl::StrSplit(code.substr(0, arrow), ' ', absl::SkipWhitespace());
+    if (words.empty()) continue;
+    const std::string answer = interpreter.Run(words);
+    // A command without `->` must succeed; its answer is of no interest.
+    if (arrow == std::string::npos) {
+      EXPECT_FALSE(absl::StrContains(answer, "unknown command") ||
+                   absl::StrContains(answer, "_"))
+          << path << ":" << number << ": " << line << "\n  got: " << answer;
+      continue;
+    }
+    const std::string expected(
+        absl::StripAsciiWhitespace(code.substr(arrow + 2)));
+    EXPECT_EQ(answer, expected) << path << ":" << number << ": " << line;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Scenarios, ScenarioTest,
+                         testing::ValuesIn(ScenarioNames()),
+                         [](const auto& scenario) { return scenario.param; });
+
+}  // namespace
+}  // namespace weft::sched

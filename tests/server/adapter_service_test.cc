@@ -1,0 +1,361 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/server/server_fixture.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class AdapterServiceTest : public ServerTest {
+ protected:
+  void SetUp() override { StartReadyServer(); }
+
+  grpc::Status Create(const v1::CreateAdapterRequest& request,
+                      v1::Adapter* adapter) {
+    grpc::ClientContext context;
+    v1::CreateAdapterResponse response;
+    const grpc::Status status =
+        adapters_->CreateAdapter(&context, request, &response);
+    *adapter = response.adapter();
+    return status;
+  }
+
+  // Sends `messages` and closes; returns the status of the import.
+  grpc::Status Import(const std::vector<v1::ImportAdapterRequest>& messages,
+                      v1::ImportAdapterResponse* response) {
+    grpc::ClientContext context;
+    const auto stream = adapters_->ImportAdapter(&context, response);
+    for (const auto& message : messages) {
+      if (!stream->Write(message)) break;
+    }
+    stream->WritesDone();
+    return stream->Finish();
+  }
+
+  static v1::ImportAdapterRequest Options(const std::string& id) {
+    v1::ImportAdapterRequest message;
+    message.mutable_options()->set_adapter_id(id);
+    return message;
+  }
+
+  static v1::ImportAdapterRequest Chunk(const std::string& name,
+                                        const std::string& data) {
+    v1::ImportAdapterRequest message;
+    message.mutable_chunk()->set_name(name);
+    message.mutable_chunk()->set_data(data);
+    return message;
+  }
+};
+
+TEST_F(AdapterServiceTest, CreateFillsInDefaults) {
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("new");
+  v1::Adapter adapter;
+  ASSERT_TRUE(Create(request, &adapter).ok());
+  EXPECT_EQ(adapter.adapter_id(), "new");
+  EXPECT_EQ(adapter.config().rank(), 32u);
+  EXPECT_EQ(adapter.config().alpha(), 32);
+  EXPECT_EQ(adapter.config().target_modules_size(), 7);
+  EXPECT_EQ(adapter.created_at(), 1700000000);
+  EXPECT_EQ(adapter.version(), 1u);
+}
+
+TEST_F(AdapterServiceTest, CreateRepeatedWithoutSeedIsAnsweredAsTheFirst) {
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("new");
+  v1::Adapter first;
+  v1::Adapter again;
+  ASSERT_TRUE(Create(request, &first).ok());
+  ASSERT_TRUE(Create(request, &again).ok());
+  EXPECT_EQ(first.config().seed(), again.config().seed());
+  EXPECT_NE(first.config().seed(), 0u);
+  request.mutable_config()->set_rank(8);
+  EXPECT_EQ(Create(request, &first).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+}
+
+TEST_F(AdapterServiceTest, TargetModulesComeInTheOrderOfTheForwardPass) {
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("new");
+  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_LM_HEAD);
+  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_Q_PROJ);
+  v1::Adapter adapter;
+  ASSERT_TRUE(Create(request, &adapter).ok());
+  EXPECT_THAT(adapter.config().target_modules(),
+              ElementsAre(v1::TARGET_MODULE_Q_PROJ, v1::TARGET_MODULE_LM_HEAD));
+}
+
+TEST_F(AdapterServiceTest, EverySlotTakenIsResourceExhausted) {
+  v1::CreateAdapterRequest request;
+  v1::Adapter adapter;
+  for (const char* id : {"b", "c", "d"}) {
+    request.set_adapter_id(id);
+    ASSERT_TRUE(Create(request, &adapter).ok());
+  }
+  request.set_adapter_id("e");
+  EXPECT_EQ(Create(request, &adapter).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(AdapterServiceTest, GetAndDelete) {
+  v1::GetAdapterRequest get;
+  get.set_adapter_id("a");
+  v1::GetAdapterResponse got;
+  grpc::ClientContext context1;
+  ASSERT_TRUE(adapters_->GetAdapter(&context1, get, &got).ok());
+  EXPECT_EQ(got.adapter().adapter_id(), "a");
+  v1::DeleteAdapterRequest erase;
+  erase.set_adapter_id("a");
+  v1::DeleteAdapterResponse erased;
+  grpc::ClientContext context2;
+  ASSERT_TRUE(adapters_->DeleteAdapter(&context2, erase, &erased).ok());
+  grpc::ClientContext context3;
+  EXPECT_EQ(adapters_->GetAdapter(&context3, get, &got).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  grpc::ClientContext context4;
+  EXPECT_EQ(adapters_->DeleteAdapter(&context4, erase, &erased).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(AdapterServiceTest, ListPagesInOrder) {
+  v1::CreateAdapterRequest create;
+  v1::Adapter adapter;
+  for (const char* id : {"c", "b"}) {
+    create.set_adapter_id(id);
+    ASSERT_TRUE(Create(create, &adapter).ok());
+  }
+  v1::ListAdaptersRequest request;
+  request.set_page_size(2);
+  v1::ListAdaptersResponse page;
+  grpc::ClientContext first;
+  ASSERT_TRUE(adapters_->ListAdapters(&first, request, &page).ok());
+  ASSERT_EQ(page.adapters_size(), 2);
+  EXPECT_EQ(page.adapters(0).adapter_id(), "a");
+  EXPECT_EQ(page.adapters(1).adapter_id(), "b");
+  EXPECT_EQ(page.next_page_token(), "b");
+  request.set_page_token(page.next_page_token());
+  grpc::ClientContext second;
+  ASSERT_TRUE(adapters_->ListAdapters(&second, request, &page).ok());
+  ASSERT_EQ(page.adapters_size(), 1);
+  EXPECT_EQ(page.adapters(0).adapter_id(), "c");
+  EXPECT_EQ(page.next_page_token(), "");
+}
+
+TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
+  v1::SaveCheckpointRequest save;
+  save.set_adapter_id("a");
+  save.set_name("epoch-1");
+  v1::SaveCheckpointResponse saved;
+  grpc::ClientContext context1;
+  ASSERT_TRUE(adapters_->SaveCheckpoint(&context1, save, &saved).ok());
+  EXPECT_EQ(saved.checkpoint().name(), "epoch-1");
+  EXPECT_EQ(saved.checkpoint().size_bytes(), 4096u);
+  EXPECT_EQ(saved.checkpoint().created_at(), 1700000000);
+  grpc::ClientContext context2;
+  EXPECT_EQ(adapters_->SaveCheckpoint(&context2, save, &saved).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+
+  v1::LoadCheckpointRequest load;
+  load.set_adapter_id("copy");
+  load.set_source_adapter_id("a");
+  load.set_name("epoch-1");
+  v1::LoadCheckpointResponse loaded;
+  grpc::ClientContext context3;
+  ASSERT_TRUE(adapters_->LoadCheckpoint(&context3, load, &loaded).ok());
+  EXPECT_EQ(loaded.adapter().adapter_id(), "copy");
+  load.clear_source_adapter_id();
+  grpc::ClientContext context4;
+  EXPECT_EQ(adapters_->LoadCheckpoint(&context4, load, &loaded).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+
+  v1::ListCheckpointsResponse list;
+  grpc::ClientContext context5;
+  ASSERT_TRUE(adapters_
+                  ->ListCheckpoints(&context5, v1::ListCheckpointsRequest(),
+                                    &list)
+                  .ok());
+  EXPECT_EQ(list.checkpoints_size(), 1);
+
+  v1::DeleteCheckpointRequest erase;
+  erase.set_adapter_id("a");
+  erase.set_name("epoch-1");
+  v1::DeleteCheckpointResponse erased;
+  grpc::ClientContext context6;
+  EXPECT_TRUE(adapters_->DeleteCheckpoint(&context6, erase, &erased).ok());
+  grpc::ClientContext context7;
+  EXPECT_EQ(adapters_->DeleteCheckpoint(&context7, erase, &erased).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(AdapterServiceTest, SnapshotsArePublishedAndReleased) {
+  v1::PublishSnapshotRequest publish;
+  publish.set_adapter_id("a");
+  publish.set_name("best");
+  v1::PublishSnapshotResponse published;
+  grpc::ClientContext context1;
+  ASSERT_TRUE(adapters_->PublishSnapshot(&context1, publish, &published).ok());
+  EXPECT_EQ(published.version(), 1u);
+  v1::ReleaseSnapshotRequest release;
+  release.set_adapter_id("a");
+  release.set_name("best");
+  v1::ReleaseSnapshotResponse released;
+  grpc::ClientContext context2;
+  EXPECT_TRUE(adapters_->ReleaseSnapshot(&context2, release, &released).ok());
+  grpc::ClientContext context3;
+  EXPECT_EQ(
+      adapters_->ReleaseSnapshot(&context3, release, &released).error_code(),
+      grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(AdapterServiceTest, ImportThenExportReturnsTheSameBytes) {
+  const std::string half(700 << 10, 'x');
+  v1::ImportAdapterResponse imported;
+  const grpc::Status status =
+      Import({Options("in"), Chunk("adapter_config.json", "{\"r\": 8}"),
+              Chunk("adapter_model.safetensors", half),
+              Chunk("adapter_model.safetensors", half + "tail"),
+              Chunk("empty.txt", "")},
+             &imported);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(imported.adapter().adapter_id(), "in");
+
+  v1::ExportAdapterRequest request;
+  request.set_adapter_id("in");
+  grpc::ClientContext context;
+  const auto stream = adapters_->ExportAdapter(&context, request);
+  PeftFiles files;
+  v1::ExportAdapterResponse message;
+  while (stream->Read(&message)) {
+    EXPECT_LE(message.chunk().data().size(), size_t{1} << 20);
+    if (files.empty() || files.back().first != message.chunk().name()) {
+      files.emplace_back(message.chunk().name(), "");
+    }
+    files.back().second += message.chunk().data();
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(files,
+            (PeftFiles{{"adapter_config.json", "{\"r\": 8}"},
+                       {"adapter_model.safetensors", half + half + "tail"},
+                       {"empty.txt", ""}}));
+}
+
+TEST_F(AdapterServiceTest, ExportOfUnknownAdapterIsNotFound) {
+  v1::ExportAdapterRequest request;
+  request.set_adapter_id("nobody");
+  grpc::ClientContext context;
+  const auto stream = adapters_->ExportAdapter(&context, request);
+  v1::ExportAdapterResponse message;
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(AdapterServiceTest, ExportSurvivesAClientThatLeaves) {
+  v1::ImportAdapterResponse imported;
+  std::vector<v1::ImportAdapterRequest> messages = {
+      Options("big"), Chunk("adapter_config.json", "{}")};
+  for (int i = 0; i < 3; ++i) {
+    messages.push_back(
+        Chunk("adapter_model.safetensors", std::string(1 << 20, 'x')));
+  }
+  ASSERT_TRUE(Import(messages, &imported).ok());
+  {
+    v1::ExportAdapterRequest request;
+    request.set_adapter_id("big");
+    grpc::ClientContext context;
+    const auto stream = adapters_->ExportAdapter(&context, request);
+    v1::ExportAdapterResponse message;
+    EXPECT_TRUE(stream->Read(&message));
+    context.TryCancel();
+    stream->Finish();
+  }
+  EXPECT_TRUE(Eventually([&] {
+    return MetricValue("weft_requests_inflight") == 0;
+  }));
+}
+
+TEST_F(AdapterServiceTest, ImportsAreBoundedTogether) {
+  std::vector<v1::ImportAdapterRequest> messages = {
+      Options("big"), Chunk("adapter_config.json", "{}")};
+  for (int i = 0; i < 5; ++i) {
+    messages.push_back(
+        Chunk("adapter_model.safetensors", std::string(1 << 20, 'x')));
+  }
+  v1::ImportAdapterResponse response;
+  const grpc::Status status = Import(messages, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("--max-import-bytes 4194304"));
+  // What it held is given back.
+  messages.resize(4);
+  EXPECT_TRUE(Eventually([&] { return Import(messages, &response).ok(); }));
+}
+
+TEST_F(AdapterServiceTest, CancelledImportMakesNoAdapter) {
+  {
+    v1::ImportAdapterResponse response;
+    grpc::ClientContext context;
+    const auto stream = adapters_->ImportAdapter(&context, &response);
+    stream->Write(Options("half"));
+    stream->Write(Chunk("adapter_config.json", "{}"));
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_TRUE(Eventually([&] {
+    return MetricValue("weft_requests_inflight") == 0;
+  }));
+  v1::GetAdapterRequest get;
+  get.set_adapter_id("half");
+  v1::GetAdapterResponse got;
+  grpc::ClientContext context;
+  EXPECT_EQ(adapters_->GetAdapter(&context, get, &got).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+struct ImportRow {
+  const char* name;
+  std::vector<v1::ImportAdapterRequest> messages;
+  const char* error;
+};
+
+TEST_F(AdapterServiceTest, ImportRefusesBadStreams) {
+  std::vector<v1::ImportAdapterRequest> many_files = {Options("x")};
+  for (int i = 0; i < 17; ++i) {
+    many_files.push_back(Chunk("f" + std::to_string(i), "x"));
+  }
+  const std::vector<ImportRow> rows = {
+      {"nothing", {}, "options is required in the first message"},
+      {"chunk first",
+       {Chunk("adapter_config.json", "{}")},
+       "options is required in the first message"},
+      {"options twice", {Options("x"), Options("x")}, "options is sent again"},
+      {"empty part", {v1::ImportAdapterRequest()}, "part is required"},
+      {"bad id", {Options("../x")}, "options.adapter_id is \"../x\""},
+      {"no id", {Options("")}, "options.adapter_id is required"},
+      {"path", {Options("x"), Chunk("a/b", "")}, "chunk.name is \"a/b\""},
+      {"no name", {Options("x"), Chunk("", "x")}, "chunk.name is required"},
+      {"large chunk",
+       {Options("x"), Chunk("f", std::string((1 << 20) + 1, 'x'))},
+       "chunk.data has 1048577 bytes, must be at most 1048576"},
+      {"mixed files",
+       {Options("x"), Chunk("a", "1"), Chunk("b", "2"), Chunk("a", "3")},
+       "chunk.name is \"a\" again after another file"},
+      {"many files", many_files, "chunk.name starts file 17"},
+      {"no config",
+       {Options("x"), Chunk("adapter_model.safetensors", "x")},
+       "chunk never named adapter_config.json"},
+  };
+  for (const ImportRow& row : rows) {
+    SCOPED_TRACE(row.name);
+    v1::ImportAdapterResponse response;
+    const grpc::Status status = Import(row.messages, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(row.error));
+  }
+}
+
+}  // namespace
+}  // namespace weft

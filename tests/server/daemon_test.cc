@@ -1,0 +1,178 @@
+// The daemon's life in a child process, driven by signals.
+#include "server/daemon.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/server/fake_engine.h"
+
+namespace weft {
+namespace {
+
+// Runs RunDaemon in a fork of this single-threaded process. "Threadsafe" death
+// tests would do the same, but cannot send signals.
+class DaemonProcess {
+ public:
+  explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5)
+      : port_file_(absl::StrCat(::testing::TempDir(), "/weft_daemon_",
+                                getpid())) {
+    std::filesystem::remove(port_file_);
+    Settings settings;
+    settings.server.listen = "127.0.0.1:0";
+    settings.server.metrics_listen = "127.0.0.1:0";
+    settings.server.port_file = port_file_;
+    settings.server.drain_timeout_seconds = drain_timeout_seconds;
+    pid_ = fork();
+    if (pid_ == 0) {
+      const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+      dup2(quiet, STDERR_FILENO);
+      _exit(RunDaemon(settings, starter));
+    }
+  }
+  ~DaemonProcess() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    std::filesystem::remove(port_file_);
+  }
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+
+  bool WaitUntilListening() const {
+    for (int i = 0; i < 1000; ++i) {
+      if (std::filesystem::exists(port_file_)) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+
+  void Signal(int signal) const { kill(pid_, signal); }
+
+  int WaitForExit() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  const std::string port_file_;
+  pid_t pid_ = -1;
+};
+
+absl::StatusOr<std::unique_ptr<Engine>> StartFake(const EngineOptions&,
+                                                  prometheus::Registry*) {
+  return std::make_unique<FakeEngine>();
+}
+
+// An engine that never gets done.
+class StuckEngine final : public Engine {
+ public:
+  const EngineInfo& info() const override { return info_; }
+  CancelHandle Train(TrainRequest, Callback<StepReply<TrainResult>>) override {
+    return {};
+  }
+  CancelHandle OptimStep(OptimStepRequest,
+                         Callback<StepReply<OptimStepResult>>) override {
+    return {};
+  }
+  CancelHandle Sample(SampleRequest, std::function<void(SampleDelta)>,
+                      Callback<SampleResult>) override {
+    return {};
+  }
+  void CreateAdapter(CreateAdapterRequest, Callback<AdapterInfo>) override {}
+  void GetAdapter(std::string, Callback<AdapterInfo>) override {}
+  void ListAdapters(Callback<std::vector<AdapterInfo>>) override {}
+  void DeleteAdapter(std::string, Callback<bool>) override {}
+  void SaveCheckpoint(SaveCheckpointRequest,
+                      Callback<StepReply<CheckpointInfo>>) override {}
+  void LoadCheckpoint(LoadCheckpointRequest,
+                      Callback<StepReply<AdapterInfo>>) override {}
+  void ListCheckpoints(std::string,
+                       Callback<std::vector<CheckpointInfo>>) override {}
+  void DeleteCheckpoint(std::string, std::string, Callback<bool>) override {}
+  void PublishSnapshot(PublishSnapshotRequest,
+                       Callback<StepReply<uint64_t>>) override {}
+  void ReleaseSnapshot(ReleaseSnapshotRequest, Callback<bool>) override {}
+  void ExportAdapter(ExportAdapterRequest, Callback<PeftFiles>) override {}
+  void ImportAdapter(ImportAdapterRequest, Callback<AdapterInfo>) override {}
+  void Drain(Callback<bool>) override {}
+
+ private:
+  EngineInfo info_;
+};
+
+absl::StatusOr<std::unique_ptr<Engine>> StartStuck(const EngineOptions&,
+                                                   prometheus::Registry*) {
+  return std::make_unique<StuckEngine>();
+}
+
+TEST(DaemonTest, TermDrainsAndExitsClean) {
+  DaemonProcess daemon(StartFake);
+  ASSERT_TRUE(daemon.WaitUntilListening());
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.WaitForExit(), 0);
+}
+
+TEST(DaemonTest, DrainTimeoutCutsWorkOff) {
+  DaemonProcess daemon(StartStuck, /*drain_timeout_seconds=*/0);
+  ASSERT_TRUE(daemon.WaitUntilListening());
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.WaitForExit(), 3);
+}
+
+TEST(DaemonTest, SecondSignalIsFast) {
+  DaemonProcess daemon(StartStuck, /*drain_timeout_seconds=*/600);
+  ASSERT_TRUE(daemon.WaitUntilListening());
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  daemon.Signal(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  daemon.Signal(SIGINT);
+  EXPECT_EQ(daemon.WaitForExit(), 3);
+}
+
+TEST(DaemonTest, SignalWhileLoadingExitsAtOnce) {
+  DaemonProcess daemon([](const EngineOptions&, prometheus::Registry*)
+                           -> absl::StatusOr<std::unique_ptr<Engine>> {
+    std::this_thread::sleep_for(std::chrono::seconds(60));
+    return std::make_unique<FakeEngine>();
+  });
+  ASSERT_TRUE(daemon.WaitUntilListening());
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.WaitForExit(), 0);
+}
+
+TEST(DaemonTest, EngineThatCannotStartEndsTheDaemon) {
+  DaemonProcess daemon([](const EngineOptions&, prometheus::Registry*)
+                           -> absl::StatusOr<std::unique_ptr<Engine>> {
+    return absl::NotFoundError("no model");
+  });
+  EXPECT_EQ(daemon.WaitForExit(), 1);
+}
+
+TEST(DaemonTest, TakenPortEndsTheDaemon) {
+  Settings settings;
+  settings.server.listen = "192.0.2.1:1";  // An address of nobody.
+  settings.server.metrics_listen = "";
+  const pid_t pid = fork();
+  if (pid == 0) _exit(RunDaemon(settings, StartFake));
+  int status = 0;
+  waitpid(pid, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+}  // namespace
+}  // namespace weft

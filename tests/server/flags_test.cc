@@ -1,0 +1,169 @@
+#include "server/flags.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+absl::StatusOr<Settings> Parse(
+    const std::vector<std::string>& args,
+    const std::map<std::string, std::string>& environment = {}) {
+  return ParseSettings(
+      args, [&](const std::string& name) -> std::optional<std::string> {
+        const auto found = environment.find(name);
+        if (found == environment.end()) return std::nullopt;
+        return found->second;
+      });
+}
+
+std::string Error(const std::vector<std::string>& args,
+                  const std::map<std::string, std::string>& environment = {}) {
+  return std::string(Parse(args, environment).status().message());
+}
+
+// A new flag needs a default, a unit and a reason; this list makes one think.
+TEST(FlagsTest, ListIsFrozen) {
+  std::vector<std::string> names;
+  for (const FlagInfo& flag : AllFlags()) names.push_back(flag.name);
+  EXPECT_THAT(
+      names,
+      ElementsAreArray({"model",
+                        "model-name",
+                        "device",
+                        "dtype",
+                        "threads",
+                        "max-context",
+                        "checkpoint-dir",
+                        "max-adapters",
+                        "max-rank",
+                        "max-import-bytes",
+                        "max-batch-tokens",
+                        "loss-chunk-size",
+                        "max-queue-requests",
+                        "max-queue-tokens",
+                        "kv-cache-bytes",
+                        "max-decode-sequences",
+                        "sampling-share",
+                        "listen",
+                        "insecure",
+                        "metrics-listen",
+                        "port-file",
+                        "max-message-bytes",
+                        "max-data-per-request",
+                        "max-tokens-per-request",
+                        "max-samples",
+                        "drain-timeout-seconds",
+                        "log-format",
+                        "log-level",
+                        "check-config",
+                        "version",
+                        "help"}));
+}
+
+TEST(FlagsTest, DefaultsAreTheOptionsOwn) {
+  const auto settings = Parse({});
+  ASSERT_TRUE(settings.ok());
+  EXPECT_EQ(settings->server.listen, ServerOptions().listen);
+  EXPECT_EQ(settings->engine.max_rank, EngineOptions().max_rank);
+}
+
+TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
+  const auto settings =
+      Parse({"--model=/m/toy/", "--device", "cuda", "--dtype=bf16",
+             "--sampling-share", "0.25", "--kv-cache-bytes=123456789012",
+             "--insecure", "--loss-chunk-size", "-1", "--log-level=error",
+             "--log-format=json", "--metrics-listen="});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->engine.model_dir, "/m/toy/");
+  EXPECT_EQ(settings->server.model_name, "toy");
+  EXPECT_EQ(settings->engine.device, Device::kCuda);
+  EXPECT_EQ(settings->engine.dtype, Dtype::kBf16);
+  EXPECT_EQ(settings->engine.sampling_share, 0.25);
+  EXPECT_EQ(settings->engine.kv_cache_bytes, 123456789012);
+  EXPECT_EQ(settings->engine.loss_chunk_size, -1);
+  EXPECT_TRUE(settings->server.insecure);
+  EXPECT_EQ(settings->server.log_level, LogLevel::kError);
+  EXPECT_EQ(settings->server.log_style, LogStyle::kJson);
+  EXPECT_EQ(settings->server.metrics_listen, "");
+  EXPECT_FALSE(Parse({"--no-insecure"})->server.insecure);
+  EXPECT_TRUE(Parse({"--help"})->help);
+  EXPECT_TRUE(Parse({"--version"})->version);
+  EXPECT_TRUE(Parse({"--check-config"})->check_config);
+}
+
+TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
+  const std::map<std::string, std::string> environment = {
+      {"WEFT_MAX_RANK", "16"}, {"WEFT_INSECURE", "true"}};
+  EXPECT_EQ(Parse({}, environment)->engine.max_rank, 16);
+  EXPECT_TRUE(Parse({}, environment)->server.insecure);
+  EXPECT_EQ(Parse({"--max-rank=8"}, environment)->engine.max_rank, 8);
+  EXPECT_FALSE(Parse({"--no-insecure"}, environment)->server.insecure);
+}
+
+TEST(FlagsTest, UnknownFlagSuggestsANearOne) {
+  EXPECT_EQ(Error({"--max-rnak=8"}),
+            "unknown flag --max-rnak; did you mean --max-rank?");
+  EXPECT_EQ(Error({"--metrics"}),
+            "unknown flag --metrics; did you mean --metrics-listen?");
+  EXPECT_EQ(Error({"--zzzzzz"}), "unknown flag --zzzzzz; see --help");
+  EXPECT_THAT(Error({"--no-model"}), HasSubstr("unknown flag --no-model"));
+}
+
+TEST(FlagsTest, NamesEveryMistakeAtOnce) {
+  EXPECT_THAT(Error({"--max-rank=many", "stray", "--threads"},
+                    {{"WEFT_DTYPE", "f16"}}),
+              AllOf(HasSubstr("--max-rank=many is not N"),
+                    HasSubstr("unexpected argument stray"),
+                    HasSubstr("--threads needs a value: N"),
+                    HasSubstr("WEFT_DTYPE=f16 is not auto|f32|bf16")));
+}
+
+TEST(FlagsTest, RefusesNumbersThatDoNotFit) {
+  for (const char* text : {"", "1.5", "99999999999999999999", "0x10", "8k"}) {
+    EXPECT_THAT(Error({std::string("--max-rank=") + text}), Not(IsEmpty()))
+        << text;
+  }
+}
+
+TEST(FlagsTest, ExplainsKubernetesServiceLinks) {
+  EXPECT_THAT(Error({}, {{"WEFT_LISTEN", "tcp://10.0.0.7:50051"}}),
+              HasSubstr("Kubernetes service link"));
+}
+
+TEST(FlagsTest, ValidateListsEngineAndServerComplaints) {
+  const auto settings = Parse({"--max-rank=0", "--max-samples=0"});
+  ASSERT_TRUE(settings.ok());
+  EXPECT_THAT(std::string(ValidateSettings(*settings).message()),
+              AllOf(HasSubstr("--model is required"), HasSubstr("--max-rank=0"),
+                    HasSubstr("--max-samples=0")));
+  EXPECT_TRUE(ValidateSettings(*Parse({"--model=m"})).ok());
+}
+
+TEST(FlagsTest, HelpIsNarrowAndComplete) {
+  const std::string help = HelpText();
+  for (const absl::string_view line : absl::StrSplit(help, '\n')) {
+    EXPECT_LE(line.size(), 100u) << line;
+  }
+  for (const FlagInfo& flag : AllFlags()) {
+    EXPECT_THAT(help, HasSubstr("  --" + flag.name));
+    EXPECT_FALSE(flag.help.empty());
+    if (flag.environment.empty()) continue;
+    EXPECT_THAT(help, HasSubstr("[env: " + flag.environment + "]"));
+    EXPECT_THAT(help, HasSubstr(flag.default_value));
+  }
+}
+
+}  // namespace
+}  // namespace weft

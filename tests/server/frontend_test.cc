@@ -1,0 +1,281 @@
+#include "server/frontend.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "google/protobuf/wrappers.pb.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "tests/server/server_fixture.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kServing = 1;
+constexpr int kNotServing = 2;
+
+class FrontendTest : public ServerTest {
+ protected:
+  // Health of a service by grpc.health.v1, whose messages have the wire format
+  // of the wrapper types; minus the status code when the check fails.
+  int Health(const std::string& service) {
+    grpc::TemplatedGenericStub<google::protobuf::StringValue,
+                               google::protobuf::Int32Value>
+        stub(channel_);
+    google::protobuf::StringValue request;
+    request.set_value(service);
+    google::protobuf::Int32Value response;
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareUnaryCall(
+        &context, "/grpc.health.v1.Health/Check", request, &queue);
+    call->StartCall();
+    grpc::Status status;
+    call->Finish(&response, &status, this);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+    return status.ok() ? response.value()
+                       : -static_cast<int>(status.error_code());
+  }
+
+  // What server reflection answers to "list services", undecoded.
+  std::string ListServices() {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(
+        &context,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(this);
+    queue.Next(&tag, &ok);
+    // Field 7, list_services = "*".
+    const grpc::Slice request("\x3a\x01*", 3);
+    call->Write(grpc::ByteBuffer(&request, 1), this);
+    queue.Next(&tag, &ok);
+    grpc::ByteBuffer reply;
+    call->Read(&reply, this);
+    queue.Next(&tag, &ok);
+    context.TryCancel();
+    std::vector<grpc::Slice> slices;
+    reply.Dump(&slices);
+    std::string bytes;
+    for (const grpc::Slice& slice : slices) {
+      bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    }
+    return bytes;
+  }
+
+  grpc::Status Get(grpc::ClientContext* context) {
+    v1::GetAdapterRequest request;
+    request.set_adapter_id("a");
+    v1::GetAdapterResponse response;
+    return adapters_->GetAdapter(context, request, &response);
+  }
+
+  v1::ServerInfo Info() {
+    grpc::ClientContext context;
+    v1::GetInfoResponse response;
+    const grpc::Status status =
+        server_->GetInfo(&context, v1::GetInfoRequest(), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.info();
+  }
+};
+
+TEST_F(FrontendTest, HealthFollowsTheEngine) {
+  StartServer();
+  EXPECT_EQ(Health(""), kNotServing);
+  EXPECT_EQ(Health("weft.v1.TrainingService"), kNotServing);
+  EXPECT_EQ(Health("liveness"), kServing);
+  AttachEngine();
+  EXPECT_EQ(Health(""), kServing);
+  EXPECT_EQ(Health("weft.v1.TrainingService"), kServing);
+  frontend_->StartDraining();
+  EXPECT_EQ(Health(""), kNotServing);
+  EXPECT_EQ(Health("weft.v1.TrainingService"), kNotServing);
+  EXPECT_EQ(Health("liveness"), kServing);
+  EXPECT_EQ(Health("unknown"),
+            -static_cast<int>(grpc::StatusCode::NOT_FOUND));
+}
+
+TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
+  StartServer();
+  grpc::ClientContext context;
+  const grpc::Status status = Get(&context);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), HasSubstr("starting"));
+  EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
+  const v1::ServerInfo info = Info();
+  EXPECT_EQ(info.model().name(), "toy");
+  EXPECT_EQ(info.model().vocab_size(), 0u);
+  EXPECT_EQ(info.max_message_bytes(), 4u << 20);
+  grpc::ClientContext drain_context;
+  v1::DrainResponse drained;
+  EXPECT_EQ(
+      server_->Drain(&drain_context, v1::DrainRequest(), &drained).error_code(),
+      grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"starting\"}"),
+            2);
+}
+
+TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
+  StartReadyServer();
+  const v1::ServerInfo info = Info();
+  EXPECT_EQ(info.version(), "0.1.0");
+  EXPECT_EQ(info.device(), "cpu");
+  EXPECT_EQ(info.model().architecture(), "fake");
+  EXPECT_EQ(info.model().vocab_size(), 100u);
+  EXPECT_EQ(info.model().context_length(), 32u);
+  EXPECT_THAT(info.model().eos_token_ids(), ::testing::ElementsAre(2));
+  EXPECT_EQ(info.model().dtype(), "f32");
+  EXPECT_EQ(info.max_adapters(), 4u);
+  EXPECT_EQ(info.num_adapters(), 1u);
+  EXPECT_EQ(info.max_rank(), 64u);
+  EXPECT_EQ(info.max_data_per_request(), 3u);
+  EXPECT_EQ(info.max_tokens_per_request(), 40u);
+  EXPECT_EQ(info.max_samples(), 8u);
+  EXPECT_FALSE(info.draining());
+}
+
+TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
+  StartReadyServer();
+  engine_.Hold();
+  grpc::Status accepted;
+  std::thread worker([&] {
+    grpc::ClientContext context;
+    v1::ForwardBackwardResponse response;
+    accepted = training_->ForwardBackward(&context, GoodStep(), &response);
+  });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  grpc::Status drained;
+  std::thread drainer([&] {
+    grpc::ClientContext context;
+    v1::DrainResponse response;
+    drained = server_->Drain(&context, v1::DrainRequest(), &response);
+  });
+  EXPECT_TRUE(Eventually([&] { return frontend_->draining(); }));
+  grpc::ClientContext context;
+  const grpc::Status refused = Get(&context);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(refused.error_message(), HasSubstr("draining"));
+  EXPECT_TRUE(Info().draining());
+  EXPECT_EQ(Health(""), kNotServing);
+  engine_.Release();
+  worker.join();
+  drainer.join();
+  EXPECT_TRUE(accepted.ok()) << accepted.error_message();
+  EXPECT_TRUE(drained.ok()) << drained.error_message();
+  EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"draining\"}"), 1);
+}
+
+TEST_F(FrontendTest, ReflectionListsTheFourServices) {
+  StartServer();
+  EXPECT_THAT(ListServices(), AllOf(HasSubstr("weft.v1.TrainingService"),
+                                    HasSubstr("weft.v1.SamplingService"),
+                                    HasSubstr("weft.v1.AdapterService"),
+                                    HasSubstr("weft.v1.ServerService")));
+}
+
+TEST_F(FrontendTest, CountsCallsByMethodAndCode) {
+  StartReadyServer();
+  grpc::ClientContext good;
+  EXPECT_TRUE(Get(&good).ok());
+  grpc::ClientContext bad;
+  v1::GetAdapterResponse response;
+  adapters_->GetAdapter(&bad, v1::GetAdapterRequest(), &response);
+  const std::string labels =
+      "grpc_method=\"GetAdapter\",grpc_service=\"weft.v1.AdapterService\","
+      "grpc_type=\"unary\"}";
+  EXPECT_EQ(MetricValue("grpc_server_started_total{" + labels), 2);
+  EXPECT_EQ(MetricValue("grpc_server_handled_total{grpc_code=\"OK\"," + labels),
+            1);
+  EXPECT_EQ(
+      MetricValue("grpc_server_handled_total{grpc_code=\"InvalidArgument\"," +
+                  labels),
+      1);
+  EXPECT_EQ(MetricValue("grpc_server_handling_seconds_count{" + labels), 2);
+  EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"invalid\"}"), 1);
+  EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
+}
+
+TEST_F(FrontendTest, MetricsPagePassesPromtool) {
+  if (std::system("command -v promtool >/dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "promtool is not installed (Debian package prometheus)";
+  }
+  StartReadyServer();
+  const std::string path = ::testing::TempDir() + "/weft_metrics_page.txt";
+  const std::string page = Scrape();
+  EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
+  EXPECT_THAT(page, HasSubstr("weft_build_info"));
+  std::ofstream(path) << page;
+  const std::string command = "promtool check metrics < " + path;
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  std::filesystem::remove(path);
+}
+
+TEST_F(FrontendTest, SecondServerOnThePortIsRefused) {
+  StartServer();
+  ServerOptions options = TestOptions();
+  options.listen = frontend_->address();
+  const auto second =
+      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("--listen="));
+}
+
+TEST_F(FrontendTest, TakenMetricsPortIsRefused) {
+  StartServer();
+  ServerOptions options = TestOptions();
+  options.metrics_listen = frontend_->metrics_address();
+  const auto second =
+      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("--metrics-listen="));
+}
+
+TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
+  ServerOptions options = TestOptions();
+  options.port_file = ::testing::TempDir() + "/weft_port_file_test";
+  StartServer(options);
+  std::ifstream file(options.port_file);
+  std::string grpc_address;
+  std::string metrics_address;
+  std::getline(file, grpc_address);
+  std::getline(file, metrics_address);
+  EXPECT_EQ(grpc_address, frontend_->address());
+  EXPECT_EQ(metrics_address, frontend_->metrics_address());
+  EXPECT_THAT(grpc_address, Not(HasSubstr(":0")));
+  std::filesystem::remove(options.port_file);
+}
+
+TEST_F(FrontendTest, UnwritablePortFileIsRefused) {
+  ServerOptions options = TestOptions();
+  options.port_file = "/no/such/folder/ports";
+  const auto server =
+      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+  EXPECT_THAT(std::string(server.status().message()),
+              HasSubstr("--port-file=/no/such/folder/ports"));
+}
+
+TEST_F(FrontendTest, EmptyMetricsAddressMeansNoEndpoint) {
+  ServerOptions options = TestOptions();
+  options.metrics_listen = "";
+  StartServer(options);
+  EXPECT_EQ(frontend_->metrics_address(), "");
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,217 @@
+#include <chrono>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/server/server_fixture.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+v1::SampleRequest GoodPrompt() {
+  v1::SampleRequest request;
+  request.set_adapter_id("a");
+  for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
+  request.mutable_config()->set_seed(10);
+  request.mutable_config()->set_max_tokens(3);
+  return request;
+}
+
+class SamplingServiceTest : public ServerTest {
+ protected:
+  void SetUp() override { StartReadyServer(); }
+};
+
+TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
+  v1::SampleRequest request = GoodPrompt();
+  request.set_num_samples(2);
+  request.set_prompt_logprobs(true);
+  request.set_top_logprobs(2);
+  grpc::ClientContext context;
+  v1::SampleResponse response;
+  const grpc::Status status = sampling_->Sample(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.samples_size(), 2);
+  EXPECT_THAT(response.samples(0).tokens(), ElementsAre(10, 11, 12));
+  EXPECT_THAT(response.samples(1).tokens(), ElementsAre(11, 12, 13));
+  EXPECT_THAT(response.samples(0).logprobs(), SizeIs(3));
+  EXPECT_THAT(response.samples(0).top_logprobs(), SizeIs(3));
+  EXPECT_THAT(response.samples(0).top_logprobs(0).tokens(),
+              ElementsAre(10, 10));
+  EXPECT_EQ(response.samples(0).finish_reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_THAT(response.prompt_logprobs(), ElementsAre(0, -1, -1));
+  EXPECT_EQ(response.version(), 1u);
+}
+
+TEST_F(SamplingServiceTest, FillsInDefaults) {
+  v1::SampleRequest request;
+  request.add_prompt(5);
+  v1::SampleResponse response;
+  grpc::ClientContext first;
+  ASSERT_TRUE(sampling_->Sample(&first, request, &response).ok());
+  const SampleRequest seen = engine_.last_sample();
+  // 128, or what the context of 32 leaves.
+  EXPECT_EQ(seen.config.max_tokens, 31);
+  EXPECT_EQ(seen.num_samples, 1);
+  EXPECT_EQ(seen.config.temperature, 1.0);
+  EXPECT_EQ(seen.config.top_p, 1.0);
+  EXPECT_EQ(seen.config.top_k, 0);
+  EXPECT_FALSE(seen.config.stop.has_value());
+  EXPECT_EQ(response.version(), 0u);
+  grpc::ClientContext second;
+  ASSERT_TRUE(sampling_->Sample(&second, request, &response).ok());
+  EXPECT_NE(engine_.last_sample().config.seed, seen.config.seed);
+}
+
+TEST_F(SamplingServiceTest, EmptyStopRuleMeansNeverStop) {
+  v1::SampleRequest request = GoodPrompt();
+  request.mutable_config()->mutable_stop();
+  grpc::ClientContext context;
+  v1::SampleResponse response;
+  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  ASSERT_TRUE(engine_.last_sample().config.stop.has_value());
+  EXPECT_TRUE(engine_.last_sample().config.stop->token_ids.empty());
+}
+
+TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
+  engine_.mutable_info()->has_byte_decoder = true;
+  v1::SampleRequest request = GoodPrompt();
+  v1::SamplingConfig* const config = request.mutable_config();
+  config->set_top_k(4000000000u);
+  config->set_temperature(0);
+  config->mutable_stop()->add_token_ids(7);
+  config->mutable_stop()->add_token_sequences()->add_tokens(8);
+  config->mutable_stop()->add_byte_strings("\n\n");
+  grpc::ClientContext context;
+  v1::SampleResponse response;
+  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  const SamplingConfig seen = engine_.last_sample().config;
+  EXPECT_EQ(seen.top_k, 100);
+  EXPECT_EQ(seen.temperature, 0);
+  EXPECT_THAT(seen.stop->token_ids, ElementsAre(7));
+  EXPECT_THAT(seen.stop->token_sequences, ElementsAre(ElementsAre(8)));
+  EXPECT_THAT(seen.stop->byte_strings, ElementsAre("\n\n"));
+}
+
+TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  request.mutable_request()->set_num_samples(3);
+  request.mutable_request()->set_prompt_logprobs(true);
+  request.mutable_request()->set_top_logprobs(1);
+  grpc::ClientContext context;
+  const auto stream = sampling_->SampleStream(&context, request);
+  std::map<uint32_t, std::vector<uint32_t>> tokens;
+  std::map<uint32_t, v1::FinishReason> reasons;
+  size_t prompt_logprobs = 0;
+  v1::SampleStreamResponse message;
+  while (stream->Read(&message)) {
+    EXPECT_EQ(message.tokens_size(), message.logprobs_size());
+    EXPECT_EQ(message.tokens_size(), message.top_logprobs_size());
+    auto& all = tokens[message.sample_index()];
+    all.insert(all.end(), message.tokens().begin(), message.tokens().end());
+    reasons[message.sample_index()] = message.finish_reason();
+    prompt_logprobs += static_cast<size_t>(message.prompt_logprobs_size());
+    EXPECT_EQ(message.version(), 1u);
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(prompt_logprobs, 3u);
+  ASSERT_THAT(tokens, SizeIs(3));
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_THAT(tokens[i], ElementsAre(10 + i, 11 + i, 12 + i));
+    EXPECT_EQ(reasons[i], v1::FINISH_REASON_LENGTH);
+  }
+}
+
+TEST_F(SamplingServiceTest, StreamRefusesLikeSample) {
+  grpc::ClientContext context;
+  const auto stream =
+      sampling_->SampleStream(&context, v1::SampleStreamRequest());
+  v1::SampleStreamResponse message;
+  EXPECT_FALSE(stream->Read(&message));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "prompt has 0 values, must be in [1, context length 32)");
+}
+
+TEST_F(SamplingServiceTest, StreamPassesTheEnginesError) {
+  engine_.FailNext(absl::ResourceExhaustedError("the queue is full"));
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  grpc::ClientContext context;
+  const auto stream = sampling_->SampleStream(&context, request);
+  v1::SampleStreamResponse message;
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_EQ(stream->Finish().error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
+}
+
+TEST_F(SamplingServiceTest, CancelledStreamFreesThePlace) {
+  engine_.Hold();
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  grpc::ClientContext context;
+  const auto stream = sampling_->SampleStream(&context, request);
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+}
+
+TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
+  engine_.Hold();
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::milliseconds(100));
+  const auto stream = sampling_->SampleStream(&context, request);
+  EXPECT_EQ(stream->Finish().error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+}
+
+// A reader that never reads: what it asked for waits merged, not as a message
+// per token, and the server still ends the call when the client leaves.
+TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
+  engine_.mutable_info()->context_length = 200000;
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  request.mutable_request()->mutable_config()->set_max_tokens(100000);
+  {
+    grpc::ClientContext context;
+    const auto stream = sampling_->SampleStream(&context, request);
+    stream->WaitForInitialMetadata();
+    context.TryCancel();
+    stream->Finish();
+  }
+  EXPECT_TRUE(Eventually([&] {
+    return MetricValue("weft_requests_inflight") == 0;
+  }));
+}
+
+TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
+  engine_.mutable_info()->context_length = 10000000;
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  request.mutable_request()->mutable_config()->set_max_tokens(60000);
+  request.mutable_request()->set_top_logprobs(20);
+  grpc::ClientContext context;
+  const auto stream = sampling_->SampleStream(&context, request);
+  EXPECT_TRUE(Eventually([&] {
+    return MetricValue("weft_requests_inflight") == 0;
+  }));
+  v1::SampleStreamResponse message;
+  while (stream->Read(&message)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,130 @@
+#include "tests/server/server_fixture.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "src/config/options.h"
+
+namespace weft {
+
+ServerTest::ServerTest() = default;
+ServerTest::~ServerTest() = default;
+
+ServerOptions ServerTest::TestOptions() {
+  ServerOptions options;
+  options.listen = "127.0.0.1:0";
+  options.metrics_listen = "127.0.0.1:0";
+  options.model_name = "toy";
+  options.max_message_bytes = 4 << 20;
+  options.max_import_bytes = 4 << 20;
+  options.max_data_per_request = 3;
+  options.max_tokens_per_request = 40;
+  options.max_samples = 8;
+  return options;
+}
+
+void ServerTest::StartServer(const ServerOptions& options) {
+  registry_ = std::make_shared<prometheus::Registry>();
+  auto frontend = Frontend::Start(options, registry_);
+  ASSERT_TRUE(frontend.ok()) << frontend.status();
+  frontend_ = *std::move(frontend);
+  channel_ = grpc::CreateChannel(frontend_->address(),
+                                 grpc::InsecureChannelCredentials());
+  training_ = v1::TrainingService::NewStub(channel_);
+  sampling_ = v1::SamplingService::NewStub(channel_);
+  adapters_ = v1::AdapterService::NewStub(channel_);
+  server_ = v1::ServerService::NewStub(channel_);
+}
+
+void ServerTest::StartReadyServer(const ServerOptions& options) {
+  ASSERT_NO_FATAL_FAILURE(StartServer(options));
+  AttachEngine();
+  grpc::ClientContext context;
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("a");
+  v1::CreateAdapterResponse response;
+  const grpc::Status status =
+      adapters_->CreateAdapter(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+}
+
+v1::ForwardBackwardRequest ServerTest::GoodStep() {
+  v1::ForwardBackwardRequest request;
+  request.set_adapter_id("a");
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+  v1::Datum* const datum = request.add_data();
+  for (const uint32_t token : {1, 2, 3}) {
+    datum->add_tokens(token);
+    datum->add_targets(token + 1);
+  }
+  return request;
+}
+
+bool ServerTest::Eventually(const std::function<bool()>& condition) {
+  const absl::Time limit = absl::Now() + absl::Seconds(5);
+  while (!condition()) {
+    if (absl::Now() > limit) return false;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return true;
+}
+
+std::string ServerTest::Scrape() const {
+  const auto address =
+      ParseHostPort("metrics-listen", frontend_->metrics_address());
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in peer = {};
+  peer.sin_family = AF_INET;
+  peer.sin_port = htons(static_cast<uint16_t>(address->port));
+  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string reply;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0) {
+    const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+    (void)!write(fd, request.data(), request.size());
+    char buffer[4096];
+    for (ssize_t n = 0; (n = read(fd, buffer, sizeof(buffer))) > 0;) {
+      reply.append(buffer, static_cast<size_t>(n));
+    }
+  }
+  close(fd);
+  const size_t body = reply.find("\r\n\r\n");
+  return body == std::string::npos ? "" : reply.substr(body + 4);
+}
+
+double ServerTest::MetricValue(const std::string& sample) const {
+  const std::string page = Scrape();
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    double value = 0;
+    if (absl::StartsWith(line, absl::StrCat(sample, " ")) &&
+        absl::SimpleAtod(line.substr(sample.size() + 1), &value)) {
+      return value;
+    }
+  }
+  return -1;
+}
+
+std::vector<float> Floats(const std::string& raw) {
+  std::vector<float> values(raw.size() / sizeof(float));
+  std::memcpy(values.data(), raw.data(), values.size() * sizeof(float));
+  return values;
+}
+
+std::string Trailer(const grpc::ClientContext& context,
+                    const std::string& key) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find(key);
+  if (found == trailers.end()) return "";
+  return {found->second.data(), found->second.size()};
+}
+
+}  // namespace weft

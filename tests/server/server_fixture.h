@@ -1,0 +1,68 @@
+// A server in this process with a FakeEngine behind it, and stubs to call it.
+#ifndef WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
+#define WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "prometheus/registry.h"
+#include "server/frontend.h"
+#include "tests/server/fake_engine.h"
+#include "weft/v1/adapters.grpc.pb.h"
+#include "weft/v1/sampling.grpc.pb.h"
+#include "weft/v1/server.grpc.pb.h"
+#include "weft/v1/training.grpc.pb.h"
+
+namespace weft {
+
+class ServerTest : public ::testing::Test {
+ protected:
+  ServerTest();
+  ~ServerTest() override;
+
+  // Small limits, free ports.
+  static ServerOptions TestOptions();
+
+  void StartServer(const ServerOptions& options = TestOptions());
+  void AttachEngine() { frontend_->SetEngine(&engine_); }
+  // With the engine attached and an adapter "a".
+  void StartReadyServer(const ServerOptions& options = TestOptions());
+
+  // A valid request on adapter "a": one sequence of three tokens.
+  static v1::ForwardBackwardRequest GoodStep();
+
+  // Waits up to 5 s for `condition`.
+  static bool Eventually(const std::function<bool()>& condition);
+
+  // The metrics page, and the value of one of its samples (-1: not there).
+  std::string Scrape() const;
+  double MetricValue(const std::string& sample) const;
+
+  // Destroyed in reverse: the server before the engine it calls.
+  FakeEngine engine_;
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::unique_ptr<Frontend> frontend_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::TrainingService::Stub> training_;
+  std::unique_ptr<v1::SamplingService::Stub> sampling_;
+  std::unique_ptr<v1::AdapterService::Stub> adapters_;
+  std::unique_ptr<v1::ServerService::Stub> server_;
+};
+
+// Bytes of little-endian floats, and back.
+std::vector<float> Floats(const std::string& raw);
+template <typename T>
+std::string Raw(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()),
+          values.size() * sizeof(T)};
+}
+
+// The value of a trailer, or "".
+std::string Trailer(const grpc::ClientContext& context, const std::string& key);
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SERVER_SERVER_FIXTURE_H_

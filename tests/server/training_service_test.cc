@@ -1,0 +1,280 @@
+#include <chrono>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "tests/server/server_fixture.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class TrainingServiceTest : public ServerTest {
+ protected:
+  void SetUp() override { StartReadyServer(); }
+
+  grpc::Status Step(const v1::ForwardBackwardRequest& request,
+                    v1::ForwardBackwardResponse* response,
+                    grpc::ClientContext* context) {
+    return training_->ForwardBackward(context, request, response);
+  }
+};
+
+TEST_F(TrainingServiceTest, ForwardBackwardReturnsLogprobsLossesAndMetrics) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->add_weights(1);
+  request.mutable_data(0)->add_weights(0);
+  request.mutable_data(0)->add_weights(-2);
+  request.mutable_loss()->set_return_entropy(true);
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Step(request, &response, &context);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.results_size(), 1);
+  EXPECT_THAT(Floats(response.results(0).logprobs_le()),
+              ElementsAre(-3.0 / 8, -4.0 / 8, -5.0 / 8));
+  EXPECT_THAT(Floats(response.results(0).losses_le()),
+              ElementsAre(3.0 / 8, 0, -10.0 / 8));
+  EXPECT_THAT(Floats(response.results(0).entropies_le()),
+              ElementsAre(0.5, 0.5, 0.5));
+  EXPECT_DOUBLE_EQ(response.metrics().at("loss:sum"), -7.0 / 8);
+  EXPECT_EQ(response.step(), 1u);
+  EXPECT_EQ(Trailer(context, "weft-replayed"), "");
+}
+
+TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
+  v1::ForwardBackwardRequest packed = GoodStep();
+  packed.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO);
+  packed.mutable_loss()->set_clip_low(0.5);
+  v1::Datum* const datum = packed.mutable_data(0);
+  v1::ForwardBackwardRequest raw = packed;
+  for (const float value : {0.5F, 0.0F, 2.0F}) {
+    datum->add_weights(value);
+    datum->add_advantages(-value);
+    datum->add_logprobs(-value);
+  }
+  v1::Datum* const raw_datum = raw.mutable_data(0);
+  raw_datum->clear_tokens();
+  raw_datum->clear_targets();
+  raw_datum->set_tokens_le(Raw<uint32_t>({1, 2, 3}));
+  raw_datum->set_targets_le(Raw<uint32_t>({2, 3, 4}));
+  raw_datum->set_weights_le(Raw<float>({0.5, 0, 2}));
+  raw_datum->set_advantages_le(Raw<float>({-0.5, 0, -2}));
+  raw_datum->set_logprobs_le(Raw<float>({-0.5, 0, -2}));
+  v1::ForwardBackwardResponse response;
+  grpc::ClientContext first;
+  ASSERT_TRUE(Step(packed, &response, &first).ok());
+  const TrainRequest seen = engine_.last_train();
+  grpc::ClientContext second;
+  ASSERT_TRUE(Step(raw, &response, &second).ok());
+  EXPECT_EQ(engine_.last_train().data, seen.data);
+  EXPECT_EQ(engine_.last_train().loss, seen.loss);
+  EXPECT_TRUE(seen.backward);
+  EXPECT_EQ(seen.loss.clip_low, 0.5);
+  EXPECT_EQ(seen.loss.clip_high, 1.2);
+  EXPECT_EQ(seen.deadline, absl::InfiniteFuture());
+}
+
+TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
+  v1::ForwardRequest request;
+  *request.mutable_data() = GoodStep().data();
+  *request.mutable_loss() = GoodStep().loss();
+  grpc::ClientContext context;
+  v1::ForwardResponse response;
+  ASSERT_TRUE(training_->Forward(&context, request, &response).ok());
+  EXPECT_EQ(response.step(), 0u);
+  EXPECT_EQ(response.results_size(), 1);
+  EXPECT_FALSE(engine_.last_train().backward);
+}
+
+TEST_F(TrainingServiceTest, CrossEntropyIgnoresPolicyInputs) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->add_advantages(1);
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  EXPECT_TRUE(Step(request, &response, &context).ok());
+  EXPECT_TRUE(engine_.last_train().data[0].advantages.empty());
+}
+
+TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  v1::Datum* const datum = request.mutable_data(0);
+  datum->set_targets_per_token(2);
+  for (const uint32_t token : {7, 8, 9}) datum->add_targets(token);
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  ASSERT_TRUE(Step(request, &response, &context).ok());
+  EXPECT_EQ(engine_.last_train().data[0].targets_per_token, 2);
+  EXPECT_EQ(Floats(response.results(0).logprobs_le()).size(), 6u);
+}
+
+TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
+  v1::OptimStepRequest request;
+  request.set_adapter_id("a");
+  request.mutable_adamw()->set_learning_rate(0);
+  request.mutable_adamw()->set_max_grad_norm(1);
+  grpc::ClientContext context;
+  v1::OptimStepResponse response;
+  ASSERT_TRUE(training_->OptimStep(&context, request, &response).ok());
+  EXPECT_EQ(response.grad_norm(), 2.5);
+  EXPECT_EQ(response.version(), 2u);
+  EXPECT_EQ(response.step(), 1u);
+  EXPECT_EQ(engine_.last_optim().adamw,
+            (AdamWConfig{.learning_rate = 0, .max_grad_norm = 1}));
+}
+
+TEST_F(TrainingServiceTest, RepeatedStepIsMarkedReplayed) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.set_step(1);
+  v1::ForwardBackwardResponse first;
+  v1::ForwardBackwardResponse again;
+  grpc::ClientContext first_context;
+  grpc::ClientContext again_context;
+  ASSERT_TRUE(Step(request, &first, &first_context).ok());
+  ASSERT_TRUE(Step(request, &again, &again_context).ok());
+  EXPECT_EQ(Trailer(first_context, "weft-replayed"), "");
+  EXPECT_EQ(Trailer(again_context, "weft-replayed"), "1");
+  EXPECT_EQ(first.results(0).losses_le(), again.results(0).losses_le());
+  EXPECT_EQ(
+      MetricValue("weft_replayed_requests_total{method=\"ForwardBackward\"}"),
+      1);
+}
+
+TEST_F(TrainingServiceTest, StepReusedWithOtherPayloadAlreadyExists) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.set_step(1);
+  v1::ForwardBackwardResponse response;
+  grpc::ClientContext first;
+  ASSERT_TRUE(Step(request, &response, &first).ok());
+  request.mutable_data(0)->set_tokens(0, 9);
+  grpc::ClientContext second;
+  EXPECT_EQ(Step(request, &response, &second).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+}
+
+TEST_F(TrainingServiceTest, GapWaitsForTheMissingStep) {
+  v1::ForwardBackwardRequest later = GoodStep();
+  later.set_step(2);
+  grpc::Status later_status;
+  v1::ForwardBackwardResponse later_response;
+  std::thread waiter([&] {
+    grpc::ClientContext context;
+    later_status = Step(later, &later_response, &context);
+  });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  v1::ForwardBackwardRequest first = GoodStep();
+  first.set_step(1);
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  EXPECT_TRUE(Step(first, &response, &context).ok());
+  // The fake runs what became ready with the next call.
+  engine_.Release();
+  waiter.join();
+  EXPECT_TRUE(later_status.ok());
+  EXPECT_EQ(later_response.step(), 2u);
+}
+
+TEST_F(TrainingServiceTest, DeadlineReachesTheEngineAndFreesThePlace) {
+  engine_.Hold();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::milliseconds(200));
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Step(GoodStep(), &response, &context);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_LT(engine_.last_train().deadline, absl::Now() + absl::Seconds(1));
+  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_EQ(engine_.num_waiting(), 0u);
+}
+
+TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
+  engine_.Hold();
+  grpc::ClientContext context;
+  grpc::Status status;
+  std::thread caller([&] {
+    v1::ForwardBackwardResponse response;
+    status = Step(GoodStep(), &response, &context);
+  });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  context.TryCancel();
+  caller.join();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_TRUE(Eventually([&] {
+    return MetricValue("weft_requests_inflight") == 0;
+  }));
+}
+
+TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
+  engine_.FailNext(absl::ResourceExhaustedError("the queue is full"));
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Step(GoodStep(), &response, &context);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(), "the queue is full");
+  EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
+  EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"queue_full\"}"),
+            1);
+}
+
+TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
+  for (int code = 1; code <= 16; ++code) {
+    engine_.FailNext(absl::Status(static_cast<absl::StatusCode>(code), "why"));
+    grpc::ClientContext context;
+    v1::ForwardBackwardResponse response;
+    const grpc::Status status = Step(GoodStep(), &response, &context);
+    EXPECT_EQ(static_cast<int>(status.error_code()), code);
+    EXPECT_EQ(status.error_message(), "why");
+  }
+}
+
+TEST_F(TrainingServiceTest, UnknownAdapterIsNotFound) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.set_adapter_id("nobody");
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Step(request, &response, &context);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("nobody"));
+}
+
+TEST_F(TrainingServiceTest, MessageAboveTheLimitIsRefusedAndServerLives) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->set_tokens_le(std::string(5 << 20, 'x'));
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(Step(request, &response, &context).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  grpc::ClientContext next;
+  EXPECT_TRUE(Step(GoodStep(), &response, &next).ok());
+}
+
+TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->set_weights_le(std::string(1 << 20, '\0'));
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(Step(request, &response, &context).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(TrainingServiceTest, ManyCallsAtOnceAreAllAnswered) {
+  std::vector<std::thread> callers;
+  std::atomic<int> answered{0};
+  for (int i = 0; i < 8; ++i) {
+    callers.emplace_back([&] {
+      for (int call = 0; call < 25; ++call) {
+        grpc::ClientContext context;
+        v1::ForwardBackwardResponse response;
+        if (Step(GoodStep(), &response, &context).ok()) ++answered;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered, 200);
+}
+
+}  // namespace
+}  // namespace weft

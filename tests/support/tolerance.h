@@ -1,0 +1,32 @@
+// The one rule for comparing floating-point results: how far a correct
+// computation may be from the exact one.
+#ifndef WEFT_TESTS_SUPPORT_TOLERANCE_H_
+#define WEFT_TESTS_SUPPORT_TOLERANCE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace weft::testing {
+
+// Distance from 1 to the next number.
+inline constexpr double kEpsilonF64 = 0x1p-52;
+inline constexpr double kEpsilonF32 = 0x1p-23;
+inline constexpr double kEpsilonBf16 = 0x1p-7;
+
+// Rounding errors of a sum of n terms grow like sqrt(n) epsilon when they are
+// independent; 8 covers a few such operations in a row and the worst element of
+// a test-sized tensor.
+// Arguments: epsilon of the dtype that rounds; terms >= 0 in the longest
+//            reduction (1: elementwise); the largest magnitude on the way.
+[[nodiscard]] inline double Tolerance(double epsilon, int64_t reduction_length,
+                                      double magnitude) {
+  constexpr double kSafety = 8;
+  const double terms =
+      static_cast<double>(std::max<int64_t>(1, reduction_length));
+  return kSafety * epsilon * std::sqrt(terms) * std::max(magnitude, 1e-30);
+}
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_SUPPORT_TOLERANCE_H_
