@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace weft {
 
@@ -39,6 +40,13 @@ struct LogField {
       : LogField(field_key, std::string_view(text)) {}
   LogField(std::string_view field_key, const std::string& text)
       : LogField(field_key, std::string_view(text)) {}
+  // Abseil's own string_view, which is another type where the distribution
+  // built Abseil as C++14.
+  template <typename T>
+    requires(std::is_same_v<T, absl::string_view> &&
+             !std::is_same_v<T, std::string_view>)
+  LogField(std::string_view field_key, T text)
+      : LogField(field_key, std::string_view(text.data(), text.size())) {}
 
   std::string key;
   std::string value;
