@@ -34,9 +34,9 @@ namespace weft::client {
 struct ClientOptions {
   std::string target = "127.0.0.1:50051";
   absl::Duration timeout = absl::Minutes(10);  // Per call, with repetitions.
-  RetryPolicy retry;
-  std::string token;              // Bearer token; empty: none.
-  std::string root_certificates;  // PEM; not empty: TLS.
+  RetryPolicy retry = {};
+  std::string token = {};              // Bearer token; empty: none.
+  std::string root_certificates = {};  // PEM; not empty: TLS.
 };
 
 // Makes a datum of raw fields. tokens, targets: [N]; weights: [N] or empty = 1.

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import weft
 from tokenizers import Tokenizer
 
@@ -96,7 +97,8 @@ def make_data(tokenizer: Tokenizer, tenant: Tenant) -> list[weft.Datum]:
 
 def loss_per_token(result: weft.TrainResult, data: Sequence[weft.Datum]) -> float:
     """Mean over target tokens: the service itself returns sums."""
-    return result.metrics["loss:sum"] / sum(float(d.weights.sum()) for d in data)
+    weights = [datum.weights for datum in data if datum.weights is not None]
+    return float(result.metrics["loss:sum"]) / float(np.concatenate(weights).sum())
 
 
 def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
@@ -156,7 +158,8 @@ def show_samples(
     """Puts one unseen question to the base model and to each adapter."""
     prompt = encode_prompt(tokenizer, QUESTION)
     print(f'\nAsked "Tell me about {QUESTION}.", which none was trained on:')
-    for name, source in {"base model": client, **adapters}.items():
+    sources: dict[str, weft.Client | weft.Adapter] = {"base model": client, **adapters}
+    for name, source in sources.items():
         drawn = source.sample(prompt, max_tokens=48, temperature=0.5, seed=7)
         text = tokenizer.decode(drawn.samples[0].tokens)  # Skips special tokens.
         print(f"\n[{name}]\n  " + text.strip().replace("\n", "\n  "))

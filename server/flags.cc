@@ -192,7 +192,8 @@ std::vector<Flag> WorkFlags() {
   constexpr char kGroup[] = "Training and sampling";
   return {
       MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
-               "Tokens of a training micro-batch, >= 1.", "TOKENS"),
+               "Tokens of a micro-batch. 0: 2048 on the CPU, 16384 on CUDA.",
+               "TOKENS"),
       MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
                "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
       MakeFlag(kGroup, "max-queue-requests", WEFT_ENGINE(max_queue_requests),

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/service_type.h"
 #include "prometheus/exposer.h"
 #include "prometheus/registry.h"
 #include "server/service_core.h"

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/service_type.h"
 #include "server/service_core.h"
 
 namespace weft {

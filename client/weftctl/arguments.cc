@@ -22,7 +22,7 @@ absl::Status BadValue(const std::string& flag, const std::string& value,
 
 }  // namespace
 
-absl::Status UsageError(std::string_view message) {
+absl::Status UsageError(absl::string_view message) {
   absl::Status status = absl::InvalidArgumentError(message);
   status.SetPayload(kUsagePayload, absl::Cord());
   return status;

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace weft::weftctl {
@@ -22,7 +22,7 @@ struct FlagSpec {
 };
 
 // INVALID_ARGUMENT that tells a wrong command line from a refusing server.
-[[nodiscard]] absl::Status UsageError(std::string_view message);
+[[nodiscard]] absl::Status UsageError(absl::string_view message);
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
 // The flags and words given. Getters fall back to the flag's default and

@@ -1,10 +1,12 @@
 #include "client/weftctl/data_file.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/weft_client.h"
+#include "client/weftctl/arguments.h"
 #include "nlohmann/json.hpp"
 
 namespace weft::weftctl {
@@ -25,6 +27,9 @@ absl::StatusOr<Example> ReadExample(const std::string& line) {
     return absl::InvalidArgumentError(json.contains("text") ? kTokenizeHint
                                                             : "no \"tokens\"");
   }
+  if (!tokens->is_array()) {
+    return absl::InvalidArgumentError("tokens: not a list");
+  }
   std::vector<uint32_t> ids;
   for (const auto& token : *tokens) {
     if (!token.is_number_unsigned() || token.get<uint64_t>() > UINT32_MAX) {
@@ -37,10 +42,12 @@ absl::StatusOr<Example> ReadExample(const std::string& line) {
   if (prompt != json.end() && !prompt->is_number_unsigned()) {
     return absl::InvalidArgumentError("prompt_length is not a count");
   }
-  auto datum = client::NextTokenDatum(
-      ids, prompt == json.end() ? 0 : prompt->get<size_t>());
+  const size_t prompt_length = prompt == json.end() ? 0 : prompt->get<size_t>();
+  auto datum = client::NextTokenDatum(ids, prompt_length);
   if (!datum.ok()) return datum.status();
-  return Example{*std::move(datum), ids.size() - 1};
+  // The first token is never a target.
+  const size_t num_scored = ids.size() - std::max<size_t>(prompt_length, 1);
+  return Example{*std::move(datum), num_scored};
 }
 
 }  // namespace
@@ -53,13 +60,13 @@ absl::StatusOr<std::vector<Example>> ReadExamples(std::istream& input,
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     auto example = ReadExample(line);
     if (!example.ok()) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat(name, ":", number, ": ", example.status().message()));
     }
     examples.push_back(*std::move(example));
   }
   if (examples.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": no data"));
+    return UsageError(absl::StrCat(name, ": no data"));
   }
   return examples;
 }

@@ -14,11 +14,11 @@ namespace weft::weftctl {
 
 struct Example {
   v1::Datum datum;
-  size_t num_tokens = 0;
+  size_t num_scored = 0;  // Tokens with a weight.
 };
 
 // Reads lines {"tokens": [1, 2, 3]} with an optional "prompt_length"; empty
-// lines are skipped. INVALID_ARGUMENT names `name` and the line; for lines
+// lines are skipped. UsageError names `name` and the line; for lines
 // with "text" it says how to tokenize them.
 [[nodiscard]] absl::StatusOr<std::vector<Example>> ReadExamples(
     std::istream& input, const std::string& name);

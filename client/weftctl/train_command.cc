@@ -81,7 +81,7 @@ class Trainer {
     for (size_t i = 0; i < options_.batch_size; ++i, ++next) {
       const Example& example = examples_[next % examples_.size()];
       data.push_back(example.datum);
-      num_tokens += example.num_tokens;
+      num_tokens += example.num_scored;
     }
     v1::LossConfig loss;
     loss.set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
@@ -103,7 +103,8 @@ class Trainer {
     TrainProgress progress;
     progress.step = ++num_done_;
     progress.num_steps = options_.num_steps;
-    progress.loss_per_token = loss / static_cast<double>(step.num_tokens);
+    progress.loss_per_token =
+        loss / static_cast<double>(std::max<size_t>(step.num_tokens, 1));
     progress.tokens_per_second =
         static_cast<double>(num_tokens_) / std::max(seconds, 1e-9);
     progress.grad_norm = update->message.grad_norm();

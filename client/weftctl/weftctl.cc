@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 
@@ -89,7 +90,7 @@ const Command* Find(const std::vector<Command>& commands,
   return nullptr;
 }
 
-int ReportUsage(std::string_view message, const Streams& streams) {
+int ReportUsage(absl::string_view message, const Streams& streams) {
   streams.err << "weftctl: " << message << "\n";
   return kUsage;
 }
@@ -137,10 +138,9 @@ int RunCommand(const Command& command, const std::vector<std::string>& rest,
 
 int RunWeftctl(const std::vector<std::string>& given, const Streams& streams) {
   const std::vector<Command> commands = AllCommands();
-  const bool help =
-      std::any_of(given.begin(), given.end(), [](const std::string& word) {
-        return word == "--help" || word == "-h" || word == "help";
-      });
+  const bool help = std::any_of(
+      given.begin(), given.end(),
+      [](const std::string& word) { return word == "--help" || word == "-h"; });
   std::vector<std::string> rest;
   const Command* command = Find(commands, given, rest);
   if (help || given.empty()) {

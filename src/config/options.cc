@@ -54,7 +54,7 @@ absl::Status EngineOptions::Validate() const {
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
   complaints.InRange("max-rank", max_rank, 1, 1024);
   complaints.InRange("max-context", max_context_tokens, 0, 1 << 24);
-  complaints.InRange<int64_t>("max-batch-tokens", max_batch_tokens, 1,
+  complaints.InRange<int64_t>("max-batch-tokens", max_batch_tokens, 0,
                               kMaxTokens);
   complaints.InRange<int64_t>("loss-chunk-size", loss_chunk_size, -1,
                               kMaxTokens);

@@ -60,7 +60,6 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
       if (!answer.ok()) {
         refused = answer.status();
       } else if (answer->verdict == ReplayTable::Verdict::kReplay) {
-        probe_.CountReplay();
         completions_.Post([waiter = std::move(waiter),
                            result = std::move(answer->result)] {
           waiter.done(result, /*replayed=*/true);

@@ -36,8 +36,6 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
       queue_wait_(registry, "weft_queue_wait_seconds",
                   "Time from acceptance to start.", StepBuckets(), "kind",
                   kKinds),
-      replays_(AddCounter(registry, "weft_replayed_requests_total",
-                          "Steps answered from the replay table.")),
       train_tokens_(AddCounter(registry, "weft_train_tokens_total",
                                "Tokens of ForwardBackward and Forward.")),
       prompt_tokens_(AddCounter(registry, "weft_prompt_tokens_total",

@@ -20,7 +20,6 @@ class EngineProbe {
   void Heartbeat();
   void SetQueues(const sched::Scheduler& scheduler);
   void ObserveWait(sched::WorkKind kind, absl::Time accepted_at);
-  void CountReplay() { replays_.Increment(); }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   void ObserveOptim(double grad_norm, absl::Duration elapsed);
@@ -36,7 +35,6 @@ class EngineProbe {
   prometheus::Gauge& heartbeat_;
   LabelledGauges queue_depth_;
   LabelledHistograms queue_wait_;
-  prometheus::Counter& replays_;
   prometheus::Counter& train_tokens_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& sampled_tokens_;

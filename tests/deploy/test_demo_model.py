@@ -144,6 +144,7 @@ def test_chat_template_opens_with_the_system_prompt(
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
+    assert isinstance(text, str)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant")
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 

@@ -175,10 +175,9 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
 
   v1::ListCheckpointsResponse list;
   grpc::ClientContext context5;
-  ASSERT_TRUE(adapters_
-                  ->ListCheckpoints(&context5, v1::ListCheckpointsRequest(),
-                                    &list)
-                  .ok());
+  ASSERT_TRUE(
+      adapters_->ListCheckpoints(&context5, v1::ListCheckpointsRequest(), &list)
+          .ok());
   EXPECT_EQ(list.checkpoints_size(), 1);
 
   v1::DeleteCheckpointRequest erase;
@@ -273,9 +272,8 @@ TEST_F(AdapterServiceTest, ExportSurvivesAClientThatLeaves) {
     context.TryCancel();
     stream->Finish();
   }
-  EXPECT_TRUE(Eventually([&] {
-    return MetricValue("weft_requests_inflight") == 0;
-  }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
 }
 
 TEST_F(AdapterServiceTest, ImportsAreBoundedTogether) {
@@ -304,9 +302,8 @@ TEST_F(AdapterServiceTest, CancelledImportMakesNoAdapter) {
     context.TryCancel();
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
-  EXPECT_TRUE(Eventually([&] {
-    return MetricValue("weft_requests_inflight") == 0;
-  }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
   v1::GetAdapterRequest get;
   get.set_adapter_id("half");
   v1::GetAdapterResponse got;

@@ -24,8 +24,8 @@ namespace {
 class DaemonProcess {
  public:
   explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5)
-      : port_file_(absl::StrCat(::testing::TempDir(), "/weft_daemon_",
-                                getpid())) {
+      : port_file_(
+            absl::StrCat(::testing::TempDir(), "/weft_daemon_", getpid())) {
     std::filesystem::remove(port_file_);
     Settings settings;
     settings.server.listen = "127.0.0.1:0";
@@ -145,21 +145,23 @@ TEST(DaemonTest, SecondSignalIsFast) {
 }
 
 TEST(DaemonTest, SignalWhileLoadingExitsAtOnce) {
-  DaemonProcess daemon([](const EngineOptions&, prometheus::Registry*)
-                           -> absl::StatusOr<std::unique_ptr<Engine>> {
-    std::this_thread::sleep_for(std::chrono::seconds(60));
-    return std::make_unique<FakeEngine>();
-  });
+  DaemonProcess daemon(
+      [](const EngineOptions&,
+         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        std::this_thread::sleep_for(std::chrono::seconds(60));
+        return std::make_unique<FakeEngine>();
+      });
   ASSERT_TRUE(daemon.WaitUntilListening());
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.WaitForExit(), 0);
 }
 
 TEST(DaemonTest, EngineThatCannotStartEndsTheDaemon) {
-  DaemonProcess daemon([](const EngineOptions&, prometheus::Registry*)
-                           -> absl::StatusOr<std::unique_ptr<Engine>> {
-    return absl::NotFoundError("no model");
-  });
+  DaemonProcess daemon(
+      [](const EngineOptions&,
+         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        return absl::NotFoundError("no model");
+      });
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 

@@ -37,39 +37,37 @@ std::string Error(const std::vector<std::string>& args,
 TEST(FlagsTest, ListIsFrozen) {
   std::vector<std::string> names;
   for (const FlagInfo& flag : AllFlags()) names.push_back(flag.name);
-  EXPECT_THAT(
-      names,
-      ElementsAreArray({"model",
-                        "model-name",
-                        "device",
-                        "dtype",
-                        "threads",
-                        "max-context",
-                        "checkpoint-dir",
-                        "max-adapters",
-                        "max-rank",
-                        "max-import-bytes",
-                        "max-batch-tokens",
-                        "loss-chunk-size",
-                        "max-queue-requests",
-                        "max-queue-tokens",
-                        "kv-cache-bytes",
-                        "max-decode-sequences",
-                        "sampling-share",
-                        "listen",
-                        "insecure",
-                        "metrics-listen",
-                        "port-file",
-                        "max-message-bytes",
-                        "max-data-per-request",
-                        "max-tokens-per-request",
-                        "max-samples",
-                        "drain-timeout-seconds",
-                        "log-format",
-                        "log-level",
-                        "check-config",
-                        "version",
-                        "help"}));
+  EXPECT_THAT(names, ElementsAreArray({"model",
+                                       "model-name",
+                                       "device",
+                                       "dtype",
+                                       "threads",
+                                       "max-context",
+                                       "checkpoint-dir",
+                                       "max-adapters",
+                                       "max-rank",
+                                       "max-import-bytes",
+                                       "max-batch-tokens",
+                                       "loss-chunk-size",
+                                       "max-queue-requests",
+                                       "max-queue-tokens",
+                                       "kv-cache-bytes",
+                                       "max-decode-sequences",
+                                       "sampling-share",
+                                       "listen",
+                                       "insecure",
+                                       "metrics-listen",
+                                       "port-file",
+                                       "max-message-bytes",
+                                       "max-data-per-request",
+                                       "max-tokens-per-request",
+                                       "max-samples",
+                                       "drain-timeout-seconds",
+                                       "log-format",
+                                       "log-level",
+                                       "check-config",
+                                       "version",
+                                       "help"}));
 }
 
 TEST(FlagsTest, DefaultsAreTheOptionsOwn) {
@@ -122,12 +120,12 @@ TEST(FlagsTest, UnknownFlagSuggestsANearOne) {
 }
 
 TEST(FlagsTest, NamesEveryMistakeAtOnce) {
-  EXPECT_THAT(Error({"--max-rank=many", "stray", "--threads"},
-                    {{"WEFT_DTYPE", "f16"}}),
-              AllOf(HasSubstr("--max-rank=many is not N"),
-                    HasSubstr("unexpected argument stray"),
-                    HasSubstr("--threads needs a value: N"),
-                    HasSubstr("WEFT_DTYPE=f16 is not auto|f32|bf16")));
+  EXPECT_THAT(
+      Error({"--max-rank=many", "stray", "--threads"}, {{"WEFT_DTYPE", "f16"}}),
+      AllOf(HasSubstr("--max-rank=many is not N"),
+            HasSubstr("unexpected argument stray"),
+            HasSubstr("--threads needs a value: N"),
+            HasSubstr("WEFT_DTYPE=f16 is not auto|f32|bf16")));
 }
 
 TEST(FlagsTest, RefusesNumbersThatDoNotFit) {

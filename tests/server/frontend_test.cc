@@ -106,8 +106,7 @@ TEST_F(FrontendTest, HealthFollowsTheEngine) {
   EXPECT_EQ(Health(""), kNotServing);
   EXPECT_EQ(Health("weft.v1.TrainingService"), kNotServing);
   EXPECT_EQ(Health("liveness"), kServing);
-  EXPECT_EQ(Health("unknown"),
-            -static_cast<int>(grpc::StatusCode::NOT_FOUND));
+  EXPECT_EQ(Health("unknown"), -static_cast<int>(grpc::StatusCode::NOT_FOUND));
 }
 
 TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {

@@ -37,15 +37,18 @@ struct Row {
 };
 
 template <typename Message>
-void ExpectRefusals(const Message& good, const std::vector<Row<Message>>& rows) {
-  EXPECT_TRUE(Validate(good, Limits()).ok()) << Validate(good, Limits()).status();
+void ExpectRefusals(const Message& good,
+                    const std::vector<Row<Message>>& rows) {
+  EXPECT_TRUE(Validate(good, Limits()).ok())
+      << Validate(good, Limits()).status();
   for (const Row<Message>& row : rows) {
     SCOPED_TRACE(row.name);
     Message message = good;
     row.spoil(message);
     const absl::Status status = Validate(message, Limits()).status();
     EXPECT_EQ(status.code(), row.code) << status;
-    EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(row.error));
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::StartsWith(row.error));
   }
 }
 
@@ -117,10 +120,12 @@ TEST(RefusalTest, ForwardBackwardData) {
        {"raw token out of range",
         [=](Train& r) {
           datum(r)->clear_tokens();
-          datum(r)->set_tokens_le(std::string("\0\0\0\0\0\0\0\0\x64\0\0\0", 12));
+          datum(r)->set_tokens_le(
+              std::string("\0\0\0\0\0\0\0\0\x64\0\0\0", 12));
         },
         "data[0].tokens[2] is 100"},
-       {"few targets", [=](Train& r) { datum(r)->mutable_targets()->RemoveLast(); },
+       {"few targets",
+        [=](Train& r) { datum(r)->mutable_targets()->RemoveLast(); },
         "data[0].targets has 2 values, must have 3"},
        {"no targets", [=](Train& r) { datum(r)->clear_targets(); },
         "data[0].targets has 0 values, must have 3"},
@@ -133,7 +138,8 @@ TEST(RefusalTest, ForwardBackwardData) {
         "data[0].targets and data[0].targets_le are both set"},
        {"targets ragged raw", [=](Train& r) { datum(r)->set_targets_le("x"); },
         "data[0].targets and"},
-       {"soft targets in ppo", [=](Train& r) { datum(r)->set_targets_per_token(2); },
+       {"soft targets in ppo",
+        [=](Train& r) { datum(r)->set_targets_per_token(2); },
         "data[0].targets_per_token is 2, must be 0 or 1"},
        {"weights length", [=](Train& r) { datum(r)->add_weights(1); },
         "data[0].weights has 4 values, must have 3"},
@@ -160,7 +166,8 @@ TEST(RefusalTest, ForwardBackwardData) {
         "data[0].logprobs[0] is nan"},
        {"no advantages", [=](Train& r) { datum(r)->clear_advantages(); },
         "data[0].advantages has 0 values, must have 3"},
-       {"advantage inf", [=](Train& r) { datum(r)->set_advantages(2, INFINITY); },
+       {"advantage inf",
+        [=](Train& r) { datum(r)->set_advantages(2, INFINITY); },
         "data[0].advantages[2] is inf, must be finite"},
        {"advantages both forms",
         [=](Train& r) { datum(r)->set_advantages_le(std::string(12, '\0')); },
@@ -230,12 +237,12 @@ TEST(RefusalTest, Forward) {
   *good.mutable_data() = GoodTrain().data();
   *good.mutable_loss() = GoodTrain().loss();
   ExpectRefusals<v1::ForwardRequest>(
-      good, {{"step without adapter", [](auto& r) { r.set_step(3); },
-              "step is 3, must be 0 for the base model"},
-             {"bad adapter", [](auto& r) { r.set_adapter_id("a/b"); },
-              "adapter_id is \"a/b\", must match"},
-             {"no data", [](auto& r) { r.clear_data(); },
-              "data has 0 sequences"}});
+      good,
+      {{"step without adapter", [](auto& r) { r.set_step(3); },
+        "step is 3, must be 0 for the base model"},
+       {"bad adapter", [](auto& r) { r.set_adapter_id("a/b"); },
+        "adapter_id is \"a/b\", must match"},
+       {"no data", [](auto& r) { r.clear_data(); }, "data has 0 sequences"}});
 }
 
 TEST(RefusalTest, OptimStep) {
@@ -244,37 +251,36 @@ TEST(RefusalTest, OptimStep) {
   good.set_adapter_id("a");
   const auto adamw = [](Optim& r) { return r.mutable_adamw(); };
   ExpectRefusals<Optim>(
-      good,
-      {{"no adapter", [](Optim& r) { r.clear_adapter_id(); },
-        "adapter_id is required"},
-       {"lr < 0", [=](Optim& r) { adamw(r)->set_learning_rate(-1e-4); },
-        "adamw.learning_rate is -0.0001, must be in [0, 1000]"},
-       {"lr nan", [=](Optim& r) { adamw(r)->set_learning_rate(kNan); },
-        "adamw.learning_rate is nan"},
-       {"lr 1e30", [=](Optim& r) { adamw(r)->set_learning_rate(1e30); },
-        "adamw.learning_rate is 1e+30"},
-       {"beta1 = 1", [=](Optim& r) { adamw(r)->set_beta1(1); },
-        "adamw.beta1 is 1, must be in [0, 1)"},
-       {"beta1 < 0", [=](Optim& r) { adamw(r)->set_beta1(-0.1); },
-        "adamw.beta1 is -0.1"},
-       {"beta2 = 1", [=](Optim& r) { adamw(r)->set_beta2(1); },
-        "adamw.beta2 is 1, must be in [0, 1)"},
-       {"beta2 nan", [=](Optim& r) { adamw(r)->set_beta2(kNan); },
-        "adamw.beta2 is nan"},
-       {"eps 0", [=](Optim& r) { adamw(r)->set_eps(0); },
-        "adamw.eps is 0, must be in [1e-37, 1e+06]"},
-       {"eps denormal", [=](Optim& r) { adamw(r)->set_eps(1e-300); },
-        "adamw.eps is 1e-300"},
-       {"eps inf", [=](Optim& r) { adamw(r)->set_eps(kInf); },
-        "adamw.eps is inf"},
-       {"decay < 0", [=](Optim& r) { adamw(r)->set_weight_decay(-1); },
-        "adamw.weight_decay is -1"},
-       {"decay inf", [=](Optim& r) { adamw(r)->set_weight_decay(kInf); },
-        "adamw.weight_decay is inf"},
-       {"clip -1", [=](Optim& r) { adamw(r)->set_max_grad_norm(-1); },
-        "adamw.max_grad_norm is -1, must be in [0, 1e+30]"},
-       {"clip nan", [=](Optim& r) { adamw(r)->set_max_grad_norm(kNan); },
-        "adamw.max_grad_norm is nan"}});
+      good, {{"no adapter", [](Optim& r) { r.clear_adapter_id(); },
+              "adapter_id is required"},
+             {"lr < 0", [=](Optim& r) { adamw(r)->set_learning_rate(-1e-4); },
+              "adamw.learning_rate is -0.0001, must be in [0, 1000]"},
+             {"lr nan", [=](Optim& r) { adamw(r)->set_learning_rate(kNan); },
+              "adamw.learning_rate is nan"},
+             {"lr 1e30", [=](Optim& r) { adamw(r)->set_learning_rate(1e30); },
+              "adamw.learning_rate is 1e+30"},
+             {"beta1 = 1", [=](Optim& r) { adamw(r)->set_beta1(1); },
+              "adamw.beta1 is 1, must be in [0, 1)"},
+             {"beta1 < 0", [=](Optim& r) { adamw(r)->set_beta1(-0.1); },
+              "adamw.beta1 is -0.1"},
+             {"beta2 = 1", [=](Optim& r) { adamw(r)->set_beta2(1); },
+              "adamw.beta2 is 1, must be in [0, 1)"},
+             {"beta2 nan", [=](Optim& r) { adamw(r)->set_beta2(kNan); },
+              "adamw.beta2 is nan"},
+             {"eps 0", [=](Optim& r) { adamw(r)->set_eps(0); },
+              "adamw.eps is 0, must be in [1e-37, 1e+06]"},
+             {"eps denormal", [=](Optim& r) { adamw(r)->set_eps(1e-300); },
+              "adamw.eps is 1e-300"},
+             {"eps inf", [=](Optim& r) { adamw(r)->set_eps(kInf); },
+              "adamw.eps is inf"},
+             {"decay < 0", [=](Optim& r) { adamw(r)->set_weight_decay(-1); },
+              "adamw.weight_decay is -1"},
+             {"decay inf", [=](Optim& r) { adamw(r)->set_weight_decay(kInf); },
+              "adamw.weight_decay is inf"},
+             {"clip -1", [=](Optim& r) { adamw(r)->set_max_grad_norm(-1); },
+              "adamw.max_grad_norm is -1, must be in [0, 1e+30]"},
+             {"clip nan", [=](Optim& r) { adamw(r)->set_max_grad_norm(kNan); },
+              "adamw.max_grad_norm is nan"}});
 }
 
 v1::SampleRequest GoodSample() {
@@ -403,13 +409,29 @@ TEST(RefusalTest, CreateAdapter) {
 
 // Names that have broken other servers.
 TEST(RefusalTest, BadNames) {
-  const std::vector<std::string> names = {
-      "",       "..",       ".",           "../etc",
-      "a/../b", " ..",      ".. ",         "/etc/passwd",
-      "a/b",    "a\\b",     std::string("a\0b", 3),
-      "a\tb",   "a\nb",     "a b",         std::string(129, 'x'),
-      "-rf",    "_x",       "\xF0\x9F\x98\x80", "\xE2\x80\xAEx",
-      "%2e%2e", "a.",       "a:b",         "caf\xC3\xA9"};
+  const std::vector<std::string> names = {"",
+                                          "..",
+                                          ".",
+                                          "../etc",
+                                          "a/../b",
+                                          " ..",
+                                          ".. ",
+                                          "/etc/passwd",
+                                          "a/b",
+                                          "a\\b",
+                                          std::string("a\0b", 3),
+                                          "a\tb",
+                                          "a\nb",
+                                          "a b",
+                                          std::string(129, 'x'),
+                                          "-rf",
+                                          "_x",
+                                          "\xF0\x9F\x98\x80",
+                                          "\xE2\x80\xAEx",
+                                          "%2e%2e",
+                                          "a.",
+                                          "a:b",
+                                          "caf\xC3\xA9"};
   for (const std::string& name : names) {
     SCOPED_TRACE(name);
     v1::GetAdapterRequest request;

@@ -172,8 +172,7 @@ TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::milliseconds(100));
   const auto stream = sampling_->SampleStream(&context, request);
-  EXPECT_EQ(stream->Finish().error_code(),
-            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
 }
 
@@ -191,9 +190,8 @@ TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
     context.TryCancel();
     stream->Finish();
   }
-  EXPECT_TRUE(Eventually([&] {
-    return MetricValue("weft_requests_inflight") == 0;
-  }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
 }
 
 TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
@@ -204,9 +202,8 @@ TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
   request.mutable_request()->set_top_logprobs(20);
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);
-  EXPECT_TRUE(Eventually([&] {
-    return MetricValue("weft_requests_inflight") == 0;
-  }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
   v1::SampleStreamResponse message;
   while (stream->Read(&message)) {
   }

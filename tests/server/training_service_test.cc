@@ -201,9 +201,8 @@ TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
   caller.join();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
-  EXPECT_TRUE(Eventually([&] {
-    return MetricValue("weft_requests_inflight") == 0;
-  }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
 }
 
 TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
