@@ -1,0 +1,252 @@
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "client/weft_client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_service.h"
+
+namespace weft::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class ClientTest : public ::testing::Test {
+ protected:
+  ClientTest() : client_(Client::Connect(FastOptions())) {}
+
+  ClientOptions FastOptions() const {
+    ClientOptions options;
+    options.target = server_.target();
+    options.timeout = absl::Seconds(20);
+    options.retry = {.max_attempts = 4,
+                     .initial_delay = absl::Milliseconds(5),
+                     .max_delay = absl::Milliseconds(20)};
+    return options;
+  }
+
+  std::unique_ptr<AdapterHandle> Create() {
+    auto adapter = client_->CreateAdapter("a");
+    EXPECT_TRUE(adapter.ok()) << adapter.status();
+    return *std::move(adapter);
+  }
+
+  static Future<TrainReply> Train(AdapterHandle& adapter) {
+    v1::LossConfig loss;
+    loss.set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+    return adapter.ForwardBackward({*NextTokenDatum({1, 2, 3})}, loss);
+  }
+
+  FakeServer server_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST(NextTokenDatumTest, MasksThePrompt) {
+  const auto datum = NextTokenDatum({5, 6, 7, 8}, 2);
+  ASSERT_TRUE(datum.ok());
+  EXPECT_THAT(ReadFloats(datum->weights_le()), ElementsAre(0, 1, 1));
+  EXPECT_EQ(datum->tokens_le(), std::string("\5\0\0\0\6\0\0\0\7\0\0\0", 12));
+  EXPECT_EQ(datum->targets_le(), std::string("\6\0\0\0\7\0\0\0\10\0\0\0", 12));
+}
+
+TEST(NextTokenDatumTest, RefusesWhatCannotBeLearnt) {
+  EXPECT_TRUE(absl::IsInvalidArgument(NextTokenDatum({1}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(NextTokenDatum({1, 2}, 3).status()));
+}
+
+TEST_F(ClientTest, TrainsWithNumbersFromOne) {
+  const auto adapter = Create();
+  auto gradient = Train(*adapter);
+  auto update = adapter->OptimStep();
+  EXPECT_EQ(adapter->next_step(), 3);
+  const auto trained = gradient.get();
+  ASSERT_TRUE(trained.ok()) << trained.status();
+  EXPECT_EQ(trained->message.step(), 1);
+  EXPECT_FALSE(trained->replayed);
+  EXPECT_EQ(trained->message.metrics().at("loss:sum"), 1);
+  const auto updated = update.get();
+  ASSERT_TRUE(updated.ok()) << updated.status();
+  EXPECT_EQ(updated->message.step(), 2);
+}
+
+TEST_F(ClientTest, GoesOnAfterTheLastStepOfAnExistingAdapter) {
+  const auto first = Create();
+  ASSERT_TRUE(Train(*first).get().ok());
+  const auto second = client_->OpenAdapter("a");
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ((*second)->next_step(), 2);
+  EXPECT_TRUE(absl::IsNotFound(client_->OpenAdapter("b").status()));
+}
+
+TEST_F(ClientTest, RepeatsWithTheSameNumberWhenUnavailable) {
+  const auto adapter = Create();
+  server_.Refuse({grpc::StatusCode::UNAVAILABLE, "restarting"});
+  server_.Refuse({grpc::StatusCode::UNAVAILABLE, "restarting"});
+  const auto reply = Train(*adapter).get();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_THAT(server_.state().arrived, ElementsAre(1, 1, 1));
+}
+
+TEST_F(ClientTest, ReplaysAStepWhoseReplyWasLost) {
+  const auto adapter = Create();
+  server_.Refuse({.code = grpc::StatusCode::UNAVAILABLE,
+                  .message = "lost",
+                  .run_first = true});
+  const auto reply = Train(*adapter).get();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_TRUE(reply->replayed);
+  EXPECT_THAT(server_.state().applied, ElementsAre(1));
+}
+
+TEST_F(ClientTest, RepeatsAFullQueueOnlyWithAHint) {
+  const auto adapter = Create();
+  server_.Refuse({grpc::StatusCode::RESOURCE_EXHAUSTED, "full", 5});
+  EXPECT_TRUE(adapter->OptimStep().get().ok());
+  server_.Refuse({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"});
+  const auto reply = adapter->OptimStep().get();
+  EXPECT_TRUE(absl::IsResourceExhausted(reply.status()));
+  EXPECT_EQ(adapter->next_step(), 2);
+}
+
+TEST_F(ClientTest, GivesUpAfterTheAttemptsAndWantsAResync) {
+  const auto adapter = Create();
+  for (int i = 0; i < 4; ++i) {
+    server_.Refuse({.code = grpc::StatusCode::UNAVAILABLE, .message = "down"});
+  }
+  EXPECT_TRUE(absl::IsUnavailable(Train(*adapter).get().status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Train(*adapter).get().status()));
+  ASSERT_TRUE(adapter->Resync().ok());
+  EXPECT_EQ(adapter->next_step(), 1);
+  EXPECT_TRUE(Train(*adapter).get().ok());
+}
+
+TEST_F(ClientTest, UsesARefusedNumberAgain) {
+  const auto adapter = Create();
+  server_.Refuse({grpc::StatusCode::INVALID_ARGUMENT, "data[0]"});
+  EXPECT_TRUE(absl::IsInvalidArgument(Train(*adapter).get().status()));
+  const auto reply = Train(*adapter).get();
+  ASSERT_TRUE(reply.ok());
+  EXPECT_EQ(reply->message.step(), 1);
+}
+
+TEST_F(ClientTest, ReportsANumberThatAnotherClientUsed) {
+  const auto first = Create();
+  const auto second = client_->OpenAdapter("a");
+  ASSERT_TRUE(Train(*first).get().ok());
+  const auto reply = (*second)->OptimStep().get();
+  EXPECT_TRUE(absl::IsAlreadyExists(reply.status())) << reply.status();
+  ASSERT_TRUE((*second)->Resync().ok());
+  EXPECT_EQ((*second)->next_step(), 2);
+}
+
+TEST_F(ClientTest, RunsPipelinedStepsInOrder) {
+  const auto adapter = Create();
+  server_.Hold(true);
+  std::vector<Future<TrainReply>> gradients;
+  std::vector<Future<OptimReply>> updates;
+  for (int i = 0; i < 4; ++i) {
+    gradients.push_back(Train(*adapter));
+    updates.push_back(adapter->OptimStep());
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(adapter->Resync()));
+  server_.Hold(false);
+  for (auto& gradient : gradients) EXPECT_TRUE(gradient.get().ok());
+  for (auto& update : updates) EXPECT_TRUE(update.get().ok());
+  EXPECT_THAT(server_.state().applied, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+}
+
+TEST_F(ClientTest, WithdrawsTheStepsBehindARefusal) {
+  const auto adapter = Create();
+  server_.Hold(true);
+  server_.Refuse({grpc::StatusCode::INVALID_ARGUMENT, "data[0]"});
+  auto refused = Train(*adapter);
+  while (true) {
+    // The refusal belongs to the first call that arrives.
+    std::lock_guard lock(server_.state().mu);
+    if (!server_.state().arrived.empty()) break;
+  }
+  auto later = adapter->OptimStep();
+  server_.Hold(false);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.get().status()));
+  const auto withdrawn = later.get();
+  EXPECT_TRUE(absl::IsFailedPrecondition(withdrawn.status()));
+  EXPECT_THAT(std::string(withdrawn.status().message()), HasSubstr("data[0]"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Train(*adapter).get().status()));
+  ASSERT_TRUE(adapter->Resync().ok());
+  EXPECT_EQ(adapter->next_step(), 1);
+}
+
+TEST_F(ClientTest, EndsAtTheDeadline) {
+  ClientOptions options = FastOptions();
+  options.timeout = absl::Milliseconds(100);
+  const auto client = Client::Connect(options);
+  const auto adapter = client->CreateAdapter("a");
+  ASSERT_TRUE(adapter.ok());
+  server_.Hold(true);
+  EXPECT_TRUE(absl::IsDeadlineExceeded((*adapter)->OptimStep().get().status()));
+}
+
+TEST_F(ClientTest, FuturesOutliveTheHandleAndTheClient) {
+  auto adapter = Create();
+  server_.Hold(true);
+  auto gradient = Train(*adapter);
+  adapter.reset();
+  client_.reset();
+  server_.Hold(false);
+  EXPECT_TRUE(gradient.get().ok());
+}
+
+TEST_F(ClientTest, ListsEveryPage) {
+  for (const char* id : {"a", "b", "c"}) {
+    ASSERT_TRUE(client_->CreateAdapter(id).ok());
+  }
+  const auto found = client_->ListAdapters();
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(found->adapters_size(), 3);
+  EXPECT_TRUE(client_->DeleteAdapter("a").ok());
+  EXPECT_TRUE(absl::IsNotFound(client_->DeleteAdapter("a")));
+}
+
+TEST_F(ClientTest, StreamsUntilToldToStop) {
+  v1::SampleRequest request;
+  request.add_prompt(1);
+  request.mutable_config()->set_max_tokens(3);
+  std::vector<uint32_t> tokens;
+  const auto keep = [&](const v1::SampleStreamResponse& delta) {
+    tokens.push_back(delta.tokens(0));
+    return true;
+  };
+  EXPECT_TRUE(client_->SampleStream(request, keep).ok());
+  EXPECT_THAT(tokens, ElementsAre(2, 3, 4));
+  request.mutable_config()->set_max_tokens(1'000'000);
+  const auto stop = [](const v1::SampleStreamResponse&) { return false; };
+  EXPECT_TRUE(absl::IsCancelled(client_->SampleStream(request, stop)));
+}
+
+TEST_F(ClientTest, KnowsWhetherTheServerTakesWork) {
+  const auto healthy = client_->IsHealthy();
+  ASSERT_TRUE(healthy.ok()) << healthy.status();
+  EXPECT_TRUE(*healthy);
+  server_.SetServing(false);
+  EXPECT_FALSE(*client_->IsHealthy());
+}
+
+TEST_F(ClientTest, SendsTheToken) {
+  ClientOptions options = FastOptions();
+  options.token = "secret";
+  ASSERT_TRUE(Client::Connect(options)->GetInfo().ok());
+  EXPECT_EQ(server_.state().authorization, "Bearer secret");
+}
+
+TEST_F(ClientTest, SaysThatNobodyListens) {
+  ClientOptions options = FastOptions();
+  options.target = "127.0.0.1:1";
+  const auto client = Client::Connect(options);
+  EXPECT_TRUE(absl::IsUnavailable(client->GetInfo().status()));
+  EXPECT_TRUE(absl::IsUnavailable(client->IsHealthy().status()));
+}
+
+}  // namespace
+}  // namespace weft::client

@@ -1,0 +1,94 @@
+#include "client/peft_folder.h"
+
+#include <fstream>
+#include <iterator>
+
+#include "client/weft_client.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_service.h"
+
+namespace weft::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+class PeftFolderTest : public ::testing::Test {
+ protected:
+  PeftFolderTest()
+      : root_(fs::path(::testing::TempDir()) /
+              ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+  }
+  ~PeftFolderTest() override { fs::remove_all(root_); }
+
+  static void Write(const fs::path& path, const std::string& data) {
+    std::ofstream(path, std::ios::binary) << data;
+  }
+
+  static std::string Read(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  static v1::FileChunk Chunk(const std::string& name, const std::string& data) {
+    v1::FileChunk chunk;
+    chunk.set_name(name);
+    chunk.set_data(data);
+    return chunk;
+  }
+
+  const fs::path root_;
+};
+
+TEST_F(PeftFolderTest, MovesAFolderThroughTheServer) {
+  FakeServer server;
+  const auto client = Client::Connect({.target = server.target()});
+  const fs::path source = root_ / "in";
+  fs::create_directories(source);
+  std::string weights((size_t{5} << 18) + 3, 'w');
+  weights[1000] = '\0';
+  Write(source / "adapter_config.json", "{}");
+  Write(source / "adapter_model.safetensors", weights);
+  const auto adapter = client->ImportAdapter("a", source.string());
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  const fs::path target = root_ / "new" / "out";
+  const absl::Status moved = client->ExportAdapter("a", "", target.string());
+  ASSERT_TRUE(moved.ok()) << moved;
+  EXPECT_EQ(Read(target / "adapter_model.safetensors"), weights);
+  EXPECT_EQ(Read(target / "adapter_config.json"), "{}");
+}
+
+TEST_F(PeftFolderTest, RefusesAFolderWithoutItsFiles) {
+  FakeServer server;
+  const auto client = Client::Connect({.target = server.target()});
+  const auto adapter = client->ImportAdapter("a", root_.string());
+  EXPECT_TRUE(absl::IsNotFound(adapter.status())) << adapter.status();
+}
+
+TEST_F(PeftFolderTest, NeverWritesOutsideItsFolder) {
+  for (const char* name : {"", ".", "..", "../evil", "/etc/evil", "a/b"}) {
+    PeftFolderWriter writer(root_ / "out");
+    EXPECT_TRUE(absl::IsDataLoss(writer.Add(Chunk(name, "x")))) << name;
+  }
+  EXPECT_TRUE(fs::is_empty(root_));
+}
+
+TEST_F(PeftFolderTest, LeavesNothingOfAnExportThatBrokeOff) {
+  {
+    PeftFolderWriter writer(root_ / "out");
+    ASSERT_TRUE(writer.Add(Chunk("adapter_config.json", "{}")).ok());
+    EXPECT_TRUE(absl::IsDataLoss(writer.Commit()));
+  }
+  EXPECT_TRUE(fs::is_empty(root_));
+}
+
+TEST_F(PeftFolderTest, SaysThatTheDiskRefuses) {
+  Write(root_ / "file", "");
+  PeftFolderWriter writer(root_ / "file" / "out");
+  EXPECT_EQ(writer.Add(Chunk("adapter_config.json", "{}")).code(),
+            absl::StatusCode::kInternal);
+}
+
+}  // namespace
+}  // namespace weft::client

@@ -1,0 +1,83 @@
+"""`python -m weft` with a word-level tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from weft.__main__ import main
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six"]
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="zero"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_tokenizes_texts_and_prompts(model_dir: Path) -> None:
+    texts = model_dir / "texts.jsonl"
+    records = [
+        {"text": "one two"},
+        {"prompt": "one", "completion": "two three"},
+        {"tokens": [5, 6]},
+    ]
+    texts.write_text("\n".join(map(json.dumps, records)) + "\n\n")
+    output = model_dir / "tokens.jsonl"
+    base = ["tokenize", "--model-dir", str(model_dir)]
+    assert main([*base, "--input", str(texts), "--output", str(output)]) == 0
+    made = [json.loads(line) for line in output.read_text().splitlines()]
+    assert made == [
+        {"tokens": [1, 2]},
+        {"tokens": [1, 2, 3], "prompt_length": 1},
+        {"tokens": [5, 6]},
+    ]
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", "{"])
+def test_bad_records_fail(
+    model_dir: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = model_dir / "texts.jsonl"
+    texts.write_text(line + "\n")
+    base = ["tokenize", "--model-dir", str(model_dir)]
+    assert main([*base, "--input", str(texts)]) == 1
+    assert "INVALID_ARGUMENT" in capsys.readouterr().err
+
+
+def test_trains_and_samples(
+    server: FakeServer, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = model_dir / "texts.jsonl"
+    texts.write_text('{"text": "one two three"}\n')
+    common = ["--model-dir", str(model_dir), "--server", server.target]
+    train = ["train", *common, "--adapter", "a", "--data", str(texts)]
+    assert main([*train, "--steps", "2", "--batch", "1"]) == 0
+    assert "step 2/2" in capsys.readouterr().out
+    assert server.adapters["a"].last_step == 4
+    assert main([*train, "--steps", "1"]) == 0
+    assert server.adapters["a"].last_step == 6
+    sample = ["sample", *common, "--prompt", "one", "--max-tokens", "3"]
+    assert main([*sample, "--adapter", "a"]) == 0
+    assert "two three four" in capsys.readouterr().out
+
+
+def test_missing_files_and_servers_are_said(
+    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    arguments = ["--model-dir", str(empty), "--prompt", "one"]
+    assert main(["sample", *arguments]) == 1
+    assert "tokenizer.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["sample"])
+    assert caught.value.code == 2

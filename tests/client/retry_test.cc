@@ -1,0 +1,60 @@
+#include "client/retry.h"
+
+#include "gtest/gtest.h"
+
+namespace weft::client {
+namespace {
+
+constexpr double kMiddle = 0.5;  // No jitter.
+
+RetryPolicy Policy() {
+  return {.max_attempts = 4,
+          .initial_delay = absl::Seconds(1),
+          .max_delay = absl::Seconds(3)};
+}
+
+std::optional<absl::Duration> Delay(int attempt, const Failure& failure,
+                                    double draw = kMiddle) {
+  return NextDelay(Policy(), attempt, failure, absl::Seconds(100), draw);
+}
+
+TEST(NextDelayTest, GrowsToItsBoundAndEnds) {
+  const Failure failure{absl::UnavailableError(""), {}};
+  EXPECT_EQ(Delay(1, failure), absl::Seconds(1));
+  EXPECT_EQ(Delay(2, failure), absl::Seconds(2));
+  EXPECT_EQ(Delay(3, failure), absl::Seconds(3));
+  EXPECT_EQ(Delay(4, failure), std::nullopt);
+}
+
+TEST(NextDelayTest, VariesByTheJitter) {
+  const Failure failure{absl::UnavailableError(""), {}};
+  EXPECT_EQ(Delay(1, failure, 0), absl::Milliseconds(800));
+  EXPECT_GT(Delay(1, failure, 0.99), absl::Milliseconds(1190));
+}
+
+TEST(NextDelayTest, WaitsAsLongAsTheServerSays) {
+  const Failure hinted{absl::ResourceExhaustedError(""), absl::Seconds(9)};
+  EXPECT_EQ(Delay(1, hinted), absl::Seconds(9));
+  EXPECT_EQ(NextDelay(Policy(), 1, hinted, absl::Seconds(9), kMiddle),
+            std::nullopt);
+}
+
+TEST(NextDelayTest, DoesNotRepeatOtherErrors) {
+  EXPECT_EQ(Delay(1, {absl::ResourceExhaustedError(""), {}}), std::nullopt);
+  EXPECT_EQ(Delay(1, {absl::InternalError(""), absl::Seconds(1)}),
+            std::nullopt);
+  EXPECT_EQ(Delay(1, {absl::InvalidArgumentError(""), {}}), std::nullopt);
+  EXPECT_EQ(Delay(1, {absl::DeadlineExceededError(""), {}}), std::nullopt);
+}
+
+TEST(FromGrpcStatusTest, MapsCodesOneToOne) {
+  EXPECT_TRUE(FromGrpcStatus(grpc::Status::OK).ok());
+  for (int code = 1; code <= 16; ++code) {
+    const grpc::Status status(static_cast<grpc::StatusCode>(code), "because");
+    EXPECT_EQ(static_cast<int>(FromGrpcStatus(status).code()), code);
+    EXPECT_EQ(FromGrpcStatus(status).message(), "because");
+  }
+}
+
+}  // namespace
+}  // namespace weft::client

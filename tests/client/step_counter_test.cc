@@ -1,0 +1,66 @@
+#include "client/step_counter.h"
+
+#include "gtest/gtest.h"
+
+namespace weft::client {
+namespace {
+
+const absl::Status kBad = absl::InvalidArgumentError("bad");
+
+TEST(StepCounterTest, TakesRefusedNumbersBackInAnyOrder) {
+  StepCounter counter(4);
+  const uint64_t first = *counter.Take();
+  const uint64_t second = *counter.Take();
+  EXPECT_EQ(second, 6);
+  EXPECT_EQ(counter.Finish(second, StepOutcome::kRefused, kBad), kBad);
+  EXPECT_EQ(counter.Finish(first, StepOutcome::kRefused, kBad), kBad);
+  EXPECT_EQ(*counter.Take(), 5);
+}
+
+TEST(StepCounterTest, CancelsWhatComesAfterARefusal) {
+  StepCounter counter(0);
+  const uint64_t first = *counter.Take();
+  const uint64_t refused = *counter.Take();
+  const uint64_t later = *counter.Take();
+  int num_cancelled = 0;
+  counter.SetCancel(first, [&] { num_cancelled += 100; });
+  counter.SetCancel(later, [&] { ++num_cancelled; });
+  EXPECT_EQ(counter.Finish(refused, StepOutcome::kRefused, kBad), kBad);
+  EXPECT_EQ(num_cancelled, 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(counter.Take().status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      counter.Finish(later, StepOutcome::kUnknown, absl::CancelledError(""))));
+  EXPECT_TRUE(counter.Finish(first, StepOutcome::kDone, absl::OkStatus()).ok());
+  EXPECT_TRUE(counter.CheckIdle().ok());
+  counter.Reset(1);
+  EXPECT_EQ(*counter.Take(), 2);
+}
+
+TEST(StepCounterTest, GivesNoNumberAfterAnUnknownEnd) {
+  StepCounter counter(0);
+  const absl::Status lost = absl::UnavailableError("gone");
+  EXPECT_EQ(counter.Finish(*counter.Take(), StepOutcome::kUnknown, lost), lost);
+  EXPECT_TRUE(absl::IsFailedPrecondition(counter.Take().status()));
+  counter.Reset(1);
+  EXPECT_EQ(counter.next_step(), 2);
+}
+
+TEST(StepCounterTest, IsNotIdleWithStepsInFlight) {
+  StepCounter counter(0);
+  ASSERT_TRUE(counter.Take().ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(counter.CheckIdle()));
+}
+
+TEST(OutcomeOfTrainingStepTest, KnowsWhatFreesANumber) {
+  EXPECT_EQ(OutcomeOfTrainingStep(absl::OkStatus()), StepOutcome::kDone);
+  EXPECT_EQ(OutcomeOfTrainingStep(kBad), StepOutcome::kRefused);
+  EXPECT_EQ(OutcomeOfTrainingStep(absl::ResourceExhaustedError("")),
+            StepOutcome::kRefused);
+  EXPECT_EQ(OutcomeOfTrainingStep(absl::FailedPreconditionError("")),
+            StepOutcome::kUnknown);
+  EXPECT_EQ(OutcomeOfTrainingStep(absl::DeadlineExceededError("")),
+            StepOutcome::kUnknown);
+}
+
+}  // namespace
+}  // namespace weft::client

@@ -1,0 +1,192 @@
+#include "client/weftctl/weftctl.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/client/fake_service.h"
+
+namespace weft::weftctl {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class WeftctlTest : public ::testing::Test {
+ protected:
+  // Runs a command line against the fake server; keeps its output.
+  int Run(std::vector<std::string> given) {
+    out_.str("");
+    err_.str("");
+    setenv("WEFT_SERVER", server_.target().c_str(), 1);
+    return RunWeftctl(given, {.out = out_, .err = err_});
+  }
+
+  nlohmann::json Json() { return nlohmann::json::parse(out_.str()); }
+
+  std::string WriteData(const std::string& lines) {
+    const std::string path = ::testing::TempDir() + "/weftctl_test.jsonl";
+    std::ofstream(path) << lines;
+    return path;
+  }
+
+  client::FakeServer server_;
+  std::ostringstream out_;
+  std::ostringstream err_;
+};
+
+TEST_F(WeftctlTest, ShowsTheServerAsJsonAndTable) {
+  EXPECT_EQ(Run({"info", "-o", "json"}), 0);
+  EXPECT_EQ(Json()["model"]["name"], "toy");
+  EXPECT_EQ(Json()["draining"], false);
+  EXPECT_EQ(Run({"info"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("model            toy\n"));
+  EXPECT_EQ(Run({"drain"}), 0);
+}
+
+TEST_F(WeftctlTest, HealthIsTheExitCode) {
+  EXPECT_EQ(Run({"health", "--timeout", "2s"}), 0);
+  EXPECT_EQ(out_.str(), "SERVING\n");
+  server_.SetServing(false);
+  EXPECT_EQ(Run({"health", "-o", "json", "--timeout=2s"}), 1);
+  EXPECT_EQ(Json()["status"], "NOT_SERVING");
+  EXPECT_EQ(Run({"health", "--server", "127.0.0.1:1", "--timeout=2s"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
+}
+
+TEST_F(WeftctlTest, ManagesAdapters) {
+  EXPECT_EQ(Run({"adapters", "create", "a", "--rank", "4", "--seed=7",
+                 "--target-modules", "q_proj,lm_head", "-o", "json"}),
+            0);
+  EXPECT_EQ(Json()["config"]["rank"], 4);
+  EXPECT_EQ(Json()["config"]["target_modules"][1], "TARGET_MODULE_LM_HEAD");
+  EXPECT_EQ(Run({"adapters", "create", "a"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("ALREADY_EXISTS: id taken"));
+  EXPECT_EQ(Run({"adapters", "create", "b"}), 0);
+  EXPECT_EQ(Run({"adapters", "list", "-o", "json"}), 0);
+  EXPECT_EQ(Json()["adapters"].size(), 2);
+  EXPECT_EQ(Run({"adapters", "list"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  RANK"));
+  EXPECT_EQ(Run({"adapters", "get", "b"}), 0);
+  EXPECT_EQ(Run({"adapters", "delete", "b"}), 0);
+  EXPECT_EQ(Run({"adapters", "get", "b"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("NOT_FOUND"));
+}
+
+TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {
+  const std::string path =
+      WriteData("{\"tokens\": [1, 2, 3]}\n{\"tokens\": [4, 5]}\n");
+  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "3", "--batch", "2",
+                 "--rank", "4"}),
+            0)
+      << err_.str();
+  EXPECT_THAT(err_.str(), HasSubstr("3/3 loss 0.6667 grad 1.5"));
+  EXPECT_THAT(server_.state().applied, ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_EQ(server_.state().adapters["a"].message.config().rank(), 4);
+  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps=1", "-o", "json"}), 0);
+  EXPECT_EQ(Json()["step"], 1);
+  EXPECT_EQ(Json()["loss:sum"], 8);
+  EXPECT_EQ(server_.state().applied.size(), 8);
+}
+
+TEST_F(WeftctlTest, ReportsARefusedStepOfTraining) {
+  const std::string path = WriteData("{\"tokens\": [1, 2, 3]}\n");
+  server_.Refuse({grpc::StatusCode::INVALID_ARGUMENT, "targets[0] 9 >= 4"});
+  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "4"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("targets[0] 9 >= 4"));
+}
+
+TEST_F(WeftctlTest, SamplesTokens) {
+  const std::vector<std::string> base = {"sample", "--prompt-tokens", "5,6",
+                                         "--max-tokens", "3"};
+  EXPECT_EQ(Run(base), 0);
+  EXPECT_EQ(out_.str(), "7,8,9\n");
+  std::vector<std::string> given = base;
+  given.insert(given.end(),
+               {"--temperature=0", "--top-k=4", "--top-p=0.5", "--seed=1",
+                "--adapter=a", "--num-samples=2", "-o", "json"});
+  EXPECT_EQ(Run(given), 0);
+  EXPECT_EQ(Json()["samples"][0]["tokens"], (std::vector<int>{7, 8, 9}));
+  const v1::SampleRequest& sent = server_.state().last_sample;
+  EXPECT_EQ(sent.config().temperature(), 0);
+  EXPECT_TRUE(sent.config().has_temperature());
+  EXPECT_EQ(sent.config().top_k(), 4);
+  EXPECT_EQ(sent.config().top_p(), 0.5);
+  EXPECT_EQ(sent.config().seed(), 1);
+  EXPECT_EQ(sent.adapter_id(), "a");
+  EXPECT_EQ(sent.num_samples(), 2);
+  given = base;
+  given.push_back("--stream");
+  EXPECT_EQ(Run(given), 0);
+  EXPECT_EQ(out_.str(), "0: 7\n0: 8\n0: 9\n");
+}
+
+TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
+  EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("12.3 kB"));
+  EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 1);
+  EXPECT_EQ(Run({"checkpoints", "save", "a", "one", "--overwrite"}), 0);
+  EXPECT_EQ(Run({"checkpoints", "list", "-o", "json"}), 0);
+  EXPECT_EQ(Json()["checkpoints"][0]["name"], "one");
+  EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
+  EXPECT_EQ(Run({"checkpoints", "load", "b", "one", "--source", "a"}), 0);
+  EXPECT_EQ(out_.str(), "b is at step 7\n");
+  EXPECT_EQ(Run({"checkpoints", "delete", "a", "one"}), 0);
+  EXPECT_EQ(Run({"checkpoints", "delete", "a", "one"}), 1);
+  EXPECT_EQ(Run({"snapshot", "publish", "a", "best"}), 0);
+  EXPECT_EQ(out_.str(), "version 3\n");
+  EXPECT_EQ(Run({"snapshot", "release", "a", "best"}), 0);
+}
+
+TEST_F(WeftctlTest, MovesPeftFolders) {
+  const std::filesystem::path root =
+      std::filesystem::path(::testing::TempDir()) / "weftctl_peft";
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directories(root / "in");
+  std::ofstream(root / "in" / "adapter_config.json") << "{}";
+  std::ofstream(root / "in" / "adapter_model.safetensors") << "weights";
+  EXPECT_EQ(Run({"import", "a", (root / "in").string()}), 0) << err_.str();
+  EXPECT_EQ(Run({"export", "a", (root / "out").string()}), 0) << err_.str();
+  EXPECT_TRUE(exists(root / "out" / "adapter_model.safetensors"));
+  EXPECT_EQ(Run({"import", "a", (root / "none").string()}), 1);
+}
+
+TEST_F(WeftctlTest, AWrongCommandLineEndsWithTwo) {
+  const std::vector<std::vector<std::string>> lines = {
+      {},
+      {"fly"},
+      {"adapters"},
+      {"adapters", "create"},
+      {"info", "extra"},
+      {"info", "--colour"},
+      {"info", "-o", "yaml"},
+      {"info", "--timeout", "soon"},
+      {"sample"},
+      {"sample", "--prompt-tokens", "a"},
+      {"adapters", "create", "a", "--target-modules", "conv"},
+      {"train", "a", "--data", "/nonexistent"},
+      {"train", "a", "--data", WriteData("{\"text\": \"hi\"}\n")}};
+  for (const std::vector<std::string>& line : lines) {
+    EXPECT_EQ(Run(line), 2) << err_.str();
+    EXPECT_THAT(out_.str(), IsEmpty());
+    EXPECT_FALSE(err_.str().empty());
+  }
+}
+
+TEST_F(WeftctlTest, HelpsPerCommand) {
+  EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("checkpoints save"));
+  EXPECT_EQ(Run({"train", "--help"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("--lr RATE"));
+  EXPECT_THAT(out_.str(), HasSubstr("weftctl train ADAPTER"));
+  EXPECT_EQ(Run({"checkpoints", "list", "-h"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("[ADAPTER]"));
+}
+
+}  // namespace
+}  // namespace weft::weftctl

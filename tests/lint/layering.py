@@ -1,0 +1,143 @@
+"""Checks #include lines against src/layers.txt.
+
+A module of src/ may include itself, base, and what its row names; rows may only
+name modules above them. Torch's headers are for rows marked (torch), and there
+not for the files that the torch-free side reads. kernels/ knows neither Torch
+nor Abseil nor any of our modules; its bench/ folders may, to have something to
+compare with.
+"""
+
+import fnmatch
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from sources import CPP_SUFFIXES, files, includes
+
+TORCH_FREE_FILES = (
+    "*_config.*",
+    "adapter_layout.*",
+    "peft_format.*",
+    "engine.h",
+)
+_ROW = re.compile(r"^(\w+)(\(torch(?:=(?P<files>\S+))?\))?:\s*(.*)$")
+_TORCH = re.compile(r"^(ATen|c10|torch)/")
+_NAMED_FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:h|cc|cu|cuh|txt|proto))`")
+_OTHER_FOLDERS = ("server", "client")
+
+
+class Layer(NamedTuple):
+    allowed: tuple[str, ...]
+    torch: str | None  # Pattern of the files that may use Torch.
+
+
+def read_layers(path: Path) -> dict[str, Layer]:
+    """Rows of layers.txt; ValueError when a row names a module below it."""
+    layers: dict[str, Layer] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _ROW.match(line)
+        if not match:
+            raise ValueError(f"{path.name}:{number}: not a row: {line}")
+        name, torch, rest = match.group(1, 2, 4)
+        for allowed in rest.split():
+            module = allowed.split("/")[0]
+            if module not in layers and module not in ("kernels", "proto"):
+                raise ValueError(f"{path.name}:{number}: {module} is not above")
+        pattern = (match["files"] or "*") if torch else None
+        layers[name] = Layer(tuple(rest.split()), pattern)
+    return layers
+
+
+def _is_torch_free(path: Path, layer: Layer) -> bool:
+    if layer.torch is None or not fnmatch.fnmatch(path.name, layer.torch):
+        return True
+    return any(fnmatch.fnmatch(path.name, p) for p in TORCH_FREE_FILES)
+
+
+def _target(include: str) -> tuple[str, str] | None:
+    """(module, file inside it) of an include of ours, None for others'."""
+    head, _, rest = include.partition("/")
+    if head == "src":
+        module, _, rest = rest.partition("/")
+        return module, rest
+    if include.startswith("weft/v1/"):
+        return "proto", rest
+    if head in (*_OTHER_FOLDERS, "kernels"):
+        return head, rest
+    return None
+
+
+def _reaches_torch(root: Path, include: str, seen: set[str]) -> bool:
+    if _TORCH.match(include):
+        return True
+    if include in seen or not include.startswith(("src/", "server/", "client/")):
+        return False
+    seen.add(include)
+    path = root / include
+    return path.is_file() and any(
+        _reaches_torch(root, i.path, seen) for i in includes(path)
+    )
+
+
+def _offences_of_file(root: Path, path: Path, module: str, layer: Layer) -> list[str]:
+    found = []
+    torch_free = _is_torch_free(path, layer)
+    for line, include in includes(path):
+        place = f"{path.relative_to(root)}:{line}: {include}"
+        if torch_free and _reaches_torch(root, include, set()):
+            found.append(f"{place}: this file must stay free of Torch")
+            continue
+        target = _target(include)
+        if target is None or target[0] in (module, "base"):
+            continue
+        if target[0] in layer.allowed or "/".join(target) in layer.allowed:
+            continue
+        found.append(f"{place}: {module} may include base {' '.join(layer.allowed)}")
+    return found
+
+
+def _kernel_offences(root: Path) -> list[str]:
+    found = []
+    for path in files(root, ("kernels",), CPP_SUFFIXES):
+        if path.parent.name == "bench":
+            continue
+        for line, include in includes(path):
+            ours = _target(include)
+            foreign = _TORCH.match(include) or include.startswith("absl/")
+            if foreign or (ours and ours[0] != "kernels"):
+                place = f"{path.relative_to(root)}:{line}: {include}"
+                found.append(f"{place}: kernels know neither Torch, Abseil nor us")
+    return found
+
+
+def layering_offences(root: Path) -> list[str]:
+    """One `file:line: include: reason` for each include against the rules."""
+    layers = read_layers(root / "src" / "layers.txt")
+    found = _kernel_offences(root)
+    for path in files(root, ("src", *_OTHER_FOLDERS), CPP_SUFFIXES):
+        parts = path.relative_to(root).parts
+        module = parts[1] if parts[0] == "src" else parts[0]
+        if path.parent == root / "src":
+            continue  # The precompiled header belongs to no module.
+        if module not in layers:
+            found.append(f"{path.relative_to(root)}:1: no row in src/layers.txt")
+            continue
+        found.extend(_offences_of_file(root, path, module, layers[module]))
+    return found
+
+
+def missing_paths(root: Path) -> list[str]:
+    """Files that the tables of src/README.md name and that do not exist."""
+    readme = root / "src" / "README.md"
+    if not readme.exists():
+        return []
+    found = []
+    for number, line in enumerate(readme.read_text().splitlines(), start=1):
+        if not line.startswith("|"):
+            continue
+        for name in _NAMED_FILE.findall(line):
+            if not (root / name).exists() and not (root / "src" / name).exists():
+                found.append(f"src/README.md:{number}: {name} does not exist")
+    return found

@@ -1,0 +1,110 @@
+"""The modules form layers, and the table of a request's path is true."""
+
+from pathlib import Path
+
+import pytest
+from layering import layering_offences, missing_paths, read_layers
+from sources import ROOT
+
+LAYERS = """# comment
+base:
+config:
+request:
+weights(torch=reader.*): config
+ops(torch): kernels config
+engine(torch): request ops config
+server: config engine/engine.h proto
+client: proto
+"""
+
+
+def _tree(root: Path, contents: dict[str, str]) -> Path:
+    for name, text in {"src/layers.txt": LAYERS, **contents}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_every_include_is_allowed() -> None:
+    offences = layering_offences(ROOT)
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_the_path_of_a_request_names_files_that_exist() -> None:
+    missing = missing_paths(ROOT)
+    assert not missing, "\n" + "\n".join(missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "include"),
+    [
+        ("src/request/a.h", '"src/base/b.h"'),
+        ("src/request/a.h", '"src/request/b.h"'),
+        ("src/ops/a.h", "<ATen/ATen.h>"),
+        ("src/weights/reader.cc", "<ATen/ATen.h>"),
+        ("kernels/bench/a.cc", "<ATen/ATen.h>"),
+        ("src/ops/a.cc", '"kernels/add.h"'),
+        ("server/a.cc", '"src/engine/engine.h"'),
+        ("server/a.cc", '"weft/v1/training.pb.h"'),
+        ("client/a.cc", '"client/b.h"'),
+        ("kernels/a.cu", '"kernels/b.cuh"'),
+        ("src/torch_pch.h", "<torch/torch.h>"),
+    ],
+)
+def test_accepts_what_the_rows_allow(tmp_path: Path, name: str, include: str) -> None:
+    assert layering_offences(_tree(tmp_path, {name: f"#include {include}\n"})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "include"),
+    [
+        ("src/request/a.h", '"src/ops/b.h"'),
+        ("src/request/a.h", "<ATen/ATen.h>"),
+        ("src/weights/header.cc", "<ATen/ATen.h>"),
+        ("src/ops/a_config.h", "<c10/util/Optional.h>"),
+        ("src/engine/engine.h", "<torch/torch.h>"),
+        ("server/a.cc", '"src/engine/batch_packer.h"'),
+        ("server/a.cc", '"src/ops/b.h"'),
+        ("client/a.cc", '"src/request/b.h"'),
+        ("kernels/a.cu", '"absl/types/span.h"'),
+        ("kernels/a.cu", "<ATen/ATen.h>"),
+        ("kernels/a.cu", '"src/base/b.h"'),
+        ("src/unknown/a.h", "<vector>"),
+    ],
+)
+def test_names_file_and_line_of_each_offence(
+    tmp_path: Path, name: str, include: str
+) -> None:
+    root = _tree(tmp_path, {name: f"#include {include}\n"})
+    offences = layering_offences(root)
+    assert len(offences) == 1 and offences[0].startswith(f"{name}:1: ")
+
+
+def test_finds_torch_behind_another_header(tmp_path: Path) -> None:
+    root = _tree(
+        tmp_path,
+        {
+            "src/engine/engine.h": '\n#include "src/ops/add.h"\n',
+            "src/ops/add.h": "#include <ATen/ATen.h>\n",
+        },
+    )
+    assert [o.split(": ")[0] for o in layering_offences(root)] == [
+        "src/engine/engine.h:2"
+    ]
+
+
+def test_rows_name_only_modules_above_them(tmp_path: Path) -> None:
+    path = tmp_path / "layers.txt"
+    path.write_text("base:\nkv: sched\nsched:\n")
+    with pytest.raises(ValueError, match="layers.txt:2: sched is not above"):
+        read_layers(path)
+
+
+def test_names_the_missing_file_of_the_path_table(tmp_path: Path) -> None:
+    table = "| 1 | `server/a.cc` |\n| 2 | `sched/b.h`, `sched/gone.h` |\n"
+    root = _tree(
+        tmp_path,
+        {"src/README.md": table, "server/a.cc": "", "src/sched/b.h": ""},
+    )
+    assert missing_paths(root) == ["src/README.md:2: sched/gone.h does not exist"]
