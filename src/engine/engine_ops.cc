@@ -153,7 +153,7 @@ void EngineImpl::RestartNumbers(uint64_t work_id, const std::string& adapter_id,
   MutexLock lock(&mu_);
   // The loaded state has its own count; the load itself is not part of it.
   steps_.at(work_id)->step = 0;
-  const sched::Renumbering changed =
+  const sched::AdapterQueue::StepChange changed =
       scheduler_.SetLastStep(adapter_id, last_step);
   for (const uint64_t id : changed.dropped) {
     DropStep(id, absl::FailedPreconditionError(absl::StrCat(
