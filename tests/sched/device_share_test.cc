@@ -40,7 +40,7 @@ TEST(DeviceShareTest, IdleTimeEarnsNoCreditForEitherKind) {
   EXPECT_TRUE(device.ChooseDecode(false, true));
   device.AddDecoding(absl::Seconds(1));
   EXPECT_TRUE(device.ChooseDecode(false, true));
-  // Now both: the debt of training alone is forgotten within one plan.
+  // Now both: training's hour alone is no debt, and decoding's second none.
   EXPECT_FALSE(device.ChooseDecode(true, true));
   device.AddTraining(absl::Seconds(2));
   EXPECT_TRUE(device.ChooseDecode(true, true));
