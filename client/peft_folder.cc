@@ -61,7 +61,7 @@ PeftFolderWriter::~PeftFolderWriter() {
 }
 
 absl::Status PeftFolderWriter::Add(const v1::FileChunk& chunk) {
-  if (chunk.name() != name_) {
+  if (!file_.is_open() || chunk.name() != name_) {
     const fs::path name = chunk.name();
     if (name.empty() || name != name.filename() || chunk.name() == "." ||
         chunk.name() == "..") {

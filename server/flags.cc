@@ -155,7 +155,7 @@ Flag MakeFlag(const char* group, std::string name, Field field,
   [](Settings & s) -> auto& { return s.server.member; }
 
 std::vector<Flag> ModelFlags() {
-  constexpr char kGroup[] = "Model and device";
+  static constexpr char kGroup[] = "Model and device";
   return {
       MakeFlag(kGroup, "model", WEFT_ENGINE(model_dir),
                "Hugging Face folder of the base model. Required.", "DIR"),
@@ -173,7 +173,7 @@ std::vector<Flag> ModelFlags() {
 }
 
 std::vector<Flag> AdapterFlags() {
-  constexpr char kGroup[] = "Adapters";
+  static constexpr char kGroup[] = "Adapters";
   return {
       MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
                "Folder of checkpoints and the journal; created when missing. "
@@ -189,7 +189,7 @@ std::vector<Flag> AdapterFlags() {
 }
 
 std::vector<Flag> WorkFlags() {
-  constexpr char kGroup[] = "Training and sampling";
+  static constexpr char kGroup[] = "Training and sampling";
   return {
       MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
                "Tokens of a micro-batch. 0: 2048 on the CPU, 16384 on CUDA.",
@@ -215,7 +215,7 @@ std::vector<Flag> WorkFlags() {
 }
 
 std::vector<Flag> ServerFlags() {
-  constexpr char kGroup[] = "Server";
+  static constexpr char kGroup[] = "Server";
   return {
       MakeFlag(kGroup, "listen", WEFT_SERVER(listen),
                "Address of the gRPC server. Port 0: any free port.",
@@ -246,7 +246,7 @@ std::vector<Flag> ServerFlags() {
 }
 
 std::vector<Flag> OtherFlags() {
-  constexpr char kGroup[] = "Logs and actions";
+  static constexpr char kGroup[] = "Logs and actions";
   std::vector<Flag> flags = {
       MakeFlag(kGroup, "log-format", WEFT_SERVER(log_style),
                "auto: text on a terminal, JSON lines otherwise."),

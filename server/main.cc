@@ -1,4 +1,6 @@
-// weftd: flags, listeners, engine, signals.
+// weftd: flags; then the service, out of weftd.so.
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -6,13 +8,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "server/daemon.h"
 #include "server/flags.h"
+#include "server/service.h"
 #include "server/version.h"
-#include "src/engine/engine.h"
 
 namespace {
 
+constexpr int kExitCannotStart = 1;
 constexpr int kExitBadConfig = 2;
 
 void PrintLines(const absl::Status& status) {
@@ -20,6 +22,19 @@ void PrintLines(const absl::Status& status) {
     std::fprintf(stderr, "weftd: %.*s\n", static_cast<int>(line.size()),
                  line.data());
   }
+}
+
+int Serve(const weft::Settings& settings) {
+  // Found through this binary's RUNPATH; global, as LibTorch's own libraries
+  // look for each other's symbols.
+  void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
+  void* const serve =
+      library == nullptr ? nullptr : ::dlsym(library, "WeftServe");
+  if (serve == nullptr) {
+    std::fprintf(stderr, "weftd: %s\n", ::dlerror());
+    return kExitCannotStart;
+  }
+  return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings);
 }
 
 }  // namespace
@@ -49,5 +64,5 @@ int main(int argc, char** argv) {
     std::puts("configuration is good");
     return 0;
   }
-  return weft::RunDaemon(*settings, &weft::StartEngine);
+  return Serve(*settings);
 }

@@ -55,8 +55,9 @@ std::string FormatLogLine(LogFormat format, LogLevel level,
   const std::string_view name = kLevelNames[static_cast<int>(level)];
   std::string line;
   if (format == LogFormat::kJson) {
-    line = absl::StrCat("{\"ts\":", Quote(rfc3339_time),
-                        ",\"level\":", Quote(name), ",\"msg\":", Quote(message));
+    line =
+        absl::StrCat("{\"ts\":", Quote(rfc3339_time),
+                     ",\"level\":", Quote(name), ",\"msg\":", Quote(message));
     for (const LogField& field : fields) {
       absl::StrAppend(&line, ",", Quote(field.key), ":",
                       field.is_string ? Quote(field.value) : field.value);

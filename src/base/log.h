@@ -25,8 +25,8 @@ enum class LogFormat { kText, kJson };
 // A key with a value that prints as a JSON number, boolean or string.
 struct LogField {
   template <typename T>
-    requires std::is_arithmetic_v<T>
-  LogField(std::string_view field_key, T number)
+  requires std::is_arithmetic_v<T> LogField(std::string_view field_key,
+                                            T number)
       : key(field_key), is_string(false) {
     if constexpr (std::is_same_v<T, bool>) {
       value = number ? "true" : "false";
@@ -43,9 +43,9 @@ struct LogField {
   // Abseil's own string_view, which is another type where the distribution
   // built Abseil as C++14.
   template <typename T>
-    requires(std::is_same_v<T, absl::string_view> &&
-             !std::is_same_v<T, std::string_view>)
-  LogField(std::string_view field_key, T text)
+  requires(std::is_same_v<T, absl::string_view> &&
+           !std::is_same_v<T, std::string_view>)
+      LogField(std::string_view field_key, T text)
       : LogField(field_key, std::string_view(text.data(), text.size())) {}
 
   std::string key;
@@ -60,9 +60,10 @@ void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields = {});
 
 // The line that Log would write, without its newline. For tests.
-[[nodiscard]] std::string FormatLogLine(
-    LogFormat format, LogLevel level, std::string_view rfc3339_time,
-    std::string_view message, std::initializer_list<LogField> fields);
+[[nodiscard]] std::string FormatLogLine(LogFormat format, LogLevel level,
+                                        std::string_view rfc3339_time,
+                                        std::string_view message,
+                                        std::initializer_list<LogField> fields);
 
 }  // namespace weft
 

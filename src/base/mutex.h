@@ -52,7 +52,8 @@ class CondVar {
   bool WaitFor(Mutex* mu, std::chrono::nanoseconds timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
-    const bool notified = cv_.wait_for(lock, timeout) == std::cv_status::no_timeout;
+    const bool notified =
+        cv_.wait_for(lock, timeout) == std::cv_status::no_timeout;
     lock.release();
     return notified;
   }

@@ -57,14 +57,12 @@ void Progress::Add(int64_t amount) {
 std::string Progress::Format(std::string_view label, int64_t done,
                              int64_t total, std::string_view unit,
                              absl::Duration elapsed, int bar_width) {
-  const double seconds =
-      std::max(absl::ToDoubleSeconds(elapsed), 1e-9);
+  const double seconds = std::max(absl::ToDoubleSeconds(elapsed), 1e-9);
   const double rate = static_cast<double>(done) / seconds;
   std::string line(label);
   if (total > 0) {
-    const double fraction =
-        std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0,
-                   1.0);
+    const double fraction = std::clamp(
+        static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
     if (bar_width > 0) {
       const int filled = static_cast<int>(fraction * bar_width);
       absl::StrAppend(&line, " [", std::string(filled, '#'),
@@ -84,9 +82,9 @@ std::string Progress::Format(std::string_view label, int64_t done,
 }
 
 void Progress::Print(bool last) {
-  const std::string line = Format(label_, done_, total_, unit_,
-                                  absl::Now() - start_,
-                                  is_terminal_ ? kBarWidth : 0);
+  const std::string line =
+      Format(label_, done_, total_, unit_, absl::Now() - start_,
+             is_terminal_ ? kBarWidth : 0);
   if (is_terminal_) {
     std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), last ? "\n" : "");
   } else {

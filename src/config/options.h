@@ -23,13 +23,13 @@ struct EngineOptions {
   std::string checkpoint_dir;  // Adapter checkpoints; created when missing.
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
-  int num_threads = 0;         // Compute threads on the CPU; 0: all cores.
-  int max_adapters = 64;       // [1, 100000]
-  int max_rank = 64;           // [1, 1024]
-  int max_context_tokens = 0;  // 0: the model's; never more than the model's.
-  int64_t max_batch_tokens = 8192;    // Tokens of a training micro-batch; >= 1.
-  int64_t loss_chunk_size = 1024;     // Score rows per head chunk; <= 0: all.
-  int64_t max_queue_requests = 1024;  // Waiting requests; >= 1.
+  int num_threads = 0;           // Compute threads on the CPU; 0: all cores.
+  int max_adapters = 64;         // [1, 100000]
+  int max_rank = 64;             // [1, 1024]
+  int max_context_tokens = 0;    // 0: the model's; never more than the model's.
+  int64_t max_batch_tokens = 0;  // Of a training micro-batch; 0: by device.
+  int64_t loss_chunk_size = 1024;      // Score rows per head chunk; <= 0: all.
+  int64_t max_queue_requests = 1024;   // Waiting requests; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Their tokens; >= 1.
   int64_t kv_cache_bytes = 0;          // 0: sized from the machine.
   int max_decode_sequences = 64;       // Sequences per decode iteration.

@@ -23,9 +23,12 @@ constexpr const char* kStateFile = "trainer_state.json";
 
 // Shape of the base model, so that a checkpoint meets only its own kind.
 json Fingerprint(const lora::ModelShape& shape) {
-  return {{"num_layers", shape.num_layers}, {"hidden", shape.hidden},
-          {"q_width", shape.q_width},       {"kv_width", shape.kv_width},
-          {"ffn", shape.ffn},               {"vocab", shape.vocab}};
+  return {{"num_layers", shape.num_layers},
+          {"hidden", shape.hidden},
+          {"q_width", shape.q_width},
+          {"kv_width", shape.kv_width},
+          {"ffn", shape.ffn},
+          {"vocab", shape.vocab}};
 }
 
 json ConfigToJson(const LoraConfig& config) {
@@ -47,8 +50,8 @@ CheckpointInfo InfoFromFields(const json& fields) {
   info.last_step = fields.value("last_step", uint64_t{0});
   info.optim_steps = fields.value("optim_steps", uint64_t{0});
   info.size_bytes = fields.value("size_bytes", uint64_t{0});
-  info.created_at = absl::UnixEpoch() +
-                    absl::Seconds(fields.value("created_at", double{0}));
+  info.created_at =
+      absl::UnixEpoch() + absl::Seconds(fields.value("created_at", double{0}));
   const json config = fields.value("config", json::object());
   info.config.rank = config.value("rank", 0);
   info.config.alpha = config.value("alpha", double{0});
@@ -119,11 +122,10 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
   DurableFolder folder;
   folder.files = Export(config, state.weights);
   folder.files.emplace_back(
-      kOptimizerFile,
-      lora::WriteBuffers(config, shape_,
-                         {{"gradient", state.gradient},
-                          {"exp_avg", state.moment1},
-                          {"exp_avg_sq", state.moment2}}));
+      kOptimizerFile, lora::WriteBuffers(config, shape_,
+                                         {{"gradient", state.gradient},
+                                          {"exp_avg", state.moment1},
+                                          {"exp_avg_sq", state.moment2}}));
   CheckpointInfo info{.adapter_id = request.adapter_id,
                       .name = request.name,
                       .last_step = last_step,
@@ -137,9 +139,8 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
   folder.files.emplace_back(kStateFile, folder.fields.dump(2));
   std::error_code error;
   std::filesystem::create_directory(AdapterDir(request.adapter_id), error);
-  WEFT_RETURN_IF_ERROR(WriteDurableFolder(AdapterDir(request.adapter_id),
-                                          request.name, folder,
-                                          request.overwrite));
+  WEFT_RETURN_IF_ERROR(WriteDurableFolder(
+      AdapterDir(request.adapter_id), request.name, folder, request.overwrite));
   return info;
 }
 
@@ -154,17 +155,17 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   loaded.state.weights = std::move(peft.weights);
   const std::string* optimizer = FindFile(folder, kOptimizerFile);
   if (optimizer == nullptr) {
-    return absl::DataLossError(absl::StrCat("checkpoint '", name, "' has no ",
-                                            kOptimizerFile));
+    return absl::DataLossError(
+        absl::StrCat("checkpoint '", name, "' has no ", kOptimizerFile));
   }
   const std::pair<const char*, std::vector<float>*> buffers[] = {
       {"gradient", &loaded.state.gradient},
       {"exp_avg", &loaded.state.moment1},
       {"exp_avg_sq", &loaded.state.moment2}};
   for (const auto& [buffer, values] : buffers) {
-    WEFT_ASSIGN_OR_RETURN(*values, lora::ReadBuffer(*optimizer, buffer,
-                                                    loaded.info.config,
-                                                    shape_));
+    WEFT_ASSIGN_OR_RETURN(
+        *values,
+        lora::ReadBuffer(*optimizer, buffer, loaded.info.config, shape_));
   }
   loaded.state.optim_steps = loaded.info.optim_steps;
   return loaded;

@@ -40,8 +40,8 @@ class AdapterIo {
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
-  // NOT_FOUND; DATA_LOSS for damaged files; FAILED_PRECONDITION for a checkpoint
-  // of another model.
+  // NOT_FOUND; DATA_LOSS for damaged files; FAILED_PRECONDITION for a
+  // checkpoint of another model.
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const std::string& adapter_id, const std::string& name) const;
   // Newest first. Damaged folders are left out, with a line in the log.

@@ -59,10 +59,9 @@ absl::StatusOr<uint64_t> AdapterTable::PublishSnapshot(
   const lora::AdapterVersionPtr& latest = entry.adapter.latest();
   const auto [snapshot, inserted] = entry.snapshots.emplace(name, latest);
   if (!inserted && snapshot->second != latest) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("name: snapshot '", name, "' pins version ",
-                     snapshot->second->number, ", the adapter is at ",
-                     latest->number, "; release it first"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "name: snapshot '", name, "' pins version ", snapshot->second->number,
+        ", the adapter is at ", latest->number, "; release it first"));
   }
   Renew(adapter_id, entry);
   return latest->number;
@@ -117,16 +116,15 @@ uint64_t AdapterTable::resident_bytes() const {
 }
 
 void AdapterTable::Renew(const std::string& adapter_id, const Entry& entry) {
-  AdapterInfo info{
-      .adapter_id = adapter_id,
-      .config = entry.adapter.config(),
-      .last_step = entry.last_step,
-      .optim_steps = entry.adapter.optim_steps(),
-      .version = entry.adapter.latest()->number,
-      .num_parameters =
-          static_cast<uint64_t>(entry.adapter.layout().num_parameters()),
-      .resident_bytes = entry.adapter.resident_bytes(),
-      .created_at = entry.created_at};
+  AdapterInfo info{.adapter_id = adapter_id,
+                   .config = entry.adapter.config(),
+                   .last_step = entry.last_step,
+                   .optim_steps = entry.adapter.optim_steps(),
+                   .version = entry.adapter.latest()->number,
+                   .num_parameters = static_cast<uint64_t>(
+                       entry.adapter.layout().num_parameters()),
+                   .resident_bytes = entry.adapter.resident_bytes(),
+                   .created_at = entry.created_at};
   for (const auto& [name, version] : entry.snapshots) {
     info.snapshots.push_back(name);
   }

@@ -43,8 +43,7 @@ struct Builder {
       }
       if (rows.targets.size() == entries_before) continue;
       rows.row_offsets.push_back(static_cast<int64_t>(rows.targets.size()));
-      rows.temperatures.push_back(
-          static_cast<float>(request.loss.temperature));
+      rows.temperatures.push_back(static_cast<float>(request.loss.temperature));
       score_index.push_back(base + i);
     }
   }

@@ -56,34 +56,36 @@ void EngineImpl::CreateAdapter(CreateAdapterRequest request,
 
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (!Admit(done)) return;
-  PostControl([this, adapter_id = std::move(adapter_id),
-               done = std::move(done)] {
-    const bool existed = adapters_.Erase(adapter_id);
-    {
-      MutexLock lock(&mu_);
-      const absl::Status gone = absl::NotFoundError(
-          absl::StrCat("adapter_id: '", adapter_id, "' was deleted"));
-      for (const uint64_t id : scheduler_.RemoveAdapter(adapter_id)) {
-        progress_.erase(id);
-        if (samples_.contains(id)) {
-          DropSample(id, gone);
-        } else {
-          DropStep(id, gone);
+  PostControl(
+      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
+        const bool existed = adapters_.Erase(adapter_id);
+        {
+          MutexLock lock(&mu_);
+          const absl::Status gone = absl::NotFoundError(
+              absl::StrCat("adapter_id: '", adapter_id, "' was deleted"));
+          for (const uint64_t id : scheduler_.RemoveAdapter(adapter_id)) {
+            progress_.erase(id);
+            if (samples_.contains(id)) {
+              DropSample(id, gone);
+            } else {
+              DropStep(id, gone);
+            }
+          }
+          replays_.erase(adapter_id);
         }
-      }
-      replays_.erase(adapter_id);
-    }
-    probe_.SetAdapters(static_cast<int64_t>(adapters_.Infos().size()),
-                       adapters_.resident_bytes());
-    Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
-    completions_.Post([done, adapter_id, existed] {
-      if (existed) {
-        done(true);
-      } else {
-        done(NoSuchAdapter(adapter_id));
-      }
-    });
-  });
+        probe_.SetAdapters(static_cast<int64_t>(adapters_.Infos().size()),
+                           adapters_.resident_bytes());
+        if (existed) {
+          Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
+        }
+        completions_.Post([done, adapter_id, existed] {
+          if (existed) {
+            done(true);
+          } else {
+            done(NoSuchAdapter(adapter_id));
+          }
+        });
+      });
 }
 
 void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
@@ -100,8 +102,10 @@ void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
                          loaded->info.config.rank, ", the limit is ",
                          parts_.options.max_rank, " (--max-rank)"));
       }
-      absl::StatusOr<AdapterInfo> info = status;
-      if (status.ok()) {
+      absl::StatusOr<AdapterInfo> info = absl::InternalError("not run");
+      if (!status.ok()) {
+        info = status;
+      } else {
         if (request.weights_only) {
           loaded->state = {.weights = std::move(loaded->state.weights)};
         }
@@ -186,10 +190,9 @@ void EngineImpl::ImportAdapter(ImportAdapterRequest request,
     absl::StatusOr<lora::PeftAdapter> peft =
         lora::ReadPeft(request.files, adapters_.shape());
     if (peft.ok() && peft->config.rank > parts_.options.max_rank) {
-      peft = absl::InvalidArgumentError(
-          absl::StrCat("adapter_config.json: r ", peft->config.rank,
-                       " is above the limit ", parts_.options.max_rank,
-                       " (--max-rank)"));
+      peft = absl::InvalidArgumentError(absl::StrCat(
+          "adapter_config.json: r ", peft->config.rank, " is above the limit ",
+          parts_.options.max_rank, " (--max-rank)"));
     }
     if (!peft.ok()) {
       done(peft.status());

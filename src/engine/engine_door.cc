@@ -60,10 +60,10 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
       if (!answer.ok()) {
         refused = answer.status();
       } else if (answer->verdict == ReplayTable::Verdict::kReplay) {
-        completions_.Post([waiter = std::move(waiter),
-                           result = std::move(answer->result)] {
-          waiter.done(result, /*replayed=*/true);
-        });
+        completions_.Post(
+            [waiter = std::move(waiter), result = std::move(answer->result)] {
+              waiter.done(result, /*replayed=*/true);
+            });
         return {};
       } else if (answer->verdict == ReplayTable::Verdict::kInFlight) {
         StepWork& work = FindStep(request.adapter_id, request.step, &work_id);
@@ -112,9 +112,8 @@ CancelHandle EngineImpl::Train(TrainRequest request,
   for (const Datum& datum : request.data) {
     item.datum_tokens.push_back(datum.num_tokens());
   }
-  return SubmitStep<TrainRequest, TrainResult>(std::move(item),
-                                               std::move(request),
-                                               std::move(done));
+  return SubmitStep<TrainRequest, TrainResult>(
+      std::move(item), std::move(request), std::move(done));
 }
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
@@ -167,25 +166,25 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
     refused = CheckOpen();
     if (refused.ok()) {
       work_id = next_id_++;
-      const auto drawn = static_cast<int64_t>(request.config.max_tokens) *
-                         request.num_samples;
-      refused = scheduler_
-                    .Enqueue({.id = work_id,
-                              .kind = sched::WorkKind::kSample,
-                              .adapter = request.adapter_id,
-                              .tokens = static_cast<int64_t>(
-                                            request.prompt.size()) +
-                                        drawn,
-                              .deadline = request.deadline},
-                             absl::Now())
-                    .status();
+      const auto drawn =
+          static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
+      refused =
+          scheduler_
+              .Enqueue({.id = work_id,
+                        .kind = sched::WorkKind::kSample,
+                        .adapter = request.adapter_id,
+                        .tokens =
+                            static_cast<int64_t>(request.prompt.size()) + drawn,
+                        .deadline = request.deadline},
+                       absl::Now())
+              .status();
     }
     if (refused.ok()) {
-      samples_.emplace(work_id, std::make_unique<SampleWork>(SampleWork{
-                                    .request = std::move(request),
-                                    .accepted_at = absl::Now(),
-                                    .on_delta = std::move(on_delta),
-                                    .done = std::move(done)}));
+      samples_.emplace(work_id, std::make_unique<SampleWork>(
+                                    SampleWork{.request = std::move(request),
+                                               .accepted_at = absl::Now(),
+                                               .on_delta = std::move(on_delta),
+                                               .done = std::move(done)}));
     }
   }
   if (!refused.ok()) {

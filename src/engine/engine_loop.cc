@@ -53,8 +53,8 @@ bool EngineImpl::WaitForWork(std::deque<std::function<void()>>* control,
     probe_.Heartbeat();
     const absl::Duration wait =
         std::min(kIdleWait, scheduler_.NextDeadline() - absl::Now());
-    changed_.WaitFor(&mu_, absl::ToChronoNanoseconds(
-                               std::max(wait, absl::Milliseconds(1))));
+    changed_.WaitFor(
+        &mu_, absl::ToChronoNanoseconds(std::max(wait, absl::Milliseconds(1))));
   }
 }
 
@@ -154,10 +154,9 @@ absl::Status EngineImpl::RunTrainPieces(
 
   const absl::Time start = absl::Now();
   TrainOutcome outcome;
-  const absl::Status status =
-      RunGuarded(plan.backward ? "ForwardBackward" : "Forward", [&] {
-        outcome = train_runner_.Run(pieces, plan.backward, metrics);
-      });
+  const absl::Status status = RunGuarded(
+      plan.backward ? "ForwardBackward" : "Forward",
+      [&] { outcome = train_runner_.Run(pieces, plan.backward, metrics); });
   probe_.ObserveTrain(plan.backward, num_tokens, absl::Now() - start);
   if (!status.ok()) return status;
 
@@ -274,10 +273,13 @@ void EngineImpl::CompleteStep(uint64_t work_id,
     last_step = scheduler_.LastStep(work->adapter_id).value_or(0);
   }
   adapters_.Publish(work->adapter_id, last_step);
-  completions_.Post([waiters = std::move(work->waiters),
-                     result = std::move(result)] {
-    for (const Waiter& waiter : waiters) waiter.done(result, false);
-  });
+  completions_.Post(
+      [waiters = std::move(work->waiters), result = std::move(result)] {
+        // Whoever joined the first call's step is told that it ran once.
+        for (const Waiter& waiter : waiters) {
+          waiter.done(result, /*replayed=*/&waiter != &waiters.front());
+        }
+      });
 }
 
 void EngineImpl::DropStep(uint64_t work_id, const absl::Status& status) {

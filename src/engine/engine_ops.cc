@@ -1,5 +1,5 @@
-// Steps that run alone (optimizer, checkpoints, snapshots) and the operations on
-// adapters as a whole.
+// Steps that run alone (optimizer, checkpoints, snapshots) and the operations
+// on adapters as a whole.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -58,8 +58,9 @@ void EngineImpl::RunOptim(uint64_t work_id, const OptimStepRequest& request) {
     MutexLock lock(&mu_);
     result.step = steps_.at(work_id)->step;
   }
-  CompleteStep(work_id, ErasedResult(std::make_shared<const OptimStepResult>(
-                            std::move(result))));
+  CompleteStep(
+      work_id,
+      ErasedResult(std::make_shared<const OptimStepResult>(std::move(result))));
 }
 
 void EngineImpl::RunSave(uint64_t work_id,
@@ -71,8 +72,8 @@ void EngineImpl::RunSave(uint64_t work_id,
   {
     MutexLock lock(&mu_);
     step = steps_.at(work_id)->step;
-    last_step = step > 0 ? step
-                         : scheduler_.LastStep(request.adapter_id).value_or(0);
+    last_step =
+        step > 0 ? step : scheduler_.LastStep(request.adapter_id).value_or(0);
   }
   const absl::Status status =
       RunGuarded("SaveCheckpoint", [&] { state = adapter.GetState(); });
@@ -91,8 +92,8 @@ void EngineImpl::RunSave(uint64_t work_id,
         CompleteStep(work_id, info.status());
         return;
       }
-      CompleteStep(work_id, ErasedResult(
-                                std::make_shared<const CheckpointInfo>(*info)));
+      CompleteStep(work_id,
+                   ErasedResult(std::make_shared<const CheckpointInfo>(*info)));
     });
   });
 }
@@ -134,8 +135,8 @@ void EngineImpl::InstallCheckpoint(uint64_t work_id,
     } else {
       last_step = loaded->info.last_step;
     }
-    status = RunGuarded("LoadCheckpoint",
-                        [&] { adapter->SetState(loaded->state); });
+    status =
+        RunGuarded("LoadCheckpoint", [&] { adapter->SetState(loaded->state); });
   }
   if (!status.ok()) {
     CompleteStep(work_id, status);
@@ -144,8 +145,8 @@ void EngineImpl::InstallCheckpoint(uint64_t work_id,
   RestartNumbers(work_id, request.adapter_id, last_step);
   adapters_.Publish(request.adapter_id, last_step);
   absl::StatusOr<AdapterInfo> info = adapters_.Info(request.adapter_id);
-  CompleteStep(work_id, ErasedResult(
-                            std::make_shared<const AdapterInfo>(*info)));
+  CompleteStep(work_id,
+               ErasedResult(std::make_shared<const AdapterInfo>(*info)));
 }
 
 void EngineImpl::RestartNumbers(uint64_t work_id, const std::string& adapter_id,

@@ -31,8 +31,8 @@ std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
 EngineProbe::EngineProbe(prometheus::Registry* registry)
     : heartbeat_(AddGauge(registry, "weft_engine_heartbeat_timestamp_seconds",
                           "Unix time at which the engine thread last moved.")),
-      queue_depth_(registry, "weft_queue_depth",
-                   "Requests that wait, by kind.", "kind", kKinds),
+      queue_depth_(registry, "weft_queue_depth", "Requests that wait, by kind.",
+                   "kind", kKinds),
       queue_wait_(registry, "weft_queue_wait_seconds",
                   "Time from acceptance to start.", StepBuckets(), "kind",
                   kKinds),
@@ -40,8 +40,8 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                                "Tokens of ForwardBackward and Forward.")),
       prompt_tokens_(AddCounter(registry, "weft_prompt_tokens_total",
                                 "Prompt tokens prefilled.")),
-      sampled_tokens_(AddCounter(registry, "weft_sampled_tokens_total",
-                                 "Tokens drawn.")),
+      sampled_tokens_(
+          AddCounter(registry, "weft_sampled_tokens_total", "Tokens drawn.")),
       batch_tokens_(registry, "weft_batch_tokens",
                     "Tokens of a device batch, by kind.", TokenBuckets(),
                     "kind", kBatches),
@@ -114,7 +114,6 @@ void EngineProbe::ObservePrefill(int64_t num_tokens, absl::Duration elapsed) {
 }
 
 void EngineProbe::ObserveDecode(int64_t num_tokens, absl::Duration elapsed) {
-  sampled_tokens_.Increment(static_cast<double>(num_tokens));
   batch_tokens_[kDecodeBatch].Observe(static_cast<double>(num_tokens));
   step_seconds_[kDecode].Observe(absl::ToDoubleSeconds(elapsed));
 }
@@ -122,6 +121,8 @@ void EngineProbe::ObserveDecode(int64_t num_tokens, absl::Duration elapsed) {
 void EngineProbe::ObserveFirstToken(absl::Duration since_accepted) {
   first_token_.Observe(absl::ToDoubleSeconds(since_accepted));
 }
+
+void EngineProbe::CountSampledToken() { sampled_tokens_.Increment(); }
 
 void EngineProbe::SetKvBytes(int64_t used, int64_t capacity) {
   kv_used_.Set(static_cast<double>(used));

@@ -1,5 +1,5 @@
-// The engine's metrics. Recording one is an atomic operation; nothing here locks
-// or allocates once built.
+// The engine's metrics. Recording one is an atomic operation; nothing here
+// locks or allocates once built.
 #ifndef WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 #define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 
@@ -26,6 +26,7 @@ class EngineProbe {
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
   void ObserveDecode(int64_t num_tokens, absl::Duration elapsed);
   void ObserveFirstToken(absl::Duration since_accepted);
+  void CountSampledToken();
   void SetKvBytes(int64_t used, int64_t capacity);
   void SetAdapters(int64_t resident, uint64_t bytes);
   // `op` is "save" or "load".

@@ -18,8 +18,8 @@ int64_t BytesPerPage(const model::ModelConfig& config, at::ScalarType dtype) {
 KvPool::KvPool(const model::ModelConfig& config, int64_t bytes,
                at::ScalarType dtype, at::Device device)
     : bytes_per_page_(BytesPerPage(config, dtype)),
-      num_pages_(std::max<int64_t>(
-          1, bytes / std::max<int64_t>(1, bytes_per_page_))),
+      num_pages_(
+          std::max<int64_t>(1, bytes / std::max<int64_t>(1, bytes_per_page_))),
       allocator_(static_cast<int32_t>(num_pages_)) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
     for (std::vector<at::Tensor>* pages :

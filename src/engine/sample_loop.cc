@@ -29,8 +29,8 @@ void AddRow(lora::LoraRouting& routing, const lora::AdapterVersionPtr& version,
     routing.back().end = end;
     return;
   }
-  routing.push_back({.begin = begin, .end = end, .version = version,
-                     .gradient_N = {}});
+  routing.push_back(
+      {.begin = begin, .end = end, .version = version, .gradient_N = {}});
 }
 
 }  // namespace
@@ -101,8 +101,7 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
 bool SampleLoop::Cancel(uint64_t work_id) {
   const auto job = std::ranges::find(jobs_, work_id, &Job::work_id);
   if (job == jobs_.end()) return false;
-  std::erase_if(sequences_,
-                [&](const Sequence& s) { return s.job == &*job; });
+  std::erase_if(sequences_, [&](const Sequence& s) { return s.job == &*job; });
   jobs_.erase(job);
   return true;
 }
@@ -189,10 +188,10 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
         rows.row_offsets.push_back(i);
         rows.temperatures.push_back(1.0f);
       }
-      const loss::HeadResult scores = loss::ScoreHead(
-          decoder_.FinalNorm(x_TH.narrow(0, row, length - 1)),
-          decoder_.weights().head_VH, rows, loss::HeadOptions(),
-          /*want_gradient=*/false, /*want_entropy=*/false);
+      const loss::HeadResult scores =
+          loss::ScoreHead(decoder_.FinalNorm(x_TH.narrow(0, row, length - 1)),
+                          decoder_.weights().head_VH, rows, loss::HeadOptions(),
+                          /*want_gradient=*/false, /*want_entropy=*/false);
       const at::Tensor logprobs = scores.logprobs_E.to(at::kCPU);
       const float* data = logprobs.const_data_ptr<float>();
       job->result.prompt_logprobs.assign(1, 0.0f);
@@ -202,8 +201,8 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
     row += length;
     last_rows.push_back(row - 1);
   }
-  const at::Tensor last_RH = x_TH.index_select(
-      0, at::tensor(last_rows, at::kLong).to(x_TH.device()));
+  const at::Tensor last_RH =
+      x_TH.index_select(0, at::tensor(last_rows, at::kLong).to(x_TH.device()));
   const at::Tensor logits_RV =
       loss::HeadLogits(decoder_.FinalNorm(last_RH), decoder_.weights().head_VH,
                        /*softcap=*/0);
@@ -240,8 +239,7 @@ bool SampleLoop::StartSample(Job& job) {
   if (!pages.has_value()) return false;
   const int index = job.num_started++;
   sampling::StopMatcher stop(job.stop, token_bytes_);
-  const sampling::DrawResult drawn =
-      Draw(job, index, job.first_logits.data());
+  const sampling::DrawResult drawn = Draw(job, index, job.first_logits.data());
   if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
   if (Accept(job, index, stop, drawn)) return true;
   sequences_.push_back({.job = &job,
@@ -260,9 +258,8 @@ void SampleLoop::Decode() {
   // are used once.
   std::vector<Sequence*> rows;
   for (Sequence& sequence : sequences_) rows.push_back(&sequence);
-  std::ranges::stable_sort(rows, {}, [](const Sequence* s) {
-    return s->job->version.get();
-  });
+  std::ranges::stable_sort(
+      rows, {}, [](const Sequence* s) { return s->job->version.get(); });
 
   const auto count = static_cast<int64_t>(rows.size());
   size_t table_width = 0;
@@ -322,21 +319,22 @@ void SampleLoop::Decode() {
 sampling::DrawResult SampleLoop::Draw(const Job& job, int sample_index,
                                       const float* logits) const {
   const SamplingConfig& config = job.request->config;
-  const auto position = static_cast<uint32_t>(
-      job.result.samples[sample_index].tokens.size());
+  const auto position =
+      static_cast<uint32_t>(job.result.samples[sample_index].tokens.size());
   return sampling::DrawToken(
       absl::MakeConstSpan(logits, decoder_.config().vocab),
       {.temperature = config.temperature,
        .top_k = config.top_k,
        .top_p = config.top_p,
        .top_logprobs = job.request->top_logprobs},
-      sampling::CounterUniform(config.seed,
-                               static_cast<uint32_t>(sample_index), position));
+      sampling::CounterUniform(config.seed, static_cast<uint32_t>(sample_index),
+                               position));
 }
 
 bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
                         const sampling::DrawResult& drawn) {
   Sample& sample = job.result.samples[sample_index];
+  probe_->CountSampledToken();
   sample.tokens.push_back(drawn.token);
   sample.logprobs.push_back(drawn.logprob);
   if (job.request->top_logprobs > 0) {

@@ -2,8 +2,8 @@
 // every decode iteration draws one token for each running sequence, whatever
 // their adapters. Sequences join and leave between iterations.
 //
-// A sequence gets all its pages when it starts, so a running one never stops for
-// want of memory; what has no room yet waits in its queue.
+// A sequence gets all its pages when it starts, so a running one never stops
+// for want of memory; what has no room yet waits in its queue.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 #define WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 
@@ -61,8 +61,8 @@ class SampleLoop {
   // Forgets everything; returns the ids. After an error in Step.
   std::vector<uint64_t> CancelAll();
 
-  // Prefills what was admitted, starts samples, draws one token for each running
-  // sequence. Throws c10::Error.
+  // Prefills what was admitted, starts samples, draws one token for each
+  // running sequence. Throws c10::Error.
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
@@ -95,8 +95,7 @@ class SampleLoop {
 
   void Prefill();
   void PrefillBatch(const std::vector<Job*>& jobs);
-  void ReadPromptScores(const std::vector<Job*>& jobs,
-                        const at::Tensor& x_TH);
+  void ReadPromptScores(const std::vector<Job*>& jobs, const at::Tensor& x_TH);
   void StartSamples();
   [[nodiscard]] bool StartSample(Job& job);
   void Decode();

@@ -63,8 +63,8 @@ void FillDefaults(EngineOptions& options, at::Device device) {
   if (options.checkpoint_dir.empty()) options.checkpoint_dir = "checkpoints";
 }
 
-EngineInfo MakeInfo(const EngineOptions& options,
-                    const model::Decoder& decoder, bool has_byte_decoder) {
+EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
+                    bool has_byte_decoder) {
   const model::ModelConfig& config = decoder.config();
   return {.device = decoder.device().is_cuda() ? "cuda" : "cpu",
           .dtype = decoder.dtype() == at::kBFloat16 ? "bf16" : "f32",
@@ -101,14 +101,13 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
                         weights::Checkpoint::Open(options.model_dir));
   const at::ScalarType dtype = PickDtype(options.dtype, device);
-  absl::StatusOr<model::DecoderWeights> loaded =
-      absl::InternalError("not run");
+  absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("loading the model", [&] {
     loaded = model::LoadDecoderWeights(*checkpoint, config, dtype, device);
     if (!loaded.ok()) return;
-    decoder = std::make_unique<model::Decoder>(
-        config, *std::move(loaded), options.max_context_tokens);
+    decoder = std::make_unique<model::Decoder>(config, *std::move(loaded),
+                                               options.max_context_tokens);
   }));
   WEFT_RETURN_IF_ERROR(loaded.status());
   return decoder;
@@ -136,8 +135,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
         {{"reason", token_bytes.status().message()}});
   }
   parts.model_name = LastPathPart(options.model_dir);
-  parts.info = MakeInfo(parts.options, *parts.decoder,
-                        parts.token_bytes != nullptr);
+  parts.info =
+      MakeInfo(parts.options, *parts.decoder, parts.token_bytes != nullptr);
   Log(LogLevel::kInfo, "model loaded",
       {{"model", parts.model_name},
        {"architecture", parts.info.architecture},

@@ -32,7 +32,8 @@ absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
     return absl::InternalError(
         absl::StrCat(what, ": ", error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    Log(LogLevel::kError, "exception", {{"work", what}, {"error", error.what()}});
+    Log(LogLevel::kError, "exception",
+        {{"work", what}, {"error", error.what()}});
     return absl::InternalError(absl::StrCat(what, ": ", error.what()));
   }
 }

@@ -89,9 +89,9 @@ TrainOutcome TrainRunner::Run(const std::vector<TrainPiece>& pieces,
   size_t next = 0;
   for (size_t p = 0; p < pieces.size(); ++p) {
     for (int64_t d = 0; d < pieces[p].num_data; ++d) {
-      outcome.data.push_back(
-          ScatterDatum(packed.data[next++], host,
-                       gradients_E.mutable_data_ptr<float>(), metrics[p]));
+      outcome.data.push_back(ScatterDatum(packed.data[next++], host,
+                                          gradients_E.mutable_data_ptr<float>(),
+                                          metrics[p]));
     }
   }
   if (!backward) return outcome;

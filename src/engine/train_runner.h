@@ -1,4 +1,5 @@
-// Runs one training micro-batch: pack, forward, head, losses, backward, scatter.
+// Runs one training micro-batch: pack, forward, head, losses, backward,
+// scatter.
 #ifndef WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
 #define WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
 
@@ -22,10 +23,10 @@ class TrainRunner {
   TrainRunner(const model::Decoder& decoder, loss::HeadOptions head)
       : decoder_(decoder), head_(head) {}
 
-  // Computes the results of every datum of the pieces; with `backward` also adds
-  // each adapter's gradient to its pieces' gradient_N. metrics[p] collects for
-  // piece p.
-  // Errors: throws c10::Error; gradients may then hold a part of the batch.
+  // Computes the results of every datum of the pieces; with `backward` also
+  // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
+  // for piece p. Errors: throws c10::Error; gradients may then hold a part of
+  // the batch.
   [[nodiscard]] TrainOutcome Run(const std::vector<TrainPiece>& pieces,
                                  bool backward,
                                  const std::vector<loss::MetricSums*>& metrics);

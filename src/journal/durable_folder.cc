@@ -179,8 +179,9 @@ absl::StatusOr<UniqueFd> OpenFolder(const std::string& parent,
                                     const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckName(name));
   absl::StatusOr<UniqueFd> parent_fd = OpenDirectory(parent, "the parent");
-  if (!parent_fd.ok()) return parent_fd.status();
-  absl::StatusOr<UniqueFd> dir = OpenDirectoryAt(parent_fd->get(), name);
+  absl::StatusOr<UniqueFd> dir = parent_fd.ok()
+                                     ? OpenDirectoryAt(parent_fd->get(), name)
+                                     : parent_fd.status();
   if (absl::IsNotFound(dir.status())) {
     return absl::NotFoundError(absl::StrCat("\"", name, "\" does not exist"));
   }

@@ -31,10 +31,8 @@ void FromVector(const std::vector<float>& values, at::Tensor& destination_N) {
 at::Tensor AdapterVersion::StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const {
   const LoraFactor& first = group.factors.front();
-  const auto rows =
-      static_cast<int64_t>(group.factors.size()) * layout->rank();
-  return flat.narrow(0, first.a_offset, rows * first.in)
-      .view({rows, first.in});
+  const auto rows = static_cast<int64_t>(group.factors.size()) * layout->rank();
+  return flat.narrow(0, first.a_offset, rows * first.in).view({rows, first.in});
 }
 
 at::Tensor AdapterVersion::B(const at::Tensor& flat,

@@ -1,9 +1,10 @@
 // A linear layer whose rows belong to different adapters:
 //   y = x W^T + bias + scale_a (x A_a^T) B_a^T   for the rows of adapter a.
 //
-// Rows of one adapter are contiguous, so routing is a short list of segments and
-// nothing is sorted or gathered. Projections that share an input are one base
-// GEMM with stacked weights, one shrink with stacked A, and one expand each.
+// Rows of one adapter are contiguous, so routing is a short list of segments
+// and nothing is sorted or gathered. Projections that share an input are one
+// base GEMM with stacked weights, one shrink with stacked A, and one expand
+// each.
 //
 // Legend: T packed tokens, I inputs, O outputs of the (fused) base weight, R
 // rank, F adapted projections of the group, N parameters of an adapter.
@@ -51,12 +52,9 @@ using ShrunkInputs = std::vector<at::Tensor>;
 // Returns y [T, O]. Appends to `shrunk` one entry per segment when not null.
 // Shapes:  x_TI [T, I] contiguous, dtype of the base weight.
 // Errors:  throws c10::Error.   Threads: engine thread only.
-[[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
-                                    const BaseLinear& base,
-                                    const LoraRouting& routing,
-                                    const LoraSite& site,
-                                    const ModelShape& shape,
-                                    ShrunkInputs* shrunk);
+[[nodiscard]] at::Tensor LoraLinear(
+    const at::Tensor& x_TI, const BaseLinear& base, const LoraRouting& routing,
+    const LoraSite& site, const ModelShape& shape, ShrunkInputs* shrunk);
 
 // Adds dLoss/dA and dLoss/dB to each segment's gradient and returns dLoss/dx
 // [T, I], or an undefined tensor when `want_input_gradient` is false.

@@ -35,10 +35,10 @@ struct ScoreRows {
 };
 
 struct HeadResult {
-  at::Tensor logprobs_E;     // [E] f32.
-  at::Tensor entropies_R;    // [R] f32; undefined unless asked for.
-  at::Tensor projection_RH;  // U [R, H] f32; undefined without gradient.
-  at::Tensor target_slope_E; // D_t [E] f32; undefined without softcap.
+  at::Tensor logprobs_E;      // [E] f32.
+  at::Tensor entropies_R;     // [R] f32; undefined unless asked for.
+  at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
+  at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
 };
 
 // Shapes:  hidden_RH [R, H] in the model dtype; weight_VH [V, H] likewise.

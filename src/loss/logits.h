@@ -8,7 +8,8 @@
 namespace weft::loss {
 
 // hidden W^T in f32, on the CPU.
-// Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R, V]
+// Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,
+// V]
 //          f32, contiguous.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,

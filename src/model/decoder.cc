@@ -81,14 +81,14 @@ at::Tensor Decoder::RunLayer(int layer, const at::Tensor& x_TH,
                              KvAccess* kv) const {
   const LayerWeights& w = weights_.layers[layer];
   const auto linear = [&](const at::Tensor& input, const lora::BaseLinear& base,
-                          ProjectionGroup group, ShrunkInputs LayerTape::*slot) {
+                          ProjectionGroup group,
+                          ShrunkInputs LayerTape::*slot) {
     return LoraLinear(input, base, batch.routing, {layer, group}, shape_,
                       tape != nullptr ? &(tape->*slot) : nullptr);
   };
 
-  at::Tensor qkv_TW =
-      linear(Norm(x_TH, w.input_norm_H), w.qkv, ProjectionGroup::kQkv,
-             &LayerTape::shrunk_qkv);
+  at::Tensor qkv_TW = linear(Norm(x_TH, w.input_norm_H), w.qkv,
+                             ProjectionGroup::kQkv, &LayerTape::shrunk_qkv);
   const at::Tensor attended_TW = Attend(layer, qkv_TW, batch, tape, kv);
   at::Tensor x_mid_TH =
       linear(attended_TW, w.o, ProjectionGroup::kO, &LayerTape::shrunk_o);

@@ -31,10 +31,10 @@ enum class Mode { kTrain, kEval };
 // keeps x_in_TH alone.
 struct LayerTape {
   at::Tensor x_in_TH;
-  at::Tensor qkv_TW;  // [T, (Q + 2K) C] after rotary.
+  at::Tensor qkv_TW;                // [T, (Q + 2K) C] after rotary.
   at::Tensor q_raw_TQC, k_raw_TKC;  // Before the head norm; only with qk_norm.
   ops::AttentionOutput attention;
-  at::Tensor x_mid_TH;    // Residual stream after attention.
+  at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
   lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
 };
@@ -60,8 +60,9 @@ class Decoder {
                                          Tape* tape, int num_recomputed,
                                          KvAccess* kv) const;
 
-  // Runs the layers backwards from d_out = dLoss/d(residual stream) and adds the
-  // adapters' gradients to the segments of batch.routing. Consumes the tape.
+  // Runs the layers backwards from d_out = dLoss/d(residual stream) and adds
+  // the adapters' gradients to the segments of batch.routing. Consumes the
+  // tape.
   void BackwardLayers(const PackedBatch& batch, Tape& tape,
                       at::Tensor d_out_TH) const;
 
@@ -78,15 +79,15 @@ class Decoder {
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const PackedBatch& batch,
                     LayerTape* tape, KvAccess* kv) const;
   void NormalizeHeads(int layer, at::Tensor& qkv_TW, LayerTape* tape) const;
-  at::Tensor BackwardLayer(int layer, const PackedBatch& batch,
-                           LayerTape& tape, at::Tensor d_TH) const;
+  at::Tensor BackwardLayer(int layer, const PackedBatch& batch, LayerTape& tape,
+                           at::Tensor d_TH) const;
   // Both add to d_TH, the gradient of the residual stream.
   void BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
                    at::Tensor& d_TH) const;
   void BackwardAttention(int layer, const PackedBatch& batch, LayerTape& tape,
                          at::Tensor& d_TH) const;
-  void BackwardHeads(int layer, const PackedBatch& batch,
-                     const LayerTape& tape, at::Tensor& dqkv_TW) const;
+  void BackwardHeads(int layer, const PackedBatch& batch, const LayerTape& tape,
+                     at::Tensor& dqkv_TW) const;
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                                 const at::Tensor& weight_H) const;

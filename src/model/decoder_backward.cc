@@ -1,4 +1,5 @@
-// The backward pass of Decoder: each step mirrors one of decoder.cc, last first.
+// The backward pass of Decoder: each step mirrors one of decoder.cc, last
+// first.
 #include <ATen/ATen.h>
 
 #include <utility>
@@ -15,8 +16,8 @@ using lora::ProjectionGroup;
 at::Tensor Decoder::FinalNormBackward(const at::Tensor& dy_RH,
                                       const at::Tensor& x_RH) const {
   at::Tensor dx_RH = at::zeros_like(x_RH);
-  ops::RmsNormBackward(dy_RH, x_RH, weights_.final_norm_H,
-                       config_.rms_norm_eps, dx_RH);
+  ops::RmsNormBackward(dy_RH, x_RH, weights_.final_norm_H, config_.rms_norm_eps,
+                       dx_RH);
   return dx_RH;
 }
 
@@ -45,8 +46,7 @@ at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
 void Decoder::BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
                           at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
-  at::Tensor product_TF =
-      at::empty({d_TH.size(0), shape_.ffn}, d_TH.options());
+  at::Tensor product_TF = at::empty({d_TH.size(0), shape_.ffn}, d_TH.options());
   ops::SwiGlu(tape.gate_up_T2F, product_TF);
   const at::Tensor d_product_TF = LoraLinearBackward(
       d_TH, product_TF, w.down, batch.routing, {layer, ProjectionGroup::kDown},
@@ -74,10 +74,10 @@ void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
   const Heads heads = SplitHeads(tape.qkv_TW);
   Heads d_heads = SplitHeads(dqkv_TW);
-  ops::TreeAttentionBackward(
-      d_attended_TW.view_as(tape.attention.out_THC), heads.q_TQC, heads.k_TKC,
-      heads.v_TKC, tape.attention, batch.nodes, attention_scale_, d_heads.q_TQC,
-      d_heads.k_TKC, d_heads.v_TKC);
+  ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
+                             heads.q_TQC, heads.k_TKC, heads.v_TKC,
+                             tape.attention, batch.nodes, attention_scale_,
+                             d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
   BackwardHeads(layer, batch, tape, dqkv_TW);
 
   // Nothing below the first layer learns: its input gradient is not needed.

@@ -65,8 +65,7 @@ class Loader {
 
  private:
   absl::Status Read(const std::string& name, const at::Tensor& destination) {
-    WEFT_RETURN_IF_ERROR(
-        weights::ReadTensor(checkpoint_, name, destination));
+    WEFT_RETURN_IF_ERROR(weights::ReadTensor(checkpoint_, name, destination));
     progress_.Add(static_cast<int64_t>(destination.nbytes()));
     return absl::OkStatus();
   }
@@ -92,14 +91,14 @@ absl::StatusOr<LayerWeights> LoadLayer(Loader& loader,
                                         {attention + "v_proj", shape.kv_width}},
                                        shape.hidden, config.attention_bias));
   if (config.qk_norm) {
-    WEFT_ASSIGN_OR_RETURN(
-        w.q_norm_C, loader.Vector(attention + "q_norm.weight", config.head_dim));
-    WEFT_ASSIGN_OR_RETURN(
-        w.k_norm_C, loader.Vector(attention + "k_norm.weight", config.head_dim));
+    WEFT_ASSIGN_OR_RETURN(w.q_norm_C, loader.Vector(attention + "q_norm.weight",
+                                                    config.head_dim));
+    WEFT_ASSIGN_OR_RETURN(w.k_norm_C, loader.Vector(attention + "k_norm.weight",
+                                                    config.head_dim));
   }
-  WEFT_ASSIGN_OR_RETURN(w.o,
-                        loader.Stacked({{attention + "o_proj", shape.hidden}},
-                                       shape.q_width, config.attention_bias));
+  WEFT_ASSIGN_OR_RETURN(
+      w.o, loader.Stacked({{attention + "o_proj", shape.hidden}}, shape.q_width,
+                          config.attention_bias));
   WEFT_ASSIGN_OR_RETURN(
       w.post_norm_H,
       loader.Vector(prefix + "post_attention_layernorm.weight", shape.hidden));
@@ -107,9 +106,9 @@ absl::StatusOr<LayerWeights> LoadLayer(Loader& loader,
                         loader.Stacked({{mlp + "gate_proj", shape.ffn},
                                         {mlp + "up_proj", shape.ffn}},
                                        shape.hidden, config.mlp_bias));
-  WEFT_ASSIGN_OR_RETURN(w.down,
-                        loader.Stacked({{mlp + "down_proj", shape.hidden}},
-                                       shape.ffn, config.mlp_bias));
+  WEFT_ASSIGN_OR_RETURN(
+      w.down, loader.Stacked({{mlp + "down_proj", shape.hidden}}, shape.ffn,
+                             config.mlp_bias));
   return w;
 }
 
@@ -121,9 +120,9 @@ absl::StatusOr<DecoderWeights> LoadDecoderWeights(
   Loader loader(checkpoint, config,
                 at::TensorOptions().dtype(dtype).device(device));
   DecoderWeights w;
-  WEFT_ASSIGN_OR_RETURN(w.embedding_VH,
-                        loader.Matrix("model.embed_tokens.weight", config.vocab,
-                                      config.hidden));
+  WEFT_ASSIGN_OR_RETURN(
+      w.embedding_VH,
+      loader.Matrix("model.embed_tokens.weight", config.vocab, config.hidden));
   w.layers.reserve(config.num_layers);
   for (int layer = 0; layer < config.num_layers; ++layer) {
     WEFT_ASSIGN_OR_RETURN(LayerWeights layer_weights,
@@ -134,8 +133,9 @@ absl::StatusOr<DecoderWeights> LoadDecoderWeights(
                         loader.Vector("model.norm.weight", config.hidden));
   w.head_VH = w.embedding_VH;
   if (!config.tied_embeddings) {
-    WEFT_ASSIGN_OR_RETURN(w.head_VH, loader.Matrix("lm_head.weight",
-                                                   config.vocab, config.hidden));
+    WEFT_ASSIGN_OR_RETURN(
+        w.head_VH,
+        loader.Matrix("lm_head.weight", config.vocab, config.hidden));
   }
   return w;
 }

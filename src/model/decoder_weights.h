@@ -1,8 +1,8 @@
 // The frozen weights of the decoder, loaded once. Projections that share an
 // input are stored stacked: q,k,v as one matrix, gate and up as one.
 //
-// Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K query
-// and key/value heads.
+// Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K
+// query and key/value heads.
 #ifndef WEFT_SRC_MODEL_DECODER_WEIGHTS_H_
 #define WEFT_SRC_MODEL_DECODER_WEIGHTS_H_
 

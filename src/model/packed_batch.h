@@ -1,8 +1,8 @@
 // What one pass through the layers runs on: the tokens of many sequences of
 // many adapters, laid flat, without padding.
 //
-// Worked example, adapter 7 with sequences of 3 and 2 tokens, adapter 9 with one
-// of 2:
+// Worked example, adapter 7 with sequences of 3 and 2 tokens, adapter 9 with
+// one of 2:
 //   tokens_T    a b c | d e | f g
 //   positions_T 0 1 2 | 0 1 | 0 1
 //   nodes       {0,3,-1,3} {3,5,-1,5} {5,7,-1,7}
@@ -33,8 +33,8 @@ struct KvStore {
 };
 
 // What an evaluation pass does with the cache: writes the batch's keys and
-// values to slots_T, and attends either within the batch (prefill: the nodes) or
-// to the pages of each row's sequence (decode: one row per sequence).
+// values to slots_T, and attends either within the batch (prefill: the nodes)
+// or to the pages of each row's sequence (decode: one row per sequence).
 struct KvAccess {
   KvStore* store = nullptr;
   at::Tensor slots_T;  // [T] i64.

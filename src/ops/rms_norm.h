@@ -17,8 +17,7 @@ void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
 // Adds dLoss/dx to dx, given dLoss/dy. The statistics are recomputed from x.
 // Shapes: all [T, D] as above. dx may not alias dy or x.
 void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
-                     const at::Tensor& weight_D, double eps,
-                     at::Tensor& dx_TD);
+                     const at::Tensor& weight_D, double eps, at::Tensor& dx_TD);
 
 }  // namespace weft::ops
 

@@ -31,11 +31,12 @@ void RotateReference(at::Tensor& x_TMC, const at::Tensor& positions_T,
 
 RotaryTable MakeRotaryTable(const std::vector<double>& inverse_frequencies,
                             int64_t num_positions, at::Device device) {
-  const at::Tensor frequencies =
-      at::tensor(inverse_frequencies, at::TensorOptions().dtype(at::kDouble));
-  const at::Tensor angles = at::outer(
-      at::arange(num_positions, at::TensorOptions().dtype(at::kDouble)),
-      frequencies);
+  // The angles are rounded as the models were trained with them: frequencies
+  // and products in f32.
+  const at::Tensor frequencies = at::tensor(inverse_frequencies, at::kFloat);
+  const at::Tensor angles =
+      at::outer(at::arange(num_positions, at::kFloat), frequencies)
+          .to(at::kDouble);
   return {angles.cos().to(device, at::kFloat),
           angles.sin().to(device, at::kFloat)};
 }

@@ -11,14 +11,16 @@
 
 namespace weft::optim {
 
-// L2 norm of the gradient, accumulated in f64. Not finite when it holds a NaN or
-// an infinity.
+// L2 norm of the gradient, accumulated in f64. Not finite when it holds a NaN
+// or an infinity.
 [[nodiscard]] double GradientNorm(const at::Tensor& gradient_N);
 
 // One AdamW step, equal to torch.optim.AdamW with the gradient first scaled by
 // min(1, max_grad_norm / (grad_norm + 1e-6)) as clip_grad_norm_ does.
-//   weights_out = weights * (1 - lr * decay) - lr / bc1 * m / (sqrt(v / bc2) + eps)
-// Shapes:  all [N] f32 contiguous on one device. moment1, moment2 are updated in
+//   weights_out = weights * (1 - lr * decay) - lr / bc1 * m / (sqrt(v / bc2) +
+//   eps)
+// Shapes:  all [N] f32 contiguous on one device. moment1, moment2 are updated
+// in
 //          place; weights_out may be weights (in place) or another buffer (the
 //          old version stays readable).
 // Units:   step counts from 1: the number of this update.
