@@ -5,8 +5,8 @@
 
 #include "server/flags.h"
 
-// Serves until a signal; returns the exit status of the process (see RunDaemon).
-// Threads: the main thread, once.
+// Serves until a signal; returns the exit status of the process (see
+// RunDaemon). Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings);
 
 #endif  // WEFT_SERVER_SERVICE_H_

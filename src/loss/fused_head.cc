@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "src/ops/vocab_rows.h"
 
@@ -17,6 +19,13 @@ constexpr int64_t kCpuMinRows = 64;
 
 // Rows of a bf16 weight that a CPU widens at a time.
 constexpr int64_t kWidenRows = 8192;
+
+// For fewer rows BLAS libraries take matrix-vector kernels that sum a whole
+// column one by one: over V 49152 a relative error of 1e-4, where blocked sums
+// have 5e-7. So few rows are summed over this many vocabulary entries at a
+// time.
+constexpr int64_t kCpuFewRows = 64;
+constexpr int64_t kCpuSumLength = 512;
 
 // Dtype of logits, statistics and U: f64 for f64 weights, else f32.
 at::ScalarType ComputeType(const at::Tensor& weight_VH) {
@@ -73,7 +82,9 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 // U = p W.
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& projection_RH) {
-  if (p_RV.scalar_type() == weight_VH.scalar_type()) {
+  const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
+  const bool few_rows = p_RV.is_cpu() && p_RV.size(0) < kCpuFewRows;
+  if (same_type && !few_rows) {
     at::mm_out(projection_RH, p_RV, weight_VH);
     return;
   }
@@ -84,10 +95,13 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   }
   projection_RH.zero_();
   const int64_t vocab = weight_VH.size(0);
-  for (int64_t v = 0; v < vocab; v += kWidenRows) {
-    const int64_t count = std::min(kWidenRows, vocab - v);
-    projection_RH.addmm_(p_RV.narrow(1, v, count),
-                         weight_VH.narrow(0, v, count).to(p_RV.scalar_type()));
+  const int64_t block = few_rows ? kCpuSumLength : kWidenRows;
+  for (int64_t v = 0; v < vocab; v += block) {
+    const int64_t count = std::min(block, vocab - v);
+    // Not addmm: a matrix-vector kernel would go on adding one by one.
+    projection_RH.add_(
+        at::mm(p_RV.narrow(1, v, count),
+               weight_VH.narrow(0, v, count).to(p_RV.scalar_type())));
   }
 }
 
@@ -114,14 +128,17 @@ ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
           .softcap = softcap};
 }
 
+// Row and column of every entry in [chunk, V].
+std::vector<at::indexing::TensorIndex> EntryIndex(
+    const ops::VocabRowsInput& input) {
+  return {at::repeat_interleave(input.row_offsets.diff()), input.targets_E};
+}
+
 // The softcap's derivative at the chunk's targets; reads the raw logits.
 void TargetSlope(const at::Tensor& logits_RV, const ops::VocabRowsInput& input,
                  at::Tensor& slope_E) {
-  const at::Tensor row_of_entry =
-      at::repeat_interleave(input.row_offsets.diff());
   const at::Tensor tanh =
-      (logits_RV.index({row_of_entry, input.targets_E}) / input.softcap)
-          .tanh_();
+      (logits_RV.index(EntryIndex(input)) / input.softcap).tanh_();
   slope_E.copy_(1 - tanh.square());
 }
 
@@ -148,6 +165,40 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
       rows.row_offsets.back() == static_cast<int64_t>(rows.targets.size()),
       "the head's last row offset is ", rows.row_offsets.back(), " for ",
       rows.targets.size(), " targets");
+}
+
+// What multiplies W_t of every entry and U of every row.
+struct Coefficients {
+  std::vector<double> entries_E;
+  std::vector<double> rows_R;
+};
+
+// Arguments: gradients_E = dLoss/dlogprob.
+Coefficients MakeCoefficients(const ScoreRows& rows,
+                              std::vector<double> gradients_E,
+                              const std::vector<double>& logprobs_E) {
+  const size_t num_rows = rows.temperatures.size();
+  Coefficients result{.entries_E = std::move(gradients_E), .rows_R = {}};
+  result.rows_R.reserve(num_rows);
+  for (size_t r = 0; r < num_rows; ++r) {
+    const int64_t first = rows.row_offsets[r];
+    const int64_t last = rows.row_offsets[r + 1];
+    double sum = 0;
+    for (int64_t e = first; e < last; ++e) {
+      result.entries_E[e] /= static_cast<double>(rows.temperatures[r]);
+      sum += result.entries_E[e];
+    }
+    for (int64_t e = first; e < last; ++e) {
+      // A target named twice has one probability: its first entry takes it.
+      const auto begin = rows.targets.begin();
+      const auto own = begin + e;
+      if (std::find(begin + first, own, *own) != own) continue;
+      double& c = result.entries_E[e];
+      c = c * -std::expm1(logprobs_E[e]) - (sum - c) * std::exp(logprobs_E[e]);
+    }
+    result.rows_R.push_back(-sum);
+  }
+  return result;
 }
 
 // Entries of equal rank within their row: at most one of each row, so that
@@ -214,6 +265,7 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
     if (want_entropy) entropies = result.entropies_R.narrow(0, begin, count);
     ops::VocabRows(logits, input, want_gradient, logprobs, entropies);
     if (want_gradient) {
+      logits.index_put_(EntryIndex(input), at::zeros({}, logits.options()));
       at::Tensor projection = result.projection_RH.narrow(0, begin, count);
       ComputeProjection(logits, weight_VH, projection);
     }
@@ -227,27 +279,22 @@ at::Tensor HeadBackward(const HeadResult& forward, const at::Tensor& weight_VH,
               "HeadBackward needs want_gradient in the forward");
   const auto dtype = forward.projection_RH.options();
   const int64_t num_rows = forward.projection_RH.size(0);
-  // Per entry g / T, and per row their sum, which scales U.
-  std::vector<double> coefficients = ToDoubles(g_E);
-  TORCH_CHECK(coefficients.size() == rows.targets.size(), "HeadBackward has ",
-              coefficients.size(), " gradients for ", rows.targets.size(),
+  const std::vector<double> gradients_E = ToDoubles(g_E);
+  TORCH_CHECK(gradients_E.size() == rows.targets.size(), "HeadBackward has ",
+              gradients_E.size(), " gradients for ", rows.targets.size(),
               " entries");
-  std::vector<double> row_sums(num_rows, 0.0);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t e = rows.row_offsets[r]; e < rows.row_offsets[r + 1]; ++e) {
-      coefficients[e] /= static_cast<double>(rows.temperatures[r]);
-      row_sums[r] -= coefficients[e];
-    }
-  }
+  Coefficients coefficients =
+      MakeCoefficients(rows, gradients_E, ToDoubles(forward.logprobs_E));
   if (forward.target_slope_E.defined()) {
     const std::vector<double> slopes = ToDoubles(forward.target_slope_E);
-    for (size_t e = 0; e < coefficients.size(); ++e) {
-      coefficients[e] *= slopes[e];
+    for (size_t e = 0; e < slopes.size(); ++e) {
+      coefficients.entries_E[e] *= slopes[e];
     }
   }
   at::Tensor dhidden_RH =
-      forward.projection_RH * at::tensor(row_sums).to(dtype).unsqueeze(1);
-  for (const EntryLayer& layer : LayerEntries(rows, coefficients)) {
+      forward.projection_RH *
+      at::tensor(coefficients.rows_R).to(dtype).unsqueeze(1);
+  for (const EntryLayer& layer : LayerEntries(rows, coefficients.entries_E)) {
     const at::Tensor targets =
         at::tensor(layer.targets, at::kLong).to(dtype.device());
     const at::Tensor scaled =

@@ -7,10 +7,15 @@
 //   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
 //   2. one pass over it gives logprob of each entry and the entropy;
 //   3. when a gradient will be wanted, U = (softmax * D) W with the same buffer
-//      (D = derivative of the softcap, 1 without), kept as [R, H].
+//      (D = derivative of the softcap, 1 without), kept as [R, H]; the softmax
+//      of a row's own targets is set to 0 before.
 // Backward then needs neither logits nor a second pass over the vocabulary: for
-// any g = dLoss/dlogprob that is known only later,
-//   dhidden[r] = sum over entries e of row r of g[e] / T[r] (D_t W_t - U[r]).
+// any c = dLoss/dlogprob / T that is known only later, with C the row's sum of
+// c,
+//   dhidden[r] = sum over targets t of row r of (c[t] - C p[t]) D_t W_t - C
+//   U[r].
+// Leaving the targets out of U matters: a sure prediction has p near 1, and
+// W_t - p W_t would cancel; 1 - p is taken from the log-probability instead.
 // In all 4 R H V FLOPs and chunk * V + R * H floats.
 #ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
 #define WEFT_SRC_LOSS_FUSED_HEAD_H_

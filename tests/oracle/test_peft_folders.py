@@ -65,7 +65,7 @@ def test_adapter_trained_by_peft_gives_its_logprobs_here(
         optimizer = torch.optim.AdamW(adapted.parameters.values(), lr=1e-3)
         adapted.cross_entropy_backward(data[:2])
         optimizer.step()
-        adapted.model.save_pretrained(tmp_path / "trained")
+        adapted.save(tmp_path / "trained")
         expected = [adapted.logprobs(t[:-1], t[1:]).detach().numpy() for t in tokens]
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("import"), tmp_path / "trained")
