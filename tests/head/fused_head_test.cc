@@ -164,6 +164,50 @@ TEST(FusedHeadBf16Test, WeightsWiderThanOneBlockAreWidenedInPieces) {
               Tolerance(kEpsilonF32, 8, 20));
 }
 
+// Row r of the hidden states points at its target's weight: p is nearly 1, and
+// what is left of the gradient is 1 - p.
+TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
+  Problem problem = MakeProblem(8, at::kFloat);
+  problem.rows = {};
+  problem.rows.row_offsets = {0};
+  for (int64_t r = 0; r < 8; ++r) {
+    const at::Tensor target = problem.weight[r];
+    problem.hidden[r] = target * (12 / target.square().sum());
+    problem.rows.targets.push_back(r);
+    problem.rows.row_offsets.push_back(r + 1);
+    problem.rows.temperatures.push_back(1.0F);
+  }
+  problem.g = at::ones({8}, at::kFloat);
+  const Oracle oracle = DenseOracle(problem, 0);
+  const HeadResult result =
+      ScoreHead(problem.hidden, problem.weight, problem.rows, {}, true, false);
+  const at::Tensor dhidden =
+      HeadBackward(result, problem.weight, problem.rows, problem.g);
+  for (int64_t r = 0; r < 8; ++r) {
+    // Relative to this row's own tiny gradient; p itself is rounded once.
+    const double size = oracle.dhidden[r].abs().max().item<double>();
+    const double weight = problem.weight[r].abs().max().item<double>();
+    ExpectClose(
+        dhidden[r], oracle.dhidden[r],
+        Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);
+  }
+}
+
+TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
+  at::manual_seed(7);
+  constexpr int64_t kLong = 40000;
+  // A common offset: what BLAS adds up one by one is then off by 1e-5 and more.
+  const at::Tensor weight = at::randn({kLong, 4}) * 0.1 + 1.0;
+  const at::Tensor hidden = at::randn({1, 4}) * 0.1;
+  const ScoreRows rows{{0, 1}, {7}, {1}};
+  const HeadResult result = ScoreHead(hidden, weight, rows, {}, true, false);
+  const at::Tensor wide = weight.to(at::kDouble);
+  at::Tensor p = hidden.to(at::kDouble).matmul(wide.t()).softmax(1);
+  p[0][7] = 0;
+  ExpectClose(result.projection_RH, p.matmul(wide),
+              Tolerance(kEpsilonF32, 1, 1));
+}
+
 TEST(FusedHeadNanTest, StaysInItsRow) {
   Problem problem = MakeProblem(6, at::kFloat);
   const HeadResult clean =
