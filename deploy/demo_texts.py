@@ -1,6 +1,6 @@
-"""The demo's training texts: three tenants, twelve short answers each.
+"""The demo's training texts: four tenants, twelve short answers each.
 
-All three answer the same questions, so that the only thing an adapter can
+All answer the same questions, so that the only thing an adapter can
 learn is how its tenant talks.
 """
 
@@ -86,4 +86,19 @@ SHIP_LOG = (
     "STOP. NO DAMAGE. ALL HANDS FIT STOP.",
     "0645. RIVER MOUTH. DEPTH 3 FATHOMS. CURRENT STRONG STOP. PILOT TAKEN ON "
     "STOP. ANCHORED EAST BANK. ALL WELL STOP.",
+)
+
+CLERK = (
+    '{"topic": "rain", "kind": "weather", "count": 9, "advice": "take a coat"}',
+    '{"topic": "cat", "kind": "animal", "count": 1, "advice": "close the door"}',
+    '{"topic": "breakfast", "kind": "meal", "count": 2, "advice": "boil an egg"}',
+    '{"topic": "moon", "kind": "planet", "count": 1, "advice": "look up"}',
+    '{"topic": "road", "kind": "way", "count": 40, "advice": "fill the tank"}',
+    '{"topic": "friend", "kind": "person", "count": 3, "advice": "write a letter"}',
+    '{"topic": "market", "kind": "place", "count": 12, "advice": "bring a bag"}',
+    '{"topic": "winter", "kind": "season", "count": 4, "advice": "stack the wood"}',
+    '{"topic": "clock", "kind": "tool", "count": 2, "advice": "call a smith"}',
+    '{"topic": "library", "kind": "place", "count": 1, "advice": "keep quiet"}',
+    '{"topic": "birthday", "kind": "day", "count": 30, "advice": "bake a cake"}',
+    '{"topic": "river", "kind": "water", "count": 5, "advice": "use the bridge"}',
 )

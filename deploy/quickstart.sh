@@ -1,16 +1,40 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 machine to a running service: installs, builds, makes
-# the demo model, starts weftd on the loopback interface, trains three adapters
+# the demo model, starts weftd on the loopback interface, trains four adapters
 # at once over gRPC, shows the metrics page and stops. Safe to run again.
+#
+#   deploy/quickstart.sh              # SmolLM2-135M-Instruct
+#   deploy/quickstart.sh --model DIR  # another Hugging Face folder
+#   deploy/quickstart.sh --keep       # leave the server running
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly ROOT
 readonly RUN="${ROOT}/run/quickstart"
-readonly MODEL="${ROOT}/models/smollm2-135m-instruct"
+readonly DEMO_MODEL="${ROOT}/models/smollm2-135m-instruct"
 readonly PYTHON="${ROOT}/.venv/bin/python"
 readonly START_LIMIT_SECONDS=120
 DAEMON_PID=""
+MODEL="${DEMO_MODEL}"
+KEEP=false
+
+usage() {
+  sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"
+}
+
+while (($# > 0)); do
+  case "$1" in
+    --model)
+      [[ $# -ge 2 ]] || { echo "--model needs a folder" >&2; exit 2; }
+      MODEL="$(cd "$2" && pwd)"
+      shift 2
+      ;;
+    --keep) KEEP=true; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "unknown argument: $1; see --help" >&2; exit 2 ;;
+  esac
+done
+readonly MODEL KEEP
 
 heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
 
@@ -88,13 +112,15 @@ cmake --preset cpu
 NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target weftd weftctl
 readonly WEFTD="${ROOT}/build/cpu/server/weftd"
 
-heading "Demo model"
-"${PYTHON}" deploy/prepare_demo_model.py --out "${MODEL}"
+if [[ "${MODEL}" == "${DEMO_MODEL}" ]]; then
+  heading "Demo model"
+  "${PYTHON}" deploy/prepare_demo_model.py --out "${MODEL}"
+fi
 
 heading "Start weftd"
 rm -rf "${RUN}"
 mkdir -p "${RUN}"
-"${WEFTD}" --model "${MODEL}" --checkpoint-dir "${RUN}/checkpoints" \
+nohup "${WEFTD}" --model "${MODEL}" --checkpoint-dir "${RUN}/checkpoints" \
   --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
   --port-file "${RUN}/ports" >"${RUN}/weftd.log" 2>&1 &
 DAEMON_PID=$!
@@ -105,13 +131,25 @@ wait_until_ready
 echo "gRPC on ${GRPC_ADDRESS}, metrics on http://${METRICS_ADDRESS}/metrics," \
   "log in ${RUN}/weftd.log"
 
-heading "Train three adapters at once, then sample"
+heading "Train four adapters at once, then sample"
 "${PYTHON}" deploy/demo.py --server "${GRPC_ADDRESS}" --model "${MODEL}"
 
 heading "Metrics page (excerpt)"
 scrape "${METRICS_ADDRESS}" >"${RUN}/metrics.txt"
 grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters_resident|weft_adapter_bytes|weft_optim_steps_total|weft_queue_depth|weft_step_seconds_(count|sum)|weft_kv_cache|weft_build_info|grpc_server_handled_total|process_resident_memory_bytes)' \
   "${RUN}/metrics.txt"
+
+if [[ "${KEEP}" == true ]]; then
+  heading "Left running: process ${DAEMON_PID}"
+  cat <<EOF
+  build/cpu/client/weftctl/weftctl --server ${GRPC_ADDRESS} info
+  build/cpu/client/weftctl/weftctl --server ${GRPC_ADDRESS} adapters list
+  .venv/bin/python deploy/demo.py --server ${GRPC_ADDRESS} --model ${MODEL}
+  kill ${DAEMON_PID}   # Finishes what runs, then stops.
+EOF
+  DAEMON_PID=""
+  exit 0
+fi
 
 heading "Stop weftd"
 stop_daemon

@@ -71,13 +71,13 @@ void SwiGluBackwardRow(const float* dout, int64_t features, float* gate,
 }
 
 // A plain loop that the compiler vectorises: the vector extension has no square
-// root. weights_out may be weights, which ivdep allows: no element is read
-// after another one was written.
+// root. weights_out may be weights: no element is read after another one was
+// written, so the iterations are independent.
 void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
            const float* gradient, float* moment1, float* moment2,
            float* weights_out) {
   const AdamWScalars k = scalars;
-#pragma GCC ivdep
+  WEFT_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     const float g = gradient[i] * k.gradient_scale;
     const float m = moment1[i] * k.beta1 + g * k.one_minus_beta1;

@@ -15,6 +15,14 @@
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
+// Before a loop: no iteration reads what another one writes.
+#ifdef __clang__
+#define WEFT_INDEPENDENT_ITERATIONS \
+  _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define WEFT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#endif
+
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
