@@ -51,7 +51,7 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
 }  // namespace
 
 AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
-    : rank_(config.rank), num_layers_(shape.num_layers) {
+    : rank_(config.rank) {
   groups_.reserve(shape.num_layers * kGroupsPerLayer + 1);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group :

@@ -69,7 +69,6 @@ class AdapterLayout {
                 ProjectionGroup group);
 
   int rank_;
-  int num_layers_;
   int64_t num_parameters_ = 0;
   std::vector<LoraFactor> factors_;
   std::vector<GroupLayout> groups_;
