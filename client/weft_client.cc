@@ -266,7 +266,7 @@ absl::StatusOr<v1::Adapter> Client::LoadCheckpoint(
     const v1::LoadCheckpointRequest& request) {
   auto response =
       Wait(adapters_->async(), &v1::AdapterService::Stub::async::LoadCheckpoint,
-           request, /*repeat=*/request.step() != 0);
+           request, /*repeat=*/false);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_adapter());
 }

@@ -96,7 +96,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
     return RunUnary<StepReply<CheckpointInfo>>(
         core_, context, Rpc::kSaveCheckpoint, *request,
         [](Engine& engine, SaveCheckpointRequest plain, auto done) {
-          engine.SaveCheckpoint(std::move(plain), std::move(done));
+          return engine.SaveCheckpoint(std::move(plain), std::move(done));
         },
         [response](const CheckpointInfo& info) {
           ToProto(info, response->mutable_checkpoint());
@@ -109,7 +109,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
     return RunUnary<StepReply<AdapterInfo>>(
         core_, context, Rpc::kLoadCheckpoint, *request,
         [](Engine& engine, LoadCheckpointRequest plain, auto done) {
-          engine.LoadCheckpoint(std::move(plain), std::move(done));
+          return engine.LoadCheckpoint(std::move(plain), std::move(done));
         },
         [response](const AdapterInfo& info) {
           ToProto(info, response->mutable_adapter());
@@ -150,7 +150,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
     return RunUnary<StepReply<uint64_t>>(
         core_, context, Rpc::kPublishSnapshot, *request,
         [](Engine& engine, PublishSnapshotRequest plain, auto done) {
-          engine.PublishSnapshot(std::move(plain), std::move(done));
+          return engine.PublishSnapshot(std::move(plain), std::move(done));
         },
         [response](uint64_t version) { response->set_version(version); });
   }

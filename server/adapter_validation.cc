@@ -161,8 +161,7 @@ absl::StatusOr<LoadCheckpointRequest> Validate(
   return LoadCheckpointRequest{.adapter_id = request.adapter_id(),
                                .source_adapter_id = source,
                                .name = request.name(),
-                               .weights_only = request.weights_only(),
-                               .step = request.step()};
+                               .weights_only = request.weights_only()};
 }
 
 absl::StatusOr<std::pair<std::string, std::string>> Validate(

@@ -1,4 +1,5 @@
 // Validation of TrainingService's requests; see request_validation.h.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -17,6 +18,9 @@ static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
 // A temperature nearer to zero turns logits into infinities in f32.
+// The head gathers and adds targets one rank at a time.
+constexpr uint32_t kMaxTargetsPerToken = 1024;
+
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 // Reads one datum; on failure the message starts with "data[<index>].".
@@ -112,9 +116,10 @@ class DatumReader {
                                    ", must be 0 or 1 for every loss but "
                                    "cross_entropy"));
     }
-    if (per_token > static_cast<uint32_t>(limits_.vocab_size)) {
-      return CheckCount(Path("targets_per_token"), per_token, 0,
-                        static_cast<uint64_t>(limits_.vocab_size));
+    const uint32_t most = std::min(kMaxTargetsPerToken,
+                                   static_cast<uint32_t>(limits_.vocab_size));
+    if (per_token > most) {
+      return CheckCount(Path("targets_per_token"), per_token, 0, most);
     }
     out_.targets_per_token = per_token == 0 ? 1 : static_cast<int>(per_token);
     WEFT_RETURN_IF_ERROR(

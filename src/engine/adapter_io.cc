@@ -18,6 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kFormatVersion = 1;
+constexpr uint64_t kMaxStoredRank = 1 << 16;
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "trainer_state.json";
 
@@ -42,25 +43,64 @@ json ConfigToJson(const LoraConfig& config) {
           {"target_modules", std::move(modules)}};
 }
 
-// Fields that the manifest's sums protect: damage was found before this.
-CheckpointInfo InfoFromFields(const json& fields) {
-  CheckpointInfo info;
-  info.adapter_id = fields.value("adapter_id", "");
-  info.name = fields.value("name", "");
-  info.last_step = fields.value("last_step", uint64_t{0});
-  info.optim_steps = fields.value("optim_steps", uint64_t{0});
-  info.size_bytes = fields.value("size_bytes", uint64_t{0});
-  info.created_at =
-      absl::UnixEpoch() + absl::Seconds(fields.value("created_at", double{0}));
-  const json config = fields.value("config", json::object());
-  info.config.rank = config.value("rank", 0);
-  info.config.alpha = config.value("alpha", double{0});
-  info.config.seed = config.value("seed", uint64_t{0});
-  info.config.target_modules.clear();
-  for (const json& module : config.value("target_modules", json::array())) {
-    info.config.target_modules.push_back(
-        static_cast<TargetModule>(module.get<int>()));
+// Each is false when the field is missing or of another type: the manifest has
+// no checksum of its own.
+bool Get(const json& object, const char* key, std::string* value) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_string()) return false;
+  *value = it->get<std::string>();
+  return true;
+}
+bool Get(const json& object, const char* key, uint64_t* value) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number_unsigned()) return false;
+  *value = it->get<uint64_t>();
+  return true;
+}
+bool Get(const json& object, const char* key, double* value) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number()) return false;
+  *value = it->get<double>();
+  return true;
+}
+
+bool GetConfig(const json& config, LoraConfig* out) {
+  uint64_t rank = 0;
+  if (!config.is_object() || !Get(config, "rank", &rank) ||
+      !Get(config, "alpha", &out->alpha) || !Get(config, "seed", &out->seed)) {
+    return false;
   }
+  const auto modules = config.find("target_modules");
+  if (rank < 1 || rank > kMaxStoredRank || modules == config.end() ||
+      !modules->is_array()) {
+    return false;
+  }
+  out->rank = static_cast<int>(rank);
+  out->target_modules.clear();
+  for (const json& module : *modules) {
+    if (!module.is_number_unsigned() ||
+        module.get<uint64_t>() > static_cast<uint64_t>(TargetModule::kLmHead)) {
+      return false;
+    }
+    out->target_modules.push_back(
+        static_cast<TargetModule>(module.get<uint64_t>()));
+  }
+  return true;
+}
+
+absl::StatusOr<CheckpointInfo> InfoFromFields(const json& fields) {
+  CheckpointInfo info;
+  double created_at = 0;
+  if (!fields.is_object() || !Get(fields, "adapter_id", &info.adapter_id) ||
+      !Get(fields, "name", &info.name) ||
+      !Get(fields, "last_step", &info.last_step) ||
+      !Get(fields, "optim_steps", &info.optim_steps) ||
+      !Get(fields, "size_bytes", &info.size_bytes) ||
+      !Get(fields, "created_at", &created_at) || !fields.contains("config") ||
+      !GetConfig(fields["config"], &info.config)) {
+    return absl::DataLossError("the checkpoint's manifest is damaged");
+  }
+  info.created_at = absl::UnixEpoch() + absl::Seconds(created_at);
   return info;
 }
 
@@ -85,12 +125,16 @@ const std::string* FindFile(const DurableFolder& folder,
 }
 
 absl::Status CheckOrigin(const json& fields, const lora::ModelShape& shape) {
-  if (fields.value("format_version", 0) != kFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("checkpoint format ", fields.value("format_version", 0),
-                     " is not ", kFormatVersion));
+  uint64_t version = 0;
+  if (!fields.is_object() || !Get(fields, "format_version", &version) ||
+      !fields.contains("base_model")) {
+    return absl::DataLossError("the checkpoint's manifest is damaged");
   }
-  if (fields.value("base_model", json::object()) != Fingerprint(shape)) {
+  if (version != kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "checkpoint format ", version, " is not ", kFormatVersion));
+  }
+  if (fields["base_model"] != Fingerprint(shape)) {
     return absl::FailedPreconditionError(
         "the checkpoint belongs to a base model of another shape");
   }
@@ -105,10 +149,11 @@ std::string AdapterIo::AdapterDir(const std::string& adapter_id) const {
 
 void AdapterIo::RemoveStaleFiles() const {
   std::error_code error;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(checkpoint_dir_, error)) {
-    if (!entry.is_directory(error)) continue;
-    if (const absl::Status status = RemoveStaleTemporaries(entry.path());
+  for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
+       !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (!it->is_directory(ignored)) continue;
+    if (const absl::Status status = RemoveStaleTemporaries(it->path());
         !status.ok()) {
       Log(LogLevel::kWarning, "stale files stay",
           {{"reason", status.message()}});
@@ -138,7 +183,11 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
   folder.fields = InfoToFields(info, shape_);
   folder.files.emplace_back(kStateFile, folder.fields.dump(2));
   std::error_code error;
-  std::filesystem::create_directory(AdapterDir(request.adapter_id), error);
+  std::filesystem::create_directories(AdapterDir(request.adapter_id), error);
+  if (error) {
+    return absl::InternalError(
+        absl::StrCat("making the adapter's folder: ", error.message()));
+  }
   WEFT_RETURN_IF_ERROR(WriteDurableFolder(
       AdapterDir(request.adapter_id), request.name, folder, request.overwrite));
   return info;
@@ -149,7 +198,8 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   WEFT_ASSIGN_OR_RETURN(const DurableFolder folder,
                         ReadDurableFolder(AdapterDir(adapter_id), name));
   WEFT_RETURN_IF_ERROR(CheckOrigin(folder.fields, shape_));
-  LoadedCheckpoint loaded{.info = InfoFromFields(folder.fields), .state = {}};
+  LoadedCheckpoint loaded;
+  WEFT_ASSIGN_OR_RETURN(loaded.info, InfoFromFields(folder.fields));
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
                         lora::ReadPeft(folder.files, shape_));
   loaded.state.weights = std::move(peft.weights);
@@ -176,22 +226,32 @@ absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
   std::vector<std::string> adapters;
   if (adapter_id.empty()) {
     std::error_code error;
-    for (const auto& entry :
-         std::filesystem::directory_iterator(checkpoint_dir_, error)) {
-      adapters.push_back(entry.path().filename().string());
+    for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
+         !error && it != end; it.increment(error)) {
+      std::error_code ignored;
+      if (it->is_directory(ignored)) {
+        adapters.push_back(it->path().filename().string());
+      }
     }
   } else {
     adapters.push_back(adapter_id);
   }
   std::vector<CheckpointInfo> infos;
   for (const std::string& adapter : adapters) {
-    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                          ListDurableFolders(AdapterDir(adapter)));
-    for (const std::string& name : names) {
+    const absl::StatusOr<std::vector<std::string>> names =
+        ListDurableFolders(AdapterDir(adapter));
+    if (!names.ok()) {
+      Log(LogLevel::kWarning, "unreadable folder of checkpoints",
+          {{"adapter", adapter}, {"reason", names.status().message()}});
+      continue;
+    }
+    for (const std::string& name : *names) {
       const absl::StatusOr<json> fields =
           ReadDurableFields(AdapterDir(adapter), name);
-      if (fields.ok()) {
-        infos.push_back(InfoFromFields(*fields));
+      absl::StatusOr<CheckpointInfo> info =
+          fields.ok() ? InfoFromFields(*fields) : fields.status();
+      if (info.ok()) {
+        infos.push_back(*std::move(info));
       } else {
         Log(LogLevel::kWarning, "damaged checkpoint",
             {{"adapter", adapter}, {"name", name}});

@@ -26,7 +26,7 @@ struct LoadedCheckpoint {
 
 class AdapterIo {
  public:
-  // `base_model` is written to exported folders and checked on load.
+  // `base_model` is written to exported folders.
   AdapterIo(std::string checkpoint_dir, std::string base_model,
             const lora::ModelShape& shape)
       : checkpoint_dir_(std::move(checkpoint_dir)),
@@ -41,7 +41,7 @@ class AdapterIo {
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
   // NOT_FOUND; DATA_LOSS for damaged files; FAILED_PRECONDITION for a
-  // checkpoint of another model.
+  // checkpoint of a model of another shape.
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const std::string& adapter_id, const std::string& name) const;
   // Newest first. Damaged folders are left out, with a line in the log.

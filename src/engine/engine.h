@@ -96,16 +96,17 @@ class Engine {
                           Callback<AdapterInfo> done) = 0;
   virtual void ListAdapters(Callback<std::vector<AdapterInfo>> done) = 0;
   virtual void DeleteAdapter(std::string adapter_id, Callback<bool> done) = 0;
-  virtual void SaveCheckpoint(SaveCheckpointRequest request,
-                              Callback<StepReply<CheckpointInfo>> done) = 0;
-  virtual void LoadCheckpoint(LoadCheckpointRequest request,
-                              Callback<StepReply<AdapterInfo>> done) = 0;
+  virtual CancelHandle SaveCheckpoint(
+      SaveCheckpointRequest request,
+      Callback<StepReply<CheckpointInfo>> done) = 0;
+  virtual CancelHandle LoadCheckpoint(
+      LoadCheckpointRequest request, Callback<StepReply<AdapterInfo>> done) = 0;
   virtual void ListCheckpoints(std::string adapter_id,
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
                                 Callback<bool> done) = 0;
-  virtual void PublishSnapshot(PublishSnapshotRequest request,
-                               Callback<StepReply<uint64_t>> done) = 0;
+  virtual CancelHandle PublishSnapshot(PublishSnapshotRequest request,
+                                       Callback<StepReply<uint64_t>> done) = 0;
   virtual void ReleaseSnapshot(ReleaseSnapshotRequest request,
                                Callback<bool> done) = 0;
   virtual void ExportAdapter(ExportAdapterRequest request,

@@ -72,6 +72,11 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
             }
           }
           replays_.erase(adapter_id);
+          // What is on the I/O thread must not touch a new adapter of that
+          // name.
+          for (auto& [id, work] : steps_) {
+            if (work->adapter_id == adapter_id) work->orphaned = true;
+          }
         }
         probe_.SetAdapters(static_cast<int64_t>(adapters_.Infos().size()),
                            adapters_.resident_bytes());

@@ -12,13 +12,11 @@
 namespace weft::engine {
 namespace {
 
-absl::Time DeadlineOf(const TrainRequest& request) { return request.deadline; }
-absl::Time DeadlineOf(const OptimStepRequest& request) {
-  return request.deadline;
-}
+// A load has no number of its own: it takes the next one.
+uint64_t StepOf(const LoadCheckpointRequest& /*request*/) { return 0; }
 template <typename Request>
-absl::Time DeadlineOf(const Request&) {
-  return absl::InfiniteFuture();
+uint64_t StepOf(const Request& request) {
+  return request.step;
 }
 
 }  // namespace
@@ -33,7 +31,8 @@ absl::Status EngineImpl::CheckOpen() const {
 StepWork& EngineImpl::FindStep(const std::string& adapter_id, uint64_t step,
                                uint64_t* work_id) {
   const auto it = std::ranges::find_if(steps_, [&](const auto& entry) {
-    return entry.second->step == step && entry.second->adapter_id == adapter_id;
+    return entry.second->step == step && !entry.second->orphaned &&
+           entry.second->adapter_id == adapter_id;
   });
   *work_id = it->first;
   return *it->second;
@@ -44,8 +43,8 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
                                     Callback<StepReply<Result>> done) {
   std::string digest = PayloadDigest(request);
   item.adapter = request.adapter_id;
-  item.step = request.step;
-  item.deadline = DeadlineOf(request);
+  item.step = StepOf(request);
+  item.deadline = request.deadline;
   absl::Status refused;
   uint64_t work_id = 0;
   uint64_t waiter_id = 0;
@@ -56,7 +55,7 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
     const auto table = replays_.find(request.adapter_id);
     if (table != replays_.end()) {
       absl::StatusOr<ReplayTable::Answer> answer =
-          table->second.Lookup(request.step, digest);
+          table->second.Lookup(item.step, digest);
       if (!answer.ok()) {
         refused = answer.status();
       } else if (answer->verdict == ReplayTable::Verdict::kReplay) {
@@ -66,7 +65,7 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
             });
         return {};
       } else if (answer->verdict == ReplayTable::Verdict::kInFlight) {
-        StepWork& work = FindStep(request.adapter_id, request.step, &work_id);
+        StepWork& work = FindStep(request.adapter_id, item.step, &work_id);
         work.waiters.push_back(std::move(waiter));
       }
     }
@@ -123,15 +122,15 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
       std::move(done));
 }
 
-void EngineImpl::SaveCheckpoint(SaveCheckpointRequest request,
-                                Callback<StepReply<CheckpointInfo>> done) {
-  SubmitStep<SaveCheckpointRequest, CheckpointInfo>(
+CancelHandle EngineImpl::SaveCheckpoint(
+    SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
+  return SubmitStep<SaveCheckpointRequest, CheckpointInfo>(
       {.kind = sched::WorkKind::kAdapterOp, .tokens = 1}, std::move(request),
       std::move(done));
 }
 
-void EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
-                                Callback<StepReply<AdapterInfo>> done) {
+CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
+                                        Callback<StepReply<AdapterInfo>> done) {
   bool known = false;
   {
     MutexLock lock(&mu_);
@@ -139,16 +138,16 @@ void EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
   }
   if (!known) {
     LoadNewAdapter(std::move(request), std::move(done));
-    return;
+    return {};
   }
-  SubmitStep<LoadCheckpointRequest, AdapterInfo>(
+  return SubmitStep<LoadCheckpointRequest, AdapterInfo>(
       {.kind = sched::WorkKind::kAdapterOp, .tokens = 1}, std::move(request),
       std::move(done));
 }
 
-void EngineImpl::PublishSnapshot(PublishSnapshotRequest request,
-                                 Callback<StepReply<uint64_t>> done) {
-  SubmitStep<PublishSnapshotRequest, uint64_t>(
+CancelHandle EngineImpl::PublishSnapshot(PublishSnapshotRequest request,
+                                         Callback<StepReply<uint64_t>> done) {
+  return SubmitStep<PublishSnapshotRequest, uint64_t>(
       {.kind = sched::WorkKind::kAdapterOp, .tokens = 1}, std::move(request),
       std::move(done));
 }

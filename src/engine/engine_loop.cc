@@ -128,6 +128,7 @@ absl::Status EngineImpl::RunTrainPieces(
   std::vector<loss::MetricSums*> metrics;
   // Adapters whose scratch holds this batch, and whether it is complete.
   std::vector<std::pair<lora::Adapter*, bool>> touched;
+  std::vector<lora::Adapter*> fresh;
   int64_t num_tokens = 0;
   for (size_t i = 0; i < plan.slices.size(); ++i) {
     const sched::TrainSlice& slice = plan.slices[i];
@@ -140,7 +141,7 @@ absl::Status EngineImpl::RunTrainPieces(
       if (plan.backward) {
         const bool is_new = touched.empty() || touched.back().first != adapter;
         // A slice that continues a request adds to what its earlier ones left.
-        if (is_new && slice.first_datum == 0) adapter->ClearScratch();
+        if (is_new && slice.first_datum == 0) fresh.push_back(adapter);
         if (is_new) touched.emplace_back(adapter, slice.last);
         piece.gradient_N = adapter->scratch();
       }
@@ -154,9 +155,14 @@ absl::Status EngineImpl::RunTrainPieces(
 
   const absl::Time start = absl::Now();
   TrainOutcome outcome;
-  const absl::Status status = RunGuarded(
-      plan.backward ? "ForwardBackward" : "Forward",
-      [&] { outcome = train_runner_.Run(pieces, plan.backward, metrics); });
+  const absl::Status status =
+      RunGuarded(plan.backward ? "ForwardBackward" : "Forward", [&] {
+        for (lora::Adapter* adapter : fresh) adapter->ClearScratch();
+        outcome = train_runner_.Run(pieces, plan.backward, metrics);
+        for (const auto& [adapter, complete] : touched) {
+          if (complete) adapter->CommitScratch();
+        }
+      });
   probe_.ObserveTrain(plan.backward, num_tokens, absl::Now() - start);
   if (!status.ok()) return status;
 
@@ -166,9 +172,6 @@ absl::Status EngineImpl::RunTrainPieces(
     for (int64_t d = 0; d < slice.num_data; ++d) {
       data.push_back(std::move(outcome.data[next++]));
     }
-  }
-  for (const auto& [adapter, complete] : touched) {
-    if (complete) adapter->CommitScratch();
   }
   return absl::OkStatus();
 }
@@ -263,7 +266,7 @@ void EngineImpl::CompleteStep(uint64_t work_id,
     work = std::move(it->second);
     steps_.erase(it);
     const auto table = replays_.find(work->adapter_id);
-    if (work->step > 0 && table != replays_.end()) {
+    if (work->step > 0 && !work->orphaned && table != replays_.end()) {
       if (result.ok()) {
         table->second.Complete(work->step, *result);
       } else {

@@ -117,7 +117,7 @@ void EngineImpl::InstallCheckpoint(uint64_t work_id,
                                    absl::StatusOr<LoadedCheckpoint> loaded) {
   lora::Adapter* adapter = adapters_.Find(request.adapter_id);
   absl::Status status = loaded.status();
-  if (status.ok() && adapter == nullptr) {
+  if (status.ok() && (adapter == nullptr || IsOrphaned(work_id))) {
     status = NoSuchAdapter(request.adapter_id);
   }
   if (status.ok() && !SameShape(loaded->info.config, adapter->config())) {
@@ -148,6 +148,11 @@ void EngineImpl::InstallCheckpoint(uint64_t work_id,
   absl::StatusOr<AdapterInfo> info = adapters_.Info(request.adapter_id);
   CompleteStep(work_id,
                ErasedResult(std::make_shared<const AdapterInfo>(*info)));
+}
+
+bool EngineImpl::IsOrphaned(uint64_t work_id) {
+  MutexLock lock(&mu_);
+  return steps_.at(work_id)->orphaned;
 }
 
 void EngineImpl::RestartNumbers(uint64_t work_id, const std::string& adapter_id,

@@ -216,13 +216,14 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
 
 void SampleLoop::StartSamples() {
   for (Job& job : jobs_) {
-    if (!job.prefilled) continue;
+    if (!job.prefilled || job.failed) continue;
     while (job.num_started < job.request->num_samples) {
       if (static_cast<int>(sequences_.size()) >=
               options_.max_decode_sequences ||
           !StartSample(job)) {
         return;
       }
+      if (job.failed) break;
     }
     job.first_logits = {};
     job.prompt_pages.reset();
@@ -239,13 +240,18 @@ bool SampleLoop::StartSample(Job& job) {
   if (!pages.has_value()) return false;
   const int index = job.num_started++;
   sampling::StopMatcher stop(job.stop, token_bytes_);
-  const sampling::DrawResult drawn = Draw(job, index, job.first_logits.data());
+  const std::optional<sampling::DrawResult> drawn =
+      Draw(job, index, job.first_logits.data());
+  if (!drawn.has_value()) {
+    FailJob(job);
+    return true;
+  }
   if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
-  if (Accept(job, index, stop, drawn)) return true;
+  if (Accept(job, index, stop, *drawn)) return true;
   sequences_.push_back({.job = &job,
                         .sample_index = index,
                         .pages = *std::move(pages),
-                        .last_token = drawn.token,
+                        .last_token = drawn->token,
                         .length = prompt,
                         .stop = std::move(stop)});
   return true;
@@ -295,7 +301,7 @@ void SampleLoop::Decode() {
   const at::Tensor logits_RV = loss::HeadLogits(
       decoder_.FinalNorm(x_TH), decoder_.weights().head_VH, /*softcap=*/0);
 
-  std::vector<sampling::DrawResult> drawn(count);
+  std::vector<std::optional<sampling::DrawResult>> drawn(count);
   const float* logits = logits_RV.const_data_ptr<float>();
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -306,18 +312,22 @@ void SampleLoop::Decode() {
   std::vector<const Sequence*> ended;
   for (int64_t r = 0; r < count; ++r) {
     Sequence& s = *rows[r];
-    s.last_token = drawn[r].token;
+    if (!drawn[r].has_value()) {
+      FailJob(*s.job);
+      continue;
+    }
+    s.last_token = drawn[r]->token;
     ++s.length;
-    if (Accept(*s.job, s.sample_index, s.stop, drawn[r])) ended.push_back(&s);
+    if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) ended.push_back(&s);
   }
   std::erase_if(sequences_, [&](const Sequence& s) {
-    return std::ranges::find(ended, &s) != ended.end();
+    return s.job->failed || std::ranges::find(ended, &s) != ended.end();
   });
   probe_->ObserveDecode(count, absl::Now() - start);
 }
 
-sampling::DrawResult SampleLoop::Draw(const Job& job, int sample_index,
-                                      const float* logits) const {
+std::optional<sampling::DrawResult> SampleLoop::Draw(
+    const Job& job, int sample_index, const float* logits) const {
   const SamplingConfig& config = job.request->config;
   const auto position =
       static_cast<uint32_t>(job.result.samples[sample_index].tokens.size());
@@ -329,6 +339,12 @@ sampling::DrawResult SampleLoop::Draw(const Job& job, int sample_index,
        .top_logprobs = job.request->top_logprobs},
       sampling::CounterUniform(config.seed, static_cast<uint32_t>(sample_index),
                                position));
+}
+
+void SampleLoop::FailJob(Job& job) {
+  job.failed = true;
+  job.first_logits = {};
+  job.prompt_pages.reset();
 }
 
 bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
@@ -369,14 +385,22 @@ bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
 std::vector<SampleEvent> SampleLoop::CollectEvents() {
   std::vector<SampleEvent> events;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
-    const bool finished = job->num_finished == job->request->num_samples;
+    const bool finished =
+        job->failed || job->num_finished == job->request->num_samples;
     if (finished || !job->deltas.empty()) {
       events.push_back({.work_id = job->work_id,
                         .deltas = std::exchange(job->deltas, {}),
                         .finished = finished});
     }
     if (finished) {
-      events.back().result = std::move(job->result);
+      if (job->failed) {
+        std::erase_if(sequences_,
+                      [&](const Sequence& q) { return q.job == &*job; });
+        events.back().result = absl::FailedPreconditionError(
+            "the logits are not finite: the adapter's weights have diverged");
+      } else {
+        events.back().result = std::move(job->result);
+      }
       job = jobs_.erase(job);
     } else {
       ++job;

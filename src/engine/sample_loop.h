@@ -33,7 +33,7 @@ struct SampleEvent {
   uint64_t work_id = 0;
   std::vector<SampleDelta> deltas;
   bool finished = false;
-  SampleResult result;  // When finished.
+  absl::StatusOr<SampleResult> result = SampleResult();  // When finished.
 };
 
 class SampleLoop {
@@ -80,6 +80,7 @@ class SampleLoop {
     int num_started = 0;
     int num_finished = 0;
     bool prefilled = false;
+    bool failed = false;
     bool sent_prompt_logprobs = false;
     std::vector<SampleDelta> deltas;
   };
@@ -102,8 +103,10 @@ class SampleLoop {
   // Appends the token to its sample; true when the sample ends with it.
   bool Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  [[nodiscard]] sampling::DrawResult Draw(const Job& job, int sample_index,
-                                          const float* logits) const;
+  [[nodiscard]] std::optional<sampling::DrawResult> Draw(
+      const Job& job, int sample_index, const float* logits) const;
+  // Nothing could be drawn: the job ends, its neighbours go on.
+  void FailJob(Job& job);
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
   [[nodiscard]] int64_t SequenceTokens(const SampleRequest& request) const;
   [[nodiscard]] int64_t PagesToStart(const SampleRequest& request) const;

@@ -54,6 +54,7 @@ struct StepWork {
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
   bool started = false;
+  bool orphaned = false;  // Its adapter was deleted while it ran.
   std::vector<Waiter> waiters;
 };
 

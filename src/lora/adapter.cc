@@ -67,9 +67,13 @@ uint64_t Adapter::resident_bytes() const {
   return masters + (has_copy ? latest_->compute_N.nbytes() : 0);
 }
 
-at::Tensor Adapter::NextWeights() const {
-  return latest_.use_count() == 1 ? latest_->weights_N
-                                  : at::empty_like(latest_->weights_N);
+at::Tensor Adapter::NextWeights() {
+  const bool reuses = latest_.use_count() == 1;
+  if (compute_dtype_ != at::kFloat) {
+    next_compute_N_ =
+        reuses ? latest_->compute_N : at::empty_like(latest_->compute_N);
+  }
+  return reuses ? latest_->weights_N : at::empty_like(latest_->weights_N);
 }
 
 void Adapter::FinishStep(at::Tensor next_weights) {
@@ -87,7 +91,7 @@ AdapterState Adapter::GetState() const {
 }
 
 void Adapter::SetState(const AdapterState& state) {
-  at::Tensor weights = at::empty_like(latest_->weights_N);
+  at::Tensor weights = NextWeights();
   FromVector(state.weights, weights);
   FromVector(state.gradient, gradient_N_);
   FromVector(state.moment1, moment1_N_);
@@ -101,7 +105,12 @@ void Adapter::Publish(at::Tensor weights) {
   version->number = latest_ ? latest_->number + 1 : 1;
   version->scale = config_.scale();
   version->layout = layout_;
-  version->compute_N = weights.to(compute_dtype_);
+  if (next_compute_N_.defined()) {
+    next_compute_N_.copy_(weights);
+    version->compute_N = std::exchange(next_compute_N_, {});
+  } else {
+    version->compute_N = weights.to(compute_dtype_);
+  }
   version->weights_N = std::move(weights);
   latest_ = std::move(version);
 }

@@ -75,8 +75,9 @@ class Adapter {
   [[nodiscard]] at::Tensor& moment1() { return moment1_N_; }
   [[nodiscard]] at::Tensor& moment2() { return moment2_N_; }
   // The latest version's own buffer when nobody else pinned that version,
-  // otherwise a new one.
-  [[nodiscard]] at::Tensor NextWeights() const;
+  // otherwise a new one. Takes all the memory that FinishStep needs, so that a
+  // step without memory fails before it changes anything.
+  [[nodiscard]] at::Tensor NextWeights();
   void FinishStep(at::Tensor next_weights);
 
   // Copies to and from the host. SetState takes vectors of the layout's size
@@ -92,6 +93,7 @@ class Adapter {
   std::shared_ptr<const AdapterLayout> layout_;
   at::ScalarType compute_dtype_;
   AdapterVersionPtr latest_;
+  at::Tensor next_compute_N_;  // From NextWeights, unless the dtype is f32.
   at::Tensor gradient_N_;
   at::Tensor scratch_N_;
   at::Tensor moment1_N_;

@@ -18,8 +18,12 @@ void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
                 double scale) {
   if (a.scalar_type() == gradient.scalar_type()) {
     at::addmm_out(gradient, gradient, a, b, /*beta=*/1, /*alpha=*/scale);
+  } else if (a.is_cuda()) {
+    gradient.add_(at::mm(a, b, gradient.scalar_type()), scale);
   } else {
-    gradient.add_(at::mm(a, b), scale);
+    gradient.add_(
+        at::mm(a.to(gradient.scalar_type()), b.to(gradient.scalar_type())),
+        scale);
   }
 }
 

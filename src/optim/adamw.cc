@@ -47,11 +47,14 @@ void StepReference(const AdamWConfig& config, const Update& update,
                    const at::Tensor& weights_N, const at::Tensor& gradient_N,
                    at::Tensor& moment1_N, at::Tensor& moment2_N,
                    at::Tensor& weights_out_N) {
+  // All memory is taken before the first change.
   const at::Tensor g = gradient_N * update.gradient_scale;
+  at::Tensor deviation = at::empty_like(moment2_N);
   moment1_N.mul_(config.beta1).add_(g, 1 - config.beta1);
   moment2_N.mul_(config.beta2).addcmul_(g, g, 1 - config.beta2);
-  const at::Tensor deviation =
-      moment2_N.sqrt().mul_(update.inverse_sqrt_bias2).add_(config.eps);
+  at::sqrt_out(deviation, moment2_N)
+      .mul_(update.inverse_sqrt_bias2)
+      .add_(config.eps);
   if (!weights_out_N.is_same(weights_N)) weights_out_N.copy_(weights_N);
   weights_out_N.mul_(update.weight_scale)
       .addcdiv_(moment1_N, deviation, -update.step_size);

@@ -73,6 +73,7 @@ struct SaveCheckpointRequest {
   std::string name;
   bool overwrite = false;
   uint64_t step = 0;
+  absl::Time deadline = absl::InfiniteFuture();
 };
 
 struct LoadCheckpointRequest {
@@ -80,13 +81,14 @@ struct LoadCheckpointRequest {
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
-  uint64_t step = 0;
+  absl::Time deadline = absl::InfiniteFuture();
 };
 
 struct PublishSnapshotRequest {
   std::string adapter_id;
   std::string name;
   uint64_t step = 0;
+  absl::Time deadline = absl::InfiniteFuture();
 };
 
 struct ReleaseSnapshotRequest {

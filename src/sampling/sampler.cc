@@ -200,8 +200,8 @@ float CounterUniform(uint64_t seed, uint32_t sample_index, uint32_t position) {
   return static_cast<float>(bits[0] >> 8) * 0x1p-24F;
 }
 
-DrawResult DrawToken(absl::Span<const float> logits, const DrawConfig& config,
-                     float uniform) {
+std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
+                                    const DrawConfig& config, float uniform) {
   const bool is_greedy = config.temperature == 0;
   Distribution distribution{.logits = logits, .max_logit = MaxLogit(logits)};
   if (!is_greedy) {
@@ -210,6 +210,9 @@ DrawResult DrawToken(absl::Span<const float> logits, const DrawConfig& config,
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }
   const double total = TotalWeight(distribution);
+  if (!std::isfinite(distribution.max_logit) || !std::isfinite(total)) {
+    return std::nullopt;
+  }
   const double log_total = std::log(total);
 
   size_t token = 0;

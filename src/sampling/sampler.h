@@ -4,6 +4,7 @@
 #define WEFT_SRC_SAMPLING_SAMPLER_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/types/span.h"
 #include "src/request/sample.h"
@@ -39,13 +40,14 @@ struct DrawResult {
 // temperature 0 ignores `uniform` and the filters. top_logprobs has
 // min(top_logprobs, V) entries in that same order, unfiltered and
 // temperature-scaled as `logprob`. Shapes:  logits [V] f32, V >= 1, finite
-// (-inf allowed, not all). Units:   O(V) unfiltered; O(V log k) for top_k;
+// (-inf allowed, not all); otherwise, as after a training that diverged,
+// nothing is drawn. Units:   O(V) unfiltered; O(V log k) for top_k;
 // top_p alone sorts as many of
 //          the likeliest tokens as it needs. Sums in f64. No allocation when
 //          neither filters nor top_logprobs are asked for.
 // Threads: any.
-[[nodiscard]] DrawResult DrawToken(absl::Span<const float> logits,
-                                   const DrawConfig& config, float uniform);
+[[nodiscard]] std::optional<DrawResult> DrawToken(
+    absl::Span<const float> logits, const DrawConfig& config, float uniform);
 
 }  // namespace weft::sampling
 

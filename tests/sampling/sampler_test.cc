@@ -15,6 +15,12 @@
 namespace weft::sampling {
 namespace {
 
+// For logits that can be drawn from.
+DrawResult Draw(absl::Span<const float> logits, const DrawConfig& config,
+                float uniform) {
+  return DrawToken(logits, config, uniform).value();
+}
+
 using ::testing::ElementsAre;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -49,9 +55,9 @@ std::vector<int> Counts(const std::vector<float>& logits,
   std::vector<int> counts(logits.size(), 0);
   for (int i = 0; i < draws; ++i) {
     const float u = std::min(static_cast<float>(i) / draws, kJustBelowOne);
-    ++counts[DrawToken(logits, config, u).token];
+    ++counts[Draw(logits, config, u).token];
   }
-  ++counts[DrawToken(logits, config, kJustBelowOne).token];
+  ++counts[Draw(logits, config, kJustBelowOne).token];
   return counts;
 }
 
@@ -111,7 +117,7 @@ TEST_P(DistributionTest, DrawsMatchTheSoftmaxByChiSquare) {
   constexpr int kDraws = 10000;
   std::vector<int> counts(vocab, 0);
   for (uint32_t i = 0; i < kDraws; ++i) {
-    ++counts[DrawToken(logits, config, CounterUniform(11, 0, i)).token];
+    ++counts[Draw(logits, config, CounterUniform(11, 0, i)).token];
   }
   double statistic = 0;
   for (size_t i = 0; i < vocab; ++i) {
@@ -139,7 +145,7 @@ TEST(DrawTokenTest, ReportsLogprobOfUnfilteredScaledDistribution) {
       const std::vector<double> p = Softmax(logits, temperature);
       const DrawConfig config{
           .temperature = temperature, .top_k = 4, .top_p = 0.9};
-      const DrawResult result = DrawToken(logits, config, 0.7F);
+      const DrawResult result = Draw(logits, config, 0.7F);
       EXPECT_NEAR(result.logprob, std::log(p[result.token]), 2e-6);
     }
   }
@@ -147,13 +153,26 @@ TEST(DrawTokenTest, ReportsLogprobOfUnfilteredScaledDistribution) {
 
 TEST(DrawTokenTest, GreedyTakesLowestIdOnTieAndLogprobAtTemperatureOne) {
   const std::vector<float> logits = {1, 3, 2, 3};
-  const DrawResult result = DrawToken(logits, {.temperature = 0}, 0.99F);
+  const DrawResult result = Draw(logits, {.temperature = 0}, 0.99F);
   EXPECT_EQ(result.token, 1);
   EXPECT_NEAR(result.logprob, std::log(Softmax(logits, 1)[1]), 1e-6);
   EXPECT_EQ(
-      DrawToken(logits, {.temperature = 0, .top_k = 2, .top_p = 0.1}, 0.5F)
-          .token,
+      Draw(logits, {.temperature = 0, .top_k = 2, .top_p = 0.1}, 0.5F).token,
       1);
+}
+
+TEST(DrawTokenTest, DrawsNothingFromLogitsThatAreNotFinite) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<float> cases[] = {
+      std::vector<float>(1000, kNan), {0, kNan, 1}, {0, kInf}, {-kInf, -kInf}};
+  for (const std::vector<float>& logits : cases) {
+    for (const DrawConfig& config :
+         {DrawConfig{.temperature = 0}, DrawConfig{}, DrawConfig{.top_k = 1},
+          DrawConfig{.top_p = 0.5}}) {
+      EXPECT_FALSE(DrawToken(logits, config, 0.5F).has_value());
+    }
+  }
 }
 
 TEST(DrawTokenTest, TopKKeepsTheLikeliestAndLowerIdsOnTie) {
@@ -187,16 +206,16 @@ TEST(DrawTokenTest, TopPGrowsPastItsFirstCandidatesOnFlatLogits) {
   const std::vector<float> flat(5000, 0.5F);
   const DrawConfig config{.top_p = 0.5};
   // Equal logits: order of id, so the last kept token is the 2500th.
-  EXPECT_EQ(DrawToken(flat, config, 0).token, 0);
-  EXPECT_NEAR(DrawToken(flat, config, kJustBelowOne).token, 2499, 1);
+  EXPECT_EQ(Draw(flat, config, 0).token, 0);
+  EXPECT_NEAR(Draw(flat, config, kJustBelowOne).token, 2499, 1);
 }
 
 TEST(DrawTokenTest, EndsOfTheUniformGiveFirstAndLastPossibleToken) {
   const std::vector<float> logits = {-kInfinity, 0, 0, 0, -kInfinity};
   for (const DrawConfig& config :
        {DrawConfig{}, DrawConfig{.top_k = 4}, DrawConfig{.top_p = 0.999}}) {
-    EXPECT_EQ(DrawToken(logits, config, 0).token, 1);
-    EXPECT_EQ(DrawToken(logits, config, kJustBelowOne).token, 3);
+    EXPECT_EQ(Draw(logits, config, 0).token, 1);
+    EXPECT_EQ(Draw(logits, config, kJustBelowOne).token, 3);
   }
 }
 
@@ -214,7 +233,7 @@ TEST(DrawTokenTest, NeverDrawsMinusInfinity) {
 TEST(DrawTokenTest, TinyAndHugeTemperaturesStayFinite) {
   const std::vector<float> logits = {-50, 80, 79.5, 0};
   EXPECT_THAT(Support(logits, {.temperature = 1e-3}), ElementsAre(1));
-  EXPECT_EQ(DrawToken(logits, {.temperature = 1e-3}, 0.5F).logprob, 0);
+  EXPECT_EQ(Draw(logits, {.temperature = 1e-3}, 0.5F).logprob, 0);
   EXPECT_THAT(Support(logits, {.temperature = 1e3}), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(Support(logits, {.temperature = 1e-300}), ElementsAre(1));
 }
@@ -223,19 +242,19 @@ TEST(DrawTokenTest, ReturnsTopLogprobsLikeliestFirst) {
   const std::vector<float> logits = {0, 2, 1, 2};
   const std::vector<double> p = Softmax(logits, 0.5);
   const DrawResult result =
-      DrawToken(logits, {.temperature = 0.5, .top_k = 1, .top_logprobs = 3}, 0);
+      Draw(logits, {.temperature = 0.5, .top_k = 1, .top_logprobs = 3}, 0);
   ASSERT_EQ(result.top_logprobs.size(), 3U);
   const int32_t expected[] = {1, 3, 2};
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(result.top_logprobs[i].first, expected[i]);
     EXPECT_NEAR(result.top_logprobs[i].second, std::log(p[expected[i]]), 1e-6);
   }
-  EXPECT_EQ(DrawToken(logits, {.top_logprobs = 20}, 0).top_logprobs.size(), 4U);
+  EXPECT_EQ(Draw(logits, {.top_logprobs = 20}, 0).top_logprobs.size(), 4U);
 }
 
 TEST(DrawTokenTest, OneTokenVocabularyGivesItWithCertainty) {
   const std::vector<float> logits = {-7};
-  const DrawResult result = DrawToken(logits, {}, kJustBelowOne);
+  const DrawResult result = Draw(logits, {}, kJustBelowOne);
   EXPECT_EQ(result.token, 0);
   EXPECT_EQ(result.logprob, 0);
 }

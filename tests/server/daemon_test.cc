@@ -95,15 +95,21 @@ class StuckEngine final : public Engine {
   void GetAdapter(std::string, Callback<AdapterInfo>) override {}
   void ListAdapters(Callback<std::vector<AdapterInfo>>) override {}
   void DeleteAdapter(std::string, Callback<bool>) override {}
-  void SaveCheckpoint(SaveCheckpointRequest,
-                      Callback<StepReply<CheckpointInfo>>) override {}
-  void LoadCheckpoint(LoadCheckpointRequest,
-                      Callback<StepReply<AdapterInfo>>) override {}
+  CancelHandle SaveCheckpoint(SaveCheckpointRequest,
+                              Callback<StepReply<CheckpointInfo>>) override {
+    return {};
+  }
+  CancelHandle LoadCheckpoint(LoadCheckpointRequest,
+                              Callback<StepReply<AdapterInfo>>) override {
+    return {};
+  }
   void ListCheckpoints(std::string,
                        Callback<std::vector<CheckpointInfo>>) override {}
   void DeleteCheckpoint(std::string, std::string, Callback<bool>) override {}
-  void PublishSnapshot(PublishSnapshotRequest,
-                       Callback<StepReply<uint64_t>>) override {}
+  CancelHandle PublishSnapshot(PublishSnapshotRequest,
+                               Callback<StepReply<uint64_t>>) override {
+    return {};
+  }
   void ReleaseSnapshot(ReleaseSnapshotRequest, Callback<bool>) override {}
   void ExportAdapter(ExportAdapterRequest, Callback<PeftFiles>) override {}
   void ImportAdapter(ImportAdapterRequest, Callback<AdapterInfo>) override {}

@@ -393,10 +393,11 @@ void FakeEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   done(absl::NotFoundError(absl::StrCat("no adapter ", adapter_id)));
 }
 
-void FakeEngine::SaveCheckpoint(SaveCheckpointRequest request,
-                                Callback<StepReply<CheckpointInfo>> done) {
+CancelHandle FakeEngine::SaveCheckpoint(
+    SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
   if (absl::Status failure = TakeFailure(); !failure.ok()) {
-    return done(failure);
+    done(failure);
+    return {};
   }
   const auto save = [&]() -> absl::StatusOr<StepReply<CheckpointInfo>> {
     MutexLock lock(&mu_);
@@ -416,12 +417,14 @@ void FakeEngine::SaveCheckpoint(SaveCheckpointRequest request,
     return StepReply<CheckpointInfo>{.result = checkpoints_[key]};
   };
   done(save());
+  return {};
 }
 
-void FakeEngine::LoadCheckpoint(LoadCheckpointRequest request,
-                                Callback<StepReply<AdapterInfo>> done) {
+CancelHandle FakeEngine::LoadCheckpoint(LoadCheckpointRequest request,
+                                        Callback<StepReply<AdapterInfo>> done) {
   if (absl::Status failure = TakeFailure(); !failure.ok()) {
-    return done(failure);
+    done(failure);
+    return {};
   }
   const auto load = [&]() -> absl::StatusOr<StepReply<AdapterInfo>> {
     MutexLock lock(&mu_);
@@ -439,6 +442,7 @@ void FakeEngine::LoadCheckpoint(LoadCheckpointRequest request,
     return StepReply<AdapterInfo>{.result = info};
   };
   done(load());
+  return {};
 }
 
 void FakeEngine::ListCheckpoints(std::string adapter_id,
@@ -464,10 +468,11 @@ void FakeEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
   done(absl::NotFoundError(absl::StrCat("no checkpoint ", name)));
 }
 
-void FakeEngine::PublishSnapshot(PublishSnapshotRequest request,
-                                 Callback<StepReply<uint64_t>> done) {
+CancelHandle FakeEngine::PublishSnapshot(PublishSnapshotRequest request,
+                                         Callback<StepReply<uint64_t>> done) {
   if (absl::Status failure = TakeFailure(); !failure.ok()) {
-    return done(failure);
+    done(failure);
+    return {};
   }
   const auto publish = [&]() -> absl::StatusOr<StepReply<uint64_t>> {
     MutexLock lock(&mu_);
@@ -476,6 +481,7 @@ void FakeEngine::PublishSnapshot(PublishSnapshotRequest request,
     return StepReply<uint64_t>{.result = adapter->info.version};
   };
   done(publish());
+  return {};
 }
 
 void FakeEngine::ReleaseSnapshot(ReleaseSnapshotRequest request,

@@ -63,16 +63,17 @@ class FakeEngine final : public Engine {
   void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
   void ListAdapters(Callback<std::vector<AdapterInfo>> done) override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
-  void SaveCheckpoint(SaveCheckpointRequest request,
-                      Callback<StepReply<CheckpointInfo>> done) override;
-  void LoadCheckpoint(LoadCheckpointRequest request,
-                      Callback<StepReply<AdapterInfo>> done) override;
+  CancelHandle SaveCheckpoint(
+      SaveCheckpointRequest request,
+      Callback<StepReply<CheckpointInfo>> done) override;
+  CancelHandle LoadCheckpoint(LoadCheckpointRequest request,
+                              Callback<StepReply<AdapterInfo>> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
-  void PublishSnapshot(PublishSnapshotRequest request,
-                       Callback<StepReply<uint64_t>> done) override;
+  CancelHandle PublishSnapshot(PublishSnapshotRequest request,
+                               Callback<StepReply<uint64_t>> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void ExportAdapter(ExportAdapterRequest request,
