@@ -118,6 +118,10 @@ if [[ "${MODEL}" == "${DEMO_MODEL}" ]]; then
 fi
 
 heading "Start weftd"
+if [[ -s "${RUN}/pid" ]] && kill -0 "$(<"${RUN}/pid")" 2>/dev/null; then
+  echo "A server left by --keep still runs: kill $(<"${RUN}/pid")" >&2
+  exit 1
+fi
 rm -rf "${RUN}"
 mkdir -p "${RUN}"
 nohup "${WEFTD}" --model "${MODEL}" --checkpoint-dir "${RUN}/checkpoints" \
@@ -137,7 +141,7 @@ heading "Train four adapters at once, then sample"
 heading "Metrics page (excerpt)"
 scrape "${METRICS_ADDRESS}" >"${RUN}/metrics.txt"
 grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters_resident|weft_adapter_bytes|weft_optim_steps_total|weft_queue_depth|weft_step_seconds_(count|sum)|weft_kv_cache|weft_build_info|grpc_server_handled_total|process_resident_memory_bytes)' \
-  "${RUN}/metrics.txt"
+  "${RUN}/metrics.txt" | grep -v '^grpc.* 0$'
 
 if [[ "${KEEP}" == true ]]; then
   heading "Left running: process ${DAEMON_PID}"
@@ -147,6 +151,7 @@ if [[ "${KEEP}" == true ]]; then
   .venv/bin/python deploy/demo.py --server ${GRPC_ADDRESS} --model ${MODEL}
   kill ${DAEMON_PID}   # Finishes what runs, then stops.
 EOF
+  echo "${DAEMON_PID}" >"${RUN}/pid"
   DAEMON_PID=""
   exit 0
 fi

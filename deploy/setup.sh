@@ -187,7 +187,9 @@ if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
     pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
-  say "LibTorch (CPU)" "up to date" 0
+  # The larger set is here already: keep it, at this version.
+  stamped_stage "LibTorch (CUDA set)" "${key}" \
+    pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 else
   stamped_stage "LibTorch (CPU)" "${key}" \
     pip_install --no-deps "${CPU_TORCH_PACKAGES[@]}"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 import weft
 from weft.errors import make_error
+from weft.operations import Sleep
 from weft.retry import next_delay
 from weft.steps import Outcome, StepCounter
+from weft.threads import _Run
 
 POLICY = weft.RetryPolicy(max_attempts=4, initial_delay=1, max_delay=3, jitter=0)
 
@@ -59,3 +64,21 @@ def test_unknown_end_amid_others_wants_a_resync() -> None:
         counter.needs_refresh()
     with pytest.raises(weft.FailedPrecondition, match="in flight"):
         counter.require_idle("resync")
+
+
+def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
+    ended = threading.Event()
+
+    def operation() -> Any:
+        try:
+            yield Sleep(30.0)
+            raise AssertionError("the step was sent again")
+        finally:
+            ended.set()
+
+    run: _Run[None] = _Run(None, operation())  # type: ignore[arg-type]
+    run.resume()
+    run.cancel()
+    with pytest.raises(weft.Cancelled):
+        run.future.result(timeout=5)
+    assert ended.is_set()

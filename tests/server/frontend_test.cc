@@ -213,7 +213,7 @@ TEST_F(FrontendTest, MetricsPagePassesPromtool) {
   if (std::system("command -v promtool >/dev/null 2>&1") != 0) {
     GTEST_SKIP() << "promtool is not installed (Debian package prometheus)";
   }
-  StartReadyServer();
+  StartReadyServer(MetricsOptions());
   const std::string path = ::testing::TempDir() + "/weft_metrics_page.txt";
   const std::string page = Scrape();
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
@@ -235,7 +235,7 @@ TEST_F(FrontendTest, SecondServerOnThePortIsRefused) {
 }
 
 TEST_F(FrontendTest, TakenMetricsPortIsRefused) {
-  StartServer();
+  StartServer(MetricsOptions());
   ServerOptions options = TestOptions();
   options.metrics_listen = frontend_->metrics_address();
   const auto second =
@@ -246,7 +246,7 @@ TEST_F(FrontendTest, TakenMetricsPortIsRefused) {
 }
 
 TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
-  ServerOptions options = TestOptions();
+  ServerOptions options = MetricsOptions();
   options.port_file = ::testing::TempDir() + "/weft_port_file_test";
   StartServer(options);
   std::ifstream file(options.port_file);

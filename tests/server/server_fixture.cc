@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "prometheus/text_serializer.h"
 #include "src/config/options.h"
 
 namespace weft {
@@ -23,13 +24,19 @@ ServerTest::~ServerTest() = default;
 ServerOptions ServerTest::TestOptions() {
   ServerOptions options;
   options.listen = "127.0.0.1:0";
-  options.metrics_listen = "127.0.0.1:0";
+  options.metrics_listen = "";
   options.model_name = "toy";
   options.max_message_bytes = 4 << 20;
   options.max_import_bytes = 4 << 20;
   options.max_data_per_request = 3;
   options.max_tokens_per_request = 40;
   options.max_samples = 8;
+  return options;
+}
+
+ServerOptions ServerTest::MetricsOptions() {
+  ServerOptions options = TestOptions();
+  options.metrics_listen = "127.0.0.1:0";
   return options;
 }
 
@@ -102,7 +109,8 @@ std::string ServerTest::Scrape() const {
 }
 
 double ServerTest::MetricValue(const std::string& sample) const {
-  const std::string page = Scrape();
+  const std::string page =
+      prometheus::TextSerializer().Serialize(registry_->Collect());
   for (const absl::string_view line : absl::StrSplit(page, '\n')) {
     double value = 0;
     if (absl::StartsWith(line, absl::StrCat(sample, " ")) &&

@@ -25,6 +25,8 @@ class ServerTest : public ::testing::Test {
 
   // Small limits, free ports.
   static ServerOptions TestOptions();
+  // With a metrics page, whose threads take two seconds to stop.
+  static ServerOptions MetricsOptions();
 
   void StartServer(const ServerOptions& options = TestOptions());
   void AttachEngine() { frontend_->SetEngine(&engine_); }

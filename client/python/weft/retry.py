@@ -13,7 +13,7 @@ from weft.errors import ResourceExhausted, Unavailable, WeftError
 class RetryPolicy:
     """Bounded exponential back-off with jitter.
 
-    The default outlasts a restart of the daemon of about 20 seconds.
+    The default outlasts about 20 seconds without a connection.
     """
 
     max_attempts: int = 8  # Calls in all; 1 = never repeat.

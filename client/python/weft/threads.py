@@ -31,6 +31,9 @@ class _Run(Generic[T]):
         self._driver = driver
         self._operation = operation
         self._call: Any = None
+        self._lock = threading.Lock()
+        self._pause: threading.Timer | None = None
+        self._cancelled = False
 
     def resume(self, reply: Any = None, error: WeftError | None = None) -> None:
         try:
@@ -45,20 +48,43 @@ class _Run(Generic[T]):
             self.future.set_exception(failure)
 
     def cancel(self) -> None:
-        """Ends the call in flight; the operation sees Cancelled."""
-        if self._call is not None:
-            self._call.cancel()
+        """Ends the call in flight or the pause; the operation sees Cancelled."""
+        with self._lock:
+            self._cancelled = True
+            call, pause = self._call, self._pause
+            self._pause = None
+        if pause is not None:
+            pause.cancel()
+            self.resume(error=Cancelled("cancelled by this client"))
+        elif call is not None:
+            call.cancel()
 
     def _perform(self, effect: Call | Sleep) -> None:
+        with self._lock:
+            cancelled = self._cancelled
+            if not cancelled:
+                self._start(effect)
+        if cancelled:
+            self.resume(error=Cancelled("cancelled by this client"))
+        elif isinstance(effect, Call):
+            self._call.add_done_callback(self._on_done)
+
+    def _start(self, effect: Call | Sleep) -> None:
         if isinstance(effect, Sleep):
-            timer = threading.Timer(effect.seconds, self.resume)
-            timer.daemon = True
-            timer.start()
+            self._pause = threading.Timer(effect.seconds, self._wake)
+            self._pause.daemon = True
+            self._pause.start()
             return
         self._call = self._driver.start(effect)
         if effect.slot is not None:
             effect.slot.cancel = self._call.cancel
-        self._call.add_done_callback(self._on_done)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._pause is None:
+                return  # Cancelled while this thread began.
+            self._pause = None
+        self.resume()
 
     def _on_done(self, call: Any) -> None:
         if call.cancelled():
