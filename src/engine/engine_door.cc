@@ -67,6 +67,7 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
       } else if (answer->verdict == ReplayTable::Verdict::kInFlight) {
         StepWork& work = FindStep(request.adapter_id, item.step, &work_id);
         work.waiters.push_back(std::move(waiter));
+        work.cancelled = false;
       }
     }
     if (refused.ok() && work_id == 0) refused = CheckOpen();
@@ -197,14 +198,15 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
 void EngineImpl::CancelStep(uint64_t work_id, uint64_t waiter_id) {
   MutexLock lock(&mu_);
   const auto it = steps_.find(work_id);
-  if (it == steps_.end() || it->second->started) return;
+  if (it == steps_.end()) return;
   std::vector<Waiter>& waiters = it->second->waiters;
   const auto waiter = std::find_if(
       waiters.begin(), waiters.end(),
       [&](const Waiter& candidate) { return candidate.id == waiter_id; });
   if (waiter == waiters.end()) return;
   if (waiters.size() == 1) {
-    if (scheduler_.Cancel(work_id)) {
+    it->second->cancelled = true;
+    if (!it->second->started && scheduler_.Cancel(work_id)) {
       DropStep(work_id, absl::CancelledError("cancelled by the client"));
     }
     return;

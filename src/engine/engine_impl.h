@@ -122,6 +122,8 @@ class EngineImpl final : public Engine {
   void RunTrain(const sched::Plan& plan);
   absl::Status RunTrainPieces(const sched::Plan& plan,
                               const std::vector<const StepWork*>& works);
+  // After a slice that is not the request's last one.
+  void FinishSlice(uint64_t work_id);
   void RunExclusive(uint64_t work_id);
   void RunDecode();
   void AdmitSamples();

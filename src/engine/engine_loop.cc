@@ -116,10 +116,21 @@ void EngineImpl::RunTrain(const sched::Plan& plan) {
       progress_.erase(slice.work_id);
       CompleteStep(slice.work_id, ErasedResult(std::move(result)));
     } else {
-      MutexLock lock(&mu_);
-      scheduler_.Finished(slice.work_id, /*ok=*/true);
+      FinishSlice(slice.work_id);
     }
   }
+}
+
+void EngineImpl::FinishSlice(uint64_t work_id) {
+  {
+    MutexLock lock(&mu_);
+    if (!steps_.at(work_id)->cancelled) {
+      scheduler_.Finished(work_id, /*ok=*/true);
+      return;
+    }
+  }
+  progress_.erase(work_id);
+  CompleteStep(work_id, absl::CancelledError("cancelled by the client"));
 }
 
 absl::Status EngineImpl::RunTrainPieces(

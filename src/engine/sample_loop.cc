@@ -68,16 +68,16 @@ absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
 }
 
 bool SampleLoop::HasRoom(const SampleRequest& request) const {
-  // Pages that admitted requests will take for prompt and first sample: with
-  // them a request can always run, if only one sample at a time.
+  // Pages that admitted requests will take for prompt and next sample: with
+  // them each can always run, if only one sample at a time.
   int64_t promised = PagesToStart(request);
   int to_start = static_cast<int>(sequences_.size());
   for (const Job& job : jobs_) {
     if (!job.prefilled) {
       promised += PagesToStart(*job.request);
       ++to_start;
-    } else if (job.num_started < job.request->num_samples) {
-      return false;
+    } else if (job.HasMoreToStart()) {
+      promised += PagesToStart(*job.request);
     }
   }
   return to_start < options_.max_decode_sequences &&
@@ -215,18 +215,21 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
 }
 
 void SampleLoop::StartSamples() {
-  for (Job& job : jobs_) {
-    if (!job.prefilled || job.failed) continue;
-    while (job.num_started < job.request->num_samples) {
-      if (static_cast<int>(sequences_.size()) >=
-              options_.max_decode_sequences ||
-          !StartSample(job)) {
-        return;
+  while (static_cast<int>(sequences_.size()) < options_.max_decode_sequences) {
+    // The job with the fewest running samples is next: a request for hundreds
+    // must not keep the first one of another waiting.
+    Job* next = nullptr;
+    for (Job& job : jobs_) {
+      if (!job.prefilled || !job.HasMoreToStart()) continue;
+      if (next == nullptr || job.num_running() < next->num_running()) {
+        next = &job;
       }
-      if (job.failed) break;
     }
-    job.first_logits = {};
-    job.prompt_pages.reset();
+    if (next == nullptr || !StartSample(*next)) return;
+    if (!next->HasMoreToStart()) {
+      next->first_logits = {};
+      next->prompt_pages.reset();
+    }
   }
 }
 

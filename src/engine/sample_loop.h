@@ -83,6 +83,11 @@ class SampleLoop {
     bool failed = false;
     bool sent_prompt_logprobs = false;
     std::vector<SampleDelta> deltas;
+
+    [[nodiscard]] bool HasMoreToStart() const {
+      return !failed && num_started < request->num_samples;
+    }
+    [[nodiscard]] int num_running() const { return num_started - num_finished; }
   };
 
   struct Sequence {

@@ -54,7 +54,8 @@ struct StepWork {
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
   bool started = false;
-  bool orphaned = false;  // Its adapter was deleted while it ran.
+  bool cancelled = false;  // Nobody waits: it ends at its next slice.
+  bool orphaned = false;   // Its adapter was deleted while it ran.
   std::vector<Waiter> waiters;
 };
 

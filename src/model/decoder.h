@@ -61,8 +61,8 @@ class Decoder {
                                          KvAccess* kv) const;
 
   // Runs the layers backwards from d_out = dLoss/d(residual stream) and adds
-  // the adapters' gradients to the segments of batch.routing. Consumes the
-  // tape.
+  // the adapters' gradients to the segments of batch.routing. Consumes the tape
+  // and d_out_TH's storage.
   void BackwardLayers(const PackedBatch& batch, Tape& tape,
                       at::Tensor d_out_TH) const;
 

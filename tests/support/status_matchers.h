@@ -39,11 +39,11 @@ MATCHER_P2(IsStatus, code, part,
 }
 
 MATCHER_P(IsOkAndHolds, value,
-          "is OK and holds " + testing::PrintToString(value)) {
+          "is OK and holds " + ::testing::PrintToString(value)) {
   const absl::Status status = StatusOf(arg);
   *result_listener << status.ToString();
-  return status.ok() &&
-         testing::ExplainMatchResult(testing::Eq(value), *arg, result_listener);
+  return status.ok() && ::testing::ExplainMatchResult(::testing::Eq(value),
+                                                      *arg, result_listener);
 }
 
 }  // namespace weft

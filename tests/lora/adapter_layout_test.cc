@@ -1,0 +1,192 @@
+#include "src/lora/adapter_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace weft::lora {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Every width differs, so that none can stand in for another.
+constexpr ModelShape kShape = {.num_layers = 2,
+                               .hidden = 5,
+                               .q_width = 7,
+                               .kv_width = 3,
+                               .ffn = 11,
+                               .vocab = 13};
+constexpr int kRank = 2;
+
+LoraConfig Targets(std::vector<TargetModule> modules) {
+  return {.rank = kRank, .target_modules = std::move(modules)};
+}
+
+LoraConfig AllTargets() {
+  LoraConfig config = Targets(DefaultTargetModules());
+  config.target_modules.push_back(TargetModule::kLmHead);
+  return config;
+}
+
+std::vector<TargetModule> ModulesOf(const GroupLayout& group) {
+  std::vector<TargetModule> modules;
+  for (const LoraFactor& factor : group.factors) {
+    modules.push_back(factor.module);
+  }
+  return modules;
+}
+
+// Offsets in the order in which the header lists the matrices of one layer.
+TEST(AdapterLayoutTest, LaysALayerOutAsTheHeaderSays) {
+  const AdapterLayout layout(kShape, AllTargets());
+  const std::vector<LoraFactor>& factors = layout.factors();
+  ASSERT_EQ(factors.size(), 15u);
+  const LoraFactor &q = factors[0], &k = factors[1], &v = factors[2];
+  const LoraFactor &o = factors[3], &gate = factors[4], &up = factors[5];
+  const LoraFactor& down = factors[6];
+  int64_t offset = 0;
+  const auto expect_next = [&](int64_t actual, int64_t size) {
+    EXPECT_EQ(actual, offset);
+    offset += size;
+  };
+  for (const LoraFactor& factor : {q, k, v}) expect_next(factor.a_offset, 10);
+  expect_next(q.b_offset, 7 * kRank);
+  expect_next(k.b_offset, 3 * kRank);
+  expect_next(v.b_offset, 3 * kRank);
+  expect_next(o.a_offset, 7 * kRank);
+  expect_next(o.b_offset, 5 * kRank);
+  for (const LoraFactor& factor : {gate, up}) expect_next(factor.a_offset, 10);
+  for (const LoraFactor& factor : {gate, up}) {
+    expect_next(factor.b_offset, 11 * kRank);
+  }
+  expect_next(down.a_offset, 11 * kRank);
+  expect_next(down.b_offset, 5 * kRank);
+  EXPECT_EQ(factors[7].a_offset, offset);
+  EXPECT_EQ(factors[7].layer, 1);
+}
+
+TEST(AdapterLayoutTest, GivesEveryFloatToExactlyOneMatrix) {
+  for (const LoraConfig& config :
+       {AllTargets(), Targets({TargetModule::kVProj, TargetModule::kUpProj})}) {
+    const AdapterLayout layout(kShape, config);
+    std::vector<int> owners(layout.num_parameters(), 0);
+    for (const LoraFactor& factor : layout.factors()) {
+      for (int64_t i = 0; i < kRank * factor.in; ++i) {
+        ++owners.at(factor.a_offset + i);
+      }
+      for (int64_t i = 0; i < kRank * factor.out; ++i) {
+        ++owners.at(factor.b_offset + i);
+      }
+    }
+    EXPECT_THAT(owners, Each(1));
+  }
+}
+
+TEST(AdapterLayoutTest, TakesWidthsFromTheProjection) {
+  const AdapterLayout layout(kShape, AllTargets());
+  std::vector<std::pair<int64_t, int64_t>> widths;
+  for (size_t i = 0; i < 7; ++i) {
+    widths.emplace_back(layout.factors()[i].in, layout.factors()[i].out);
+  }
+  using Pair = std::pair<int64_t, int64_t>;
+  EXPECT_THAT(widths,
+              ElementsAre(Pair(5, 7), Pair(5, 3), Pair(5, 3), Pair(7, 5),
+                          Pair(5, 11), Pair(5, 11), Pair(11, 5)));
+  EXPECT_EQ(layout.factors().back().in, 5);
+  EXPECT_EQ(layout.factors().back().out, 13);
+}
+
+TEST(AdapterLayoutTest, GroupsTheProjectionsThatShareAnInput) {
+  const AdapterLayout layout(kShape, AllTargets());
+  for (int layer = 0; layer < kShape.num_layers; ++layer) {
+    const auto modules = [&](ProjectionGroup group) {
+      return ModulesOf(layout.group(layer, group));
+    };
+    EXPECT_THAT(modules(ProjectionGroup::kQkv),
+                ElementsAre(TargetModule::kQProj, TargetModule::kKProj,
+                            TargetModule::kVProj));
+    EXPECT_THAT(modules(ProjectionGroup::kO),
+                ElementsAre(TargetModule::kOProj));
+    EXPECT_THAT(modules(ProjectionGroup::kGateUp),
+                ElementsAre(TargetModule::kGateProj, TargetModule::kUpProj));
+    EXPECT_THAT(modules(ProjectionGroup::kDown),
+                ElementsAre(TargetModule::kDownProj));
+    for (const LoraFactor& factor :
+         layout.group(layer, ProjectionGroup::kQkv).factors) {
+      EXPECT_EQ(factor.layer, layer);
+    }
+  }
+}
+
+TEST(AdapterLayoutTest, PutsTheHeadLastInALayerOfItsOwn) {
+  const AdapterLayout layout(kShape, AllTargets());
+  const GroupLayout& head =
+      layout.group(kShape.num_layers, ProjectionGroup::kLmHead);
+  ASSERT_THAT(ModulesOf(head), ElementsAre(TargetModule::kLmHead));
+  EXPECT_EQ(head.factors[0].layer, kShape.num_layers);
+  EXPECT_EQ(head.factors[0].b_offset + kRank * kShape.vocab,
+            layout.num_parameters());
+}
+
+TEST(AdapterLayoutTest, ModulesThatAreNotTargetedTakeNoRoom) {
+  const AdapterLayout layout(
+      kShape, Targets({TargetModule::kQProj, TargetModule::kVProj}));
+  EXPECT_EQ(layout.num_parameters(), 2 * kRank * (5 + 7 + 5 + 3));
+  EXPECT_THAT(ModulesOf(layout.group(1, ProjectionGroup::kQkv)),
+              ElementsAre(TargetModule::kQProj, TargetModule::kVProj));
+  // The A matrices stay adjacent although k, between them, is gone.
+  const std::vector<LoraFactor>& qv =
+      layout.group(1, ProjectionGroup::kQkv).factors;
+  EXPECT_EQ(qv[1].a_offset, qv[0].a_offset + kRank * kShape.hidden);
+  for (const ProjectionGroup group :
+       {ProjectionGroup::kO, ProjectionGroup::kGateUp, ProjectionGroup::kDown,
+        ProjectionGroup::kLmHead}) {
+    EXPECT_THAT(layout.group(1, group).factors, IsEmpty());
+  }
+}
+
+TEST(AdapterLayoutTest, DoesNotDependOnTheOrderOfTheTargets) {
+  const AdapterLayout forward(
+      kShape, Targets({TargetModule::kQProj, TargetModule::kDownProj}));
+  const AdapterLayout backward(
+      kShape, Targets({TargetModule::kDownProj, TargetModule::kQProj}));
+  ASSERT_EQ(forward.factors().size(), backward.factors().size());
+  for (size_t i = 0; i < forward.factors().size(); ++i) {
+    EXPECT_EQ(forward.factors()[i].module, backward.factors()[i].module);
+    EXPECT_EQ(forward.factors()[i].a_offset, backward.factors()[i].a_offset);
+  }
+}
+
+TEST(AdapterLayoutTest, AModelWithoutLayersHasOnlyAHead) {
+  ModelShape shape = kShape;
+  shape.num_layers = 0;
+  const AdapterLayout layout(shape, AllTargets());
+  ASSERT_EQ(layout.factors().size(), 1u);
+  EXPECT_EQ(layout.num_parameters(), kRank * (5 + 13));
+  EXPECT_THAT(ModulesOf(layout.group(0, ProjectionGroup::kLmHead)),
+              ElementsAre(TargetModule::kLmHead));
+}
+
+TEST(ModulePathTest, IsThePathOfHuggingFace) {
+  std::vector<std::string> paths;
+  const AdapterLayout layout(kShape, AllTargets());
+  for (size_t i = 7; i < layout.factors().size(); ++i) {
+    paths.push_back(ModulePath(layout.factors()[i]));
+  }
+  EXPECT_THAT(paths, ElementsAre("model.layers.1.self_attn.q_proj",
+                                 "model.layers.1.self_attn.k_proj",
+                                 "model.layers.1.self_attn.v_proj",
+                                 "model.layers.1.self_attn.o_proj",
+                                 "model.layers.1.mlp.gate_proj",
+                                 "model.layers.1.mlp.up_proj",
+                                 "model.layers.1.mlp.down_proj", "lm_head"));
+}
+
+}  // namespace
+}  // namespace weft::lora

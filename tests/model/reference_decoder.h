@@ -1,0 +1,29 @@
+// The decoder as a textbook writes it: dense, in f64, differentiated by
+// autograd. Slow, and shares no code with src/ but the structs it reads.
+#ifndef WEFT_TESTS_MODEL_REFERENCE_DECODER_H_
+#define WEFT_TESTS_MODEL_REFERENCE_DECODER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "src/model/decoder_weights.h"
+#include "src/model/model_config.h"
+#include "src/model/packed_batch.h"
+
+namespace weft::testing {
+
+struct ReferenceResult {
+  at::Tensor y_TH;                    // After the final norm.
+  std::vector<at::Tensor> gradients;  // dLoss/dweights of each segment.
+};
+
+// For a loss whose dLoss/dy is dy_TH.
+[[nodiscard]] ReferenceResult RunReference(const model::ModelConfig& config,
+                                           const model::DecoderWeights& weights,
+                                           const model::PackedBatch& batch,
+                                           const at::Tensor& dy_TH);
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_MODEL_REFERENCE_DECODER_H_

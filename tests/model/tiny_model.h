@@ -1,0 +1,96 @@
+// A random model of a few thousand parameters, and adapters for it.
+#ifndef WEFT_TESTS_MODEL_TINY_MODEL_H_
+#define WEFT_TESTS_MODEL_TINY_MODEL_H_
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/lora/adapter.h"
+#include "src/model/decoder_weights.h"
+#include "src/model/model_config.h"
+
+namespace weft::testing {
+
+// No two widths are equal, so that none can stand in for another.
+inline model::ModelConfig TinyConfig(int num_layers = 2) {
+  model::ModelConfig config = {.num_layers = num_layers,
+                               .hidden = 24,
+                               .ffn = 40,
+                               .vocab = 53,
+                               .num_heads = 4,
+                               .num_kv_heads = 2,
+                               .head_dim = 8,
+                               .max_positions = 128,
+                               .rms_norm_eps = 1e-5,
+                               .tied_embeddings = true};
+  for (int i = 0; i < config.head_dim / 2; ++i) {
+    config.inverse_frequencies.push_back(
+        std::pow(10000.0, -2.0 * i / config.head_dim));
+  }
+  return config;
+}
+
+// Draws from torch's global generator; at::manual_seed before.
+inline at::Tensor RandomTensor(const std::vector<int64_t>& sizes, double scale,
+                               at::ScalarType dtype) {
+  return (at::randn(sizes, at::kDouble) * scale).to(dtype);
+}
+
+inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
+                                         at::ScalarType dtype) {
+  const lora::ModelShape shape = config.shape();
+  const auto norm = [&](int64_t size) {
+    return RandomTensor({size}, 0.2, dtype).add_(1);
+  };
+  const auto linear = [&](int64_t out, int64_t in, bool with_bias) {
+    const double scale = 1 / std::sqrt(static_cast<double>(in));
+    lora::BaseLinear base{.weight_OI = RandomTensor({out, in}, scale, dtype)};
+    if (with_bias) base.bias_O = RandomTensor({out}, 0.3, dtype);
+    return base;
+  };
+  model::DecoderWeights w;
+  w.embedding_VH = RandomTensor({config.vocab, config.hidden}, 1, dtype);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    model::LayerWeights l;
+    l.input_norm_H = norm(config.hidden);
+    l.qkv = linear(shape.q_width + 2 * shape.kv_width, config.hidden,
+                   config.attention_bias);
+    if (config.qk_norm) {
+      l.q_norm_C = norm(config.head_dim);
+      l.k_norm_C = norm(config.head_dim);
+    }
+    l.o = linear(config.hidden, shape.q_width, config.attention_bias);
+    l.post_norm_H = norm(config.hidden);
+    l.gate_up = linear(2 * config.ffn, config.hidden, config.mlp_bias);
+    l.down = linear(config.hidden, config.ffn, config.mlp_bias);
+    w.layers.push_back(std::move(l));
+  }
+  w.final_norm_H = norm(config.hidden);
+  w.head_VH = w.embedding_VH;
+  return w;
+}
+
+// A version of random weights, B too: a fresh adapter would change nothing.
+inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
+                                           const LoraConfig& lora_config,
+                                           at::ScalarType dtype,
+                                           uint64_t number = 1) {
+  auto version = std::make_shared<lora::AdapterVersion>();
+  version->number = number;
+  version->scale = lora_config.scale();
+  version->layout =
+      std::make_shared<lora::AdapterLayout>(config.shape(), lora_config);
+  version->compute_N =
+      RandomTensor({version->layout->num_parameters()}, 0.2, dtype);
+  version->weights_N = version->compute_N.to(at::kFloat);
+  return version;
+}
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_MODEL_TINY_MODEL_H_
