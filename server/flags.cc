@@ -45,6 +45,13 @@ const EnumNames<Device>& NamesOf(Device /*tag*/) {
       {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"auto", Device::kAuto}};
   return names;
 }
+const EnumNames<GradientCheckpointing>& NamesOf(GradientCheckpointing /*tag*/) {
+  static const auto& names = *new EnumNames<GradientCheckpointing>{
+      {"off", GradientCheckpointing::kOff},
+      {"all", GradientCheckpointing::kAll},
+      {"auto", GradientCheckpointing::kAuto}};
+  return names;
+}
 const EnumNames<Dtype>& NamesOf(Dtype /*tag*/) {
   static const auto& names = *new EnumNames<Dtype>{
       {"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}};
@@ -196,6 +203,18 @@ std::vector<Flag> WorkFlags() {
                "TOKENS"),
       MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
                "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
+      MakeFlag(kGroup, "gradient-checkpointing",
+               WEFT_ENGINE(gradient_checkpointing),
+               "Layers that keep their input alone and run again in the "
+               "backward pass: none, all, or as few as --memory-budget asks."),
+      MakeFlag(
+          kGroup, "memory-budget", WEFT_ENGINE(memory_budget_bytes),
+          "Memory for the activations of a micro-batch. 0: on the CPU half "
+          "of what is free at the start, on CUDA no limit.",
+          "BYTES"),
+      MakeFlag(kGroup, "share-prompts", WEFT_ENGINE(share_prompts),
+               "Run what the sequences of an adapter have in common at their "
+               "beginning once."),
       MakeFlag(kGroup, "max-queue-requests", WEFT_ENGINE(max_queue_requests),
                "Waiting requests before new ones are refused, >= 1."),
       MakeFlag(kGroup, "max-queue-tokens", WEFT_ENGINE(max_queue_tokens),

@@ -58,6 +58,8 @@ absl::Status EngineOptions::Validate() const {
                               kMaxTokens);
   complaints.InRange<int64_t>("loss-chunk-size", loss_chunk_size, -1,
                               kMaxTokens);
+  complaints.InRange<int64_t>("memory-budget", memory_budget_bytes, 0,
+                              kMaxBytes);
   complaints.InRange<int64_t>("max-queue-requests", max_queue_requests, 1,
                               1 << 24);
   complaints.InRange<int64_t>("max-queue-tokens", max_queue_tokens, 1,

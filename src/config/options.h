@@ -16,6 +16,9 @@ namespace weft {
 
 enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
+// Which layers keep their input alone and run again in the backward pass.
+// kAuto: as few as the memory budget asks for.
+enum class GradientCheckpointing { kOff, kAll, kAuto };
 
 // What the engine runs and how much of it. Bytes unless a name says otherwise.
 struct EngineOptions {
@@ -28,7 +31,10 @@ struct EngineOptions {
   int max_rank = 64;             // [1, 1024]
   int max_context_tokens = 0;    // 0: the model's; never more than the model's.
   int64_t max_batch_tokens = 0;  // Of a training micro-batch; 0: by device.
-  int64_t loss_chunk_size = 1024;      // Score rows per head chunk; <= 0: all.
+  int64_t loss_chunk_size = 1024;  // Score rows per head chunk; <= 0: all.
+  GradientCheckpointing gradient_checkpointing = GradientCheckpointing::kAuto;
+  int64_t memory_budget_bytes = 0;  // Of a micro-batch's activations; 0: auto.
+  bool share_prompts = true;        // Run equal beginnings of data once.
   int64_t max_queue_requests = 1024;   // Waiting requests; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Their tokens; >= 1.
   int64_t kv_cache_bytes = 0;          // 0: sized from the machine.

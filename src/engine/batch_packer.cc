@@ -2,67 +2,149 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
+
+#include "src/engine/prefix_tree.h"
 
 namespace weft::engine {
 namespace {
 
+// One more attention part per layer costs about as much as this many rows.
+constexpr int64_t kMinSavedRows = 16;
+
+// A target to score, before equal rows are brought together.
+struct ScoredTarget {
+  int64_t row = 0;  // Of the batch.
+  float temperature = 1;
+  int64_t target = 0;
+  size_t datum = 0;
+};
+
 // Host-side form of a batch while it grows.
-struct Builder {
-  std::vector<int64_t> tokens;
-  std::vector<int32_t> positions;
-  std::vector<int64_t> score_index;
-  PackedTrain packed;
-
-  [[nodiscard]] int64_t num_rows() const {
-    return static_cast<int64_t>(tokens.size());
+class Builder {
+ public:
+  explicit Builder(bool share_prompts)
+      : min_saved_rows_(share_prompts ? kMinSavedRows : kNeverShare) {
+    packed_.rows.row_offsets.push_back(0);
   }
 
-  void AddSegment(const TrainPiece& piece, int64_t begin) {
-    if (piece.version == nullptr) return;
-    lora::LoraRouting& routing = packed.batch.routing;
-    if (!routing.empty() && routing.back().version == piece.version &&
-        routing.back().end == begin) {
-      routing.back().end = num_rows();
-      return;
-    }
-    routing.push_back({.begin = begin,
-                       .end = num_rows(),
-                       .version = piece.version,
-                       .gradient_N = piece.gradient_N});
-  }
-
-  void AddScoreRows(const TrainRequest& request, const Datum& datum,
-                    int64_t base) {
-    loss::ScoreRows& rows = packed.rows;
-    for (int64_t i = 0; i < datum.num_tokens(); ++i) {
-      const size_t entries_before = rows.targets.size();
-      for (int k = 0; k < datum.targets_per_token; ++k) {
-        if (!IsScored(datum, i, k)) continue;
-        rows.targets.push_back(datum.targets[i * datum.targets_per_token + k]);
+  // Adds the pieces [first, last), which are of one adapter version.
+  void AddSegment(const TrainPiece* first, const TrainPiece* last) {
+    const size_t first_datum = packed_.data.size();
+    std::vector<absl::Span<const int32_t>> sequences;
+    for (const TrainPiece* piece = first; piece != last; ++piece) {
+      for (int64_t d = 0; d < piece->num_data; ++d) {
+        const Datum& datum = piece->request->data[piece->first_datum + d];
+        sequences.emplace_back(datum.tokens);
+        packed_.data.push_back({.request = piece->request,
+                                .datum = &datum,
+                                .rows = {},
+                                .entries = {}});
       }
-      if (rows.targets.size() == entries_before) continue;
-      rows.row_offsets.push_back(static_cast<int64_t>(rows.targets.size()));
-      rows.temperatures.push_back(static_cast<float>(request.loss.temperature));
-      score_index.push_back(base + i);
+    }
+    const auto base = static_cast<int64_t>(tokens_.size());
+    const PrefixTree tree = BuildPrefixTree(sequences, min_saved_rows_);
+    AddRows(tree, base);
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      AddTargets(first_datum + s, tree.spans[s], base);
+    }
+    if (first->version != nullptr) {
+      packed_.batch.routing.push_back(
+          {.begin = base,
+           .end = static_cast<int64_t>(tokens_.size()),
+           .version = first->version,
+           .gradient_N = first->gradient_N});
     }
   }
 
-  void AddDatum(const TrainRequest& request, const Datum& datum) {
-    const int64_t base = num_rows();
-    packed.data.push_back(
-        {.request = &request,
-         .datum = &datum,
-         .first_row = static_cast<int64_t>(score_index.size()),
-         .first_entry = static_cast<int64_t>(packed.rows.targets.size())});
-    tokens.insert(tokens.end(), datum.tokens.begin(), datum.tokens.end());
-    for (int64_t i = 0; i < datum.num_tokens(); ++i) {
-      positions.push_back(static_cast<int32_t>(i));
-    }
-    packed.batch.nodes.push_back(
-        {.begin = base, .end = num_rows(), .subtree_end = num_rows()});
-    AddScoreRows(request, datum, base);
+  PackedTrain Build(at::Device device) && {
+    AddScoreRows();
+    packed_.batch.tokens_T = at::tensor(tokens_, at::kLong).to(device);
+    packed_.batch.positions_T = at::tensor(positions_, at::kInt).to(device);
+    packed_.score_index_R = at::tensor(score_index_, at::kLong).to(device);
+    return std::move(packed_);
   }
+
+ private:
+  void AddRows(const PrefixTree& tree, int64_t base) {
+    tokens_.insert(tokens_.end(), tree.tokens.begin(), tree.tokens.end());
+    positions_.insert(positions_.end(), tree.positions.begin(),
+                      tree.positions.end());
+    std::vector<ops::AttentionNode>& nodes = packed_.batch.nodes;
+    const auto first_node = static_cast<int64_t>(nodes.size());
+    for (ops::AttentionNode node : tree.nodes) {
+      node.begin += base;
+      node.end += base;
+      node.subtree_end += base;
+      if (node.parent >= 0) node.parent += first_node;
+      nodes.push_back(node);
+    }
+  }
+
+  void AddTargets(size_t index, const std::vector<RowSpan>& spans,
+                  int64_t base) {
+    const PackedDatum& packed = packed_.data[index];
+    const Datum& datum = *packed.datum;
+    const auto temperature =
+        static_cast<float>(packed.request->loss.temperature);
+    int64_t i = 0;
+    for (const RowSpan& span : spans) {
+      for (int64_t r = 0; r < span.count; ++r, ++i) {
+        for (int k = 0; k < datum.targets_per_token; ++k) {
+          if (!IsScored(datum, i, k)) continue;
+          scored_.push_back(
+              {.row = base + span.begin + r,
+               .temperature = temperature,
+               .target = datum.targets[i * datum.targets_per_token + k],
+               .datum = index});
+        }
+      }
+    }
+  }
+
+  // Score rows are the distinct (row, temperature) of what is scored.
+  void AddScoreRows() {
+    const auto key = [this](size_t s) {
+      return std::pair(scored_[s].row, scored_[s].temperature);
+    };
+    std::vector<size_t> order(scored_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    if (!std::ranges::is_sorted(order, {}, key)) {
+      std::ranges::stable_sort(order, {}, key);
+    }
+    std::vector<int64_t> entry_of(scored_.size()), row_of(scored_.size());
+    loss::ScoreRows& rows = packed_.rows;
+    for (size_t place = 0; place < order.size(); ++place) {
+      const size_t s = order[place];
+      if (place == 0 || key(s) != key(order[place - 1])) {
+        if (place > 0) rows.row_offsets.push_back(static_cast<int64_t>(place));
+        rows.temperatures.push_back(scored_[s].temperature);
+        score_index_.push_back(scored_[s].row);
+      }
+      rows.targets.push_back(scored_[s].target);
+      entry_of[s] = static_cast<int64_t>(place);
+      row_of[s] = static_cast<int64_t>(rows.temperatures.size()) - 1;
+    }
+    if (!order.empty()) {
+      rows.row_offsets.push_back(static_cast<int64_t>(order.size()));
+    }
+    for (size_t s = 0; s < scored_.size(); ++s) {
+      PackedDatum& datum = packed_.data[scored_[s].datum];
+      datum.entries.push_back(entry_of[s]);
+      if (datum.rows.empty() || datum.rows.back() != row_of[s]) {
+        datum.rows.push_back(row_of[s]);
+      }
+    }
+  }
+
+  const int64_t min_saved_rows_;
+  std::vector<int64_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<ScoredTarget> scored_;
+  std::vector<int64_t> score_index_;
+  PackedTrain packed_;
 };
 
 }  // namespace
@@ -72,23 +154,19 @@ bool IsScored(const Datum& datum, int64_t i, int k) {
          datum.weights[i * datum.targets_per_token + k] != 0.0f;
 }
 
-PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
+PackedTrain PackTrain(const std::vector<TrainPiece>& pieces, bool share_prompts,
                       at::Device device) {
-  Builder builder;
-  builder.packed.rows.row_offsets.push_back(0);
-  for (const TrainPiece& piece : pieces) {
-    const int64_t begin = builder.num_rows();
-    for (int64_t d = 0; d < piece.num_data; ++d) {
-      builder.AddDatum(*piece.request,
-                       piece.request->data[piece.first_datum + d]);
+  Builder builder(share_prompts);
+  for (size_t first = 0; first < pieces.size();) {
+    size_t last = first + 1;
+    while (last < pieces.size() &&
+           pieces[last].version == pieces[first].version) {
+      ++last;
     }
-    builder.AddSegment(piece, begin);
+    builder.AddSegment(pieces.data() + first, pieces.data() + last);
+    first = last;
   }
-  PackedTrain packed = std::move(builder.packed);
-  packed.batch.tokens_T = at::tensor(builder.tokens, at::kLong).to(device);
-  packed.batch.positions_T = at::tensor(builder.positions, at::kInt).to(device);
-  packed.score_index_R = at::tensor(builder.score_index, at::kLong).to(device);
-  return packed;
+  return std::move(builder).Build(device);
 }
 
 }  // namespace weft::engine

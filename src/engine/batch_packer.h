@@ -24,12 +24,13 @@ struct TrainPiece {
   at::Tensor gradient_N;  // Where its gradient goes; may be undefined.
 };
 
-// Where the results of one datum lie among the score rows and entries.
+// Where the results of one datum lie among the score rows and entries. Data
+// that share a row of the batch also share its score rows of one temperature.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
-  int64_t first_row = 0;    // Score rows, in order of position.
-  int64_t first_entry = 0;  // Score entries, in order of (position, k).
+  std::vector<int64_t> rows;     // Of each scored position, in order.
+  std::vector<int64_t> entries;  // Of each scored target, by (position, k).
 };
 
 struct PackedTrain {
@@ -42,9 +43,11 @@ struct PackedTrain {
 // True when target k of token i is scored: its weight is not 0.
 [[nodiscard]] bool IsScored(const Datum& datum, int64_t i, int k);
 
-// Tensors are made on `device`.
+// Tensors are made on `device`. With `share_prompts`, data of one adapter that
+// begin alike get common rows for what they have in common (prefix_tree.h);
+// gradients add up there.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
-                                    at::Device device);
+                                    bool share_prompts, at::Device device);
 
 }  // namespace weft::engine
 

@@ -165,23 +165,25 @@ absl::Status EngineImpl::RunTrainPieces(
   }
 
   const absl::Time start = absl::Now();
-  TrainOutcome outcome;
-  const absl::Status status =
+  absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
+  absl::Status status =
       RunGuarded(plan.backward ? "ForwardBackward" : "Forward", [&] {
         for (lora::Adapter* adapter : fresh) adapter->ClearScratch();
         outcome = train_runner_.Run(pieces, plan.backward, metrics);
+        if (!outcome.ok()) return;
         for (const auto& [adapter, complete] : touched) {
           if (complete) adapter->CommitScratch();
         }
       });
   probe_.ObserveTrain(plan.backward, num_tokens, absl::Now() - start);
+  if (status.ok()) status = outcome.status();
   if (!status.ok()) return status;
 
   size_t next = 0;
   for (const sched::TrainSlice& slice : plan.slices) {
     std::vector<DatumResult>& data = progress_[slice.work_id].result.data;
     for (int64_t d = 0; d < slice.num_data; ++d) {
-      data.push_back(std::move(outcome.data[next++]));
+      data.push_back(std::move(outcome->data[next++]));
     }
   }
   return absl::OkStatus();

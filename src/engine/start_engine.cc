@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/engine/activation_budget.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/torch_guard.h"
 #include "src/model/decoder_weights.h"
@@ -124,6 +125,9 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   FillDefaults(parts.options, device);
   WEFT_RETURN_IF_ERROR(PrepareDirectory(parts.options.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(parts.decoder, LoadDecoder(parts.options, device));
+  if (parts.options.memory_budget_bytes == 0 && device.is_cpu()) {
+    parts.options.memory_budget_bytes = engine::DefaultHostBudget();
+  }
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =
       sampling::TokenBytes::Load(options.model_dir);

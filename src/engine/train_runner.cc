@@ -2,7 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
+
+#include "src/base/status_macros.h"
+#include "src/engine/activation_budget.h"
 
 namespace weft::engine {
 namespace {
@@ -29,18 +33,19 @@ DatumResult ScatterDatum(const PackedDatum& packed, const HostScores& scores,
   const float* logprobs = scores.logprobs_E.const_data_ptr<float>();
   std::vector<size_t> scored;  // Index into the targets of each entry.
   scored.reserve(size);
-  int64_t row = packed.first_row;
+  size_t row = 0;
   for (int64_t i = 0; i < datum.num_tokens(); ++i) {
     const size_t before = scored.size();
     for (int k = 0; k < num_targets; ++k) {
       if (!IsScored(datum, i, k)) continue;
       const size_t index = i * num_targets + k;
-      result.logprobs[index] = logprobs[packed.first_entry + scored.size()];
+      result.logprobs[index] = logprobs[packed.entries[scored.size()]];
       scored.push_back(index);
     }
     if (scored.size() == before) continue;
     if (config.return_entropy) {
-      result.entropies[i] = scores.entropies_R.const_data_ptr<float>()[row];
+      result.entropies[i] =
+          scores.entropies_R.const_data_ptr<float>()[packed.rows[row]];
     }
     ++row;
   }
@@ -50,7 +55,7 @@ DatumResult ScatterDatum(const PackedDatum& packed, const HostScores& scores,
                            absl::MakeSpan(result.losses),
                            absl::MakeSpan(gradients), metrics);
   for (size_t entry = 0; entry < scored.size(); ++entry) {
-    gradients_E[packed.first_entry + entry] = gradients[scored[entry]];
+    gradients_E[packed.entries[entry]] = gradients[scored[entry]];
   }
   return result;
 }
@@ -64,21 +69,47 @@ bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
 
 }  // namespace
 
-TrainOutcome TrainRunner::Run(const std::vector<TrainPiece>& pieces,
-                              bool backward,
-                              const std::vector<loss::MetricSums*>& metrics) {
+absl::StatusOr<int> TrainRunner::NumRecomputed(
+    const std::vector<TrainPiece>& pieces, const PackedTrain& packed) const {
+  int max_rank = 0;
+  for (const TrainPiece& piece : pieces) {
+    if (piece.version != nullptr) {
+      max_rank = std::max(max_rank, piece.version->layout->rank());
+    }
+  }
+  const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
+  const int64_t chunk = options_.head.chunk_rows;
+  const model::ModelConfig& config = decoder_.config();
+  const ActivationBytes bytes = ActivationsOf(
+      config, static_cast<int64_t>(at::elementSize(decoder_.dtype())), max_rank,
+      {.rows = packed.batch.tokens_T.size(0),
+       .scored = scored,
+       .chunk = chunk > 0 ? chunk : scored});
+  return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
+                          options_.memory_budget_bytes);
+}
+
+absl::StatusOr<TrainOutcome> TrainRunner::Run(
+    const std::vector<TrainPiece>& pieces, bool backward,
+    const std::vector<loss::MetricSums*>& metrics) {
   const at::InferenceMode no_autograd;
-  const PackedTrain packed = PackTrain(pieces, decoder_.device());
+  const PackedTrain packed =
+      PackTrain(pieces, options_.share_prompts, decoder_.device());
   const bool wants_entropy = WantsEntropy(pieces);
+  int num_recomputed = 0;
+  if (backward) {
+    WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(pieces, packed));
+  }
   model::Tape tape;
   const at::Tensor x_TH = decoder_.ForwardLayers(
       backward ? model::Mode::kTrain : model::Mode::kEval, packed.batch,
-      backward ? &tape : nullptr, /*num_recomputed=*/0, /*kv=*/nullptr);
+      backward ? &tape : nullptr, num_recomputed, /*kv=*/nullptr);
 
   const at::Tensor x_RH = x_TH.index_select(0, packed.score_index_R);
-  const loss::HeadResult scores = loss::ScoreHead(
-      decoder_.FinalNorm(x_RH), decoder_.weights().head_VH, packed.rows, head_,
-      /*want_gradient=*/backward, wants_entropy);
+  const loss::HeadResult scores =
+      loss::ScoreHead(decoder_.FinalNorm(x_RH), decoder_.weights().head_VH,
+                      packed.rows, options_.head,
+                      /*want_gradient=*/backward, wants_entropy);
 
   const HostScores host{.logprobs_E = scores.logprobs_E.to(at::kCPU),
                         .entropies_R = wants_entropy

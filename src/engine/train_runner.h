@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "src/config/options.h"
 #include "src/engine/batch_packer.h"
 #include "src/loss/fused_head.h"
 #include "src/loss/token_losses.h"
@@ -17,23 +18,33 @@ struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
 };
 
+struct TrainRunnerOptions {
+  loss::HeadOptions head;
+  bool share_prompts = true;
+  GradientCheckpointing checkpointing = GradientCheckpointing::kAuto;
+  int64_t memory_budget_bytes = 0;  // 0: no limit.
+};
+
 // Threads: engine thread only.
 class TrainRunner {
  public:
-  TrainRunner(const model::Decoder& decoder, loss::HeadOptions head)
-      : decoder_(decoder), head_(head) {}
+  TrainRunner(const model::Decoder& decoder, const TrainRunnerOptions& options)
+      : decoder_(decoder), options_(options) {}
 
   // Computes the results of every datum of the pieces; with `backward` also
   // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
-  // for piece p. Errors: throws c10::Error; gradients may then hold a part of
-  // the batch.
-  [[nodiscard]] TrainOutcome Run(const std::vector<TrainPiece>& pieces,
-                                 bool backward,
-                                 const std::vector<loss::MetricSums*>& metrics);
+  // for piece p. Errors: RESOURCE_EXHAUSTED before anything ran when the batch
+  // cannot fit; throws c10::Error, and gradients may then hold a part of it.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
+      const std::vector<TrainPiece>& pieces, bool backward,
+      const std::vector<loss::MetricSums*>& metrics);
 
  private:
+  [[nodiscard]] absl::StatusOr<int> NumRecomputed(
+      const std::vector<TrainPiece>& pieces, const PackedTrain& packed) const;
+
   const model::Decoder& decoder_;
-  const loss::HeadOptions head_;
+  const TrainRunnerOptions options_;
 };
 
 }  // namespace weft::engine

@@ -42,7 +42,7 @@ TrainPiece Whole(const TrainRequest& request, lora::AdapterVersionPtr version,
 }
 
 PackedTrain Pack(const std::vector<TrainPiece>& pieces) {
-  return PackTrain(pieces, at::kCPU);
+  return PackTrain(pieces, /*share_prompts=*/false, at::kCPU);
 }
 
 template <typename T>
@@ -186,12 +186,13 @@ TEST(PackTrainTest, TellsWhereTheResultsOfEachDatumLie) {
   const TrainRequest second = Request({Tokens({7, 8})});
   const PackedTrain packed =
       Pack({Whole(first, nullptr), Whole(second, nullptr)});
-  std::vector<std::pair<int64_t, int64_t>> places;
-  for (const PackedDatum& datum : packed.data) {
-    places.emplace_back(datum.first_row, datum.first_entry);
-  }
-  using Place = std::pair<int64_t, int64_t>;
-  EXPECT_THAT(places, ElementsAre(Place(0, 0), Place(2, 3), Place(2, 3)));
+  ASSERT_EQ(packed.data.size(), 3U);
+  EXPECT_THAT(packed.data[0].rows, ElementsAre(0, 1));
+  EXPECT_THAT(packed.data[0].entries, ElementsAre(0, 1, 2));
+  EXPECT_THAT(packed.data[1].rows, IsEmpty());
+  EXPECT_THAT(packed.data[1].entries, IsEmpty());
+  EXPECT_THAT(packed.data[2].rows, ElementsAre(2, 3));
+  EXPECT_THAT(packed.data[2].entries, ElementsAre(3, 4));
   EXPECT_THAT(packed.rows.targets, ElementsAre(10, 11, 21, 107, 108));
 }
 

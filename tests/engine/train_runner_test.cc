@@ -69,7 +69,7 @@ class TrainRunnerTest : public ::testing::Test {
  protected:
   TrainRunnerTest()
       : decoder_(MakeDecoder()),
-        runner_(decoder_, loss::HeadOptions()),
+        runner_(decoder_, TrainRunnerOptions()),
         a_(Version({.rank = 3, .alpha = 6})),
         b_(Version({.rank = 4, .alpha = 4})) {}
 
@@ -95,7 +95,7 @@ class TrainRunnerTest : public ::testing::Test {
     outcome.metrics.resize(pieces.size());
     std::vector<loss::MetricSums*> metrics;
     for (loss::MetricSums& sums : outcome.metrics) metrics.push_back(&sums);
-    outcome.data = runner_.Run(pieces, backward, metrics).data;
+    outcome.data = runner_.Run(pieces, backward, metrics).value().data;
     return outcome;
   }
 
@@ -152,7 +152,8 @@ TEST_F(TrainRunnerTest, MatchesAutogradOfTheWholeStep) {
   pieces.push_back(Piece(third, b_));
   const Outcome actual = Run(pieces);
 
-  const model::PackedBatch batch = PackTrain(pieces, at::kCPU).batch;
+  const model::PackedBatch batch =
+      PackTrain(pieces, /*share_prompts=*/false, at::kCPU).batch;
   const auto reference = [&](const at::Tensor& dy_TH) {
     return RunReference(decoder_.config(), decoder_.weights(), batch, dy_TH);
   };

@@ -1,0 +1,88 @@
+#include "src/engine/activation_budget.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace weft::engine {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+// Projections with a LoRA of their own: q, k, v, o, gate, up, down.
+constexpr int64_t kProjections = 7;
+
+// The number after `key` in a file of "key value" lines, in its unit; -1: none.
+int64_t ReadNumber(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    if (key.empty()) {
+      int64_t value = -1;
+      return absl::SimpleAtoi(word, &value) ? value : -1;
+    }
+    if (word == key) {
+      int64_t value = -1;
+      return file >> value ? value : -1;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+ActivationBytes ActivationsOf(const model::ModelConfig& config,
+                              int64_t element_bytes, int max_rank,
+                              const BatchRows& batch) {
+  const lora::ModelShape shape = config.shape();
+  const int64_t qkv = shape.q_width + 2 * shape.kv_width;
+  int64_t kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.ffn +
+                 kProjections * max_rank;
+  if (config.qk_norm) kept += shape.q_width + shape.kv_width;
+  const int64_t log_sum_exp = config.num_heads * kFloatBytes;
+  // Backward: the products and gradients of the wider half of a layer.
+  const int64_t passing = 4 * shape.hidden + std::max(3 * shape.ffn, 2 * qkv);
+  const int64_t head =
+      std::min(batch.scored, batch.chunk) * config.vocab * kFloatBytes +
+      4 * batch.scored * shape.hidden * kFloatBytes;
+  const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
+  return {.kept_layer = kept_layer,
+          .recomputed_layer = batch.rows * shape.hidden * element_bytes,
+          .working = std::max(
+              head, kept_layer + batch.rows * passing * element_bytes)};
+}
+
+absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
+                                     const ActivationBytes& bytes,
+                                     int num_layers, int64_t budget) {
+  if (budget == 0) budget = std::numeric_limits<int64_t>::max();
+  const int least = policy == GradientCheckpointing::kAll ? num_layers : 0;
+  const int most = policy == GradientCheckpointing::kOff ? 0 : num_layers;
+  for (int recomputed = least; recomputed <= most; ++recomputed) {
+    if (bytes.Total(num_layers, recomputed) <= budget) return recomputed;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the micro-batch needs ", bytes.Total(num_layers, most),
+                   " bytes for its activations, there are ", budget,
+                   " (--memory-budget); send shorter sequences",
+                   policy == GradientCheckpointing::kOff
+                       ? " or allow --gradient-checkpointing=auto"
+                       : ""));
+}
+
+int64_t DefaultHostBudget() {
+  const int64_t available = ReadNumber("/proc/meminfo", "MemAvailable:") * 1024;
+  if (available < 0) return 0;
+  int64_t left = available;
+  const int64_t limit = ReadNumber("/sys/fs/cgroup/memory.max", "");
+  const int64_t used = ReadNumber("/sys/fs/cgroup/memory.current", "");
+  if (limit >= 0 && used >= 0)
+    left = std::min(left, std::max<int64_t>(0, limit - used));
+  return left / 2;
+}
+
+}  // namespace weft::engine

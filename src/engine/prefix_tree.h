@@ -1,0 +1,44 @@
+// Finds what sequences have in common at their beginning, so that it is run
+// once: a prompt with many completions, a conversation that branches.
+#ifndef WEFT_SRC_ENGINE_PREFIX_TREE_H_
+#define WEFT_SRC_ENGINE_PREFIX_TREE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::engine {
+
+// Rows [begin, begin + count) of the tree.
+struct RowSpan {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// Worked example, "abcd", "abcef" and "abc" with everything worth sharing:
+//   rows    a b c | d | e f
+//   nodes   {0,3,-1,6} {3,4,0,4} {4,6,0,6}
+//   spans   {0,3}{3,1} | {0,3}{4,2} | {0,3}
+struct PrefixTree {
+  std::vector<ops::AttentionNode> nodes;    // Depth first; rows from 0.
+  std::vector<std::vector<RowSpan>> spans;  // Of each sequence, in its order.
+  std::vector<int32_t> tokens;              // Of each row.
+  std::vector<int32_t> positions;           // Of each row, in its sequence.
+};
+
+// A common beginning becomes a node of its own when it saves at least
+// `min_saved_rows` rows, times (sequences - 1); below, an attention part more
+// costs more than the rows. With kNeverShare every sequence is one node, in
+// the given order.
+// Shapes:  sequences are not empty. Units: O(tokens + sequences log sequences).
+// Threads: any.
+inline constexpr int64_t kNeverShare = INT64_MAX;
+[[nodiscard]] PrefixTree BuildPrefixTree(
+    const std::vector<absl::Span<const int32_t>>& sequences,
+    int64_t min_saved_rows);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_PREFIX_TREE_H_

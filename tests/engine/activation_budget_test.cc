@@ -1,0 +1,70 @@
+#include "src/engine/activation_budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/status/status.h"
+#include "tests/model/tiny_model.h"
+
+namespace weft::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr ActivationBytes kBytes = {
+    .kept_layer = 100, .recomputed_layer = 10, .working = 50};
+
+int Choose(GradientCheckpointing policy, int64_t budget) {
+  return ChooseRecomputed(policy, kBytes, /*num_layers=*/4, budget).value();
+}
+
+TEST(ChooseRecomputedTest, AutoRecomputesNoMoreThanItMust) {
+  // All kept: 450; each recomputed layer saves 90.
+  EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 0), 0);
+  EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 450), 0);
+  EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 449), 1);
+  EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 360), 1);
+  EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 90), 4);
+}
+
+TEST(ChooseRecomputedTest, OffAndAllDoAsTheySay) {
+  EXPECT_EQ(Choose(GradientCheckpointing::kOff, 450), 0);
+  EXPECT_EQ(Choose(GradientCheckpointing::kAll, 450), 4);
+}
+
+TEST(ChooseRecomputedTest, RefusesWhatCannotFitWithBothNumbers) {
+  const absl::Status all =
+      ChooseRecomputed(GradientCheckpointing::kAuto, kBytes, 4, 89).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(all));
+  EXPECT_THAT(std::string(all.message()), HasSubstr("needs 90 bytes"));
+  EXPECT_THAT(std::string(all.message()), HasSubstr("there are 89"));
+  const absl::Status off =
+      ChooseRecomputed(GradientCheckpointing::kOff, kBytes, 4, 449).status();
+  EXPECT_THAT(std::string(off.message()), HasSubstr("needs 450 bytes"));
+  EXPECT_THAT(std::string(off.message()),
+              HasSubstr("--gradient-checkpointing"));
+}
+
+TEST(ChooseRecomputedTest, AModelWithoutLayersFits) {
+  EXPECT_EQ(
+      ChooseRecomputed(GradientCheckpointing::kAuto, kBytes, 0, 50).value(), 0);
+}
+
+TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
+  const model::ModelConfig config = weft::testing::TinyConfig();
+  const auto bytes = [&](int64_t rows, int64_t scored, int64_t chunk) {
+    return ActivationsOf(config, 4, 8,
+                         {.rows = rows, .scored = scored, .chunk = chunk});
+  };
+  EXPECT_EQ(bytes(20, 0, 8).kept_layer, 2 * bytes(10, 0, 8).kept_layer);
+  EXPECT_LT(bytes(10, 0, 8).recomputed_layer, bytes(10, 0, 8).kept_layer / 8);
+  // A head that is larger than a layer, in chunks and whole.
+  EXPECT_LT(bytes(1, 1000, 10).working, bytes(1, 1000, 1000).working);
+}
+
+TEST(DefaultHostBudgetTest, IsAPartOfThisMachine) {
+  EXPECT_GT(DefaultHostBudget(), int64_t{16} << 20);
+}
+
+}  // namespace
+}  // namespace weft::engine
