@@ -1,5 +1,6 @@
-// Flags and environment of weftd. One table (flags.cc) drives parsing, --help
-// and the documentation of defaults. Precedence: flag > environment > default.
+// Flags and environment of weftd. One table (flag_table.cc) drives parsing,
+// --help and the documentation of defaults. Precedence: flag > environment >
+// default.
 //
 // Nothing here touches Torch, the network or the disk: --help must be quick.
 #ifndef WEFT_SERVER_FLAGS_H_

@@ -1,0 +1,287 @@
+#include "server/flag_table.h"
+
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+
+namespace weft {
+namespace {
+
+// How a value of each type is read and shown. Read returns false when the text
+// is none.
+bool Read(absl::string_view text, std::string* out) {
+  *out = std::string(text);
+  return true;
+}
+bool Read(absl::string_view text, int* out) {
+  return absl::SimpleAtoi(text, out);
+}
+bool Read(absl::string_view text, int64_t* out) {
+  return absl::SimpleAtoi(text, out);
+}
+bool Read(absl::string_view text, double* out) {
+  return absl::SimpleAtod(text, out);
+}
+bool Read(absl::string_view text, bool* out) {
+  return absl::SimpleAtob(text, out);
+}
+
+template <typename Enum>
+using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
+const EnumNames<Device>& NamesOf(Device /*tag*/) {
+  static const auto& names = *new EnumNames<Device>{
+      {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"auto", Device::kAuto}};
+  return names;
+}
+const EnumNames<GradientCheckpointing>& NamesOf(GradientCheckpointing /*tag*/) {
+  static const auto& names = *new EnumNames<GradientCheckpointing>{
+      {"off", GradientCheckpointing::kOff},
+      {"all", GradientCheckpointing::kAll},
+      {"auto", GradientCheckpointing::kAuto}};
+  return names;
+}
+const EnumNames<Dtype>& NamesOf(Dtype /*tag*/) {
+  static const auto& names = *new EnumNames<Dtype>{
+      {"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}};
+  return names;
+}
+const EnumNames<LogStyle>& NamesOf(LogStyle /*tag*/) {
+  static const auto& names =
+      *new EnumNames<LogStyle>{{"text", LogStyle::kText},
+                               {"json", LogStyle::kJson},
+                               {"auto", LogStyle::kAuto}};
+  return names;
+}
+const EnumNames<LogLevel>& NamesOf(LogLevel /*tag*/) {
+  static const auto& names =
+      *new EnumNames<LogLevel>{{"debug", LogLevel::kDebug},
+                               {"info", LogLevel::kInfo},
+                               {"warning", LogLevel::kWarning},
+                               {"error", LogLevel::kError}};
+  return names;
+}
+
+template <typename Enum>
+requires std::is_enum_v<Enum>
+bool Read(absl::string_view text, Enum* out) {
+  for (const auto& [name, value] : NamesOf(Enum{})) {
+    if (name == text) {
+      *out = value;
+      return true;
+    }
+  }
+  return false;
+}
+
+// What to write where a value is expected.
+template <typename T>
+std::string ValueName(const T& /*tag*/) {
+  if constexpr (std::is_enum_v<T>) {
+    return absl::StrJoin(NamesOf(T{}), "|",
+                         [](std::string* out, const auto& entry) {
+                           absl::StrAppend(out, entry.first);
+                         });
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return "true|false";
+  } else if constexpr (std::is_same_v<T, double>) {
+    return "NUMBER";
+  } else if constexpr (std::is_integral_v<T>) {
+    return "N";
+  } else {
+    return "TEXT";
+  }
+}
+
+template <typename T>
+std::string Show(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    for (const auto& [name, entry] : NamesOf(T{})) {
+      if (entry == value) return std::string(name);
+    }
+    return "";
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value ? "true" : "false";
+  } else {
+    return absl::StrCat(value);
+  }
+}
+
+// `field` gives the place of the value inside Settings.
+template <typename Field>
+Flag MakeFlag(const char* group, std::string name, Field field,
+              std::string help, std::string value_name = "") {
+  Settings defaults;
+  auto& value = field(defaults);
+  using T = std::remove_reference_t<decltype(value)>;
+  Flag flag;
+  flag.group = group;
+  flag.name = std::move(name);
+  flag.value_name = value_name.empty() ? ValueName(value) : value_name;
+  flag.help = std::move(help);
+  flag.is_bool = std::is_same_v<T, bool>;
+  flag.default_value = Show(value);
+  flag.read = [field](absl::string_view text, Settings* settings) {
+    return Read(text, &field(*settings));
+  };
+  return flag;
+}
+
+#define WEFT_ENGINE(member) \
+  [](Settings & s) -> auto& { return s.engine.member; }
+#define WEFT_SERVER(member) \
+  [](Settings & s) -> auto& { return s.server.member; }
+
+std::vector<Flag> ModelFlags() {
+  static constexpr char kGroup[] = "Model and device";
+  return {
+      MakeFlag(kGroup, "model", WEFT_ENGINE(model_dir),
+               "Hugging Face folder of the base model. Required.", "DIR"),
+      MakeFlag(kGroup, "model-name", WEFT_SERVER(model_name),
+               "Name shown to clients. Empty: last part of --model.", "NAME"),
+      MakeFlag(kGroup, "device", WEFT_ENGINE(device),
+               "Where to compute. auto: CUDA when there is a device."),
+      MakeFlag(kGroup, "dtype", WEFT_ENGINE(dtype),
+               "Type of the base weights. auto: bf16 on CUDA, f32 on a CPU."),
+      MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
+               "Compute threads on the CPU, [0, 4096]. 0: all cores."),
+      MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),
+               "Longest sequence in tokens. 0: the model's own limit."),
+  };
+}
+
+std::vector<Flag> AdapterFlags() {
+  static constexpr char kGroup[] = "Adapters";
+  return {
+      MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
+               "Folder of checkpoints and the journal; created when missing. "
+               "Empty: nothing is kept on disk.",
+               "DIR"),
+      MakeFlag(kGroup, "max-adapters", WEFT_ENGINE(max_adapters),
+               "Adapters at a time, [1, 100000]."),
+      MakeFlag(kGroup, "max-rank", WEFT_ENGINE(max_rank),
+               "Largest LoRA rank, [1, 1024]."),
+      MakeFlag(kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
+               "Bytes that all imports under way may hold together.", "BYTES"),
+  };
+}
+
+std::vector<Flag> WorkFlags() {
+  static constexpr char kGroup[] = "Training and sampling";
+  return {
+      MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
+               "Tokens of a micro-batch. 0: 2048 on the CPU, 16384 on CUDA.",
+               "TOKENS"),
+      MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
+               "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
+      MakeFlag(kGroup, "gradient-checkpointing",
+               WEFT_ENGINE(gradient_checkpointing),
+               "Layers that keep their input alone and run again in the "
+               "backward pass: none, all, or as few as --memory-budget asks."),
+      MakeFlag(
+          kGroup, "memory-budget", WEFT_ENGINE(memory_budget_bytes),
+          "Memory for the activations of a micro-batch. 0: on the CPU half "
+          "of what is free at the start, on CUDA no limit.",
+          "BYTES"),
+      MakeFlag(kGroup, "share-prompts", WEFT_ENGINE(share_prompts),
+               "Run what the sequences of an adapter have in common at their "
+               "beginning once."),
+      MakeFlag(kGroup, "max-queue-requests", WEFT_ENGINE(max_queue_requests),
+               "Waiting requests before new ones are refused, >= 1."),
+      MakeFlag(kGroup, "max-queue-tokens", WEFT_ENGINE(max_queue_tokens),
+               "Tokens of waiting requests before new ones are refused, >= 1.",
+               "TOKENS"),
+      MakeFlag(kGroup, "kv-cache-bytes", WEFT_ENGINE(kv_cache_bytes),
+               "Memory of the key/value cache. 0: sized from the machine.",
+               "BYTES"),
+      MakeFlag(kGroup, "max-decode-sequences",
+               WEFT_ENGINE(max_decode_sequences),
+               "Sequences in one decode iteration, [1, 4096]."),
+      MakeFlag(kGroup, "sampling-share", WEFT_ENGINE(sampling_share),
+               "Share of device time for sampling when training waits too, "
+               "[0.01, 0.99].",
+               "SHARE"),
+  };
+}
+
+std::vector<Flag> ServerFlags() {
+  static constexpr char kGroup[] = "Server";
+  return {
+      MakeFlag(kGroup, "listen", WEFT_SERVER(listen),
+               "Address of the gRPC server. Port 0: any free port.",
+               "HOST:PORT"),
+      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
+               "Allow plaintext gRPC beyond loopback."),
+      MakeFlag(kGroup, "metrics-listen", WEFT_SERVER(metrics_listen),
+               "Address of the Prometheus page /metrics. Empty: none.",
+               "HOST:PORT"),
+      MakeFlag(kGroup, "port-file", WEFT_SERVER(port_file),
+               "File to write the addresses to once listening: gRPC, then "
+               "metrics, one per line.",
+               "PATH"),
+      MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
+               "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),
+      MakeFlag(kGroup, "max-data-per-request",
+               WEFT_SERVER(max_data_per_request),
+               "Sequences of one training request, [1, 1048576]."),
+      MakeFlag(kGroup, "max-tokens-per-request",
+               WEFT_SERVER(max_tokens_per_request),
+               "Tokens of all its sequences, >= 1.", "TOKENS"),
+      MakeFlag(kGroup, "max-samples", WEFT_SERVER(max_samples),
+               "Samples of one prompt, [1, 65536]."),
+      MakeFlag(
+          kGroup, "drain-timeout-seconds", WEFT_SERVER(drain_timeout_seconds),
+          "How long SIGTERM waits for accepted work, [0, 86400].", "SECONDS"),
+  };
+}
+
+std::vector<Flag> OtherFlags() {
+  static constexpr char kGroup[] = "Logs and actions";
+  std::vector<Flag> flags = {
+      MakeFlag(kGroup, "log-format", WEFT_SERVER(log_style),
+               "auto: text on a terminal, JSON lines otherwise."),
+      MakeFlag(kGroup, "log-level", WEFT_SERVER(log_level),
+               "Least important lines to write."),
+      MakeFlag(
+          kGroup, "check-config",
+          [](Settings & s) -> auto& { return s.check_config; },
+          "Check the configuration and exit: 0 good, 2 bad."),
+      MakeFlag(
+          kGroup, "version", [](Settings & s) -> auto& { return s.version; },
+          "Print the version and exit."),
+      MakeFlag(
+          kGroup, "help", [](Settings & s) -> auto& { return s.help; },
+          "Print this text and exit."),
+  };
+  for (Flag& flag : flags) flag.is_action = flag.is_bool;
+  return flags;
+}
+
+#undef WEFT_ENGINE
+#undef WEFT_SERVER
+
+}  // namespace
+
+std::string Flag::environment() const {
+  if (is_action) return "";
+  return absl::StrCat(
+      "WEFT_", absl::AsciiStrToUpper(absl::StrReplaceAll(name, {{"-", "_"}})));
+}
+
+const std::vector<Flag>& FlagTable() {
+  static const std::vector<Flag>& table = *[] {
+    auto* const flags = new std::vector<Flag>;
+    for (auto make :
+         {ModelFlags, AdapterFlags, WorkFlags, ServerFlags, OtherFlags}) {
+      for (Flag& flag : make()) flags->push_back(std::move(flag));
+    }
+    return flags;
+  }();
+  return table;
+}
+
+}  // namespace weft
