@@ -11,9 +11,6 @@
 namespace weft::engine {
 namespace {
 
-// One more attention part per layer costs about as much as this many rows.
-constexpr int64_t kMinSavedRows = 16;
-
 // A target to score, before equal rows are brought together.
 struct ScoredTarget {
   int64_t row = 0;  // Of the batch.

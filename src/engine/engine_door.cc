@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "src/engine/engine_impl.h"
+#include "src/engine/prefix_tree.h"
 #include "src/request/digest.h"
 
 namespace weft::engine {
@@ -109,8 +110,12 @@ CancelHandle EngineImpl::Train(TrainRequest request,
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
                        .backward = request.backward};
   item.datum_tokens.reserve(request.data.size());
-  for (const Datum& datum : request.data) {
-    item.datum_tokens.push_back(datum.num_tokens());
+  for (size_t d = 0; d < request.data.size(); ++d) {
+    const Datum& datum = request.data[d];
+    item.datum_tokens.push_back(
+        d > 0 && parts_.options.share_prompts
+            ? AddedRows(request.data[d - 1].tokens, datum.tokens)
+            : datum.num_tokens());
   }
   return SubmitStep<TrainRequest, TrainResult>(
       std::move(item), std::move(request), std::move(done));

@@ -102,4 +102,12 @@ PrefixTree BuildPrefixTree(const std::vector<Sequence>& sequences,
   return Builder(sequences, min_saved_rows).Build();
 }
 
+int64_t AddedRows(Sequence previous, Sequence sequence) {
+  const auto common =
+      std::ranges::mismatch(previous, sequence).in1 - previous.begin();
+  const auto size = static_cast<int64_t>(sequence.size());
+  if (common < kMinSavedRows) return size;
+  return std::max<int64_t>(1, size - common);
+}
+
 }  // namespace weft::engine

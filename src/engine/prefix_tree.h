@@ -39,6 +39,15 @@ inline constexpr int64_t kNeverShare = INT64_MAX;
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
+// One more attention part per layer costs about as much as this many rows.
+inline constexpr int64_t kMinSavedRows = 16;
+
+// Rows that `sequence` adds to a tree that holds `previous`, at least one: its
+// share of a micro-batch's size when both are in it. Groups that share a prompt
+// are adjacent in a request, so that they are cut by this and stay together.
+[[nodiscard]] int64_t AddedRows(absl::Span<const int32_t> previous,
+                                absl::Span<const int32_t> sequence);
+
 }  // namespace weft::engine
 
 #endif  // WEFT_SRC_ENGINE_PREFIX_TREE_H_

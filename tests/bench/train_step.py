@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         for round_number in range(options.rounds):
             ours.append(_measure_weft(options, work, round_number))
             peer.append(_measure_peer(options, work))
-            _expect_equal(ours[-1], peer[-1])
+            expect_equal(ours[-1], peer[-1])
             _progress(round_number, ours[-1], peer[-1])
     report = _report(options, ours, peer)
     print(_sentence(report), file=sys.stderr)
@@ -87,7 +87,7 @@ def _measure_weft(
     daemon.start()
     try:
         with daemon.client(timeout=3600.0) as client:
-            adapter = _adapter(client, work / "adapter", tokens)
+            adapter = make_adapter(client, work / "adapter", tokens)
             warm = adapter.forward_backward(data)
             # A step of rate 0 tells the norm, clears the gradient, moves nothing.
             norm = adapter.optim_step(learning_rate=0.0).grad_norm
@@ -110,7 +110,7 @@ def _measure_weft(
     }
 
 
-def _adapter(client: Any, folder: Path, tokens: np.ndarray) -> Any:
+def make_adapter(client: Any, folder: Path, tokens: np.ndarray) -> Any:
     """The adapter of every round: made once, trained a little so that neither A
     nor B is zero, then exchanged as a PEFT folder."""
     import weft
@@ -140,7 +140,7 @@ def _measure_peer(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     return result
 
 
-def _expect_equal(ours: dict[str, Any], peer: dict[str, Any]) -> None:
+def expect_equal(ours: dict[str, Any], peer: dict[str, Any]) -> None:
     for name, bound in (("loss", LOSS_TOLERANCE), ("grad_norm", NORM_TOLERANCE)):
         difference = abs(ours[name] - peer[name]) / abs(peer[name])
         if not difference <= bound:

@@ -124,6 +124,24 @@ def test_a_gap_waits_no_longer_than_the_deadline(daemon_for: Any, unique: Any) -
         expect(raw.optim_step(name, step=2, adamw=ADAMW))
 
 
+def test_a_save_behind_a_gap_can_be_given_up(daemon_for: Any, unique: Any) -> None:
+    """It must not run later, when its number belongs to another step."""
+    from weft import methods
+    from weft._proto import adapters_pb2
+
+    name = unique("given-up")
+    save = adapters_pb2.SaveCheckpointRequest(adapter_id=name, name="late", step=2)
+    with Raw(daemon_for("llama-tied").address) as raw:
+        expect(raw.create(name, rank=4))
+        expect(raw.call(methods.SAVE_CHECKPOINT, save, 0.5), "DEADLINE_EXCEEDED")
+        expect(raw.forward_backward(name, DATA, step=1))
+        expect(raw.optim_step(name, step=2, adamw=ADAMW))
+        listed = raw.call(
+            methods.LIST_CHECKPOINTS, adapters_pb2.ListCheckpointsRequest(adapter_id=name)
+        )
+        assert not expect(listed).reply.checkpoints
+
+
 def test_steps_in_flight_from_one_client(daemon_for: Any, unique: Any) -> None:
     with daemon_for("llama-tied").client() as client:
         adapter = client.create_adapter(unique("flight"), rank=4)

@@ -116,6 +116,19 @@ TEST(PrefixTreeTest, SkipsAShortBeginningToShareALongOneBehindIt) {
   ExpectHolds(tree, sequences);
 }
 
+TEST(AddedRowsTest, CountsWhatThePreviousSequenceDoesNotHold) {
+  const std::vector<int32_t> prompt(40, 7);
+  std::vector<int32_t> first = prompt, second = prompt;
+  first.insert(first.end(), {1, 2, 3});
+  second.insert(second.end(), {1, 4});
+  EXPECT_EQ(AddedRows(first, second), 1);
+  EXPECT_EQ(AddedRows(second, first), 2);
+  EXPECT_EQ(AddedRows(first, first), 1);
+  EXPECT_EQ(AddedRows(prompt, first), 3);
+  const std::vector<int32_t> other = {7, 7, 5};
+  EXPECT_EQ(AddedRows(first, other), 3);  // Too little in common.
+}
+
 TEST(PrefixTreeTest, HoldsRandomSequences) {
   std::mt19937 random(3);
   for (int round = 0; round < 200; ++round) {
