@@ -146,8 +146,8 @@ grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters_resident|weft_
 if [[ "${KEEP}" == true ]]; then
   heading "Left running: process ${DAEMON_PID}"
   cat <<EOF
-  build/cpu/client/weftctl/weftctl --server ${GRPC_ADDRESS} info
-  build/cpu/client/weftctl/weftctl --server ${GRPC_ADDRESS} adapters list
+  build/cpu/client/weftctl/weftctl info --server ${GRPC_ADDRESS}
+  build/cpu/client/weftctl/weftctl adapters list --server ${GRPC_ADDRESS}
   .venv/bin/python deploy/demo.py --server ${GRPC_ADDRESS} --model ${MODEL}
   kill ${DAEMON_PID}   # Finishes what runs, then stops.
 EOF
