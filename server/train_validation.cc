@@ -17,10 +17,10 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
-// A temperature nearer to zero turns logits into infinities in f32.
 // The head gathers and adds targets one rank at a time.
 constexpr uint32_t kMaxTargetsPerToken = 1024;
 
+// A temperature nearer to zero turns logits into infinities in f32.
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 // Reads one datum; on failure the message starts with "data[<index>].".

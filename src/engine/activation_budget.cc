@@ -6,7 +6,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace weft::engine {
@@ -16,21 +15,15 @@ constexpr int64_t kFloatBytes = 4;
 // Projections with a LoRA of their own: q, k, v, o, gate, up, down.
 constexpr int64_t kProjections = 7;
 
-// The number after `key` in a file of "key value" lines, in its unit; -1: none.
-int64_t ReadNumber(const char* path, const std::string& key) {
+// The number that the file begins with, or that follows the word `key` in it;
+// -1: none, as in a control group's "max".
+int64_t ReadNumber(const char* path, const std::string& key = "") {
   std::ifstream file(path);
   std::string word;
-  while (file >> word) {
-    if (key.empty()) {
-      int64_t value = -1;
-      return absl::SimpleAtoi(word, &value) ? value : -1;
-    }
-    if (word == key) {
-      int64_t value = -1;
-      return file >> value ? value : -1;
-    }
+  while (word != key && file >> word) {
   }
-  return -1;
+  int64_t value = -1;
+  return file >> value ? value : -1;
 }
 
 }  // namespace
@@ -75,13 +68,13 @@ absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
 }
 
 int64_t DefaultHostBudget() {
-  const int64_t available = ReadNumber("/proc/meminfo", "MemAvailable:") * 1024;
-  if (available < 0) return 0;
-  int64_t left = available;
-  const int64_t limit = ReadNumber("/sys/fs/cgroup/memory.max", "");
-  const int64_t used = ReadNumber("/sys/fs/cgroup/memory.current", "");
-  if (limit >= 0 && used >= 0)
+  int64_t left = ReadNumber("/proc/meminfo", "MemAvailable:") * 1024;
+  if (left < 0) return 0;
+  const int64_t limit = ReadNumber("/sys/fs/cgroup/memory.max");
+  const int64_t used = ReadNumber("/sys/fs/cgroup/memory.current");
+  if (limit >= 0 && used >= 0) {
     left = std::min(left, std::max<int64_t>(0, limit - used));
+  }
   return left / 2;
 }
 

@@ -28,19 +28,20 @@ struct PrefixTree {
   std::vector<int32_t> positions;           // Of each row, in its sequence.
 };
 
+// As `min_saved_rows`: nothing is worth sharing.
+inline constexpr int64_t kNeverShare = INT64_MAX;
+// One more attention part per layer costs about as much as this many rows.
+inline constexpr int64_t kMinSavedRows = 16;
+
 // A common beginning becomes a node of its own when it saves at least
 // `min_saved_rows` rows, times (sequences - 1); below, an attention part more
 // costs more than the rows. With kNeverShare every sequence is one node, in
 // the given order.
 // Shapes:  sequences are not empty. Units: O(tokens + sequences log sequences).
 // Threads: any.
-inline constexpr int64_t kNeverShare = INT64_MAX;
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
-
-// One more attention part per layer costs about as much as this many rows.
-inline constexpr int64_t kMinSavedRows = 16;
 
 // Rows that `sequence` adds to a tree that holds `previous`, at least one: its
 // share of a micro-batch's size when both are in it. Groups that share a prompt

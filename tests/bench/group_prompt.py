@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,28 @@ import numpy as np
 import machine
 import models
 import train_step
-from daemon import Daemon
+import weft
+
+
+FLAGS = {"ours": "--share-prompts", "peer": "--no-share-prompts"}
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     tokens = _tokens(options)
-    sides: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
+    data = [weft.Datum.next_token(row, prompt_length=options.prompt) for row in tokens]
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in FLAGS}
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
         for number in range(options.rounds):
-            for side, flag in (("ours", "--share-prompts"), ("peer", "--no-share-prompts")):
-                folder = Path(scratch, f"{side}-{number}")
-                sides[side].append(_measure(options, tokens, Path(scratch), folder, flag))
-            train_step.expect_equal(sides["ours"][-1], sides["peer"][-1])
-            print(
-                f"round {number + 1}: "
-                + ", ".join(f"{s} {sides[s][-1]['seconds']}" for s in sides),
-                file=sys.stderr,
-            )
-    report = _report(options, sides)
-    line = json.dumps(report)
-    if options.output is not None:
-        options.output.write_text(line + "\n", "utf-8")
-    print(line)
+            for side, flag in FLAGS.items():
+                name = f"{side}-{number}"
+                runs[side].append(
+                    train_step.time_weft(options, tokens, data, Path(scratch), name, flag)
+                )
+            train_step.expect_equal(runs["ours"][-1], runs["peer"][-1])
+            times = ", ".join(f"{side} {runs[side][-1]['seconds']}" for side in FLAGS)
+            print(f"round {number + 1}: {times}", file=sys.stderr)
+    train_step.emit(_report(options, runs), options.output)
     return 0
 
 
@@ -77,52 +75,18 @@ def _tokens(options: argparse.Namespace) -> np.ndarray:
     return np.concatenate([np.tile(prompt, (options.group, 1)), tails], axis=1)
 
 
-def _measure(
-    options: argparse.Namespace,
-    tokens: np.ndarray,
-    work: Path,
-    folder: Path,
-    flag: str,
-) -> dict[str, Any]:
-    import weft
-
-    data = [weft.Datum.next_token(row, prompt_length=options.prompt) for row in tokens]
-    daemon = Daemon(options.model, folder, "--threads", str(options.threads), flag)
-    daemon.start()
-    try:
-        with daemon.client(timeout=3600.0) as client:
-            adapter = train_step.make_adapter(client, work / "adapter", tokens)
-            loss = adapter.forward_backward(data).metrics["loss:sum"]
-            norm = adapter.optim_step(learning_rate=0.0).grad_norm
-            seconds = []
-            for _ in range(options.reps):
-                start = time.perf_counter()
-                adapter.forward_backward(data)
-                seconds.append(time.perf_counter() - start)
-        peak = machine.peak_resident_bytes(daemon.pid)
-        daemon.stop()
-    finally:
-        daemon.kill()
-    return {
-        "seconds": seconds,
-        "loss": loss,
-        "grad_norm": norm,
-        "peak_rss_bytes": peak,
-    }
-
-
 def _report(
-    options: argparse.Namespace, sides: dict[str, list[dict[str, Any]]]
+    options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     report: dict[str, Any] = {"bench": "group_prompt"}
-    for side, runs in sides.items():
-        best = min(second for run in runs for second in run["seconds"])
+    for side, measured in runs.items():
+        best = min(second for run in measured for second in run["seconds"])
         report[side] = {
             "seconds": best,
-            "all_seconds": [second for run in runs for second in run["seconds"]],
-            "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs),
-            "loss": runs[0]["loss"],
-            "grad_norm": runs[0]["grad_norm"],
+            "all_seconds": [second for run in measured for second in run["seconds"]],
+            "peak_rss_bytes": max(run["peak_rss_bytes"] for run in measured),
+            "loss": measured[0]["loss"],
+            "grad_norm": measured[0]["grad_norm"],
         }
     report["ratio"] = report["peer"]["seconds"] / report["ours"]["seconds"]
     report["config"] = {

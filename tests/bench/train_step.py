@@ -43,11 +43,16 @@ def main(arguments: list[str]) -> int:
             _progress(round_number, ours[-1], peer[-1])
     report = _report(options, ours, peer)
     print(_sentence(report), file=sys.stderr)
-    line = json.dumps(report)
-    if options.output is not None:
-        options.output.write_text(line + "\n", "utf-8")
-    print(line)
+    emit(report, options.output)
     return 0
+
+
+def emit(report: dict[str, Any], output: Path | None) -> None:
+    """The JSON line, to stdout and to a file if there is one."""
+    line = json.dumps(report)
+    if output is not None:
+        output.write_text(line + "\n", "utf-8")
+    print(line)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -82,12 +87,25 @@ def _measure_weft(
 
     tokens = np.load(work / "tokens.npy")
     data = [weft.Datum.next_token(row) for row in tokens]
-    flags = ("--threads", str(options.threads))
-    daemon = Daemon(options.model, work / f"weftd-{round_number}", *flags)
+    return time_weft(options, tokens, data, work, f"weftd-{round_number}")
+
+
+def time_weft(
+    options: argparse.Namespace,
+    tokens: np.ndarray,
+    data: list[Any],
+    work: Path,
+    name: str,
+    *flags: str,
+) -> dict[str, Any]:
+    """Steps on `data` by a daemon of its own, in `work`/`name`; `tokens` teach
+    the adapter."""
+    threads = ("--threads", str(options.threads))
+    daemon = Daemon(options.model, work / name, *threads, *flags)
     daemon.start()
     try:
         with daemon.client(timeout=3600.0) as client:
-            adapter = make_adapter(client, work / "adapter", tokens)
+            adapter = _adapter(client, work / "adapter", tokens)
             warm = adapter.forward_backward(data)
             # A step of rate 0 tells the norm, clears the gradient, moves nothing.
             norm = adapter.optim_step(learning_rate=0.0).grad_norm
@@ -110,7 +128,7 @@ def _measure_weft(
     }
 
 
-def make_adapter(client: Any, folder: Path, tokens: np.ndarray) -> Any:
+def _adapter(client: Any, folder: Path, tokens: np.ndarray) -> Any:
     """The adapter of every round: made once, trained a little so that neither A
     nor B is zero, then exchanged as a PEFT folder."""
     import weft
