@@ -58,6 +58,7 @@ class Builder {
 
   PackedTrain Build(at::Device device) && {
     AddScoreRows();
+    RouteScoreRows();
     packed_.batch.tokens_T = at::tensor(tokens_, at::kLong).to(device);
     packed_.batch.positions_T = at::tensor(positions_, at::kInt).to(device);
     packed_.score_index_R = at::tensor(score_index_, at::kLong).to(device);
@@ -133,6 +134,18 @@ class Builder {
       if (datum.rows.empty() || datum.rows.back() != row_of[s]) {
         datum.rows.push_back(row_of[s]);
       }
+    }
+  }
+
+  // Score rows are in the order of the batch's rows, so segments stay runs.
+  void RouteScoreRows() {
+    const auto place = [this](int64_t row) {
+      return std::ranges::lower_bound(score_index_, row) - score_index_.begin();
+    };
+    for (lora::LoraSegment segment : packed_.batch.routing) {
+      segment.begin = place(segment.begin);
+      segment.end = place(segment.end);
+      if (segment.begin < segment.end) packed_.rows.routing.push_back(segment);
     }
   }
 

@@ -195,12 +195,6 @@ absl::StatusOr<AdapterInfo> EngineImpl::Create(const std::string& adapter_id,
                                                const LoraConfig& config,
                                                const lora::AdapterState* state,
                                                uint64_t last_step) {
-  if (std::ranges::find(config.target_modules, TargetModule::kLmHead) !=
-      config.target_modules.end()) {
-    return absl::UnimplementedError(
-        "config.target_modules: lm_head is not served, train the layers' "
-        "projections");
-  }
   absl::StatusOr<lora::Adapter*> adapter = absl::InternalError("not run");
   const absl::Status status = RunGuarded("CreateAdapter", [&] {
     adapter = adapters_.Create(adapter_id, config);

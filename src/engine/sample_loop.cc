@@ -177,6 +177,7 @@ void SampleLoop::PrefillBatch(const std::vector<Job*>& jobs) {
 void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
                                   const at::Tensor& x_TH) {
   std::vector<int64_t> last_rows;
+  lora::LoraRouting last_routing;
   int64_t row = 0;
   for (Job* job : jobs) {
     const auto length = static_cast<int64_t>(job->request->prompt.size());
@@ -188,6 +189,7 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
         rows.row_offsets.push_back(i);
         rows.temperatures.push_back(1.0f);
       }
+      AddRow(rows.routing, job->version, 0, length - 1);
       const loss::HeadResult scores =
           loss::ScoreHead(decoder_.FinalNorm(x_TH.narrow(0, row, length - 1)),
                           decoder_.weights().head_VH, rows, loss::HeadOptions(),
@@ -199,13 +201,15 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
                                          data, data + length - 1);
     }
     row += length;
+    const auto last = static_cast<int64_t>(last_rows.size());
+    AddRow(last_routing, job->version, last, last + 1);
     last_rows.push_back(row - 1);
   }
   const at::Tensor last_RH =
       x_TH.index_select(0, at::tensor(last_rows, at::kLong).to(x_TH.device()));
   const at::Tensor logits_RV =
       loss::HeadLogits(decoder_.FinalNorm(last_RH), decoder_.weights().head_VH,
-                       /*softcap=*/0);
+                       last_routing, /*softcap=*/0);
   const float* data = logits_RV.const_data_ptr<float>();
   for (Job* job : jobs) {
     job->first_logits.assign(data, data + logits_RV.size(1));
@@ -302,7 +306,8 @@ void SampleLoop::Decode() {
   const at::Tensor x_TH = decoder_.ForwardLayers(
       model::Mode::kEval, batch, /*tape=*/nullptr, /*num_recomputed=*/0, &kv);
   const at::Tensor logits_RV = loss::HeadLogits(
-      decoder_.FinalNorm(x_TH), decoder_.weights().head_VH, /*softcap=*/0);
+      decoder_.FinalNorm(x_TH), decoder_.weights().head_VH, batch.routing,
+      /*softcap=*/0);
 
   std::vector<std::optional<sampling::DrawResult>> drawn(count);
   const float* logits = logits_RV.const_data_ptr<float>();

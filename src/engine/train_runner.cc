@@ -106,9 +106,10 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
       backward ? &tape : nullptr, num_recomputed, /*kv=*/nullptr);
 
   const at::Tensor x_RH = x_TH.index_select(0, packed.score_index_R);
+  const at::Tensor normed_RH = decoder_.FinalNorm(x_RH);
+  const at::Tensor& head_VH = decoder_.weights().head_VH;
   const loss::HeadResult scores =
-      loss::ScoreHead(decoder_.FinalNorm(x_RH), decoder_.weights().head_VH,
-                      packed.rows, options_.head,
+      loss::ScoreHead(normed_RH, head_VH, packed.rows, options_.head,
                       /*want_gradient=*/backward, wants_entropy);
 
   const HostScores host{.logprobs_E = scores.logprobs_E.to(at::kCPU),
@@ -128,7 +129,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   if (!backward) return outcome;
 
   const at::Tensor dh_RH =
-      loss::HeadBackward(scores, decoder_.weights().head_VH, packed.rows,
+      loss::HeadBackward(scores, normed_RH, head_VH, packed.rows, options_.head,
                          gradients_E.to(decoder_.device()));
   at::Tensor d_TH = at::zeros_like(x_TH);
   d_TH.index_add_(0, packed.score_index_R,

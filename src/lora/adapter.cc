@@ -35,6 +35,12 @@ at::Tensor AdapterVersion::StackedA(const at::Tensor& flat,
   return flat.narrow(0, first.a_offset, rows * first.in).view({rows, first.in});
 }
 
+at::Tensor AdapterVersion::A(const at::Tensor& flat,
+                             const LoraFactor& factor) const {
+  return flat.narrow(0, factor.a_offset, layout->rank() * factor.in)
+      .view({layout->rank(), factor.in});
+}
+
 at::Tensor AdapterVersion::B(const at::Tensor& flat,
                              const LoraFactor& factor) const {
   return flat.narrow(0, factor.b_offset, factor.out * layout->rank())

@@ -28,7 +28,9 @@ struct AdapterVersion {
   // A of every factor of the group, stacked: [factors * rank, in].
   [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const;
-  // B of one factor: [out, rank].
+  // A and B of one factor: [rank, in], [out, rank].
+  [[nodiscard]] at::Tensor A(const at::Tensor& flat,
+                             const LoraFactor& factor) const;
   [[nodiscard]] at::Tensor B(const at::Tensor& flat,
                              const LoraFactor& factor) const;
   // The master copy, on the host.

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "src/lora/add_product.h"
+
 namespace weft::lora {
 namespace {
 
@@ -11,20 +13,6 @@ const GroupLayout& GroupOf(const LoraSegment& segment, const LoraSite& site) {
 
 at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
-}
-
-// gradient += scale * a b, in f32 whatever the dtype of a and b.
-void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
-                double scale) {
-  if (a.scalar_type() == gradient.scalar_type()) {
-    at::addmm_out(gradient, gradient, a, b, /*beta=*/1, /*alpha=*/scale);
-  } else if (a.is_cuda()) {
-    gradient.add_(at::mm(a, b, gradient.scalar_type()), scale);
-  } else {
-    gradient.add_(
-        at::mm(a.to(gradient.scalar_type()), b.to(gradient.scalar_type())),
-        scale);
-  }
 }
 
 at::Tensor BaseForward(const at::Tensor& x_TI, const BaseLinear& base) {

@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
-#include <utility>
+#include <optional>
 
+#include "src/loss/head_coefficients.h"
+#include "src/loss/head_lora.h"
+#include "src/loss/head_products.h"
 #include "src/ops/vocab_rows.h"
 
 namespace weft::loss {
@@ -16,21 +18,6 @@ namespace {
 // only its memory limits the chunk: large vocabularies take fewer rows.
 constexpr int64_t kCpuBufferBytes = int64_t{256} << 20;
 constexpr int64_t kCpuMinRows = 64;
-
-// Rows of a bf16 weight that a CPU widens at a time.
-constexpr int64_t kWidenRows = 8192;
-
-// For fewer rows BLAS libraries take matrix-vector kernels that sum a whole
-// column one by one: over V 49152 a relative error of 1e-4, where blocked sums
-// have 5e-7. So few rows are summed over this many vocabulary entries at a
-// time.
-constexpr int64_t kCpuFewRows = 64;
-constexpr int64_t kCpuSumLength = 512;
-
-// Dtype of logits, statistics and U: f64 for f64 weights, else f32.
-at::ScalarType ComputeType(const at::Tensor& weight_VH) {
-  return weight_VH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 int64_t ChunkRows(const HeadOptions& options, int64_t num_rows, int64_t vocab,
                   bool is_cpu) {
@@ -58,53 +45,6 @@ at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
   return kept;
 }
 
-// logits = hidden W^T, with products and sums of at least f32.
-void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
-                   at::Tensor& logits_RV) {
-  if (hidden_RH.scalar_type() == logits_RV.scalar_type()) {
-    at::mm_out(logits_RV, hidden_RH, weight_VH.t());
-    return;
-  }
-  if (!hidden_RH.is_cpu()) {
-    at::mm_out(logits_RV, hidden_RH, weight_VH.t(), logits_RV.scalar_type());
-    return;
-  }
-  const at::Tensor wide_RH = hidden_RH.to(logits_RV.scalar_type());
-  const int64_t vocab = weight_VH.size(0);
-  for (int64_t v = 0; v < vocab; v += kWidenRows) {
-    const int64_t count = std::min(kWidenRows, vocab - v);
-    at::Tensor part = logits_RV.narrow(1, v, count);
-    at::mm_out(part, wide_RH,
-               weight_VH.narrow(0, v, count).to(logits_RV.scalar_type()).t());
-  }
-}
-
-// U = p W.
-void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
-                       at::Tensor& projection_RH) {
-  const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
-  const bool few_rows = p_RV.is_cpu() && p_RV.size(0) < kCpuFewRows;
-  if (same_type && !few_rows) {
-    at::mm_out(projection_RH, p_RV, weight_VH);
-    return;
-  }
-  if (!p_RV.is_cpu()) {
-    at::mm_out(projection_RH, p_RV.to(weight_VH.scalar_type()), weight_VH,
-               projection_RH.scalar_type());
-    return;
-  }
-  projection_RH.zero_();
-  const int64_t vocab = weight_VH.size(0);
-  const int64_t block = few_rows ? kCpuSumLength : kWidenRows;
-  for (int64_t v = 0; v < vocab; v += block) {
-    const int64_t count = std::min(block, vocab - v);
-    // Not addmm: a matrix-vector kernel would go on adding one by one.
-    projection_RH.add_(
-        at::mm(p_RV.narrow(1, v, count),
-               weight_VH.narrow(0, v, count).to(p_RV.scalar_type())));
-  }
-}
-
 // The rows and entries of one chunk, on the device of the head.
 ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
                                int64_t count, double softcap,
@@ -129,16 +69,17 @@ ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
 }
 
 // Row and column of every entry in [chunk, V].
-std::vector<at::indexing::TensorIndex> EntryIndex(
+c10::List<std::optional<at::Tensor>> EntryIndex(
     const ops::VocabRowsInput& input) {
-  return {at::repeat_interleave(input.row_offsets.diff()), input.targets_E};
+  return c10::List<std::optional<at::Tensor>>(
+      {at::repeat_interleave(input.row_offsets.diff()), input.targets_E});
 }
 
 // The softcap's derivative at the chunk's targets; reads the raw logits.
 void TargetSlope(const at::Tensor& logits_RV, const ops::VocabRowsInput& input,
                  at::Tensor& slope_E) {
   const at::Tensor tanh =
-      (logits_RV.index(EntryIndex(input)) / input.softcap).tanh_();
+      (at::index(logits_RV, EntryIndex(input)) / input.softcap).tanh_();
   slope_E.copy_(1 - tanh.square());
 }
 
@@ -167,68 +108,138 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
       rows.targets.size(), " targets");
 }
 
-// What multiplies W_t of every entry and U of every row.
-struct Coefficients {
-  std::vector<double> entries_E;
-  std::vector<double> rows_R;
-};
-
-// Arguments: gradients_E = dLoss/dlogprob.
-Coefficients MakeCoefficients(const ScoreRows& rows,
-                              std::vector<double> gradients_E,
-                              const std::vector<double>& logprobs_E) {
-  const size_t num_rows = rows.temperatures.size();
-  Coefficients result{.entries_E = std::move(gradients_E), .rows_R = {}};
-  result.rows_R.reserve(num_rows);
-  for (size_t r = 0; r < num_rows; ++r) {
-    const int64_t first = rows.row_offsets[r];
-    const int64_t last = rows.row_offsets[r + 1];
-    double sum = 0;
-    for (int64_t e = first; e < last; ++e) {
-      result.entries_E[e] /= static_cast<double>(rows.temperatures[r]);
-      sum += result.entries_E[e];
-    }
-    for (int64_t e = first; e < last; ++e) {
-      // A target named twice has one probability: its first entry takes it.
-      const auto begin = rows.targets.begin();
-      const auto own = begin + e;
-      if (std::find(begin + first, own, *own) != own) continue;
-      double& c = result.entries_E[e];
-      c = c * -std::expm1(logprobs_E[e]) - (sum - c) * std::exp(logprobs_E[e]);
-    }
-    result.rows_R.push_back(-sum);
-  }
-  return result;
-}
-
-// Entries of equal rank within their row: at most one of each row, so that
-// adding them to their rows is free of collisions and its order is fixed.
-struct EntryLayer {
-  std::vector<int64_t> rows;
-  std::vector<int64_t> targets;
-  std::vector<double> coefficients;
-};
-
-std::vector<EntryLayer> LayerEntries(const ScoreRows& rows,
-                                     const std::vector<double>& coefficients) {
-  std::vector<EntryLayer> layers;
-  for (size_t r = 0; r + 1 < rows.row_offsets.size(); ++r) {
-    const int64_t first = rows.row_offsets[r];
-    for (int64_t e = first; e < rows.row_offsets[r + 1]; ++e) {
-      const size_t rank = e - first;
-      if (rank == layers.size()) layers.emplace_back();
-      layers[rank].rows.push_back(static_cast<int64_t>(r));
-      layers[rank].targets.push_back(rows.targets[e]);
-      layers[rank].coefficients.push_back(coefficients[e]);
-    }
-  }
-  return layers;
-}
-
 std::vector<double> ToDoubles(const at::Tensor& values) {
   const at::Tensor doubles = values.to(at::kCPU, at::kDouble).contiguous();
   const double* data = doubles.const_data_ptr<double>();
   return {data, data + doubles.numel()};
+}
+
+// Computes the logits of chunk after chunk; both passes run on it.
+class ChunkRunner {
+ public:
+  ChunkRunner(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+              const ScoreRows& rows, const HeadOptions& options)
+      : hidden_RH_(hidden_RH),
+        weight_VH_(weight_VH),
+        rows_(rows),
+        softcap_(options.softcap),
+        lora_(rows.routing, HeadComputeType(weight_VH)),
+        chunk_(ChunkRows(options, hidden_RH.size(0), weight_VH.size(0),
+                         weight_VH.is_cpu())),
+        buffer_(
+            LogitsBuffer(chunk_, weight_VH.size(0),
+                         weight_VH.options().dtype(HeadComputeType(weight_VH)),
+                         weight_VH.is_cpu() && options.chunk_rows > 0)) {}
+
+  struct Chunk {
+    int64_t begin = 0;
+    int64_t count = 0;
+    int64_t first_entry = 0;
+    int64_t num_entries = 0;
+    ops::VocabRowsInput input;
+    at::Tensor logits_RV;
+  };
+
+  // Calls `visit` on the logits of every chunk that `wanted` says yes to.
+  template <typename Wanted, typename Visit>
+  void ForEach(const std::vector<at::Tensor>& shrunk_nR, Wanted wanted,
+               Visit visit) const {
+    const int64_t num_rows = hidden_RH_.size(0);
+    const int64_t vocab = weight_VH_.size(0);
+    for (int64_t begin = 0; begin < num_rows; begin += chunk_) {
+      const int64_t count = std::min(chunk_, num_rows - begin);
+      if (!wanted(begin, count)) continue;
+      const int64_t first = rows_.row_offsets[begin];
+      Chunk chunk{.begin = begin,
+                  .count = count,
+                  .first_entry = first,
+                  .num_entries = rows_.row_offsets[begin + count] - first,
+                  .input = ChunkInput(rows_, begin, count, softcap_,
+                                      weight_VH_.device()),
+                  .logits_RV =
+                      buffer_.narrow(0, 0, count * vocab).view({count, vocab})};
+      ComputeLogits(hidden_RH_.narrow(0, begin, count), weight_VH_,
+                    chunk.logits_RV);
+      lora_.AddLogits(shrunk_nR, begin, chunk.logits_RV);
+      visit(chunk);
+    }
+  }
+
+  [[nodiscard]] const HeadLora& lora() const { return lora_; }
+
+ private:
+  const at::Tensor& hidden_RH_;
+  const at::Tensor& weight_VH_;
+  const ScoreRows& rows_;
+  const double softcap_;
+  const HeadLora lora_;
+  const int64_t chunk_;
+  const at::Tensor buffer_;
+};
+
+// The logits of a chunk become its softmax * D, 0 at the rows' own targets.
+void SoftmaxBesideTargets(ChunkRunner::Chunk& chunk, at::Tensor& logprobs_E,
+                          at::Tensor& entropies_R) {
+  ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/true,
+                 logprobs_E, entropies_R);
+  at::index_put_(chunk.logits_RV, EntryIndex(chunk.input),
+                 at::zeros({}, chunk.logits_RV.options()));
+}
+
+// dz W of rows [begin, begin + n) from the saved p W, [n, X].
+at::Tensor Combine(const at::Tensor& projection_nX, const at::Tensor& weight_VX,
+                   const ScoreRows& rows, const HeadCoefficients& coefficients,
+                   int64_t begin) {
+  const auto dtype = projection_nX.options();
+  const int64_t count = projection_nX.size(0);
+  const auto row_begin = coefficients.rows_R.begin() + begin;
+  at::Tensor result_nX =
+      projection_nX *
+      at::tensor(std::vector<double>(row_begin, row_begin + count))
+          .to(dtype)
+          .unsqueeze(1);
+  for (const EntryLayer& layer :
+       LayerEntries(rows, coefficients.entries_E, begin, count)) {
+    const at::Tensor scaled =
+        weight_VX
+            .index_select(
+                0, at::tensor(layer.targets, at::kLong).to(dtype.device()))
+            .to(dtype)
+            .mul_(at::tensor(layer.coefficients).to(dtype).unsqueeze(1));
+    if (static_cast<int64_t>(layer.rows.size()) == count) {
+      result_nX.add_(scaled);
+    } else {
+      result_nX.index_add_(
+          0, at::tensor(layer.rows, at::kLong).to(dtype.device()), scaled);
+    }
+  }
+  return result_nX;
+}
+
+// dB of every segment, from logits computed again.
+void AddGradientsOfB(const ChunkRunner& runner,
+                     const std::vector<at::Tensor>& shrunk_nR,
+                     const HeadCoefficients& coefficients) {
+  const auto wanted = [&](int64_t begin, int64_t count) {
+    return runner.lora().WantsGradientOfB(begin, count);
+  };
+  runner.ForEach(shrunk_nR, wanted, [&](ChunkRunner::Chunk& chunk) {
+    const auto dtype = chunk.logits_RV.options();
+    at::Tensor logprobs_E = at::empty({chunk.num_entries}, dtype);
+    at::Tensor no_entropies;
+    SoftmaxBesideTargets(chunk, logprobs_E, no_entropies);
+    const auto row = coefficients.rows_R.begin() + chunk.begin;
+    chunk.logits_RV.mul_(at::tensor(std::vector<double>(row, row + chunk.count))
+                             .to(dtype)
+                             .unsqueeze(1));
+    const auto entry = coefficients.entries_E.begin() + chunk.first_entry;
+    at::index_put_(
+        chunk.logits_RV, EntryIndex(chunk.input),
+        at::tensor(std::vector<double>(entry, entry + chunk.num_entries))
+            .to(dtype),
+        /*accumulate=*/true);
+    runner.lora().AddGradientOfB(chunk.logits_RV, chunk.begin, shrunk_nR);
+  });
 }
 
 }  // namespace
@@ -237,76 +248,66 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                      const ScoreRows& rows, const HeadOptions& options,
                      bool want_gradient, bool want_entropy) {
   CheckRows(hidden_RH, rows);
-  const int64_t num_rows = hidden_RH.size(0);
-  const int64_t vocab = weight_VH.size(0);
-  const auto dtype = weight_VH.options().dtype(ComputeType(weight_VH));
+  const auto dtype = weight_VH.options().dtype(HeadComputeType(weight_VH));
   HeadResult result = AllocateResult(
-      num_rows, static_cast<int64_t>(rows.targets.size()), weight_VH.size(1),
-      dtype, options.softcap > 0, want_gradient, want_entropy);
-  if (num_rows == 0) return result;
-  const bool is_cpu = weight_VH.is_cpu();
-  const int64_t chunk = ChunkRows(options, num_rows, vocab, is_cpu);
-  const at::Tensor buffer =
-      LogitsBuffer(chunk, vocab, dtype, is_cpu && options.chunk_rows > 0);
-  for (int64_t begin = 0; begin < num_rows; begin += chunk) {
-    const int64_t count = std::min(chunk, num_rows - begin);
-    const int64_t first = rows.row_offsets[begin];
-    const int64_t entries = rows.row_offsets[begin + count] - first;
-    at::Tensor logits = buffer.narrow(0, 0, count * vocab).view({count, vocab});
-    ComputeLogits(hidden_RH.narrow(0, begin, count), weight_VH, logits);
-    const ops::VocabRowsInput input =
-        ChunkInput(rows, begin, count, options.softcap, weight_VH.device());
+      hidden_RH.size(0), static_cast<int64_t>(rows.targets.size()),
+      weight_VH.size(1), dtype, options.softcap > 0, want_gradient,
+      want_entropy);
+  if (hidden_RH.size(0) == 0) return result;
+  const ChunkRunner runner(hidden_RH, weight_VH, rows, options);
+  result.shrunk_nR = runner.lora().Shrink(hidden_RH);
+  const auto all = [](int64_t, int64_t) { return true; };
+  runner.ForEach(result.shrunk_nR, all, [&](ChunkRunner::Chunk& chunk) {
+    const auto entries = [&](const at::Tensor& x_E) {
+      return x_E.narrow(0, chunk.first_entry, chunk.num_entries);
+    };
     if (result.target_slope_E.defined()) {
-      at::Tensor slope = result.target_slope_E.narrow(0, first, entries);
-      TargetSlope(logits, input, slope);
+      at::Tensor slope_E = entries(result.target_slope_E);
+      TargetSlope(chunk.logits_RV, chunk.input, slope_E);
     }
-    at::Tensor logprobs = result.logprobs_E.narrow(0, first, entries);
-    at::Tensor entropies;
-    if (want_entropy) entropies = result.entropies_R.narrow(0, begin, count);
-    ops::VocabRows(logits, input, want_gradient, logprobs, entropies);
-    if (want_gradient) {
-      logits.index_put_(EntryIndex(input), at::zeros({}, logits.options()));
-      at::Tensor projection = result.projection_RH.narrow(0, begin, count);
-      ComputeProjection(logits, weight_VH, projection);
+    at::Tensor logprobs_E = entries(result.logprobs_E);
+    at::Tensor entropies_R;
+    if (want_entropy) {
+      entropies_R = result.entropies_R.narrow(0, chunk.begin, chunk.count);
     }
-  }
+    if (!want_gradient) {
+      ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/false,
+                     logprobs_E, entropies_R);
+      return;
+    }
+    SoftmaxBesideTargets(chunk, logprobs_E, entropies_R);
+    at::Tensor projection_RH =
+        result.projection_RH.narrow(0, chunk.begin, chunk.count);
+    ComputeProjection(chunk.logits_RV, weight_VH, projection_RH);
+    runner.lora().Project(chunk.logits_RV, chunk.begin, result.projected_nR);
+  });
   return result;
 }
 
-at::Tensor HeadBackward(const HeadResult& forward, const at::Tensor& weight_VH,
-                        const ScoreRows& rows, const at::Tensor& g_E) {
+at::Tensor HeadBackward(const HeadResult& forward, const at::Tensor& hidden_RH,
+                        const at::Tensor& weight_VH, const ScoreRows& rows,
+                        const HeadOptions& options, const at::Tensor& g_E) {
   TORCH_CHECK(forward.projection_RH.defined(),
               "HeadBackward needs want_gradient in the forward");
-  const auto dtype = forward.projection_RH.options();
-  const int64_t num_rows = forward.projection_RH.size(0);
-  const std::vector<double> gradients_E = ToDoubles(g_E);
-  TORCH_CHECK(gradients_E.size() == rows.targets.size(), "HeadBackward has ",
-              gradients_E.size(), " gradients for ", rows.targets.size(),
-              " entries");
-  Coefficients coefficients =
-      MakeCoefficients(rows, gradients_E, ToDoubles(forward.logprobs_E));
-  if (forward.target_slope_E.defined()) {
-    const std::vector<double> slopes = ToDoubles(forward.target_slope_E);
-    for (size_t e = 0; e < slopes.size(); ++e) {
-      coefficients.entries_E[e] *= slopes[e];
-    }
-  }
+  TORCH_CHECK(g_E.numel() == static_cast<int64_t>(rows.targets.size()),
+              "HeadBackward has ", g_E.numel(), " gradients for ",
+              rows.targets.size(), " entries");
+  const HeadCoefficients coefficients = MakeHeadCoefficients(
+      rows, ToDoubles(g_E), ToDoubles(forward.logprobs_E),
+      forward.target_slope_E.defined() ? ToDoubles(forward.target_slope_E)
+                                       : std::vector<double>());
   at::Tensor dhidden_RH =
-      forward.projection_RH *
-      at::tensor(coefficients.rows_R).to(dtype).unsqueeze(1);
-  for (const EntryLayer& layer : LayerEntries(rows, coefficients.entries_E)) {
-    const at::Tensor targets =
-        at::tensor(layer.targets, at::kLong).to(dtype.device());
-    const at::Tensor scaled =
-        weight_VH.index_select(0, targets)
-            .to(dtype)
-            .mul_(at::tensor(layer.coefficients).to(dtype).unsqueeze(1));
-    if (static_cast<int64_t>(layer.rows.size()) == num_rows) {
-      dhidden_RH.add_(scaled);
-    } else {
-      dhidden_RH.index_add_(
-          0, at::tensor(layer.rows, at::kLong).to(dtype.device()), scaled);
+      Combine(forward.projection_RH, weight_VH, rows, coefficients, 0);
+  if (std::ranges::any_of(forward.shrunk_nR, &at::Tensor::defined)) {
+    const ChunkRunner runner(hidden_RH, weight_VH, rows, options);
+    const HeadLora& lora = runner.lora();
+    for (size_t s = 0; s < rows.routing.size(); ++s) {
+      if (!lora.Trains(s)) continue;
+      const at::Tensor ds_nR = Combine(forward.projected_nR[s], lora.B(s), rows,
+                                       coefficients, rows.routing[s].begin);
+      lora.AddGradientOfA(s, ds_nR, hidden_RH, dhidden_RH);
     }
+    AddGradientsOfB(runner, forward.shrunk_nR, coefficients);
   }
   return dhidden_RH.to(weight_VH.scalar_type());
 }

@@ -17,6 +17,10 @@
 // Leaving the targets out of U matters: a sure prediction has p near 1, and
 // W_t - p W_t would cancel; 1 - p is taken from the log-probability instead.
 // In all 4 R H V FLOPs and chunk * V + R * H floats.
+//
+// Rows of an adapter that trains lm_head see W + scale B A. Their dA and
+// dhidden follow from p B, kept beside U; dB = scale dz^T (h A^T) needs the
+// logits again, so that such rows, and they alone, cost 6 H V FLOPs.
 #ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
 #define WEFT_SRC_LOSS_FUSED_HEAD_H_
 
@@ -24,6 +28,8 @@
 
 #include <cstdint>
 #include <vector>
+
+#include "src/lora/lora_linear.h"
 
 namespace weft::loss {
 
@@ -37,6 +43,7 @@ struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
+  lora::LoraRouting routing;         // Of the rows; may be empty.
 };
 
 struct HeadResult {
@@ -44,6 +51,9 @@ struct HeadResult {
   at::Tensor entropies_R;     // [R] f32; undefined unless asked for.
   at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
   at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
+  // One per segment of the routing, undefined where it does not train lm_head.
+  std::vector<at::Tensor> shrunk_nR;     // h A^T.
+  std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
 };
 
 // Shapes:  hidden_RH [R, H] in the model dtype; weight_VH [V, H] likewise.
@@ -57,10 +67,14 @@ struct HeadResult {
                                    bool want_gradient, bool want_entropy);
 
 // dLoss/dhidden [R, H] in the dtype of weight, for g_E = dLoss/dlogprob [E] f32
-// (CPU or device). Needs want_gradient in the forward.
+// (CPU or device); adds the gradients of lm_head's LoRA to the segments of
+// rows.routing. The other arguments as in the forward, which must have had
+// want_gradient.
 [[nodiscard]] at::Tensor HeadBackward(const HeadResult& forward,
+                                      const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,
                                       const ScoreRows& rows,
+                                      const HeadOptions& options,
                                       const at::Tensor& g_E);
 
 }  // namespace weft::loss

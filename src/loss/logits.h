@@ -5,15 +5,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "src/lora/lora_linear.h"
+
 namespace weft::loss {
 
-// hidden W^T in f32, on the CPU.
+// softcap(hidden W^T + LoRA) in f32, on the CPU; `routing` names the adapters
+// of the rows.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,
-// V]
-//          f32, contiguous.
+//          V] f32, contiguous.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,
                                     const at::Tensor& weight_VH,
+                                    const lora::LoraRouting& routing,
                                     double softcap);
 
 }  // namespace weft::loss

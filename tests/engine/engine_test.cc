@@ -229,16 +229,6 @@ TEST_F(EngineTest, ARepeatedCreationIsAnsweredUntilTheFirstStep) {
   EXPECT_THAT(Create("a"), IsStatus(kAlreadyExists, "'a'"));
 }
 
-TEST_F(EngineTest, RefusesAnAdapterOnTheHead) {
-  EXPECT_THAT(Wait<AdapterInfo>([&](auto done) {
-                engine_->CreateAdapter(
-                    {.adapter_id = "a",
-                     .config = {.target_modules = {TargetModule::kLmHead}}},
-                    done);
-              }),
-              IsStatus(kUnimplemented, "lm_head"));
-}
-
 TEST_F(EngineTest, AdaptersDoNotTouchEachOther) {
   for (const char* id : {"a", "b", "c"}) ASSERT_THAT(Create(id), IsOk());
   Learn("a", 2);

@@ -3,8 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "tests/support/tolerance.h"
 
@@ -16,8 +20,12 @@ using ::weft::testing::kEpsilonF32;
 using ::weft::testing::kEpsilonF64;
 using ::weft::testing::Tolerance;
 
+// Which rows train lm_head, and with whom.
+enum class Adapters { kNone, kOne, kDistinct, kSkewed };
+
 constexpr int64_t kHidden = 24;
 constexpr int64_t kVocab = 211;
+constexpr double kLargestLogit = 40;
 
 // Row r has r % 3 + 1 targets and its own temperature.
 ScoreRows MakeRows(int64_t num_rows) {
@@ -33,6 +41,57 @@ ScoreRows MakeRows(int64_t num_rows) {
   return rows;
 }
 
+// An adapter of lm_head alone, of random weights.
+lora::AdapterVersionPtr HeadVersion(int rank, at::ScalarType dtype) {
+  auto version = std::make_shared<lora::AdapterVersion>();
+  version->scale = 6.0 / rank;
+  version->layout = std::make_shared<lora::AdapterLayout>(
+      lora::ModelShape{.hidden = kHidden, .vocab = kVocab},
+      LoraConfig{.rank = rank, .target_modules = {TargetModule::kLmHead}});
+  version->compute_N =
+      (at::randn({version->layout->num_parameters()}, at::kDouble) * 0.3)
+          .to(dtype);
+  return version;
+}
+
+void AddSegment(lora::LoraRouting& routing, int64_t begin, int64_t end,
+                int rank, at::ScalarType dtype) {
+  if (begin >= end) return;
+  const lora::AdapterVersionPtr version = HeadVersion(rank, dtype);
+  // bf16 adapters have f32 gradients, as all do in service.
+  const auto gradient_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  routing.push_back({.begin = begin,
+                     .end = end,
+                     .version = version,
+                     .gradient_N = at::zeros(
+                         {version->layout->num_parameters()}, gradient_type)});
+}
+
+// Skewed: a first row of its own, then most rows with one adapter, an adapter
+// of layers alone, and rows of the base model at the end.
+lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
+                              at::ScalarType dtype) {
+  lora::LoraRouting routing;
+  if (adapters == Adapters::kOne) AddSegment(routing, 0, num_rows, 3, dtype);
+  if (adapters == Adapters::kDistinct) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      AddSegment(routing, r, r + 1, static_cast<int>(r % 4) + 1, dtype);
+    }
+  }
+  if (adapters == Adapters::kSkewed) {
+    AddSegment(routing, 0, std::min<int64_t>(num_rows, 1), 2, dtype);
+    AddSegment(routing, 1, num_rows - num_rows / 4, 5, dtype);
+    if (num_rows >= 8) {
+      auto version = std::make_shared<lora::AdapterVersion>();
+      version->layout = std::make_shared<lora::AdapterLayout>(
+          lora::ModelShape{.hidden = kHidden, .vocab = kVocab}, LoraConfig());
+      const int64_t begin = num_rows - num_rows / 4;
+      routing.push_back({.begin = begin, .end = begin + 1, .version = version});
+    }
+  }
+  return routing;
+}
+
 struct Problem {
   at::Tensor hidden;
   at::Tensor weight;
@@ -40,8 +99,21 @@ struct Problem {
   at::Tensor g;
 };
 
+HeadResult Score(const Problem& problem, const HeadOptions& options = {},
+                 bool want_gradient = true, bool want_entropy = false) {
+  return ScoreHead(problem.hidden, problem.weight, problem.rows, options,
+                   want_gradient, want_entropy);
+}
+
+at::Tensor Backward(const HeadResult& result, const Problem& problem,
+                    const HeadOptions& options = {}) {
+  return HeadBackward(result, problem.hidden, problem.weight, problem.rows,
+                      options, problem.g);
+}
+
 // The upstream gradient is signed and sums to zero.
-Problem MakeProblem(int64_t num_rows, at::ScalarType dtype) {
+Problem MakeProblem(int64_t num_rows, at::ScalarType dtype,
+                    Adapters adapters = Adapters::kNone) {
   at::manual_seed(5);
   Problem problem{at::randn({num_rows, kHidden}, at::kDouble).to(dtype),
                   at::randn({kVocab, kHidden}, at::kDouble).to(dtype),
@@ -49,8 +121,9 @@ Problem MakeProblem(int64_t num_rows, at::ScalarType dtype) {
                   {}};
   at::Tensor g = at::randn({static_cast<int64_t>(problem.rows.targets.size())},
                            at::kDouble);
-  if (g.numel() > 0) g -= g.mean();
+  if (g.numel() > 1) g -= g.mean();
   problem.g = g.to(at::kFloat);
+  problem.rows.routing = MakeRouting(adapters, num_rows, dtype);
   return problem;
 }
 
@@ -58,7 +131,35 @@ struct Oracle {
   at::Tensor logprobs;
   at::Tensor entropies;
   at::Tensor dhidden;
+  std::vector<at::Tensor> dadapters;  // Flat, one per segment.
 };
+
+// Adds every segment's LoRA to the dense logits; returns the leaves.
+std::vector<at::Tensor> AddDenseLora(const Problem& problem,
+                                     const at::Tensor& hidden, at::Tensor& z) {
+  std::vector<at::Tensor> leaves;
+  std::vector<at::Tensor> deltas;
+  int64_t done = 0;
+  for (const lora::LoraSegment& segment : problem.rows.routing) {
+    const lora::AdapterVersion& version = *segment.version;
+    const auto& factors =
+        version.layout->group(0, lora::ProjectionGroup::kLmHead).factors;
+    leaves.emplace_back();
+    if (factors.empty()) continue;
+    leaves.back() = version.compute_N.to(at::kDouble).clone();
+    leaves.back().requires_grad_(true);
+    const int64_t count = segment.end - segment.begin;
+    deltas.push_back(at::zeros({segment.begin - done, kVocab}, at::kDouble));
+    deltas.push_back(hidden.narrow(0, segment.begin, count)
+                         .matmul(version.A(leaves.back(), factors[0]).t())
+                         .matmul(version.B(leaves.back(), factors[0]).t()) *
+                     version.scale);
+    done = segment.end;
+  }
+  deltas.push_back(at::zeros({z.size(0) - done, kVocab}, at::kDouble));
+  z = z + at::cat(deltas);
+  return leaves;
+}
 
 // Dense logits and log_softmax under f64 autograd.
 Oracle DenseOracle(const Problem& problem, double softcap) {
@@ -66,6 +167,7 @@ Oracle DenseOracle(const Problem& problem, double softcap) {
   at::Tensor hidden =
       problem.hidden.to(at::kDouble).detach().clone().requires_grad_(true);
   at::Tensor z = hidden.matmul(problem.weight.to(at::kDouble).t());
+  const std::vector<at::Tensor> leaves = AddDenseLora(problem, hidden, z);
   if (softcap > 0) z = softcap * (z / softcap).tanh();
   const at::Tensor log_p =
       (z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1))
@@ -75,8 +177,14 @@ Oracle DenseOracle(const Problem& problem, double softcap) {
   const at::Tensor logprobs =
       log_p.index({row_of_entry, at::tensor(rows.targets, at::kLong)});
   (logprobs * problem.g.to(at::kDouble)).sum().backward();
-  return {logprobs.detach(), -(log_p.exp() * log_p).sum(1).detach(),
-          hidden.grad()};
+  Oracle oracle{logprobs.detach(),
+                -(log_p.exp() * log_p).sum(1).detach(),
+                hidden.grad(),
+                {}};
+  for (const at::Tensor& leaf : leaves) {
+    oracle.dadapters.push_back(leaf.defined() ? leaf.grad() : at::Tensor());
+  }
+  return oracle;
 }
 
 void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
@@ -91,22 +199,40 @@ double Epsilon(at::ScalarType dtype) {
   return dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
 }
 
+// An adapter's gradient is a sum over its rows, and every probability in it has
+// the rounding of its logit.
+void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
+                         double epsilon) {
+  for (size_t s = 0; s < problem.rows.routing.size(); ++s) {
+    const lora::LoraSegment& segment = problem.rows.routing[s];
+    if (!oracle.dadapters[s].defined()) continue;
+    const double size = oracle.dadapters[s].abs().max().item<double>();
+    EXPECT_GT(size, 0);
+    ExpectClose(segment.gradient_N, oracle.dadapters[s],
+                Tolerance(epsilon, kHidden + segment.end - segment.begin,
+                          std::max(size, kLargestLogit)));
+  }
+}
+
 using Grid = std::tuple<std::pair<int64_t, int64_t>, at::ScalarType, double>;
 class FusedHeadTest : public ::testing::TestWithParam<Grid> {};
 
 TEST_P(FusedHeadTest, MatchesDenseAutograd) {
   const auto [shape, dtype, softcap] = GetParam();
-  const Problem problem = MakeProblem(shape.first, dtype);
   const HeadOptions options{.chunk_rows = shape.second, .softcap = softcap};
-  const Oracle oracle = DenseOracle(problem, softcap);
-  const HeadResult result = ScoreHead(problem.hidden, problem.weight,
-                                      problem.rows, options, true, true);
-  const double tolerance = Tolerance(Epsilon(dtype), kHidden, 40);
-  ExpectClose(result.logprobs_E, oracle.logprobs, tolerance);
-  ExpectClose(result.entropies_R, oracle.entropies, tolerance);
-  ExpectClose(HeadBackward(result, problem.weight, problem.rows, problem.g),
-              oracle.dhidden, tolerance);
-  EXPECT_EQ(result.target_slope_E.defined(), softcap > 0);
+  const double tolerance = Tolerance(Epsilon(dtype), kHidden, kLargestLogit);
+  for (const Adapters adapters : {Adapters::kNone, Adapters::kOne,
+                                  Adapters::kDistinct, Adapters::kSkewed}) {
+    SCOPED_TRACE(static_cast<int>(adapters));
+    const Problem problem = MakeProblem(shape.first, dtype, adapters);
+    const Oracle oracle = DenseOracle(problem, softcap);
+    const HeadResult result = Score(problem, options, true, true);
+    ExpectClose(result.logprobs_E, oracle.logprobs, tolerance);
+    ExpectClose(result.entropies_R, oracle.entropies, tolerance);
+    ExpectClose(Backward(result, problem, options), oracle.dhidden, tolerance);
+    ExpectAdaptersClose(problem, oracle, Epsilon(dtype));
+    EXPECT_EQ(result.target_slope_E.defined(), softcap > 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -122,30 +248,22 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(FusedHeadEvalTest, WithoutGradientGivesTheSameLogprobsAndNothingElse) {
   const Problem problem = MakeProblem(10, at::kFloat);
-  const HeadResult train =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 4},
-                true, false);
-  const HeadResult eval =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 4},
-                false, false);
+  const HeadResult train = Score(problem, {.chunk_rows = 4}, true, false);
+  const HeadResult eval = Score(problem, {.chunk_rows = 4}, false, false);
   EXPECT_TRUE(at::equal(train.logprobs_E, eval.logprobs_E));
   EXPECT_FALSE(eval.projection_RH.defined());
   EXPECT_FALSE(eval.entropies_R.defined());
-  EXPECT_THROW(
-      (void)HeadBackward(eval, problem.weight, problem.rows, problem.g),
-      c10::Error);
+  EXPECT_THROW((void)Backward(eval, problem), c10::Error);
 }
 
 TEST(FusedHeadBf16Test, LogprobsAreThoseOfF32Logits) {
   const Problem problem = MakeProblem(40, at::kBFloat16);
   const Oracle oracle = DenseOracle(problem, 0);
-  const HeadResult result =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {}, true, true);
+  const HeadResult result = Score(problem, {}, true, true);
   EXPECT_EQ(result.logprobs_E.scalar_type(), at::kFloat);
   ExpectClose(result.logprobs_E, oracle.logprobs,
-              Tolerance(kEpsilonF32, kHidden, 40));
-  const at::Tensor dhidden =
-      HeadBackward(result, problem.weight, problem.rows, problem.g);
+              Tolerance(kEpsilonF32, kHidden, kLargestLogit));
+  const at::Tensor dhidden = Backward(result, problem);
   EXPECT_EQ(dhidden.scalar_type(), at::kBFloat16);
   ExpectClose(dhidden, oracle.dhidden, Tolerance(kEpsilonBf16, 1, 10));
 }
@@ -179,10 +297,8 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
   problem.g = at::ones({8}, at::kFloat);
   const Oracle oracle = DenseOracle(problem, 0);
-  const HeadResult result =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {}, true, false);
-  const at::Tensor dhidden =
-      HeadBackward(result, problem.weight, problem.rows, problem.g);
+  const HeadResult result = Score(problem, {}, true, false);
+  const at::Tensor dhidden = Backward(result, problem);
   for (int64_t r = 0; r < 8; ++r) {
     // Relative to this row's own tiny gradient; p itself is rounded once.
     const double size = oracle.dhidden[r].abs().max().item<double>();
@@ -210,17 +326,11 @@ TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
 
 TEST(FusedHeadNanTest, StaysInItsRow) {
   Problem problem = MakeProblem(6, at::kFloat);
-  const HeadResult clean =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 3},
-                true, true);
+  const HeadResult clean = Score(problem, {.chunk_rows = 3}, true, true);
   problem.hidden[4][0] = std::nan("");
-  const HeadResult result =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {.chunk_rows = 3},
-                true, true);
-  const at::Tensor dclean =
-      HeadBackward(clean, problem.weight, problem.rows, problem.g);
-  const at::Tensor dhidden =
-      HeadBackward(result, problem.weight, problem.rows, problem.g);
+  const HeadResult result = Score(problem, {.chunk_rows = 3}, true, true);
+  const at::Tensor dclean = Backward(clean, problem);
+  const at::Tensor dhidden = Backward(result, problem);
   EXPECT_TRUE(dhidden[4].isnan().all().item<bool>());
   for (int64_t row : {0, 1, 2, 3, 5}) {
     EXPECT_TRUE(at::equal(dhidden[row], dclean[row]));
@@ -231,23 +341,18 @@ TEST(FusedHeadNanTest, StaysInItsRow) {
 TEST(FusedHeadRefusalTest, InconsistentRowsThrow) {
   Problem problem = MakeProblem(4, at::kFloat);
   problem.rows.temperatures.pop_back();
-  EXPECT_THROW((void)ScoreHead(problem.hidden, problem.weight, problem.rows, {},
-                               false, false),
-               c10::Error);
+  EXPECT_THROW((void)Score(problem, {}, false, false), c10::Error);
   problem = MakeProblem(4, at::kFloat);
   problem.rows.targets.pop_back();
-  EXPECT_THROW((void)ScoreHead(problem.hidden, problem.weight, problem.rows, {},
-                               false, false),
-               c10::Error);
+  EXPECT_THROW((void)Score(problem, {}, false, false), c10::Error);
 }
 
 TEST(FusedHeadRefusalTest, GradientOfAnotherLengthThrows) {
   const Problem problem = MakeProblem(4, at::kFloat);
-  const HeadResult result =
-      ScoreHead(problem.hidden, problem.weight, problem.rows, {}, true, false);
-  EXPECT_THROW(
-      (void)HeadBackward(result, problem.weight, problem.rows, at::ones({1})),
-      c10::Error);
+  const HeadResult result = Score(problem, {}, true, false);
+  EXPECT_THROW((void)HeadBackward(result, problem.hidden, problem.weight,
+                                  problem.rows, {}, at::ones({1})),
+               c10::Error);
 }
 
 }  // namespace

@@ -36,11 +36,11 @@ class AdapterShape:
     rslora: bool = False
 
 
-# Three adapters that differ in everything.
+# Three adapters that differ in everything; two of them train the output head.
 MIXED = (
     AdapterShape(4, 8.0, ("q_proj", "v_proj")),
-    AdapterShape(8, 32.0, ("k_proj", "o_proj", "gate_proj", "down_proj")),
-    AdapterShape(16, 16.0),
+    AdapterShape(8, 32.0, ("k_proj", "o_proj", "gate_proj", "down_proj", "lm_head")),
+    AdapterShape(16, 16.0, (*ALL_LINEAR, "lm_head")),
 )
 
 

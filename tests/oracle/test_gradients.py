@@ -100,6 +100,8 @@ LOSSES: tuple[tuple[str, dict[str, float]], ...] = (
     ("ppo", {"clip_low": 0.7, "clip_high": 1.05}),
     ("cispo", {"clip_low": 0.9, "clip_high": 1.1}),
     ("dro", {"beta": 0.3}),
+    ("gspo", {}),
+    ("gspo", {"clip_low": 0.98, "clip_high": 1.02}),
     ("importance_sampling", {"temperature": 0.8}),
 )
 
@@ -109,7 +111,7 @@ def test_policy_losses_in_one_mixed_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     reference, daemon = reference_for(kind), daemon_for(kind)
-    shape = AdapterShape(4, 8.0, ("q_proj", "o_proj", "up_proj"))
+    shape = AdapterShape(4, 8.0, ("q_proj", "o_proj", "up_proj", "lm_head"))
     folder = reference.make_adapter(tmp_path / "a", shape, seed=6)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     tokens = [t[:34] for t in tokens[:4]]
@@ -172,6 +174,13 @@ def _policy_loss(adapted: Adapted, datum: Any, name: str, config: Any) -> Any:
     if name == "importance_sampling":
         objective = ratio * advantages
     elif name == "ppo":
+        objective = torch.minimum(ratio * advantages, clipped * advantages)
+    elif name == "gspo":
+        scored = weights != 0
+        mean = (learner - sampler)[scored].mean().detach()
+        # GSPO-token: the sequence's ratio in value, each token's own slope.
+        ratio = torch.exp(mean) * torch.exp(learner - learner.detach())
+        clipped = ratio.clamp(config.get("clip_low", 0.8), config.get("clip_high", 1.2))
         objective = torch.minimum(ratio * advantages, clipped * advantages)
     elif name == "cispo":
         objective = clipped.detach() * learner * advantages

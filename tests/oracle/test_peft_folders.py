@@ -29,7 +29,7 @@ def test_exported_adapter_gives_our_logprobs_in_peft(
             unique("export"),
             rank=6,
             alpha=9.0,
-            target_modules=["v_proj", "o_proj", "down_proj"],
+            target_modules=["v_proj", "o_proj", "down_proj", "lm_head"],
             seed=11,
         )
         for _ in range(2):

@@ -1,0 +1,16 @@
+// The one way in which a product of activations reaches a gradient.
+#ifndef WEFT_SRC_LORA_ADD_PRODUCT_H_
+#define WEFT_SRC_LORA_ADD_PRODUCT_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::lora {
+
+// gradient += scale * a b, in the gradient's dtype whatever that of a and b.
+// Shapes: a [M, n], b [n, N], gradient [M, N], a view into a flat buffer.
+void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
+                double scale);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_ADD_PRODUCT_H_

@@ -1,0 +1,70 @@
+// LoRA of the output head, per segment of score rows. Private to loss/.
+//
+// Legend: n rows of a segment, r rank, H hidden, V vocabulary. A [r, H], B
+// [V, r]. Products are in the head's compute type.
+#ifndef WEFT_SRC_LOSS_HEAD_LORA_H_
+#define WEFT_SRC_LOSS_HEAD_LORA_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::loss {
+
+// The segments of a routing that train lm_head, by their index in it.
+class HeadLora {
+ public:
+  // Keeps the reference.
+  HeadLora(const lora::LoraRouting& routing, at::ScalarType compute_type);
+
+  // Rows [begin, begin + count) of a segment that lie in a chunk.
+  struct Overlap {
+    size_t segment = 0;
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
+                                                int64_t chunk_rows) const;
+
+  // h A^T of every segment: [n, r], undefined where lm_head is not trained.
+  [[nodiscard]] std::vector<at::Tensor> Shrink(
+      const at::Tensor& hidden_RH) const;
+
+  // Adds scale (h A^T) B^T to the logits of the chunk.
+  void AddLogits(const std::vector<at::Tensor>& shrunk_nR, int64_t chunk_begin,
+                 at::Tensor& logits_RV) const;
+
+  // Writes p B of the chunk's rows; allocates the segments' tensors at first.
+  void Project(const at::Tensor& p_RV, int64_t chunk_begin,
+               std::vector<at::Tensor>& projected_nR) const;
+
+  // dB of the segments' gradients += scale dz^T (h A^T), for the chunk's rows.
+  void AddGradientOfB(const at::Tensor& dz_RV, int64_t chunk_begin,
+                      const std::vector<at::Tensor>& shrunk_nR) const;
+
+  // ds = dz B of a segment [n, r]. dA += scale ds^T h, dhidden += scale ds A.
+  void AddGradientOfA(size_t segment, const at::Tensor& ds_nR,
+                      const at::Tensor& hidden_RH,
+                      at::Tensor& dhidden_RH) const;
+
+  // B of a segment, in the compute type.
+  [[nodiscard]] at::Tensor B(size_t segment) const;
+  // True when the gradient of B is wanted somewhere in the chunk.
+  [[nodiscard]] bool WantsGradientOfB(int64_t chunk_begin,
+                                      int64_t chunk_rows) const;
+  [[nodiscard]] bool Trains(size_t segment) const;
+
+ private:
+  [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
+  [[nodiscard]] at::Tensor A(size_t segment) const;
+
+  const lora::LoraRouting& routing_;
+  at::ScalarType compute_type_;
+};
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_HEAD_LORA_H_

@@ -1,0 +1,27 @@
+// The matrix products of the head. Private to loss/.
+//
+// Legend: R rows, H hidden, V vocabulary.
+#ifndef WEFT_SRC_LOSS_HEAD_PRODUCTS_H_
+#define WEFT_SRC_LOSS_HEAD_PRODUCTS_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::loss {
+
+// Dtype of logits, statistics and U: f64 for f64 weights, else f32.
+[[nodiscard]] at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
+
+// logits = hidden W^T, with products and sums of at least f32.
+// Shapes: logits_RV in the compute type; the others in the model dtype.
+void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                   at::Tensor& logits_RV);
+
+// out = p W: a sum over the vocabulary, whose rounding errors stay those of
+// short blocks whatever R is.
+// Shapes: p_RV, out_RH in the compute type; weight_VH in the model dtype.
+void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
+                       at::Tensor& out_RH);
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_HEAD_PRODUCTS_H_
