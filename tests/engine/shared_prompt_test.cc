@@ -1,65 +1,33 @@
 // A step with shared prompts and recomputed layers is the same step.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "src/engine/train_runner.h"
+#include "tests/engine/group_data.h"
 #include "tests/model/tiny_model.h"
 
 namespace weft::engine {
 namespace {
 
 using ::testing::HasSubstr;
-using ::weft::testing::TinyConfig;
+using ::weft::testing::Group;
+using ::weft::testing::Join;
+using ::weft::testing::MakeDatum;
+using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
-using ::weft::testing::TinyWeights;
+using ::weft::testing::Tokens;
 
 // Promised: shared and repeated prompts differ by no more, relative.
 constexpr double kPromised = 1e-5;
-
-// Tokens of a text; targets and signed weights on every position, so that rows
-// of the prompt carry gradients of all who share them.
-Datum MakeDatum(const std::vector<int32_t>& tokens, int salt) {
-  Datum datum;
-  datum.tokens = tokens;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const auto n = static_cast<int32_t>(i);
-    datum.targets.push_back((tokens[i] * 7 + n + salt) % 53);
-    datum.weights.push_back(0.25F * static_cast<float>((n + salt) % 7 - 3));
-  }
-  return datum;
-}
-
-std::vector<int32_t> Tokens(int32_t first, int length) {
-  std::vector<int32_t> tokens;
-  for (int32_t i = 0; i < length; ++i) tokens.push_back((first + 5 * i) % 53);
-  return tokens;
-}
-
-std::vector<int32_t> Join(std::vector<int32_t> head,
-                          const std::vector<int32_t>& tail) {
-  head.insert(head.end(), tail.begin(), tail.end());
-  return head;
-}
-
-std::vector<Datum> Group(int size, int prompt, int completion) {
-  std::vector<Datum> data;
-  for (int g = 0; g < size; ++g) {
-    data.push_back(
-        MakeDatum(Join(Tokens(3, prompt), Tokens(11 + 2 * g, completion)), g));
-  }
-  return data;
-}
 
 struct Step {
   std::vector<DatumResult> data;
@@ -69,16 +37,10 @@ struct Step {
 
 class SharedPromptTest : public ::testing::Test {
  protected:
-  SharedPromptTest() {
-    at::set_num_threads(1);
-    at::manual_seed(41);
-    const model::ModelConfig config = TinyConfig();
-    model::DecoderWeights weights = TinyWeights(config, at::kFloat);
-    decoder_ = std::make_unique<model::Decoder>(config, std::move(weights),
-                                                config.max_positions);
+  SharedPromptTest() : decoder_(TinyDecoder(at::kFloat, /*seed=*/41)) {
     for (const int rank : {3, 4}) {
-      versions_.push_back(
-          TinyVersion(config, {.rank = rank, .alpha = 6}, at::kFloat));
+      versions_.push_back(TinyVersion(decoder_.config(),
+                                      {.rank = rank, .alpha = 6}, at::kFloat));
     }
   }
 
@@ -98,7 +60,7 @@ class SharedPromptTest : public ::testing::Test {
            .gradient_N = step.gradients.back()});
       metrics.push_back(&sums[i]);
     }
-    TrainRunner runner(*decoder_, options);
+    TrainRunner runner(decoder_, options);
     step.data = runner.Run(pieces, /*backward=*/true, metrics).value().data;
     step.num_rows = PackTrain(pieces, options.share_prompts, at::kCPU)
                         .batch.tokens_T.numel();
@@ -149,7 +111,7 @@ class SharedPromptTest : public ::testing::Test {
     }
   }
 
-  std::unique_ptr<model::Decoder> decoder_;
+  const model::Decoder decoder_;
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
@@ -209,7 +171,7 @@ TEST_F(SharedPromptTest, ABatchThatCannotFitChangesNothing) {
                       .version = versions_[0],
                       .gradient_N = at::zeros_like(versions_[0]->weights_N)};
   loss::MetricSums sums;
-  TrainRunner runner(*decoder_, {.memory_budget_bytes = 1000});
+  TrainRunner runner(decoder_, {.memory_budget_bytes = 1000});
   const absl::Status status =
       runner.Run({piece}, /*backward=*/true, {&sums}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;

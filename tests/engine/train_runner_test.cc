@@ -1,7 +1,6 @@
 #include "src/engine/train_runner.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -26,22 +25,12 @@ using ::testing::IsEmpty;
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::ReferenceResult;
 using ::weft::testing::RunReference;
-using ::weft::testing::TinyConfig;
+using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
-using ::weft::testing::TinyWeights;
 using ::weft::testing::Tolerance;
 
 // Roundings along the path through both layers and the head.
 constexpr int64_t kPath = 1000;
-
-model::Decoder MakeDecoder() {
-  // On a model of this size threads wait for each other, no more.
-  at::set_num_threads(1);
-  at::manual_seed(37);
-  const model::ModelConfig config = TinyConfig();
-  model::DecoderWeights weights = TinyWeights(config, at::kFloat);
-  return {config, std::move(weights), config.max_positions};
-}
 
 // `length` tokens from `first` on, each to be followed by another; every third
 // is not scored, the others have weights of their own.
@@ -68,7 +57,7 @@ struct Outcome {
 class TrainRunnerTest : public ::testing::Test {
  protected:
   TrainRunnerTest()
-      : decoder_(MakeDecoder()),
+      : decoder_(TinyDecoder(at::kFloat, /*seed=*/37)),
         runner_(decoder_, TrainRunnerOptions()),
         a_(Version({.rank = 3, .alpha = 6})),
         b_(Version({.rank = 4, .alpha = 4})) {}

@@ -3,6 +3,7 @@
 #define WEFT_TESTS_MODEL_TINY_MODEL_H_
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "src/lora/adapter.h"
+#include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model/model_config.h"
 
@@ -73,6 +75,15 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
   w.final_norm_H = norm(config.hidden);
   w.head_VH = w.embedding_VH;
   return w;
+}
+
+// On one thread: on a model of this size threads wait for each other, no more.
+inline model::Decoder TinyDecoder(at::ScalarType dtype, uint64_t seed) {
+  at::set_num_threads(1);
+  at::manual_seed(seed);
+  const model::ModelConfig config = TinyConfig();
+  model::DecoderWeights weights = TinyWeights(config, dtype);
+  return {config, std::move(weights), config.max_positions};
 }
 
 // A version of random weights, B too: a fresh adapter would change nothing.
