@@ -41,7 +41,8 @@ class DatumReader {
   }
 
   // Copies the packed form or the raw one, whichever is set. Out is int32_t
-  // for ids (whose range is checked later) and float for reals.
+  // for ids (whose range is checked later), uint32_t for offsets and float for
+  // reals.
   template <typename In, typename Out>
   absl::Status Copy(absl::string_view field,
                     const google::protobuf::RepeatedField<In>& packed,
@@ -72,11 +73,14 @@ class DatumReader {
   absl::Status CheckLength(absl::string_view field, size_t length,
                            size_t expected) const {
     if (length == expected) return absl::OkStatus();
+    const std::string shape =
+        out_.target_offsets.empty()
+            ? absl::StrCat(out_.targets_per_token, " targets per token")
+            : "the last of target_offsets";
     return BadField(
         Path(field),
         absl::StrCat("has ", length, " values, must have ", expected, " (",
-                     out_.tokens.size(), " tokens, ", out_.targets_per_token,
-                     " targets per token)"));
+                     out_.tokens.size(), " tokens, ", shape, ")"));
   }
 
   absl::Status CheckFinite(absl::string_view field,
@@ -106,19 +110,8 @@ class DatumReader {
   }
 
   absl::Status ReadTargets() {
-    const uint32_t per_token = in_.targets_per_token();
-    if (per_token > 1 && function_ != LossFunction::kCrossEntropy) {
-      return BadField(Path("targets_per_token"),
-                      absl::StrCat("is ", per_token,
-                                   ", must be 0 or 1 for every loss but "
-                                   "cross_entropy"));
-    }
-    const uint32_t most = std::min(kMaxTargetsPerToken,
-                                   static_cast<uint32_t>(limits_.vocab_size));
-    if (per_token > most) {
-      return CheckCount(Path("targets_per_token"), per_token, 0, most);
-    }
-    out_.targets_per_token = per_token == 0 ? 1 : static_cast<int>(per_token);
+    WEFT_RETURN_IF_ERROR(ReadTargetsPerToken());
+    WEFT_RETURN_IF_ERROR(ReadTargetOffsets());
     WEFT_RETURN_IF_ERROR(
         Copy("targets", in_.targets(), in_.targets_le(), &out_.targets));
     WEFT_RETURN_IF_ERROR(
@@ -127,6 +120,65 @@ class DatumReader {
     if (bad < 0) return absl::OkStatus();
     return BadId(Path("targets"), bad, out_.targets[static_cast<size_t>(bad)],
                  limits_.vocab_size);
+  }
+
+  absl::Status ReadTargetsPerToken() {
+    const uint32_t per_token = in_.targets_per_token();
+    if (per_token > 1 && function_ != LossFunction::kCrossEntropy) {
+      return BadField(Path("targets_per_token"),
+                      absl::StrCat("is ", per_token,
+                                   ", must be 0 or 1 for every loss but "
+                                   "cross_entropy"));
+    }
+    if (per_token > MaxTargetsPerToken()) {
+      return CheckCount(Path("targets_per_token"), per_token, 0,
+                        MaxTargetsPerToken());
+    }
+    out_.targets_per_token = per_token == 0 ? 1 : static_cast<int>(per_token);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTargetOffsets() {
+    WEFT_RETURN_IF_ERROR(Copy("target_offsets", in_.target_offsets(),
+                              in_.target_offsets_le(), &out_.target_offsets));
+    const std::vector<uint32_t>& offsets = out_.target_offsets;
+    if (offsets.empty()) return absl::OkStatus();
+    if (function_ != LossFunction::kCrossEntropy) {
+      return BadField(Path("target_offsets"),
+                      absl::StrCat("has ", offsets.size(),
+                                   " values, must be empty for every loss but "
+                                   "cross_entropy"));
+    }
+    if (out_.targets_per_token > 1) {
+      return BadField(Path("targets_per_token"),
+                      absl::StrCat("is ", out_.targets_per_token,
+                                   ", must be 0 or 1 with target_offsets"));
+    }
+    if (offsets.size() != out_.tokens.size() + 1) {
+      return BadField(
+          Path("target_offsets"),
+          absl::StrCat("has ", offsets.size(), " values, must have ",
+                       out_.tokens.size() + 1, " (", out_.tokens.size(),
+                       " tokens, and the end)"));
+    }
+    return CheckOffsets(offsets);
+  }
+
+  absl::Status CheckOffsets(const std::vector<uint32_t>& offsets) const {
+    if (offsets.front() != 0) {
+      return BadField(Path("target_offsets[0]"),
+                      absl::StrCat("is ", offsets.front(), ", must be 0"));
+    }
+    const uint32_t most = MaxTargetsPerToken();
+    for (size_t i = 1; i < offsets.size(); ++i) {
+      const uint64_t low = offsets[i - 1];
+      if (offsets[i] >= low && offsets[i] <= low + most) continue;
+      return BadField(
+          absl::StrCat(Path("target_offsets"), "[", i, "]"),
+          absl::StrCat("is ", offsets[i], ", must be in [", low, ", ",
+                       low + most, "] (a token has 0 to ", most, " targets)"));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status ReadWeights() {
@@ -161,8 +213,13 @@ class DatumReader {
     return CheckFinite("advantages", out_.advantages);
   }
 
+  uint32_t MaxTargetsPerToken() const {
+    return std::min(kMaxTargetsPerToken,
+                    static_cast<uint32_t>(limits_.vocab_size));
+  }
+
   size_t NumTargets() const {
-    return out_.tokens.size() * static_cast<size_t>(out_.targets_per_token);
+    return static_cast<size_t>(out_.targets_of(out_.num_tokens() - 1).end);
   }
 
   const v1::Datum& in_;

@@ -2,6 +2,7 @@
 #ifndef WEFT_TESTS_SERVER_REFUSALS_H_
 #define WEFT_TESTS_SERVER_REFUSALS_H_
 
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
@@ -50,6 +51,22 @@ void ExpectRefusals(const Message& good,
     EXPECT_THAT(std::string(status.message()),
                 ::testing::StartsWith(row.error));
   }
+}
+
+// One sequence of three tokens with all that a policy loss needs.
+inline v1::ForwardBackwardRequest GoodTrain() {
+  v1::ForwardBackwardRequest request;
+  request.set_adapter_id("a");
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO);
+  v1::Datum* const datum = request.add_data();
+  for (const uint32_t token : {1, 2, 3}) {
+    datum->add_tokens(token);
+    datum->add_targets(token);
+    datum->add_weights(1);
+    datum->add_logprobs(-1);
+    datum->add_advantages(1);
+  }
+  return request;
 }
 
 }  // namespace weft

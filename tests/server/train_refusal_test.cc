@@ -8,21 +8,6 @@
 namespace weft {
 namespace {
 
-v1::ForwardBackwardRequest GoodTrain() {
-  v1::ForwardBackwardRequest request;
-  request.set_adapter_id("a");
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO);
-  v1::Datum* const datum = request.add_data();
-  for (const uint32_t token : {1, 2, 3}) {
-    datum->add_tokens(token);
-    datum->add_targets(token);
-    datum->add_weights(1);
-    datum->add_logprobs(-1);
-    datum->add_advantages(1);
-  }
-  return request;
-}
-
 using Train = v1::ForwardBackwardRequest;
 
 TEST(RefusalTest, ForwardBackwardData) {
@@ -130,28 +115,6 @@ TEST(RefusalTest, ForwardBackwardData) {
         "data[0].advantages and data[0].advantages_le are both set"}});
 }
 
-TEST(RefusalTest, SoftTargets) {
-  Train good = GoodTrain();
-  good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-  good.mutable_data(0)->clear_weights();
-  good.mutable_data(0)->set_targets_per_token(2);
-  for (int i = 0; i < 3; ++i) good.mutable_data(0)->add_targets(5);
-  ExpectRefusals<Train>(
-      good,
-      {{"one short",
-        [](Train& r) { r.mutable_data(0)->mutable_targets()->RemoveLast(); },
-        "data[0].targets has 5 values, must have 6 (3 tokens, 2 targets"},
-       {"weights [N]",
-        [](Train& r) { r.mutable_data(0)->mutable_weights()->Resize(3, 1); },
-        "data[0].weights has 3 values, must have 6"},
-       {"more than the vocabulary",
-        [](Train& r) { r.mutable_data(0)->set_targets_per_token(101); },
-        "data[0].targets_per_token is 101, must be in [0, 100]"},
-       {"4 billion",
-        [](Train& r) { r.mutable_data(0)->set_targets_per_token(UINT32_MAX); },
-        "data[0].targets_per_token is 4294967295"}});
-}
-
 TEST(RefusalTest, Loss) {
   const auto loss = [](Train& r) { return r.mutable_loss(); };
   ExpectRefusals<Train>(
@@ -172,6 +135,15 @@ TEST(RefusalTest, Loss) {
         "loss.clip_high is inf"},
        {"clip order", [=](Train& r) { loss(r)->set_clip_low(1.5); },
         "loss.clip_low is 1.5, must be at most loss.clip_high 1.2"},
+       {"clip_high below the default low",
+        [=](Train& r) { loss(r)->set_clip_high(0.5); },
+        "loss.clip_low is 0.8, must be at most loss.clip_high 0.5"},
+       {"clip bounds reversed",
+        [=](Train& r) {
+          loss(r)->set_clip_low(3);
+          loss(r)->set_clip_high(2);
+        },
+        "loss.clip_low is 3, must be at most loss.clip_high 2"},
        {"beta < 0", [=](Train& r) { loss(r)->set_beta(-1); },
         "loss.beta is -1"},
        {"beta nan", [=](Train& r) { loss(r)->set_beta(kNan); },
@@ -180,6 +152,8 @@ TEST(RefusalTest, Loss) {
         "loss.temperature is 0, must be in [1e-08, 1e+08]"},
        {"temperature < 0", [=](Train& r) { loss(r)->set_temperature(-1); },
         "loss.temperature is -1"},
+       {"temperature inf", [=](Train& r) { loss(r)->set_temperature(kInf); },
+        "loss.temperature is inf"},
        {"temperature nan", [=](Train& r) { loss(r)->set_temperature(kNan); },
         "loss.temperature is nan"},
        {"temperature tiny", [=](Train& r) { loss(r)->set_temperature(1e-30); },
