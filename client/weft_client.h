@@ -40,6 +40,7 @@ struct ClientOptions {
 };
 
 // Makes a datum of raw fields. tokens, targets: [N]; weights: [N] or empty = 1.
+// Soft targets: pass all of them, and set targets_per_token or target_offsets.
 [[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
                                   const std::vector<uint32_t>& targets,
                                   const std::vector<float>& weights = {});

@@ -90,13 +90,13 @@ class Builder {
     int64_t i = 0;
     for (const RowSpan& span : spans) {
       for (int64_t r = 0; r < span.count; ++r, ++i) {
-        for (int k = 0; k < datum.targets_per_token; ++k) {
-          if (!IsScored(datum, i, k)) continue;
-          scored_.push_back(
-              {.row = base + span.begin + r,
-               .temperature = temperature,
-               .target = datum.targets[i * datum.targets_per_token + k],
-               .datum = index});
+        const TargetSpan own = datum.targets_of(i);
+        for (int64_t t = own.begin; t < own.end; ++t) {
+          if (!IsScored(datum, t)) continue;
+          scored_.push_back({.row = base + span.begin + r,
+                             .temperature = temperature,
+                             .target = datum.targets[t],
+                             .datum = index});
         }
       }
     }
@@ -159,9 +159,8 @@ class Builder {
 
 }  // namespace
 
-bool IsScored(const Datum& datum, int64_t i, int k) {
-  return datum.weights.empty() ||
-         datum.weights[i * datum.targets_per_token + k] != 0.0f;
+bool IsScored(const Datum& datum, int64_t target) {
+  return datum.weights.empty() || datum.weights[target] != 0.0f;
 }
 
 PackedTrain PackTrain(const std::vector<TrainPiece>& pieces, bool share_prompts,

@@ -30,7 +30,7 @@ struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
   std::vector<int64_t> rows;     // Of each scored position, in order.
-  std::vector<int64_t> entries;  // Of each scored target, by (position, k).
+  std::vector<int64_t> entries;  // Of each scored target, in order.
 };
 
 struct PackedTrain {
@@ -40,8 +40,8 @@ struct PackedTrain {
   std::vector<PackedDatum> data;  // In the order of the pieces.
 };
 
-// True when target k of token i is scored: its weight is not 0.
-[[nodiscard]] bool IsScored(const Datum& datum, int64_t i, int k);
+// True when a target (index into the datum's) is scored: its weight is not 0.
+[[nodiscard]] bool IsScored(const Datum& datum, int64_t target);
 
 // Tensors are made on `device`. With `share_prompts`, data of one adapter that
 // begin alike get common rows for what they have in common (prefix_tree.h);

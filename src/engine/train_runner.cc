@@ -23,7 +23,6 @@ DatumResult ScatterDatum(const PackedDatum& packed, const HostScores& scores,
                          float* gradients_E, loss::MetricSums* metrics) {
   const Datum& datum = *packed.datum;
   const LossConfig& config = packed.request->loss;
-  const int num_targets = datum.targets_per_token;
   const size_t size = datum.targets.size();
   DatumResult result;
   result.logprobs.assign(size, 0.0f);
@@ -36,11 +35,11 @@ DatumResult ScatterDatum(const PackedDatum& packed, const HostScores& scores,
   size_t row = 0;
   for (int64_t i = 0; i < datum.num_tokens(); ++i) {
     const size_t before = scored.size();
-    for (int k = 0; k < num_targets; ++k) {
-      if (!IsScored(datum, i, k)) continue;
-      const size_t index = i * num_targets + k;
-      result.logprobs[index] = logprobs[packed.entries[scored.size()]];
-      scored.push_back(index);
+    const TargetSpan own = datum.targets_of(i);
+    for (int64_t t = own.begin; t < own.end; ++t) {
+      if (!IsScored(datum, t)) continue;
+      result.logprobs[t] = logprobs[packed.entries[scored.size()]];
+      scored.push_back(t);
     }
     if (scored.size() == before) continue;
     if (config.return_entropy) {

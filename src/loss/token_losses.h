@@ -49,8 +49,8 @@ class MetricSums {
 // lp - q is cut to [-60, 60] before exp, in every loss: the ratio, and with
 // finite A and w the loss, stays finite, and so does the derivative, which
 // keeps its form with r at the bound. NaN is not hidden: it reaches loss and
-// derivative. Shapes:  logprobs, losses, gradients [N * K] as the datum's
-// targets. Tokens of
+// derivative.
+// Shapes:  logprobs, losses, gradients as the datum's targets, flat. Targets of
 //          weight 0 give loss 0 and gradient 0 and are in no metric, whatever
 //          their logprob holds.
 // Threads: any.

@@ -82,8 +82,9 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.temperature << loss.return_entropy
          << uint64_t{request.data.size()};
   for (const Datum& datum : request.data) {
-    hasher << datum.targets_per_token << datum.tokens << datum.targets
-           << datum.weights << datum.logprobs << datum.advantages;
+    hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
+           << datum.targets << datum.weights << datum.logprobs
+           << datum.advantages;
   }
   return hasher.Finish();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -35,6 +36,14 @@ def test_next_token_masks_the_prompt() -> None:
         ([1.5], [1], None),
         ([1], [1], [1, 2]),
         ([[1]], [[1]], None),
+        ([1, 2], [[1]], None),
+        ([1, 2], [[1], 2], None),
+        ([1, 2], [[1], [2.5, 3.0]], None),
+        ([1, 2], [[1], [2, -3]], None),
+        ([1, 2, 3], [[1], [2, 3]], None),
+        ([1, 2], [[1], [2, 3]], [1, 1, 1]),
+        ([1, 2], [[1], [2, 3]], [[1], [1]]),
+        ([1, 2], [[1], [2, 3]], [[1]]),
     ],
 )
 def test_datum_refuses_what_does_not_fit(
@@ -89,6 +98,47 @@ def test_soft_targets_keep_their_shape(client: weft.Client) -> None:
     datum = weft.Datum([1, 2], [[3, 4], [5, 6]], np.full((2, 2), 0.5))
     result = adapter.forward([datum])
     assert result.results[0].logprobs.shape == (2, 2)
+
+
+@pytest.mark.parametrize("as_array", [list, np.array])
+def test_ragged_targets_go_flat_and_come_back_per_token(
+    as_array: Any, server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    targets = [as_array(row) for row in ([3, 4], [], [5])]
+    weights = [as_array(row) for row in ([0.5, 0.0], [], [2.0])]
+    result = adapter.forward([weft.Datum([7, 8, 9], targets, weights)])
+    sent = server.requests[-1].data[0]
+    assert sent.targets_le == np.array([3, 4, 5], "<u4").tobytes()
+    assert sent.weights_le == np.array([0.5, 0, 2], "<f4").tobytes()
+    assert sent.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
+    assert sent.targets_per_token == 0
+    logprobs, losses = result.results[0].logprobs, result.results[0].losses
+    assert [row.shape for row in losses] == [(2,), (0,), (1,)]
+    np.testing.assert_allclose(logprobs[0], np.float32([-0.4, 0]))
+    np.testing.assert_allclose(logprobs[2], np.float32([-0.6]))
+    np.testing.assert_allclose(losses[2], np.float32([1.2]))
+    assert all(row.flags.writeable for row in logprobs)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_targets_that_are_all_empty_are_ragged(
+    count: int, client: weft.Client
+) -> None:
+    datum = weft.Datum([1] * count, [[]] * count)
+    assert datum.target_offsets is not None
+    result = client.create_adapter("a").forward([datum]).results[0]
+    assert [row.shape for row in result.logprobs] == [(0,)] * count
+
+
+def test_torch_rows_may_be_ragged() -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.tensor([3, 4]), torch.tensor([5])]
+    weights = [torch.tensor([0.5, 0.5]), torch.tensor([1.0])]
+    datum = weft.Datum(torch.tensor([1, 2]), rows, weights)
+    assert datum.targets.tolist() == [3, 4, 5]
+    assert datum.target_offsets is not None
+    assert datum.target_offsets.tolist() == [0, 2, 3]
 
 
 def test_retries_with_the_same_number(
@@ -219,6 +269,27 @@ def test_custom_loss_sends_the_negative_gradient(
     assert "surrogate_loss:sum" in result.metrics
     np.testing.assert_allclose(result.results[0].logprobs, expected)
     assert result.step == 2
+
+
+def test_custom_losses_see_ragged_targets_flat(
+    server: FakeServer, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    datum = weft.Datum([7, 8, 9], [[3, 4], [], [5]], [[0.5, 0.0], [], [2.0]])
+
+    def loss_fn(
+        logprobs: list[np.ndarray],
+    ) -> tuple[float, list[np.ndarray]]:
+        assert logprobs[0].shape == (3,)
+        return 1.5, [np.float32([1, 2, -3])]
+
+    result = adapter.forward_backward_custom([datum], loss_fn)
+    sent = server.requests[-1].data[0]
+    assert np.frombuffer(sent.weights_le, "<f4").tolist() == [-1, 0, 3]
+    assert sent.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
+    assert [row.shape for row in result.results[0].logprobs] == [(2,), (0,), (1,)]
+    with pytest.raises(weft.InvalidArgument):
+        adapter.forward_backward_custom([datum], lambda _: (0.0, [np.ones(2)]))
 
 
 def test_torch_loss_differentiates() -> None:

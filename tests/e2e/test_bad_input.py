@@ -38,6 +38,16 @@ BAD_DATA: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("too long", {"tokens": [5] * 513, "targets": [5] * 513}, ("513", "512")),
     ("soft without weights", {"targets_per_token": 3}, ("targets",)),
     ("2^32 - 1 targets", {"targets_per_token": 2**32 - 1}, ("targets",)),
+    ("no offset of the end", {"target_offsets": [0, 1, 2]}, ("target_offsets", "4")),
+    ("late offset", {"target_offsets": [1, 1, 2, 3]}, ("target_offsets[0]",)),
+    ("falling offset", {"target_offsets": [0, 2, 1, 3]}, ("target_offsets[2]",)),
+    ("offset 2^32 - 1", {"target_offsets": [0, 1, 2**32 - 1, 3]}, ("4294967295",)),
+    ("offsets end early", {"target_offsets": [0, 1, 1, 2]}, ("targets", "3", "2")),
+    (
+        "offsets and K",
+        {"target_offsets": [0, 1, 2, 3], "targets_per_token": 2},
+        ("targets_per_token", "target_offsets"),
+    ),
 )
 BAD_POLICY: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("no logprobs", {"logprobs": []}, ("logprobs",)),
@@ -46,11 +56,13 @@ BAD_POLICY: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("infinite logprob", {"logprobs": [-1.0, -INFINITY, -1.0]}, ("logprobs",)),
     ("NaN advantage", {"advantages": [1.0, NAN, 1.0]}, ("advantages",)),
     ("fewer advantages", {"advantages": [1.0]}, ("advantages",)),
+    ("ragged targets", {"target_offsets": [0, 1, 2, 3]}, ("target_offsets",)),
 )
 BAD_LOSS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("no function", {}, ("function",)),
     ("unknown function", {"function": 99}, ("function", "99")),
     ("temperature 0", {"function": 1, "temperature": 0.0}, ("temperature",)),
+    ("temperature -1", {"function": 1, "temperature": -1.0}, ("temperature", "-1")),
     ("NaN temperature", {"function": 1, "temperature": NAN}, ("temperature",)),
     ("low > high", {"function": 3, "clip_low": 2.0}, ("clip",)),
     ("negative low", {"function": 3, "clip_low": -0.1}, ("clip_low",)),

@@ -170,9 +170,24 @@ TEST(PackTrainTest, GivesARowOneEntryForEachScoredTarget) {
   EXPECT_THAT(packed.rows.targets, ElementsAre(10, 12, 31));
   EXPECT_THAT(packed.rows.row_offsets, ElementsAre(0, 2, 3));
   EXPECT_THAT(Values<int64_t>(packed.score_index_R), ElementsAre(0, 2));
-  EXPECT_TRUE(IsScored(datum, 0, 0));
-  EXPECT_FALSE(IsScored(datum, 0, 1));
-  EXPECT_TRUE(IsScored(datum, 2, 1));
+  EXPECT_TRUE(IsScored(datum, 0));
+  EXPECT_FALSE(IsScored(datum, 1));
+  EXPECT_TRUE(IsScored(datum, 7));
+}
+
+TEST(PackTrainTest, TakesAsManyTargetsAsATokenHas) {
+  // Tokens with 2, no, 3 and 1 targets; the last one's has weight 0.
+  const Datum datum{.tokens = {1, 2, 3, 4},
+                    .targets = {10, 11, 30, 31, 32, 40},
+                    .weights = {1, 1, 1, 0, 1, 0},
+                    .target_offsets = {0, 2, 2, 5, 6}};
+  const TrainRequest request = Request({Tokens({9}), datum});
+  const PackedTrain packed = Pack({Whole(request, nullptr)});
+  EXPECT_THAT(packed.rows.targets, ElementsAre(109, 10, 11, 30, 32));
+  EXPECT_THAT(packed.rows.row_offsets, ElementsAre(0, 1, 3, 5));
+  EXPECT_THAT(Values<int64_t>(packed.score_index_R), ElementsAre(0, 1, 3));
+  EXPECT_THAT(packed.data[1].rows, ElementsAre(1, 2));
+  EXPECT_THAT(packed.data[1].entries, ElementsAre(1, 2, 3, 4));
 }
 
 TEST(PackTrainTest, TellsWhereTheResultsOfEachDatumLie) {

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/engine/prefix_tree.h"
 #include "tests/model/reference_decoder.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/tolerance.h"
@@ -240,6 +242,57 @@ TEST_F(TrainRunnerTest, GivesEntropiesToThoseWhoAsk) {
       EXPECT_LT(entropies[i], std::log(53.0));
     }
   }
+}
+
+// Tokens with no, one and three targets; dense, the rows are filled up with
+// targets of weight 0.
+TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
+  constexpr int kWidth = 3;
+  // Of the same tokens: its rows are shared.
+  const Datum other = MakeDatum(3, kMinSavedRows + 4);
+  Datum ragged{.tokens = other.tokens, .target_offsets = {0}};
+  Datum dense{.tokens = other.tokens, .targets_per_token = kWidth};
+  for (size_t i = 0; i < other.tokens.size(); ++i) {
+    const int count = std::array{1, 0, 3, 3}[i % 4];
+    for (int k = 0; k < kWidth; ++k) {
+      const auto target = static_cast<int32_t>((7 * i + 11 * k) % 53);
+      const float weight = 0.75F - 0.5F * static_cast<float>(k);
+      dense.targets.push_back(target);
+      dense.weights.push_back(k < count ? weight : 0.0F);
+      if (k >= count) continue;
+      ragged.targets.push_back(target);
+      ragged.weights.push_back(weight);
+    }
+    ragged.target_offsets.push_back(
+        static_cast<uint32_t>(ragged.targets.size()));
+  }
+  const auto request = [&other](const Datum& datum) {
+    TrainRequest result = Request({other, datum}, 0.7);
+    result.loss.return_entropy = true;
+    return result;
+  };
+  const TrainRequest ragged_request = request(ragged);
+  const TrainRequest dense_request = request(dense);
+  const TrainPiece ragged_piece = Piece(ragged_request, a_);
+  const TrainPiece dense_piece = Piece(dense_request, a_);
+  const Outcome actual = Run({ragged_piece});
+  const Outcome expected = Run({dense_piece});
+
+  ASSERT_EQ(actual.data[1].logprobs.size(), ragged.targets.size());
+  for (int64_t i = 0; i < ragged.num_tokens(); ++i) {
+    const TargetSpan own = ragged.targets_of(i);
+    const int64_t padded = dense.targets_of(i).begin;
+    for (int64_t t = own.begin; t < own.end; ++t) {
+      const int64_t same = padded + t - own.begin;
+      EXPECT_EQ(actual.data[1].logprobs[t], expected.data[1].logprobs[same]);
+      EXPECT_EQ(actual.data[1].losses[t], expected.data[1].losses[same]);
+    }
+  }
+  EXPECT_EQ(actual.data[1].entropies, expected.data[1].entropies);
+  EXPECT_EQ(actual.data[1].entropies[1], 0.0F);
+  EXPECT_EQ(actual.metrics[0].Metrics(), expected.metrics[0].Metrics());
+  EXPECT_GT(MaxAbs(ragged_piece.gradient_N), 0);
+  EXPECT_TRUE(at::equal(ragged_piece.gradient_N, dense_piece.gradient_N));
 }
 
 TEST_F(TrainRunnerTest, SumsTheMetricsOfEachPieceApart) {

@@ -60,6 +60,13 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
       [](TrainRequest& r) { r.data[0].logprobs[0] = -3.0f; },
       [](TrainRequest& r) { r.data[0].advantages[0] = 0.0f; },
       [](TrainRequest& r) { r.data[0].targets_per_token = 2; },
+      [](TrainRequest& r) {
+        r.data[0].target_offsets = {0, 1, 2};
+      },
+      // The same targets, of other tokens.
+      [](TrainRequest& r) {
+        r.data[0].target_offsets = {0, 2, 2};
+      },
       [](TrainRequest& r) { r.data.pop_back(); },
       // The same tokens, cut elsewhere.
       [](TrainRequest& r) {

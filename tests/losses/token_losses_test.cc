@@ -202,6 +202,20 @@ TEST(CrossEntropyTest, TakesSeveralTargetsPerToken) {
   EXPECT_EQ(result.metrics.at("loss:sum"), 7);
 }
 
+TEST(CrossEntropyTest, TakesRaggedTargets) {
+  const Datum datum{.tokens = {1, 2, 3},
+                    .targets = {2, 3, 4},
+                    .weights = {0.5, 0.25, -1},
+                    .logprobs = {},
+                    .advantages = {},
+                    .target_offsets = {0, 2, 2, 3}};
+  const Result result = Compute({}, datum, {-1, -2, -4});
+  EXPECT_THAT(result.losses, ElementsAre(0.5, 0.5, -4));
+  EXPECT_THAT(result.gradients, ElementsAre(-0.5, -0.25, 1));
+  EXPECT_EQ(result.metrics.at("loss:sum"), -3);
+  EXPECT_EQ(result.metrics.at("tokens:sum"), 3);
+}
+
 // A ratio of exactly 1 with both bounds 1: both branches of min are equal.
 TEST(ClipTest, TakesUnclippedBranchOnTie) {
   const LossConfig config{

@@ -132,6 +132,10 @@ class Adapted:
         """[N], differentiable."""
         return target_logprobs(self.model, tokens, targets, temperature)
 
+    def all_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[N, V], differentiable."""
+        return torch.log_softmax(_logits(self.model, tokens), dim=-1)
+
     def gradients(self) -> dict[str, np.ndarray]:
         return {
             name: np.asarray(parameter.grad.numpy()).copy()

@@ -51,6 +51,49 @@ def test_three_ranks_in_one_mixed_batch(
         assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=1e-4)
 
 
+def test_ragged_soft_targets(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """0 to 3 targets per token, against the sum over all of the vocabulary."""
+    import torch
+    import weft
+
+    kind = "llama-tied"
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    generator = np.random.default_rng(8)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)[2]
+    counts = [i % 4 for i in range(len(tokens))]
+    targets = [generator.permutation(reference.vocab)[:n] for n in counts]
+    weights = [generator.normal(size=n).astype(np.float32) for n in counts]
+    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=9)
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("ragged"), folder)
+        reply = adapter.forward_backward([weft.Datum(tokens, targets, weights)])
+        measured = checkpoints.gradients(daemon, adapter)
+    with reference.adapter(folder) as adapted:
+        wanted = torch.zeros(len(tokens), reference.vocab, dtype=torch.float64)
+        for row, ids, values in zip(wanted, targets, weights, strict=True):
+            row[torch.tensor(ids)] = torch.tensor(values, dtype=torch.float64)
+        scores = adapted.all_logprobs(tokens)
+        loss = -(wanted * scores).sum()
+        loss.backward()
+        assert_gradients(measured, adapted.gradients())
+    assert reply.metrics["loss:sum"] == pytest.approx(float(loss.detach()), rel=1e-4)
+    for row, ids, logprobs, losses, values in zip(
+        scores.detach().numpy(),
+        targets,
+        reply.results[0].logprobs,
+        reply.results[0].losses,
+        weights,
+        strict=True,
+    ):
+        assert logprobs.shape == losses.shape == ids.shape
+        difference = tolerance.max_difference(logprobs, row[ids])
+        assert difference <= tolerance.LOGPROBS
+        bound = tolerance.summed("f32", 1)
+        np.testing.assert_allclose(losses, -values * logprobs, rtol=bound)
+
+
 def test_gradients_add_up_over_requests(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:

@@ -109,6 +109,38 @@ TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
   EXPECT_EQ(Floats(response.results(0).logprobs_le()).size(), 6u);
 }
 
+TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
+  v1::ForwardBackwardRequest packed = GoodStep();
+  v1::Datum* const datum = packed.mutable_data(0);
+  datum->add_targets(9);
+  v1::ForwardBackwardRequest raw = packed;
+  for (const uint32_t offset : {0, 3, 3, 4}) datum->add_target_offsets(offset);
+  raw.mutable_data(0)->set_target_offsets_le(Raw<uint32_t>({0, 3, 3, 4}));
+  for (const v1::ForwardBackwardRequest& request : {packed, raw}) {
+    grpc::ClientContext context;
+    v1::ForwardBackwardResponse response;
+    const grpc::Status status = Step(request, &response, &context);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_THAT(engine_.last_train().data[0].target_offsets,
+                ElementsAre(0, 3, 3, 4));
+    EXPECT_THAT(Floats(response.results(0).logprobs_le()),
+                ElementsAre(-3.0 / 8, -4.0 / 8, -5.0 / 8, -10.0 / 8));
+    EXPECT_EQ(Floats(response.results(0).losses_le()).size(), 4u);
+  }
+}
+
+// Every token may be without targets: the sequence is then only read.
+TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->clear_targets();
+  request.mutable_data(0)->mutable_target_offsets()->Resize(4, 0);
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Step(request, &response, &context);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(response.results(0).logprobs_le().empty());
+}
+
 TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
   v1::OptimStepRequest request;
   request.set_adapter_id("a");

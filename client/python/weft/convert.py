@@ -29,6 +29,7 @@ from weft.types import (
     SampleResult,
     ServerInfo,
     Stop,
+    TokenArray,
     TrainResult,
 )
 
@@ -149,7 +150,7 @@ def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
 def datum_message(datum: Datum) -> training_pb2.Datum:
     """Raw little-endian arrays: no element is touched in Python."""
 
-    def raw(array: FloatArray | None) -> bytes:
+    def raw(array: FloatArray | TokenArray | None) -> bytes:
         return b"" if array is None else array.tobytes()
 
     return training_pb2.Datum(
@@ -161,6 +162,7 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         targets_per_token=(
             datum.targets.shape[1] if datum.targets.ndim == 2 else 0
         ),
+        target_offsets_le=raw(datum.target_offsets),
     )
 
 
@@ -185,9 +187,9 @@ def train_request(
     )
 
 
-def _array(raw: bytes, shape: tuple[int, ...]) -> FloatArray:
+def _array(raw: bytes) -> FloatArray:
     """A copy that may be written to."""
-    return np.frombuffer(raw, dtype="<f4").reshape(shape).copy()
+    return np.frombuffer(raw, dtype="<f4").copy()
 
 
 def to_train_result(
@@ -197,13 +199,12 @@ def to_train_result(
     message: TrainResponse = reply.message
     results = []
     for datum, result in zip(data, message.results, strict=True):
-        shape = datum.targets.shape
         entropies = result.entropies_le
         results.append(
             DatumResult(
-                logprobs=_array(result.logprobs_le, shape),
-                losses=_array(result.losses_le, shape),
-                entropies=_array(entropies, (-1,)) if entropies else None,
+                logprobs=datum.per_target(_array(result.logprobs_le)),
+                losses=datum.per_target(_array(result.losses_le)),
+                entropies=_array(entropies) if entropies else None,
             )
         )
     return TrainResult(

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InvalidArgument
-from weft.types import Datum, FloatArray, TrainResult
+from weft.types import Datum, FloatArray, PerTarget, TrainResult
 
-# Per-datum logprobs -> (loss, per-datum dloss/dlogprob).
+# Per-datum logprobs -> (loss, per-datum dloss/dlogprob). Those of ragged targets
+# are one flat array here.
 LossFn = Callable[[list[FloatArray]], tuple[float, list[Any]]]
 
 
@@ -48,7 +49,7 @@ def surrogate(
     data: Sequence[Datum], forward: TrainResult, loss_fn: LossFn
 ) -> Surrogate:
     """Evaluates `loss_fn`. Tokens of weight 0 stay out of the gradient."""
-    logprobs = [result.logprobs.copy() for result in forward.results]
+    logprobs = [_flat(result.logprobs) for result in forward.results]
     loss, gradients = loss_fn(logprobs)
     if len(gradients) != len(data):
         raise InvalidArgument(
@@ -65,7 +66,15 @@ def _with_gradient(datum: Datum, gradient: Any) -> Datum:
     weights = -np.asarray(gradient, dtype="<f4")
     if datum.weights is not None and weights.shape == datum.weights.shape:
         weights = np.where(datum.weights == 0, np.float32(0), weights)
-    return Datum(datum.tokens, datum.targets, weights)
+    return datum.with_weights(weights)
+
+
+def _flat(logprobs: PerTarget) -> FloatArray:
+    """A copy, so that the loss may write to it."""
+    if isinstance(logprobs, list):
+        return np.concatenate(logprobs)
+    copy: FloatArray = logprobs.copy()
+    return copy
 
 
 def torch_loss(fn: Callable[[list[Any]], Any]) -> LossFn:

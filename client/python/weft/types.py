@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Union
@@ -15,6 +16,8 @@ FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.uint32]
 # Anything numpy reads: lists, arrays, CPU tensors.
 ArrayLike = Any
+# FloatArray of the targets' shape; of ragged targets a list, one per token.
+PerTarget = Any
 FinishReason = Literal["stop", "length"]
 Stop = Sequence[Union[int, Sequence[int], str, bytes]]
 
@@ -148,16 +151,61 @@ def _floats(
     return array
 
 
+def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
+    """The targets and, for ragged ones (then flat), their offsets [N + 1]."""
+    name = "datum.targets"
+    array = None
+    try:
+        array = np.asarray(values)
+    except ValueError:  # Rows of several lengths.
+        pass
+    if array is not None and array.dtype.kind != "O" and array.shape[1:] != (0,):
+        return _tokens(name, array), None
+    rows = [np.asarray(row) for row in values]
+    if any(row.ndim != 1 for row in rows):
+        raise InvalidArgument(f"{name}: an id per token, or a list of ids per token")
+    offsets = np.zeros(len(rows) + 1, dtype="<u4")
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    # Each by itself: an empty list is one of floats to numpy.
+    return np.concatenate([_tokens(name, row) for row in rows]), offsets
+
+
+def _ragged_floats(
+    name: str, values: ArrayLike | None, offsets: TokenArray
+) -> FloatArray | None:
+    if values is None:
+        return None
+    rows: list[FloatArray] = [np.asarray(row, dtype="<f4") for row in values]
+    lengths = np.diff(offsets).tolist()
+    if len(rows) != len(lengths):
+        raise InvalidArgument(f"{name}: {len(rows)} lists for {len(lengths)} tokens")
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if row.shape != (length,):
+            raise InvalidArgument(
+                f"{name}[{i}]: shape {row.shape} differs from the targets' {(length,)}"
+            )
+    return np.concatenate(rows)
+
+
 class Datum:
     """One training sequence.
 
     tokens: [N] input tokens. targets: [N], scored by the model's output at the
-    same position; or [N, K] soft targets (cross_entropy only). weights,
-    logprobs, advantages: shape of the targets. Lists, numpy arrays and CPU
-    tensors will do. Raises InvalidArgument where the shapes do not fit.
+    same position; or soft targets (cross_entropy only): [N, K], or ragged, a
+    list of ids for each token, which may be empty. weights, logprobs,
+    advantages: shape of the targets. Lists, numpy arrays and CPU tensors will
+    do. Ragged ones are kept flat, with target_offsets [N + 1], else None. Raises
+    InvalidArgument where the shapes do not fit.
     """
 
-    __slots__ = ("tokens", "targets", "weights", "logprobs", "advantages")
+    __slots__ = (
+        "tokens",
+        "targets",
+        "target_offsets",
+        "weights",
+        "logprobs",
+        "advantages",
+    )
 
     def __init__(
         self,
@@ -168,18 +216,40 @@ class Datum:
         advantages: ArrayLike | None = None,
     ) -> None:
         self.tokens = _tokens("datum.tokens", tokens)
-        self.targets = _tokens("datum.targets", targets)
+        self.targets, self.target_offsets = _targets(targets)
         if self.tokens.ndim != 1 or self.targets.ndim not in (1, 2):
-            raise InvalidArgument("datum: tokens are [N], targets [N] or [N, K]")
-        if len(self.tokens) != len(self.targets):
             raise InvalidArgument(
-                f"datum.targets: {len(self.targets)} positions for "
-                f"{len(self.tokens)} tokens"
+                "datum: tokens are [N], targets [N], [N, K] or N lists"
             )
-        shape = self.targets.shape
-        self.weights = _floats("datum.weights", weights, shape)
-        self.logprobs = _floats("datum.logprobs", logprobs, shape)
-        self.advantages = _floats("datum.advantages", advantages, shape)
+        offsets = self.target_offsets
+        positions = len(self.targets) if offsets is None else len(offsets) - 1
+        if len(self.tokens) != positions:
+            raise InvalidArgument(
+                f"datum.targets: {positions} positions for {len(self.tokens)} tokens"
+            )
+
+        def floats(name: str, values: ArrayLike | None) -> FloatArray | None:
+            if offsets is None:
+                return _floats(name, values, self.targets.shape)
+            return _ragged_floats(name, values, offsets)
+
+        self.weights = floats("datum.weights", weights)
+        self.logprobs = floats("datum.logprobs", logprobs)
+        self.advantages = floats("datum.advantages", advantages)
+
+    def with_weights(self, weights: ArrayLike) -> "Datum":
+        """The same tokens and targets, with weights of the shape of `targets`
+        (flat for ragged ones) and nothing else."""
+        datum = copy.copy(self)
+        datum.weights = _floats("datum.weights", weights, self.targets.shape)
+        datum.logprobs = datum.advantages = None
+        return datum
+
+    def per_target(self, flat: FloatArray) -> PerTarget:
+        """Views of one number per target, in the shape that the targets had."""
+        if self.target_offsets is None:
+            return flat.reshape(self.targets.shape)
+        return np.split(flat, self.target_offsets[1:-1])
 
     @classmethod
     def next_token(cls, tokens: ArrayLike, *, prompt_length: int = 0) -> "Datum":
@@ -203,12 +273,13 @@ class Datum:
 class DatumResult:
     """Results of one datum, each of the shape of its targets.
 
-    Positions of weight 0 are not scored: they read 0. entropies is [N], and
-    None unless asked for.
+    Of ragged targets that is a list with one array per token. Positions of
+    weight 0 are not scored: they read 0. entropies is [N], and None unless
+    asked for.
     """
 
-    logprobs: FloatArray
-    losses: FloatArray
+    logprobs: PerTarget
+    losses: PerTarget
     entropies: FloatArray | None = None
 
 

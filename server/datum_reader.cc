@@ -1,0 +1,240 @@
+#include "server/datum_reader.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/field_checks.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "raw fields are copied, not swapped");
+
+// The head gathers and adds targets one rank at a time.
+constexpr uint32_t kMaxTargetsPerToken = 1024;
+
+class DatumReader {
+ public:
+  DatumReader(const v1::Datum& datum, int index, LossFunction function,
+              const RequestLimits& limits)
+      : in_(datum), index_(index), function_(function), limits_(limits) {}
+
+  absl::StatusOr<Datum> Read() {
+    WEFT_RETURN_IF_ERROR(ReadTokens());
+    WEFT_RETURN_IF_ERROR(ReadTargets());
+    WEFT_RETURN_IF_ERROR(ReadWeights());
+    WEFT_RETURN_IF_ERROR(ReadPolicyInputs());
+    return std::move(out_);
+  }
+
+ private:
+  std::string Path(absl::string_view field) const {
+    return absl::StrCat("data[", index_, "].", field);
+  }
+
+  // Copies the packed form or the raw one, whichever is set. Out is int32_t
+  // for ids (whose range is checked later), uint32_t for offsets and float for
+  // reals.
+  template <typename In, typename Out>
+  absl::Status Copy(absl::string_view field,
+                    const google::protobuf::RepeatedField<In>& packed,
+                    const std::string& raw, std::vector<Out>* out) const {
+    static_assert(sizeof(In) == sizeof(Out) && sizeof(Out) == 4);
+    if (!packed.empty() && !raw.empty()) {
+      return BadField(Path(field), absl::StrCat("and ", Path(field),
+                                                "_le are both set, must be "
+                                                "one of them"));
+    }
+    if (raw.size() % sizeof(Out) != 0) {
+      return BadField(
+          Path(absl::StrCat(field, "_le")),
+          absl::StrCat("has ", raw.size(), " bytes, must be a multiple of 4"));
+    }
+    const size_t count =
+        raw.empty() ? static_cast<size_t>(packed.size()) : raw.size() / 4;
+    out->resize(count);
+    if (count > 0) {
+      std::memcpy(out->data(),
+                  raw.empty() ? static_cast<const void*>(packed.data())
+                              : static_cast<const void*>(raw.data()),
+                  count * sizeof(Out));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckLength(absl::string_view field, size_t length,
+                           size_t expected) const {
+    if (length == expected) return absl::OkStatus();
+    const std::string shape =
+        out_.target_offsets.empty()
+            ? absl::StrCat(out_.targets_per_token, " targets per token")
+            : "the last of target_offsets";
+    return BadField(
+        Path(field),
+        absl::StrCat("has ", length, " values, must have ", expected, " (",
+                     out_.tokens.size(), " tokens, ", shape, ")"));
+  }
+
+  absl::Status CheckFinite(absl::string_view field,
+                           const std::vector<float>& values) const {
+    const int64_t bad = FindNonFinite(values);
+    if (bad < 0) return absl::OkStatus();
+    return BadField(absl::StrCat(Path(field), "[", bad, "]"),
+                    absl::StrCat("is ", values[static_cast<size_t>(bad)],
+                                 ", must be finite"));
+  }
+
+  absl::Status ReadTokens() {
+    WEFT_RETURN_IF_ERROR(
+        Copy("tokens", in_.tokens(), in_.tokens_le(), &out_.tokens));
+    const size_t count = out_.tokens.size();
+    if (count == 0) return BadField(Path("tokens"), "is empty");
+    if (count > static_cast<size_t>(limits_.context_length)) {
+      return BadField(
+          Path("tokens"),
+          absl::StrCat("has ", count, " values, must be in [1, context length ",
+                       limits_.context_length, "]"));
+    }
+    const int64_t bad = FindBadId(out_.tokens, limits_.vocab_size);
+    if (bad < 0) return absl::OkStatus();
+    return BadId(Path("tokens"), bad, out_.tokens[static_cast<size_t>(bad)],
+                 limits_.vocab_size);
+  }
+
+  absl::Status ReadTargets() {
+    WEFT_RETURN_IF_ERROR(ReadTargetsPerToken());
+    WEFT_RETURN_IF_ERROR(ReadTargetOffsets());
+    WEFT_RETURN_IF_ERROR(
+        Copy("targets", in_.targets(), in_.targets_le(), &out_.targets));
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("targets", out_.targets.size(), NumTargets()));
+    const int64_t bad = FindBadId(out_.targets, limits_.vocab_size);
+    if (bad < 0) return absl::OkStatus();
+    return BadId(Path("targets"), bad, out_.targets[static_cast<size_t>(bad)],
+                 limits_.vocab_size);
+  }
+
+  absl::Status ReadTargetsPerToken() {
+    const uint32_t per_token = in_.targets_per_token();
+    if (per_token > 1 && function_ != LossFunction::kCrossEntropy) {
+      return BadField(Path("targets_per_token"),
+                      absl::StrCat("is ", per_token,
+                                   ", must be 0 or 1 for every loss but "
+                                   "cross_entropy"));
+    }
+    if (per_token > MaxTargetsPerToken()) {
+      return CheckCount(Path("targets_per_token"), per_token, 0,
+                        MaxTargetsPerToken());
+    }
+    out_.targets_per_token = per_token == 0 ? 1 : static_cast<int>(per_token);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTargetOffsets() {
+    WEFT_RETURN_IF_ERROR(Copy("target_offsets", in_.target_offsets(),
+                              in_.target_offsets_le(), &out_.target_offsets));
+    const std::vector<uint32_t>& offsets = out_.target_offsets;
+    if (offsets.empty()) return absl::OkStatus();
+    if (function_ != LossFunction::kCrossEntropy) {
+      return BadField(Path("target_offsets"),
+                      absl::StrCat("has ", offsets.size(),
+                                   " values, must be empty for every loss but "
+                                   "cross_entropy"));
+    }
+    if (out_.targets_per_token > 1) {
+      return BadField(Path("targets_per_token"),
+                      absl::StrCat("is ", out_.targets_per_token,
+                                   ", must be 0 or 1 with target_offsets"));
+    }
+    if (offsets.size() != out_.tokens.size() + 1) {
+      return BadField(
+          Path("target_offsets"),
+          absl::StrCat("has ", offsets.size(), " values, must have ",
+                       out_.tokens.size() + 1, " (", out_.tokens.size(),
+                       " tokens, and the end)"));
+    }
+    return CheckOffsets(offsets);
+  }
+
+  absl::Status CheckOffsets(const std::vector<uint32_t>& offsets) const {
+    if (offsets.front() != 0) {
+      return BadField(Path("target_offsets[0]"),
+                      absl::StrCat("is ", offsets.front(), ", must be 0"));
+    }
+    const uint32_t most = MaxTargetsPerToken();
+    for (size_t i = 1; i < offsets.size(); ++i) {
+      const uint64_t low = offsets[i - 1];
+      if (offsets[i] >= low && offsets[i] <= low + most) continue;
+      return BadField(
+          absl::StrCat(Path("target_offsets"), "[", i, "]"),
+          absl::StrCat("is ", offsets[i], ", must be in [", low, ", ",
+                       low + most, "] (a token has 0 to ", most, " targets)"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadWeights() {
+    WEFT_RETURN_IF_ERROR(
+        Copy("weights", in_.weights(), in_.weights_le(), &out_.weights));
+    if (out_.weights.empty()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("weights", out_.weights.size(), NumTargets()));
+    return CheckFinite("weights", out_.weights);
+  }
+
+  // logprobs and advantages. cross_entropy has no use for them: a client may
+  // send the same data to it as to a policy loss, and they are dropped.
+  absl::Status ReadPolicyInputs() {
+    if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(
+        Copy("logprobs", in_.logprobs(), in_.logprobs_le(), &out_.logprobs));
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("logprobs", out_.logprobs.size(), NumTargets()));
+    WEFT_RETURN_IF_ERROR(CheckFinite("logprobs", out_.logprobs));
+    const int64_t bad = FindPositive(out_.logprobs);
+    if (bad >= 0) {
+      return BadField(
+          absl::StrCat(Path("logprobs"), "[", bad, "]"),
+          absl::StrCat("is ", out_.logprobs[static_cast<size_t>(bad)],
+                       ", must be at most 0"));
+    }
+    WEFT_RETURN_IF_ERROR(Copy("advantages", in_.advantages(),
+                              in_.advantages_le(), &out_.advantages));
+    WEFT_RETURN_IF_ERROR(
+        CheckLength("advantages", out_.advantages.size(), NumTargets()));
+    return CheckFinite("advantages", out_.advantages);
+  }
+
+  uint32_t MaxTargetsPerToken() const {
+    return std::min(kMaxTargetsPerToken,
+                    static_cast<uint32_t>(limits_.vocab_size));
+  }
+
+  size_t NumTargets() const {
+    return static_cast<size_t>(out_.targets_of(out_.num_tokens() - 1).end);
+  }
+
+  const v1::Datum& in_;
+  const int index_;
+  const LossFunction function_;
+  const RequestLimits& limits_;
+  Datum out_;
+};
+
+}  // namespace
+
+absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
+                                LossFunction function,
+                                const RequestLimits& limits) {
+  return DatumReader(datum, index, function, limits).Read();
+}
+
+}  // namespace weft

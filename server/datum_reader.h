@@ -1,0 +1,20 @@
+// One training sequence off the wire; see request_validation.h.
+#ifndef WEFT_SERVER_DATUM_READER_H_
+#define WEFT_SERVER_DATUM_READER_H_
+
+#include "absl/status/statusor.h"
+#include "server/request_validation.h"
+#include "src/request/train.h"
+#include "weft/v1/training.pb.h"
+
+namespace weft {
+
+// The datum at data[index] of a request with this loss. Errors:
+// INVALID_ARGUMENT whose message starts with "data[<index>].".
+[[nodiscard]] absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
+                                              LossFunction function,
+                                              const RequestLimits& limits);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_DATUM_READER_H_

@@ -1,0 +1,74 @@
+// Tables of refusals: what makes each, its code and its message.
+#ifndef WEFT_TESTS_SERVER_REFUSALS_H_
+#define WEFT_TESTS_SERVER_REFUSALS_H_
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/request_validation.h"
+
+namespace weft {
+
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+
+inline RequestLimits Limits() {
+  return {.vocab_size = 100,
+          .context_length = 32,
+          .max_rank = 64,
+          .has_byte_decoder = false,
+          .max_data = 3,
+          .max_tokens = 40,
+          .max_samples = 8};
+}
+
+// A valid message, what spoils it, and how the refusal begins.
+template <typename Message>
+struct Row {
+  std::string name;
+  std::function<void(Message&)> spoil;
+  std::string error;
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+};
+
+template <typename Message>
+void ExpectRefusals(const Message& good,
+                    const std::vector<Row<Message>>& rows) {
+  EXPECT_TRUE(Validate(good, Limits()).ok())
+      << Validate(good, Limits()).status();
+  for (const Row<Message>& row : rows) {
+    SCOPED_TRACE(row.name);
+    Message message = good;
+    row.spoil(message);
+    const absl::Status status = Validate(message, Limits()).status();
+    EXPECT_EQ(status.code(), row.code) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::StartsWith(row.error));
+  }
+}
+
+// One sequence of three tokens with all that a policy loss needs.
+inline v1::ForwardBackwardRequest GoodTrain() {
+  v1::ForwardBackwardRequest request;
+  request.set_adapter_id("a");
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO);
+  v1::Datum* const datum = request.add_data();
+  for (const uint32_t token : {1, 2, 3}) {
+    datum->add_tokens(token);
+    datum->add_targets(token);
+    datum->add_weights(1);
+    datum->add_logprobs(-1);
+    datum->add_advantages(1);
+  }
+  return request;
+}
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SERVER_REFUSALS_H_

@@ -1,0 +1,217 @@
+// Every refusal of TrainingService: what makes it, its code and its message.
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "tests/server/refusals.h"
+
+namespace weft {
+namespace {
+
+using Train = v1::ForwardBackwardRequest;
+
+TEST(RefusalTest, ForwardBackwardData) {
+  const auto datum = [](Train& r) { return r.mutable_data(0); };
+  ExpectRefusals<Train>(
+      GoodTrain(),
+      {{"no adapter", [](Train& r) { r.clear_adapter_id(); },
+        "adapter_id is required"},
+       {"no data", [](Train& r) { r.clear_data(); },
+        "data has 0 sequences, must be in [1, 3]"},
+       {"much data",
+        [](Train& r) {
+          for (int i = 0; i < 3; ++i) *r.add_data() = GoodTrain().data(0);
+        },
+        "data has 4 sequences, must be in [1, 3]"},
+       {"empty sequence", [=](Train& r) { datum(r)->Clear(); },
+        "data[0].tokens is empty"},
+       {"second sequence", [](Train& r) { r.add_data(); },
+        "data[1].tokens is empty"},
+       {"too long",
+        [=](Train& r) {
+          for (int i = 0; i < 30; ++i) datum(r)->add_tokens(1);
+        },
+        "data[0].tokens has 33 values, must be in [1, context length 32]"},
+       {"too many tokens",
+        [](Train& r) {
+          r.mutable_data(0)->mutable_tokens()->Resize(20, 1);
+          r.mutable_data(0)->mutable_targets()->Resize(20, 1);
+          r.mutable_data(0)->mutable_weights()->Resize(20, 1);
+          r.mutable_data(0)->mutable_logprobs()->Resize(20, 0);
+          r.mutable_data(0)->mutable_advantages()->Resize(20, 0);
+          *r.add_data() = r.data(0);
+          *r.add_data() = GoodTrain().data(0);
+        },
+        "data has more than 40 tokens at data[2]"},
+       {"token = vocabulary", [=](Train& r) { datum(r)->set_tokens(2, 100); },
+        "data[0].tokens[2] is 100, must be in [0, 100)"},
+       {"token 2^31", [=](Train& r) { datum(r)->set_tokens(1, 1u << 31); },
+        "data[0].tokens[1] is 2147483648, must be in [0, 100)"},
+       {"token -1", [=](Train& r) { datum(r)->set_tokens(0, UINT32_MAX); },
+        "data[0].tokens[0] is 4294967295"},
+       {"both forms",
+        [=](Train& r) { datum(r)->set_tokens_le(std::string(12, '\0')); },
+        "data[0].tokens and data[0].tokens_le are both set"},
+       {"ragged raw",
+        [=](Train& r) {
+          datum(r)->clear_tokens();
+          datum(r)->set_tokens_le("abcde");
+        },
+        "data[0].tokens_le has 5 bytes, must be a multiple of 4"},
+       {"raw token out of range",
+        [=](Train& r) {
+          datum(r)->clear_tokens();
+          datum(r)->set_tokens_le(
+              std::string("\0\0\0\0\0\0\0\0\x64\0\0\0", 12));
+        },
+        "data[0].tokens[2] is 100"},
+       {"few targets",
+        [=](Train& r) { datum(r)->mutable_targets()->RemoveLast(); },
+        "data[0].targets has 2 values, must have 3"},
+       {"no targets", [=](Train& r) { datum(r)->clear_targets(); },
+        "data[0].targets has 0 values, must have 3"},
+       {"many targets", [=](Train& r) { datum(r)->add_targets(1); },
+        "data[0].targets has 4 values, must have 3"},
+       {"target out of range", [=](Train& r) { datum(r)->set_targets(1, 100); },
+        "data[0].targets[1] is 100, must be in [0, 100)"},
+       {"targets both forms",
+        [=](Train& r) { datum(r)->set_targets_le(std::string(12, '\0')); },
+        "data[0].targets and data[0].targets_le are both set"},
+       {"targets ragged raw", [=](Train& r) { datum(r)->set_targets_le("x"); },
+        "data[0].targets and"},
+       {"soft targets in ppo",
+        [=](Train& r) { datum(r)->set_targets_per_token(2); },
+        "data[0].targets_per_token is 2, must be 0 or 1"},
+       {"weights length", [=](Train& r) { datum(r)->add_weights(1); },
+        "data[0].weights has 4 values, must have 3"},
+       {"weight nan", [=](Train& r) { datum(r)->set_weights(2, NAN); },
+        "data[0].weights[2] is nan, must be finite"},
+       {"weight inf", [=](Train& r) { datum(r)->set_weights(0, INFINITY); },
+        "data[0].weights[0] is inf, must be finite"},
+       {"weights both forms",
+        [=](Train& r) { datum(r)->set_weights_le(std::string(12, '\0')); },
+        "data[0].weights and data[0].weights_le are both set"},
+       {"weights raw ragged",
+        [=](Train& r) {
+          datum(r)->clear_weights();
+          datum(r)->set_weights_le("abc");
+        },
+        "data[0].weights_le has 3 bytes"},
+       {"no logprobs", [=](Train& r) { datum(r)->clear_logprobs(); },
+        "data[0].logprobs has 0 values, must have 3"},
+       {"logprob > 0", [=](Train& r) { datum(r)->set_logprobs(1, 0.5F); },
+        "data[0].logprobs[1] is 0.5, must be at most 0"},
+       {"logprob -inf", [=](Train& r) { datum(r)->set_logprobs(1, -INFINITY); },
+        "data[0].logprobs[1] is -inf, must be finite"},
+       {"logprob nan", [=](Train& r) { datum(r)->set_logprobs(0, NAN); },
+        "data[0].logprobs[0] is nan"},
+       {"no advantages", [=](Train& r) { datum(r)->clear_advantages(); },
+        "data[0].advantages has 0 values, must have 3"},
+       {"advantage inf",
+        [=](Train& r) { datum(r)->set_advantages(2, INFINITY); },
+        "data[0].advantages[2] is inf, must be finite"},
+       {"advantages both forms",
+        [=](Train& r) { datum(r)->set_advantages_le(std::string(12, '\0')); },
+        "data[0].advantages and data[0].advantages_le are both set"}});
+}
+
+TEST(RefusalTest, Loss) {
+  const auto loss = [](Train& r) { return r.mutable_loss(); };
+  ExpectRefusals<Train>(
+      GoodTrain(),
+      {{"no loss", [](Train& r) { r.clear_loss(); }, "loss is required"},
+       {"no function", [=](Train& r) { loss(r)->clear_function(); },
+        "loss.function is required"},
+       {"unknown function",
+        [=](Train& r) {
+          loss(r)->set_function(static_cast<v1::LossFunction>(99));
+        },
+        "loss.function is 99, must be a known LossFunction"},
+       {"clip_low < 0", [=](Train& r) { loss(r)->set_clip_low(-0.1); },
+        "loss.clip_low is -0.1, must be in [0, 1e+30]"},
+       {"clip_low nan", [=](Train& r) { loss(r)->set_clip_low(kNan); },
+        "loss.clip_low is nan"},
+       {"clip_high inf", [=](Train& r) { loss(r)->set_clip_high(kInf); },
+        "loss.clip_high is inf"},
+       {"clip order", [=](Train& r) { loss(r)->set_clip_low(1.5); },
+        "loss.clip_low is 1.5, must be at most loss.clip_high 1.2"},
+       {"clip_high below the default low",
+        [=](Train& r) { loss(r)->set_clip_high(0.5); },
+        "loss.clip_low is 0.8, must be at most loss.clip_high 0.5"},
+       {"clip bounds reversed",
+        [=](Train& r) {
+          loss(r)->set_clip_low(3);
+          loss(r)->set_clip_high(2);
+        },
+        "loss.clip_low is 3, must be at most loss.clip_high 2"},
+       {"beta < 0", [=](Train& r) { loss(r)->set_beta(-1); },
+        "loss.beta is -1"},
+       {"beta nan", [=](Train& r) { loss(r)->set_beta(kNan); },
+        "loss.beta is nan"},
+       {"temperature 0", [=](Train& r) { loss(r)->set_temperature(0); },
+        "loss.temperature is 0, must be in [1e-08, 1e+08]"},
+       {"temperature < 0", [=](Train& r) { loss(r)->set_temperature(-1); },
+        "loss.temperature is -1"},
+       {"temperature inf", [=](Train& r) { loss(r)->set_temperature(kInf); },
+        "loss.temperature is inf"},
+       {"temperature nan", [=](Train& r) { loss(r)->set_temperature(kNan); },
+        "loss.temperature is nan"},
+       {"temperature tiny", [=](Train& r) { loss(r)->set_temperature(1e-30); },
+        "loss.temperature is 1e-30"},
+       {"temperature huge", [=](Train& r) { loss(r)->set_temperature(1e30); },
+        "loss.temperature is 1e+30"}});
+}
+
+TEST(RefusalTest, Forward) {
+  v1::ForwardRequest good;
+  *good.mutable_data() = GoodTrain().data();
+  *good.mutable_loss() = GoodTrain().loss();
+  ExpectRefusals<v1::ForwardRequest>(
+      good,
+      {{"step without adapter", [](auto& r) { r.set_step(3); },
+        "step is 3, must be 0 for the base model"},
+       {"bad adapter", [](auto& r) { r.set_adapter_id("a/b"); },
+        "adapter_id is \"a/b\", must match"},
+       {"no data", [](auto& r) { r.clear_data(); }, "data has 0 sequences"}});
+}
+
+TEST(RefusalTest, OptimStep) {
+  using Optim = v1::OptimStepRequest;
+  Optim good;
+  good.set_adapter_id("a");
+  const auto adamw = [](Optim& r) { return r.mutable_adamw(); };
+  ExpectRefusals<Optim>(
+      good, {{"no adapter", [](Optim& r) { r.clear_adapter_id(); },
+              "adapter_id is required"},
+             {"lr < 0", [=](Optim& r) { adamw(r)->set_learning_rate(-1e-4); },
+              "adamw.learning_rate is -0.0001, must be in [0, 1000]"},
+             {"lr nan", [=](Optim& r) { adamw(r)->set_learning_rate(kNan); },
+              "adamw.learning_rate is nan"},
+             {"lr 1e30", [=](Optim& r) { adamw(r)->set_learning_rate(1e30); },
+              "adamw.learning_rate is 1e+30"},
+             {"beta1 = 1", [=](Optim& r) { adamw(r)->set_beta1(1); },
+              "adamw.beta1 is 1, must be in [0, 1)"},
+             {"beta1 < 0", [=](Optim& r) { adamw(r)->set_beta1(-0.1); },
+              "adamw.beta1 is -0.1"},
+             {"beta2 = 1", [=](Optim& r) { adamw(r)->set_beta2(1); },
+              "adamw.beta2 is 1, must be in [0, 1)"},
+             {"beta2 nan", [=](Optim& r) { adamw(r)->set_beta2(kNan); },
+              "adamw.beta2 is nan"},
+             {"eps 0", [=](Optim& r) { adamw(r)->set_eps(0); },
+              "adamw.eps is 0, must be in [1e-37, 1e+06]"},
+             {"eps denormal", [=](Optim& r) { adamw(r)->set_eps(1e-300); },
+              "adamw.eps is 1e-300"},
+             {"eps inf", [=](Optim& r) { adamw(r)->set_eps(kInf); },
+              "adamw.eps is inf"},
+             {"decay < 0", [=](Optim& r) { adamw(r)->set_weight_decay(-1); },
+              "adamw.weight_decay is -1"},
+             {"decay inf", [=](Optim& r) { adamw(r)->set_weight_decay(kInf); },
+              "adamw.weight_decay is inf"},
+             {"clip -1", [=](Optim& r) { adamw(r)->set_max_grad_norm(-1); },
+              "adamw.max_grad_norm is -1, must be in [0, 1e+30]"},
+             {"clip nan", [=](Optim& r) { adamw(r)->set_max_grad_norm(kNan); },
+              "adamw.max_grad_norm is nan"}});
+}
+
+}  // namespace
+}  // namespace weft
