@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "src/lora/add_product.h"
 
 namespace weft::lora {
@@ -36,32 +38,41 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
   }
 }
 
+ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
+                        const LoraSite& site) {
+  ShrunkInputs shrunk;
+  for (const LoraSegment& segment : routing) {
+    const GroupLayout& group = GroupOf(segment, site);
+    const AdapterVersion& version = *segment.version;
+    shrunk.push_back(
+        group.factors.empty()
+            ? at::Tensor()
+            : at::mm(Rows(x_TI, segment),
+                     version.StackedA(version.compute_N, group).t()));
+  }
+  return shrunk;
+}
+
 at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraRouting& routing, const LoraSite& site,
                       const ModelShape& shape, ShrunkInputs* shrunk) {
   at::Tensor y_TO = BaseForward(x_TI, base);
-  for (const LoraSegment& segment : routing) {
-    const GroupLayout& group = GroupOf(segment, site);
-    at::Tensor s_nFR;
-    if (!group.factors.empty()) {
-      const AdapterVersion& version = *segment.version;
-      const at::Tensor a_FRI = version.StackedA(version.compute_N, group);
-      s_nFR = at::mm(Rows(x_TI, segment), a_FRI.t());
-      const int64_t rank = version.layout->rank();
-      for (size_t f = 0; f < group.factors.size(); ++f) {
-        const LoraFactor& factor = group.factors[f];
-        at::Tensor y_view =
-            Rows(y_TO, segment)
-                .narrow(1, LoraSite::ColumnOf(factor.module, shape),
-                        factor.out);
-        at::addmm_out(y_view, y_view,
-                      s_nFR.narrow(1, static_cast<int64_t>(f) * rank, rank),
-                      version.B(version.compute_N, factor).t(), /*beta=*/1,
-                      /*alpha=*/version.scale);
-      }
+  ShrunkInputs inputs = LoraShrink(x_TI, routing, site);
+  for (size_t i = 0; i < routing.size(); ++i) {
+    const AdapterVersion& version = *routing[i].version;
+    const int64_t rank = version.layout->rank();
+    int64_t column = 0;
+    for (const LoraFactor& factor : GroupOf(routing[i], site).factors) {
+      at::Tensor y_view =
+          Rows(y_TO, routing[i])
+              .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
+      at::addmm_out(y_view, y_view, inputs[i].narrow(1, column, rank),
+                    version.B(version.compute_N, factor).t(), /*beta=*/1,
+                    /*alpha=*/version.scale);
+      column += rank;
     }
-    if (shrunk != nullptr) shrunk->push_back(std::move(s_nFR));
   }
+  if (shrunk != nullptr) *shrunk = std::move(inputs);
   return y_TO;
 }
 

@@ -49,12 +49,17 @@ struct LoraSite {
 // undefined where the adapter has nothing at the site.
 using ShrunkInputs = std::vector<at::Tensor>;
 
-// Returns y [T, O]. Appends to `shrunk` one entry per segment when not null.
+// Returns y [T, O]. Sets `shrunk` to one entry per segment when not null.
 // Shapes:  x_TI [T, I] contiguous, dtype of the base weight.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor LoraLinear(
     const at::Tensor& x_TI, const BaseLinear& base, const LoraRouting& routing,
     const LoraSite& site, const ModelShape& shape, ShrunkInputs* shrunk);
+
+// The `shrunk` of LoraLinear, without y.
+[[nodiscard]] ShrunkInputs LoraShrink(const at::Tensor& x_TI,
+                                      const LoraRouting& routing,
+                                      const LoraSite& site);
 
 // Adds dLoss/dA and dLoss/dB to each segment's gradient and returns dLoss/dx
 // [T, I], or an undefined tensor when `want_input_gradient` is false.

@@ -2,9 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace weft::loss {
+
+namespace {
+
+// Entries of row r whose target no earlier entry of the row has.
+std::vector<int64_t> FirstOfEachTarget(const ScoreRows& rows, size_t r) {
+  std::vector<int64_t> entries(rows.row_offsets[r + 1] - rows.row_offsets[r]);
+  std::iota(entries.begin(), entries.end(), rows.row_offsets[r]);
+  const auto target = [&rows](int64_t e) { return rows.targets[e]; };
+  if (entries.size() > 1) {
+    std::ranges::stable_sort(entries, {}, target);
+    const auto repeated = std::ranges::unique(entries, {}, target);
+    entries.erase(repeated.begin(), repeated.end());
+  }
+  return entries;
+}
+
+}  // namespace
 
 HeadCoefficients MakeHeadCoefficients(const ScoreRows& rows,
                                       std::vector<double> gradients_E,
@@ -14,18 +32,13 @@ HeadCoefficients MakeHeadCoefficients(const ScoreRows& rows,
   HeadCoefficients result{.entries_E = std::move(gradients_E), .rows_R = {}};
   result.rows_R.reserve(num_rows);
   for (size_t r = 0; r < num_rows; ++r) {
-    const int64_t first = rows.row_offsets[r];
-    const int64_t last = rows.row_offsets[r + 1];
     double sum = 0;
-    for (int64_t e = first; e < last; ++e) {
+    for (int64_t e = rows.row_offsets[r]; e < rows.row_offsets[r + 1]; ++e) {
       result.entries_E[e] /= static_cast<double>(rows.temperatures[r]);
       sum += result.entries_E[e];
     }
-    for (int64_t e = first; e < last; ++e) {
-      // A target named twice has one probability: its first entry takes it.
-      const auto begin = rows.targets.begin();
-      const auto own = begin + e;
-      if (std::find(begin + first, own, *own) != own) continue;
+    // A target named twice has one probability: its first entry takes it.
+    for (const int64_t e : FirstOfEachTarget(rows, r)) {
       double& c = result.entries_E[e];
       c = c * -std::expm1(logprobs_E[e]) - (sum - c) * std::exp(logprobs_E[e]);
     }

@@ -12,9 +12,7 @@
 namespace weft::model {
 
 using lora::LoraLinear;
-using lora::LoraSite;
 using lora::ProjectionGroup;
-using lora::ShrunkInputs;
 
 Decoder::Decoder(ModelConfig config, DecoderWeights weights,
                  int64_t num_positions)
@@ -37,6 +35,13 @@ at::Tensor Decoder::Norm(const at::Tensor& x_TH,
   at::Tensor y_TH = at::empty_like(x_TH);
   ops::RmsNorm(x_TH, weight_H, config_.rms_norm_eps, y_TH);
   return y_TH;
+}
+
+at::Tensor Decoder::SwiGluProduct(const at::Tensor& gate_up_T2F) const {
+  at::Tensor product_TF =
+      at::empty({gate_up_T2F.size(0), shape_.ffn}, gate_up_T2F.options());
+  ops::SwiGlu(gate_up_T2F, product_TF);
+  return product_TF;
 }
 
 at::Tensor Decoder::FinalNorm(const at::Tensor& x_RH) const {
@@ -79,37 +84,53 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
 at::Tensor Decoder::RunLayer(int layer, const at::Tensor& x_TH,
                              const PackedBatch& batch, LayerTape* tape,
                              KvAccess* kv) const {
-  const LayerWeights& w = weights_.layers[layer];
-  const auto linear = [&](const at::Tensor& input, const lora::BaseLinear& base,
-                          ProjectionGroup group,
-                          ShrunkInputs LayerTape::*slot) {
-    return LoraLinear(input, base, batch.routing, {layer, group}, shape_,
-                      tape != nullptr ? &(tape->*slot) : nullptr);
-  };
-
-  at::Tensor qkv_TW = linear(Norm(x_TH, w.input_norm_H), w.qkv,
-                             ProjectionGroup::kQkv, &LayerTape::shrunk_qkv);
-  const at::Tensor attended_TW = Attend(layer, qkv_TW, batch, tape, kv);
-  at::Tensor x_mid_TH =
-      linear(attended_TW, w.o, ProjectionGroup::kO, &LayerTape::shrunk_o);
-  x_mid_TH.add_(x_TH);
-
-  at::Tensor gate_up_T2F =
-      linear(Norm(x_mid_TH, w.post_norm_H), w.gate_up, ProjectionGroup::kGateUp,
-             &LayerTape::shrunk_gate_up);
-  at::Tensor product_TF =
-      at::empty({x_TH.size(0), shape_.ffn}, gate_up_T2F.options());
-  ops::SwiGlu(gate_up_T2F, product_TF);
-  at::Tensor x_out_TH = linear(product_TF, w.down, ProjectionGroup::kDown,
-                               &LayerTape::shrunk_down);
+  at::Tensor x_mid_TH = RunAttention(layer, x_TH, batch, tape, kv);
+  at::Tensor gate_up_T2F = RunGateUp(layer, x_mid_TH, batch, tape);
+  at::Tensor x_out_TH =
+      LoraLinear(SwiGluProduct(gate_up_T2F), weights_.layers[layer].down,
+                 batch.routing, {layer, ProjectionGroup::kDown}, shape_,
+                 tape != nullptr ? &tape->shrunk_down : nullptr);
   x_out_TH.add_(x_mid_TH);
-
   if (tape != nullptr) {
-    tape->qkv_TW = std::move(qkv_TW);
     tape->x_mid_TH = std::move(x_mid_TH);
     tape->gate_up_T2F = std::move(gate_up_T2F);
   }
   return x_out_TH;
+}
+
+void Decoder::RecomputeLayer(int layer, const PackedBatch& batch,
+                             LayerTape& tape) const {
+  tape.x_mid_TH =
+      RunAttention(layer, tape.x_in_TH, batch, &tape, /*kv=*/nullptr);
+  tape.gate_up_T2F = RunGateUp(layer, tape.x_mid_TH, batch, &tape);
+  tape.shrunk_down =
+      lora::LoraShrink(SwiGluProduct(tape.gate_up_T2F), batch.routing,
+                       {layer, ProjectionGroup::kDown});
+}
+
+at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
+                                 const PackedBatch& batch, LayerTape* tape,
+                                 KvAccess* kv) const {
+  const LayerWeights& w = weights_.layers[layer];
+  at::Tensor qkv_TW =
+      LoraLinear(Norm(x_TH, w.input_norm_H), w.qkv, batch.routing,
+                 {layer, ProjectionGroup::kQkv}, shape_,
+                 tape != nullptr ? &tape->shrunk_qkv : nullptr);
+  const at::Tensor attended_TW = Attend(layer, qkv_TW, batch, tape, kv);
+  at::Tensor x_mid_TH =
+      LoraLinear(attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO},
+                 shape_, tape != nullptr ? &tape->shrunk_o : nullptr);
+  x_mid_TH.add_(x_TH);
+  if (tape != nullptr) tape->qkv_TW = std::move(qkv_TW);
+  return x_mid_TH;
+}
+
+at::Tensor Decoder::RunGateUp(int layer, const at::Tensor& x_mid_TH,
+                              const PackedBatch& batch, LayerTape* tape) const {
+  const LayerWeights& w = weights_.layers[layer];
+  return LoraLinear(Norm(x_mid_TH, w.post_norm_H), w.gate_up, batch.routing,
+                    {layer, ProjectionGroup::kGateUp}, shape_,
+                    tape != nullptr ? &tape->shrunk_gate_up : nullptr);
 }
 
 void Decoder::NormalizeHeads(int layer, at::Tensor& qkv_TW,

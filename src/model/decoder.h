@@ -76,6 +76,16 @@ class Decoder {
   at::Tensor RunLayer(int layer, const at::Tensor& x_TH,
                       const PackedBatch& batch, LayerTape* tape,
                       KvAccess* kv) const;
+  // Fills the tape of a checkpointed layer from its input: the same code again,
+  // but for the layer's output, which nobody needs any more.
+  void RecomputeLayer(int layer, const PackedBatch& batch,
+                      LayerTape& tape) const;
+  // The two halves of RunLayer, up to the last product of each.
+  at::Tensor RunAttention(int layer, const at::Tensor& x_TH,
+                          const PackedBatch& batch, LayerTape* tape,
+                          KvAccess* kv) const;
+  at::Tensor RunGateUp(int layer, const at::Tensor& x_mid_TH,
+                       const PackedBatch& batch, LayerTape* tape) const;
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const PackedBatch& batch,
                     LayerTape* tape, KvAccess* kv) const;
   void NormalizeHeads(int layer, at::Tensor& qkv_TW, LayerTape* tape) const;
@@ -91,6 +101,7 @@ class Decoder {
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                                 const at::Tensor& weight_H) const;
+  [[nodiscard]] at::Tensor SwiGluProduct(const at::Tensor& gate_up_T2F) const;
   // Views of the heads inside a fused row: q [T, Q, C], k and v [T, K, C].
   struct Heads {
     at::Tensor q_TQC, k_TKC, v_TKC;

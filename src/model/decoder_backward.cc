@@ -27,9 +27,7 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
   for (int layer = config_.num_layers - 1; layer >= 0; --layer) {
     LayerTape& layer_tape = tape.layers[layer];
     if (!layer_tape.qkv_TW.defined()) {
-      // Checkpointed: the same forward code again, now with a tape.
-      (void)RunLayer(layer, layer_tape.x_in_TH, batch, &layer_tape,
-                     /*kv=*/nullptr);
+      RecomputeLayer(layer, batch, layer_tape);
     }
     d_TH = BackwardLayer(layer, batch, layer_tape, std::move(d_TH));
     layer_tape = LayerTape();
@@ -46,8 +44,7 @@ at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
 void Decoder::BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
                           at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
-  at::Tensor product_TF = at::empty({d_TH.size(0), shape_.ffn}, d_TH.options());
-  ops::SwiGlu(tape.gate_up_T2F, product_TF);
+  at::Tensor product_TF = SwiGluProduct(tape.gate_up_T2F);
   const at::Tensor d_product_TF = LoraLinearBackward(
       d_TH, product_TF, w.down, batch.routing, {layer, ProjectionGroup::kDown},
       shape_, tape.shrunk_down, /*want_input_gradient=*/true);
