@@ -46,6 +46,7 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
   if (in.has_beta()) out.beta = in.beta();
   if (in.has_temperature()) out.temperature = in.temperature();
   out.return_entropy = in.return_entropy();
+  out.gradient_filter = in.gradient_filter();
   WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_low", out.clip_low, {}));
   WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_high", out.clip_high, {}));
   if (out.clip_low > out.clip_high) {
@@ -57,6 +58,8 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
   WEFT_RETURN_IF_ERROR(CheckReal("loss.beta", out.beta, {}));
   WEFT_RETURN_IF_ERROR(
       CheckReal("loss.temperature", out.temperature, kTemperature));
+  WEFT_RETURN_IF_ERROR(CheckReal("loss.gradient_filter", out.gradient_filter,
+                                 {.low = 0, .high = 1, .high_open = true}));
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "src/engine/prefix_tree.h"
@@ -15,6 +16,7 @@ namespace {
 struct ScoredTarget {
   int64_t row = 0;  // Of the batch.
   float temperature = 1;
+  float filter = 0;
   int64_t target = 0;
   size_t datum = 0;
 };
@@ -87,6 +89,9 @@ class Builder {
     const Datum& datum = *packed.datum;
     const auto temperature =
         static_cast<float>(packed.request->loss.temperature);
+    const auto filter =
+        static_cast<float>(packed.request->loss.gradient_filter);
+    has_filter_ = has_filter_ || filter > 0;
     int64_t i = 0;
     for (const RowSpan& span : spans) {
       for (int64_t r = 0; r < span.count; ++r, ++i) {
@@ -95,6 +100,7 @@ class Builder {
           if (!IsScored(datum, t)) continue;
           scored_.push_back({.row = base + span.begin + r,
                              .temperature = temperature,
+                             .filter = filter,
                              .target = datum.targets[t],
                              .datum = index});
         }
@@ -102,10 +108,11 @@ class Builder {
     }
   }
 
-  // Score rows are the distinct (row, temperature) of what is scored.
+  // Score rows are the distinct (row, temperature, filter) of what is scored.
   void AddScoreRows() {
     const auto key = [this](size_t s) {
-      return std::pair(scored_[s].row, scored_[s].temperature);
+      return std::tuple(scored_[s].row, scored_[s].temperature,
+                        scored_[s].filter);
     };
     std::vector<size_t> order(scored_.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -119,6 +126,7 @@ class Builder {
       if (place == 0 || key(s) != key(order[place - 1])) {
         if (place > 0) rows.row_offsets.push_back(static_cast<int64_t>(place));
         rows.temperatures.push_back(scored_[s].temperature);
+        if (has_filter_) rows.filters.push_back(scored_[s].filter);
         score_index_.push_back(scored_[s].row);
       }
       rows.targets.push_back(scored_[s].target);
@@ -154,6 +162,7 @@ class Builder {
   std::vector<int32_t> positions_;
   std::vector<ScoredTarget> scored_;
   std::vector<int64_t> score_index_;
+  bool has_filter_ = false;
   PackedTrain packed_;
 };
 

@@ -25,7 +25,8 @@ struct TrainPiece {
 };
 
 // Where the results of one datum lie among the score rows and entries. Data
-// that share a row of the batch also share its score rows of one temperature.
+// that share a row of the batch also share its score rows of one temperature
+// and filter.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;

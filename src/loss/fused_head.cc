@@ -99,9 +99,11 @@ HeadResult AllocateResult(int64_t num_rows, int64_t num_entries, int64_t hidden,
 void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
   const size_t num_rows = static_cast<size_t>(hidden_RH.size(0));
   TORCH_CHECK(rows.row_offsets.size() == num_rows + 1 &&
-                  rows.temperatures.size() == num_rows,
+                  rows.temperatures.size() == num_rows &&
+                  (rows.filters.empty() || rows.filters.size() == num_rows),
               "the head has ", num_rows, " rows, ", rows.row_offsets.size(),
-              " row offsets and ", rows.temperatures.size(), " temperatures");
+              " row offsets, ", rows.temperatures.size(), " temperatures and ",
+              rows.filters.size(), " filters");
   TORCH_CHECK(
       rows.row_offsets.back() == static_cast<int64_t>(rows.targets.size()),
       "the head's last row offset is ", rows.row_offsets.back(), " for ",
@@ -278,7 +280,15 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
     SoftmaxBesideTargets(chunk, logprobs_E, entropies_R);
     at::Tensor projection_RH =
         result.projection_RH.narrow(0, chunk.begin, chunk.count);
-    ComputeProjection(chunk.logits_RV, weight_VH, projection_RH);
+    if (rows.filters.empty()) {
+      ComputeProjection(chunk.logits_RV, weight_VH, projection_RH);
+    } else {
+      const auto first = rows.filters.begin() + chunk.begin;
+      ComputeFilteredProjection(
+          chunk.logits_RV, weight_VH,
+          at::tensor(std::vector<float>(first, first + chunk.count)).to(dtype),
+          projection_RH);
+    }
     runner.lora().Project(chunk.logits_RV, chunk.begin, result.projected_nR);
   });
   return result;

@@ -43,7 +43,10 @@ struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  lora::LoraRouting routing;         // Of the rows; may be empty.
+  // [R] in [0, 1), or empty: all 0. Where a block of the vocabulary has no
+  // probability of the row as large as this, U leaves it out.
+  std::vector<float> filters;
+  lora::LoraRouting routing;  // Of the rows; may be empty.
 };
 
 struct HeadResult {

@@ -17,6 +17,9 @@ constexpr int64_t kWidenRows = 8192;
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
+// Vocabulary entries that a filter keeps or leaves together.
+constexpr int64_t kFilterLength = 512;
+
 }  // namespace
 
 at::ScalarType HeadComputeType(const at::Tensor& weight_VH) {
@@ -64,6 +67,31 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
     // Not addmm: a matrix-vector kernel would go on adding one by one.
     out_RH.add_(at::mm(p_RV.narrow(1, v, count),
                        weight_VH.narrow(0, v, count).to(p_RV.scalar_type())));
+  }
+}
+
+void ComputeFilteredProjection(const at::Tensor& p_RV,
+                               const at::Tensor& weight_VH,
+                               const at::Tensor& filter_R, at::Tensor& out_RH) {
+  out_RH.zero_();
+  const int64_t vocab = weight_VH.size(0);
+  for (int64_t v = 0; v < vocab; v += kFilterLength) {
+    const int64_t count = std::min(kFilterLength, vocab - v);
+    const at::Tensor block_RV = p_RV.narrow(1, v, count);
+    // NaN must go on to where it is noticed.
+    const at::Tensor kept =
+        at::amax(block_RV, 1).lt(filter_R).logical_not_().nonzero().squeeze(1);
+    if (kept.numel() == 0) continue;
+    const at::Tensor rows_nV = block_RV.index_select(0, kept);
+    const at::Tensor weight = weight_VH.narrow(0, v, count);
+    if (p_RV.is_cpu()) {
+      out_RH.index_add_(0, kept,
+                        at::mm(rows_nV, weight.to(p_RV.scalar_type())));
+    } else {
+      out_RH.index_add_(0, kept,
+                        at::mm(rows_nV.to(weight.scalar_type()), weight,
+                               out_RH.scalar_type()));
+    }
   }
 }
 

@@ -22,6 +22,14 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH);
 
+// The same without what is small: of a block of the vocabulary only the rows
+// that have a probability of at least their filter [R] there.
+// Source: the gradient filter of Wijmans et al. 2024, with rows instead of
+//         tiles: a row is sure of itself or not, whoever its neighbours are.
+void ComputeFilteredProjection(const at::Tensor& p_RV,
+                               const at::Tensor& weight_VH,
+                               const at::Tensor& filter_R, at::Tensor& out_RH);
+
 }  // namespace weft::loss
 
 #endif  // WEFT_SRC_LOSS_HEAD_PRODUCTS_H_

@@ -79,7 +79,7 @@ std::string PayloadDigest(const TrainRequest& request) {
   const LossConfig& loss = request.loss;
   hasher << std::string_view("train") << request.adapter_id << request.backward
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
-         << loss.temperature << loss.return_entropy
+         << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens

@@ -27,6 +27,7 @@ struct LossConfig {
   double beta = 0.05;
   double temperature = 1.0;
   bool return_entropy = false;
+  double gradient_filter = 0;  // 0: exact.
 
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };

@@ -324,6 +324,30 @@ TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
               Tolerance(kEpsilonF32, 1, 1));
 }
 
+// Row 0 keeps everything, row 1 drops what cannot matter in f32, row 2 all but
+// its own target: what is left is c (1 - p) W_t.
+TEST(FusedHeadFilterTest, LeavesOutWhatIsSmallInTheRowsThatAskForIt) {
+  Problem problem = MakeProblem(3, at::kFloat);
+  problem.rows.row_offsets = {0, 1, 2, 3};
+  problem.rows.targets = {3, 5, 7};
+  problem.rows.temperatures = {1, 1, 1};
+  problem.g = at::ones({3}, at::kFloat);
+  const HeadResult exact = Score(problem);
+  const at::Tensor expected = Backward(exact, problem);
+  problem.rows.filters = {0, 1e-30F, 0.9999F};
+  const HeadResult filtered = Score(problem);
+  const at::Tensor actual = Backward(filtered, problem);
+  const double tolerance = Tolerance(kEpsilonF32, kHidden, kLargestLogit);
+  for (const int64_t row : {0, 1}) {
+    ExpectClose(actual[row], expected[row].to(at::kDouble), tolerance);
+  }
+  const double p = std::exp(exact.logprobs_E[2].item<double>());
+  ExpectClose(actual[2], problem.weight[7].to(at::kDouble) * (1 - p),
+              tolerance);
+  EXPECT_GT((actual[2] - expected[2]).abs().max().item<double>(), 0.01);
+  EXPECT_TRUE(at::equal(filtered.logprobs_E, exact.logprobs_E));
+}
+
 TEST(FusedHeadNanTest, StaysInItsRow) {
   Problem problem = MakeProblem(6, at::kFloat);
   const HeadResult clean = Score(problem, {.chunk_rows = 3}, true, true);

@@ -54,6 +54,7 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
       [](TrainRequest& r) { r.loss.beta = 0.1; },
       [](TrainRequest& r) { r.loss.temperature = 0.9; },
       [](TrainRequest& r) { r.loss.return_entropy = true; },
+      [](TrainRequest& r) { r.loss.gradient_filter = 0.5; },
       [](TrainRequest& r) { r.data[0].tokens[1] = 3; },
       [](TrainRequest& r) { r.data[0].targets[1] = 4; },
       [](TrainRequest& r) { r.data[0].weights[1] = 0.9f; },

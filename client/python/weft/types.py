@@ -30,6 +30,8 @@ class LossOptions(TypedDict, total=False):
     beta: float | None  # dro; default 0.05.
     temperature: float | None  # Logits are divided by it; default 1.
     return_entropy: bool  # Also return entropies; default False.
+    # Backward leaves out what is less likely than this; default 0, exact.
+    gradient_filter: float
 
 
 class OptimOptions(TypedDict, total=False):
