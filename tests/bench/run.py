@@ -21,7 +21,10 @@ sys.path[:0] = [
 import group_prompt  # noqa: E402
 import train_step  # noqa: E402
 
-BENCHES = {"group_prompt": group_prompt.main, "train_step": train_step.main}
+BENCHES = {
+    "group_prompt": group_prompt.main,
+    "train_step": train_step.main,
+}
 
 
 def main() -> int:
