@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""What a figure was measured on, and what the kernel counts of a process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from typing import Any
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
+# The least memory there is: figures are divided by each other.
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
 def describe() -> dict[str, Any]:
     """CPU model, instruction sets, cores and memory of this machine."""
     info = Path("/proc/cpuinfo").read_text("ascii", errors="replace")
@@ -21,12 +25,11 @@ def describe() -> dict[str, Any]:
         if key.strip()
     )
     present = set(fields.get("flags", fields.get("Features", "")).split())
-    pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": fields.get("model name", platform.processor()),
         "isa": [flag for flag in FLAGS if flag in present],
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": pages * page_size,
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES,
         "load_average": os.getloadavg()[0],
     }
 
@@ -42,9 +45,27 @@ def tcmalloc() -> str | None:
     return None
 
 
-def peak_resident_bytes(pid: int | str = "self") -> int:
-    """The kernel's high-water mark of a process's resident memory."""
-    for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM in /proc/PID/status")
+class PeakMemory:
+    """How far the resident memory of a process rises from here on.
+
+    The kernel's high-water mark (VmHWM) is set back to what is resident now
+    (VmRSS): what loading took for a moment does not count, what is loaded does
+    not either.
+    """
+
+    def __init__(self, pid: int | str = "self"):
+        self._status = Path(f"/proc/{pid}/status")
+        Path(f"/proc/{pid}/clear_refs").write_text("5", "ascii")
+        self._before = self._bytes("VmRSS")
+
+    def read(self) -> dict[str, int]:
+        """`peak_rss_bytes`, and `extra_rss_bytes` of it above the start."""
+        peak = self._bytes("VmHWM")
+        extra = max(peak - self._before, PAGE_BYTES)
+        return {"peak_rss_bytes": peak, "extra_rss_bytes": extra}
+
+    def _bytes(self, name: str) -> int:
+        for line in self._status.read_text("ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"no {name} in {self._status}")

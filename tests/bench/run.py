@@ -19,9 +19,16 @@ sys.path[:0] = [
 ]
 
 import group_prompt  # noqa: E402
+import logprobs  # noqa: E402
+import memory  # noqa: E402
 import train_step  # noqa: E402
 
-BENCHES = {"group_prompt": group_prompt.main, "train_step": train_step.main}
+BENCHES = {
+    "group_prompt": group_prompt.main,
+    "logprobs": logprobs.main,
+    "memory": memory.main,
+    "train_step": train_step.main,
+}
 
 
 def main() -> int:

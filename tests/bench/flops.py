@@ -1,0 +1,50 @@
+"""Floating-point operations of a step, counted by hand.
+
+They are those that the result needs: layers run again in the backward pass do
+not count, so that a side which recomputes shows what that costs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Run:
+    """`rows` tokens in a row that attend to each other, causally, and to all of
+    the `before` tokens before them."""
+
+    rows: int
+    before: int = 0
+
+
+def step(
+    config: dict[str, Any], rank: int, runs: Sequence[Run], scored_rows: int
+) -> float:
+    """One forward and backward with LoRA on all linear layers, base frozen.
+
+    Two passes over every base weight (forward, input gradient), three over every
+    LoRA weight, and attention: two products forward, five backward.
+    """
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    kv = config.get("num_key_value_heads", heads) * head
+    ffn = config["intermediate_size"]
+    shapes = [(hidden, heads * head), (hidden, kv), (hidden, kv)]
+    shapes += [(heads * head, hidden), (hidden, ffn), (hidden, ffn), (ffn, hidden)]
+    base = sum(a * b for a, b in shapes)
+    lora = rank * sum(a + b for a, b in shapes)
+    rows = sum(run.rows for run in runs)
+    pairs = sum(run.rows * (run.before + run.rows / 2) for run in runs)
+    per_layer = rows * (4 * base + 6 * lora) + 14 * pairs * heads * head
+    return float(layers * per_layer) + head_flops(
+        scored_rows, hidden, config["vocab_size"]
+    )
+
+
+def head_flops(rows: int, hidden: int, vocab: int) -> float:
+    """Logits, and the gradient of their input."""
+    return 4.0 * rows * hidden * vocab

@@ -1,0 +1,119 @@
+// Weft's head by itself, for tests/bench/logprobs.py:
+//   head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS REPS
+// Reads hidden [R, H], weight [V, H], gradients [R] (f32) and targets [R] (i64)
+// from FOLDER, raw and little-endian; writes logprobs [R] and dhidden [R, H]
+// there; prints seconds and memory above the inputs as one JSON line.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+
+namespace {
+
+using weft::loss::HeadResult;
+using weft::loss::ScoreRows;
+
+at::Tensor ReadTensor(const std::string& path, at::IntArrayRef shape,
+                      at::ScalarType type) {
+  at::Tensor tensor = at::empty(shape, type);
+  std::ifstream file(path, std::ios::binary);
+  file.read(static_cast<char*>(tensor.mutable_data_ptr()),
+            static_cast<std::streamsize>(tensor.nbytes()));
+  TORCH_CHECK(file.good() && file.peek() == EOF, path, " is not ", shape);
+  return tensor;
+}
+
+void WriteTensor(const std::string& path, const at::Tensor& tensor) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(static_cast<const char*>(tensor.const_data_ptr()),
+             static_cast<std::streamsize>(tensor.nbytes()));
+  TORCH_CHECK(file.good(), "cannot write ", path);
+}
+
+// A field of /proc/self/status in bytes.
+int64_t StatusBytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field + ":", 0) == 0) {
+      return std::stoll(line.substr(field.size() + 1)) * 1024;
+    }
+  }
+  TORCH_CHECK(false, "no ", field, " in /proc/self/status");
+}
+
+ScoreRows OneTargetPerRow(const at::Tensor& targets) {
+  const int64_t* data = targets.const_data_ptr<int64_t>();
+  const int64_t count = targets.numel();
+  ScoreRows rows{.row_offsets = std::vector<int64_t>(count + 1),
+                 .targets = std::vector<int64_t>(data, data + count),
+                 .temperatures = std::vector<float>(count, 1.0F)};
+  std::iota(rows.row_offsets.begin(), rows.row_offsets.end(), 0);
+  return rows;
+}
+
+void Run(const std::string& folder, const std::vector<int64_t>& numbers) {
+  const int64_t num_rows = numbers[0], hidden_size = numbers[1],
+                vocab = numbers[2], reps = numbers[5];
+  at::set_num_threads(static_cast<int>(numbers[4]));
+  const at::Tensor hidden =
+      ReadTensor(folder + "/hidden", {num_rows, hidden_size}, at::kFloat);
+  const at::Tensor weight =
+      ReadTensor(folder + "/weight", {vocab, hidden_size}, at::kFloat);
+  const at::Tensor gradients =
+      ReadTensor(folder + "/gradients", {num_rows}, at::kFloat);
+  const ScoreRows rows =
+      OneTargetPerRow(ReadTensor(folder + "/targets", {num_rows}, at::kLong));
+  // Sets the high-water mark back to what is resident now.
+  std::ofstream("/proc/self/clear_refs") << "5";
+  const int64_t before_bytes = StatusBytes("VmRSS");
+  HeadResult forward;
+  at::Tensor dhidden;
+  std::vector<double> seconds;
+  for (int64_t i = 0; i <= reps; ++i) {  // The first warms up.
+    const auto start = std::chrono::steady_clock::now();
+    forward = ScoreHead(hidden, weight, rows, {.chunk_rows = numbers[3]},
+                        /*want_gradient=*/true, /*want_entropy=*/false);
+    dhidden = HeadBackward(forward, weight, rows, gradients);
+    const std::chrono::duration<double> taken =
+        std::chrono::steady_clock::now() - start;
+    if (i > 0) seconds.push_back(taken.count());
+  }
+  const int64_t peak_bytes = StatusBytes("VmHWM");
+  WriteTensor(folder + "/logprobs", forward.logprobs_E);
+  WriteTensor(folder + "/dhidden", dhidden);
+  std::cout << nlohmann::json{{"seconds", seconds},
+                              {"peak_rss_bytes", peak_bytes},
+                              {"extra_rss_bytes", peak_bytes - before_bytes}}
+            << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 8) {
+    std::cerr << "usage: head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS "
+                 "REPS\n";
+    return 2;
+  }
+  std::vector<int64_t> numbers;
+  for (int i = 2; i < argc; ++i) numbers.push_back(std::atoll(argv[i]));
+  try {
+    Run(argv[1], numbers);
+  } catch (const std::exception& e) {
+    std::cerr << "head_bench: " << e.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

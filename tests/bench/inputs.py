@@ -1,0 +1,50 @@
+"""Tokens of real English, so that numbers are as in use: random ids are noise
+that no model has seen, with gradients many times too large."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SEED = 7
+
+
+def config(model: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((model / "config.json").read_text("utf-8"))
+    return values
+
+
+def rows(model: Path, count: int, length: int) -> np.ndarray:
+    """[count, length] passages that do not overlap, seeded."""
+    stream = _stream(model)
+    passages = len(stream) // length
+    if passages < count:
+        raise SystemExit(
+            f"{count} x {length} tokens > the {len(stream)} that there are"
+        )
+    chosen = np.random.default_rng(SEED).choice(passages, count, replace=False)
+    return np.stack([stream[i * length : (i + 1) * length] for i in chosen])
+
+
+def group(model: Path, count: int, prompt: int, completion: int) -> np.ndarray:
+    """[count, prompt + completion] passages, equal over the prompt."""
+    passages = rows(model, count, prompt + completion)
+    passages[:, :prompt] = passages[0, :prompt]
+    return passages
+
+
+def _stream(model: Path) -> np.ndarray:
+    """The reference manual that comes with Python; random ids for a model that
+    has no tokenizer."""
+    if not (model / "tokenizer.json").exists():
+        vocab = config(model)["vocab_size"]
+        return np.random.default_rng(SEED).integers(3, vocab, 1 << 16)
+    from pydoc_data.topics import topics
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    text = "".join(topics[name] for name in sorted(topics))
+    return np.asarray(tokenizer.encode(text).ids, dtype=np.int64)

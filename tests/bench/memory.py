@@ -1,0 +1,128 @@
+"""Peak memory and speed of a step: Weft with every layer recomputed (all) and
+none (off) against transformers + peft as it comes (naive), and with its own
+gradient checkpointing and a loss in chunks (lean).
+
+Memory is what a process needs above what it has loaded: its resident memory's
+high-water mark over all steps, less what is resident after loading model and
+adapter and reading two tokens, when the mark is set back. Both sides are counted
+so by the kernel, with the same allocator. Weft splits the batch as it comes out
+of the box (--max-batch-tokens).
+
+At the end, how Weft's head grows: a step of one micro-batch in which more and
+more rows are scored, from one chunk of logits to four, less the same step with
+one row of each sequence scored. Layers are recomputed and cost all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import inputs
+import machine
+import numpy as np
+import report
+import weft
+from processes import StepBench
+from train_step import add_batch_options, batch_config, batch_work
+
+PEERS = ("naive", "lean")
+HEAD_CHUNKS = (1, 2, 4)  # Rows scored, in chunks.
+HEAD_GROWTH = 1.10
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    tokens = inputs.rows(options.model, options.batch, options.length + 1)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        bench = StepBench(options, tokens, Path(scratch))
+        runs = report.take_turns(
+            options.rounds,
+            {
+                "naive": bench.peer,
+                "all": lambda: bench.weft("--gradient-checkpointing", "all"),
+                "lean": lambda: bench.peer("--checkpoint", "--chunk", _chunk(options)),
+                "off": lambda: bench.weft("--gradient-checkpointing", "off"),
+            },
+            report.expect_equal_step,
+        )
+        head = _head_bytes(options, bench, tokens, runs["naive"][0])
+    result = report.make(
+        "memory",
+        options,
+        runs,
+        peers=PEERS,
+        work=dict.fromkeys(runs, batch_work(options)),
+        config={**batch_config(options), "chunk": options.chunk},
+        ratios=lambda sides: ratios(sides, head),
+    )
+    result["head_bytes_by_rows"] = head
+    report.emit(result, options.output)
+    return 0
+
+
+def ratios(sides: report.Sides, head: Mapping[int, int]) -> dict[str, Any]:
+    def over(name: str, ours: str, peer: str) -> float:
+        return float(sides[ours][name] / sides[peer][name])
+
+    memory, speed = "extra_rss_bytes", "tokens_per_second"
+    return {
+        "memory all/naive": report.ratio(over(memory, "all", "naive"), at_most=1 / 8),
+        "speed all/lean": report.ratio(over(speed, "all", "lean"), at_least=1.15),
+        "memory off/naive": report.ratio(over(memory, "off", "naive"), at_most=1 / 2),
+        "speed off/naive": report.ratio(over(speed, "off", "naive"), at_least=1.2),
+        "memory all/lean": report.ratio(over(memory, "all", "lean")),
+        "head growth": report.ratio(
+            max(head.values()) / min(head.values()), at_most=HEAD_GROWTH
+        ),
+    }
+
+
+def scored(tokens: np.ndarray, rows: int) -> list[weft.Datum]:
+    """Data that score `rows` rows in all: as many of each sequence, at its end."""
+    each = rows // len(tokens)
+    return [weft.Datum.next_token(row, prompt_length=len(row) - each) for row in tokens]
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("memory", __doc__)
+    add_batch_options(parser)
+    parser.add_argument("--chunk", type=int, default=1024, help="rows of logits")
+    options = report.parse_with_model(parser, arguments)
+    most = max(HEAD_CHUNKS) * options.chunk
+    if most > options.batch * options.length:
+        parser.error(f"{most} rows to score > the tokens of the batch")
+    return options
+
+
+def _chunk(options: argparse.Namespace) -> str:
+    return str(options.chunk)
+
+
+def _head_bytes(
+    options: argparse.Namespace,
+    bench: StepBench,
+    tokens: np.ndarray,
+    reference: report.Run,
+) -> dict[int, int]:
+    """Memory that scoring takes, by the number of rows."""
+    counts = [options.batch, *(chunks * options.chunk for chunks in HEAD_CHUNKS)]
+    extra = {}
+    for rows in counts:
+        run = bench.weft(
+            *("--gradient-checkpointing", "all"),
+            *("--loss-chunk-size", _chunk(options)),
+            *("--max-batch-tokens", str(tokens.size)),
+            data=scored(tokens, rows),
+            reps=0,
+        )
+        extra[rows] = run["extra_rss_bytes"]
+        print(f"{rows} rows: {extra[rows] / 2**20:.0f} MiB", file=sys.stderr)
+        if rows == options.batch * options.length:
+            report.expect_equal_step(run, reference)
+    base = extra.pop(options.batch)
+    return {rows: max(used - base, machine.PAGE_BYTES) for rows, used in extra.items()}

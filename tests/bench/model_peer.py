@@ -1,0 +1,109 @@
+"""One process of transformers + peft on this machine; prints one JSON line.
+
+Run by processes.py, which sets allocator and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import torch_peer
+import transformers
+
+
+def main() -> None:
+    options = _parse()
+    torch.set_num_threads(options.threads)
+    model = _load(options)
+    tokens = torch.from_numpy(np.load(options.work / "tokens.npy"))
+    with torch.no_grad():
+        model(input_ids=tokens[:1, :2], use_cache=False)
+    run, loss = torch_peer.measure(lambda: _step(model, tokens, options), options.reps)
+    for module in (transformers, peft):
+        run["versions"][module.__name__] = module.__version__
+    run |= {"loss": loss, "grad_norm": _gradient_norm(model)}
+    print(json.dumps(run))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--reps", type=int, required=True)
+    parser.add_argument("--prompt", type=int, required=True, help="tokens not learnt")
+    parser.add_argument("--slice", type=int, default=0, help="sequences; 0: all")
+    parser.add_argument("--checkpoint", action="store_true", help="all layers")
+    parser.add_argument("--chunk", type=int, default=0, help="rows of logits; 0: all")
+    return parser.parse_args()
+
+
+def _load(options: argparse.Namespace) -> Any:
+    base = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    model = peft.PeftModel.from_pretrained(
+        base, options.work / "adapter", is_trainable=True
+    )
+    if options.checkpoint:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def _step(model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> float:
+    """The summed loss, with its gradient in place of the last one's; some
+    sequences at a time."""
+    model.zero_grad(set_to_none=False)
+    loss_of: Callable[..., torch.Tensor] = _chunked_loss if options.chunk else _loss
+    total = 0.0
+    for rows in tokens.split(options.slice or len(tokens)):
+        # Only rows that predict a token to learn reach the head.
+        loss = loss_of(model, rows, max(options.prompt - 1, 0), options.chunk)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def _loss(model: Any, tokens: torch.Tensor, first: int, _: int) -> torch.Tensor:
+    targets = tokens[:, 1 + first :]
+    logits = model(
+        input_ids=tokens[:, :-1], use_cache=False, logits_to_keep=targets.shape[1]
+    ).logits
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum"
+    )
+
+
+def _chunked_loss(
+    model: Any, tokens: torch.Tensor, first: int, chunk: int
+) -> torch.Tensor:
+    causal = model.get_base_model()
+    hidden = causal.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+    logprobs = torch_peer.chunked_logprobs(
+        hidden[:, first:].flatten(0, 1),
+        causal.lm_head.weight,
+        tokens[:, 1 + first :].flatten(),
+        chunk,
+    )
+    return -logprobs.sum()
+
+
+def _gradient_norm(model: torch.nn.Module) -> float:
+    squares = [
+        parameter.grad.double().square().sum()
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    ]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+if __name__ == "__main__":
+    main()

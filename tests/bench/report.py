@@ -1,0 +1,179 @@
+"""What all benches share: options, turns, checks, and the JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+import models
+
+# One process of one side: its seconds, memory, and results to check.
+Run = dict[str, Any]
+Runs = dict[str, list[Run]]
+# The best of each side, as reported.
+Sides = Mapping[str, dict[str, Any]]
+
+LOSS_TOLERANCE = 1e-5  # Relative; both sum some thousand f32 terms.
+NORM_TOLERANCE = 1e-4  # Relative; what the oracle tests allow a tensor.
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one timed repetition of a side does."""
+
+    tokens: int
+    flops: float
+
+
+def parser(bench: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every bench has."""
+    result = argparse.ArgumentParser(
+        prog=f"run.py {bench}",
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    result.add_argument("--threads", type=int, default=os.cpu_count())
+    result.add_argument("--rounds", type=int, default=2, help="processes of each side")
+    result.add_argument("--reps", type=int, default=2, help="timed steps per process")
+    result.add_argument("--output", type=Path, help="also write the JSON line here")
+    return result
+
+
+def parse_with_model(
+    options_parser: argparse.ArgumentParser, arguments: list[str]
+) -> argparse.Namespace:
+    options_parser.add_argument(
+        "--model", type=Path, help="model folder; SmolLM2 by default"
+    )
+    options = options_parser.parse_args(arguments)
+    options.model = options.model or models.demo_model()
+    return options
+
+
+def take_turns(
+    rounds: int,
+    sides: Mapping[str, Callable[[], Run]],
+    check: Callable[[Run, Run], None] | None = None,
+) -> Runs:
+    """Runs of every side, one process at a time, the sides alternating.
+
+    `check` raises when a run's results are not those of the first side's run in
+    the same round.
+    """
+    runs: Runs = {side: [] for side in sides}
+    for number in range(rounds):
+        for side, measure in sides.items():
+            runs[side].append(measure())
+            seconds = "/".join(f"{second:.2f}" for second in runs[side][-1]["seconds"])
+            extra = runs[side][-1]["extra_rss_bytes"] / 2**20
+            print(
+                f"round {number + 1}: {side} {seconds} s, {extra:.0f} MiB",
+                file=sys.stderr,
+                flush=True,
+            )
+            if check is not None:
+                check(runs[side][-1], runs[next(iter(sides))][-1])
+    return runs
+
+
+def expect_equal_step(run: Run, reference: Run) -> None:
+    """Same loss and gradient norm, or an end: times of different work mean
+    nothing."""
+    for name, bound in (("loss", LOSS_TOLERANCE), ("grad_norm", NORM_TOLERANCE)):
+        difference = abs(run[name] - reference[name]) / abs(reference[name])
+        if not difference <= bound:
+            raise SystemExit(
+                f"{name}: {run[name]!r} and {reference[name]!r}: relative difference"
+                f" {difference:.1e} > {bound:.0e}; times mean nothing"
+            )
+
+
+def ratio(
+    value: float, *, at_least: float | None = None, at_most: float | None = None
+) -> dict[str, Any]:
+    """A figure of the report, with its target if it has one."""
+    result: dict[str, Any] = {"value": value}
+    if at_least is not None:
+        result.update(target=f">= {at_least:g}", met=value >= at_least)
+    if at_most is not None:
+        result.update(target=f"<= {at_most:g}", met=value <= at_most)
+    return result
+
+
+def make(
+    bench: str,
+    options: argparse.Namespace,
+    runs: Runs,
+    *,
+    peers: Collection[str],
+    work: Mapping[str, Work],
+    config: dict[str, Any],
+    ratios: Callable[[Sides], dict[str, Any]],
+) -> dict[str, Any]:
+    """The report; `peers` are the sides that are not ours."""
+    gemm_rate = max(
+        run["gemm_flops_per_second"] for peer in peers for run in runs[peer]
+    )
+    sides = {side: _summary(runs[side], work[side], gemm_rate) for side in runs}
+    return {
+        "bench": bench,
+        "ours": {side: sides[side] for side in sides if side not in peers},
+        "peer": {side: sides[side] for side in sides if side in peers},
+        "ratio": ratios(sides),
+        "config": {
+            **config,
+            "dtype": "f32",
+            "threads": options.threads,
+            "rounds": options.rounds,
+            "reps": options.reps,
+            "peer_allocator": "tcmalloc" if machine.tcmalloc() else "glibc",
+            "peer_versions": runs[next(iter(peers))][0]["versions"],
+        },
+        "gemm_gflops": gemm_rate / 1e9,
+        "machine": machine.describe(),
+    }
+
+
+def emit(report: dict[str, Any], output: Path | None) -> None:
+    """A sentence to stderr; the JSON line to stdout, and to a file if asked."""
+    print(sentence(report), file=sys.stderr)
+    line = json.dumps(report)
+    if output is not None:
+        output.write_text(line + "\n", "utf-8")
+    print(line)
+
+
+def sentence(report: dict[str, Any]) -> str:
+    parts = [
+        f"{name} {side['tokens_per_second']:.0f} tok/s ({side['seconds']:.2f} s,"
+        f" {side['fraction_of_gemm_rate']:.0%} of the GEMM rate,"
+        f" {side['extra_rss_bytes'] / 2**20:.0f} MiB)"
+        for name, side in {**report["ours"], **report["peer"]}.items()
+    ]
+    for name, entry in report["ratio"].items():
+        target = f" (target {entry['target']})" if "target" in entry else ""
+        parts.append(f"{name} {entry['value']:.3g}{target}")
+    return f"{report['bench']}: {'; '.join(parts)}"
+
+
+def _summary(runs: list[Run], work: Work, gemm_rate: float) -> dict[str, Any]:
+    seconds = [second for run in runs for second in run["seconds"]]
+    rate = work.flops / min(seconds)
+    results = ("loss", "grad_norm", "logprobs_error", "dhidden_error")
+    return {
+        "seconds": min(seconds),
+        "all_seconds": seconds,
+        "tokens_per_second": work.tokens / min(seconds),
+        "gflops": rate / 1e9,
+        "fraction_of_gemm_rate": rate / gemm_rate,
+        "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs),
+        "extra_rss_bytes": max(run["extra_rss_bytes"] for run in runs),
+        **{name: runs[0][name] for name in results if name in runs[0]},
+    }

@@ -1,0 +1,206 @@
+"""The benches still run, still compare, and count rightly: tiny sizes, where
+times mean nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Threads that wait must sleep: other tests want the core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import run  # noqa: E402  It sets the path for those below.
+import flops  # noqa: E402
+import group_prompt  # noqa: E402
+import inputs  # noqa: E402
+import logprobs  # noqa: E402
+import memory  # noqa: E402
+import models  # noqa: E402
+import processes  # noqa: E402
+import report  # noqa: E402
+
+QUICK = ["--threads", "1", "--rounds", "1", "--reps", "1"]
+RUN_PROGRAM = processes.run_program
+
+
+def run_in_this_process(command: Sequence[str | Path], threads: int) -> report.Run:
+    """As run_program, but transformers is imported once for all peers."""
+    program, *arguments = [str(part) for part in command]
+    if program != sys.executable:
+        return RUN_PROGRAM(command, threads)
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(sys, "argv", arguments)
+        runpy.run_path(arguments[0], run_name="__main__")
+    result: report.Run = json.loads(output.getvalue().splitlines()[-1])
+    return result
+
+
+@pytest.fixture(autouse=True)
+def one_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (processes, logprobs):
+        monkeypatch.setattr(module, "run_program", run_in_this_process)
+
+
+def bench(
+    name: str, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> dict[str, Any]:
+    assert run.BENCHES[name]([*QUICK, *arguments]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["bench"] == name
+    for side in (result["ours"] | result["peer"]).values():
+        assert side["tokens_per_second"] > 0
+        assert side["fraction_of_gemm_rate"] > 0
+        assert side["peak_rss_bytes"] > side["extra_rss_bytes"]
+    return result
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[str, str]:
+    return ("--model", str(models.tiny_model("llama-tied")))
+
+
+def test_train_step(capsys: Any, tiny: tuple[str, str]) -> None:
+    result = bench("train_step", capsys, *tiny, "--batch", "2", "--length", "16")
+    assert result["ratio"].keys() == {"speed weft/naive"}
+
+
+def test_memory(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--batch", "4", "--length", "32", "--chunk", "16")
+    result = bench("memory", capsys, *tiny, *size)
+    assert result["head_bytes_by_rows"].keys() == {"16", "32", "64"}
+    assert result["ours"].keys() == {"all", "off"}
+    assert result["peer"].keys() == {"naive", "lean"}
+
+
+def test_group_prompt(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--group", "3", "--prompt", "32", "--completion", "8", "--slice", "2")
+    result = bench("group_prompt", capsys, *tiny, *size)
+    assert result["ratio"].keys() == {"speed shared/repeated", "speed shared/peer"}
+
+
+def test_logprobs(capsys: Any) -> None:
+    size = ("--rows", "96", "--hidden", "32", "--vocab", "500", "--chunk", "40")
+    result = bench("logprobs", capsys, *size)
+    for side in (result["ours"] | result["peer"]).values():
+        assert side["logprobs_error"] <= logprobs.TOLERANCE
+        assert side["dhidden_error"] <= logprobs.TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "factor"), [("loss", 2e-5), ("grad_norm", 2e-4)])
+def test_a_wrong_result_ends_the_bench(name: str, factor: float) -> None:
+    good: report.Run = {"seconds": [1.0], "extra_rss_bytes": 1}
+    good |= {"loss": 5.0, "grad_norm": 2.0}
+    bad = {**good, name: good[name] * (1 + factor)}
+    sides = {"first": lambda: good, "second": lambda: bad}
+    with pytest.raises(SystemExit, match=name):
+        report.take_turns(1, sides, report.expect_equal_step)
+
+
+def test_sides_take_turns() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> report.Run:
+        order.append(name)
+        return {"seconds": [1.0], "extra_rss_bytes": 1}
+
+    runs = report.take_turns(2, {"a": lambda: side("a"), "b": lambda: side("b")})
+    assert order == ["a", "b", "a", "b"]
+    assert {name: len(of) for name, of in runs.items()} == {"a": 2, "b": 2}
+
+
+def test_the_best_repetition_and_the_highest_peak_count() -> None:
+    def process(seconds: list[float], peak: int) -> report.Run:
+        return {"seconds": seconds, "peak_rss_bytes": peak, "extra_rss_bytes": peak}
+
+    peer = {**process([8.0, 4.0], 70), "gemm_flops_per_second": 50.0, "versions": {}}
+    options = report.parser("x", "").parse_args([])
+    result = report.make(
+        "x",
+        options,
+        {"ours": [process([3.0, 2.0], 10), process([5.0, 6.0], 30)], "peer": [peer]},
+        peers=("peer",),
+        work=dict.fromkeys(("ours", "peer"), report.Work(tokens=100, flops=80.0)),
+        config={},
+        ratios=lambda sides: {
+            "speed": report.ratio(
+                sides["peer"]["seconds"] / sides["ours"]["seconds"], at_least=3
+            )
+        },
+    )
+    assert result["ours"]["ours"]["tokens_per_second"] == 50
+    assert result["ours"]["ours"]["fraction_of_gemm_rate"] == 0.8
+    assert result["ours"]["ours"]["extra_rss_bytes"] == 30
+    assert result["ratio"] == {"speed": {"value": 2, "target": ">= 3", "met": False}}
+    assert "speed 2 (target >= 3)" in report.sentence(result)
+
+
+def test_flops_of_one_layer_counted_by_hand() -> None:
+    config = {
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 10,
+    }
+    # q 4x4, k and v 4x2, o 4x4, gate, up and down 4x8.
+    base, lora = 16 + 8 + 8 + 16 + 3 * 32, 8 + 6 + 6 + 8 + 3 * 12
+    expected = 6 * (4 * base + 6 * lora) + 14 * 18 * 4 + 4 * 5 * 4 * 10
+    assert flops.step(config, 1, [flops.Run(6)], 5) == expected
+    # The second half of a row of six attends to itself and to the first half.
+    halves = [flops.Run(3), flops.Run(3, before=3)]
+    assert flops.step(config, 1, halves, 5) == expected
+
+
+def test_a_shared_prompt_is_less_work_for_the_same_tokens(
+    tiny: tuple[str, str],
+) -> None:
+    options = group_prompt._parse([*tiny, "--group", "4", "--prompt", "64"])
+    work = group_prompt.work(options)
+    assert work["shared"].tokens == work["repeated"].tokens == 4 * (64 + 64)
+    assert work["shared"].flops < 0.7 * work["repeated"].flops
+    assert work["peer"] == work["repeated"]
+
+
+def test_a_group_has_one_prompt_and_many_completions(tiny: tuple[str, str]) -> None:
+    tokens = inputs.group(Path(tiny[1]), 5, 20, 10)
+    assert tokens.shape == (5, 30)
+    assert (tokens[:, :20] == tokens[0, :20]).all()
+    assert len({row.tobytes() for row in tokens[:, 20:]}) == 5
+    with pytest.raises(SystemExit, match="tokens >"):
+        inputs.rows(Path(tiny[1]), 1 << 12, 1 << 12)
+
+
+def test_text_is_read_with_the_models_tokenizer() -> None:
+    tokens = inputs.rows(models.demo_model(), 8, 513)
+    assert tokens.shape == (8, 513)
+    assert (tokens == inputs.rows(models.demo_model(), 8, 513)).all()
+
+
+def test_the_last_rows_of_each_sequence_are_scored() -> None:
+    data = memory.scored(np.arange(20).reshape(2, 10), 6)
+    for datum in data:
+        assert datum.weights is not None
+        assert datum.weights.tolist() == [0.0] * 6 + [1.0] * 3
+
+
+def test_the_exact_head_is_the_derivative_of_itself() -> None:
+    data = logprobs.make_inputs(3, 4, 7)
+    expected = logprobs.exact(data)
+    step = 1e-3
+    moved = {**data, "hidden": data["hidden"].astype(np.float64)}
+    moved["hidden"][1, 2] += step
+    change = logprobs.exact(moved)["logprobs"] - expected["logprobs"]
+    slope = float(change @ data["gradients"]) / step
+    assert slope == pytest.approx(expected["dhidden"][1, 2], rel=1e-2)
