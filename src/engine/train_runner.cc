@@ -66,6 +66,23 @@ bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
   return false;
 }
 
+// dLoss/dx of all rows, from that of the normed rows that are scored. In
+// slices: they may be many, and their gathered copies would outweigh a chunk of
+// logits.
+at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
+                        const at::Tensor& x_TH, const at::Tensor& index_R) {
+  constexpr int64_t kSlice = 1024;
+  at::Tensor d_TH = at::zeros_like(x_TH);
+  for (int64_t begin = 0; begin < dy_RH.size(0); begin += kSlice) {
+    const int64_t count = std::min(kSlice, dy_RH.size(0) - begin);
+    const at::Tensor index = index_R.narrow(0, begin, count);
+    d_TH.index_add_(0, index,
+                    decoder.FinalNormBackward(dy_RH.narrow(0, begin, count),
+                                              x_TH.index_select(0, index)));
+  }
+  return d_TH;
+}
+
 }  // namespace
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(
@@ -104,10 +121,10 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
       backward ? model::Mode::kTrain : model::Mode::kEval, packed.batch,
       backward ? &tape : nullptr, num_recomputed, /*kv=*/nullptr);
 
-  const at::Tensor x_RH = x_TH.index_select(0, packed.score_index_R);
-  const at::Tensor normed_RH = decoder_.FinalNorm(x_RH);
+  const at::Tensor normed_RH =
+      decoder_.FinalNorm(x_TH.index_select(0, packed.score_index_R));
   const at::Tensor& head_VH = decoder_.weights().head_VH;
-  const loss::HeadResult scores =
+  loss::HeadResult scores =
       loss::ScoreHead(normed_RH, head_VH, packed.rows, options_.head,
                       /*want_gradient=*/backward, wants_entropy);
 
@@ -128,11 +145,9 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   if (!backward) return outcome;
 
   const at::Tensor dh_RH =
-      loss::HeadBackward(scores, normed_RH, head_VH, packed.rows, options_.head,
-                         gradients_E.to(decoder_.device()));
-  at::Tensor d_TH = at::zeros_like(x_TH);
-  d_TH.index_add_(0, packed.score_index_R,
-                  decoder_.FinalNormBackward(dh_RH, x_RH));
+      loss::HeadBackward(std::move(scores), normed_RH, head_VH, packed.rows,
+                         options_.head, gradients_E.to(decoder_.device()));
+  at::Tensor d_TH = NormBackward(decoder_, dh_RH, x_TH, packed.score_index_R);
   decoder_.BackwardLayers(packed.batch, tape, std::move(d_TH));
   return outcome;
 }

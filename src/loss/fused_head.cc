@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "src/loss/head_coefficients.h"
 #include "src/loss/head_lora.h"
@@ -18,6 +19,9 @@ namespace {
 // only its memory limits the chunk: large vocabularies take fewer rows.
 constexpr int64_t kCpuBufferBytes = int64_t{256} << 20;
 constexpr int64_t kCpuMinRows = 64;
+
+// Rows whose targets' weights are gathered at a time.
+constexpr int64_t kCombineRows = 1024;
 
 int64_t ChunkRows(const HeadOptions& options, int64_t num_rows, int64_t vocab,
                   bool is_cpu) {
@@ -188,34 +192,35 @@ void SoftmaxBesideTargets(ChunkRunner::Chunk& chunk, at::Tensor& logprobs_E,
                  at::zeros({}, chunk.logits_RV.options()));
 }
 
-// dz W of rows [begin, begin + n) from the saved p W, [n, X].
-at::Tensor Combine(const at::Tensor& projection_nX, const at::Tensor& weight_VX,
-                   const ScoreRows& rows, const HeadCoefficients& coefficients,
-                   int64_t begin) {
+// Turns the saved p W of rows [begin, begin + n), [n, X], into their dz W.
+void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
+             const ScoreRows& rows, const HeadCoefficients& coefficients,
+             int64_t begin) {
   const auto dtype = projection_nX.options();
-  const int64_t count = projection_nX.size(0);
-  const auto row_begin = coefficients.rows_R.begin() + begin;
-  at::Tensor result_nX =
-      projection_nX *
-      at::tensor(std::vector<double>(row_begin, row_begin + count))
-          .to(dtype)
-          .unsqueeze(1);
-  for (const EntryLayer& layer :
-       LayerEntries(rows, coefficients.entries_E, begin, count)) {
-    const at::Tensor scaled =
-        weight_VX
-            .index_select(
-                0, at::tensor(layer.targets, at::kLong).to(dtype.device()))
-            .to(dtype)
-            .mul_(at::tensor(layer.coefficients).to(dtype).unsqueeze(1));
-    if (static_cast<int64_t>(layer.rows.size()) == count) {
-      result_nX.add_(scaled);
-    } else {
-      result_nX.index_add_(
-          0, at::tensor(layer.rows, at::kLong).to(dtype.device()), scaled);
+  const int64_t num_rows = projection_nX.size(0);
+  for (int64_t done = 0; done < num_rows; done += kCombineRows) {
+    const int64_t count = std::min(kCombineRows, num_rows - done);
+    at::Tensor result_nX = projection_nX.narrow(0, done, count);
+    const auto row_begin = coefficients.rows_R.begin() + begin + done;
+    result_nX.mul_(at::tensor(std::vector<double>(row_begin, row_begin + count))
+                       .to(dtype)
+                       .unsqueeze(1));
+    for (const EntryLayer& layer :
+         LayerEntries(rows, coefficients.entries_E, begin + done, count)) {
+      const at::Tensor scaled =
+          weight_VX
+              .index_select(
+                  0, at::tensor(layer.targets, at::kLong).to(dtype.device()))
+              .to(dtype)
+              .mul_(at::tensor(layer.coefficients).to(dtype).unsqueeze(1));
+      if (static_cast<int64_t>(layer.rows.size()) == count) {
+        result_nX.add_(scaled);
+      } else {
+        result_nX.index_add_(
+            0, at::tensor(layer.rows, at::kLong).to(dtype.device()), scaled);
+      }
     }
   }
-  return result_nX;
 }
 
 // dB of every segment, from logits computed again.
@@ -294,7 +299,7 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   return result;
 }
 
-at::Tensor HeadBackward(const HeadResult& forward, const at::Tensor& hidden_RH,
+at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
                         const at::Tensor& weight_VH, const ScoreRows& rows,
                         const HeadOptions& options, const at::Tensor& g_E) {
   TORCH_CHECK(forward.projection_RH.defined(),
@@ -306,15 +311,15 @@ at::Tensor HeadBackward(const HeadResult& forward, const at::Tensor& hidden_RH,
       rows, ToDoubles(g_E), ToDoubles(forward.logprobs_E),
       forward.target_slope_E.defined() ? ToDoubles(forward.target_slope_E)
                                        : std::vector<double>());
-  at::Tensor dhidden_RH =
-      Combine(forward.projection_RH, weight_VH, rows, coefficients, 0);
+  at::Tensor dhidden_RH = std::move(forward.projection_RH);
+  Combine(dhidden_RH, weight_VH, rows, coefficients, 0);
   if (std::ranges::any_of(forward.shrunk_nR, &at::Tensor::defined)) {
     const ChunkRunner runner(hidden_RH, weight_VH, rows, options);
     const HeadLora& lora = runner.lora();
     for (size_t s = 0; s < rows.routing.size(); ++s) {
       if (!lora.Trains(s)) continue;
-      const at::Tensor ds_nR = Combine(forward.projected_nR[s], lora.B(s), rows,
-                                       coefficients, rows.routing[s].begin);
+      at::Tensor& ds_nR = forward.projected_nR[s];
+      Combine(ds_nR, lora.B(s), rows, coefficients, rows.routing[s].begin);
       lora.AddGradientOfA(s, ds_nR, hidden_RH, dhidden_RH);
     }
     AddGradientsOfB(runner, forward.shrunk_nR, coefficients);

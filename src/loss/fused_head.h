@@ -72,8 +72,8 @@ struct HeadResult {
 // dLoss/dhidden [R, H] in the dtype of weight, for g_E = dLoss/dlogprob [E] f32
 // (CPU or device); adds the gradients of lm_head's LoRA to the segments of
 // rows.routing. The other arguments as in the forward, which must have had
-// want_gradient.
-[[nodiscard]] at::Tensor HeadBackward(const HeadResult& forward,
+// want_gradient. Consumes the result: dhidden takes U's memory.
+[[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
                                       const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,
                                       const ScoreRows& rows,

@@ -105,10 +105,21 @@ HeadResult Score(const Problem& problem, const HeadOptions& options = {},
                    want_gradient, want_entropy);
 }
 
+// The backward pass consumes what it is given.
+HeadResult Copy(HeadResult result) {
+  if (result.projection_RH.defined()) {
+    result.projection_RH = result.projection_RH.clone();
+  }
+  for (at::Tensor& projected : result.projected_nR) {
+    if (projected.defined()) projected = projected.clone();
+  }
+  return result;
+}
+
 at::Tensor Backward(const HeadResult& result, const Problem& problem,
                     const HeadOptions& options = {}) {
-  return HeadBackward(result, problem.hidden, problem.weight, problem.rows,
-                      options, problem.g);
+  return HeadBackward(Copy(result), problem.hidden, problem.weight,
+                      problem.rows, options, problem.g);
 }
 
 // The upstream gradient is signed and sums to zero.
