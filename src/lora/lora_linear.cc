@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/lora/add_product.h"
+#include "src/ops/matmul.h"
 
 namespace weft::lora {
 namespace {
@@ -15,12 +16,6 @@ const GroupLayout& GroupOf(const LoraSegment& segment, const LoraSite& site) {
 
 at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
-}
-
-at::Tensor BaseForward(const at::Tensor& x_TI, const BaseLinear& base) {
-  return base.bias_O.defined()
-             ? at::addmm(base.bias_O, x_TI, base.weight_OI.t())
-             : at::mm(x_TI, base.weight_OI.t());
 }
 
 }  // namespace
@@ -47,8 +42,8 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
     shrunk.push_back(
         group.factors.empty()
             ? at::Tensor()
-            : at::mm(Rows(x_TI, segment),
-                     version.StackedA(version.compute_N, group).t()));
+            : ops::MatMul(Rows(x_TI, segment),
+                          version.StackedA(version.compute_N, group).t()));
   }
   return shrunk;
 }
@@ -56,7 +51,7 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
 at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraRouting& routing, const LoraSite& site,
                       const ModelShape& shape, ShrunkInputs* shrunk) {
-  at::Tensor y_TO = BaseForward(x_TI, base);
+  at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
   ShrunkInputs inputs = LoraShrink(x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
     const AdapterVersion& version = *routing[i].version;
@@ -83,7 +78,7 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               const ShrunkInputs& shrunk,
                               bool want_input_gradient) {
   at::Tensor dx_TI;
-  if (want_input_gradient) dx_TI = at::mm(dy_TO, base.weight_OI);
+  if (want_input_gradient) dx_TI = ops::MatMul(dy_TO, base.weight_OI);
   for (size_t i = 0; i < routing.size(); ++i) {
     const LoraSegment& segment = routing[i];
     const GroupLayout& group = GroupOf(segment, site);

@@ -35,20 +35,6 @@ int64_t ChunkRows(const HeadOptions& options, int64_t num_rows, int64_t vocab,
   return chunk;
 }
 
-// The [chunk, V] buffer. Kept between calls on a CPU, where the first touch of
-// fresh pages costs as much as the softmax; a GPU's allocator caches by itself.
-// Unchunked calls do not keep their buffer: it may be huge.
-at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
-                        const at::TensorOptions& options, bool keep) {
-  if (!keep) return at::empty({chunk * vocab}, options);
-  thread_local at::Tensor kept;
-  if (!kept.defined() || kept.numel() < chunk * vocab ||
-      kept.dtype() != options.dtype()) {
-    kept = at::empty({chunk * vocab}, options);
-  }
-  return kept;
-}
-
 // The rows and entries of one chunk, on the device of the head.
 ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
                                int64_t count, double softcap,
@@ -131,11 +117,7 @@ class ChunkRunner {
         softcap_(options.softcap),
         lora_(rows.routing, HeadComputeType(weight_VH)),
         chunk_(ChunkRows(options, hidden_RH.size(0), weight_VH.size(0),
-                         weight_VH.is_cpu())),
-        buffer_(
-            LogitsBuffer(chunk_, weight_VH.size(0),
-                         weight_VH.options().dtype(HeadComputeType(weight_VH)),
-                         weight_VH.is_cpu() && options.chunk_rows > 0)) {}
+                         weight_VH.is_cpu())) {}
 
   struct Chunk {
     int64_t begin = 0;
@@ -151,7 +133,6 @@ class ChunkRunner {
   void ForEach(const std::vector<at::Tensor>& shrunk_nR, Wanted wanted,
                Visit visit) const {
     const int64_t num_rows = hidden_RH_.size(0);
-    const int64_t vocab = weight_VH_.size(0);
     for (int64_t begin = 0; begin < num_rows; begin += chunk_) {
       const int64_t count = std::min(chunk_, num_rows - begin);
       if (!wanted(begin, count)) continue;
@@ -162,10 +143,8 @@ class ChunkRunner {
                   .num_entries = rows_.row_offsets[begin + count] - first,
                   .input = ChunkInput(rows_, begin, count, softcap_,
                                       weight_VH_.device()),
-                  .logits_RV =
-                      buffer_.narrow(0, 0, count * vocab).view({count, vocab})};
-      ComputeLogits(hidden_RH_.narrow(0, begin, count), weight_VH_,
-                    chunk.logits_RV);
+                  .logits_RV = ComputeLogits(hidden_RH_.narrow(0, begin, count),
+                                             weight_VH_)};
       lora_.AddLogits(shrunk_nR, begin, chunk.logits_RV);
       visit(chunk);
     }
@@ -180,7 +159,6 @@ class ChunkRunner {
   const double softcap_;
   const HeadLora lora_;
   const int64_t chunk_;
-  const at::Tensor buffer_;
 };
 
 // The logits of a chunk become its softmax * D, 0 at the rows' own targets.

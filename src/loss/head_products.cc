@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/ops/matmul.h"
+
 namespace weft::loss {
 namespace {
 
@@ -26,24 +28,26 @@ at::ScalarType HeadComputeType(const at::Tensor& weight_VH) {
   return weight_VH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
-                   at::Tensor& logits_RV) {
-  if (hidden_RH.scalar_type() == logits_RV.scalar_type()) {
-    at::mm_out(logits_RV, hidden_RH, weight_VH.t());
-    return;
+at::Tensor ComputeLogits(const at::Tensor& hidden_RH,
+                         const at::Tensor& weight_VH) {
+  const at::ScalarType compute_type = HeadComputeType(weight_VH);
+  if (hidden_RH.scalar_type() == compute_type) {
+    return ops::MatMul(hidden_RH, weight_VH.t());
   }
   if (!hidden_RH.is_cpu()) {
-    at::mm_out(logits_RV, hidden_RH, weight_VH.t(), logits_RV.scalar_type());
-    return;
+    return at::mm(hidden_RH, weight_VH.t(), compute_type);
   }
-  const at::Tensor wide_RH = hidden_RH.to(logits_RV.scalar_type());
+  const at::Tensor wide_RH = hidden_RH.to(compute_type);
   const int64_t vocab = weight_VH.size(0);
+  at::Tensor logits_RV =
+      at::empty({hidden_RH.size(0), vocab}, wide_RH.options());
   for (int64_t v = 0; v < vocab; v += kWidenRows) {
     const int64_t count = std::min(kWidenRows, vocab - v);
     at::Tensor part = logits_RV.narrow(1, v, count);
     at::mm_out(part, wide_RH,
-               weight_VH.narrow(0, v, count).to(logits_RV.scalar_type()).t());
+               weight_VH.narrow(0, v, count).to(compute_type).t());
   }
+  return logits_RV;
 }
 
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
@@ -51,7 +55,7 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
   const bool few_rows = p_RV.is_cpu() && p_RV.size(0) < kCpuFewRows;
   if (same_type && !few_rows) {
-    at::mm_out(out_RH, p_RV, weight_VH);
+    out_RH.copy_(ops::MatMul(p_RV, weight_VH));
     return;
   }
   if (!p_RV.is_cpu()) {

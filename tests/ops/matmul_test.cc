@@ -1,0 +1,69 @@
+#include "src/ops/matmul.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <tuple>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::ops {
+namespace {
+
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Tolerance;
+
+double EpsilonOf(at::ScalarType dtype) {
+  if (dtype == at::kDouble) return kEpsilonF64;
+  return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
+}
+
+using Shape = std::tuple<int64_t, int64_t, int64_t>;
+class MatMulTest
+    : public ::testing::TestWithParam<std::tuple<Shape, at::ScalarType>> {
+ protected:
+  static void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
+                          int64_t terms, at::ScalarType dtype) {
+    ASSERT_EQ(actual.sizes(), expected.sizes());
+    EXPECT_EQ(actual.scalar_type(), dtype);
+    if (actual.numel() == 0) return;
+    const double largest = expected.abs().max().item<double>();
+    EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
+              Tolerance(EpsilonOf(dtype), terms, largest));
+  }
+};
+
+TEST_P(MatMulTest, MatchesF64) {
+  const auto [shape, dtype] = GetParam();
+  const auto [m, k, n] = shape;
+  at::manual_seed(3);
+  const at::Tensor a = at::randn({m, k}, at::kDouble).to(dtype);
+  const at::Tensor b = at::randn({k, n}, at::kDouble).to(dtype);
+  const at::Tensor bias = at::randn({n}, at::kDouble).to(dtype);
+  const at::Tensor expected = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+  ExpectClose(MatMul(a, b), expected, k, dtype);
+  ExpectClose(MatMul(a, b, bias), expected + bias.to(at::kDouble), k, dtype);
+  // A transposed view, as a weight [N, K] is.
+  ExpectClose(MatMul(a, b.t().contiguous().t()), expected, k, dtype);
+  // Rows of a larger matrix.
+  const at::Tensor rows = at::cat({a, a}).narrow(0, m, m);
+  ExpectClose(MatMul(rows, b), expected, k, dtype);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MatMulTest,
+    ::testing::Combine(
+        ::testing::Values(Shape{1, 1, 1}, Shape{1, 37, 50}, Shape{3, 64, 1},
+                          Shape{65, 48, 96}, Shape{0, 8, 8}),
+        ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16)));
+
+TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
+  const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});
+  EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));
+}
+
+}  // namespace
+}  // namespace weft::ops
