@@ -164,8 +164,8 @@ class Run:
             return Group(prompt, samples, replies, rewards)
 
         seeds = [self._random.getrandbits(32) for _ in topics]
-        # Asked all at once, the server decodes them as one batch.
-        with ThreadPoolExecutor(len(topics)) as pool:
+        # Those asked at once are decoded as one batch.
+        with ThreadPoolExecutor(self._options.at_once) as pool:
             return list(pool.map(draw, topics, seeds))
 
     def iterate(self, number: int) -> Iteration:
@@ -229,6 +229,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--iterations", type=int, default=40)
     add("--prompts", type=int, default=4, help="questions per iteration")
     add("--group", type=int, default=12, help="replies per question")
+    add("--at-once", type=int, default=4, help="questions; 1: runs repeat to the bit")
     add("--max-tokens", type=int, default=16, help="of a reply")
     add("--rank", type=int, default=16)
     add("--loss", default="ppo", help="or importance_sampling, cispo, gspo, dro")
