@@ -31,8 +31,9 @@ readonly TEST_PACKAGES=(
 usage() {
   cat <<'EOF'
 Usage: deploy/setup.sh [--tests] [--cuda]
-  --tests  also install what the tests need: linters, transformers, peft, and
-           the full torch wheel set, which Python needs to import torch
+  --tests  also install what the tests need: linters, transformers, peft,
+           matplotlib, and the full torch wheel set, which Python needs to
+           import torch
   --cuda   install the full torch wheel set (implied where nvcc is found)
 Without options the smallest set is installed: enough to build and run weftd on
 the CPU, the demo and the Python client.
