@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,19 @@ void PrintLines(const absl::Status& status) {
   }
 }
 
+// Set before LibTorch and its libraries look; what the operator has set stays.
+void SetLibraryDefaults() {
+  // oneDNN and LibTorch's layer above it keep up to 1024 compiled products
+  // each, 0.3 MB apiece, and every new length of a batch is a new product.
+  ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
+  ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
+  // Threads that wait for each other spin for some microseconds, then sleep:
+  // spinning longer gains nothing on idle cores and takes shared ones away.
+  ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
+}
+
 int Serve(const weft::Settings& settings) {
+  SetLibraryDefaults();
   // Found through this binary's RUNPATH; global, as LibTorch's own libraries
   // look for each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);

@@ -12,6 +12,8 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
+// What packing, loss and coefficients keep of one target on the host.
+constexpr int64_t kEntryBytes = 128;
 // Projections with a LoRA of their own: q, k, v, o, gate, up, down.
 constexpr int64_t kProjections = 7;
 
@@ -41,7 +43,9 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const int64_t passing = 4 * shape.hidden + std::max(3 * shape.ffn, 2 * qkv);
   const int64_t head =
       std::min(batch.scored, batch.chunk) * config.vocab * kFloatBytes +
-      4 * batch.scored * shape.hidden * kFloatBytes;
+      4 * batch.scored * shape.hidden * kFloatBytes +
+      (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
+      batch.entries * kEntryBytes;
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
   return {.kept_layer = kept_layer,
           .recomputed_layer = batch.rows * shape.hidden * element_bytes,

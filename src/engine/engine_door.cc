@@ -105,6 +105,9 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
       [this, work_id, waiter_id] { CancelStep(work_id, waiter_id); });
 }
 
+// As many soft targets take about the time and memory of one more token.
+constexpr int64_t kTargetsOfOneRow = 64;
+
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
@@ -112,10 +115,12 @@ CancelHandle EngineImpl::Train(TrainRequest request,
   item.datum_tokens.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {
     const Datum& datum = request.data[d];
-    item.datum_tokens.push_back(
+    const int64_t rows =
         d > 0 && parts_.options.share_prompts
             ? AddedRows(request.data[d - 1].tokens, datum.tokens)
-            : datum.num_tokens());
+            : datum.num_tokens();
+    item.datum_tokens.push_back(std::max(
+        rows, static_cast<int64_t>(datum.targets.size()) / kTargetsOfOneRow));
   }
   return SubmitStep<TrainRequest, TrainResult>(
       std::move(item), std::move(request), std::move(done));

@@ -87,20 +87,27 @@ at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(
     const std::vector<TrainPiece>& pieces, const PackedTrain& packed) const {
+  const model::ModelConfig& config = decoder_.config();
   int max_rank = 0;
+  int head_rank = 0;
   for (const TrainPiece& piece : pieces) {
-    if (piece.version != nullptr) {
-      max_rank = std::max(max_rank, piece.version->layout->rank());
+    if (piece.version == nullptr) continue;
+    const lora::AdapterLayout& layout = *piece.version->layout;
+    max_rank = std::max(max_rank, layout.rank());
+    if (!layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
+             .factors.empty()) {
+      head_rank = std::max(head_rank, layout.rank());
     }
   }
   const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
-  const int64_t chunk = options_.head.chunk_rows;
-  const model::ModelConfig& config = decoder_.config();
   const ActivationBytes bytes = ActivationsOf(
       config, static_cast<int64_t>(at::elementSize(decoder_.dtype())), max_rank,
       {.rows = packed.batch.tokens_T.size(0),
        .scored = scored,
-       .chunk = chunk > 0 ? chunk : scored});
+       .entries = static_cast<int64_t>(packed.rows.targets.size()),
+       .chunk = loss::HeadChunkRows(options_.head, scored, config.vocab,
+                                    decoder_.device().is_cpu()),
+       .head_rank = head_rank});
   return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
                           options_.memory_budget_bytes);
 }
@@ -121,7 +128,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
       backward ? model::Mode::kTrain : model::Mode::kEval, packed.batch,
       backward ? &tape : nullptr, num_recomputed, /*kv=*/nullptr);
 
-  const at::Tensor normed_RH =
+  at::Tensor normed_RH =
       decoder_.FinalNorm(x_TH.index_select(0, packed.score_index_R));
   const at::Tensor& head_VH = decoder_.weights().head_VH;
   loss::HeadResult scores =
@@ -144,10 +151,13 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   }
   if (!backward) return outcome;
 
-  const at::Tensor dh_RH =
+  at::Tensor d_TH = NormBackward(
+      decoder_,
       loss::HeadBackward(std::move(scores), normed_RH, head_VH, packed.rows,
-                         options_.head, gradients_E.to(decoder_.device()));
-  at::Tensor d_TH = NormBackward(decoder_, dh_RH, x_TH, packed.score_index_R);
+                         options_.head, gradients_E.to(decoder_.device())),
+      x_TH, packed.score_index_R);
+  // The layers' backward pass is where memory is short.
+  normed_RH.reset();
   decoder_.BackwardLayers(packed.batch, tape, std::move(d_TH));
   return outcome;
 }

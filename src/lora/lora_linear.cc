@@ -42,8 +42,8 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
     shrunk.push_back(
         group.factors.empty()
             ? at::Tensor()
-            : ops::MatMul(Rows(x_TI, segment),
-                          version.StackedA(version.compute_N, group).t()));
+            : at::mm(Rows(x_TI, segment),
+                     version.StackedA(version.compute_N, group).t()));
   }
   return shrunk;
 }

@@ -38,13 +38,18 @@ struct HeadOptions {
   double softcap = 0;         // 0: none.
 };
 
+// Rows of a chunk: a large vocabulary takes fewer on a CPU than asked for.
+[[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
+                                    int64_t num_rows, int64_t vocab,
+                                    bool is_cpu);
+
 // Rows to score. Row r owns entries [row_offsets[r], row_offsets[r + 1]).
 struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  // [R] in [0, 1), or empty: all 0. Where a block of the vocabulary has no
-  // probability of the row as large as this, U leaves it out.
+  // [R] in [0, 1), or empty: all 0. A block of the vocabulary in which all of
+  // the row's p D but its targets' are below this is left out of U.
   std::vector<float> filters;
   lora::LoraRouting routing;  // Of the rows; may be empty.
 };

@@ -12,17 +12,21 @@
 
 namespace weft::loss {
 
-// dz of row r is entries_E[e] at each of its targets (duplicates add up) and
-// rows_R[r] * softmax(z) * D elsewhere.
+// dz of row r is `entries` at its targets, each named once, and rows_R[r] *
+// softmax(z) * D elsewhere.
 struct HeadCoefficients {
-  std::vector<double> entries_E;
+  std::vector<int64_t> row_offsets;  // [R + 1], into the next two.
+  std::vector<int64_t> targets;
+  std::vector<double> entries;
   std::vector<double> rows_R;
 };
 
+// Entries of a row with equal targets become one: their coefficients nearly
+// cancel where a prediction is sure, and do so here without a rounding to f32.
 // Arguments: gradients_E = dLoss/dlogprob; slopes_E = D at the targets, empty
 // without softcap.
 [[nodiscard]] HeadCoefficients MakeHeadCoefficients(
-    const ScoreRows& rows, std::vector<double> gradients_E,
+    const ScoreRows& rows, const std::vector<double>& gradients_E,
     const std::vector<double>& logprobs_E, const std::vector<double>& slopes_E);
 
 // Entries of equal rank within their row: at most one of each row, so that
@@ -35,8 +39,7 @@ struct EntryLayer {
 
 // Of rows [begin, begin + count).
 [[nodiscard]] std::vector<EntryLayer> LayerEntries(
-    const ScoreRows& rows, const std::vector<double>& entries_E, int64_t begin,
-    int64_t count);
+    const HeadCoefficients& coefficients, int64_t begin, int64_t count);
 
 }  // namespace weft::loss
 

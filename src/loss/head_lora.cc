@@ -10,7 +10,7 @@
 namespace weft::loss {
 
 using lora::AdapterVersion;
-using lora::LoraFactor;
+using lora::GroupLayout;
 using lora::LoraSegment;
 using lora::ProjectionGroup;
 
@@ -18,26 +18,26 @@ HeadLora::HeadLora(const lora::LoraRouting& routing,
                    at::ScalarType compute_type)
     : routing_(routing), compute_type_(compute_type) {}
 
-bool HeadLora::Trains(size_t segment) const {
-  return !routing_[segment]
-              .version->layout->group(/*layer=*/0, ProjectionGroup::kLmHead)
-              .factors.empty();
+const GroupLayout& HeadLora::Group(size_t segment) const {
+  // The layer does not matter to the head's group.
+  return routing_[segment].version->layout->group(/*layer=*/0,
+                                                  ProjectionGroup::kLmHead);
 }
 
-const LoraFactor& HeadLora::Factor(size_t segment) const {
-  return routing_[segment]
-      .version->layout->group(/*layer=*/0, ProjectionGroup::kLmHead)
-      .factors[0];
+bool HeadLora::Trains(size_t segment) const {
+  return !Group(segment).factors.empty();
 }
 
 at::Tensor HeadLora::A(size_t segment) const {
   const AdapterVersion& version = *routing_[segment].version;
-  return version.A(version.compute_N, Factor(segment)).to(compute_type_);
+  return version.A(version.compute_N, Group(segment).factors[0])
+      .to(compute_type_);
 }
 
 at::Tensor HeadLora::B(size_t segment) const {
   const AdapterVersion& version = *routing_[segment].version;
-  return version.B(version.compute_N, Factor(segment)).to(compute_type_);
+  return version.B(version.compute_N, Group(segment).factors[0])
+      .to(compute_type_);
 }
 
 std::vector<HeadLora::Overlap> HeadLora::OverlapsOf(int64_t chunk_begin,
@@ -93,25 +93,13 @@ void HeadLora::Project(const at::Tensor& p_RV, int64_t chunk_begin,
   }
 }
 
-bool HeadLora::WantsGradientOfB(int64_t chunk_begin, int64_t chunk_rows) const {
-  return std::ranges::any_of(
-      OverlapsOf(chunk_begin, chunk_rows), [this](const Overlap& rows) {
-        return routing_[rows.segment].gradient_N.defined();
-      });
-}
-
-void HeadLora::AddGradientOfB(const at::Tensor& dz_RV, int64_t chunk_begin,
-                              const std::vector<at::Tensor>& shrunk_nR) const {
-  for (const Overlap& rows : OverlapsOf(chunk_begin, dz_RV.size(0))) {
-    const LoraSegment& segment = routing_[rows.segment];
-    if (!segment.gradient_N.defined()) continue;
-    lora::AddProduct(
-        segment.version->B(segment.gradient_N, Factor(rows.segment)),
-        dz_RV.narrow(0, rows.begin - chunk_begin, rows.count).t(),
-        shrunk_nR[rows.segment].narrow(0, rows.begin - segment.begin,
-                                       rows.count),
-        segment.version->scale);
-  }
+void HeadLora::AddGradientOfB(size_t s, const at::Tensor& dz_RV, int64_t begin,
+                              const at::Tensor& shrunk_nR) const {
+  const LoraSegment& segment = routing_[s];
+  lora::AddProduct(segment.version->B(segment.gradient_N, Group(s).factors[0]),
+                   dz_RV.t(),
+                   shrunk_nR.narrow(0, begin - segment.begin, dz_RV.size(0)),
+                   segment.version->scale);
 }
 
 void HeadLora::AddGradientOfA(size_t s, const at::Tensor& ds_nR,
@@ -123,7 +111,8 @@ void HeadLora::AddGradientOfA(size_t s, const at::Tensor& ds_nR,
   dhidden_RH.narrow(0, segment.begin, count)
       .addmm_(ds_nR, A(s), /*beta=*/1, version.scale);
   if (!segment.gradient_N.defined()) return;
-  lora::AddProduct(version.A(segment.gradient_N, Factor(s)), ds_nR.t(),
+  lora::AddProduct(version.A(segment.gradient_N, Group(s).factors[0]),
+                   ds_nR.t(),
                    hidden_RH.narrow(0, segment.begin, count).to(compute_type_),
                    version.scale);
 }

@@ -20,15 +20,6 @@ class HeadLora {
   // Keeps the reference.
   HeadLora(const lora::LoraRouting& routing, at::ScalarType compute_type);
 
-  // Rows [begin, begin + count) of a segment that lie in a chunk.
-  struct Overlap {
-    size_t segment = 0;
-    int64_t begin = 0;
-    int64_t count = 0;
-  };
-  [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
-                                                int64_t chunk_rows) const;
-
   // h A^T of every segment: [n, r], undefined where lm_head is not trained.
   [[nodiscard]] std::vector<at::Tensor> Shrink(
       const at::Tensor& hidden_RH) const;
@@ -41,9 +32,9 @@ class HeadLora {
   void Project(const at::Tensor& p_RV, int64_t chunk_begin,
                std::vector<at::Tensor>& projected_nR) const;
 
-  // dB of the segments' gradients += scale dz^T (h A^T), for the chunk's rows.
-  void AddGradientOfB(const at::Tensor& dz_RV, int64_t chunk_begin,
-                      const std::vector<at::Tensor>& shrunk_nR) const;
+  // dB += scale dz^T (h A^T), for rows of the segment from `begin` on.
+  void AddGradientOfB(size_t segment, const at::Tensor& dz_RV, int64_t begin,
+                      const at::Tensor& shrunk_nR) const;
 
   // ds = dz B of a segment [n, r]. dA += scale ds^T h, dhidden += scale ds A.
   void AddGradientOfA(size_t segment, const at::Tensor& ds_nR,
@@ -52,13 +43,18 @@ class HeadLora {
 
   // B of a segment, in the compute type.
   [[nodiscard]] at::Tensor B(size_t segment) const;
-  // True when the gradient of B is wanted somewhere in the chunk.
-  [[nodiscard]] bool WantsGradientOfB(int64_t chunk_begin,
-                                      int64_t chunk_rows) const;
   [[nodiscard]] bool Trains(size_t segment) const;
 
  private:
-  [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
+  // Rows [begin, begin + count) of a segment that lie in a chunk.
+  struct Overlap {
+    size_t segment = 0;
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
+                                                int64_t chunk_rows) const;
+  [[nodiscard]] const lora::GroupLayout& Group(size_t segment) const;
   [[nodiscard]] at::Tensor A(size_t segment) const;
 
   const lora::LoraRouting& routing_;

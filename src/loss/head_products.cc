@@ -9,8 +9,12 @@
 namespace weft::loss {
 namespace {
 
-// Rows of a bf16 weight that a CPU widens at a time.
-constexpr int64_t kWidenRows = 8192;
+// Logits that a CPU computes at a time, but no fewer vocabulary entries than
+// kCpuSliceLength: the product's own workspace stays small, its result (16 MiB)
+// is still in a cache when it is copied to its place, and so is a bf16 weight
+// once it is widened.
+constexpr int64_t kCpuSliceLogits = int64_t{4} << 20;
+constexpr int64_t kCpuSliceLength = 4096;
 
 // For fewer rows BLAS libraries take matrix-vector kernels that sum a whole
 // column one by one: over V 49152 a relative error of 1e-4, where blocked sums
@@ -28,26 +32,27 @@ at::ScalarType HeadComputeType(const at::Tensor& weight_VH) {
   return weight_VH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-at::Tensor ComputeLogits(const at::Tensor& hidden_RH,
-                         const at::Tensor& weight_VH) {
-  const at::ScalarType compute_type = HeadComputeType(weight_VH);
-  if (hidden_RH.scalar_type() == compute_type) {
-    return ops::MatMul(hidden_RH, weight_VH.t());
-  }
+void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                   at::Tensor& logits_RV) {
+  const at::ScalarType type = logits_RV.scalar_type();
   if (!hidden_RH.is_cpu()) {
-    return at::mm(hidden_RH, weight_VH.t(), compute_type);
+    if (hidden_RH.scalar_type() == type) {
+      at::mm_out(logits_RV, hidden_RH, weight_VH.t());
+    } else {
+      at::mm_out(logits_RV, hidden_RH, weight_VH.t(), type);
+    }
+    return;
   }
-  const at::Tensor wide_RH = hidden_RH.to(compute_type);
+  const at::Tensor wide_RH = hidden_RH.to(type);
   const int64_t vocab = weight_VH.size(0);
-  at::Tensor logits_RV =
-      at::empty({hidden_RH.size(0), vocab}, wide_RH.options());
-  for (int64_t v = 0; v < vocab; v += kWidenRows) {
-    const int64_t count = std::min(kWidenRows, vocab - v);
-    at::Tensor part = logits_RV.narrow(1, v, count);
-    at::mm_out(part, wide_RH,
-               weight_VH.narrow(0, v, count).to(compute_type).t());
+  const int64_t rows = std::max<int64_t>(1, hidden_RH.size(0));
+  const int64_t slice = std::max(kCpuSliceLength, kCpuSliceLogits / rows);
+  for (int64_t v = 0; v < vocab; v += slice) {
+    const int64_t count = std::min(slice, vocab - v);
+    logits_RV.narrow(1, v, count)
+        .copy_(
+            ops::MatMul(wide_RH, weight_VH.narrow(0, v, count).to(type).t()));
   }
-  return logits_RV;
 }
 
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
@@ -65,7 +70,7 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   }
   out_RH.zero_();
   const int64_t vocab = weight_VH.size(0);
-  const int64_t block = few_rows ? kCpuSumLength : kWidenRows;
+  const int64_t block = few_rows ? kCpuSumLength : kCpuSliceLength;
   for (int64_t v = 0; v < vocab; v += block) {
     const int64_t count = std::min(block, vocab - v);
     // Not addmm: a matrix-vector kernel would go on adding one by one.

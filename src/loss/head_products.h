@@ -11,10 +11,10 @@ namespace weft::loss {
 // Dtype of logits, statistics and U: f64 for f64 weights, else f32.
 [[nodiscard]] at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
 
-// hidden W^T [R, V] in the compute type, with products and sums of at least
-// f32, for operands in the model dtype.
-[[nodiscard]] at::Tensor ComputeLogits(const at::Tensor& hidden_RH,
-                                       const at::Tensor& weight_VH);
+// logits = hidden W^T, with products and sums of at least f32.
+// Shapes: logits_RV in the compute type; the others in the model dtype.
+void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                   at::Tensor& logits_RV);
 
 // out = p W: a sum over the vocabulary, whose rounding errors stay those of
 // short blocks whatever R is.

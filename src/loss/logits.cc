@@ -9,8 +9,11 @@ namespace weft::loss {
 
 at::Tensor HeadLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                       const lora::LoraRouting& routing, double softcap) {
-  at::Tensor logits_RV = ComputeLogits(hidden_RH, weight_VH);
-  const HeadLora lora(routing, logits_RV.scalar_type());
+  const at::ScalarType compute_type = HeadComputeType(weight_VH);
+  at::Tensor logits_RV = at::empty({hidden_RH.size(0), weight_VH.size(0)},
+                                   weight_VH.options().dtype(compute_type));
+  ComputeLogits(hidden_RH, weight_VH, logits_RV);
+  const HeadLora lora(routing, compute_type);
   lora.AddLogits(lora.Shrink(hidden_RH), /*chunk_begin=*/0, logits_RV);
   if (softcap > 0) logits_RV.div_(softcap).tanh_().mul_(softcap);
   return logits_RV.to(at::kFloat).to(at::kCPU).contiguous();

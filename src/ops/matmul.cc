@@ -19,24 +19,31 @@ using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&,
                                    c10::List<std::optional<at::Scalar>>,
                                    std::optional<std::string_view>);
 
+const char* const kOperator = "mkldnn::_linear_pointwise";
+
 at::Tensor OneDnnMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                         const std::optional<at::Tensor>& bias_N) {
-  static const auto linear =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
-          .typed<LinearPointwise>();
+  static const auto linear = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow(kOperator, "")
+                                 .typed<LinearPointwise>();
   return linear.call(a_MK, b_KN.t(), bias_N, "none",
                      c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
-bool PrefersOneDnn(const at::Tensor& a_MK) {
+// AMD's processors alone were measured; a LibTorch may lack the operator.
+bool HasOneDnn() {
 #if defined(__x86_64__)
-  static const bool is_intel = __builtin_cpu_is("intel");
+  return __builtin_cpu_is("amd") &&
+         c10::Dispatcher::singleton().findSchema({kOperator, ""}).has_value();
 #else
-  constexpr bool is_intel = false;
+  return false;
 #endif
+}
+
+bool PrefersOneDnn(const at::Tensor& a_MK) {
+  static const bool has_one_dnn = HasOneDnn();
   // Empty products have nothing to gain.
-  return !is_intel && HasCpuKernel(a_MK) && a_MK.numel() > 0;
+  return has_one_dnn && HasCpuKernel(a_MK) && a_MK.numel() > 0;
 }
 
 }  // namespace

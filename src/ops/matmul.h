@@ -6,9 +6,12 @@
 
 namespace weft::ops {
 
-// a b. In f32 on a processor that is not Intel's this is oneDNN's product:
-// LibTorch's own, MKL, takes an older code path there (Zen 4, two cores: 220
-// GFLOP/s against 190 at training sizes, 24 GB/s against 12 for one row).
+// a b. In f32 on an AMD processor this is oneDNN's product: LibTorch's own,
+// MKL, takes an older code path there (Zen 4, two cores: 220 GFLOP/s against
+// 190 at training sizes, 24 GB/s against 12 for one row). oneDNN keeps compiled
+// code per shape, so that products of a LoRA's rank, of which there are as many
+// shapes as tenants have lengths, are better off with at::mm; server/main.cc
+// bounds what it keeps.
 // Shapes:  a_MK [M, K] contiguous, b_KN [K, N], also a transposed view; one
 //          dtype. Returns [M, N].
 // Errors:  throws c10::Error.   Threads: any.

@@ -218,14 +218,6 @@ def test_adapter_shapes(fields: Any, words: Any, raw: Raw) -> None:
     check(raw.create("shapeless", **fields), INVALID, words)
 
 
-def test_an_adapter_on_the_head_is_refused_rather_than_ignored(raw: Raw) -> None:
-    from weft._proto import adapters_pb2
-
-    modules = [adapters_pb2.TARGET_MODULE_Q_PROJ, adapters_pb2.TARGET_MODULE_LM_HEAD]
-    outcome = raw.create("headed", rank=4, target_modules=modules)
-    check(outcome, "UNIMPLEMENTED", ("config.target_modules", "lm_head"))
-
-
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
 def test_names(name: str, raw: Raw) -> None:
     from weft import methods

@@ -214,6 +214,19 @@ TEST_F(TrainRunnerTest, SlicesOfARequestAddUpToTheWhole) {
   }
 }
 
+// More rows than one slice of the final norm's gradient takes.
+TEST_F(TrainRunnerTest, ManyScoredRowsAreTheSumOfTheirParts) {
+  std::vector<Datum> data;
+  for (int32_t i = 0; i < 18; ++i) data.push_back(MakeDatum(i, 120));
+  const TrainRequest request = Request(std::move(data));
+  const TrainPiece whole = Piece(request, a_);
+  TrainPiece part = Piece(request, a_);
+  (void)Run({whole});
+  part.num_data = 1;
+  for (; part.first_datum < 18; ++part.first_datum) (void)Run({part});
+  ExpectNear(part.gradient_N, whole.gradient_N, MaxAbs(whole.gradient_N));
+}
+
 TEST_F(TrainRunnerTest, KeepsNanOfOneAdapterFromTheOthers) {
   const TrainRequest request = Request({MakeDatum(1, 9)});
   const TrainPiece clean = Piece(request, a_), dirty = Piece(request, a_);

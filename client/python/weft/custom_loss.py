@@ -63,7 +63,12 @@ def surrogate(
 
 
 def _with_gradient(datum: Datum, gradient: Any) -> Datum:
-    weights = -np.asarray(gradient, dtype="<f4")
+    try:
+        weights = -np.asarray(gradient, dtype="<f4")
+    except ValueError as error:
+        raise InvalidArgument(
+            f"the loss returned a gradient that is no array of numbers: {error}"
+        ) from error
     if datum.weights is not None and weights.shape == datum.weights.shape:
         weights = np.where(datum.weights == 0, np.float32(0), weights)
     return datum.with_weights(weights)

@@ -1,0 +1,121 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/loss/fused_head.h"
+#include "src/loss/head_chunks.h"
+#include "src/loss/head_coefficients.h"
+
+namespace weft::loss {
+namespace {
+
+// Rows whose targets' weights are gathered at a time.
+constexpr int64_t kCombineRows = 1024;
+
+std::vector<double> ToDoubles(const at::Tensor& values) {
+  if (!values.defined()) return {};
+  const at::Tensor doubles = values.to(at::kCPU, at::kDouble).contiguous();
+  const double* data = doubles.const_data_ptr<double>();
+  return {data, data + doubles.numel()};
+}
+
+// [first, first + count) of host numbers as a tensor.
+template <typename T>
+at::Tensor Part(const std::vector<T>& values, int64_t first, int64_t count,
+                const at::TensorOptions& options) {
+  const auto begin = values.begin() + first;
+  return at::tensor(std::vector<T>(begin, begin + count)).to(options);
+}
+
+// Turns the saved p W of rows [begin, begin + n), [n, X], into their dz W.
+void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
+             const HeadCoefficients& coefficients, int64_t begin) {
+  const auto dtype = projection_nX.options();
+  const auto index = dtype.dtype(at::kLong);
+  const int64_t num_rows = projection_nX.size(0);
+  for (int64_t done = 0; done < num_rows; done += kCombineRows) {
+    const int64_t count = std::min(kCombineRows, num_rows - done);
+    at::Tensor result_nX = projection_nX.narrow(0, done, count);
+    result_nX.mul_(
+        Part(coefficients.rows_R, begin + done, count, dtype).unsqueeze(1));
+    for (const EntryLayer& layer :
+         LayerEntries(coefficients, begin + done, count)) {
+      const auto size = static_cast<int64_t>(layer.rows.size());
+      const at::Tensor scaled =
+          weight_VX.index_select(0, Part(layer.targets, 0, size, index))
+              .to(dtype)
+              .mul_(Part(layer.coefficients, 0, size, dtype).unsqueeze(1));
+      if (size == count) {
+        result_nX.add_(scaled);
+      } else {
+        result_nX.index_add_(0, Part(layer.rows, 0, size, index), scaled);
+      }
+    }
+  }
+}
+
+// The chunk's logits become dz.
+void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients) {
+  const auto dtype = chunk.logits_RV.options();
+  at::Tensor logprobs_E = at::empty({chunk.num_entries}, dtype);
+  at::Tensor no_entropies;
+  chunk.SoftmaxBesideTargets(logprobs_E, no_entropies);
+  chunk.logits_RV.mul_(
+      Part(coefficients.rows_R, chunk.begin, chunk.count, dtype).unsqueeze(1));
+  for (const EntryLayer& layer :
+       LayerEntries(coefficients, chunk.begin, chunk.count)) {
+    const auto size = static_cast<int64_t>(layer.rows.size());
+    const auto index = dtype.dtype(at::kLong);
+    at::index_put_(
+        chunk.logits_RV,
+        {Part(layer.rows, 0, size, index), Part(layer.targets, 0, size, index)},
+        Part(layer.coefficients, 0, size, dtype));
+  }
+}
+
+// Gradients of lm_head's LoRA, with its part of dhidden.
+void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
+                  const at::Tensor& hidden_RH, const ScoreRows& rows,
+                  const HeadCoefficients& coefficients,
+                  at::Tensor& dhidden_RH) {
+  const HeadLora& lora = chunks.lora();
+  for (size_t s = 0; s < rows.routing.size(); ++s) {
+    if (!lora.Trains(s)) continue;
+    const lora::LoraSegment& segment = rows.routing[s];
+    at::Tensor& ds_nR = forward.projected_nR[s];
+    Combine(ds_nR, lora.B(s), coefficients, segment.begin);
+    lora.AddGradientOfA(s, ds_nR, hidden_RH, dhidden_RH);
+    if (!segment.gradient_N.defined()) continue;
+    chunks.ForEach(segment.begin, segment.end, forward.shrunk_nR,
+                   [&](HeadChunk& chunk) {
+                     GradientOfLogits(chunk, coefficients);
+                     lora.AddGradientOfB(s, chunk.logits_RV, chunk.begin,
+                                         forward.shrunk_nR[s]);
+                   });
+  }
+}
+
+}  // namespace
+
+at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
+                        const at::Tensor& weight_VH, const ScoreRows& rows,
+                        const HeadOptions& options, const at::Tensor& g_E) {
+  TORCH_CHECK(forward.projection_RH.defined(),
+              "HeadBackward needs want_gradient in the forward");
+  TORCH_CHECK(g_E.numel() == static_cast<int64_t>(rows.targets.size()),
+              "HeadBackward has ", g_E.numel(), " gradients for ",
+              rows.targets.size(), " entries");
+  const HeadCoefficients coefficients =
+      MakeHeadCoefficients(rows, ToDoubles(g_E), ToDoubles(forward.logprobs_E),
+                           ToDoubles(forward.target_slope_E));
+  at::Tensor dhidden_RH = std::move(forward.projection_RH);
+  Combine(dhidden_RH, weight_VH, coefficients, 0);
+  if (std::ranges::any_of(forward.shrunk_nR, &at::Tensor::defined)) {
+    LoraBackward(HeadChunks(hidden_RH, weight_VH, rows, options), forward,
+                 hidden_RH, rows, coefficients, dhidden_RH);
+  }
+  return dhidden_RH.to(weight_VH.scalar_type());
+}
+
+}  // namespace weft::loss

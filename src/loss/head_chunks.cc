@@ -1,0 +1,117 @@
+#include "src/loss/head_chunks.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "src/loss/head_products.h"
+
+namespace weft::loss {
+namespace {
+
+// A CPU's logits buffer is never in a cache at the sizes that GEMMs like (one
+// thread, V 49152, H 576: 84 GFLOP/s at 1024 rows, 77 at 512, 72 at 256), so
+// only its memory limits the chunk: large vocabularies take fewer rows.
+constexpr int64_t kCpuBufferBytes = int64_t{256} << 20;
+constexpr int64_t kCpuMinRows = 64;
+
+// The [chunk, V] buffer. Kept between calls on a CPU, where the first touch of
+// fresh pages costs as much as the softmax; a GPU's allocator caches by itself.
+// Unchunked calls do not keep their buffer: it may be huge.
+at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
+                        const at::TensorOptions& options, bool keep) {
+  if (!keep) return at::empty({chunk * vocab}, options);
+  thread_local at::Tensor kept;
+  if (!kept.defined() || kept.numel() < chunk * vocab ||
+      kept.dtype() != options.dtype()) {
+    kept = at::empty({chunk * vocab}, options);
+  }
+  return kept;
+}
+
+// The rows and entries of one chunk, on the device of the head.
+ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
+                               int64_t count, double softcap,
+                               at::Device device) {
+  const auto offsets = rows.row_offsets.begin() + begin;
+  const int64_t first = offsets[0];
+  const int64_t last = offsets[count];
+  std::vector<int64_t> local(offsets, offsets + count + 1);
+  for (int64_t& offset : local) offset -= first;
+  const auto targets = rows.targets.begin();
+  const auto temperatures = rows.temperatures.begin() + begin;
+  return {.row_offsets = at::tensor(local, at::kLong).to(device),
+          .targets_E =
+              at::tensor(std::vector<int64_t>(targets + first, targets + last),
+                         at::kLong)
+                  .to(device),
+          .temperature_R =
+              at::tensor(std::vector<float>(temperatures, temperatures + count),
+                         at::kFloat)
+                  .to(device),
+          .softcap = softcap};
+}
+
+}  // namespace
+
+int64_t HeadChunkRows(const HeadOptions& options, int64_t num_rows,
+                      int64_t vocab, bool is_cpu) {
+  if (options.chunk_rows <= 0) return num_rows;
+  int64_t chunk = std::min(num_rows, options.chunk_rows);
+  if (is_cpu) {
+    const int64_t fitting =
+        kCpuBufferBytes / (vocab * static_cast<int64_t>(sizeof(float)));
+    chunk = std::min(chunk, std::max(fitting, kCpuMinRows));
+  }
+  return chunk;
+}
+
+at::Tensor HeadChunk::RowsOfEntries() const {
+  return at::repeat_interleave(input.row_offsets.diff());
+}
+
+void HeadChunk::SoftmaxBesideTargets(at::Tensor& logprobs_E,
+                                     at::Tensor& entropies_R) {
+  ops::VocabRows(logits_RV, input, /*softmax_in_place=*/true, logprobs_E,
+                 entropies_R);
+  at::index_put_(logits_RV, {RowsOfEntries(), input.targets_E},
+                 at::zeros({}, logits_RV.options()));
+}
+
+HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                       const ScoreRows& rows, const HeadOptions& options)
+    : hidden_RH_(hidden_RH),
+      weight_VH_(weight_VH),
+      rows_(rows),
+      softcap_(options.softcap),
+      lora_(rows.routing, HeadComputeType(weight_VH)),
+      chunk_(HeadChunkRows(options, hidden_RH.size(0), weight_VH.size(0),
+                           weight_VH.is_cpu())),
+      buffer_(
+          LogitsBuffer(chunk_, weight_VH.size(0),
+                       weight_VH.options().dtype(HeadComputeType(weight_VH)),
+                       weight_VH.is_cpu() && options.chunk_rows > 0)) {}
+
+void HeadChunks::ForEach(int64_t begin, int64_t end,
+                         const std::vector<at::Tensor>& shrunk_nR,
+                         const std::function<void(HeadChunk&)>& visit) const {
+  const int64_t vocab = weight_VH_.size(0);
+  for (; begin < end; begin += chunk_) {
+    const int64_t count = std::min(chunk_, end - begin);
+    const int64_t first = rows_.row_offsets[begin];
+    HeadChunk chunk{
+        .begin = begin,
+        .count = count,
+        .first_entry = first,
+        .num_entries = rows_.row_offsets[begin + count] - first,
+        .input = ChunkInput(rows_, begin, count, softcap_, weight_VH_.device()),
+        .logits_RV = buffer_.narrow(0, 0, count * vocab).view({count, vocab})};
+    ComputeLogits(hidden_RH_.narrow(0, begin, count), weight_VH_,
+                  chunk.logits_RV);
+    lora_.AddLogits(shrunk_nR, begin, chunk.logits_RV);
+    visit(chunk);
+  }
+}
+
+}  // namespace weft::loss

@@ -1,0 +1,60 @@
+// The logits of the head, chunk after chunk in one buffer. Private to loss/.
+//
+// Legend: R score rows, E score entries, H hidden, V vocabulary.
+#ifndef WEFT_SRC_LOSS_HEAD_CHUNKS_H_
+#define WEFT_SRC_LOSS_HEAD_CHUNKS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+#include "src/loss/head_lora.h"
+#include "src/ops/vocab_rows.h"
+
+namespace weft::loss {
+
+// Rows [begin, begin + count) and their entries.
+struct HeadChunk {
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t first_entry = 0;
+  int64_t num_entries = 0;
+  ops::VocabRowsInput input;  // Counted from the chunk's first row.
+  at::Tensor logits_RV;
+
+  // Row of every entry in the chunk [num_entries].
+  [[nodiscard]] at::Tensor RowsOfEntries() const;
+  // The logits become softmax * D, 0 at the rows' own targets.
+  void SoftmaxBesideTargets(at::Tensor& logprobs_E, at::Tensor& entropies_R);
+};
+
+// Keeps references to its arguments.
+class HeadChunks {
+ public:
+  HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+             const ScoreRows& rows, const HeadOptions& options);
+
+  // Calls `visit` with the logits of rows [begin, end), a chunk at a time.
+  // Arguments: shrunk_nR = lora().Shrink(hidden).
+  void ForEach(int64_t begin, int64_t end,
+               const std::vector<at::Tensor>& shrunk_nR,
+               const std::function<void(HeadChunk&)>& visit) const;
+
+  [[nodiscard]] const HeadLora& lora() const { return lora_; }
+
+ private:
+  const at::Tensor& hidden_RH_;
+  const at::Tensor& weight_VH_;
+  const ScoreRows& rows_;
+  const double softcap_;
+  const HeadLora lora_;
+  const int64_t chunk_;
+  const at::Tensor buffer_;
+};
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_HEAD_CHUNKS_H_
