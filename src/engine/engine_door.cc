@@ -113,12 +113,14 @@ CancelHandle EngineImpl::Train(TrainRequest request,
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
                        .backward = request.backward};
   item.datum_tokens.reserve(request.data.size());
+  item.datum_prefix.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {
     const Datum& datum = request.data[d];
     const int64_t rows =
         d > 0 && parts_.options.share_prompts
             ? AddedRows(request.data[d - 1].tokens, datum.tokens)
             : datum.num_tokens();
+    item.datum_prefix.push_back(datum.num_tokens() - rows);
     item.datum_tokens.push_back(std::max(
         rows, static_cast<int64_t>(datum.targets.size()) / kTargetsOfOneRow));
   }

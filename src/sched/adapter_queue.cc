@@ -91,10 +91,15 @@ std::optional<TrainSlice> AdapterQueue::StartTrain(absl::Time now,
   // Whole requests of this adapter are in the plan already: no slice beside.
   if (on_device()) return std::nullopt;
   int64_t end = head->next_datum;
+  room -= head->prefix(end);
   while (end < num_data && tokens[end] <= room) room -= tokens[end++];
   if (end == head->next_datum) {
     if (!take_any) return std::nullopt;
-    ++end;
+    room -= tokens[end++];
+  }
+  // Beyond the limit as long as that is less than running the prefix again.
+  while (end < num_data && tokens[end] - room <= head->prefix(end)) {
+    room -= tokens[end++];
   }
   return StartData(end - head->next_datum);
 }
@@ -109,7 +114,8 @@ TrainSlice AdapterQueue::StartData(int64_t num_data) {
                          .num_data = num_data,
                          .last = entry.done_after_flight()};
   const auto first = entry.item.datum_tokens.begin() + entry.next_datum;
-  virtual_time += std::accumulate(first, first + num_data, int64_t{0});
+  virtual_time +=
+      std::accumulate(first, first + num_data, entry.prefix(entry.next_datum));
   running_.push_back({.place = node.key(), .entry = std::move(entry)});
   return slice;
 }

@@ -33,6 +33,9 @@ class AdapterQueue {
     int64_t in_flight = 0;   // Data on the device now (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
+    [[nodiscard]] int64_t prefix(int64_t datum) const {
+      return item.datum_prefix.empty() ? 0 : item.datum_prefix[datum];
+    }
     [[nodiscard]] bool done_after_flight() const {
       return barrier() || next_datum + in_flight ==
                               static_cast<int64_t>(item.datum_tokens.size());
@@ -61,7 +64,8 @@ class AdapterQueue {
   // Starts the ready kTrain item if it has the given `backward`: the whole
   // request when it fits `room` tokens; when it is bigger than a micro-batch
   // (`max_batch_tokens`), as many data as fit, and at least one if
-  // `take_any`. Nothing when that does not fit.
+  // `take_any`. Nothing when that does not fit. Data with a common prefix stay
+  // together, beyond `room`, while that costs less than the prefix.
   std::optional<TrainSlice> StartTrain(absl::Time now, bool backward,
                                        int64_t room, int64_t max_batch_tokens,
                                        bool take_any);

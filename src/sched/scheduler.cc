@@ -67,6 +67,10 @@ absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
                   [](int64_t tokens) { return tokens < 1; })) {
     return invalid("has a datum of less than one token");
   }
+  if (!item.datum_prefix.empty() &&
+      item.datum_prefix.size() != item.datum_tokens.size()) {
+    return invalid("has prefixes of another number of data");
+  }
   if (item.tokens < 0) return invalid("has a negative cost");
   if (item.step != 0 && (sample || item.adapter.empty())) {
     return invalid("has a step but no place in an order of steps");

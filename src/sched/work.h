@@ -22,7 +22,11 @@ struct WorkItem {
   std::string adapter;    // Empty: base model; then no step and no order.
   uint64_t step = 0;      // > 0: its place in the adapter's order.
   bool backward = false;  // kTrain: gradients are wanted.
-  std::vector<int64_t> datum_tokens;  // kTrain: tokens of each datum, >= 1.
+  // kTrain: tokens of each datum, >= 1, that the one before it does not have.
+  std::vector<int64_t> datum_tokens;
+  // kTrain: tokens that each datum begins with as the one before it does. They
+  // cost nothing beside it and run again at the start of a slice. Empty: none.
+  std::vector<int64_t> datum_prefix;
   // Cost for admission and fairness. kTrain: ignored, the sum of datum_tokens
   // counts. kSample: prompt and tokens that may be drawn.
   int64_t tokens = 0;

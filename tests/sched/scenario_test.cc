@@ -128,6 +128,8 @@ class Interpreter {
     item.backward = kind == WorkKind::kTrain && !Has(words, "forward");
     if (kind == WorkKind::kTrain) {
       item.datum_tokens = DataTokens(Option(words, "data", "10"));
+      const std::string prefix = Option(words, "prefix", "");
+      if (!prefix.empty()) item.datum_prefix = DataTokens(prefix);
     }
     item.tokens = Number(Option(words, "tokens", "0"));
     const std::string deadline = Option(words, "deadline", "");
