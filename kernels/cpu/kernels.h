@@ -60,6 +60,11 @@ struct KernelTable {
   // Replaces gate and up [F] by their gradients.
   void (*swiglu_backward_row)(const float* dout, int64_t features, float* gate,
                               float* up);
+  // The same with the tanh form of GELU in place of silu.
+  void (*geglu_row)(const float* gate, const float* up, int64_t features,
+                    float* out);
+  void (*geglu_backward_row)(const float* dout, int64_t features, float* gate,
+                             float* up);
   // One row of logits [V], V <= kMaxVocab: logprobs[i] = z[targets[i]] -
   // logsumexp(z); the entropy in nats when `entropy` is not null. Each
   // exponential is computed once, also when the softmax is written. Logits of
@@ -67,10 +72,10 @@ struct KernelTable {
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Writes softmax(scale * q k^T) v over the item's tokens to out [G, C] and
-  // the log-sum-exp of the scores to lse [G]; results over disjoint tokens
-  // merge with lse_merge_rows. Keys and values are read from memory once for
-  // all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
+  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [G,
+  // C] and the log-sum-exp of the scores to lse [G]; results over disjoint
+  // tokens merge with lse_merge_rows. Keys and values are read from memory once
+  // for all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
   // Merges attention over disjoint keys, per row: l = log(e^lse + e^part_lse),

@@ -22,6 +22,7 @@ struct PagedAttentionItem {
   int64_t head_features = 0;  // C.
   int64_t page_tokens = 0;    // S.
   float scale = 1;
+  float softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
 };
 
 }  // namespace weft::kernels::cpu

@@ -71,15 +71,30 @@ WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
   }
 }
 
-WEFT_INLINE void AddBlock(const KvBlock& block, const float* q_C, float scale,
-                          int64_t head_features, RunningSoftmax& state,
+// Replaces all scores of a block; those past its tokens must be 0 before.
+WEFT_INLINE void CapScores(float softcap, float* scores) {
+  const float inverse = 1.0F / softcap;
+  for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
+    Store(scores + t, softcap * Tanh(Load(scores + t) * inverse));
+  }
+}
+
+WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
+                          const float* q_C, RunningSoftmax& state,
                           float* out_C) {
-  float weights[kBlockTokens];
-  float max = state.max;
-  for (int64_t t = 0; t < kBlockTokens; ++t) weights[t] = -__builtin_inff();
+  const int64_t head_features = item.head_features;
+  float weights[kBlockTokens] = {};
   for (int64_t t = 0; t < block.num_tokens; ++t) {
-    weights[t] = scale * Dot(q_C, block.k + t * block.stride, head_features);
+    weights[t] =
+        item.scale * Dot(q_C, block.k + t * block.stride, head_features);
+  }
+  if (item.softcap > 0) CapScores(item.softcap, weights);
+  float max = state.max;
+  for (int64_t t = 0; t < block.num_tokens; ++t) {
     max = weights[t] > max ? weights[t] : max;
+  }
+  for (int64_t t = block.num_tokens; t < kBlockTokens; ++t) {
+    weights[t] = -__builtin_inff();
   }
   if (max > state.max) {
     const float shrink = __builtin_expf(state.max - max);
@@ -113,7 +128,7 @@ void AttendGroup(const PagedAttentionItem& item, float* out_GC, float* lse_G) {
     const KvBlock block{item.k_pages + offset, item.v_pages + offset, size,
                         stride};
     for (int64_t g = 0; g < item.group_size; ++g) {
-      AddBlock(block, item.q_GC + g * features, item.scale, features, states[g],
+      AddBlock(item, block, item.q_GC + g * features, states[g],
                out_GC + g * features);
     }
     token += size;

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 namespace weft::kernels::cpu::reference {
 namespace {
+
+// GELU's tanh form: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+const double kGeluScale = std::sqrt(2 / std::numbers::pi);
+constexpr double kGeluCubic = 0.044715;
 
 double InverseRms(const std::vector<float>& x, double eps) {
   double sum = 0;
@@ -65,16 +70,44 @@ std::vector<double> SwiGluRow(const std::vector<float>& gate,
   return out;
 }
 
-SwiGluGradient SwiGluBackwardRow(const std::vector<float>& dout,
-                                 const std::vector<float>& gate,
-                                 const std::vector<float>& up) {
-  SwiGluGradient d{std::vector<double>(gate.size()),
-                   std::vector<double>(gate.size())};
+GatedGradient SwiGluBackwardRow(const std::vector<float>& dout,
+                                const std::vector<float>& gate,
+                                const std::vector<float>& up) {
+  GatedGradient d{std::vector<double>(gate.size()),
+                  std::vector<double>(gate.size())};
   for (size_t i = 0; i < gate.size(); ++i) {
     const double s = Sigmoid(gate[i]);
     d.gate[i] =
         static_cast<double>(dout[i]) * up[i] * s * (1 + gate[i] * (1 - s));
     d.up[i] = dout[i] * gate[i] * s;
+  }
+  return d;
+}
+
+std::vector<double> GeGluRow(const std::vector<float>& gate,
+                             const std::vector<float>& up) {
+  std::vector<double> out(gate.size());
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double x = gate[i];
+    const double tanh = std::tanh(kGeluScale * (x + kGeluCubic * x * x * x));
+    out[i] = 0.5 * x * (1 + tanh) * up[i];
+  }
+  return out;
+}
+
+GatedGradient GeGluBackwardRow(const std::vector<float>& dout,
+                               const std::vector<float>& gate,
+                               const std::vector<float>& up) {
+  GatedGradient d{std::vector<double>(gate.size()),
+                  std::vector<double>(gate.size())};
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double x = gate[i];
+    const double tanh = std::tanh(kGeluScale * (x + kGeluCubic * x * x * x));
+    const double dtanh =
+        (1 - tanh * tanh) * kGeluScale * (1 + 3 * kGeluCubic * x * x);
+    d.gate[i] =
+        static_cast<double>(dout[i]) * up[i] * 0.5 * (1 + tanh + x * dtanh);
+    d.up[i] = dout[i] * 0.5 * x * (1 + tanh);
   }
   return d;
 }

@@ -27,13 +27,19 @@ namespace weft::kernels::cpu::reference {
 [[nodiscard]] std::vector<double> SwiGluRow(const std::vector<float>& gate,
                                             const std::vector<float>& up);
 
-struct SwiGluGradient {
+struct GatedGradient {
   std::vector<double> gate;
   std::vector<double> up;
 };
-[[nodiscard]] SwiGluGradient SwiGluBackwardRow(const std::vector<float>& dout,
-                                               const std::vector<float>& gate,
-                                               const std::vector<float>& up);
+[[nodiscard]] GatedGradient SwiGluBackwardRow(const std::vector<float>& dout,
+                                              const std::vector<float>& gate,
+                                              const std::vector<float>& up);
+
+[[nodiscard]] std::vector<double> GeGluRow(const std::vector<float>& gate,
+                                           const std::vector<float>& up);
+[[nodiscard]] GatedGradient GeGluBackwardRow(const std::vector<float>& dout,
+                                             const std::vector<float>& gate,
+                                             const std::vector<float>& up);
 
 struct VocabRow {
   std::vector<double> logprobs;  // Of every token of the vocabulary.

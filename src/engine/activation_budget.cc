@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "src/ops/tree_attention.h"
 
 namespace weft::engine {
 namespace {
@@ -38,7 +39,13 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   int64_t kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.ffn +
                  kProjections * max_rank;
   if (config.qk_norm) kept += shape.q_width + shape.kv_width;
+  if (config.output_norms) kept += 2 * shape.hidden;
   const int64_t log_sum_exp = config.num_heads * kFloatBytes;
+  int64_t scores = 0;
+  for (const model::LayerAttention& layer : config.attention) {
+    scores = std::max(
+        scores, ops::ScoreBytes(layer.rule, batch.rows, config.num_heads));
+  }
   // Backward: the products and gradients of the wider half of a layer.
   const int64_t passing = 4 * shape.hidden + std::max(3 * shape.ffn, 2 * qkv);
   const int64_t head =
@@ -47,10 +54,11 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
       batch.entries * kEntryBytes;
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
-  return {.kept_layer = kept_layer,
-          .recomputed_layer = batch.rows * shape.hidden * element_bytes,
-          .working = std::max(
-              head, kept_layer + batch.rows * passing * element_bytes)};
+  return {
+      .kept_layer = kept_layer,
+      .recomputed_layer = batch.rows * shape.hidden * element_bytes,
+      .working = std::max(
+          head, kept_layer + batch.rows * passing * element_bytes + scores)};
 }
 
 absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,

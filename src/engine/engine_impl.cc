@@ -25,7 +25,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                   parts_.decoder->config().shape()),
       train_runner_(
           *parts_.decoder,
-          {.head = {.chunk_rows = parts_.options.loss_chunk_size},
+          {.head = {.chunk_rows = parts_.options.loss_chunk_size,
+                    .softcap = parts_.decoder->config().final_softcap},
            .share_prompts = parts_.options.share_prompts,
            .checkpointing = parts_.options.gradient_checkpointing,
            .memory_budget_bytes = parts_.options.memory_budget_bytes}),

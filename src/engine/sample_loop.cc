@@ -192,7 +192,8 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
       AddRow(rows.routing, job->version, 0, length - 1);
       const loss::HeadResult scores =
           loss::ScoreHead(decoder_.FinalNorm(x_TH.narrow(0, row, length - 1)),
-                          decoder_.weights().head_VH, rows, loss::HeadOptions(),
+                          decoder_.weights().head_VH, rows,
+                          {.softcap = decoder_.config().final_softcap},
                           /*want_gradient=*/false, /*want_entropy=*/false);
       const at::Tensor logprobs = scores.logprobs_E.to(at::kCPU);
       const float* data = logprobs.const_data_ptr<float>();
@@ -209,7 +210,7 @@ void SampleLoop::ReadPromptScores(const std::vector<Job*>& jobs,
       x_TH.index_select(0, at::tensor(last_rows, at::kLong).to(x_TH.device()));
   const at::Tensor logits_RV =
       loss::HeadLogits(decoder_.FinalNorm(last_RH), decoder_.weights().head_VH,
-                       last_routing, /*softcap=*/0);
+                       last_routing, decoder_.config().final_softcap);
   const float* data = logits_RV.const_data_ptr<float>();
   for (Job* job : jobs) {
     job->first_logits.assign(data, data + logits_RV.size(1));
@@ -305,9 +306,9 @@ void SampleLoop::Decode() {
       .lengths_T = at::tensor(lengths, at::kInt).to(device)};
   const at::Tensor x_TH = decoder_.ForwardLayers(
       model::Mode::kEval, batch, /*tape=*/nullptr, /*num_recomputed=*/0, &kv);
-  const at::Tensor logits_RV = loss::HeadLogits(
-      decoder_.FinalNorm(x_TH), decoder_.weights().head_VH, batch.routing,
-      /*softcap=*/0);
+  const at::Tensor logits_RV =
+      loss::HeadLogits(decoder_.FinalNorm(x_TH), decoder_.weights().head_VH,
+                       batch.routing, decoder_.config().final_softcap);
 
   std::vector<std::optional<sampling::DrawResult>> drawn(count);
   const float* logits = logits_RV.const_data_ptr<float>();

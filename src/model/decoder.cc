@@ -5,9 +5,9 @@
 #include <cmath>
 #include <utility>
 
+#include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
-#include "src/ops/swiglu.h"
 
 namespace weft::model {
 
@@ -18,10 +18,11 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
                  int64_t num_positions)
     : config_(std::move(config)),
       shape_(config_.shape()),
-      weights_(std::move(weights)),
-      rotary_(ops::MakeRotaryTable(config_.inverse_frequencies, num_positions,
-                                   weights_.embedding_VH.device())),
-      attention_scale_(1.0 / std::sqrt(static_cast<double>(config_.head_dim))) {
+      weights_(std::move(weights)) {
+  for (const std::vector<double>& frequencies : config_.rope_tables) {
+    rotary_.push_back(ops::MakeRotaryTable(frequencies, num_positions,
+                                           weights_.embedding_VH.device()));
+  }
 }
 
 at::ScalarType Decoder::dtype() const {
@@ -37,11 +38,24 @@ at::Tensor Decoder::Norm(const at::Tensor& x_TH,
   return y_TH;
 }
 
-at::Tensor Decoder::SwiGluProduct(const at::Tensor& gate_up_T2F) const {
+at::Tensor Decoder::Gated(const at::Tensor& gate_up_T2F) const {
   at::Tensor product_TF =
       at::empty({gate_up_T2F.size(0), shape_.ffn}, gate_up_T2F.options());
-  ops::SwiGlu(gate_up_T2F, product_TF);
+  ops::GatedProduct(config_.activation, gate_up_T2F, product_TF);
   return product_TF;
+}
+
+at::Tensor Decoder::Embed(const at::Tensor& tokens_T) const {
+  at::Tensor x_TH = weights_.embedding_VH.index_select(0, tokens_T);
+  if (!config_.scaled_embeddings) return x_TH;
+  // A tensor, so that the factor is rounded to the model dtype: the models were
+  // trained so.
+  return x_TH.mul_(at::scalar_tensor(
+      std::sqrt(static_cast<double>(config_.hidden)), x_TH.options()));
+}
+
+const ops::RotaryTable& Decoder::RotaryOf(int layer) const {
+  return rotary_[config_.attention[layer].rope_table];
 }
 
 at::Tensor Decoder::FinalNorm(const at::Tensor& x_RH) const {
@@ -63,7 +77,7 @@ Decoder::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                   Tape* tape, int num_recomputed,
                                   KvAccess* kv) const {
-  at::Tensor x_TH = weights_.embedding_VH.index_select(0, batch.tokens_T);
+  at::Tensor x_TH = Embed(batch.tokens_T);
   if (mode == Mode::kEval) {
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       x_TH = RunLayer(layer, x_TH, batch, /*tape=*/nullptr, kv);
@@ -87,10 +101,9 @@ at::Tensor Decoder::RunLayer(int layer, const at::Tensor& x_TH,
   at::Tensor x_mid_TH = RunAttention(layer, x_TH, batch, tape, kv);
   at::Tensor gate_up_T2F = RunGateUp(layer, x_mid_TH, batch, tape);
   at::Tensor x_out_TH =
-      LoraLinear(SwiGluProduct(gate_up_T2F), weights_.layers[layer].down,
-                 batch.routing, {layer, ProjectionGroup::kDown}, shape_,
-                 tape != nullptr ? &tape->shrunk_down : nullptr);
-  x_out_TH.add_(x_mid_TH);
+      AddOutput(x_mid_TH, RunDown(layer, gate_up_T2F, batch, tape),
+                weights_.layers[layer].mlp_out_norm_H,
+                tape != nullptr ? &tape->mlp_raw_TH : nullptr);
   if (tape != nullptr) {
     tape->x_mid_TH = std::move(x_mid_TH);
     tape->gate_up_T2F = std::move(gate_up_T2F);
@@ -103,9 +116,21 @@ void Decoder::RecomputeLayer(int layer, const PackedBatch& batch,
   tape.x_mid_TH =
       RunAttention(layer, tape.x_in_TH, batch, &tape, /*kv=*/nullptr);
   tape.gate_up_T2F = RunGateUp(layer, tape.x_mid_TH, batch, &tape);
-  tape.shrunk_down =
-      lora::LoraShrink(SwiGluProduct(tape.gate_up_T2F), batch.routing,
-                       {layer, ProjectionGroup::kDown});
+  if (config_.output_norms) {
+    tape.mlp_raw_TH = RunDown(layer, tape.gate_up_T2F, batch, &tape);
+  } else {
+    tape.shrunk_down = lora::LoraShrink(Gated(tape.gate_up_T2F), batch.routing,
+                                        {layer, ProjectionGroup::kDown});
+  }
+}
+
+at::Tensor Decoder::AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
+                              const at::Tensor& out_norm_H,
+                              at::Tensor* raw) const {
+  if (!out_norm_H.defined()) return y_TH.add_(x_TH);
+  at::Tensor sum_TH = Norm(y_TH, out_norm_H).add_(x_TH);
+  if (raw != nullptr) *raw = std::move(y_TH);
+  return sum_TH;
 }
 
 at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
@@ -117,10 +142,12 @@ at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
                  {layer, ProjectionGroup::kQkv}, shape_,
                  tape != nullptr ? &tape->shrunk_qkv : nullptr);
   const at::Tensor attended_TW = Attend(layer, qkv_TW, batch, tape, kv);
-  at::Tensor x_mid_TH =
+  at::Tensor o_TH =
       LoraLinear(attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO},
                  shape_, tape != nullptr ? &tape->shrunk_o : nullptr);
-  x_mid_TH.add_(x_TH);
+  at::Tensor x_mid_TH =
+      AddOutput(x_TH, std::move(o_TH), w.attention_out_norm_H,
+                tape != nullptr ? &tape->attention_raw_TH : nullptr);
   if (tape != nullptr) tape->qkv_TW = std::move(qkv_TW);
   return x_mid_TH;
 }
@@ -128,9 +155,16 @@ at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
 at::Tensor Decoder::RunGateUp(int layer, const at::Tensor& x_mid_TH,
                               const PackedBatch& batch, LayerTape* tape) const {
   const LayerWeights& w = weights_.layers[layer];
-  return LoraLinear(Norm(x_mid_TH, w.post_norm_H), w.gate_up, batch.routing,
+  return LoraLinear(Norm(x_mid_TH, w.mlp_norm_H), w.gate_up, batch.routing,
                     {layer, ProjectionGroup::kGateUp}, shape_,
                     tape != nullptr ? &tape->shrunk_gate_up : nullptr);
+}
+
+at::Tensor Decoder::RunDown(int layer, const at::Tensor& gate_up_T2F,
+                            const PackedBatch& batch, LayerTape* tape) const {
+  return LoraLinear(Gated(gate_up_T2F), weights_.layers[layer].down,
+                    batch.routing, {layer, ProjectionGroup::kDown}, shape_,
+                    tape != nullptr ? &tape->shrunk_down : nullptr);
 }
 
 void Decoder::NormalizeHeads(int layer, at::Tensor& qkv_TW,
@@ -158,8 +192,11 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW,
                            KvAccess* kv) const {
   if (config_.qk_norm) NormalizeHeads(layer, qkv_TW, tape);
   Heads heads = SplitHeads(qkv_TW);
-  ops::ApplyRotary(heads.q_TQC, batch.positions_T, rotary_, /*inverse=*/false);
-  ops::ApplyRotary(heads.k_TKC, batch.positions_T, rotary_, /*inverse=*/false);
+  ops::ApplyRotary(heads.q_TQC, batch.positions_T, RotaryOf(layer),
+                   /*inverse=*/false);
+  ops::ApplyRotary(heads.k_TKC, batch.positions_T, RotaryOf(layer),
+                   /*inverse=*/false);
+  const ops::AttentionRule& rule = config_.attention[layer].rule;
   const int64_t num_tokens = qkv_TW.size(0);
   if (kv != nullptr) {
     at::Tensor& k_pages = kv->store->k_pages_PSKC[layer];
@@ -168,12 +205,12 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW,
     if (kv->decode) {
       at::Tensor out = at::empty(heads.q_TQC.sizes(), qkv_TW.options());
       ops::PagedAttention(heads.q_TQC, k_pages, v_pages, kv->page_table_TL,
-                          kv->lengths_T, attention_scale_, out);
+                          kv->lengths_T, rule, out);
       return out.view({num_tokens, shape_.q_width});
     }
   }
   ops::AttentionOutput attention = ops::TreeAttention(
-      heads.q_TQC, heads.k_TKC, heads.v_TKC, batch.nodes, attention_scale_);
+      heads.q_TQC, heads.k_TKC, heads.v_TKC, batch.nodes, rule);
   at::Tensor out = attention.out_THC.reshape({num_tokens, shape_.q_width});
   if (tape != nullptr) tape->attention = std::move(attention);
   return out;

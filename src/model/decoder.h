@@ -5,7 +5,7 @@
 //
 // The backward pass is written by hand: it keeps what it cannot cheaply
 // recompute (layer inputs, q, k, v, attention output, gate and up) and
-// recomputes norms and the SwiGLU product, so nothing is stored twice and
+// recomputes norms and the gated product, so nothing is stored twice and
 // buffers die as soon as they are used.
 #ifndef WEFT_SRC_MODEL_DECODER_H_
 #define WEFT_SRC_MODEL_DECODER_H_
@@ -36,6 +36,8 @@ struct LayerTape {
   ops::AttentionOutput attention;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
+  // What attention and MLP give before their output norms; only with those.
+  at::Tensor attention_raw_TH, mlp_raw_TH;
   lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
 };
 
@@ -77,7 +79,7 @@ class Decoder {
                       const PackedBatch& batch, LayerTape* tape,
                       KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input: the same code again,
-  // but for the layer's output, which nobody needs any more.
+  // but for the layer's last product where nobody needs it any more.
   void RecomputeLayer(int layer, const PackedBatch& batch,
                       LayerTape& tape) const;
   // The two halves of RunLayer, up to the last product of each.
@@ -86,6 +88,16 @@ class Decoder {
                           KvAccess* kv) const;
   at::Tensor RunGateUp(int layer, const at::Tensor& x_mid_TH,
                        const PackedBatch& batch, LayerTape* tape) const;
+  at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F,
+                     const PackedBatch& batch, LayerTape* tape) const;
+  // x + y, or x + norm(y) where the model norms outputs; `raw` takes y then.
+  // Consumes y.
+  at::Tensor AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
+                       const at::Tensor& out_norm_H, at::Tensor* raw) const;
+  // dLoss/dy of it, given dLoss/d(x + norm(y)).
+  at::Tensor AddOutputBackward(const at::Tensor& d_TH,
+                               const at::Tensor& out_norm_H,
+                               const at::Tensor& raw_TH) const;
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const PackedBatch& batch,
                     LayerTape* tape, KvAccess* kv) const;
   void NormalizeHeads(int layer, at::Tensor& qkv_TW, LayerTape* tape) const;
@@ -101,7 +113,9 @@ class Decoder {
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                                 const at::Tensor& weight_H) const;
-  [[nodiscard]] at::Tensor SwiGluProduct(const at::Tensor& gate_up_T2F) const;
+  [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
+  [[nodiscard]] at::Tensor Embed(const at::Tensor& tokens_T) const;
+  [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
   // Views of the heads inside a fused row: q [T, Q, C], k and v [T, K, C].
   struct Heads {
     at::Tensor q_TQC, k_TKC, v_TKC;
@@ -111,8 +125,7 @@ class Decoder {
   ModelConfig config_;
   lora::ModelShape shape_;
   DecoderWeights weights_;
-  ops::RotaryTable rotary_;
-  double attention_scale_;
+  std::vector<ops::RotaryTable> rotary_;
 };
 
 }  // namespace weft::model

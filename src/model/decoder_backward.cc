@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "src/model/decoder.h"
+#include "src/ops/gated_product.h"
 #include "src/ops/rms_norm.h"
-#include "src/ops/swiglu.h"
 
 namespace weft::model {
 
@@ -41,21 +41,32 @@ at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
   return d_TH;
 }
 
+at::Tensor Decoder::AddOutputBackward(const at::Tensor& d_TH,
+                                      const at::Tensor& out_norm_H,
+                                      const at::Tensor& raw_TH) const {
+  if (!out_norm_H.defined()) return d_TH;
+  at::Tensor d_raw_TH = at::zeros_like(raw_TH);
+  ops::RmsNormBackward(d_TH, raw_TH, out_norm_H, config_.rms_norm_eps,
+                       d_raw_TH);
+  return d_raw_TH;
+}
+
 void Decoder::BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
                           at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
-  at::Tensor product_TF = SwiGluProduct(tape.gate_up_T2F);
+  at::Tensor product_TF = Gated(tape.gate_up_T2F);
   const at::Tensor d_product_TF = LoraLinearBackward(
-      d_TH, product_TF, w.down, batch.routing, {layer, ProjectionGroup::kDown},
-      shape_, tape.shrunk_down, /*want_input_gradient=*/true);
+      AddOutputBackward(d_TH, w.mlp_out_norm_H, tape.mlp_raw_TH), product_TF,
+      w.down, batch.routing, {layer, ProjectionGroup::kDown}, shape_,
+      tape.shrunk_down, /*want_input_gradient=*/true);
   product_TF.reset();
   // From here gate_up_T2F holds its own gradient.
-  ops::SwiGluBackward(d_product_TF, tape.gate_up_T2F);
+  ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
   const at::Tensor d_normed_TH = LoraLinearBackward(
-      tape.gate_up_T2F, Norm(tape.x_mid_TH, w.post_norm_H), w.gate_up,
+      tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up,
       batch.routing, {layer, ProjectionGroup::kGateUp}, shape_,
       tape.shrunk_gate_up, /*want_input_gradient=*/true);
-  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.post_norm_H,
+  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H,
                        config_.rms_norm_eps, d_TH);
 }
 
@@ -65,16 +76,17 @@ void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
   const at::Tensor attended_TW =
       tape.attention.out_THC.reshape({d_TH.size(0), shape_.q_width});
   const at::Tensor d_attended_TW = LoraLinearBackward(
-      d_TH, attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO},
-      shape_, tape.shrunk_o, /*want_input_gradient=*/true);
+      AddOutputBackward(d_TH, w.attention_out_norm_H, tape.attention_raw_TH),
+      attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO}, shape_,
+      tape.shrunk_o, /*want_input_gradient=*/true);
 
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
   const Heads heads = SplitHeads(tape.qkv_TW);
   Heads d_heads = SplitHeads(dqkv_TW);
-  ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
-                             heads.q_TQC, heads.k_TKC, heads.v_TKC,
-                             tape.attention, batch.nodes, attention_scale_,
-                             d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
+  ops::TreeAttentionBackward(
+      d_attended_TW.view_as(tape.attention.out_THC), heads.q_TQC, heads.k_TKC,
+      heads.v_TKC, tape.attention, batch.nodes, config_.attention[layer].rule,
+      d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
   BackwardHeads(layer, batch, tape, dqkv_TW);
 
   // Nothing below the first layer learns: its input gradient is not needed.
@@ -92,8 +104,10 @@ void Decoder::BackwardHeads(int layer, const PackedBatch& batch,
                             const LayerTape& tape, at::Tensor& dqkv_TW) const {
   const LayerWeights& w = weights_.layers[layer];
   Heads d_heads = SplitHeads(dqkv_TW);
-  ops::ApplyRotary(d_heads.q_TQC, batch.positions_T, rotary_, /*inverse=*/true);
-  ops::ApplyRotary(d_heads.k_TKC, batch.positions_T, rotary_, /*inverse=*/true);
+  ops::ApplyRotary(d_heads.q_TQC, batch.positions_T, RotaryOf(layer),
+                   /*inverse=*/true);
+  ops::ApplyRotary(d_heads.k_TKC, batch.positions_T, RotaryOf(layer),
+                   /*inverse=*/true);
   if (!config_.qk_norm) return;
   const auto backward = [&](at::Tensor d_heads_TMC, const at::Tensor& raw_TMC,
                             const at::Tensor& weight_C) {

@@ -25,15 +25,17 @@ class Loader {
          at::TensorOptions options)
       : checkpoint_(checkpoint),
         options_(options),
+        norms_from_one_(config.norms_from_one),
         progress_("loading weights",
                   static_cast<int64_t>(config.num_parameters() *
                                        options.dtype().itemsize()),
                   "B") {}
 
-  absl::StatusOr<at::Tensor> Vector(const std::string& name, int64_t size) {
-    at::Tensor tensor = at::empty({size}, options_);
+  absl::StatusOr<at::Tensor> Norm(const std::string& name, int64_t size) {
+    at::Tensor tensor = at::empty(
+        {size}, norms_from_one_ ? options_.dtype(at::kFloat) : options_);
     WEFT_RETURN_IF_ERROR(Read(name, tensor));
-    return tensor;
+    return norms_from_one_ ? tensor.add_(1) : tensor;
   }
 
   absl::StatusOr<at::Tensor> Matrix(const std::string& name, int64_t rows,
@@ -72,36 +74,55 @@ class Loader {
 
   const weights::Checkpoint& checkpoint_;
   const at::TensorOptions options_;
+  const bool norms_from_one_;
   Progress progress_;
 };
+
+// The norms around attention and MLP. What Llama calls post_attention_layernorm
+// comes before the MLP; where there are output norms, it is one of them.
+absl::Status LoadNorms(Loader& loader, const ModelConfig& config,
+                       const std::string& prefix, LayerWeights& w) {
+  const auto load = [&](const char* name) {
+    return loader.Norm(absl::StrCat(prefix, name, ".weight"), config.hidden);
+  };
+  WEFT_ASSIGN_OR_RETURN(w.input_norm_H, load("input_layernorm"));
+  if (!config.output_norms) {
+    WEFT_ASSIGN_OR_RETURN(w.mlp_norm_H, load("post_attention_layernorm"));
+    return absl::OkStatus();
+  }
+  WEFT_ASSIGN_OR_RETURN(w.attention_out_norm_H,
+                        load("post_attention_layernorm"));
+  WEFT_ASSIGN_OR_RETURN(w.mlp_norm_H, load("pre_feedforward_layernorm"));
+  WEFT_ASSIGN_OR_RETURN(w.mlp_out_norm_H, load("post_feedforward_layernorm"));
+  return absl::OkStatus();
+}
+
+absl::Status LoadAttention(Loader& loader, const ModelConfig& config,
+                           const std::string& prefix, LayerWeights& w) {
+  const lora::ModelShape shape = config.shape();
+  WEFT_ASSIGN_OR_RETURN(w.qkv,
+                        loader.Stacked({{prefix + "q_proj", shape.q_width},
+                                        {prefix + "k_proj", shape.kv_width},
+                                        {prefix + "v_proj", shape.kv_width}},
+                                       shape.hidden, config.qkv_bias));
+  WEFT_ASSIGN_OR_RETURN(w.o, loader.Stacked({{prefix + "o_proj", shape.hidden}},
+                                            shape.q_width, config.o_bias));
+  if (!config.qk_norm) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(w.q_norm_C,
+                        loader.Norm(prefix + "q_norm.weight", config.head_dim));
+  WEFT_ASSIGN_OR_RETURN(w.k_norm_C,
+                        loader.Norm(prefix + "k_norm.weight", config.head_dim));
+  return absl::OkStatus();
+}
 
 absl::StatusOr<LayerWeights> LoadLayer(Loader& loader,
                                        const ModelConfig& config, int layer) {
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  const std::string attention = prefix + "self_attn.";
   const std::string mlp = prefix + "mlp.";
   const lora::ModelShape shape = config.shape();
   LayerWeights w;
-  WEFT_ASSIGN_OR_RETURN(
-      w.input_norm_H,
-      loader.Vector(prefix + "input_layernorm.weight", shape.hidden));
-  WEFT_ASSIGN_OR_RETURN(w.qkv,
-                        loader.Stacked({{attention + "q_proj", shape.q_width},
-                                        {attention + "k_proj", shape.kv_width},
-                                        {attention + "v_proj", shape.kv_width}},
-                                       shape.hidden, config.attention_bias));
-  if (config.qk_norm) {
-    WEFT_ASSIGN_OR_RETURN(w.q_norm_C, loader.Vector(attention + "q_norm.weight",
-                                                    config.head_dim));
-    WEFT_ASSIGN_OR_RETURN(w.k_norm_C, loader.Vector(attention + "k_norm.weight",
-                                                    config.head_dim));
-  }
-  WEFT_ASSIGN_OR_RETURN(
-      w.o, loader.Stacked({{attention + "o_proj", shape.hidden}}, shape.q_width,
-                          config.attention_bias));
-  WEFT_ASSIGN_OR_RETURN(
-      w.post_norm_H,
-      loader.Vector(prefix + "post_attention_layernorm.weight", shape.hidden));
+  WEFT_RETURN_IF_ERROR(LoadNorms(loader, config, prefix, w));
+  WEFT_RETURN_IF_ERROR(LoadAttention(loader, config, prefix + "self_attn.", w));
   WEFT_ASSIGN_OR_RETURN(w.gate_up,
                         loader.Stacked({{mlp + "gate_proj", shape.ffn},
                                         {mlp + "up_proj", shape.ffn}},
@@ -130,7 +151,7 @@ absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     w.layers.push_back(std::move(layer_weights));
   }
   WEFT_ASSIGN_OR_RETURN(w.final_norm_H,
-                        loader.Vector("model.norm.weight", config.hidden));
+                        loader.Norm("model.norm.weight", config.hidden));
   w.head_VH = w.embedding_VH;
   if (!config.tied_embeddings) {
     WEFT_ASSIGN_OR_RETURN(

@@ -1,5 +1,7 @@
 // The frozen weights of the decoder, loaded once. Projections that share an
-// input are stored stacked: q,k,v as one matrix, gate and up as one.
+// input are stored stacked: q,k,v as one matrix, gate and up as one. Norm
+// weights are what the rows are multiplied by, in f32 where the checkpoint has
+// them less one: 1 + w does not fit a narrower dtype.
 //
 // Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K
 // query and key/value heads.
@@ -18,14 +20,16 @@
 namespace weft::model {
 
 struct LayerWeights {
-  at::Tensor input_norm_H;
-  lora::BaseLinear qkv;  // [(Q + 2K) C, H], rows q | k | v.
-  at::Tensor q_norm_C;   // Undefined without qk_norm.
+  at::Tensor input_norm_H;  // Before attention.
+  lora::BaseLinear qkv;     // [(Q + 2K) C, H], rows q | k | v.
+  at::Tensor q_norm_C;      // Undefined without qk_norm.
   at::Tensor k_norm_C;
-  lora::BaseLinear o;  // [H, Q C].
-  at::Tensor post_norm_H;
-  lora::BaseLinear gate_up;  // [2F, H], rows gate | up.
-  lora::BaseLinear down;     // [H, F].
+  lora::BaseLinear o;               // [H, Q C].
+  at::Tensor attention_out_norm_H;  // Undefined without output_norms.
+  at::Tensor mlp_norm_H;            // Before the MLP.
+  lora::BaseLinear gate_up;         // [2F, H], rows gate | up.
+  lora::BaseLinear down;            // [H, F].
+  at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 
 struct DecoderWeights {

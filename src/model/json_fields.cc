@@ -26,10 +26,20 @@ std::string FieldMessage(absl::string_view field, const Json& value,
   return absl::StrCat(field, " is ", shown, "; accepted: ", accepted);
 }
 
+absl::Status UnsupportedField(absl::string_view field, const Json& value,
+                              absl::string_view accepted) {
+  return absl::UnimplementedError(FieldMessage(field, value, accepted));
+}
+
 const Json* JsonFields::Find(const char* name) {
   read_.insert(name);
   const auto found = object_.find(name);
   return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+bool JsonFields::IsNull(const char* name) const {
+  const auto found = object_.find(name);
+  return found != object_.end() && found->is_null();
 }
 
 absl::StatusOr<int64_t> JsonFields::Int(const char* name, int64_t min,

@@ -25,6 +25,8 @@ class JsonFields {
 
   // The value, or null when the field is absent or null.
   [[nodiscard]] const nlohmann::json* Find(const char* name);
+  // There, and null: where that says more than absent.
+  [[nodiscard]] bool IsNull(const char* name) const;
 
   [[nodiscard]] absl::StatusOr<int64_t> Int(const char* name, int64_t min,
                                             int64_t max);
@@ -54,6 +56,11 @@ class JsonFields {
 [[nodiscard]] std::string FieldMessage(absl::string_view field,
                                        const nlohmann::json& value,
                                        absl::string_view accepted);
+
+// UNIMPLEMENTED with that message.
+[[nodiscard]] absl::Status UnsupportedField(absl::string_view field,
+                                            const nlohmann::json& value,
+                                            absl::string_view accepted);
 
 }  // namespace weft::model
 

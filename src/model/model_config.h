@@ -10,8 +10,16 @@
 
 #include "absl/status/statusor.h"
 #include "src/lora/adapter_layout.h"
+#include "src/ops/activation.h"
+#include "src/ops/attention_rule.h"
 
 namespace weft::model {
+
+// What differs between layers.
+struct LayerAttention {
+  ops::AttentionRule rule;
+  int rope_table = 0;  // Index into ModelConfig::rope_tables.
+};
 
 struct ModelConfig {
   std::string model_type;  // "llama", "qwen3".
@@ -25,11 +33,19 @@ struct ModelConfig {
   int64_t max_positions = 0;
   double rms_norm_eps = 1e-6;
   bool tied_embeddings = false;
-  bool qk_norm = false;         // RMS norm of each query and key head (Qwen3).
-  bool attention_bias = false;  // Biases on q, k, v and o projections.
+  bool qk_norm = false;  // RMS norm of each query and key head.
+  bool qkv_bias = false;
+  bool o_bias = false;
   bool mlp_bias = false;
+  // RMS norms also of what attention and MLP add to the residual stream.
+  bool output_norms = false;
+  bool norms_from_one = false;  // The checkpoint has norm weights less one.
+  ops::Activation activation = ops::Activation::kSilu;
+  bool scaled_embeddings = false;  // By sqrt(hidden), in the model dtype.
+  double final_softcap = 0;        // Of the logits; 0: none.
+  std::vector<LayerAttention> attention;  // One per layer.
   // Rotary frequencies [head_dim / 2], any scaling (llama3) already applied.
-  std::vector<double> inverse_frequencies;
+  std::vector<std::vector<double>> rope_tables;
   // config.json's eos_token_id joined with generation_config.json's.
   std::vector<int32_t> eos_token_ids;
 

@@ -11,7 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kDefaultTheta = 10000;
 constexpr double kMinTheta = 1;
 constexpr double kMaxTheta = 1e12;
 constexpr double kMaxFactor = 1e6;
@@ -89,49 +88,94 @@ absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
   WEFT_ASSIGN_OR_RETURN(const double share,
                         rope.NumberOr("partial_rotary_factor", 0, 1, 1));
   if (share != 1) {
-    return absl::UnimplementedError(
-        FieldMessage("partial_rotary_factor", Json(share), "1"));
+    return UnsupportedField("partial_rotary_factor", Json(share), "1");
   }
   std::vector<double> frequencies = PlainFrequencies(theta, head_dim);
   if (kind == "linear") {
     WEFT_ASSIGN_OR_RETURN(const double factor,
                           rope.Number("factor", 1, kMaxFactor));
     for (double& frequency : frequencies) frequency /= factor;
+  } else if (kind == "dynamic") {
+    // Changes nothing up to max_position_embeddings, the longest context that
+    // is served. Beyond, every frequency would follow from the longest sequence
+    // that shares the batch.
+    WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
   } else if (kind == "llama3") {
     WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
     for (double& frequency : frequencies) {
       frequency = ScaleAsLlama3(frequency, scaling);
     }
   } else if (kind != "default") {
-    return absl::UnimplementedError(FieldMessage(
-        "rope_type", Json(kind), "\"default\", \"linear\", \"llama3\""));
+    return UnsupportedField("rope_type", Json(kind),
+                            "\"default\", \"linear\", \"llama3\", \"dynamic\"");
   }
   WEFT_RETURN_IF_ERROR(rope.Finish({}));
   return frequencies;
 }
 
+// The table that a field holds as an object; without one, the plain table.
+absl::StatusOr<std::vector<double>> ReadTable(const char* name,
+                                              const Json* rope, double theta,
+                                              int head_dim) {
+  if (rope == nullptr) return PlainFrequencies(theta, head_dim);
+  if (!rope->is_object()) {
+    return absl::InvalidArgumentError(
+        FieldMessage(name, *rope, "an object or null"));
+  }
+  JsonFields fields(*rope);
+  return ReadScaled(fields, theta, head_dim);
+}
+
+// rope_parameters of a family with two tables: one object per layer type.
+absl::StatusOr<std::vector<std::vector<double>>> ReadNested(
+    const Json& parameters, double theta, double local_theta, int head_dim) {
+  if (!parameters.is_object()) {
+    return absl::InvalidArgumentError(
+        FieldMessage("rope_parameters", parameters, "an object or null"));
+  }
+  JsonFields fields(parameters);
+  std::vector<std::vector<double>> tables(2);
+  WEFT_ASSIGN_OR_RETURN(
+      tables[0], ReadTable("full_attention", fields.Find("full_attention"),
+                           theta, head_dim));
+  WEFT_ASSIGN_OR_RETURN(tables[1], ReadTable("sliding_attention",
+                                             fields.Find("sliding_attention"),
+                                             local_theta, head_dim));
+  WEFT_RETURN_IF_ERROR(fields.Finish({}));
+  return tables;
+}
+
 }  // namespace
 
-absl::StatusOr<std::vector<double>> ReadInverseFrequencies(JsonFields& config,
-                                                           int head_dim) {
+absl::StatusOr<std::vector<std::vector<double>>> ReadRopeTables(
+    JsonFields& config, const Family& family, int head_dim) {
   WEFT_ASSIGN_OR_RETURN(
       const double theta,
-      config.NumberOr("rope_theta", kMinTheta, kMaxTheta, kDefaultTheta));
+      config.NumberOr("rope_theta", kMinTheta, kMaxTheta, family.theta));
+  double local_theta = family.local_theta;
+  if (local_theta > 0) {
+    WEFT_ASSIGN_OR_RETURN(local_theta,
+                          config.NumberOr("rope_local_base_freq", kMinTheta,
+                                          kMaxTheta, local_theta));
+  }
   const Json* scaling = config.Find("rope_scaling");
   const Json* parameters = config.Find("rope_parameters");
   if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
     return absl::InvalidArgumentError(FieldMessage(
         "rope_scaling", *scaling, "absent beside rope_parameters"));
   }
-  const Json* rope = parameters != nullptr ? parameters : scaling;
-  if (rope == nullptr) return PlainFrequencies(theta, head_dim);
-  if (!rope->is_object()) {
-    return absl::InvalidArgumentError(
-        FieldMessage(parameters != nullptr ? "rope_parameters" : "rope_scaling",
-                     *rope, "an object or null"));
+  if (local_theta > 0 && parameters != nullptr) {
+    return ReadNested(*parameters, theta, local_theta, head_dim);
   }
-  JsonFields fields(*rope);
-  return ReadScaled(fields, theta, head_dim);
+  std::vector<std::vector<double>> tables(1);
+  WEFT_ASSIGN_OR_RETURN(
+      tables[0],
+      ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
+                parameters != nullptr ? parameters : scaling, theta, head_dim));
+  if (local_theta > 0) {
+    tables.push_back(PlainFrequencies(local_theta, head_dim));
+  }
+  return tables;
 }
 
 }  // namespace weft::model

@@ -5,18 +5,22 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "src/model/family_config.h"
 #include "src/model/json_fields.h"
 
 namespace weft::model {
 
-// Reads rope_parameters, or rope_theta with rope_scaling, as the releases of
-// transformers spell them.
-// Shapes: returns [head_dim / 2], scaling (default, linear, llama3) applied.
+// Reads rope_parameters, or rope_theta with rope_scaling and
+// rope_local_base_freq, as the releases of transformers spell them.
+// Shapes: tables of [head_dim / 2], scaling (default, linear, llama3, dynamic)
+//         applied: one, or two (full layers, sliding layers) for a family whose
+//         sliding layers have their own. Dynamic scaling leaves positions below
+//         max_position_embeddings alone, and no context goes beyond.
 // Errors: UNIMPLEMENTED for another kind of scaling or another field;
 //         INVALID_ARGUMENT for values out of range or spellings that disagree.
 // Source: Su et al. 2021 (theta^(-2i/d)); Llama 3.1's piecewise scaling.
-[[nodiscard]] absl::StatusOr<std::vector<double>> ReadInverseFrequencies(
-    JsonFields& config, int head_dim);
+[[nodiscard]] absl::StatusOr<std::vector<std::vector<double>>> ReadRopeTables(
+    JsonFields& config, const Family& family, int head_dim);
 
 }  // namespace weft::model
 

@@ -21,16 +21,23 @@ struct Launch {
   kernels::cpu::PagedAttentionItem item;  // All but what differs per work item.
   const int32_t* page_table = nullptr;
   const int32_t* lengths = nullptr;
+  int64_t window = 0;  // As in AttentionRule.
   int64_t batch = 0;
   int64_t table_entries = 0;
   int64_t parts = 1;  // Parts that the tokens of each sequence are split into.
 };
 
+// The first token that the newest one of a sequence sees.
+int64_t FirstToken(int64_t length, int64_t window) {
+  return window > 0 ? std::max<int64_t>(0, length - window) : 0;
+}
+
 // Few sequences leave threads idle, so long contexts are split over them.
 int64_t NumParts(const Launch& launch) {
   const int64_t items = launch.batch * launch.item.num_kv_heads;
-  const int64_t longest =
+  const int64_t length =
       *std::max_element(launch.lengths, launch.lengths + launch.batch);
+  const int64_t longest = length - FirstToken(length, launch.window);
   const int64_t wanted = (at::get_num_threads() + items - 1) / items;
   return std::clamp<int64_t>(longest / kMinPartTokens, 1, wanted);
 }
@@ -45,8 +52,9 @@ void RunItem(const Launch& launch, int64_t index, float* out, float* lse) {
   const int64_t heads = item.num_kv_heads * item.group_size;
   const int64_t row = b * heads + kv_head * item.group_size;
   const int64_t length = launch.lengths[b];
-  item.begin = length * part / launch.parts;
-  item.end = length * (part + 1) / launch.parts;
+  const int64_t first = FirstToken(length, launch.window);
+  item.begin = first + (length - first) * part / launch.parts;
+  item.end = first + (length - first) * (part + 1) / launch.parts;
   item.q_GC += row * item.head_features;
   item.k_pages += kv_head * item.head_features;
   item.v_pages += kv_head * item.head_features;
@@ -63,7 +71,7 @@ void RunItem(const Launch& launch, int64_t index, float* out, float* lse) {
 void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                        const at::Tensor& v_pages_PSKC,
                        const at::Tensor& page_table_BL,
-                       const at::Tensor& lengths_B, double scale,
+                       const at::Tensor& lengths_B, const AttentionRule& rule,
                        at::Tensor& out_BHC) {
   const at::Tensor q = q_BHC.contiguous();
   const at::Tensor table = page_table_BL.contiguous();
@@ -78,7 +86,9 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                  .num_kv_heads = k_pages_PSKC.size(2),
                  .head_features = C,
                  .page_tokens = k_pages_PSKC.size(1),
-                 .scale = static_cast<float>(scale)};
+                 .scale = static_cast<float>(rule.scale),
+                 .softcap = static_cast<float>(rule.softcap)};
+  launch.window = rule.window;
   launch.page_table = table.const_data_ptr<int32_t>();
   launch.lengths = lengths.const_data_ptr<int32_t>();
   launch.batch = q.size(0);
@@ -113,8 +123,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
                              const at::Tensor& k_pages_PSKC,
                              const at::Tensor& v_pages_PSKC,
                              const at::Tensor& page_table_BL,
-                             const at::Tensor& lengths_B, double scale,
-                             at::Tensor& out_BHC) {
+                             const at::Tensor& lengths_B,
+                             const AttentionRule& rule, at::Tensor& out_BHC) {
   const int64_t batch = q_BHC.size(0);
   const int64_t heads = q_BHC.size(1);
   const int64_t page_tokens = k_pages_PSKC.size(1);
@@ -122,12 +132,15 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
   const int64_t C = q_BHC.size(2);
   const int64_t max_length = lengths_B.max().item<int64_t>();
   const int64_t pages = (max_length + page_tokens - 1) / page_tokens;
-  const at::Tensor mask_BT =
-      at::arange(pages * page_tokens, lengths_B.options()).unsqueeze(0) <
-      lengths_B.unsqueeze(1);
-  // Entries past a sequence's last page may hold anything: read page 0 there.
-  const at::Tensor needed_BL =
-      mask_BT.view({batch, pages, page_tokens}).select(2, 0);
+  const at::Tensor tokens_1T =
+      at::arange(pages * page_tokens, lengths_B.options()).unsqueeze(0);
+  const at::Tensor lengths_B1 = lengths_B.unsqueeze(1);
+  at::Tensor mask_BT = tokens_1T < lengths_B1;
+  if (rule.window > 0) {
+    mask_BT.logical_and_(tokens_1T >= lengths_B1 - rule.window);
+  }
+  // Entries of pages without such tokens may hold anything: read page 0 there.
+  const at::Tensor needed_BL = mask_BT.view({batch, pages, page_tokens}).any(2);
   const at::Tensor table =
       at::where(needed_BL, page_table_BL.narrow(1, 0, pages), 0).flatten();
   const at::ScalarType compute = ComputeType(q_BHC);
@@ -143,7 +156,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
   const at::Tensor q =
       q_BHC.to(compute).view({batch, kv_heads, heads / kv_heads, 1, C});
   at::Tensor scores =
-      at::matmul(q, gather(k_pages_PSKC).transpose(-1, -2)) * scale;
+      at::matmul(q, gather(k_pages_PSKC).transpose(-1, -2)) * rule.scale;
+  if (rule.softcap > 0) scores.div_(rule.softcap).tanh_().mul_(rule.softcap);
   scores.masked_fill_(mask_BT.logical_not().view({batch, 1, 1, 1, -1}),
                       -INFINITY);
   out_BHC.copy_(at::matmul(scores.softmax(-1), gather(v_pages_PSKC))
@@ -162,12 +176,12 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
-                    const at::Tensor& lengths_B, double scale,
+                    const at::Tensor& lengths_B, const AttentionRule& rule,
                     at::Tensor& out_BHC) {
   if (q_BHC.size(0) == 0) return;
   const auto attention =
       HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
-  attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, scale,
+  attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, rule,
             out_BHC);
 }
 

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "src/ops/attention_rule.h"
+
 namespace weft::ops {
 
 // Writes token t of k, v (row t) to its slot: page slots[t] / S, row slots[t] %
@@ -17,15 +19,16 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC);
 
-// out[b] = softmax(scale * q[b] . k) v over the first lengths[b] tokens of the
-// sequence whose pages are page_table[b]. lengths[b] >= 1; entries past the
-// last needed page are ignored. Shapes:  q_BHC, out_BHC [B, H, C] (out
-// contiguous); page_table_BL [B, L] i32;
+// out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]
+// tokens of the sequence whose pages are page_table[b], or the last `window` of
+// them. lengths[b] >= 1; table entries of pages without such tokens are
+// ignored. Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL
+// [B, L] i32;
 //          lengths_B [B] i32, all on the device.
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
-                    const at::Tensor& lengths_B, double scale,
+                    const at::Tensor& lengths_B, const AttentionRule& rule,
                     at::Tensor& out_BHC);
 
 }  // namespace weft::ops

@@ -9,7 +9,8 @@ namespace weft::ops {
 
 // Writes y = x * rsqrt(mean(x^2) + eps) * weight.
 // Shapes:  x_TD, y_TD [T, D] with unit stride in D, any row stride; weight_D
-//          [D]; all of one dtype, statistics in f32. y may be x.
+//          [D]; all of one dtype, or the weight in f32 beside a narrower x;
+//          statistics in f32. y may be x.
 // Threads: engine thread only.   Source: Zhang and Sennrich 2019.
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);

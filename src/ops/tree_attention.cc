@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -33,7 +33,7 @@ struct PartView {
       : q_BHQC(Runs(inputs.q_THC, part.q_begin, part.batch, part.q_size)),
         k_BKSC(Runs(inputs.k_TKC, part.k_begin, part.batch, part.k_size)),
         v_BKSC(Runs(inputs.v_TKC, part.k_begin, part.batch, part.k_size)),
-        scale(inputs.scale) {}
+        scale(inputs.rule.scale) {}
 
   at::Tensor q_BHQC;
   at::Tensor k_BKSC;
@@ -64,63 +64,9 @@ Gradients FlashBackward(const PartView& part, const UpstreamView& up,
       up.lse_BHQ, /*dropout_p=*/0.0, causal, /*attn_mask=*/{}, part.scale);
 }
 
-// Key or value heads, each repeated for its query heads, in the compute type.
-at::Tensor RepeatHeads(const at::Tensor& x_BKSC, int64_t num_heads) {
-  return x_BKSC.to(ComputeType(x_BKSC))
-      .repeat_interleave(num_heads / x_BKSC.size(1), 1);
-}
-
-// Scores with -inf where a query may not look.
-at::Tensor EagerScores(const PartView& part, bool causal) {
-  const at::Tensor k = RepeatHeads(part.k_BKSC, part.q_BHQC.size(1));
-  at::Tensor scores =
-      at::matmul(part.q_BHQC.to(k.scalar_type()), k.transpose(-1, -2)) *
-      part.scale;
-  if (causal) {
-    const at::Tensor hidden = at::ones({scores.size(-2), scores.size(-1)},
-                                       scores.options().dtype(at::kBool))
-                                  .triu(1);
-    scores.masked_fill_(hidden, -INFINITY);
-  }
-  return scores;
-}
-
-OutAndLse EagerForward(const PartView& part, bool causal) {
-  const at::Tensor scores = EagerScores(part, causal);
-  const at::Tensor lse = at::logsumexp(scores, -1);
-  const at::Tensor weights = (scores - lse.unsqueeze(-1)).exp_();
-  const at::Tensor v = RepeatHeads(part.v_BKSC, part.q_BHQC.size(1));
-  return {at::matmul(weights, v).to(part.q_BHQC.scalar_type()), lse};
-}
-
-Gradients EagerBackward(const PartView& part, const UpstreamView& up,
-                        bool causal) {
-  const auto type = ComputeType(part.q_BHQC);
-  const int64_t num_heads = part.q_BHQC.size(1);
-  const int64_t num_kv_heads = part.k_BKSC.size(1);
-  const at::Tensor dout = up.dout_BHQC.to(type);
-  const at::Tensor weights =
-      (EagerScores(part, causal) - up.lse_BHQ.unsqueeze(-1)).exp_();
-  const at::Tensor dweights =
-      at::matmul(dout, RepeatHeads(part.v_BKSC, num_heads).transpose(-1, -2));
-  const at::Tensor delta =
-      (dout * up.out_BHQC.to(type)).sum(-1, /*keepdim=*/true);
-  const at::Tensor dscores = weights * (dweights - delta) * part.scale;
-  const auto sum_group = [&](const at::Tensor& x_BHSC) {
-    return x_BHSC.unflatten(1, {num_kv_heads, num_heads / num_kv_heads}).sum(2);
-  };
-  return {
-      at::matmul(dscores, RepeatHeads(part.k_BKSC, num_heads)),
-      sum_group(at::matmul(dscores.transpose(-1, -2), part.q_BHQC.to(type))),
-      sum_group(at::matmul(weights.transpose(-1, -2), dout))};
-}
-
 AttentionOutput PartForward(const AttentionInputs& inputs,
-                            const AttentionPart& part, bool causal,
-                            AttentionMethod method) {
-  const auto forward =
-      method == AttentionMethod::kFused ? FlashForward : EagerForward;
-  const auto [out_BHQC, lse_BHQ] = forward(PartView(inputs, part), causal);
+                            const AttentionPart& part, bool causal) {
+  const auto [out_BHQC, lse_BHQ] = FlashForward(PartView(inputs, part), causal);
   return {Rows(out_BHQC), lse_BHQ.transpose(1, 2).flatten(0, 1)};
 }
 
@@ -128,35 +74,30 @@ AttentionOutput PartForward(const AttentionInputs& inputs,
 Gradients PartBackward(const at::Tensor& dout_THC,
                        const AttentionInputs& inputs,
                        const AttentionOutput& forward,
-                       const AttentionPart& part, bool causal,
-                       AttentionMethod method) {
+                       const AttentionPart& part, bool causal) {
   const auto runs = [&](const at::Tensor& x) {
     return Runs(x, part.q_begin, part.batch, part.q_size);
   };
   const UpstreamView up{runs(dout_THC), runs(forward.out_THC),
                         runs(forward.lse_TH)};
-  const auto backward =
-      method == AttentionMethod::kFused ? FlashBackward : EagerBackward;
-  const auto [dq, dk, dv] = backward(PartView(inputs, part), up, causal);
+  const auto [dq, dk, dv] = FlashBackward(PartView(inputs, part), up, causal);
   return {Rows(dq), Rows(dk), Rows(dv)};
 }
 
 AttentionOutput ForwardByParts(const AttentionInputs& inputs,
-                               const std::vector<AttentionNode>& nodes,
-                               AttentionMethod method) {
+                               const std::vector<AttentionNode>& nodes) {
   const auto self_parts = SelfParts(nodes, /*batch_equal_lengths=*/true);
   const auto levels = AncestorParts(nodes);
   AttentionOutput result;
   if (self_parts.size() == 1) {
-    result = PartForward(inputs, self_parts[0], /*causal=*/true, method);
+    result = PartForward(inputs, self_parts[0], /*causal=*/true);
   } else {
     result.out_THC = at::empty(inputs.q_THC.sizes(), inputs.q_THC.options());
     result.lse_TH =
         at::empty({inputs.q_THC.size(0), inputs.q_THC.size(1)},
                   inputs.q_THC.options().dtype(ComputeType(inputs.q_THC)));
     for (const AttentionPart& part : self_parts) {
-      const AttentionOutput rows =
-          PartForward(inputs, part, /*causal=*/true, method);
+      const AttentionOutput rows = PartForward(inputs, part, /*causal=*/true);
       const int64_t size = part.batch * part.q_size;
       result.out_THC.narrow(0, part.q_begin, size).copy_(rows.out_THC);
       result.lse_TH.narrow(0, part.q_begin, size).copy_(rows.lse_TH);
@@ -166,7 +107,7 @@ AttentionOutput ForwardByParts(const AttentionInputs& inputs,
     for (const AttentionPart& part : level) {
       at::Tensor out = result.out_THC.narrow(0, part.q_begin, part.q_size);
       at::Tensor lse = result.lse_TH.narrow(0, part.q_begin, part.q_size);
-      MergeByLse(PartForward(inputs, part, /*causal=*/false, method), out, lse);
+      MergeByLse(PartForward(inputs, part, /*causal=*/false), out, lse);
     }
   }
   return result;
@@ -175,12 +116,12 @@ AttentionOutput ForwardByParts(const AttentionInputs& inputs,
 void BackwardByParts(const at::Tensor& dout_THC, const AttentionInputs& inputs,
                      const AttentionOutput& forward,
                      const std::vector<AttentionNode>& nodes,
-                     AttentionMethod method, AttentionGradients gradients) {
+                     AttentionGradients gradients) {
   // Self parts cover every row once, so they write and the others add.
   for (const AttentionPart& part :
        SelfParts(nodes, /*batch_equal_lengths=*/true)) {
     const auto [dq, dk, dv] = PartBackward(dout_THC, inputs, forward, part,
-                                           /*causal=*/true, method);
+                                           /*causal=*/true);
     const int64_t size = part.batch * part.q_size;
     gradients.dq_THC.narrow(0, part.q_begin, size).copy_(dq);
     gradients.dk_TKC.narrow(0, part.q_begin, size).copy_(dk);
@@ -189,7 +130,7 @@ void BackwardByParts(const at::Tensor& dout_THC, const AttentionInputs& inputs,
   for (const std::vector<AttentionPart>& level : AncestorParts(nodes)) {
     for (const AttentionPart& part : level) {
       const auto [dq, dk, dv] = PartBackward(dout_THC, inputs, forward, part,
-                                             /*causal=*/false, method);
+                                             /*causal=*/false);
       gradients.dq_THC.narrow(0, part.q_begin, part.q_size).add_(dq);
       gradients.dk_TKC.narrow(0, part.k_begin, part.k_size).add_(dk);
       gradients.dv_TKC.narrow(0, part.k_begin, part.k_size).add_(dv);
@@ -197,10 +138,35 @@ void BackwardByParts(const at::Tensor& dout_THC, const AttentionInputs& inputs,
   }
 }
 
-// What a call runs on: CUDA's flash kernels are reached elsewhere, and only the
-// CPU has them for every dtype.
-AttentionMethod PartMethod(const at::Tensor& q_THC, AttentionMethod method) {
-  return q_THC.is_cpu() ? method : AttentionMethod::kEager;
+// Rows of the longest path from a root.
+int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
+  std::vector<int64_t> ends(nodes.size(), 0);
+  int64_t longest = 0;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    ends[i] = nodes[i].end - nodes[i].begin;
+    if (nodes[i].parent >= 0) ends[i] += ends[nodes[i].parent];
+    longest = std::max(longest, ends[i]);
+  }
+  return longest;
+}
+
+enum class Implementation { kCpuParts, kCudaVarlen, kEager };
+
+// The flash kernels cap no score and see whole paths; a window that is as long
+// as every path of the batch hides nothing.
+Implementation Choose(const AttentionInputs& inputs,
+                      const std::vector<AttentionNode>& nodes,
+                      AttentionMethod method) {
+  const AttentionRule& rule = inputs.rule;
+  if (method == AttentionMethod::kEager || rule.softcap > 0 ||
+      (rule.window > 0 && LongestPath(nodes) > rule.window)) {
+    return Implementation::kEager;
+  }
+  if (VarlenSupports(inputs.q_THC)) return Implementation::kCudaVarlen;
+  // CUDA's other flash kernels are not reached from here, and only the CPU has
+  // them for every dtype.
+  return inputs.q_THC.is_cpu() ? Implementation::kCpuParts
+                               : Implementation::kEager;
 }
 
 }  // namespace
@@ -208,28 +174,40 @@ AttentionMethod PartMethod(const at::Tensor& q_THC, AttentionMethod method) {
 AttentionOutput TreeAttention(const at::Tensor& q_THC, const at::Tensor& k_TKC,
                               const at::Tensor& v_TKC,
                               const std::vector<AttentionNode>& nodes,
-                              double scale, AttentionMethod method) {
-  const AttentionInputs inputs{q_THC, k_TKC, v_TKC, scale};
-  if (method == AttentionMethod::kFused && VarlenSupports(q_THC)) {
-    return VarlenTreeAttention(inputs, nodes);
+                              const AttentionRule& rule,
+                              AttentionMethod method) {
+  const AttentionInputs inputs{q_THC, k_TKC, v_TKC, rule};
+  switch (Choose(inputs, nodes, method)) {
+    case Implementation::kCudaVarlen:
+      return VarlenTreeAttention(inputs, nodes);
+    case Implementation::kEager:
+      return EagerTreeAttention(inputs, nodes);
+    case Implementation::kCpuParts:
+      break;
   }
-  return ForwardByParts(inputs, nodes, PartMethod(q_THC, method));
+  return ForwardByParts(inputs, nodes);
 }
 
 void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                            const AttentionOutput& forward,
                            const std::vector<AttentionNode>& nodes,
-                           double scale, at::Tensor& dq_THC, at::Tensor& dk_TKC,
-                           at::Tensor& dv_TKC, AttentionMethod method) {
-  const AttentionInputs inputs{q_THC, k_TKC, v_TKC, scale};
+                           const AttentionRule& rule, at::Tensor& dq_THC,
+                           at::Tensor& dk_TKC, at::Tensor& dv_TKC,
+                           AttentionMethod method) {
+  const AttentionInputs inputs{q_THC, k_TKC, v_TKC, rule};
   const AttentionGradients gradients{dq_THC, dk_TKC, dv_TKC};
-  if (method == AttentionMethod::kFused && VarlenSupports(q_THC)) {
-    VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
-    return;
+  switch (Choose(inputs, nodes, method)) {
+    case Implementation::kCudaVarlen:
+      VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
+      return;
+    case Implementation::kEager:
+      EagerTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
+      return;
+    case Implementation::kCpuParts:
+      break;
   }
-  BackwardByParts(dout_THC, inputs, forward, nodes, PartMethod(q_THC, method),
-                  gradients);
+  BackwardByParts(dout_THC, inputs, forward, nodes, gradients);
 }
 
 }  // namespace weft::ops

@@ -1,5 +1,6 @@
-// Causal attention over a packed batch of prefix trees, without a mask and
-// without copying keys.
+// Causal attention over a packed batch of prefix trees. Where no window hides
+// part of a path and no score is capped, without a mask and without copying
+// keys.
 //
 // Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
 // head features.
@@ -8,7 +9,8 @@
 // in full. The rows of a node's descendants follow it directly (depth-first
 // order), so an ancestor's part is one rectangular call from the contiguous
 // rows [end of the ancestor, end of its subtree) to the ancestor's own rows.
-// Parts merge by log-sum-exp. An ordinary sequence is a tree of one node.
+// Parts merge by log-sum-exp. An ordinary sequence is a tree of one node. A
+// root begins at position 0, a child where its parent ends.
 //
 // Worked example, a prompt of 3 tokens with two completions of 2 and 1:
 //   rows   0 1 2 | 3 4 | 5        nodes {0,3,-1,6} {3,5,0,5} {5,6,0,6}
@@ -19,6 +21,8 @@
 
 #include <cstdint>
 #include <vector>
+
+#include "src/ops/attention_rule.h"
 
 namespace weft::ops {
 
@@ -36,8 +40,9 @@ struct AttentionOutput {
 };
 
 // kFused: LibTorch's flash kernels (CPU: f16, bf16, f32, f64; CUDA: f16 and
-// bf16 with C a multiple of 8 and <= 256), else kEager. kEager: plain matrix
-// products, any device, O(H) times the pairs of the largest part in memory.
+// bf16 with C a multiple of 8 and <= 256) where they express the rule for this
+// batch, else kEager. kEager: plain matrix products, any device, O(H) times 256
+// rows times the longest path (or window) in memory.
 enum class AttentionMethod { kFused, kEager };
 
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
@@ -49,7 +54,7 @@ enum class AttentionMethod { kFused, kEager };
 // Source:  Dao 2023 (flash); Liu et al. 2023 (merge, ring attention).
 [[nodiscard]] AttentionOutput TreeAttention(
     const at::Tensor& q_THC, const at::Tensor& k_TKC, const at::Tensor& v_TKC,
-    const std::vector<AttentionNode>& nodes, double scale,
+    const std::vector<AttentionNode>& nodes, const AttentionRule& rule,
     AttentionMethod method = AttentionMethod::kFused);
 
 // Writes the gradients. Exact: every part's backward gets the merged output and
@@ -61,9 +66,14 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                            const AttentionOutput& forward,
                            const std::vector<AttentionNode>& nodes,
-                           double scale, at::Tensor& dq_THC, at::Tensor& dk_TKC,
-                           at::Tensor& dv_TKC,
+                           const AttentionRule& rule, at::Tensor& dq_THC,
+                           at::Tensor& dk_TKC, at::Tensor& dv_TKC,
                            AttentionMethod method = AttentionMethod::kFused);
+
+// The most memory that the scores of such a call take, in bytes, for up to
+// `num_rows` rows and f32; 0 where the flash kernels do it.
+[[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
+                                 int64_t num_heads);
 
 }  // namespace weft::ops
 

@@ -40,7 +40,7 @@ struct AttentionInputs {
   const at::Tensor& q_THC;
   const at::Tensor& k_TKC;
   const at::Tensor& v_TKC;
-  double scale;
+  const AttentionRule& rule;
 };
 
 // Where the backward pass writes.
@@ -59,6 +59,15 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
                                  const AttentionOutput& forward,
                                  const std::vector<AttentionNode>& nodes,
                                  AttentionGradients gradients);
+
+// Plain matrix products for any rule; see tree_attention_eager.cc.
+[[nodiscard]] AttentionOutput EagerTreeAttention(
+    const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
+void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
+                                const AttentionInputs& inputs,
+                                const AttentionOutput& forward,
+                                const std::vector<AttentionNode>& nodes,
+                                AttentionGradients gradients);
 
 }  // namespace weft::ops
 

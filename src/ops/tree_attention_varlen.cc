@@ -66,7 +66,7 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
   const auto result = at::_flash_attention_forward(
       q, Select(inputs.k_TKC, call.k_rows), Select(inputs.v_TKC, call.k_rows),
       call.q_ends, call.k_ends, call.max_q, call.max_k, /*dropout_p=*/0.0,
-      causal, /*return_debug_mask=*/false, inputs.scale);
+      causal, /*return_debug_mask=*/false, inputs.rule.scale);
   const at::Tensor& lse_HN = std::get<1>(result);
   TORCH_CHECK(lse_HN.dim() == 2 && lse_HN.size(0) == q.size(1) &&
                   lse_HN.size(1) == q.size(0),
@@ -87,7 +87,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> RunBackward(
       Select(forward.out_THC, call.q_rows),
       Select(forward.lse_TH, call.q_rows).t().contiguous(), call.q_ends,
       call.k_ends, call.max_q, call.max_k, /*dropout_p=*/0.0, causal,
-      /*rng_state=*/unused, unused, inputs.scale);
+      /*rng_state=*/unused, unused, inputs.rule.scale);
 }
 
 }  // namespace

@@ -62,6 +62,24 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
   EXPECT_LT(bytes(1, 1000, 10).working, bytes(1, 1000, 1000).working);
 }
 
+TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
+  model::ModelConfig config = weft::testing::TinyConfig();
+  const auto bytes = [&](int64_t rows) {
+    return ActivationsOf(config, 4, 8, {.rows = rows});
+  };
+  const ActivationBytes plain = bytes(1000);
+  config.attention[1].rule.window = 1000;  // Longer than any path can be.
+  EXPECT_EQ(bytes(1000).working, plain.working);
+  config.attention[1].rule.window = 100;
+  const int64_t block = 4 * config.num_heads * 256 * 4;
+  EXPECT_EQ(bytes(1000).working, plain.working + block * (100 + 256));
+  config.attention[0].rule.softcap = 50;
+  EXPECT_EQ(bytes(1000).working, plain.working + block * 1000);
+  config.output_norms = true;
+  EXPECT_EQ(bytes(1000).kept_layer,
+            plain.kept_layer + 1000 * 2 * config.hidden * 4);
+}
+
 TEST(DefaultHostBudgetTest, IsAPartOfThisMachine) {
   EXPECT_GT(DefaultHostBudget(), int64_t{16} << 20);
 }

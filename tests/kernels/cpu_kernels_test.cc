@@ -138,6 +138,24 @@ TEST_P(CpuKernelsTest, SwiGluAndItsBackwardMatchTheReference) {
   }
 }
 
+TEST_P(CpuKernelsTest, GeGluAndItsBackwardMatchTheReference) {
+  for (size_t n : kLengths) {
+    std::vector<float> gate = RandomRow(n, 6, 4), up = RandomRow(n, 7);
+    const std::vector<float> dout = RandomRow(n, 8);
+    gate[0] = -200;
+    if (n > 1) gate[1] = 200;
+    const auto count = static_cast<int64_t>(n);
+    std::vector<float> out(n);
+    table_->geglu_row(gate.data(), up.data(), count, out.data());
+    ExpectNear(out, reference::GeGluRow(gate, up),
+               Tolerance(kEpsilonF32, 1, 200));
+    const auto expected = reference::GeGluBackwardRow(dout, gate, up);
+    table_->geglu_backward_row(dout.data(), count, gate.data(), up.data());
+    ExpectNear(gate, expected.gate, Tolerance(kEpsilonF32, 1, 200));
+    ExpectNear(up, expected.up, Tolerance(kEpsilonF32, 1, 400));
+  }
+}
+
 struct VocabCase {
   size_t vocab;
   float softcap;

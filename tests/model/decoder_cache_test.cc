@@ -40,19 +40,31 @@ struct Story {
   }
 };
 
-class DecoderCacheTest : public ::testing::TestWithParam<bool> {
+// What the test's decoder has beyond TinyConfig's.
+struct Variant {
+  const char* name;
+  bool qk_norm = false;
+  int64_t window = 0;  // Of the first layer; shorter than some prompts.
+  double softcap = 0;
+};
+
+class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
  protected:
   DecoderCacheTest() : decoder_(MakeDecoder(GetParam(), at::kFloat)) {
     stories_ = MakeStories(decoder_);
     store_ = MakeStore(decoder_);
   }
 
-  static Decoder MakeDecoder(bool qk_norm, at::ScalarType dtype) {
+  static Decoder MakeDecoder(const Variant& variant, at::ScalarType dtype) {
     // On a model of this size threads wait for each other, no more.
     at::set_num_threads(1);
     at::manual_seed(29);
     ModelConfig config = TinyConfig();
-    config.qk_norm = qk_norm;
+    config.qk_norm = variant.qk_norm;
+    config.attention[0].rule.window = variant.window;
+    for (LayerAttention& layer : config.attention) {
+      layer.rule.softcap = variant.softcap;
+    }
     DecoderWeights weights = TinyWeights(config, dtype);
     return {config, std::move(weights), config.max_positions};
   }
@@ -248,7 +260,16 @@ TEST_P(DecoderCacheTest, NanOfOneSequenceStaysInItsPages) {
   EXPECT_TRUE(at::equal(before[1], after[1]));
 }
 
-INSTANTIATE_TEST_SUITE_P(QkNorm, DecoderCacheTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(
+    EveryVariant, DecoderCacheTest,
+    ::testing::Values(Variant{.name = "Plain"},
+                      Variant{.name = "QkNorm", .qk_norm = true},
+                      Variant{.name = "Window", .window = 5},
+                      Variant{.name = "WindowAndSoftcap",
+                              .qk_norm = true,
+                              .window = 3,
+                              .softcap = 1.5}),
+    [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace
 }  // namespace weft::model

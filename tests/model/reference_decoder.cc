@@ -23,23 +23,20 @@ class Reference {
       flats_.push_back(
           F64(segment.version->compute_N).clone().requires_grad_(true));
     }
-    const at::Tensor frequencies =
-        at::tensor(config.inverse_frequencies, at::kFloat);
-    // f32, as the models were trained (src/ops/rotary.cc).
-    const at::Tensor angles =
-        F64(at::outer(batch.positions_T.to(at::kFloat), frequencies));
-    cos_ = F64(angles.cos().to(at::kFloat)).unsqueeze(1);
-    sin_ = F64(angles.sin().to(at::kFloat)).unsqueeze(1);
   }
 
   [[nodiscard]] const std::vector<at::Tensor>& flats() const { return flats_; }
 
   [[nodiscard]] at::Tensor Run() const {
     at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
+    if (config_.scaled_embeddings) {
+      x = x * std::sqrt(static_cast<double>(config_.hidden));
+    }
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       const model::LayerWeights& w = weights_.layers[layer];
-      x = x + Attention(layer, Norm(x, w.input_norm_H));
-      x = x + Mlp(layer, Norm(x, w.post_norm_H));
+      const at::Tensor attended = Attention(layer, Norm(x, w.input_norm_H));
+      x = x + OutputNorm(attended, w.attention_out_norm_H);
+      x = x + OutputNorm(Mlp(layer, Norm(x, w.mlp_norm_H)), w.mlp_out_norm_H);
     }
     return Norm(x, weights_.final_norm_H);
   }
@@ -50,6 +47,11 @@ class Reference {
                                 const at::Tensor& weight) const {
     const at::Tensor mean = x.pow(2).mean(-1, /*keepdim=*/true);
     return x * (mean + config_.rms_norm_eps).rsqrt() * F64(weight);
+  }
+
+  [[nodiscard]] at::Tensor OutputNorm(const at::Tensor& x,
+                                      const at::Tensor& weight) const {
+    return config_.output_norms ? Norm(x, weight) : x;
   }
 
   static int64_t ColumnOf(TargetModule module, const lora::ModelShape& shape) {
@@ -85,15 +87,23 @@ class Reference {
     return y;
   }
 
-  [[nodiscard]] at::Tensor Rotate(const at::Tensor& x) const {
+  [[nodiscard]] at::Tensor Rotate(int layer, const at::Tensor& x) const {
+    const at::Tensor frequencies = at::tensor(
+        config_.rope_tables[config_.attention[layer].rope_table], at::kFloat);
+    // f32, as the models were trained (src/ops/rotary.cc).
+    const at::Tensor angles =
+        F64(at::outer(batch_.positions_T.to(at::kFloat), frequencies));
+    const at::Tensor cos = F64(angles.cos().to(at::kFloat)).unsqueeze(1);
+    const at::Tensor sin = F64(angles.sin().to(at::kFloat)).unsqueeze(1);
     const std::vector<at::Tensor> halves = x.chunk(2, -1);
-    return at::cat({halves[0] * cos_ - halves[1] * sin_,
-                    halves[1] * cos_ + halves[0] * sin_},
-                   -1);
+    return at::cat(
+        {halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin},
+        -1);
   }
 
-  // Row i may see row j: an earlier row of its node, or any of an ancestor.
-  [[nodiscard]] at::Tensor Hidden() const {
+  // Row i may see row j: an earlier row of its node, or any of an ancestor, if
+  // its position is inside the window.
+  [[nodiscard]] at::Tensor Hidden(int64_t window) const {
     const int64_t rows = batch_.tokens_T.numel();
     at::Tensor hidden = at::ones({rows, rows}, at::kBool);
     for (const ops::AttentionNode& node : batch_.nodes) {
@@ -105,7 +115,10 @@ class Reference {
         }
       }
     }
-    return hidden;
+    if (window == 0) return hidden;
+    const at::Tensor distance =
+        batch_.positions_T.unsqueeze(1) - batch_.positions_T.unsqueeze(0);
+    return hidden.logical_or(distance >= window);
   }
 
   [[nodiscard]] at::Tensor Attention(int layer, const at::Tensor& x) const {
@@ -124,13 +137,16 @@ class Reference {
       k = Norm(k, w.k_norm_C);
     }
     const int64_t group = config_.num_heads / config_.num_kv_heads;
-    q = Rotate(q).transpose(0, 1);
-    k = Rotate(k).repeat_interleave(group, 1).transpose(0, 1);
+    q = Rotate(layer, q).transpose(0, 1);
+    k = Rotate(layer, k).repeat_interleave(group, 1).transpose(0, 1);
     v = v.repeat_interleave(group, 1).transpose(0, 1);
-    const at::Tensor scores = at::matmul(q, k.transpose(1, 2)) /
-                              std::sqrt(static_cast<double>(config_.head_dim));
+    const ops::AttentionRule& rule = config_.attention[layer].rule;
+    at::Tensor scores = at::matmul(q, k.transpose(1, 2)) * rule.scale;
+    if (rule.softcap > 0)
+      scores = (scores / rule.softcap).tanh() * rule.softcap;
+    const at::Tensor hidden = Hidden(rule.window);
     const at::Tensor attended =
-        at::matmul(scores.masked_fill(Hidden(), -INFINITY).softmax(-1), v);
+        at::matmul(scores.masked_fill(hidden, -INFINITY).softmax(-1), v);
     return Linear(attended.transpose(0, 1).flatten(1), w.o, layer,
                   ProjectionGroup::kO);
   }
@@ -139,15 +155,16 @@ class Reference {
     const model::LayerWeights& w = weights_.layers[layer];
     const std::vector<at::Tensor> parts =
         Linear(x, w.gate_up, layer, ProjectionGroup::kGateUp).chunk(2, 1);
-    return Linear(parts[0] * parts[0].sigmoid() * parts[1], w.down, layer,
-                  ProjectionGroup::kDown);
+    const at::Tensor gate = config_.activation == ops::Activation::kSilu
+                                ? at::silu(parts[0])
+                                : at::gelu(parts[0], "tanh");
+    return Linear(gate * parts[1], w.down, layer, ProjectionGroup::kDown);
   }
 
   const model::ModelConfig& config_;
   const model::DecoderWeights& weights_;
   const model::PackedBatch& batch_;
   std::vector<at::Tensor> flats_;  // Weights of each segment, as leaves.
-  at::Tensor cos_, sin_;
 };
 
 }  // namespace

@@ -30,10 +30,15 @@ inline model::ModelConfig TinyConfig(int num_layers = 2) {
                                .max_positions = 128,
                                .rms_norm_eps = 1e-5,
                                .tied_embeddings = true};
-  for (int i = 0; i < config.head_dim / 2; ++i) {
-    config.inverse_frequencies.push_back(
-        std::pow(10000.0, -2.0 * i / config.head_dim));
+  // The second table is for tests that give layers one of their own.
+  for (const double theta : {10000.0, 50.0}) {
+    std::vector<double>& table = config.rope_tables.emplace_back();
+    for (int i = 0; i < config.head_dim / 2; ++i) {
+      table.push_back(std::pow(theta, -2.0 * i / config.head_dim));
+    }
   }
+  config.attention.assign(num_layers,
+                          {.rule = {.scale = 1 / std::sqrt(config.head_dim)}});
   return config;
 }
 
@@ -61,13 +66,17 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
     model::LayerWeights l;
     l.input_norm_H = norm(config.hidden);
     l.qkv = linear(shape.q_width + 2 * shape.kv_width, config.hidden,
-                   config.attention_bias);
+                   config.qkv_bias);
     if (config.qk_norm) {
       l.q_norm_C = norm(config.head_dim);
       l.k_norm_C = norm(config.head_dim);
     }
-    l.o = linear(config.hidden, shape.q_width, config.attention_bias);
-    l.post_norm_H = norm(config.hidden);
+    l.o = linear(config.hidden, shape.q_width, config.o_bias);
+    l.mlp_norm_H = norm(config.hidden);
+    if (config.output_norms) {
+      l.attention_out_norm_H = norm(config.hidden);
+      l.mlp_out_norm_H = norm(config.hidden);
+    }
     l.gate_up = linear(2 * config.ffn, config.hidden, config.mlp_bias);
     l.down = linear(config.hidden, config.ffn, config.mlp_bias);
     w.layers.push_back(std::move(l));

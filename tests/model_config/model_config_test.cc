@@ -83,9 +83,9 @@ TEST(ParseModelConfig, ReadsSmolLm2) {
   EXPECT_EQ(config->shape().q_width, 576);
   EXPECT_EQ(config->shape().kv_width, 192);
   EXPECT_EQ(config->num_parameters(), 134515008u);
-  ASSERT_EQ(config->inverse_frequencies.size(), 32u);
-  EXPECT_EQ(config->inverse_frequencies[0], 1.0);
-  EXPECT_NEAR(config->inverse_frequencies[16], std::pow(1e5, -0.5), 1e-12);
+  ASSERT_EQ(config->rope_tables[0].size(), 32u);
+  EXPECT_EQ(config->rope_tables[0][0], 1.0);
+  EXPECT_NEAR(config->rope_tables[0][16], std::pow(1e5, -0.5), 1e-12);
 }
 
 TEST(ParseModelConfig, ReadsQwen3) {
@@ -96,7 +96,7 @@ TEST(ParseModelConfig, ReadsQwen3) {
   EXPECT_EQ(config->shape().q_width, 2048);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(151645, 151643));
   EXPECT_EQ(config->num_parameters(), 596049920u);
-  EXPECT_NEAR(config->inverse_frequencies[1], std::pow(1e6, -2.0 / 128), 1e-12);
+  EXPECT_NEAR(config->rope_tables[0][1], std::pow(1e6, -2.0 / 128), 1e-12);
 }
 
 TEST(ParseModelConfig, TakesTheDefaultsOfItsFamily) {
@@ -112,7 +112,7 @@ TEST(ParseModelConfig, TakesTheDefaultsOfItsFamily) {
   EXPECT_EQ(config->rms_norm_eps, 1e-6);
   EXPECT_FALSE(config->tied_embeddings);
   EXPECT_THAT(config->eos_token_ids, IsEmpty());
-  EXPECT_NEAR(config->inverse_frequencies[16], 0.01, 1e-12);
+  EXPECT_NEAR(config->rope_tables[0][16], 0.01, 1e-12);
   Json qwen = Qwen3();
   qwen.erase("head_dim");
   EXPECT_EQ(Parse(qwen)->head_dim, 128);
@@ -141,14 +141,12 @@ TEST(ParseModelConfig, ScalesAsLlama3PieceByPiece) {
   const auto config = Parse(old_spelling);
   ASSERT_THAT(config, IsOk());
   ASSERT_THAT(Parse(new_spelling), IsOk());
-  EXPECT_EQ(config->inverse_frequencies,
-            Parse(new_spelling)->inverse_frequencies);
+  EXPECT_EQ(config->rope_tables[0], Parse(new_spelling)->rope_tables[0]);
   for (int i = 0; i < 32; ++i) {
     const double plain = std::pow(500000.0, -2.0 * i / 64);
     const double turns = 8192 * plain / (2 * std::numbers::pi);
     const double kept = std::clamp((turns - 1) / 3, 0.0, 1.0);
-    EXPECT_NEAR(config->inverse_frequencies[i] / plain, (1 - kept) / 8 + kept,
-                1e-12)
+    EXPECT_NEAR(config->rope_tables[0][i] / plain, (1 - kept) / 8 + kept, 1e-12)
         << i;
   }
 }
@@ -158,7 +156,19 @@ TEST(ParseModelConfig, ScalesLinearly) {
   json["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
   const auto config = Parse(json);
   ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->inverse_frequencies[0], 0.25);
+  EXPECT_EQ(config->rope_tables[0][0], 0.25);
+}
+
+TEST(ParseModelConfig, DynamicScalingLeavesTheServedContextAlone) {
+  Json json = Llama();
+  const auto plain = Parse(json);
+  json["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
+  const auto dynamic = Parse(json);
+  ASSERT_THAT(dynamic, IsOk());
+  EXPECT_EQ(dynamic->rope_tables, plain->rope_tables);
+  EXPECT_EQ(dynamic->max_positions, plain->max_positions);
+  json["rope_scaling"].erase("factor");
+  EXPECT_THAT(Parse(json), IsStatus(kInvalid, "factor"));
 }
 
 TEST(ParseModelConfig, AcceptsAWindowThatIsSwitchedOff) {
@@ -243,9 +253,11 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
        kUnsupported,
        "rope_type is \"yarn\""},
       {"rope_scaling",
-       {{"rope_type", "dynamic"}, {"factor", 4}},
+       {{"rope_type", "dynamic"},
+        {"factor", 4},
+        {"original_max_position_embeddings", 2048}},
        kUnsupported,
-       "rope_type is \"dynamic\""},
+       "original_max_position_embeddings"},
       {"rope_parameters",
        {{"partial_rotary_factor", 0.5}},
        kUnsupported,
@@ -262,13 +274,8 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
   for (const BadField& bad : cases) ExpectRefused(Llama(), bad);
   ExpectRefused(Qwen3(), {"mlp_bias", true, kUnsupported, "mlp_bias"});
   Json sliding = Qwen3();
-  sliding["layer_types"][3] = "sliding_attention";
-  EXPECT_THAT(Parse(sliding), IsStatus(kUnsupported, "sliding_attention"));
-  sliding.erase("layer_types");
-  sliding["use_sliding_window"] = true;
-  sliding["sliding_window"] = 4096;
-  sliding["max_window_layers"] = 20;
-  EXPECT_THAT(Parse(sliding), IsStatus(kUnsupported, "sliding_window"));
+  sliding["layer_types"][3] = "chunked_attention";
+  EXPECT_THAT(Parse(sliding), IsStatus(kUnsupported, "chunked_attention"));
 }
 
 TEST(ParseModelConfig, RefusesDamagedLlama3Scaling) {

@@ -67,22 +67,29 @@ Cache MakeCache(const Shape& shape, at::ScalarType dtype,
 }
 
 at::Tensor DenseAttention(const at::Tensor& q_HC, const at::Tensor& k_TKC,
-                          const at::Tensor& v_TKC, double scale) {
+                          const at::Tensor& v_TKC, const AttentionRule& rule) {
+  const int64_t hidden =
+      rule.window > 0 ? std::max<int64_t>(0, k_TKC.size(0) - rule.window) : 0;
   const int64_t group = q_HC.size(0) / k_TKC.size(1);
-  const at::Tensor k =
-      k_TKC.to(at::kDouble).repeat_interleave(group, 1).permute({1, 2, 0});
-  const at::Tensor v =
-      v_TKC.to(at::kDouble).repeat_interleave(group, 1).transpose(0, 1);
-  const at::Tensor scores =
-      at::matmul(q_HC.to(at::kDouble).unsqueeze(1), k) * scale;
+  const at::Tensor k = k_TKC.slice(0, hidden)
+                           .to(at::kDouble)
+                           .repeat_interleave(group, 1)
+                           .permute({1, 2, 0});
+  const at::Tensor v = v_TKC.slice(0, hidden)
+                           .to(at::kDouble)
+                           .repeat_interleave(group, 1)
+                           .transpose(0, 1);
+  at::Tensor scores =
+      at::matmul(q_HC.to(at::kDouble).unsqueeze(1), k) * rule.scale;
+  if (rule.softcap > 0) scores = (scores / rule.softcap).tanh() * rule.softcap;
   return at::matmul(scores.softmax(-1), v).squeeze(1);
 }
 
-void CheckAgainstDense(const Shape& shape, at::ScalarType dtype,
-                       double epsilon) {
+void CheckAgainstDense(const Shape& shape, at::ScalarType dtype, double epsilon,
+                       AttentionRule rule = {}) {
   at::manual_seed(9);
   const int64_t batch = static_cast<int64_t>(shape.lengths.size());
-  const double scale = 1 / std::sqrt(static_cast<double>(shape.features));
+  rule.scale = 1 / std::sqrt(static_cast<double>(shape.features));
   std::vector<at::Tensor> k, v;
   for (const int32_t length : shape.lengths) {
     // Views into a fused projection: rows are wider than K * C.
@@ -98,9 +105,9 @@ void CheckAgainstDense(const Shape& shape, at::ScalarType dtype,
   at::Tensor out =
       at::full({batch, shape.query_heads, shape.features}, NAN, dtype);
   PagedAttention(q, cache.k_PSKC, cache.v_PSKC, cache.table_BL, cache.lengths_B,
-                 scale, out);
+                 rule, out);
   for (int64_t b = 0; b < batch; ++b) {
-    const at::Tensor expected = DenseAttention(q[b], k[b], v[b], scale);
+    const at::Tensor expected = DenseAttention(q[b], k[b], v[b], rule);
     const double magnitude = std::max(1.0, expected.abs().max().item<double>());
     const double error =
         (out[b].to(at::kDouble) - expected).abs().max().item<double>();
@@ -133,6 +140,39 @@ TEST(PagedAttentionTest, ReferenceMatchesDenseAttention) {
   }
 }
 
+// Windows inside a page, of a page, over some pages, over a part of what
+// threads split, and over everything.
+TEST(PagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
+  for (const Shape& shape : Shapes()) {
+    for (const int64_t window : {0, 1, 7, 16, 50, 1500, 4000}) {
+      for (const double softcap : {0.0, 0.8}) {
+        const AttentionRule rule{.window = window, .softcap = softcap};
+        CheckAgainstDense(shape, at::kFloat, kEpsilonF32, rule);
+        CheckAgainstDense(shape, at::kDouble, kEpsilonF64, rule);
+      }
+    }
+  }
+}
+
+// Tokens before the window may be anything, and pages of such tokens alone may
+// be gone.
+TEST(PagedAttentionTest, NeverReadsPagesBeforeTheWindow) {
+  const Shape shape{4, 2, 16, 4, {11}};
+  const at::Tensor kv = at::randn({11, 2, 16});
+  const at::Tensor q = at::randn({1, 4, 16});
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const Cache cache = MakeCache(shape, dtype, {kv.to(dtype)}, {kv.to(dtype)});
+    at::Tensor outs[2];
+    for (at::Tensor& out : outs) {
+      out = at::empty(q.sizes(), dtype);
+      PagedAttention(q.to(dtype), cache.k_PSKC, cache.v_PSKC, cache.table_BL,
+                     cache.lengths_B, {.scale = 0.25, .window = 5}, out);
+      cache.table_BL[0][0] = 1 << 30;
+    }
+    EXPECT_TRUE(at::equal(outs[0], outs[1]));
+  }
+}
+
 TEST(PagedAttentionTest, TakesScoresThatOverflowExp) {
   const Shape shape{1, 1, 16, 4, {7}};
   const at::Tensor k = at::full({7, 1, 16}, 10.0);
@@ -140,7 +180,7 @@ TEST(PagedAttentionTest, TakesScoresThatOverflowExp) {
   const Cache cache = MakeCache(shape, at::kFloat, {k}, {v});
   at::Tensor out = at::empty({1, 1, 16});
   PagedAttention(at::full({1, 1, 16}, 10.0), cache.k_PSKC, cache.v_PSKC,
-                 cache.table_BL, cache.lengths_B, 1.0, out);
+                 cache.table_BL, cache.lengths_B, {.scale = 1.0}, out);
   EXPECT_TRUE(at::allclose(out[0], v.mean(0)));
 }
 
@@ -157,7 +197,7 @@ TEST(PagedAttentionTest, KeepsNanInItsSequence) {
     const Cache cache = MakeCache(shape, at::kFloat, kv, kv);
     out = at::empty_like(q);
     PagedAttention(q, cache.k_PSKC, cache.v_PSKC, cache.table_BL,
-                   cache.lengths_B, 0.25, out);
+                   cache.lengths_B, {.scale = 0.25}, out);
     kv[1].fill_(NAN);
   }
   EXPECT_TRUE(at::equal(outs[0][0], outs[1][0]));
@@ -215,10 +255,12 @@ TEST(PagedAttentionKernelTest, EveryInstructionSetAgreesWithTheOthers) {
       .num_kv_heads = 1,
       .head_features = kFeatures,
       .page_tokens = kPage,
-      .scale = 0.3F};
+      .scale = 0.3F,
+      .softcap = 0.9F};
   const at::Tensor rows_k = k.flatten(0, 1).narrow(0, 3, kTokens - 3);
   const at::Tensor rows_v = v.flatten(0, 1).narrow(0, 3, kTokens - 3);
-  const at::Tensor expected = DenseAttention(q, rows_k, rows_v, 0.3F);
+  const at::Tensor expected =
+      DenseAttention(q, rows_k, rows_v, {.scale = 0.3F, .softcap = 0.9F});
   for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
     const auto* table = kernels::cpu::KernelsFor(isa);
     if (table == nullptr) continue;

@@ -103,8 +103,21 @@ struct Fused {
   at::Tensor v;
 };
 
+// Position of every row: a root begins at 0, a child where its parent ends.
+std::vector<int64_t> Positions(const Pack& pack) {
+  std::vector<int64_t> positions;
+  for (const AttentionNode& node : pack.nodes) {
+    const int64_t first =
+        node.parent < 0 ? 0 : positions[pack.nodes[node.parent].end - 1] + 1;
+    for (int64_t i = node.begin; i < node.end; ++i) {
+      positions.push_back(first + i - node.begin);
+    }
+  }
+  return positions;
+}
+
 // mask[i][j]: row i may see row j, by walking up from i's node.
-at::Tensor VisibleRows(const Pack& pack) {
+at::Tensor VisibleRows(const Pack& pack, int64_t window) {
   at::Tensor mask = at::zeros({pack.num_rows(), pack.num_rows()}, at::kBool);
   auto visible = mask.accessor<bool, 2>();
   for (const AttentionNode& node : pack.nodes) {
@@ -117,7 +130,10 @@ at::Tensor VisibleRows(const Pack& pack) {
       }
     }
   }
-  return mask;
+  if (window == 0) return mask;
+  const at::Tensor positions = at::tensor(Positions(pack));
+  const at::Tensor distance = positions.unsqueeze(1) - positions.unsqueeze(0);
+  return mask.logical_and(distance < window);
 }
 
 struct Oracle {
@@ -129,16 +145,18 @@ struct Oracle {
 // Dense attention with an explicit mask in f64, differentiated by autograd.
 Oracle DenseAttention(const Pack& pack, const at::Tensor& storage,
                       const at::Tensor& dout, const Heads& heads,
-                      double scale) {
+                      const AttentionRule& rule) {
   at::Tensor leaf = storage.to(at::kCPU, at::kDouble).detach().clone();
   leaf.set_requires_grad(true);
   const Fused fused(leaf, heads);
   const int64_t group = heads.query / heads.kv;
   const at::Tensor k = fused.k.repeat_interleave(group, 1).transpose(0, 1);
   const at::Tensor v = fused.v.repeat_interleave(group, 1).transpose(0, 1);
-  const at::Tensor scores =
-      (at::matmul(fused.q.transpose(0, 1), k.transpose(1, 2)) * scale)
-          .masked_fill(VisibleRows(pack).logical_not(), -INFINITY);
+  at::Tensor scores =
+      at::matmul(fused.q.transpose(0, 1), k.transpose(1, 2)) * rule.scale;
+  if (rule.softcap > 0) scores = (scores / rule.softcap).tanh() * rule.softcap;
+  scores = scores.masked_fill(VisibleRows(pack, rule.window).logical_not(),
+                              -INFINITY);
   const at::Tensor out = at::matmul(scores.softmax(-1), v).transpose(0, 1);
   const auto gradients =
       torch::autograd::grad({out}, {leaf}, {dout.to(at::kCPU, at::kDouble)});
@@ -157,24 +175,26 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
 
 void CheckAgainstOracle(const Pack& pack, const Heads& heads,
                         at::TensorOptions options, double epsilon,
-                        AttentionMethod method) {
+                        AttentionMethod method, AttentionRule rule = {}) {
   SCOPED_TRACE(pack.name + " heads " + std::to_string(heads.query) + "/" +
                std::to_string(heads.kv) + " features " +
-               std::to_string(heads.features));
+               std::to_string(heads.features) + " window " +
+               std::to_string(rule.window) + " softcap " +
+               std::to_string(rule.softcap));
   at::manual_seed(3);
   const int64_t rows = pack.num_rows();
   const int64_t width = (heads.query + 2 * heads.kv) * heads.features;
-  const double scale = 1 / std::sqrt(static_cast<double>(heads.features));
+  rule.scale = 1 / std::sqrt(static_cast<double>(heads.features));
   const Fused in(at::randn({rows, width}).to(options), heads);
   const at::Tensor dout =
       at::randn({rows, heads.query, heads.features}).to(options);
-  const Oracle oracle = DenseAttention(pack, in.all, dout, heads, scale);
+  const Oracle oracle = DenseAttention(pack, in.all, dout, heads, rule);
 
   const AttentionOutput result =
-      TreeAttention(in.q, in.k, in.v, pack.nodes, scale, method);
+      TreeAttention(in.q, in.k, in.v, pack.nodes, rule, method);
   // NaN: what the backward does not overwrite shows.
   Fused grad(at::full({rows, width}, NAN, options), heads);
-  TreeAttentionBackward(dout, in.q, in.k, in.v, result, pack.nodes, scale,
+  TreeAttentionBackward(dout, in.q, in.k, in.v, result, pack.nodes, rule,
                         grad.q, grad.k, grad.v, method);
 
   EXPECT_EQ(result.out_THC.scalar_type(), in.q.scalar_type());
@@ -223,6 +243,48 @@ TEST(TreeAttentionTest, EagerMatchesDenseAutograd) {
   }
 }
 
+// Windows that end in a node, in its ancestor, in the ancestor's ancestor, and
+// beyond every path; caps that bend most scores.
+TEST(TreeAttentionTest, WindowsAndSoftcapsMatchDenseAutograd) {
+  for (const Pack& pack : Packs()) {
+    for (const int64_t window : {1, 2, 3, 6, 11, 100}) {
+      for (const double softcap : {0.0, 0.7}) {
+        const AttentionRule rule{.window = window, .softcap = softcap};
+        CheckAgainstOracle(pack, {4, 2, 16}, at::kDouble, kEpsilonF64,
+                           AttentionMethod::kFused, rule);
+        CheckAgainstOracle(pack, {9, 3, 8}, at::kFloat, kEpsilonF32,
+                           AttentionMethod::kFused, rule);
+      }
+    }
+    CheckAgainstOracle(pack, {4, 2, 16}, at::kBFloat16, kEpsilonBf16,
+                       AttentionMethod::kFused, {.window = 3, .softcap = 2});
+    CheckAgainstOracle(pack, {4, 2, 16}, at::kDouble, kEpsilonF64,
+                       AttentionMethod::kFused, {.softcap = 0.7});
+  }
+}
+
+// More rows than the plain products take at a time.
+TEST(TreeAttentionTest, WindowsReachAcrossBlocksOfRows) {
+  for (const int64_t window : {1, 40, 256, 300, 400}) {
+    CheckAgainstOracle(Groups("Long", 300, {{280, 77}}), {2, 1, 8}, at::kDouble,
+                       kEpsilonF64, AttentionMethod::kFused,
+                       {.window = window});
+  }
+}
+
+TEST(TreeAttentionTest, AWindowLongerThanEveryPathChangesNoBit) {
+  const Pack pack = Groups("Group", 9, {{4, 6}});
+  at::manual_seed(7);
+  const Fused in(at::randn({pack.num_rows(), 8 * 16}), {4, 2, 16});
+  const auto run = [&](int64_t window) {
+    return TreeAttention(in.q, in.k, in.v, pack.nodes,
+                         {.scale = 0.25, .window = window})
+        .out_THC;
+  };
+  EXPECT_TRUE(at::equal(run(0), run(15)));
+  EXPECT_FALSE(at::equal(run(0), run(14)));
+}
+
 TEST(TreeAttentionTest, TakesRowsBeyondOneKernelBlock) {
   CheckAgainstOracle(Groups("Long", 300, {{150, 77}}), {4, 2, 16}, at::kFloat,
                      kEpsilonF32, AttentionMethod::kFused);
@@ -250,7 +312,8 @@ TEST(TreeAttentionTest, CudaF32MatchesDenseAutograd) {
 
 // Rows [bad_begin, bad_end) of every input hold NaN; all rows that do not see
 // them must be bit-equal to a run without.
-void ExpectNanStays(const Pack& pack, int64_t bad_begin, int64_t bad_end) {
+void ExpectNanStays(const Pack& pack, int64_t bad_begin, int64_t bad_end,
+                    const AttentionRule& rule) {
   const Heads heads{4, 2, 16};
   const int64_t rows = pack.num_rows();
   at::manual_seed(5);
@@ -260,9 +323,9 @@ void ExpectNanStays(const Pack& pack, int64_t bad_begin, int64_t bad_end) {
   for (at::Tensor& result : results) {
     const Fused in(storage, heads);
     const AttentionOutput out =
-        TreeAttention(in.q, in.k, in.v, pack.nodes, 0.25);
+        TreeAttention(in.q, in.k, in.v, pack.nodes, rule);
     Fused grad(at::empty_like(storage), heads);
-    TreeAttentionBackward(dout, in.q, in.k, in.v, out, pack.nodes, 0.25, grad.q,
+    TreeAttentionBackward(dout, in.q, in.k, in.v, out, pack.nodes, rule, grad.q,
                           grad.k, grad.v);
     result = at::cat({grad.all, out.out_THC.flatten(1), out.lse_TH}, 1);
     storage.narrow(0, bad_begin, bad_end - bad_begin).fill_(NAN);
@@ -277,9 +340,13 @@ void ExpectNanStays(const Pack& pack, int64_t bad_begin, int64_t bad_end) {
 }
 
 TEST(TreeAttentionTest, KeepsNanInItsSequence) {
-  ExpectNanStays(Sequences("Batched", {6, 6, 6}), 6, 12);
-  ExpectNanStays(Sequences("Ragged", {5, 7, 3}), 5, 12);
-  ExpectNanStays(Groups("Groups", 4, {{2, 3}, {3, 2}, {2, 2}}), 9, 18);
+  for (const AttentionRule& rule :
+       {AttentionRule{.scale = 0.25},
+        AttentionRule{.scale = 0.25, .window = 3, .softcap = 5}}) {
+    ExpectNanStays(Sequences("Batched", {6, 6, 6}), 6, 12, rule);
+    ExpectNanStays(Sequences("Ragged", {5, 7, 3}), 5, 12, rule);
+    ExpectNanStays(Groups("Groups", 4, {{2, 3}, {3, 2}, {2, 2}}), 9, 18, rule);
+  }
 }
 
 }  // namespace

@@ -36,6 +36,27 @@ _LLAMA: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+_GEMMA3: dict[str, Any] = {
+    "architecture": "gemma3_text",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+
+_TINY_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
 # What each tiny model adds to, or changes in, the first.
 TINY: dict[str, dict[str, Any]] = {
     "llama-tied": {},
@@ -61,6 +82,13 @@ TINY: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "llama-bias": {"attention_bias": True, "mlp_bias": True},
+    "llama-linear-rope": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    },
+    # Frequencies as without scaling up to max_position_embeddings.
+    "llama-dynamic-rope": {
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    },
     "qwen3": {
         "architecture": "qwen3",
         "head_dim": 32,
@@ -73,6 +101,25 @@ TINY: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "shard": SMALL_SHARD,
     },
+    # Windows are shorter than most of the sequences, softcaps bend most scores.
+    "mistral": {"architecture": "mistral", "sliding_window": 24, "head_dim": 24},
+    "mistral-no-window": {"architecture": "mistral", "sliding_window": None},
+    "qwen2": {
+        "architecture": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+    "gemma2": {
+        "architecture": "gemma2",
+        "head_dim": 24,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+    },
+    "gemma3": _GEMMA3,
+    "gemma3-wrapped": {**_GEMMA3, "wrapper": "gemma3"},
 }
 
 
@@ -108,27 +155,30 @@ def _cached(name: str, write: Callable[[Path], None]) -> Path:
 
 def _write_tiny(kind: str, folder: Path) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {**_LLAMA, **TINY[kind]}
     shard = values.pop("shard", "1GB")
-    if values.pop("architecture") == "qwen3":
-        model: Any = Qwen3ForCausalLM(Qwen3Config(**values))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**values))
+    wrapper = values.pop("wrapper", None)
+    config = AutoConfig.for_model(values.pop("architecture"), **values)
+    if wrapper is not None:
+        config = AutoConfig.for_model(
+            wrapper, text_config=config.to_dict(), vision_config=_TINY_VISION
+        )
+    model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(sum(kind.encode()))
+    norm_center = 0.0 if kind.startswith("gemma") else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _draw(name, parameter, generator)
+            _draw(name, parameter, norm_center, generator)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=shard)
 
 
-def _draw(name: str, parameter: Any, generator: Any) -> None:
+def _draw(name: str, parameter: Any, norm_center: float, generator: Any) -> None:
     """Weights that make every part of the model matter: the library's own start
     values leave norms at one, biases at zero and logits nearly equal."""
     if "norm" in name:
-        parameter.normal_(1.0, 0.2, generator=generator)
+        parameter.normal_(norm_center, 0.2, generator=generator)
     elif name.endswith("bias"):
         parameter.normal_(0.0, 0.2, generator=generator)
     else:

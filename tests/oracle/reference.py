@@ -48,9 +48,10 @@ class Reference:
     """A base model in transformers."""
 
     def __init__(self, folder: Path):
-        self.model = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval().double()
+        )
+        self.model = _decoder_of(model).eval().double()
         self.vocab = int(self.model.config.vocab_size)
         self.ends = _as_list(self.model.generation_config.eos_token_id)
         self.model.generation_config.eos_token_id = None
@@ -180,6 +181,18 @@ def target_logprobs(
     scores = torch.log_softmax(_logits(model, tokens) / temperature, dim=-1)
     index = torch.tensor(np.asarray(targets, dtype=np.int64))
     return scores.gather(1, index[:, None])[:, 0]
+
+
+def _decoder_of(model: Any) -> Any:
+    """The text model inside one that sees images, too, under plain names."""
+    if not hasattr(model.model, "language_model"):
+        return model
+    from transformers import Gemma3ForCausalLM
+
+    decoder = Gemma3ForCausalLM(model.config.text_config)
+    decoder.model = model.model.language_model
+    decoder.lm_head = model.lm_head
+    return decoder
 
 
 def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:

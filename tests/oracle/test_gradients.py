@@ -113,11 +113,12 @@ def test_gradients_add_up_over_requests(
         assert_gradients(measured, adapted.gradients())
 
 
+@pytest.mark.parametrize("kind", ("qwen3", "mistral", "qwen2", "gemma2", "gemma3"))
 def test_shared_prompts_count_once_per_datum(
-    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """A group of completions of one prompt may be packed with the prompt once."""
-    kind = "qwen3"
+    """A group of completions of one prompt may be packed with the prompt once.
+    Windows end inside the prompt."""
     reference, daemon = reference_for(kind), daemon_for(kind)
     prompt = random_tokens(reference.vocab, 40, 1)
     tokens = [[*prompt, *random_tokens(reference.vocab, 7 + i, i)] for i in range(4)]

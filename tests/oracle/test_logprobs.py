@@ -104,7 +104,9 @@ def test_soft_targets(daemon_for: Any, reference_for: Any) -> None:
     assert tolerance.max_difference(losses, -weights * logprobs) <= bound
 
 
-@pytest.mark.parametrize("kind", (SMOLLM2, "qwen3", "llama3-rope"))
+@pytest.mark.parametrize(
+    "kind", (SMOLLM2, "qwen3", "llama3-rope", "mistral", "qwen2", "gemma2", "gemma3")
+)
 def test_most_likely_tokens_have_the_references_logprobs(
     kind: str, daemon_for: Any, reference_for: Any
 ) -> None:

@@ -86,7 +86,10 @@ def test_samples_of_one_prompt_do_not_depend_on_their_number(daemon_for: Any) ->
     assert len(set(texts)) == 6
 
 
-@pytest.mark.parametrize("kind", (SMOLLM2, "llama3-rope", "qwen3-tied-sharded"))
+@pytest.mark.parametrize(
+    "kind",
+    (SMOLLM2, "llama3-rope", "qwen3-tied-sharded", "mistral", "gemma2", "gemma3"),
+)
 @pytest.mark.parametrize("temperature", (1.0, 0.7))
 def test_sampled_logprobs_equal_forwards(
     kind: str,

@@ -1,7 +1,10 @@
-#include "src/ops/swiglu.h"
+#include "src/ops/gated_product.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+
+#include <cmath>
+#include <numbers>
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
@@ -13,27 +16,51 @@ void CheckShapes(const at::Tensor& gate_up_T2F, const at::Tensor& out_TF) {
   TORCH_CHECK(gate_up_T2F.dim() == 2 && out_TF.dim() == 2 &&
                   gate_up_T2F.size(0) == out_TF.size(0) &&
                   gate_up_T2F.size(1) == 2 * out_TF.size(1),
-              "swiglu wants [T, 2F] and [T, F], got ", gate_up_T2F.sizes(),
-              " and ", out_TF.sizes());
+              "gated product wants [T, 2F] and [T, F], got ",
+              gate_up_T2F.sizes(), " and ", out_TF.sizes());
   TORCH_CHECK(gate_up_T2F.is_contiguous() && out_TF.is_contiguous(),
-              "swiglu wants contiguous tensors");
+              "gated product wants contiguous tensors");
+}
+
+// Both activations are x sigmoid(z(x)): SiLU with z = x, GELU's tanh form with
+// z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+struct Gate {
+  at::Tensor value;
+  at::Tensor slope;
+};
+
+Gate Activate(Activation activation, const at::Tensor& x) {
+  if (activation == Activation::kSilu) {
+    const at::Tensor sigmoid = x.sigmoid();
+    const at::Tensor value = x * sigmoid;
+    return {value, sigmoid + value * (1 - sigmoid)};
+  }
+  const double k = 2 * std::sqrt(2 / std::numbers::pi);
+  const at::Tensor square = x.square();
+  const at::Tensor sigmoid = (x * (k + k * 0.044715 * square)).sigmoid();
+  const at::Tensor value = x * sigmoid;
+  const at::Tensor dz = k + 3 * k * 0.044715 * square;
+  return {value, sigmoid + value * (1 - sigmoid) * dz};
 }
 
 }  // namespace
 
-void SwiGlu(const at::Tensor& gate_up_T2F, at::Tensor& out_TF) {
+void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
+                  at::Tensor& out_TF) {
   CheckShapes(gate_up_T2F, out_TF);
   const int64_t features = out_TF.size(1);
   if (!HasCpuKernel(gate_up_T2F)) {
     const at::ScalarType compute = ComputeType(gate_up_T2F);
     const at::Tensor gate = gate_up_T2F.narrow(1, 0, features).to(compute);
     const at::Tensor up = gate_up_T2F.narrow(1, features, features).to(compute);
-    out_TF.copy_(at::silu(gate) * up);
+    out_TF.copy_(Activate(activation, gate).value * up);
     return;
   }
   const float* gate = gate_up_T2F.const_data_ptr<float>();
   float* out = out_TF.mutable_data_ptr<float>();
-  const auto row_kernel = kernels::cpu::Kernels().swiglu_row;
+  const kernels::cpu::KernelTable& table = kernels::cpu::Kernels();
+  const auto row_kernel =
+      activation == Activation::kSilu ? table.swiglu_row : table.geglu_row;
   at::parallel_for(
       0, out_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
@@ -43,26 +70,26 @@ void SwiGlu(const at::Tensor& gate_up_T2F, at::Tensor& out_TF) {
       });
 }
 
-void SwiGluBackward(const at::Tensor& dout_TF, at::Tensor& gate_up_T2F) {
+void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
+                          at::Tensor& gate_up_T2F) {
   CheckShapes(gate_up_T2F, dout_TF);
   const int64_t features = dout_TF.size(1);
   if (!HasCpuKernel(gate_up_T2F)) {
     const at::ScalarType compute = ComputeType(gate_up_T2F);
     at::Tensor gate_view = gate_up_T2F.narrow(1, 0, features);
     at::Tensor up_view = gate_up_T2F.narrow(1, features, features);
-    const at::Tensor gate = gate_view.to(compute);
+    const Gate gate = Activate(activation, gate_view.to(compute));
     const at::Tensor dout = dout_TF.to(compute);
-    const at::Tensor sigmoid = gate.sigmoid();
-    const at::Tensor silu = gate * sigmoid;
-    const at::Tensor dgate =
-        dout * up_view.to(compute) * (sigmoid + silu * (1 - sigmoid));
-    gate_view.copy_(dgate);
-    up_view.copy_(dout * silu);
+    gate_view.copy_(dout * up_view.to(compute) * gate.slope);
+    up_view.copy_(dout * gate.value);
     return;
   }
   const float* dout = dout_TF.const_data_ptr<float>();
   float* gate = gate_up_T2F.mutable_data_ptr<float>();
-  const auto row_kernel = kernels::cpu::Kernels().swiglu_backward_row;
+  const kernels::cpu::KernelTable& table = kernels::cpu::Kernels();
+  const auto row_kernel = activation == Activation::kSilu
+                              ? table.swiglu_backward_row
+                              : table.geglu_backward_row;
   at::parallel_for(
       0, dout_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {

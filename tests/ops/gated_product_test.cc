@@ -1,9 +1,10 @@
-#include "src/ops/swiglu.h"
+#include "src/ops/gated_product.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "tests/support/tolerance.h"
 
@@ -20,10 +21,12 @@ double EpsilonOf(at::ScalarType dtype) {
   return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
 }
 
-class SwiGluTest : public ::testing::TestWithParam<at::ScalarType> {};
+class GatedProductTest
+    : public ::testing::TestWithParam<std::tuple<at::ScalarType, Activation>> {
+};
 
-TEST_P(SwiGluTest, MatchesAutograd) {
-  const at::ScalarType dtype = GetParam();
+TEST_P(GatedProductTest, MatchesAutograd) {
+  const auto [dtype, activation] = GetParam();
   at::manual_seed(3);
   for (int64_t rows : {0, 1, 29}) {
     for (int64_t features : {1, 13, 64, 1537}) {
@@ -33,12 +36,15 @@ TEST_P(SwiGluTest, MatchesAutograd) {
           at::randn({rows, features}, at::kDouble).to(dtype);
       at::Tensor leaf =
           gate_up.to(at::kDouble).detach().clone().requires_grad_(true);
-      const at::Tensor y = at::silu(leaf.narrow(1, 0, features)) *
-                           leaf.narrow(1, features, features);
+      const at::Tensor gate = leaf.narrow(1, 0, features);
+      const at::Tensor y =
+          (activation == Activation::kSilu ? at::silu(gate)
+                                           : at::gelu(gate, "tanh")) *
+          leaf.narrow(1, features, features);
       (y * dout.to(at::kDouble)).sum().backward();
       at::Tensor out = at::empty({rows, features}, dtype);
-      SwiGlu(gate_up, out);
-      SwiGluBackward(dout, gate_up);
+      GatedProduct(activation, gate_up, out);
+      GatedProductBackward(activation, dout, gate_up);
       const double tolerance = Tolerance(EpsilonOf(dtype), 1, 150);
       EXPECT_TRUE(at::allclose(out.to(at::kDouble), y.detach(), 0, tolerance));
       EXPECT_TRUE(
@@ -47,22 +53,28 @@ TEST_P(SwiGluTest, MatchesAutograd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryDtype, SwiGluTest,
-                         ::testing::Values(at::kFloat, at::kDouble,
-                                           at::kBFloat16));
+INSTANTIATE_TEST_SUITE_P(
+    EveryDtype, GatedProductTest,
+    ::testing::Combine(
+        ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16),
+        ::testing::Values(Activation::kSilu, Activation::kGeluTanh)));
 
-TEST(SwiGluNanTest, StaysInItsElement) {
+TEST(GatedProductNanTest, StaysInItsElement) {
   at::Tensor gate_up = at::ones({3, 40});
   gate_up[1][5] = std::nan("");
-  at::Tensor out = at::empty({3, 20});
-  SwiGlu(gate_up, out);
-  EXPECT_TRUE(out[1][5].isnan().item<bool>());
-  EXPECT_EQ(out.isnan().sum().item<int64_t>(), 1);
+  for (const Activation activation :
+       {Activation::kSilu, Activation::kGeluTanh}) {
+    at::Tensor out = at::empty({3, 20});
+    GatedProduct(activation, gate_up, out);
+    EXPECT_TRUE(out[1][5].isnan().item<bool>());
+    EXPECT_EQ(out.isnan().sum().item<int64_t>(), 1);
+  }
 }
 
-TEST(SwiGluRefusalTest, MismatchedWidthsThrow) {
+TEST(GatedProductRefusalTest, MismatchedWidthsThrow) {
   at::Tensor out = at::empty({2, 5});
-  EXPECT_THROW(SwiGlu(at::ones({2, 8}), out), c10::Error);
+  EXPECT_THROW(GatedProduct(Activation::kSilu, at::ones({2, 8}), out),
+               c10::Error);
 }
 
 }  // namespace

@@ -1,0 +1,19 @@
+// What an attention layer computes from its queries and keys, and which keys a
+// query sees.
+#ifndef WEFT_SRC_OPS_ATTENTION_RULE_H_
+#define WEFT_SRC_OPS_ATTENTION_RULE_H_
+
+#include <cstdint>
+
+namespace weft::ops {
+
+struct AttentionRule {
+  double scale = 1;    // Of the products q . k.
+  int64_t window = 0;  // A query sees its own token and window - 1 before it;
+                       // 0: all before it.
+  double softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
+};
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_ATTENTION_RULE_H_

@@ -1,0 +1,24 @@
+// The gated unit of a fused gate-and-up projection: out = activation(gate) *
+// up. Legend: T packed tokens, F feed-forward features.
+#ifndef WEFT_SRC_OPS_GATED_PRODUCT_H_
+#define WEFT_SRC_OPS_GATED_PRODUCT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/ops/activation.h"
+
+namespace weft::ops {
+
+// Shapes:  gate_up_T2F [T, 2F] contiguous, gate in columns [0, F);
+//          out_TF [T, F] contiguous.
+// Threads: engine thread only.   Source: Shazeer 2020 (SwiGLU, GEGLU).
+void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
+                  at::Tensor& out_TF);
+
+// Turns gate_up into its gradient in place: afterwards it holds dgate | dup.
+void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
+                          at::Tensor& gate_up_T2F);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_GATED_PRODUCT_H_

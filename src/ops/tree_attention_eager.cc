@@ -1,0 +1,209 @@
+// Tree attention by plain matrix products, for what the flash kernels do not
+// express: windows that hide part of a path, capped scores, odd dtypes and
+// devices.
+//
+// The keys that a block of query rows may see are gathered along its path from
+// the root, so their positions follow each other whatever the packing shares,
+// and one band of the score matrix is the mask.
+//
+// Letters here: N query rows of a block, S keys of it, G = H / K query heads
+// that share a key/value head.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "src/ops/cpu_dispatch.h"
+#include "src/ops/tree_attention_parts.h"
+
+namespace weft::ops {
+namespace {
+
+// Enough rows for full matrix products, few enough for a small score matrix.
+constexpr int64_t kBlockRows = 256;
+
+struct RowRange {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+// Consecutive rows of one node, and the rows of its path that some of them see,
+// in the order of positions: the last key is the last query's own.
+struct Block {
+  RowRange queries;
+  std::vector<RowRange> keys;
+};
+
+// The last `count` rows (or all) of the path that ends before row `end` of the
+// node.
+std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
+                               int64_t node, int64_t end, int64_t count) {
+  std::vector<RowRange> ranges;
+  while (node >= 0 && count > 0) {
+    const int64_t size = std::min(count, end - nodes[node].begin);
+    if (size > 0) ranges.push_back({end - size, size});
+    count -= size;
+    node = nodes[node].parent;
+    if (node >= 0) end = nodes[node].end;
+  }
+  std::ranges::reverse(ranges);
+  return ranges;
+}
+
+std::vector<Block> MakeBlocks(const std::vector<AttentionNode>& nodes,
+                              int64_t window) {
+  std::vector<Block> blocks;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    for (int64_t row = nodes[i].begin; row < nodes[i].end; row += kBlockRows) {
+      const int64_t size = std::min(kBlockRows, nodes[i].end - row);
+      const int64_t keys =
+          window > 0 ? size + window - 1 : std::numeric_limits<int64_t>::max();
+      blocks.push_back(
+          {.queries = {row, size},
+           .keys = PathRows(nodes, static_cast<int64_t>(i), row + size, keys)});
+    }
+  }
+  return blocks;
+}
+
+// [T, H, C] to [K, G N, C] in the compute type: the rows of a block, query
+// heads beside the key head they share.
+at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
+                     int64_t num_kv_heads) {
+  return x_THC.narrow(0, rows.begin, rows.size)
+      .to(ComputeType(x_THC))
+      .unflatten(1, {num_kv_heads, -1})
+      .permute({1, 2, 0, 3})
+      .flatten(1, 2);
+}
+
+// The inverse: [K, G N, C] to [N, H, C].
+at::Tensor UngroupRows(const at::Tensor& x_KNC, int64_t num_rows) {
+  return x_KNC.unflatten(1, {-1, num_rows}).permute({2, 0, 1, 3}).flatten(1, 2);
+}
+
+// [T, K, C] to [K, S, C] in the compute type.
+at::Tensor GatherKeys(const at::Tensor& x_TKC,
+                      const std::vector<RowRange>& keys) {
+  std::vector<at::Tensor> rows;
+  for (const RowRange& range : keys) {
+    rows.push_back(x_TKC.narrow(0, range.begin, range.size));
+  }
+  return at::cat(rows).to(ComputeType(x_TKC)).transpose(0, 1);
+}
+
+// Adds [K, S, C] to the rows of [T, K, C] that GatherKeys took.
+void ScatterAddKeys(const at::Tensor& d_KSC, const std::vector<RowRange>& keys,
+                    at::Tensor& sum_TKC) {
+  int64_t done = 0;
+  for (const RowRange& range : keys) {
+    sum_TKC.narrow(0, range.begin, range.size)
+        .add_(d_KSC.narrow(1, done, range.size).transpose(0, 1));
+    done += range.size;
+  }
+}
+
+// Queries, keys and values of a block, and its scores.
+struct ScoredBlock {
+  ScoredBlock(const AttentionInputs& inputs, const Block& block);
+
+  at::Tensor q_KNC, k_KSC, v_KSC;
+  at::Tensor scores_KNS;  // -inf where a query may not look.
+  at::Tensor slope_KNS;   // The softcap's derivative; undefined without.
+};
+
+ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
+    : q_KNC(GroupRows(inputs.q_THC, block.queries, inputs.k_TKC.size(1))),
+      k_KSC(GatherKeys(inputs.k_TKC, block.keys)),
+      v_KSC(GatherKeys(inputs.v_TKC, block.keys)) {
+  const AttentionRule& rule = inputs.rule;
+  scores_KNS = at::matmul(q_KNC, k_KSC.transpose(1, 2)).mul_(rule.scale);
+  if (rule.softcap > 0) {
+    const at::Tensor tanh = scores_KNS.div_(rule.softcap).tanh_();
+    slope_KNS = 1 - tanh.square();
+    scores_KNS = tanh.mul_(rule.softcap);
+  }
+  const int64_t rows = block.queries.size;
+  const int64_t before = k_KSC.size(1) - rows;  // Keys before the first query.
+  const at::Tensor all =
+      at::ones({rows, k_KSC.size(1)}, scores_KNS.options().dtype(at::kBool));
+  at::Tensor hidden = all.triu(before + 1);
+  if (rule.window > 0) hidden.logical_or_(all.tril(before - rule.window));
+  scores_KNS.unflatten(1, {-1, rows}).masked_fill_(hidden, -INFINITY);
+}
+
+}  // namespace
+
+int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
+                   int64_t num_heads) {
+  const bool slides = rule.window > 0 && num_rows > rule.window;
+  if (!slides && rule.softcap <= 0) return 0;
+  const int64_t keys =
+      slides ? std::min(num_rows, rule.window + kBlockRows) : num_rows;
+  // Backward: weights, their gradient, and the softcap's slope twice.
+  constexpr int64_t kMatrices = 4;
+  constexpr int64_t kFloatBytes = 4;
+  return kMatrices * num_heads * std::min(num_rows, kBlockRows) * keys *
+         kFloatBytes;
+}
+
+AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
+                                   const std::vector<AttentionNode>& nodes) {
+  const at::Tensor& q = inputs.q_THC;
+  AttentionOutput result{
+      at::empty(q.sizes(), q.options()),
+      at::empty({q.size(0), q.size(1)}, q.options().dtype(ComputeType(q)))};
+  for (const Block& block : MakeBlocks(nodes, inputs.rule.window)) {
+    const auto [begin, rows] = block.queries;
+    ScoredBlock scored(inputs, block);
+    const at::Tensor lse_KN1 =
+        at::logsumexp(scored.scores_KNS, -1, /*keepdim=*/true);
+    const at::Tensor weights = scored.scores_KNS.sub_(lse_KN1).exp_();
+    result.out_THC.narrow(0, begin, rows)
+        .copy_(UngroupRows(at::matmul(weights, scored.v_KSC), rows));
+    result.lse_TH.narrow(0, begin, rows)
+        .copy_(UngroupRows(lse_KN1, rows).squeeze(-1));
+  }
+  return result;
+}
+
+void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
+                                const AttentionInputs& inputs,
+                                const AttentionOutput& forward,
+                                const std::vector<AttentionNode>& nodes,
+                                AttentionGradients gradients) {
+  const int64_t kv_heads = inputs.k_TKC.size(1);
+  // A key is in many blocks: its sum is rounded once, at the end.
+  const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
+  at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);
+  at::Tensor dv_TKC = at::zeros(inputs.v_TKC.sizes(), options);
+  for (const Block& block : MakeBlocks(nodes, inputs.rule.window)) {
+    const auto [begin, rows] = block.queries;
+    const auto grouped = [&](const at::Tensor& x_THC) {
+      return GroupRows(x_THC, block.queries, kv_heads);
+    };
+    ScoredBlock scored(inputs, block);
+    const at::Tensor dout = grouped(dout_THC);
+    const at::Tensor delta =
+        (dout * grouped(forward.out_THC)).sum(-1, /*keepdim=*/true);
+    const at::Tensor weights =
+        scored.scores_KNS.sub_(grouped(forward.lse_TH.unsqueeze(-1))).exp_();
+    at::Tensor dscores = at::matmul(dout, scored.v_KSC.transpose(1, 2))
+                             .sub_(delta)
+                             .mul_(weights)
+                             .mul_(inputs.rule.scale);
+    if (scored.slope_KNS.defined()) dscores.mul_(scored.slope_KNS);
+    gradients.dq_THC.narrow(0, begin, rows)
+        .copy_(UngroupRows(at::matmul(dscores, scored.k_KSC), rows));
+    ScatterAddKeys(at::matmul(dscores.transpose(1, 2), scored.q_KNC),
+                   block.keys, dk_TKC);
+    ScatterAddKeys(at::matmul(weights.transpose(1, 2), dout), block.keys,
+                   dv_TKC);
+  }
+  gradients.dk_TKC.copy_(dk_TKC);
+  gradients.dv_TKC.copy_(dv_TKC);
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,149 @@
+// Where the tensors of a checkpoint go, and how norms that store their weight
+// less one are rounded.
+#include "src/model/decoder_weights.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/model/decoder.h"
+#include "src/ops/rms_norm.h"
+#include "src/weights/safetensors.h"
+#include "tests/model/tiny_model.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::model {
+namespace {
+
+// A checkpoint of one Gemma layer in bf16, beside a tensor of something else.
+class GemmaCheckpointTest : public ::testing::Test {
+ protected:
+  GemmaCheckpointTest() : config_(testing::TinyConfig(/*num_layers=*/1)) {
+    config_.qk_norm = true;
+    config_.output_norms = true;
+    config_.norms_from_one = true;
+    config_.scaled_embeddings = true;
+    std::string pattern = ::testing::TempDir() + "/weft_gemma_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    at::manual_seed(31);
+    const lora::ModelShape shape = config_.shape();
+    Add("embed_tokens", {shape.vocab, shape.hidden});
+    Add("norm", {shape.hidden});
+    for (const char* name :
+         {"input_layernorm", "post_attention_layernorm",
+          "pre_feedforward_layernorm", "post_feedforward_layernorm"}) {
+      Add(Layer(name), {shape.hidden});
+    }
+    Add(Layer("self_attn.q_norm"), {config_.head_dim});
+    Add(Layer("self_attn.k_norm"), {config_.head_dim});
+    Add(Layer("self_attn.q_proj"), {shape.q_width, shape.hidden});
+    Add(Layer("self_attn.k_proj"), {shape.kv_width, shape.hidden});
+    Add(Layer("self_attn.v_proj"), {shape.kv_width, shape.hidden});
+    Add(Layer("self_attn.o_proj"), {shape.hidden, shape.q_width});
+    Add(Layer("mlp.gate_proj"), {shape.ffn, shape.hidden});
+    Add(Layer("mlp.up_proj"), {shape.ffn, shape.hidden});
+    Add(Layer("mlp.down_proj"), {shape.hidden, shape.ffn});
+  }
+  ~GemmaCheckpointTest() override { std::filesystem::remove_all(folder_); }
+
+  static std::string Layer(const std::string& name) {
+    return "layers.0." + name;
+  }
+
+  void Add(const std::string& name, const std::vector<int64_t>& shape) {
+    tensors_[name] = (at::randn(shape) * 0.2).to(at::kBFloat16);
+  }
+
+  // Every tensor under `prefix`, and one that is not the decoder's.
+  DecoderWeights Load(const std::string& prefix, at::ScalarType dtype) {
+    std::vector<weights::NamedTensor> views;
+    const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+      const auto* bytes =
+          static_cast<const std::byte*>(tensor.const_data_ptr());
+      views.push_back({.name = name,
+                       .view = {.dtype = weights::ScalarType::kBf16,
+                                .shape = tensor.sizes().vec(),
+                                .bytes = {bytes, tensor.nbytes()}}});
+    };
+    for (const auto& [name, tensor] : tensors_) {
+      add(prefix + name + ".weight", tensor);
+    }
+    const at::Tensor other = at::ones({3}, at::kBFloat16);
+    add("vision_tower.vision_model.layers.0.input_layernorm.weight", other);
+    std::ofstream(folder_ + "/model.safetensors", std::ios::binary)
+        << weights::WriteSafetensors(views);
+    const auto checkpoint = weights::Checkpoint::Open(folder_);
+    EXPECT_THAT(checkpoint, IsOk());
+    auto loaded = LoadDecoderWeights(**checkpoint, config_, dtype, at::kCPU);
+    EXPECT_THAT(loaded, IsOk());
+    return *std::move(loaded);
+  }
+
+  ModelConfig config_;
+  std::string folder_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+TEST_F(GemmaCheckpointTest, NormsAreOneMoreThanInTheFileAndInF32) {
+  for (const char* prefix :
+       {"model.", "language_model.model.", "model.language_model."}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const DecoderWeights w = Load(prefix, dtype);
+      const auto expect = [&](const at::Tensor& norm, const std::string& name) {
+        EXPECT_EQ(norm.scalar_type(), at::kFloat);
+        EXPECT_TRUE(at::equal(norm, tensors_.at(name).to(at::kFloat) + 1))
+            << prefix << name;
+      };
+      const LayerWeights& layer = w.layers[0];
+      expect(layer.input_norm_H, Layer("input_layernorm"));
+      expect(layer.attention_out_norm_H, Layer("post_attention_layernorm"));
+      expect(layer.mlp_norm_H, Layer("pre_feedforward_layernorm"));
+      expect(layer.mlp_out_norm_H, Layer("post_feedforward_layernorm"));
+      expect(layer.q_norm_C, Layer("self_attn.q_norm"));
+      expect(layer.k_norm_C, Layer("self_attn.k_norm"));
+      expect(w.final_norm_H, "norm");
+      EXPECT_EQ(w.embedding_VH.scalar_type(), dtype);
+    }
+  }
+}
+
+// transformers: (x / rms(x)).float() * (1.0 + w.float()), rounded once.
+TEST_F(GemmaCheckpointTest, NormedRowsHaveTheBitsOfTheModelsOwnCode) {
+  const DecoderWeights w = Load("model.", at::kBFloat16);
+  const at::Tensor x = at::randn({7, config_.hidden}).to(at::kBFloat16);
+  at::Tensor y = at::empty_like(x);
+  ops::RmsNorm(x, w.final_norm_H, config_.rms_norm_eps, y);
+  const at::Tensor wide = x.to(at::kFloat);
+  const at::Tensor normed =
+      wide *
+      at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + config_.rms_norm_eps);
+  const at::Tensor expected =
+      (normed * (tensors_.at("norm").to(at::kFloat) + 1.0)).to(at::kBFloat16);
+  EXPECT_TRUE(at::equal(y, expected));
+}
+
+// transformers: embedding * torch.tensor(sqrt(hidden)).to(dtype).
+TEST_F(GemmaCheckpointTest, EmbeddingsAreScaledByARoundedFactor) {
+  config_.num_layers = 0;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Decoder decoder(config_, Load("model.", dtype), 8);
+    const at::Tensor tokens = at::arange(config_.vocab);
+    const at::Tensor x = decoder.ForwardLayers(
+        Mode::kEval, {.tokens_T = tokens}, /*tape=*/nullptr,
+        /*num_recomputed=*/0, /*kv=*/nullptr);
+    const float factor =
+        at::scalar_tensor(std::sqrt(24.0), dtype).item<float>();
+    EXPECT_TRUE(at::equal(
+        x, (tensors_.at("embed_tokens").to(at::kFloat) * factor).to(dtype)));
+    EXPECT_EQ(factor, dtype == at::kBFloat16 ? 4.90625F : 4.898979486F);
+  }
+}
+
+}  // namespace
+}  // namespace weft::model
