@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,9 +36,17 @@ absl::Status Invalid(absl::string_view rule) {
   return absl::InvalidArgumentError(absl::StrCat("zip archive ", rule));
 }
 
+std::string EntryMessage(absl::string_view name, absl::string_view rule) {
+  return absl::StrCat("zip entry '", absl::CHexEscape(name.substr(0, 128)),
+                      "' ", rule);
+}
+
 absl::Status InvalidEntry(absl::string_view name, absl::string_view rule) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "zip entry '", absl::CHexEscape(name.substr(0, 128)), "' ", rule));
+  return absl::InvalidArgumentError(EntryMessage(name, rule));
+}
+
+absl::Status CutEntry(absl::string_view name, absl::string_view rule) {
+  return absl::DataLossError(EntryMessage(name, rule));
 }
 
 // Where the central directory lies and how many entries it has.
@@ -199,20 +208,10 @@ absl::StatusOr<CentralEntry> ReadCentral(ByteReader& reader) {
   return central;
 }
 
-// Checks the local header and finds the data behind it.
-absl::Status ReadLocal(const RegularFile& file, uint64_t directory_offset,
-                       CentralEntry& central) {
-  ZipEntry& entry = central.entry;
-  const uint64_t header_bytes = kLocalBytes + central.name.size();
-  if (entry.header_offset > directory_offset ||
-      header_bytes > directory_offset - entry.header_offset) {
-    return absl::DataLossError(absl::StrCat(
-        "zip entry '", absl::CHexEscape(central.name.substr(0, 128)),
-        "' starts at byte ", entry.header_offset, ", beyond the data"));
-  }
-  WEFT_ASSIGN_OR_RETURN(const std::string bytes,
-                        file.ReadBytes(entry.header_offset, header_bytes));
-  ByteReader local(bytes);
+// Whether a local header says what the directory says; it may leave checksum
+// and sizes to it. `extra_bytes` is what lies between the header and the data.
+bool LocalAgrees(ByteReader local, const CentralEntry& central,
+                 uint16_t& extra_bytes) {
   const uint32_t signature = local.U32();
   (void)local.U16();  // Version.
   const uint16_t flags = local.U16();
@@ -222,25 +221,45 @@ absl::Status ReadLocal(const RegularFile& file, uint64_t directory_offset,
   const uint32_t stored_bytes = local.U32();
   const uint32_t size_bytes = local.U32();
   const uint16_t name_bytes = local.U16();
-  const uint16_t extra_bytes = local.U16();
+  extra_bytes = local.U16();
   const bool deferred = (flags & kDeferredSizes) != 0;
   const auto agrees = [deferred](uint32_t here, uint64_t there) {
     return here == there || (deferred && here == 0);
   };
-  if (signature != kLocalSignature || flags != central.flags || method != 0 ||
-      name_bytes != central.name.size() ||
-      local.Bytes(name_bytes) != central.name || !agrees(crc32, entry.crc32) ||
-      (stored_bytes != kIn64 && !agrees(stored_bytes, entry.size_bytes)) ||
-      (size_bytes != kIn64 && !agrees(size_bytes, entry.size_bytes))) {
+  const uint64_t size = central.entry.size_bytes;
+  return signature == kLocalSignature && flags == central.flags &&
+         method == 0 && name_bytes == central.name.size() &&
+         local.Bytes(name_bytes) == central.name &&
+         agrees(crc32, central.entry.crc32) &&
+         (stored_bytes == kIn64 || agrees(stored_bytes, size)) &&
+         (size_bytes == kIn64 || agrees(size_bytes, size));
+}
+
+// Checks the local header and finds the data behind it.
+absl::Status ReadLocal(const RegularFile& file, uint64_t directory_offset,
+                       CentralEntry& central) {
+  ZipEntry& entry = central.entry;
+  const uint64_t header_bytes = kLocalBytes + central.name.size();
+  if (entry.header_offset > directory_offset ||
+      header_bytes > directory_offset - entry.header_offset) {
+    return CutEntry(central.name,
+                    absl::StrCat("starts at byte ", entry.header_offset,
+                                 ", beyond the data"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string bytes,
+                        file.ReadBytes(entry.header_offset, header_bytes));
+  uint16_t extra_bytes = 0;
+  if (!LocalAgrees(ByteReader(bytes), central, extra_bytes)) {
     return InvalidEntry(central.name,
                         "has a local header that disagrees with the directory");
   }
   entry.data_offset = entry.header_offset + header_bytes + extra_bytes;
   if (entry.data_offset > directory_offset ||
       entry.size_bytes > directory_offset - entry.data_offset) {
-    return absl::DataLossError(absl::StrCat(
-        "zip entry '", absl::CHexEscape(central.name.substr(0, 128)), "' has ",
-        entry.size_bytes, " bytes, which do not fit before the directory"));
+    return CutEntry(central.name,
+                    absl::StrCat("has ", entry.size_bytes,
+                                 " bytes, which do not fit before the "
+                                 "directory"));
   }
   return absl::OkStatus();
 }
