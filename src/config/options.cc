@@ -48,7 +48,8 @@ absl::Status EngineOptions::Validate() const {
   Complaints complaints;
   if (model_dir.empty()) {
     complaints.Add(
-        "--model is required: a folder with config.json and safetensors files");
+        "--model is required: a folder with config.json and weights in "
+        "safetensors or .bin files");
   }
   complaints.InRange("threads", num_threads, 0, 4096);
   complaints.InRange("max-adapters", max_adapters, 1, 100000);

@@ -4,13 +4,16 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "src/base/status_macros.h"
+#include "src/weights/safetensors.h"
 #include "src/weights/shard_index.h"
 #include "src/weights/strict_json.h"
+#include "src/weights/tensor_types.h"
+#include "src/weights/torch_bin.h"
 
 namespace weft::weights {
 namespace {
@@ -25,62 +28,81 @@ constexpr absl::string_view kDecoderPrefixes[] = {
 constexpr absl::string_view kOuterPrefixes[] = {
     "", "model.", "language_model.", "model.language_model.", "transformer."};
 
-absl::Status InFile(const std::string& path, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat(path, ": ", status.message()));
-}
+// The formats in the order in which transformers prefers them.
+struct Format {
+  absl::string_view file_name;
+  DirectoryReader read_directory;
+};
+constexpr Format kFormats[] = {{"model.safetensors", ReadSafetensorsDirectory},
+                               {"pytorch_model.bin", ReadTorchDirectory}};
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(
     const std::string& model_dir) {
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
-  const std::string single = absl::StrCat(model_dir, "/model.safetensors");
-  auto file = SafetensorsFile::Open(single);
-  if (file.ok()) {
-    for (const auto& [name, view] : (*file)->tensors()) {
-      checkpoint->tensors_.emplace(name, view);
+  std::vector<std::string> tried;
+  for (const Format& format : kFormats) {
+    const std::string single = absl::StrCat(model_dir, "/", format.file_name);
+    auto file = TensorFile::Open(single, format.read_directory);
+    if (file.ok()) {
+      for (const auto& entry : (*file)->tensors()) {
+        checkpoint->tensors_.emplace(entry.first, DiskTensor(**file, entry));
+      }
+      checkpoint->files_.push_back(*std::move(file));
+      return checkpoint;
     }
-    checkpoint->files_.push_back(*std::move(file));
+    if (!absl::IsNotFound(file.status())) return file.status();
+
+    const std::string index_path = absl::StrCat(single, ".index.json");
+    const auto index = ReadSmallFile(index_path, kMaxIndexBytes);
+    if (absl::IsNotFound(index.status())) {
+      tried.insert(tried.end(), {single, index_path});
+      continue;
+    }
+    if (!index.ok()) return index.status();
+    WEFT_RETURN_IF_ERROR(checkpoint->OpenShards(model_dir, index_path, *index,
+                                                format.read_directory));
     return checkpoint;
   }
-  if (!absl::IsNotFound(file.status())) return file.status();
-
-  const std::string index_path = absl::StrCat(single, ".index.json");
-  const auto text = ReadSmallFile(index_path, kMaxIndexBytes);
-  if (absl::IsNotFound(text.status())) {
-    return absl::NotFoundError(
-        absl::StrCat("neither ", single, " nor ", index_path, " exists"));
-  }
-  if (!text.ok()) return text.status();
-  const auto index = ParseShardIndex(*text);
-  if (!index.ok()) return InFile(index_path, index.status());
-
-  absl::flat_hash_map<std::string, const TensorMap*> shards;
-  for (const auto& [tensor, file_name] : *index) {
-    const std::string path = absl::StrCat(model_dir, "/", file_name);
-    const TensorMap*& shard = shards[file_name];
-    if (shard == nullptr) {
-      WEFT_ASSIGN_OR_RETURN(auto opened, SafetensorsFile::Open(path));
-      shard = &opened->tensors();
-      checkpoint->files_.push_back(std::move(opened));
-    }
-    const auto found = shard->find(tensor);
-    if (found == shard->end()) {
-      return absl::DataLossError(absl::StrCat(
-          path, " lacks tensor '", tensor, "', which ", index_path, " maps"));
-    }
-    checkpoint->tensors_.emplace(tensor, found->second);
-  }
-  return checkpoint;
+  return absl::NotFoundError(
+      absl::StrCat("none of ", absl::StrJoin(tried, ", "), " exists"));
 }
 
-absl::StatusOr<TensorView> Checkpoint::Find(
+absl::Status Checkpoint::OpenShards(const std::string& model_dir,
+                                    const std::string& index_path,
+                                    absl::string_view index_text,
+                                    DirectoryReader read_directory) {
+  const auto index = ParseShardIndex(index_text);
+  if (!index.ok()) return InFile(index_path, index.status());
+
+  absl::flat_hash_map<std::string, const TensorFile*> shards;
+  for (const auto& [tensor, file_name] : *index) {
+    const TensorFile*& shard = shards[file_name];
+    if (shard == nullptr) {
+      WEFT_ASSIGN_OR_RETURN(
+          auto opened, TensorFile::Open(absl::StrCat(model_dir, "/", file_name),
+                                        read_directory));
+      shard = opened.get();
+      files_.push_back(std::move(opened));
+    }
+    const auto found = shard->tensors().find(tensor);
+    if (found == shard->tensors().end()) {
+      return absl::DataLossError(absl::StrCat(shard->path(), " lacks ",
+                                              QuotedTensor(tensor), ", which ",
+                                              index_path, " maps"));
+    }
+    tensors_.emplace(tensor, DiskTensor(*shard, *found));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DiskTensor> Checkpoint::Find(
     std::string_view canonical_name) const {
   const absl::string_view name(canonical_name.data(), canonical_name.size());
   absl::string_view stem = name;
   const bool in_decoder = absl::ConsumePrefix(&stem, "model.");
-  const TensorView* match = nullptr;
+  const DiskTensor* match = nullptr;
   std::string matched_name;
   for (const absl::string_view prefix :
        in_decoder ? kDecoderPrefixes : kOuterPrefixes) {
@@ -105,9 +127,15 @@ absl::StatusOr<TensorView> Checkpoint::Find(
 std::vector<std::string> Checkpoint::Names() const {
   std::vector<std::string> names;
   names.reserve(tensors_.size());
-  for (const auto& [name, view] : tensors_) names.push_back(name);
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
   std::ranges::sort(names);
   return names;
+}
+
+uint64_t Checkpoint::bytes_read() const {
+  uint64_t bytes = 0;
+  for (const auto& file : files_) bytes += file->file().bytes_read();
+  return bytes;
 }
 
 }  // namespace weft::weights

@@ -1,25 +1,30 @@
-// A Hugging Face checkpoint on disk: one safetensors file or shards with an
-// index. Torch-free; tensors are views into memory-mapped files.
+// A Hugging Face checkpoint on disk: safetensors or torch's .bin, one file or
+// shards with an index. Torch-free; tensors are read when they are asked for.
 #ifndef WEFT_SRC_WEIGHTS_CHECKPOINT_H_
 #define WEFT_SRC_WEIGHTS_CHECKPOINT_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/weights/safetensors.h"
+#include "absl/strings/string_view.h"
+#include "src/weights/tensor_file.h"
 
 namespace weft::weights {
 
-// Threads: any, once opened. Views stay valid while the Checkpoint lives.
+// Threads: any, once opened. Tensors stay valid while the Checkpoint lives.
 class Checkpoint {
  public:
-  // Opens model.safetensors, or the files of model.safetensors.index.json.
-  // Headers are read and checked, tensor bytes are not. NOT_FOUND names the
-  // missing file; DATA_LOSS or INVALID_ARGUMENT names file, tensor and rule.
+  // Opens the first that there is of model.safetensors, the files of
+  // model.safetensors.index.json, pytorch_model.bin and the files of
+  // pytorch_model.bin.index.json. Headers are read and checked, tensors are
+  // not. NOT_FOUND names what is missing; other errors name file, tensor and
+  // rule: a damaged file is not passed over for the next.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 
@@ -27,16 +32,23 @@ class Checkpoint {
   // "model.embed_tokens.weight" or "lm_head.weight", whatever prefix the file
   // uses (bare, "model.", "language_model.model.", "model.language_model.",
   // "transformer."). NOT_FOUND names it; INVALID_ARGUMENT when two match.
-  [[nodiscard]] absl::StatusOr<TensorView> Find(std::string_view name) const;
+  [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // Names as in the files, ordered.
   [[nodiscard]] std::vector<std::string> Names() const;
 
+  // Bytes read of all its files since they were opened, headers included.
+  [[nodiscard]] uint64_t bytes_read() const;
+
  private:
   Checkpoint() = default;
+  absl::Status OpenShards(const std::string& model_dir,
+                          const std::string& index_path,
+                          absl::string_view index_text,
+                          DirectoryReader read_directory);
 
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  absl::flat_hash_map<std::string, TensorView> tensors_;
+  std::vector<std::unique_ptr<TensorFile>> files_;
+  absl::flat_hash_map<std::string, DiskTensor> tensors_;
 };
 
 }  // namespace weft::weights

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "src/weights/safetensors.h"
+#include "src/weights/tensor_types.h"
 
 namespace weft::weights {
 

@@ -6,8 +6,8 @@
 
 #include <cerrno>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weights {
 
@@ -30,6 +30,52 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
 
 RegularFile::~RegularFile() {
   if (fd_ >= 0) close(fd_);
+}
+
+absl::Status RegularFile::CheckRange(uint64_t offset,
+                                     uint64_t num_bytes) const {
+  if (offset <= size_bytes_ && num_bytes <= size_bytes_ - offset) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(num_bytes, " bytes from byte ",
+                                          offset, " on are wanted of ",
+                                          size_bytes_));
+}
+
+absl::Status RegularFile::ReadAt(uint64_t offset,
+                                 absl::Span<std::byte> destination) const {
+  WEFT_RETURN_IF_ERROR(CheckRange(offset, destination.size()));
+  size_t done = 0;
+  while (done < destination.size()) {
+    const ssize_t count =
+        pread(fd_, destination.data() + done, destination.size() - done,
+              static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return absl::ErrnoToStatus(errno, "read");
+    if (count == 0) {
+      return absl::DataLossError(
+          absl::StrCat("ended at byte ", offset + done, " of ", size_bytes_));
+    }
+    done += static_cast<size_t>(count);
+  }
+  bytes_read_ += done;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> RegularFile::ReadBytes(uint64_t offset,
+                                                   uint64_t num_bytes) const {
+  // Before memory is taken for them.
+  WEFT_RETURN_IF_ERROR(CheckRange(offset, num_bytes));
+  std::string bytes(num_bytes, '\0');
+  WEFT_RETURN_IF_ERROR(
+      ReadAt(offset, absl::MakeSpan(reinterpret_cast<std::byte*>(bytes.data()),
+                                    bytes.size())));
+  return bytes;
+}
+
+absl::Status InFile(const std::string& path, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat(path, ": ", status.message()));
 }
 
 }  // namespace weft::weights

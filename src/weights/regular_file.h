@@ -1,16 +1,23 @@
-// Opening files without being caught by a FIFO, a device or a folder.
+// Opening files without being caught by a FIFO, a device or a folder, and
+// reading pieces of them.
 #ifndef WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 #define WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace weft::weights {
 
 // An open, read-only descriptor of a regular file; closes it when destroyed.
+// Never memory-mapped: a file that is cut short while it is read is an error
+// here, and the end of the process there. Threads: any may read.
 class RegularFile {
  public:
   // Errors: NOT_FOUND when there is no such file; INVALID_ARGUMENT when it is
@@ -19,19 +26,40 @@ class RegularFile {
       const std::string& path);
 
   RegularFile(RegularFile&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)), size_bytes_(other.size_bytes_) {}
+      : fd_(std::exchange(other.fd_, -1)),
+        size_bytes_(other.size_bytes_),
+        bytes_read_(other.bytes_read()) {}
   RegularFile& operator=(RegularFile&&) = delete;
   ~RegularFile();
 
-  [[nodiscard]] int fd() const { return fd_; }
+  // Its size when it was opened.
   [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
 
+  // Fills `destination` with the bytes from `offset` on.
+  // Errors: DATA_LOSS when the file ends before, INTERNAL and the like when
+  // reading fails. Neither names the file.
+  [[nodiscard]] absl::Status ReadAt(uint64_t offset,
+                                    absl::Span<std::byte> destination) const;
+  [[nodiscard]] absl::StatusOr<std::string> ReadBytes(uint64_t offset,
+                                                      uint64_t num_bytes) const;
+
+  // Sum over all reads so far.
+  [[nodiscard]] uint64_t bytes_read() const { return bytes_read_; }
+
  private:
+  [[nodiscard]] absl::Status CheckRange(uint64_t offset,
+                                        uint64_t num_bytes) const;
+
   RegularFile(int fd, size_t size_bytes) : fd_(fd), size_bytes_(size_bytes) {}
 
   int fd_;
   size_t size_bytes_;
+  mutable std::atomic<uint64_t> bytes_read_ = 0;
 };
+
+// The same status with "PATH: " before its message.
+[[nodiscard]] absl::Status InFile(const std::string& path,
+                                  const absl::Status& status);
 
 }  // namespace weft::weights
 

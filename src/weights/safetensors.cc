@@ -1,22 +1,17 @@
 #include "src/weights/safetensors.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
-#include "src/weights/regular_file.h"
 #include "src/weights/safetensors_header.h"
 
 namespace weft::weights {
@@ -29,36 +24,17 @@ constexpr size_t kLengthBytes = 8;
 // Writers pad the header so that tensors start aligned.
 constexpr size_t kAlignment = 8;
 
-std::string Quoted(absl::string_view name) {
-  return absl::StrCat("tensor '", absl::CHexEscape(name), "'");
-}
-
-// Bytes that shape and dtype ask for.
-absl::StatusOr<uint64_t> DeclaredBytes(absl::string_view name,
-                                       const HeaderEntry& entry) {
-  constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
-  uint64_t bytes = ScalarTypeBytes(entry.dtype);
-  for (const uint64_t size : entry.shape) {
-    // A zero later in the shape does not excuse an absurd size before it.
-    if (size > kMax || (size != 0 && bytes > kMax / size)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Quoted(name), " has a shape of more than 2^63 bytes"));
-    }
-    bytes *= size;
-  }
-  return bytes;
-}
-
 absl::Status CheckEntry(absl::string_view name, const HeaderEntry& entry) {
   if (entry.begin > entry.end) {
     return absl::InvalidArgumentError(
-        absl::StrCat(Quoted(name), " has data_offsets [", entry.begin, ", ",
-                     entry.end, "], which run backwards"));
+        absl::StrCat(QuotedTensor(name), " has data_offsets [", entry.begin,
+                     ", ", entry.end, "], which run backwards"));
   }
-  WEFT_ASSIGN_OR_RETURN(const uint64_t bytes, DeclaredBytes(name, entry));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t bytes,
+                        DeclaredBytes(name, entry.dtype, entry.shape));
   if (bytes != entry.end - entry.begin) {
     return absl::InvalidArgumentError(absl::StrCat(
-        Quoted(name), " has ", entry.end - entry.begin,
+        QuotedTensor(name), " has ", entry.end - entry.begin,
         " bytes by its data_offsets and ", bytes, " by its shape"));
   }
   return absl::OkStatus();
@@ -78,7 +54,7 @@ absl::Status CheckContiguous(const HeaderEntries& entries,
     const auto& [name, tensor] = *entry;
     if (tensor.begin != next) {
       return absl::InvalidArgumentError(absl::StrCat(
-          Quoted(name), " starts at byte ", tensor.begin,
+          QuotedTensor(name), " starts at byte ", tensor.begin,
           tensor.begin < next ? " inside the tensor before, which ends at "
                               : " after a hole that starts at ",
           next));
@@ -86,7 +62,7 @@ absl::Status CheckContiguous(const HeaderEntries& entries,
     next = tensor.end;
   }
   if (next > data_bytes) {
-    return absl::DataLossError(absl::StrCat(Quoted(order.back()->first),
+    return absl::DataLossError(absl::StrCat(QuotedTensor(order.back()->first),
                                             " ends at byte ", next, " of ",
                                             data_bytes));
   }
@@ -96,6 +72,47 @@ absl::Status CheckContiguous(const HeaderEntries& entries,
                      " bytes after the last tensor"));
   }
   return absl::OkStatus();
+}
+
+// The header's length from the file's first bytes.
+absl::StatusOr<uint64_t> HeaderBytes(absl::string_view start,
+                                     uint64_t file_bytes) {
+  if (file_bytes < kLengthBytes) {
+    return absl::DataLossError(
+        absl::StrCat("safetensors file has ", file_bytes, " bytes < 8"));
+  }
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, start.data(), kLengthBytes);
+  if (header_bytes > kMaxHeaderBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("safetensors header has ", header_bytes, " bytes > limit ",
+                     kMaxHeaderBytes));
+  }
+  if (header_bytes > file_bytes - kLengthBytes) {
+    return absl::DataLossError(
+        absl::StrCat("safetensors header has ", header_bytes,
+                     " bytes, the file only ", file_bytes - kLengthBytes));
+  }
+  return header_bytes;
+}
+
+// Parses the header of a file with `data_bytes` bytes after it.
+absl::StatusOr<TensorDirectory> ParseDirectory(absl::string_view header,
+                                               uint64_t data_bytes) {
+  WEFT_ASSIGN_OR_RETURN(const HeaderEntries entries, ParseHeaderJson(header));
+  for (const auto& [name, entry] : entries) {
+    WEFT_RETURN_IF_ERROR(CheckEntry(name, entry));
+  }
+  WEFT_RETURN_IF_ERROR(CheckContiguous(entries, data_bytes));
+  TensorDirectory tensors;
+  for (const auto& [name, entry] : entries) {
+    tensors[name] = {
+        .dtype = entry.dtype,
+        .shape = std::vector<int64_t>(entry.shape.begin(), entry.shape.end()),
+        .offset = kLengthBytes + header.size() + entry.begin,
+        .size_bytes = entry.end - entry.begin};
+  }
+  return tensors;
 }
 
 std::string HeaderText(absl::Span<const NamedTensor> tensors) {
@@ -119,85 +136,36 @@ std::string HeaderText(absl::Span<const NamedTensor> tensors) {
 
 }  // namespace
 
-const char* ScalarTypeName(ScalarType type) {
-  constexpr const char* kNames[] = {"BOOL", "U8",  "I8",  "U16", "I16",
-                                    "U32",  "I32", "U64", "I64", "F16",
-                                    "BF16", "F32", "F64"};
-  return kNames[static_cast<int>(type)];
-}
-
-size_t ScalarTypeBytes(ScalarType type) {
-  constexpr size_t kBytes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
-  return kBytes[static_cast<int>(type)];
-}
-
-std::string ShapeString(absl::Span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
 absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file) {
-  if (file.size() < kLengthBytes) {
-    return absl::DataLossError(
-        absl::StrCat("safetensors file has ", file.size(), " bytes < 8"));
-  }
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, file.data(), kLengthBytes);
-  if (header_bytes > kMaxHeaderBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("safetensors header has ", header_bytes, " bytes > limit ",
-                     kMaxHeaderBytes));
-  }
-  if (header_bytes > file.size() - kLengthBytes) {
-    return absl::DataLossError(
-        absl::StrCat("safetensors header has ", header_bytes,
-                     " bytes, the file only ", file.size() - kLengthBytes));
-  }
+  WEFT_ASSIGN_OR_RETURN(const uint64_t header_bytes,
+                        HeaderBytes(file, file.size()));
   WEFT_ASSIGN_OR_RETURN(
-      const HeaderEntries entries,
-      ParseHeaderJson(file.substr(kLengthBytes, header_bytes)));
-  const absl::string_view data = file.substr(kLengthBytes + header_bytes);
-  for (const auto& [name, entry] : entries) {
-    WEFT_RETURN_IF_ERROR(CheckEntry(name, entry));
-  }
-  WEFT_RETURN_IF_ERROR(CheckContiguous(entries, data.size()));
+      TensorDirectory directory,
+      ParseDirectory(file.substr(kLengthBytes, header_bytes),
+                     file.size() - kLengthBytes - header_bytes));
   TensorMap tensors;
-  for (const auto& [name, entry] : entries) {
-    TensorView& view = tensors[name];
-    view.dtype = entry.dtype;
-    view.shape.assign(entry.shape.begin(), entry.shape.end());
-    view.bytes = absl::MakeConstSpan(
-        reinterpret_cast<const std::byte*>(data.data()) + entry.begin,
-        entry.end - entry.begin);
+  for (auto& [name, tensor] : directory) {
+    tensors[name] = {
+        .dtype = tensor.dtype,
+        .shape = std::move(tensor.shape),
+        .bytes = absl::MakeConstSpan(
+            reinterpret_cast<const std::byte*>(file.data()) + tensor.offset,
+            tensor.size_bytes)};
   }
   return tensors;
 }
 
-absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(
-    const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
-  if (file.size_bytes() == 0) {
-    return absl::DataLossError(absl::StrCat(path, " is empty"));
-  }
-  std::unique_ptr<SafetensorsFile> result(new SafetensorsFile());
-  void* data =
-      mmap(nullptr, file.size_bytes(), PROT_READ, MAP_PRIVATE, file.fd(), 0);
-  if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("map ", path));
-  }
-  result->data_ = data;
-  result->size_bytes_ = file.size_bytes();
-  absl::StatusOr<TensorMap> tensors = ParseSafetensors(
-      absl::string_view(static_cast<const char*>(data), file.size_bytes()));
-  if (!tensors.ok()) {
-    return absl::Status(tensors.status().code(),
-                        absl::StrCat(path, ": ", tensors.status().message()));
-  }
-  result->tensors_ = *std::move(tensors);
-  return result;
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (data_ != nullptr) munmap(data_, size_bytes_);
+absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
+    const RegularFile& file) {
+  const uint64_t file_bytes = file.size_bytes();
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string start,
+      file.ReadBytes(0, std::min<uint64_t>(kLengthBytes, file_bytes)));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t header_bytes,
+                        HeaderBytes(start, file_bytes));
+  WEFT_ASSIGN_OR_RETURN(const std::string header,
+                        file.ReadBytes(kLengthBytes, header_bytes));
+  return ParseDirectory(header, file_bytes - kLengthBytes - header_bytes);
 }
 
 std::string WriteSafetensors(absl::Span<const NamedTensor> tensors) {

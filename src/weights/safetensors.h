@@ -6,58 +6,19 @@
 #ifndef WEFT_SRC_WEIGHTS_SAFETENSORS_H_
 #define WEFT_SRC_WEIGHTS_SAFETENSORS_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "src/weights/regular_file.h"
+#include "src/weights/tensor_types.h"
 
 namespace weft::weights {
 
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-inline constexpr size_t kMaxTensors = 100'000;
-inline constexpr size_t kMaxTensorNameBytes = 512;
-inline constexpr size_t kMaxTensorRank = 8;
-
-enum class ScalarType : uint8_t {
-  kBool,
-  kU8,
-  kI8,
-  kU16,
-  kI16,
-  kU32,
-  kI32,
-  kU64,
-  kI64,
-  kF16,
-  kBf16,
-  kF32,
-  kF64,
-};
-
-// The format's name of the type, such as "BF16".
-[[nodiscard]] const char* ScalarTypeName(ScalarType type);
-[[nodiscard]] size_t ScalarTypeBytes(ScalarType type);
-
-// A tensor that lies in somebody else's memory: row-major, little-endian, at
-// any alignment.
-struct TensorView {
-  ScalarType dtype = ScalarType::kF32;
-  std::vector<int64_t> shape;
-  absl::Span<const std::byte> bytes;
-
-  [[nodiscard]] size_t num_elements() const {
-    return bytes.size() / ScalarTypeBytes(dtype);
-  }
-};
-
-// "[2, 3]", for messages.
-[[nodiscard]] std::string ShapeString(absl::Span<const int64_t> shape);
 
 using TensorMap = absl::btree_map<std::string, TensorView>;
 
@@ -69,28 +30,10 @@ using TensorMap = absl::btree_map<std::string, TensorView>;
 [[nodiscard]] absl::StatusOr<TensorMap> ParseSafetensors(
     absl::string_view file);
 
-// A file of the operator, memory-mapped. Not for files from clients: one that
-// is cut short while mapped ends the process. Threads: any. The views live as
-// long as the object.
-class SafetensorsFile {
- public:
-  // Errors: as ParseSafetensors and RegularFile::Open, naming the path.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(
-      const std::string& path);
-
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
-  ~SafetensorsFile();
-
-  [[nodiscard]] const TensorMap& tensors() const { return tensors_; }
-
- private:
-  SafetensorsFile() = default;
-
-  void* data_ = nullptr;
-  size_t size_bytes_ = 0;
-  TensorMap tensors_;
-};
+// Reads the header of a file on disk, and nothing else of it.
+// Errors: as above, without the file's name.
+[[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
+    const RegularFile& file);
 
 struct NamedTensor {
   std::string name;

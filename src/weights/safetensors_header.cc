@@ -90,12 +90,8 @@ class HeaderHandler {
 };
 
 bool HeaderHandler::Refuse(absl::string_view why) {
-  problem_ = tensor_.empty()
-                 ? absl::StrCat("safetensors header ", why)
-                 : absl::StrCat(
-                       "tensor '",
-                       absl::CHexEscape(tensor_.substr(0, kMaxTensorNameBytes)),
-                       "' ", why);
+  problem_ = tensor_.empty() ? absl::StrCat("safetensors header ", why)
+                             : absl::StrCat(QuotedTensor(tensor_), " ", why);
   return false;
 }
 
@@ -150,16 +146,8 @@ bool HeaderHandler::BeginTensor(const std::string& name) {
     has_metadata_ = true;
     return true;
   }
-  if (name.empty()) return Refuse("has a tensor without a name");
-  if (name.size() > kMaxTensorNameBytes) {
-    return Refuse(absl::StrCat("has a name of ", name.size(), " bytes > limit ",
-                               kMaxTensorNameBytes));
-  }
-  for (const char c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      return Refuse("has a control character in its name");
-    }
-  }
+  const std::string problem = TensorNameProblem(name);
+  if (!problem.empty()) return Refuse(problem);
   if (entries_.contains(name)) return Refuse("is there twice");
   if (entries_.size() == kMaxTensors) {
     return Refuse(absl::StrCat("is one more than the limit of ", kMaxTensors,

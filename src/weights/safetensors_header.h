@@ -9,7 +9,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "src/weights/safetensors.h"
+#include "src/weights/tensor_types.h"
 
 namespace weft::weights {
 

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
-#include "src/weights/safetensors.h"
 #include "src/weights/strict_json.h"
+#include "src/weights/tensor_types.h"
 
 namespace weft::weights {
 namespace {

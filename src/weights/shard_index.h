@@ -1,4 +1,5 @@
-// model.safetensors.index.json: which file holds which tensor. Torch-free.
+// model.safetensors.index.json, pytorch_model.bin.index.json: which file holds
+// which tensor. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
 #define WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
 

@@ -1,8 +1,5 @@
 #include "src/weights/strict_json.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <functional>
 #include <vector>
 
@@ -99,18 +96,8 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
     return absl::InvalidArgumentError(absl::StrCat(
         path, " has ", file.size_bytes(), " bytes > limit ", max_bytes));
   }
-  std::string contents(file.size_bytes(), '\0');
-  size_t done = 0;
-  while (done < contents.size()) {
-    const ssize_t count =
-        read(file.fd(), contents.data() + done, contents.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      return absl::DataLossError(
-          absl::StrCat(path, " ended at byte ", done, " of ", contents.size()));
-    }
-    done += static_cast<size_t>(count);
-  }
+  absl::StatusOr<std::string> contents = file.ReadBytes(0, file.size_bytes());
+  if (!contents.ok()) return InFile(path, contents.status());
   return contents;
 }
 

@@ -9,7 +9,7 @@ import pytest
 from deploy_files import DEPLOY, ROOT, run, tool
 
 SCRIPTS = sorted(
-    [*DEPLOY.glob("*.sh"), *ROOT.glob("tests/*.sh"), *ROOT.glob("tests/deploy/*.sh")]
+    [*DEPLOY.glob("*.sh"), *ROOT.glob("tests/*.sh"), *ROOT.glob("tests/*/*.sh")]
     + [ROOT / ".ci" / "run"]
 )
 

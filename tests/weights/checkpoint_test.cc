@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "src/weights/safetensors.h"
 #include "src/weights/shard_index.h"
 #include "tests/weights/files.h"
+#include "tests/weights/torch_files.h"
 
 namespace weft::weights {
 namespace {
@@ -35,6 +39,32 @@ std::string IndexOf(const std::string& map) {
                       "}}");
 }
 
+// The same as a .bin file; `first` is the first tensor's byte.
+std::string BinWith(const std::vector<std::string>& names, char first = 0) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  ZipItems storages;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const TestTensor tensor = {.shape = {1},
+                               .strides = {1},
+                               .storage = absl::StrCat(i),
+                               .storage_elements = 1,
+                               .type = "ByteStorage"};
+    entries.emplace_back(names[i], Tensor(tensor));
+    storages.emplace_back(absl::StrCat(i),
+                          std::string(1, static_cast<char>(first + i)));
+  }
+  return TorchFile(Pickle(DictOf(entries)), storages);
+}
+
+// The only byte of a tensor.
+int ByteOf(const Checkpoint& checkpoint, std::string_view name) {
+  const auto tensor = checkpoint.Find(name);
+  EXPECT_TRUE(tensor.ok()) << tensor.status();
+  std::byte value{};
+  EXPECT_TRUE(tensor->ReadRows(0, 1, absl::MakeSpan(&value, 1)).ok());
+  return static_cast<int>(value);
+}
+
 TEST(ParseShardIndex, RefusesNamesThatLeaveTheFolder) {
   for (const char* file : {"/etc/passwd", "../m.safetensors", "a/b", "..", ".",
                            "", "a\\\\b", "a\\u0000b", "a\\nb"}) {
@@ -49,13 +79,23 @@ TEST(ParseShardIndex, RefusesNamesThatLeaveTheFolder) {
 }
 
 TEST(ParseShardIndex, RefusesDamagedFiles) {
-  for (const char* json :
-       {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})",
-        R"({"weight_map":{"t":1}})", R"({"weight_map":{"t":"a","t":"b"}})",
-        R"({"weight_map":{"t":{"u":{"v":{}}}}})"}) {
-    EXPECT_EQ(ParseShardIndex(json).status().code(),
-              absl::StatusCode::kInvalidArgument)
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "not a JSON object"},
+      {"[]", "not a JSON object"},
+      {"{", "not a JSON object"},
+      {"{}", "no weight_map"},
+      {R"({"weight_map":[]})", "no weight_map"},
+      {R"({"weight_map":{}})", "no weight_map"},
+      {R"({"weight_map":{"t":1}})", "'t' into something that is not a string"},
+      {R"({"weight_map":{"t":null}})", "not a string"},
+      {R"({"weight_map":{"t":"a","t":"b"}})", "key 't' twice"},
+      {R"({"weight_map":{"t":{"u":{"v":{}}}}})", "nested deeper than 4"},
+      {"{\"weight_map\":{\"\xff\":\"a\"}}", "not a JSON object in UTF-8"}};
+  for (const auto& [json, message] : cases) {
+    const auto index = ParseShardIndex(json);
+    EXPECT_EQ(index.status().code(), absl::StatusCode::kInvalidArgument)
         << json;
+    EXPECT_THAT(std::string(index.status().message()), HasSubstr(message));
   }
 }
 
@@ -76,13 +116,89 @@ TEST(Checkpoint, OpensShardsAndTakesOnlyWhatIsMapped) {
   const auto checkpoint = Checkpoint::Open(folder.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_THAT((*checkpoint)->Names(), ElementsAre("a", "b"));
-  EXPECT_EQ((*checkpoint)->Find("b")->bytes[0], std::byte{1});
+  EXPECT_EQ(ByteOf(**checkpoint, "b"), 1);
+}
+
+TEST(Checkpoint, OpensBinFilesAndTheirShards) {
+  const TempFolder folder;
+  (void)folder.Write("pytorch_model-00001-of-00002.bin", BinWith({"a", "x"}));
+  (void)folder.Write("pytorch_model-00002-of-00002.bin", BinWith({"b"}, 7));
+  (void)folder.Write("pytorch_model.bin.index.json",
+                     IndexOf(R"("a":"pytorch_model-00001-of-00002.bin",)"
+                             R"("b":"pytorch_model-00002-of-00002.bin")"));
+  const auto shards = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  EXPECT_THAT((*shards)->Names(), ElementsAre("a", "b"));
+  EXPECT_EQ(ByteOf(**shards, "b"), 7);
+  (void)folder.Write("pytorch_model.bin", BinWith({"c"}, 9));
+  const auto single = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(single.ok()) << single.status();
+  EXPECT_THAT((*single)->Names(), ElementsAre("c"));
+}
+
+TEST(Checkpoint, PrefersWhatTransformersPrefers) {
+  // From the last choice to the first: each outdoes those before it.
+  const std::pair<const char*, std::string> steps[] = {
+      {"pytorch_model.bin.index.json", IndexOf(R"("a":"s.bin")")},
+      {"pytorch_model.bin", BinWith({"a"}, 11)},
+      {"model.safetensors.index.json", IndexOf(R"("a":"s.safetensors")")},
+      {"model.safetensors", FileWith({"x", "y", "a"})}};
+  const TempFolder folder;
+  (void)folder.Write("s.bin", BinWith({"a"}, 10));
+  (void)folder.Write("s.safetensors", FileWith({"x", "a"}));
+  std::vector<int> bytes;
+  for (const auto& [name, contents] : steps) {
+    (void)folder.Write(name, contents);
+    const auto checkpoint = Checkpoint::Open(folder.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    bytes.push_back(ByteOf(**checkpoint, "a"));
+  }
+  EXPECT_THAT(bytes, ElementsAre(10, 11, 1, 2));
+}
+
+TEST(Checkpoint, ReadsOnlyWhatIsAskedFor) {
+  constexpr size_t kRows = 1000;
+  constexpr size_t kRowBytes = 4096;
+  const TestTensor tensor = {.shape = {kRows, kRowBytes},
+                             .strides = {kRowBytes, 1},
+                             .storage_elements = kRows * kRowBytes,
+                             .type = "ByteStorage"};
+  std::string values;
+  for (size_t row = 0; row < kRows; ++row) {
+    values.append(kRowBytes, static_cast<char>(row));
+  }
+  const std::pair<const char*, std::string> files[] = {
+      {"pytorch_model.bin",
+       TorchFile(Pickle(DictOf({{"w", Tensor(tensor)}})), {{"0", values}})},
+      {"model.safetensors",
+       RawFile(absl::StrCat(R"({"w":{"dtype":"U8","shape":[)", kRows, ",",
+                            kRowBytes, R"(],"data_offsets":[0,)", values.size(),
+                            "]}}"),
+               0) +
+           values}};
+  for (const auto& [name, contents] : files) {
+    const TempFolder folder;
+    (void)folder.Write(name, contents);
+    const auto checkpoint = Checkpoint::Open(folder.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const uint64_t opened = (*checkpoint)->bytes_read();
+    EXPECT_LT(opened, 4096u) << name;
+    const auto w = (*checkpoint)->Find("w");
+    EXPECT_EQ((*checkpoint)->bytes_read(), opened);
+    std::vector<std::byte> rows(2 * kRowBytes);
+    ASSERT_TRUE(w->ReadRows(299, 301, absl::MakeSpan(rows)).ok());
+    EXPECT_EQ((*checkpoint)->bytes_read(), opened + rows.size()) << name;
+    EXPECT_EQ(rows.front(), std::byte{299 % 256});
+    EXPECT_EQ(rows.back(), std::byte{300 % 256});
+  }
 }
 
 TEST(Checkpoint, NamesWhatIsMissing) {
   const TempFolder folder;
-  EXPECT_EQ(Checkpoint::Open(folder.path()).status().code(),
-            absl::StatusCode::kNotFound);
+  const auto none = Checkpoint::Open(folder.path());
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(none.status().message()),
+              HasSubstr("pytorch_model.bin.index.json"));
   (void)folder.Write("model.safetensors.index.json",
                      IndexOf(R"("a":"one.safetensors")"));
   const auto no_shard = Checkpoint::Open(folder.path());
@@ -98,9 +214,12 @@ TEST(Checkpoint, NamesWhatIsMissing) {
 
 TEST(Checkpoint, DoesNotFallBackFromADamagedSingleFile) {
   const TempFolder folder;
+  (void)folder.Write("pytorch_model.bin", BinWith({"a"}));
   (void)folder.Write("model.safetensors", "short");
-  EXPECT_EQ(Checkpoint::Open(folder.path()).status().code(),
-            absl::StatusCode::kDataLoss);
+  const auto damaged = Checkpoint::Open(folder.path());
+  EXPECT_EQ(damaged.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(damaged.status().message()),
+              HasSubstr(folder.path() + "/model.safetensors: "));
 }
 
 TEST(Checkpoint, FindsTensorsUnderEveryPrefix) {

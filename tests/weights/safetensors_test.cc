@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <ostream>
 #include <string>
@@ -156,6 +155,11 @@ TEST_P(HostileSafetensors, IsRefusedByName) {
   EXPECT_EQ(tensors.status().code(), GetParam().code);
   EXPECT_THAT(std::string(tensors.status().message()),
               HasSubstr(GetParam().message));
+  // On disk it is the same.
+  const TempFolder folder;
+  const auto file = RegularFile::Open(folder.Write("t", GetParam().file));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(ReadSafetensorsDirectory(*file).status(), tensors.status());
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, HostileSafetensors,
@@ -203,37 +207,6 @@ TEST(WriteSafetensors, ComesBackAsItWas) {
   EXPECT_THAT(view.shape, ElementsAre(2, 3));
   EXPECT_EQ(view.bytes, bytes_of(a));
   EXPECT_EQ(read->at("a").bytes, bytes_of(b));
-}
-
-TEST(SafetensorsFile, MapsAFile) {
-  const TempFolder folder;
-  const std::string path =
-      folder.Write("t", RawFile(OneTensor(R"("dtype":"U8","shape":[3],)"
-                                          R"("data_offsets":[0,3])"),
-                                3));
-  const auto file = SafetensorsFile::Open(path);
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ((*file)->tensors().at("t").bytes.size(), 3u);
-}
-
-TEST(SafetensorsFile, NamesTheFileItRefuses) {
-  const TempFolder folder;
-  const auto missing = SafetensorsFile::Open(folder.path() + "/none");
-  EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
-  const std::string path = folder.Write("empty", "");
-  const auto empty = SafetensorsFile::Open(path);
-  EXPECT_EQ(empty.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(empty.status().message()), HasSubstr(path));
-}
-
-TEST(SafetensorsFile, RefusesFoldersAndFifosWithoutWaiting) {
-  const TempFolder folder;
-  EXPECT_EQ(SafetensorsFile::Open(folder.path()).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  const std::string fifo = folder.path() + "/fifo";
-  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
-  EXPECT_EQ(SafetensorsFile::Open(fifo).status().code(),
-            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "src/weights/safetensors.h"
 #include "tests/weights/files.h"
 
 namespace weft::weights {
@@ -77,6 +80,49 @@ TEST(ReadTensor, FillsOnlyItsRowsOfAFusedMatrix) {
   EXPECT_TRUE(at::equal(fused.narrow(0, 1, 2), source));
   EXPECT_TRUE(at::equal(fused[0], at::full({4}, -1.0f)));
   EXPECT_TRUE(at::equal(fused[3], at::full({4}, -1.0f)));
+}
+
+TEST(ReadTensorRows, ReadsAPieceAndConvertsIt) {
+  const TempFolder folder;
+  const at::Tensor source = at::randn({9, 5});
+  const auto checkpoint = Store(folder, {{"w", source, ScalarType::kF32}});
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const uint64_t before = checkpoint->bytes_read();
+    const at::Tensor rows = at::zeros({3, 5}, dtype);
+    ASSERT_TRUE(ReadTensorRows(*checkpoint, "w", 4, rows).ok());
+    EXPECT_TRUE(at::equal(rows, source.narrow(0, 4, 3).to(dtype)));
+    EXPECT_EQ(checkpoint->bytes_read() - before, 3 * 5 * sizeof(float));
+  }
+}
+
+TEST(ReadTensorRows, RefusesRowsThatAreNotThere) {
+  const TempFolder folder;
+  const auto checkpoint =
+      Store(folder, {{"w", at::zeros({9, 5}), ScalarType::kF32}});
+  const std::pair<int64_t, at::Tensor> cases[] = {
+      {7, at::zeros({3, 5})}, {-1, at::zeros({3, 5})}, {10, at::zeros({1, 5})}};
+  for (const auto& [first, rows] : cases) {
+    const absl::Status status = ReadTensorRows(*checkpoint, "w", first, rows);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("'w' has 9 rows"));
+  }
+  EXPECT_EQ(ReadTensorRows(*checkpoint, "w", 0, at::zeros({3, 4})).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadTensorRows(*checkpoint, "w", 0, at::zeros({})).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ReadTensor, SaysSoWhenTheFileWasCutShort) {
+  const TempFolder folder;
+  const auto checkpoint =
+      Store(folder, {{"w", at::zeros({3001, 1001}), ScalarType::kF32}});
+  std::filesystem::resize_file(folder.path() + "/model.safetensors", 6'000'000);
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+    const absl::Status status =
+        ReadTensor(*checkpoint, "w", at::zeros({3001, 1001}, dtype));
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 'w': ended"));
+  }
 }
 
 TEST(ReadTensor, CopiesMatricesOfManyBlocks) {

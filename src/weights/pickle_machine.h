@@ -1,0 +1,118 @@
+// Runs the program that a pickle is, without its power. Torch-free.
+//
+// A pickle is a program for a stack machine that may import and call any
+// function by name. This machine knows the opcodes that a dict of plain values
+// takes, protocols 2 to 5; what else happens, its PickleObjects decide.
+#ifndef WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
+#define WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "src/weights/byte_reader.h"
+#include "src/weights/pickle_values.h"
+
+namespace weft::weights {
+
+inline constexpr size_t kMaxPickleString = 4096;
+inline constexpr size_t kMaxPickleStack = 65'536;
+
+// Everything that a pickle may name, and what calling it gives. Errors are
+// INVALID_ARGUMENT saying only what is wrong, to go after "opcode X at byte N".
+class PickleObjects {
+ public:
+  virtual ~PickleObjects() = default;
+
+  virtual absl::StatusOr<PickleValue> Global(absl::string_view module,
+                                             absl::string_view name) = 0;
+  virtual absl::StatusOr<PickleValue> Persistent(const PickleValue& id) = 0;
+  virtual absl::StatusOr<PickleValue> Call(
+      const PickleValue& function, absl::Span<const PickleValue> arguments) = 0;
+  virtual absl::Status SetState(const PickleValue& target,
+                                const PickleValue& state) = 0;
+};
+
+// Threads: one.
+class PickleMachine {
+ public:
+  // All three outlive the machine.
+  PickleMachine(absl::string_view pickle, PickleHeap& heap,
+                PickleObjects& objects)
+      : pickle_(pickle), in_(pickle), heap_(heap), objects_(objects) {}
+
+  // The pickle's value. Units: time O(bytes), memory bounded by the limits.
+  // Errors: DATA_LOSS when the pickle ends early, else INVALID_ARGUMENT naming
+  //         the opcode and its offset. Never throws.
+  absl::StatusOr<PickleValue> Run();
+
+ private:
+  using Handler = absl::Status (PickleMachine::*)();
+  static std::array<Handler, 256> Handlers();
+
+  // Opcodes. A number in <> is the width of the operand in bytes.
+  absl::Status Proto();
+  absl::Status Frame();
+  absl::Status Stop();
+  absl::Status Mark();
+  template <PickleKind kKind, int kNumber>
+  absl::Status Constant();
+  template <size_t kBytes>
+  absl::Status Unsigned();
+  absl::Status BinInt();
+  absl::Status Long1();
+  absl::Status BinFloat();
+  template <size_t kBytes>
+  absl::Status String();
+  absl::Status Tuple();
+  template <size_t kItems>
+  absl::Status ShortTuple();
+  absl::Status EmptyDict();
+  absl::Status Append();
+  absl::Status Appends();
+  absl::Status SetItem();
+  absl::Status SetItems();
+  template <size_t kBytes>
+  absl::Status Put();
+  absl::Status Memoize();
+  template <size_t kBytes>
+  absl::Status Get();
+  absl::Status GlobalByLine();
+  absl::Status GlobalByStack();
+  absl::Status Persistent();
+  absl::Status Reduce();
+  absl::Status Build();
+
+  absl::Status Step();
+  absl::Status Push(absl::StatusOr<PickleValue> value);
+  absl::Status Pop(PickleValue& value);
+  // Everything above the last mark, and the mark.
+  absl::Status PopMark(std::vector<PickleValue>& items);
+  // The top of the stack, which must be of `kind`.
+  absl::Status Top(PickleKind kind, PickleValue& value) const;
+  absl::Status MemoPut(uint64_t index);
+  // The stack's height that the values above the last mark start from.
+  [[nodiscard]] size_t Floor() const {
+    return marks_.empty() ? 0 : marks_.back();
+  }
+
+  const absl::string_view pickle_;
+  ByteReader in_;
+  PickleHeap& heap_;
+  PickleObjects& objects_;
+  uint8_t opcode_ = 0;
+  size_t opcode_offset_ = 0;
+  bool stopped_ = false;
+  std::vector<PickleValue> stack_;
+  std::vector<size_t> marks_;
+  std::vector<PickleValue> memo_;
+};
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_

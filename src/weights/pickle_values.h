@@ -1,0 +1,86 @@
+// What a pickle's program works with. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
+#define WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace weft::weights {
+
+// Items of tuples and dicts, dicts, storages and memo entries together: a state
+// dict takes some 30 a tensor.
+inline constexpr size_t kMaxPickleItems = 4'000'000;
+
+enum class PickleKind : uint8_t {
+  kNone,
+  kBool,    // `number` is 0 or 1.
+  kInt,     // `number`.
+  kFloat,   // Its value is of no use here.
+  kString,  // `size` bytes of the pickle from `number` on.
+  kTuple,   // `size` items of the heap from `number` on.
+  kList,    // Its items are of no use here.
+  kDict,    // Dict `number` of the heap.
+  kGlobal,  // These three: whatever PickleObjects numbers.
+  kStorage,
+  kTensor,
+};
+
+// Refers to what the heap holds, so that copies are free and nothing is ever
+// walked or freed recursively, however a pickle nests or ties itself.
+struct PickleValue {
+  PickleKind kind = PickleKind::kNone;
+  uint32_t size = 0;
+  int64_t number = 0;
+};
+
+struct PickleDict {
+  bool ordered = false;
+  // As they were set; keys are strings and may repeat.
+  std::vector<std::pair<PickleValue, PickleValue>> entries;
+};
+
+// Holds tuples and dicts until the pickle is done with. Threads: one.
+// Errors: INVALID_ARGUMENT when more than kMaxPickleItems would be held.
+class PickleHeap {
+ public:
+  // `pickle` outlives the heap.
+  explicit PickleHeap(absl::string_view pickle) : pickle_(pickle) {}
+
+  [[nodiscard]] absl::string_view Text(const PickleValue& string) const {
+    return pickle_.substr(static_cast<size_t>(string.number), string.size);
+  }
+  [[nodiscard]] absl::Span<const PickleValue> Items(
+      const PickleValue& tuple) const {
+    return absl::MakeConstSpan(items_).subspan(
+        static_cast<size_t>(tuple.number), tuple.size);
+  }
+  [[nodiscard]] const PickleDict& Dict(const PickleValue& dict) const {
+    return dicts_[static_cast<size_t>(dict.number)];
+  }
+
+  // Counts what somebody is about to keep.
+  [[nodiscard]] absl::Status Charge(size_t num_items);
+  [[nodiscard]] absl::StatusOr<PickleValue> NewTuple(
+      absl::Span<const PickleValue> items);
+  [[nodiscard]] absl::StatusOr<PickleValue> NewDict(bool ordered);
+  // Sets keys to values; an even number of them, keys first.
+  [[nodiscard]] absl::Status Insert(
+      const PickleValue& dict, absl::Span<const PickleValue> keys_and_values);
+
+ private:
+  const absl::string_view pickle_;
+  size_t num_charged_ = 0;
+  std::vector<PickleValue> items_;
+  std::vector<PickleDict> dicts_;
+};
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_

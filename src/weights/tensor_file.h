@@ -1,0 +1,80 @@
+// A checkpoint file of any format: its tensors, read piece by piece. Formats
+// differ in where they say which bytes are whose; the bytes themselves lie
+// plain in all of them. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
+#define WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "src/weights/regular_file.h"
+#include "src/weights/tensor_types.h"
+
+namespace weft::weights {
+
+// A format: finds the tensors of a file and checks that they lie inside it.
+// Reads headers and directories, no tensor. Errors need not name the file.
+using DirectoryReader =
+    absl::StatusOr<TensorDirectory> (*)(const RegularFile& file);
+
+// Threads: any, once opened.
+class TensorFile {
+ public:
+  // Errors: those of RegularFile::Open and of the format, naming the path.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
+      const std::string& path, DirectoryReader read_directory);
+
+  [[nodiscard]] const TensorDirectory& tensors() const { return tensors_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const RegularFile& file() const { return file_; }
+
+ private:
+  TensorFile(std::string path, RegularFile file, TensorDirectory tensors)
+      : path_(std::move(path)),
+        file_(std::move(file)),
+        tensors_(std::move(tensors)) {}
+
+  const std::string path_;
+  const RegularFile file_;
+  const TensorDirectory tensors_;
+};
+
+// A tensor of a TensorFile, to be read by rows of its first dimension. Cheap to
+// copy; valid while the file's object lives. Threads: any.
+class DiskTensor {
+ public:
+  DiskTensor(const TensorFile& file, const TensorDirectory::value_type& entry)
+      : file_(&file), entry_(&entry) {}
+
+  // Its name in the file.
+  [[nodiscard]] const std::string& name() const { return entry_->first; }
+  [[nodiscard]] ScalarType dtype() const { return entry_->second.dtype; }
+  [[nodiscard]] absl::Span<const int64_t> shape() const {
+    return entry_->second.shape;
+  }
+  // A scalar is one row.
+  [[nodiscard]] int64_t num_rows() const {
+    return shape().empty() ? 1 : shape()[0];
+  }
+  [[nodiscard]] uint64_t row_bytes() const;
+
+  // Reads rows [begin, end), which the tensor has, and no other byte.
+  // Shapes: destination has (end - begin) * row_bytes() bytes.
+  // Errors: INVALID_ARGUMENT when the tensor is not row-major, DATA_LOSS when
+  //         the file was cut short since; each names file and tensor.
+  [[nodiscard]] absl::Status ReadRows(int64_t begin, int64_t end,
+                                      absl::Span<std::byte> destination) const;
+
+ private:
+  const TensorFile* file_;
+  const TensorDirectory::value_type* entry_;
+};
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_TENSOR_FILE_H_

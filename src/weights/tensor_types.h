@@ -1,0 +1,83 @@
+// What a tensor of a file is, whatever the format: dtype, shape, where its
+// bytes lie, and the limits that every format keeps. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
+#define WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace weft::weights {
+
+inline constexpr size_t kMaxTensors = 100'000;
+inline constexpr size_t kMaxTensorNameBytes = 512;
+inline constexpr size_t kMaxTensorRank = 8;
+
+enum class ScalarType : uint8_t {
+  kBool,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kU64,
+  kI64,
+  kF16,
+  kBf16,
+  kF32,
+  kF64,
+};
+
+// The safetensors name of the type, such as "BF16".
+[[nodiscard]] const char* ScalarTypeName(ScalarType type);
+[[nodiscard]] size_t ScalarTypeBytes(ScalarType type);
+
+// A tensor that lies in somebody else's memory: row-major, little-endian, at
+// any alignment.
+struct TensorView {
+  ScalarType dtype = ScalarType::kF32;
+  std::vector<int64_t> shape;
+  absl::Span<const std::byte> bytes;
+
+  [[nodiscard]] size_t num_elements() const {
+    return bytes.size() / ScalarTypeBytes(dtype);
+  }
+};
+
+// A tensor that lies in a file, little-endian.
+struct StoredTensor {
+  ScalarType dtype = ScalarType::kF32;
+  std::vector<int64_t> shape;
+  uint64_t offset = 0;      // Of the first element, from the file's start.
+  uint64_t size_bytes = 0;  // By shape and dtype.
+  bool row_major = true;    // Otherwise it is listed, but cannot be read.
+};
+
+// The tensors of one file by name.
+using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
+
+// "[2, 3]", for messages.
+[[nodiscard]] std::string ShapeString(absl::Span<const int64_t> shape);
+
+// "tensor 'a'", escaped, for messages.
+[[nodiscard]] std::string QuotedTensor(absl::string_view name);
+
+// What is wrong with a tensor's name, such as "has a control character in its
+// name"; empty when nothing is.
+[[nodiscard]] std::string TensorNameProblem(absl::string_view name);
+
+// Bytes that shape and dtype ask for. INVALID_ARGUMENT when they are more than
+// 2^63.
+[[nodiscard]] absl::StatusOr<uint64_t> DeclaredBytes(
+    absl::string_view name, ScalarType dtype, absl::Span<const uint64_t> shape);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_

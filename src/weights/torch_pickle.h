@@ -1,0 +1,45 @@
+// The pickle inside a torch.save archive, as far as state dicts need it.
+// Torch-free.
+// Tensors and OrderedDicts, and nothing else: any other name is refused with
+// its offset. Nothing is imported, nothing is called.
+#ifndef WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
+#define WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/weights/tensor_types.h"
+
+namespace weft::weights {
+
+inline constexpr size_t kMaxPickleBytes = size_t{64} << 20;
+
+// One tensor as the pickle declares it, nothing checked against its storage
+// yet. Offset and strides count elements.
+struct PickledTensor {
+  ScalarType dtype = ScalarType::kF32;
+  std::string storage;  // Its record's name below data/.
+  uint64_t storage_elements = 0;
+  uint64_t offset = 0;
+  std::vector<uint64_t> shape;
+  std::vector<uint64_t> strides;  // As many as the shape has sizes.
+};
+
+using PickledTensors = absl::btree_map<std::string, PickledTensor>;
+
+// Runs a pickle whose result is a dict of tensors or Parameters by name, such
+// as a module's state_dict().
+// Units:  time O(bytes); memory O(bytes), bounded by the limits of all pickles.
+// Errors: DATA_LOSS when the pickle ends early, else INVALID_ARGUMENT naming
+//         the opcode and its offset, or the tensor. Never throws.
+[[nodiscard]] absl::StatusOr<PickledTensors> ParseTorchPickle(
+    absl::string_view pickle);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_

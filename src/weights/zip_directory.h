@@ -1,0 +1,45 @@
+// The directory of a zip archive whose entries are stored as they are, which is
+// what torch.save writes. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
+#define WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/weights/regular_file.h"
+
+namespace weft::weights {
+
+inline constexpr size_t kMaxZipEntries = 200'000;
+inline constexpr size_t kMaxZipDirectoryBytes = size_t{64} << 20;
+
+// Where the bytes of an entry lie.
+struct ZipEntry {
+  uint64_t header_offset = 0;
+  uint64_t data_offset = 0;
+  uint64_t size_bytes = 0;
+  uint32_t crc32 = 0;
+};
+
+using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
+
+// Reads the central directory and every local header, zip64 included. Stricter
+// than the format, so that no two readers can see different archives: the
+// directory ends the file (no comment), every local header says what the
+// directory says, no entry touches another, no name is there twice, and nothing
+// is compressed, encrypted or split.
+// Errors: DATA_LOSS when something lies beyond the file's end, else
+//         INVALID_ARGUMENT; each names the entry and the rule.
+[[nodiscard]] absl::StatusOr<ZipDirectory> ReadZipDirectory(
+    const RegularFile& file);
+
+// The checksum that zip directories hold.
+[[nodiscard]] uint32_t Crc32(absl::string_view bytes);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
