@@ -50,6 +50,11 @@ const EnumNames<Dtype>& NamesOf(Dtype /*tag*/) {
       {"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}};
   return names;
 }
+const EnumNames<LoadFormat>& NamesOf(LoadFormat /*tag*/) {
+  static const auto& names = *new EnumNames<LoadFormat>{
+      {"auto", LoadFormat::kAuto}, {"dummy", LoadFormat::kDummy}};
+  return names;
+}
 const EnumNames<LogStyle>& NamesOf(LogStyle /*tag*/) {
   static const auto& names =
       *new EnumNames<LogStyle>{{"text", LogStyle::kText},
@@ -147,6 +152,9 @@ std::vector<Flag> ModelFlags() {
                "Where to compute. auto: CUDA when there is a device."),
       MakeFlag(kGroup, "dtype", WEFT_ENGINE(dtype),
                "Type of the base weights. auto: bf16 on CUDA, f32 on a CPU."),
+      MakeFlag(kGroup, "load-format", WEFT_ENGINE(load_format),
+               "auto: safetensors or .bin files of --model. dummy: seeded "
+               "random weights from its config.json alone."),
       MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
                "Compute threads on the CPU, [0, 4096]. 0: all cores."),
       MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),

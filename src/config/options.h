@@ -16,6 +16,8 @@ namespace weft {
 
 enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
+// kAuto: from the model's folder. kDummy: random ones, from config.json alone.
+enum class LoadFormat { kAuto, kDummy };
 // Which layers keep their input alone and run again in the backward pass.
 // kAuto: as few as the memory budget asks for.
 enum class GradientCheckpointing { kOff, kAll, kAuto };
@@ -26,6 +28,7 @@ struct EngineOptions {
   std::string checkpoint_dir;  // Adapter checkpoints; created when missing.
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
+  LoadFormat load_format = LoadFormat::kAuto;
   int num_threads = 0;           // Compute threads on the CPU; 0: all cores.
   int max_adapters = 64;         // [1, 100000]
   int max_rank = 64;             // [1, 1024]

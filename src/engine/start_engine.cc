@@ -28,6 +28,7 @@ constexpr int64_t kCpuBatchTokens = 2048;
 constexpr int64_t kCudaBatchTokens = 16384;
 constexpr int64_t kCpuKvBytes = int64_t{1} << 30;
 constexpr int64_t kCudaKvBytes = int64_t{8} << 30;
+constexpr uint64_t kDummySeed = 1;
 
 absl::StatusOr<at::Device> PickDevice(Device device) {
   const bool has_cuda = at::hasCUDA();
@@ -91,6 +92,18 @@ absl::Status PrepareDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<model::DecoderWeights> LoadWeights(
+    const EngineOptions& options, const model::ModelConfig& config,
+    at::ScalarType dtype, at::Device device) {
+  if (options.load_format == LoadFormat::kDummy) {
+    Log(LogLevel::kWarning, "weights are random: --load-format=dummy");
+    return model::MakeDummyWeights(config, dtype, device, kDummySeed);
+  }
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
+                        weights::Checkpoint::Open(options.model_dir));
+  return model::LoadDecoderWeights(*checkpoint, config, dtype, device);
+}
+
 absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
     EngineOptions& options, at::Device device) {
   WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
@@ -99,13 +112,11 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
       options.max_context_tokens > config.max_positions) {
     options.max_context_tokens = static_cast<int>(config.max_positions);
   }
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
-                        weights::Checkpoint::Open(options.model_dir));
   const at::ScalarType dtype = PickDtype(options.dtype, device);
   absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("loading the model", [&] {
-    loaded = model::LoadDecoderWeights(*checkpoint, config, dtype, device);
+    loaded = LoadWeights(options, config, dtype, device);
     if (!loaded.ok()) return;
     decoder = std::make_unique<model::Decoder>(config, *std::move(loaded),
                                                options.max_context_tokens);

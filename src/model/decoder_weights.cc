@@ -1,136 +1,148 @@
 #include "src/model/decoder_weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
+#include <cmath>
+#include <cstddef>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "src/base/huge_pages.h"
 #include "src/base/progress.h"
 #include "src/base/status_macros.h"
+#include "src/model/weight_list.h"
 #include "src/weights/tensor_reader.h"
 
 namespace weft::model {
 namespace {
 
-// A piece of a stacked matrix or bias: `rows` rows from the tensor `name`.
-struct Part {
-  std::string name;
-  int64_t rows;
-};
+constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
+constexpr char kHeadName[] = "lm_head.weight";
 
-class Loader {
- public:
-  Loader(const weights::Checkpoint& checkpoint, const ModelConfig& config,
-         at::TensorOptions options)
-      : checkpoint_(checkpoint),
-        options_(options),
-        norms_from_one_(config.norms_from_one),
-        progress_("loading weights",
-                  static_cast<int64_t>(config.num_parameters() *
-                                       options.dtype().itemsize()),
-                  "B") {}
-
-  absl::StatusOr<at::Tensor> Norm(const std::string& name, int64_t size) {
-    at::Tensor tensor = at::empty(
-        {size}, norms_from_one_ ? options_.dtype(at::kFloat) : options_);
-    WEFT_RETURN_IF_ERROR(Read(name, tensor));
-    return norms_from_one_ ? tensor.add_(1) : tensor;
+at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
+  switch (slot) {
+    case WeightSlot::kInputNorm:
+      return w.input_norm_H;
+    case WeightSlot::kQkv:
+      return w.qkv.weight_OI;
+    case WeightSlot::kQkvBias:
+      return w.qkv.bias_O;
+    case WeightSlot::kQNorm:
+      return w.q_norm_C;
+    case WeightSlot::kKNorm:
+      return w.k_norm_C;
+    case WeightSlot::kO:
+      return w.o.weight_OI;
+    case WeightSlot::kOBias:
+      return w.o.bias_O;
+    case WeightSlot::kAttentionOutNorm:
+      return w.attention_out_norm_H;
+    case WeightSlot::kMlpNorm:
+      return w.mlp_norm_H;
+    case WeightSlot::kGateUp:
+      return w.gate_up.weight_OI;
+    case WeightSlot::kGateUpBias:
+      return w.gate_up.bias_O;
+    case WeightSlot::kDown:
+      return w.down.weight_OI;
+    case WeightSlot::kDownBias:
+      return w.down.bias_O;
+    default:
+      return w.mlp_out_norm_H;
   }
+}
 
-  absl::StatusOr<at::Tensor> Matrix(const std::string& name, int64_t rows,
-                                    int64_t columns) {
-    at::Tensor tensor = at::empty({rows, columns}, options_);
-    WEFT_RETURN_IF_ERROR(Read(name, tensor));
-    return tensor;
+at::Tensor& FieldOf(DecoderWeights& w, const WeightEntry& entry) {
+  switch (entry.slot) {
+    case WeightSlot::kEmbedding:
+      return w.embedding_VH;
+    case WeightSlot::kFinalNorm:
+      return w.final_norm_H;
+    case WeightSlot::kHead:
+      return w.head_VH;
+    default:
+      return FieldOf(w.layers[entry.layer], entry.slot);
   }
+}
 
-  absl::StatusOr<lora::BaseLinear> Stacked(const std::vector<Part>& parts,
-                                           int64_t columns, bool with_bias) {
-    int64_t rows = 0;
-    for (const Part& part : parts) rows += part.rows;
-    lora::BaseLinear linear;
-    linear.weight_OI = at::empty({rows, columns}, options_);
-    if (with_bias) linear.bias_O = at::empty({rows}, options_);
-    int64_t row = 0;
-    for (const Part& part : parts) {
-      WEFT_RETURN_IF_ERROR(Read(absl::StrCat(part.name, ".weight"),
-                                linear.weight_OI.narrow(0, row, part.rows)));
-      if (with_bias) {
-        WEFT_RETURN_IF_ERROR(Read(absl::StrCat(part.name, ".bias"),
-                                  linear.bias_O.narrow(0, row, part.rows)));
-      }
-      row += part.rows;
+DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
+                        const ModelConfig& config,
+                        const at::TensorOptions& options) {
+  DecoderWeights w;
+  w.layers.resize(config.num_layers);
+  for (const WeightEntry& entry : entries) {
+    if (entry.first_row > 0) continue;
+    std::vector<int64_t> shape = entry.shape;
+    shape[0] = entry.slot_rows;
+    const bool wide = IsNorm(entry.slot) && config.norms_from_one;
+    at::Tensor field =
+        at::empty(shape, wide ? options.dtype(at::kFloat) : options);
+    if (field.is_cpu()) {
+      PreferHugePages(absl::MakeSpan(
+          static_cast<std::byte*>(field.mutable_data_ptr()), field.nbytes()));
     }
-    return linear;
+    FieldOf(w, entry) = std::move(field);
   }
-
- private:
-  absl::Status Read(const std::string& name, const at::Tensor& destination) {
-    WEFT_RETURN_IF_ERROR(weights::ReadTensor(checkpoint_, name, destination));
-    progress_.Add(static_cast<int64_t>(destination.nbytes()));
-    return absl::OkStatus();
-  }
-
-  const weights::Checkpoint& checkpoint_;
-  const at::TensorOptions options_;
-  const bool norms_from_one_;
-  Progress progress_;
-};
-
-// The norms around attention and MLP. What Llama calls post_attention_layernorm
-// comes before the MLP; where there are output norms, it is one of them.
-absl::Status LoadNorms(Loader& loader, const ModelConfig& config,
-                       const std::string& prefix, LayerWeights& w) {
-  const auto load = [&](const char* name) {
-    return loader.Norm(absl::StrCat(prefix, name, ".weight"), config.hidden);
-  };
-  WEFT_ASSIGN_OR_RETURN(w.input_norm_H, load("input_layernorm"));
-  if (!config.output_norms) {
-    WEFT_ASSIGN_OR_RETURN(w.mlp_norm_H, load("post_attention_layernorm"));
-    return absl::OkStatus();
-  }
-  WEFT_ASSIGN_OR_RETURN(w.attention_out_norm_H,
-                        load("post_attention_layernorm"));
-  WEFT_ASSIGN_OR_RETURN(w.mlp_norm_H, load("pre_feedforward_layernorm"));
-  WEFT_ASSIGN_OR_RETURN(w.mlp_out_norm_H, load("post_feedforward_layernorm"));
-  return absl::OkStatus();
-}
-
-absl::Status LoadAttention(Loader& loader, const ModelConfig& config,
-                           const std::string& prefix, LayerWeights& w) {
-  const lora::ModelShape shape = config.shape();
-  WEFT_ASSIGN_OR_RETURN(w.qkv,
-                        loader.Stacked({{prefix + "q_proj", shape.q_width},
-                                        {prefix + "k_proj", shape.kv_width},
-                                        {prefix + "v_proj", shape.kv_width}},
-                                       shape.hidden, config.qkv_bias));
-  WEFT_ASSIGN_OR_RETURN(w.o, loader.Stacked({{prefix + "o_proj", shape.hidden}},
-                                            shape.q_width, config.o_bias));
-  if (!config.qk_norm) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(w.q_norm_C,
-                        loader.Norm(prefix + "q_norm.weight", config.head_dim));
-  WEFT_ASSIGN_OR_RETURN(w.k_norm_C,
-                        loader.Norm(prefix + "k_norm.weight", config.head_dim));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LayerWeights> LoadLayer(Loader& loader,
-                                       const ModelConfig& config, int layer) {
-  const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  const std::string mlp = prefix + "mlp.";
-  const lora::ModelShape shape = config.shape();
-  LayerWeights w;
-  WEFT_RETURN_IF_ERROR(LoadNorms(loader, config, prefix, w));
-  WEFT_RETURN_IF_ERROR(LoadAttention(loader, config, prefix + "self_attn.", w));
-  WEFT_ASSIGN_OR_RETURN(w.gate_up,
-                        loader.Stacked({{mlp + "gate_proj", shape.ffn},
-                                        {mlp + "up_proj", shape.ffn}},
-                                       shape.hidden, config.mlp_bias));
-  WEFT_ASSIGN_OR_RETURN(
-      w.down, loader.Stacked({{mlp + "down_proj", shape.hidden}}, shape.ffn,
-                             config.mlp_bias));
+  if (config.tied_embeddings) w.head_VH = w.embedding_VH;
   return w;
+}
+
+absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
+                         const std::vector<WeightEntry>& entries,
+                         DecoderWeights& w) {
+  weights::ReadPlan plan(checkpoint);
+  for (const WeightEntry& entry : entries) {
+    WEFT_RETURN_IF_ERROR(
+        plan.Add(entry.name,
+                 FieldOf(w, entry).narrow(0, entry.first_row, entry.shape[0])));
+  }
+  Progress progress("loading weights", static_cast<int64_t>(plan.num_bytes()),
+                    "B");
+  return plan.Run([&](int64_t bytes) { progress.Add(bytes); });
+}
+
+// A head in the checkpoint of a model that ties it: transformers would use one
+// or the other, depending on its release.
+absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
+                           const at::Tensor& embedding_VH) {
+  const auto head = checkpoint.Find(kHeadName);
+  if (absl::IsNotFound(head.status())) return absl::OkStatus();
+  if (!head.ok()) return head.status();
+  WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor embedding,
+                        checkpoint.Find(kEmbeddingName));
+  if (head->IsSameAs(embedding)) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(
+      const bool same, weights::HasValues(checkpoint, kHeadName, embedding_VH));
+  if (same) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor '", kHeadName, "' differs from '", kEmbeddingName,
+      "', though tie_word_embeddings says that they are one; remove the tensor "
+      "or set the field to false"));
+}
+
+// Draws one slot's matrix. Every slot has its own stream of numbers, so that
+// neither order nor threads matter.
+void Draw(const WeightEntry& entry, uint64_t seed, at::Tensor& field) {
+  if (IsNorm(entry.slot)) {
+    field.fill_(1);
+  } else if (field.dim() == 1) {
+    field.zero_();
+  } else {
+    at::Generator generator = at::detail::createCPUGenerator(
+        seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(entry.layer) * 64 +
+        static_cast<uint64_t>(entry.slot));
+    // Uniform with the variance that keeps the length of what it multiplies.
+    const double bound = std::sqrt(3.0 / static_cast<double>(field.size(1)));
+    if (field.is_cpu()) {
+      field.uniform_(-bound, bound, generator);
+    } else {
+      field.copy_(at::empty(field.sizes(), field.options().device(at::kCPU))
+                      .uniform_(-bound, bound, generator));
+    }
+  }
 }
 
 }  // namespace
@@ -138,27 +150,47 @@ absl::StatusOr<LayerWeights> LoadLayer(Loader& loader,
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device) {
-  Loader loader(checkpoint, config,
-                at::TensorOptions().dtype(dtype).device(device));
-  DecoderWeights w;
-  WEFT_ASSIGN_OR_RETURN(
-      w.embedding_VH,
-      loader.Matrix("model.embed_tokens.weight", config.vocab, config.hidden));
-  w.layers.reserve(config.num_layers);
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    WEFT_ASSIGN_OR_RETURN(LayerWeights layer_weights,
-                          LoadLayer(loader, config, layer));
-    w.layers.push_back(std::move(layer_weights));
+  WEFT_RETURN_IF_ERROR(CheckNoOtherLayerTensors(checkpoint, config));
+  const std::vector<WeightEntry> entries = ListWeights(config);
+  DecoderWeights w = Allocate(entries, config,
+                              at::TensorOptions().dtype(dtype).device(device));
+  WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
+  if (config.norms_from_one) {
+    for (const WeightEntry& entry : entries) {
+      if (IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
+    }
   }
-  WEFT_ASSIGN_OR_RETURN(w.final_norm_H,
-                        loader.Norm("model.norm.weight", config.hidden));
-  w.head_VH = w.embedding_VH;
-  if (!config.tied_embeddings) {
-    WEFT_ASSIGN_OR_RETURN(
-        w.head_VH,
-        loader.Matrix("lm_head.weight", config.vocab, config.hidden));
+  if (config.tied_embeddings) {
+    WEFT_RETURN_IF_ERROR(CheckTiedHead(checkpoint, w.embedding_VH));
   }
   return w;
+}
+
+DecoderWeights MakeDummyWeights(const ModelConfig& config, at::ScalarType dtype,
+                                at::Device device, uint64_t seed) {
+  const std::vector<WeightEntry> entries = ListWeights(config);
+  DecoderWeights w = Allocate(entries, config,
+                              at::TensorOptions().dtype(dtype).device(device));
+  Progress progress("making weights", static_cast<int64_t>(entries.size()),
+                    "tensors");
+  for (const WeightEntry& entry : entries) {
+    if (entry.first_row == 0) Draw(entry, seed, FieldOf(w, entry));
+    progress.Add(1);
+  }
+  return w;
+}
+
+absl::StatusOr<HeadWeights> LoadHeadWeights(
+    const weights::Checkpoint& checkpoint, const ModelConfig& config,
+    at::ScalarType dtype, at::Device device) {
+  const std::vector<WeightEntry> entries = ListHeadWeights(config);
+  DecoderWeights w = Allocate(entries, config,
+                              at::TensorOptions().dtype(dtype).device(device));
+  WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
+  if (config.tied_embeddings) {
+    WEFT_RETURN_IF_ERROR(CheckTiedHead(checkpoint, w.embedding_VH));
+  }
+  return HeadWeights{w.embedding_VH, w.head_VH};
 }
 
 }  // namespace weft::model

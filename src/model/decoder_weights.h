@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -39,9 +40,30 @@ struct DecoderWeights {
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
-// Reads every tensor of the model straight into its place, with a progress bar.
-// Errors: those of weights::ReadTensor.
+// Reads every tensor of the model straight into its place, in parallel, with a
+// progress bar. Nothing is read before all of them are found to be there.
+// Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor of a layer
+//         that config.json knows nothing of (a bias, say), and for a tied head
+//         that is in the checkpoint with other values than the embedding.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
+    const weights::Checkpoint& checkpoint, const ModelConfig& config,
+    at::ScalarType dtype, at::Device device);
+
+// Weights of the model's shape without a checkpoint: random matrices that keep
+// activations near one, plain norms, biases of zero. Equal seeds give equal
+// weights, whatever the number of threads.
+[[nodiscard]] DecoderWeights MakeDummyWeights(const ModelConfig& config,
+                                              at::ScalarType dtype,
+                                              at::Device device, uint64_t seed);
+
+// Embedding and head, and nothing else of a model.
+struct HeadWeights {
+  at::Tensor embedding_VH;
+  at::Tensor head_VH;  // embedding_VH itself when the model ties them.
+};
+
+// Reads them as LoadDecoderWeights does; no other tensor need be there.
+[[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device);
 

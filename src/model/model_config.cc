@@ -10,6 +10,7 @@
 #include "src/model/decoder_config.h"
 #include "src/model/family_config.h"
 #include "src/model/json_fields.h"
+#include "src/model/weight_list.h"
 #include "src/weights/strict_json.h"
 
 namespace weft::model {
@@ -156,15 +157,11 @@ lora::ModelShape ModelConfig::shape() const {
 }
 
 uint64_t ModelConfig::num_parameters() const {
-  const auto [layers, h, q, kv, f, v] = shape();
-  int64_t layer = 2 * q * h + 2 * kv * h + 3 * f * h + 2 * h;
-  if (output_norms) layer += 2 * h;
-  if (qk_norm) layer += 2 * head_dim;
-  if (qkv_bias) layer += q + 2 * kv;
-  if (o_bias) layer += h;
-  if (mlp_bias) layer += 2 * f + h;
-  const int64_t embeddings = (tied_embeddings ? 1 : 2) * v * h;
-  return static_cast<uint64_t>(layers * layer + embeddings + h);
+  uint64_t sum = 0;
+  for (const WeightEntry& entry : ListWeights(*this)) {
+    sum += static_cast<uint64_t>(entry.num_elements());
+  }
+  return sum;
 }
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -122,6 +123,17 @@ absl::StatusOr<DiskTensor> Checkpoint::Find(
         absl::StrCat("tensor '", name, "' is not in the checkpoint"));
   }
   return *match;
+}
+
+std::string Checkpoint::LayerTensorName(absl::string_view name) {
+  for (const absl::string_view prefix : kDecoderPrefixes) {
+    absl::string_view rest = name;
+    if (absl::ConsumePrefix(&rest, prefix) &&
+        absl::StartsWith(rest, "layers.")) {
+      return absl::StrCat("model.", rest);
+    }
+  }
+  return "";
 }
 
 std::vector<std::string> Checkpoint::Names() const {

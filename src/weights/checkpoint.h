@@ -37,6 +37,11 @@ class Checkpoint {
   // Names as in the files, ordered.
   [[nodiscard]] std::vector<std::string> Names() const;
 
+  // The canonical name of a tensor of the decoder's layers such as
+  // "model.layers.0.mlp.up_proj.weight", whatever prefix the file uses; empty
+  // for a name of another part.
+  [[nodiscard]] static std::string LayerTensorName(absl::string_view name);
+
   // Bytes read of all its files since they were opened, headers included.
   [[nodiscard]] uint64_t bytes_read() const;
 

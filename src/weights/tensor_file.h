@@ -44,8 +44,8 @@ class TensorFile {
   const TensorDirectory tensors_;
 };
 
-// A tensor of a TensorFile, to be read by rows of its first dimension. Cheap to
-// copy; valid while the file's object lives. Threads: any.
+// A tensor of a TensorFile, to be read as a whole or by slices. Cheap to copy;
+// valid while the file's object lives. Threads: any.
 class DiskTensor {
  public:
   DiskTensor(const TensorFile& file, const TensorDirectory::value_type& entry)
@@ -63,12 +63,32 @@ class DiskTensor {
   }
   [[nodiscard]] uint64_t row_bytes() const;
 
-  // Reads rows [begin, end), which the tensor has, and no other byte.
-  // Shapes: destination has (end - begin) * row_bytes() bytes.
+  // Whether both are the same bytes of the same file, in the same shape: tied
+  // tensors of a .bin share their storage.
+  [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
+
+  // A rectangle of the tensor as a matrix of num_rows() rows.
+  struct Block {
+    int64_t first_row = 0;
+    int64_t num_rows = 0;
+    uint64_t first_byte = 0;  // Of each row.
+    uint64_t num_bytes = 0;   // Of each row.
+  };
+
+  // Reads a block, which the tensor has, and no other byte: whole rows at once,
+  // pieces of rows one by one.
+  // Shapes: destination has block.num_rows * block.num_bytes bytes.
   // Errors: INVALID_ARGUMENT when the tensor is not row-major, DATA_LOSS when
   //         the file was cut short since; each names file and tensor.
+  [[nodiscard]] absl::Status Read(const Block& block,
+                                  absl::Span<std::byte> destination) const;
+  // Whole rows [begin, end).
   [[nodiscard]] absl::Status ReadRows(int64_t begin, int64_t end,
-                                      absl::Span<std::byte> destination) const;
+                                      absl::Span<std::byte> destination) const {
+    return Read(
+        {.first_row = begin, .num_rows = end - begin, .num_bytes = row_bytes()},
+        destination);
+  }
 
  private:
   const TensorFile* file_;

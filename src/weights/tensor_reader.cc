@@ -4,9 +4,12 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
-#include <utility>
+#include <string_view>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -19,8 +22,8 @@ namespace weft::weights {
 namespace {
 
 // One read: large enough to hide its overhead, small enough that the staging
-// of a conversion or of a transfer to a device stays small.
-constexpr int64_t kBlockBytes = int64_t{4} << 20;
+// of a conversion or of a transfer to a device stays in a core's cache.
+constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
 std::optional<at::ScalarType> FloatingType(ScalarType type) {
   switch (type) {
@@ -35,123 +38,189 @@ std::optional<at::ScalarType> FloatingType(ScalarType type) {
   }
 }
 
-// Reads blocks of rows of a tensor into the rows of a destination. One thread's
-// staging is made when a block first needs it.
-class BlockReader {
- public:
-  BlockReader(const DiskTensor& source, at::ScalarType dtype, int64_t first_row,
-              const at::Tensor& destination)
-      : source_(source),
-        dtype_(dtype),
-        first_row_(first_row),
-        destination_(destination) {}
+absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
+                        absl::string_view expected, at::IntArrayRef sizes) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor '", name, "' has shape ", ShapeString(source.shape()), "; ",
+      expected, " ",
+      ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
+}
 
-  // Fills rows [begin, end) of the destination.
-  absl::Status Read(int64_t begin, int64_t end) {
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    at::Tensor rows = destination_.narrow(0, begin, end - begin);
-    if (rows.is_cpu() && rows.scalar_type() == dtype_ && rows.is_contiguous()) {
-      return ReadInto(begin, end, rows);
-    }
-    if (!staging_.defined() || staging_.size(0) < end - begin) {
-      staging_ = at::empty(rows.sizes(), at::TensorOptions().dtype(dtype_));
-    }
-    const at::Tensor staging = staging_.narrow(0, 0, end - begin);
-    WEFT_RETURN_IF_ERROR(ReadInto(begin, end, staging));
-    rows.copy_(staging);
-    return absl::OkStatus();
-  }
+// A tensor as the matrix that files have it as: one row per entry of its first
+// dimension.
+at::Tensor AsMatrix(const at::Tensor& tensor) {
+  if (tensor.dim() == 2) return tensor;
+  if (tensor.dim() < 2) return tensor.view({-1, 1});
+  return tensor.view({tensor.size(0), -1});
+}
 
- private:
-  absl::Status ReadInto(int64_t begin, int64_t end, const at::Tensor& rows) {
-    return source_.ReadRows(
-        first_row_ + begin, first_row_ + end,
-        absl::MakeSpan(static_cast<std::byte*>(rows.mutable_data_ptr()),
-                       rows.nbytes()));
-  }
-
-  const DiskTensor source_;
-  const at::ScalarType dtype_;
-  const int64_t first_row_;
-  const at::Tensor destination_;
-  at::Tensor staging_;
+// Rows [begin, end) of item `item`.
+struct RowBlock {
+  size_t item = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
 };
 
-// Reads rows from `first_row` on: as many as the destination has, at least one.
-absl::Status ReadBlocks(const DiskTensor& source, at::ScalarType dtype,
-                        int64_t first_row, const at::Tensor& destination) {
-  const int64_t num_rows = destination.size(0);
-  const int64_t block_rows = std::max<int64_t>(
-      1, kBlockBytes / static_cast<int64_t>(source.row_bytes()));
-  const int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
+void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
+               std::vector<RowBlock>& blocks) {
+  const int64_t rows = std::max<int64_t>(1, kBlockBytes / row_bytes);
+  for (int64_t begin = 0; begin < num_rows; begin += rows) {
+    blocks.push_back({item, begin, std::min(begin + rows, num_rows)});
+  }
+}
+
+// Runs `work` for every block on all compute threads, until one fails.
+absl::Status ForEachBlock(
+    const std::vector<RowBlock>& blocks,
+    const std::function<absl::Status(const RowBlock&)>& work) {
   Mutex mu;
   absl::Status result;
-  const auto read_blocks = [&](int64_t first, int64_t last) {
-    BlockReader reader(source, dtype, first_row, destination);
-    for (int64_t block = first; block < last; ++block) {
-      const absl::Status read = reader.Read(
-          block * block_rows, std::min((block + 1) * block_rows, num_rows));
-      if (read.ok()) continue;
+  std::atomic<size_t> next = 0;
+  const auto run = [&](int64_t /*begin*/, int64_t /*end*/) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    for (size_t i = next++; i < blocks.size(); i = next++) {
+      const absl::Status status = work(blocks[i]);
+      if (status.ok()) continue;
+      next = blocks.size();
       const MutexLock lock(&mu);
-      result.Update(read);
-      return;
+      result.Update(status);
     }
   };
-  if (destination.is_cpu()) {
-    at::parallel_for(0, num_blocks, /*grain_size=*/1, read_blocks);
-  } else {
-    // One stream: threads would only take turns.
-    read_blocks(0, num_blocks);
-  }
+  // Blocks are claimed one by one: threads that share their core get fewer.
+  at::parallel_for(0, at::get_num_threads(), /*grain_size=*/1, run);
   return result;
 }
 
-// Whether `sizes` are those of `shape`, the first of them aside if `rows`.
-bool SizesAgree(at::IntArrayRef sizes, absl::Span<const int64_t> shape,
-                bool rows) {
-  if (!rows) return std::ranges::equal(sizes, shape);
-  return !sizes.empty() && !shape.empty() &&
-         std::ranges::equal(sizes.slice(1), shape.subspan(1));
+// The integers of the same size, in which NaN equals itself.
+at::ScalarType BitsType(const at::Tensor& tensor) {
+  return tensor.element_size() == 2 ? at::kShort : at::kInt;
 }
 
-absl::Status Read(const Checkpoint& checkpoint, std::string_view tensor,
-                  std::optional<int64_t> first_row, at::Tensor destination) {
-  WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(tensor));
-  const absl::string_view name(tensor.data(), tensor.size());
-  const std::optional<at::ScalarType> dtype = FloatingType(source.dtype());
-  if (!dtype.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", name, "' has dtype ", ScalarTypeName(source.dtype()),
-        "; F32, F16 or BF16 is expected"));
-  }
-  const auto sizes = destination.sizes();
-  if (!SizesAgree(sizes, source.shape(), first_row.has_value())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", name, "' has shape ", ShapeString(source.shape()),
-        first_row.has_value() ? "; expected are rows of " : "; expected ",
-        ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
-  }
-  if (destination.numel() == 0) return absl::OkStatus();
-  if (destination.dim() == 0) destination = destination.unsqueeze(0);
-  const int64_t begin = first_row.value_or(0);
-  if (begin < 0 || begin > source.num_rows() - destination.size(0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", name, "' has ", source.num_rows(), " rows; wanted are [",
-        begin, ", ", begin + destination.size(0), ")"));
-  }
-  return ReadBlocks(source, *dtype, begin, destination);
+absl::Span<std::byte> BytesOf(const at::Tensor& tensor) {
+  return absl::MakeSpan(static_cast<std::byte*>(tensor.mutable_data_ptr()),
+                        tensor.nbytes());
 }
 
 }  // namespace
 
-absl::Status ReadTensor(const Checkpoint& checkpoint, std::string_view name,
-                        at::Tensor destination) {
-  return Read(checkpoint, name, std::nullopt, std::move(destination));
+absl::Status ReadPlan::Add(std::string_view name,
+                           const at::Tensor& destination) {
+  WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint_.Find(name));
+  const auto sizes = destination.sizes();
+  if (!std::ranges::equal(sizes, source.shape())) {
+    return ShapeError({name.data(), name.size()}, source, "expected", sizes);
+  }
+  return AddItem(name, source, {}, destination);
 }
 
-absl::Status ReadTensorRows(const Checkpoint& checkpoint, std::string_view name,
-                            int64_t first_row, at::Tensor destination) {
-  return Read(checkpoint, name, first_row, std::move(destination));
+absl::Status ReadPlan::AddSlice(std::string_view name, const SliceBegin& begin,
+                                const at::Tensor& destination) {
+  WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint_.Find(name));
+  const auto sizes = destination.sizes();
+  const auto shape = source.shape();
+  const int64_t begins[] = {begin.row, begin.column};
+  bool fits = sizes.size() == shape.size() && !sizes.empty() &&
+              sizes.size() <= 2 && (sizes.size() == 2 || begin.column == 0);
+  for (size_t i = 0; fits && i < shape.size(); ++i) {
+    fits = begins[i] >= 0 && begins[i] <= shape[i] - sizes[i];
+  }
+  if (!fits) {
+    return ShapeError({name.data(), name.size()}, source,
+                      absl::StrCat("wanted is a slice from row ", begin.row,
+                                   ", column ", begin.column, " of shape"),
+                      sizes);
+  }
+  return AddItem(name, source, begin, destination);
+}
+
+absl::Status ReadPlan::AddItem(std::string_view name, const DiskTensor& source,
+                               const SliceBegin& begin,
+                               const at::Tensor& destination) {
+  const std::optional<at::ScalarType> dtype = FloatingType(source.dtype());
+  if (!dtype.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor '", absl::string_view(name.data(), name.size()), "' has dtype ",
+        ScalarTypeName(source.dtype()), "; F32, F16 or BF16 is expected"));
+  }
+  if (destination.numel() == 0) return absl::OkStatus();
+  items_.push_back({source, *dtype, begin, AsMatrix(destination)});
+  return absl::OkStatus();
+}
+
+uint64_t ReadPlan::num_bytes() const {
+  uint64_t bytes = 0;
+  for (const Item& item : items_) {
+    bytes +=
+        static_cast<uint64_t>(item.destination.numel() * item.element_bytes());
+  }
+  return bytes;
+}
+
+absl::Status ReadPlan::Run(const std::function<void(int64_t)>& on_read) const {
+  std::vector<RowBlock> blocks;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const Item& item = items_[i];
+    AddBlocks(i, item.destination.size(0),
+              item.destination.size(1) * item.element_bytes(), blocks);
+  }
+  return ForEachBlock(blocks, [&](const RowBlock& block) -> absl::Status {
+    const Item& item = items_[block.item];
+    at::Tensor rows =
+        item.destination.narrow(0, block.begin, block.end - block.begin);
+    const bool direct = rows.is_cpu() && rows.scalar_type() == item.dtype &&
+                        rows.is_contiguous();
+    const at::Tensor target =
+        direct ? rows
+               : at::empty(rows.sizes(), at::TensorOptions().dtype(item.dtype));
+    WEFT_RETURN_IF_ERROR(item.source.Read(
+        {.first_row = item.begin.row + block.begin,
+         .num_rows = rows.size(0),
+         .first_byte =
+             static_cast<uint64_t>(item.begin.column * item.element_bytes()),
+         .num_bytes =
+             static_cast<uint64_t>(rows.size(1) * item.element_bytes())},
+        BytesOf(target)));
+    if (!direct) rows.copy_(target);
+    on_read(static_cast<int64_t>(target.nbytes()));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ReadTensor(const Checkpoint& checkpoint, std::string_view name,
+                        const at::Tensor& destination) {
+  ReadPlan plan(checkpoint);
+  WEFT_RETURN_IF_ERROR(plan.Add(name, destination));
+  return plan.Run([](int64_t /*bytes*/) {});
+}
+
+absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
+                               std::string_view name,
+                               const at::Tensor& tensor) {
+  ReadPlan plan(checkpoint);
+  // Refuses what cannot be read; nothing is read with it.
+  WEFT_RETURN_IF_ERROR(plan.Add(name, tensor));
+  WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
+  const at::ScalarType dtype = *FloatingType(source.dtype());
+  const at::Tensor held = AsMatrix(tensor);
+  std::vector<RowBlock> blocks;
+  AddBlocks(0, held.size(0), static_cast<int64_t>(source.row_bytes()), blocks);
+  std::atomic<bool> same = true;
+  const auto compare = [&](const RowBlock& block) -> absl::Status {
+    if (!same) return absl::OkStatus();
+    const at::Tensor rows =
+        held.narrow(0, block.begin, block.end - block.begin).contiguous();
+    const at::Tensor read =
+        at::empty(rows.sizes(), at::TensorOptions().dtype(dtype));
+    WEFT_RETURN_IF_ERROR(
+        source.ReadRows(block.begin, block.end, BytesOf(read)));
+    const at::ScalarType bits = BitsType(rows);
+    if (!at::equal(read.to(rows.options()).view(bits), rows.view(bits))) {
+      same = false;
+    }
+    return absl::OkStatus();
+  };
+  WEFT_RETURN_IF_ERROR(ForEachBlock(blocks, compare));
+  return same.load();
 }
 
 }  // namespace weft::weights

@@ -16,6 +16,7 @@ from sources import CPP_SUFFIXES, files, includes
 
 TORCH_FREE_FILES = (
     "*_config.*",
+    "weight_list.*",
     "adapter_layout.*",
     "peft_format.*",
     "engine.h",

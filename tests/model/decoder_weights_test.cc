@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,7 @@ class GemmaCheckpointTest : public ::testing::Test {
   }
 
   // Every tensor under `prefix`, and one that is not the decoder's.
-  DecoderWeights Load(const std::string& prefix, at::ScalarType dtype) {
+  std::unique_ptr<weights::Checkpoint> Store(const std::string& prefix) {
     std::vector<weights::NamedTensor> views;
     const auto add = [&](const std::string& name, const at::Tensor& tensor) {
       const auto* bytes =
@@ -78,9 +79,14 @@ class GemmaCheckpointTest : public ::testing::Test {
     add("vision_tower.vision_model.layers.0.input_layernorm.weight", other);
     std::ofstream(folder_ + "/model.safetensors", std::ios::binary)
         << weights::WriteSafetensors(views);
-    const auto checkpoint = weights::Checkpoint::Open(folder_);
+    auto checkpoint = weights::Checkpoint::Open(folder_);
     EXPECT_THAT(checkpoint, IsOk());
-    auto loaded = LoadDecoderWeights(**checkpoint, config_, dtype, at::kCPU);
+    return *std::move(checkpoint);
+  }
+
+  DecoderWeights Load(const std::string& prefix, at::ScalarType dtype) {
+    const auto checkpoint = Store(prefix);
+    auto loaded = LoadDecoderWeights(*checkpoint, config_, dtype, at::kCPU);
     EXPECT_THAT(loaded, IsOk());
     return *std::move(loaded);
   }
@@ -143,6 +149,87 @@ TEST_F(GemmaCheckpointTest, EmbeddingsAreScaledByARoundedFactor) {
         x, (tensors_.at("embed_tokens").to(at::kFloat) * factor).to(dtype)));
     EXPECT_EQ(factor, dtype == at::kBFloat16 ? 4.90625F : 4.898979486F);
   }
+}
+
+TEST_F(GemmaCheckpointTest, AStrayTensorOfALayerIsRefusedByName) {
+  Add(Layer("self_attn.v_norm"), {config_.head_dim});
+  const auto checkpoint = Store("model.");
+  EXPECT_THAT(
+      LoadDecoderWeights(*checkpoint, config_, at::kFloat, at::kCPU),
+      IsStatus(absl::StatusCode::kInvalidArgument,
+               "tensor 'model.layers.0.self_attn.v_norm.weight' has no place"));
+}
+
+TEST_F(GemmaCheckpointTest, TensorsOfLayersThatAreCutOffAreLeftAlone) {
+  Add("layers.1.self_attn.q_proj", {2, 2});
+  EXPECT_EQ(Load("model.", at::kFloat).layers.size(), 1);
+}
+
+TEST_F(GemmaCheckpointTest, AllNamesAreFoundBeforeAnythingIsRead) {
+  tensors_.erase("norm");
+  const auto checkpoint = Store("model.");
+  const uint64_t before = checkpoint->bytes_read();
+  EXPECT_THAT(LoadDecoderWeights(*checkpoint, config_, at::kFloat, at::kCPU),
+              IsStatus(absl::StatusCode::kNotFound, "'model.norm.weight'"));
+  EXPECT_EQ(checkpoint->bytes_read(), before);
+}
+
+TEST_F(GemmaCheckpointTest, ATiedHeadMayBeThereOnlyWithTheSameValues) {
+  config_.tied_embeddings = true;
+  tensors_["lm_head"] = tensors_.at("embed_tokens").clone();
+  const DecoderWeights w = Load("", at::kFloat);
+  EXPECT_TRUE(w.head_VH.is_same(w.embedding_VH));
+  tensors_["lm_head"][3][2] += 1;
+  const auto checkpoint = Store("");
+  EXPECT_THAT(LoadDecoderWeights(*checkpoint, config_, at::kFloat, at::kCPU),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "tensor 'lm_head.weight' differs from "
+                       "'model.embed_tokens.weight'"));
+}
+
+TEST_F(GemmaCheckpointTest, HeadWeightsReadNothingElse) {
+  tensors_["lm_head"] =
+      at::randn({config_.vocab, config_.hidden}).to(at::kBFloat16);
+  const int64_t matrix_bytes = config_.vocab * config_.hidden * 2;
+  for (const bool tied : {false, true}) {
+    config_.tied_embeddings = tied;
+    if (tied) tensors_.erase("lm_head");
+    const auto checkpoint = Store("model.");
+    const uint64_t before = checkpoint->bytes_read();
+    const auto head =
+        LoadHeadWeights(*checkpoint, config_, at::kBFloat16, at::kCPU);
+    ASSERT_THAT(head, IsOk());
+    EXPECT_TRUE(at::equal(head->embedding_VH, tensors_.at("embed_tokens")));
+    EXPECT_TRUE(at::equal(head->head_VH,
+                          tensors_.at(tied ? "embed_tokens" : "lm_head")));
+    EXPECT_EQ(checkpoint->bytes_read() - before, matrix_bytes * (tied ? 1 : 2));
+  }
+}
+
+TEST(MakeDummyWeights, FollowTheSeedAlone) {
+  const ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  const auto make = [&](uint64_t seed) {
+    return MakeDummyWeights(config, at::kFloat, at::kCPU, seed);
+  };
+  const DecoderWeights a = make(1);
+  const DecoderWeights b = make(1);
+  const DecoderWeights c = make(2);
+  const auto qkv = [](const DecoderWeights& w, int layer) {
+    return w.layers[layer].qkv.weight_OI;
+  };
+  EXPECT_TRUE(at::equal(qkv(a, 1), qkv(b, 1)));
+  EXPECT_FALSE(at::equal(qkv(a, 1), qkv(c, 1)));
+  EXPECT_FALSE(at::equal(qkv(a, 0), qkv(a, 1)));
+  EXPECT_TRUE(at::equal(a.final_norm_H, at::ones({config.hidden})));
+  EXPECT_EQ(a.head_VH.size(0), config.vocab);
+  const Decoder decoder(config, a, 8);
+  const at::Tensor x = decoder.ForwardLayers(
+      Mode::kEval,
+      {.tokens_T = at::arange(8),
+       .positions_T = at::arange(8, at::kInt),
+       .nodes = {{.begin = 0, .end = 8, .subtree_end = 8}}},
+      /*tape=*/nullptr, /*num_recomputed=*/0, /*kv=*/nullptr);
+  EXPECT_TRUE(x.isfinite().all().item<bool>());
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "src/weights/safetensors.h"
+#include "tests/support/status_matchers.h"
 #include "tests/weights/files.h"
 
 namespace weft::weights {
@@ -82,33 +85,90 @@ TEST(ReadTensor, FillsOnlyItsRowsOfAFusedMatrix) {
   EXPECT_TRUE(at::equal(fused[3], at::full({4}, -1.0f)));
 }
 
-TEST(ReadTensorRows, ReadsAPieceAndConvertsIt) {
+absl::Status ReadSlice(const Checkpoint& checkpoint, const SliceBegin& begin,
+                       const at::Tensor& destination) {
+  ReadPlan plan(checkpoint);
+  const absl::Status added = plan.AddSlice("w", begin, destination);
+  if (!added.ok()) return added;
+  return plan.Run([](int64_t /*bytes*/) {});
+}
+
+TEST(ReadPlan, ReadsASliceAndNothingBesideIt) {
   const TempFolder folder;
   const at::Tensor source = at::randn({9, 5});
   const auto checkpoint = Store(folder, {{"w", source, ScalarType::kF32}});
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const uint64_t before = checkpoint->bytes_read();
-    const at::Tensor rows = at::zeros({3, 5}, dtype);
-    ASSERT_TRUE(ReadTensorRows(*checkpoint, "w", 4, rows).ok());
-    EXPECT_TRUE(at::equal(rows, source.narrow(0, 4, 3).to(dtype)));
-    EXPECT_EQ(checkpoint->bytes_read() - before, 3 * 5 * sizeof(float));
+  struct Case {
+    SliceBegin begin;
+    std::vector<int64_t> shape;
+  };
+  const Case cases[] = {
+      {{4, 0}, {3, 5}}, {{0, 2}, {9, 3}}, {{3, 1}, {4, 2}}, {{8, 4}, {1, 1}}};
+  for (const auto& [begin, shape] : cases) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const uint64_t before = checkpoint->bytes_read();
+      const at::Tensor slice = at::zeros(shape, dtype);
+      ASSERT_THAT(ReadSlice(*checkpoint, begin, slice), IsOk());
+      EXPECT_TRUE(at::equal(slice, source.narrow(0, begin.row, shape[0])
+                                       .narrow(1, begin.column, shape[1])
+                                       .to(dtype)));
+      EXPECT_EQ(checkpoint->bytes_read() - before,
+                shape[0] * shape[1] * sizeof(float));
+    }
   }
 }
 
-TEST(ReadTensorRows, RefusesRowsThatAreNotThere) {
+TEST(ReadPlan, RefusesSlicesThatAreNotThere) {
   const TempFolder folder;
   const auto checkpoint =
       Store(folder, {{"w", at::zeros({9, 5}), ScalarType::kF32}});
-  const std::pair<int64_t, at::Tensor> cases[] = {
-      {7, at::zeros({3, 5})}, {-1, at::zeros({3, 5})}, {10, at::zeros({1, 5})}};
-  for (const auto& [first, rows] : cases) {
-    const absl::Status status = ReadTensorRows(*checkpoint, "w", first, rows);
+  const std::pair<SliceBegin, std::vector<int64_t>> cases[] = {
+      {{7, 0}, {3, 5}}, {{-1, 0}, {3, 5}},  {{10, 0}, {1, 5}},
+      {{0, 3}, {9, 3}}, {{0, -1}, {9, 3}},  {{0, 0}, {9}},
+      {{0, 0}, {}},     {{0, 0}, {9, 5, 1}}};
+  for (const auto& [begin, shape] : cases) {
+    const absl::Status status = ReadSlice(*checkpoint, begin, at::zeros(shape));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("'w' has 9 rows"));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("'w' has shape [9, 5]; wanted is a slice from row"));
   }
-  EXPECT_EQ(ReadTensorRows(*checkpoint, "w", 0, at::zeros({3, 4})).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(ReadTensorRows(*checkpoint, "w", 0, at::zeros({})).code(),
+}
+
+TEST(ReadPlan, ReadsManyTensorsAndCountsTheirBytes) {
+  const TempFolder folder;
+  std::vector<Named> tensors;
+  std::vector<at::Tensor> destinations;
+  for (int i = 0; i < 40; ++i) {
+    tensors.push_back(
+        {"t" + std::to_string(i), at::randn({i, 1000 * i}), ScalarType::kF32});
+  }
+  const auto checkpoint = Store(folder, tensors);
+  ReadPlan plan(*checkpoint);
+  const uint64_t before = checkpoint->bytes_read();
+  for (const Named& tensor : tensors) {
+    destinations.push_back(at::zeros_like(tensor.values));
+    ASSERT_THAT(plan.Add(tensor.name, destinations.back()), IsOk());
+  }
+  std::atomic<uint64_t> heard = 0;
+  ASSERT_THAT(plan.Run([&](int64_t bytes) { heard += bytes; }), IsOk());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_TRUE(at::equal(destinations[i], tensors[i].values)) << i;
+  }
+  EXPECT_EQ(heard, plan.num_bytes());
+  EXPECT_EQ(checkpoint->bytes_read() - before, plan.num_bytes());
+}
+
+TEST(HasValues, ComparesWhatReadTensorWouldWrite) {
+  const TempFolder folder;
+  at::Tensor source = at::randn({3001, 1001});
+  source[5][5] = NAN;
+  const auto checkpoint = Store(folder, {{"w", source, ScalarType::kF32}});
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor same = source.to(dtype).clone();
+    EXPECT_THAT(HasValues(*checkpoint, "w", same), IsOkAndHolds(true));
+    same[3000][1000] += 1;
+    EXPECT_THAT(HasValues(*checkpoint, "w", same), IsOkAndHolds(false));
+  }
+  EXPECT_EQ(HasValues(*checkpoint, "w", at::zeros({2, 2})).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -1,0 +1,201 @@
+#include "src/model/weight_list.h"
+
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "src/weights/tensor_types.h"
+
+namespace weft::model {
+namespace {
+
+// A projection inside a slot.
+struct Projection {
+  absl::string_view name;
+  int64_t rows;
+};
+
+// Lists the tensors of one layer.
+class LayerList {
+ public:
+  LayerList(const ModelConfig& config, int layer,
+            std::vector<WeightEntry>& entries)
+      : config_(config),
+        layer_(layer),
+        prefix_(absl::StrCat("model.layers.", layer, ".")),
+        entries_(entries) {}
+
+  void AddAttention() {
+    const lora::ModelShape shape = config_.shape();
+    AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
+    const std::vector<Projection> qkv = {{"self_attn.q_proj", shape.q_width},
+                                         {"self_attn.k_proj", shape.kv_width},
+                                         {"self_attn.v_proj", shape.kv_width}};
+    AddStack(qkv, WeightSlot::kQkv, config_.hidden);
+    if (config_.qkv_bias) AddBiases(qkv, WeightSlot::kQkvBias);
+    if (config_.qk_norm) {
+      AddVector("self_attn.q_norm", WeightSlot::kQNorm, config_.head_dim);
+      AddVector("self_attn.k_norm", WeightSlot::kKNorm, config_.head_dim);
+    }
+    const std::vector<Projection> o = {{"self_attn.o_proj", config_.hidden}};
+    AddStack(o, WeightSlot::kO, shape.q_width);
+    if (config_.o_bias) AddBiases(o, WeightSlot::kOBias);
+    if (config_.output_norms) {
+      AddVector("post_attention_layernorm", WeightSlot::kAttentionOutNorm,
+                config_.hidden);
+    }
+  }
+
+  void AddMlp() {
+    // What Llama calls post_attention_layernorm comes before the MLP; where
+    // there are output norms, it is one of them.
+    AddVector(config_.output_norms ? "pre_feedforward_layernorm"
+                                   : "post_attention_layernorm",
+              WeightSlot::kMlpNorm, config_.hidden);
+    const std::vector<Projection> gate_up = {{"mlp.gate_proj", config_.ffn},
+                                             {"mlp.up_proj", config_.ffn}};
+    AddStack(gate_up, WeightSlot::kGateUp, config_.hidden);
+    const std::vector<Projection> down = {{"mlp.down_proj", config_.hidden}};
+    if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
+    AddStack(down, WeightSlot::kDown, config_.ffn);
+    if (config_.mlp_bias) AddBiases(down, WeightSlot::kDownBias);
+    if (config_.output_norms) {
+      AddVector("post_feedforward_layernorm", WeightSlot::kMlpOutNorm,
+                config_.hidden);
+    }
+  }
+
+ private:
+  void AddVector(absl::string_view name, WeightSlot slot, int64_t size) {
+    AddRows({{name, size}}, ".weight", slot, {});
+  }
+  void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
+                int64_t columns) {
+    AddRows(projections, ".weight", slot, {columns});
+  }
+  void AddBiases(const std::vector<Projection>& projections, WeightSlot slot) {
+    AddRows(projections, ".bias", slot, {});
+  }
+
+  // One entry per projection, of shape [rows] + columns.
+  void AddRows(const std::vector<Projection>& projections,
+               absl::string_view suffix, WeightSlot slot,
+               const std::vector<int64_t>& columns) {
+    int64_t slot_rows = 0;
+    for (const Projection& projection : projections) {
+      slot_rows += projection.rows;
+    }
+    int64_t first_row = 0;
+    for (const auto& [name, rows] : projections) {
+      WeightEntry entry{.name = absl::StrCat(prefix_, name, suffix),
+                        .slot = slot,
+                        .layer = layer_,
+                        .shape = {rows},
+                        .first_row = first_row,
+                        .slot_rows = slot_rows};
+      entry.shape.insert(entry.shape.end(), columns.begin(), columns.end());
+      entries_.push_back(std::move(entry));
+      first_row += rows;
+    }
+  }
+
+  const ModelConfig& config_;
+  const int layer_;
+  const std::string prefix_;
+  std::vector<WeightEntry>& entries_;
+};
+
+WeightEntry Embedding(const ModelConfig& config) {
+  return {.name = "model.embed_tokens.weight",
+          .slot = WeightSlot::kEmbedding,
+          .shape = {config.vocab, config.hidden},
+          .slot_rows = config.vocab};
+}
+
+WeightEntry Head(const ModelConfig& config) {
+  return {.name = "lm_head.weight",
+          .slot = WeightSlot::kHead,
+          .shape = {config.vocab, config.hidden},
+          .slot_rows = config.vocab};
+}
+
+// The layer of "model.layers.3.mlp.up_proj.weight".
+int64_t LayerOf(absl::string_view name) {
+  int64_t layer = 0;
+  constexpr absl::string_view kPrefix = "model.layers.";
+  const std::vector<absl::string_view> parts =
+      absl::StrSplit(name.substr(kPrefix.size()), absl::MaxSplits('.', 1));
+  return absl::SimpleAtoi(parts[0], &layer) ? layer : -1;
+}
+
+}  // namespace
+
+bool IsNorm(WeightSlot slot) {
+  switch (slot) {
+    case WeightSlot::kInputNorm:
+    case WeightSlot::kQNorm:
+    case WeightSlot::kKNorm:
+    case WeightSlot::kAttentionOutNorm:
+    case WeightSlot::kMlpNorm:
+    case WeightSlot::kMlpOutNorm:
+    case WeightSlot::kFinalNorm:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t WeightEntry::num_elements() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+std::vector<WeightEntry> ListWeights(const ModelConfig& config) {
+  std::vector<WeightEntry> entries = {Embedding(config)};
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    LayerList list(config, layer, entries);
+    list.AddAttention();
+    list.AddMlp();
+  }
+  entries.push_back({.name = "model.norm.weight",
+                     .slot = WeightSlot::kFinalNorm,
+                     .shape = {config.hidden},
+                     .slot_rows = config.hidden});
+  if (!config.tied_embeddings) entries.push_back(Head(config));
+  return entries;
+}
+
+absl::Status CheckNoOtherLayerTensors(const weights::Checkpoint& checkpoint,
+                                      const ModelConfig& config) {
+  absl::flat_hash_set<std::string> known;
+  for (WeightEntry& entry : ListWeights(config)) {
+    known.insert(std::move(entry.name));
+  }
+  for (const std::string& stored : checkpoint.Names()) {
+    const std::string name = weights::Checkpoint::LayerTensorName(stored);
+    if (name.empty() || known.contains(name)) continue;
+    // Tables that old releases saved; layers that a cut model left behind.
+    if (absl::EndsWith(name, ".rotary_emb.inv_freq") ||
+        LayerOf(name) >= config.num_layers) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(weights::QuotedTensor(stored), " has no place in a ",
+                     config.model_type, " as config.json describes it"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<WeightEntry> ListHeadWeights(const ModelConfig& config) {
+  std::vector<WeightEntry> entries = {Embedding(config)};
+  if (!config.tied_embeddings) entries.push_back(Head(config));
+  return entries;
+}
+
+}  // namespace weft::model

@@ -1,0 +1,66 @@
+// The tensors that a decoder is made of: Hugging Face's names and shapes, and
+// the matrix of ours that each goes to. Torch-free.
+#ifndef WEFT_SRC_MODEL_WEIGHT_LIST_H_
+#define WEFT_SRC_MODEL_WEIGHT_LIST_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/model/model_config.h"
+#include "src/weights/checkpoint.h"
+
+namespace weft::model {
+
+// Fields of DecoderWeights and LayerWeights. Projections that share an input
+// share a slot.
+enum class WeightSlot : uint8_t {
+  kEmbedding,
+  kInputNorm,
+  kQkv,
+  kQkvBias,
+  kQNorm,
+  kKNorm,
+  kO,
+  kOBias,
+  kAttentionOutNorm,
+  kMlpNorm,
+  kGateUp,
+  kGateUpBias,
+  kDown,
+  kDownBias,
+  kMlpOutNorm,
+  kFinalNorm,
+  kHead,
+};
+
+[[nodiscard]] bool IsNorm(WeightSlot slot);
+
+struct WeightEntry {
+  std::string name;  // Canonical: "model.layers.0.mlp.up_proj.weight".
+  WeightSlot slot = WeightSlot::kEmbedding;
+  int layer = 0;  // 0 for slots outside of the layers.
+  std::vector<int64_t> shape;
+  int64_t first_row = 0;  // Where its rows begin in the slot's matrix,
+  int64_t slot_rows = 0;  // which has this many.
+
+  [[nodiscard]] int64_t num_elements() const;
+};
+
+// In the order of the forward pass, entries of a slot next to each other. A
+// tied head is not listed.
+[[nodiscard]] std::vector<WeightEntry> ListWeights(const ModelConfig& config);
+
+// Embedding and head alone.
+[[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
+    const ModelConfig& config);
+
+// INVALID_ARGUMENT naming a tensor of a layer that `config` has no place for,
+// such as the bias of a projection: a model without it is another model.
+[[nodiscard]] absl::Status CheckNoOtherLayerTensors(
+    const weights::Checkpoint& checkpoint, const ModelConfig& config);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_WEIGHT_LIST_H_
