@@ -37,7 +37,7 @@ absl::StatusOr<Arguments> Arguments::Parse(
     const std::vector<std::string>& words, bool last_optional) {
   Arguments result;
   for (const FlagSpec& flag : flags) {
-    result.defaults_[flag.name] = flag.default_value;
+    result.defaults_.emplace(flag.name, flag.default_value);
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i].size() < 2 || given[i][0] != '-') {

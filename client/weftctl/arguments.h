@@ -29,7 +29,8 @@ struct FlagSpec {
 // return a UsageError, naming the flag, where the value does not parse.
 class Arguments {
  public:
-  // Takes `--flag value`, `--flag=value` and `-o value`, between words too.
+  // Takes `--flag value`, `--flag=value` and `-o value`, between words too. Of
+  // two flags of one name, the first counts.
   // UsageError for an unknown flag, a missing value, or a number of words
   // other than `num_words` (the last word may be absent if `last_optional`).
   [[nodiscard]] static absl::StatusOr<Arguments> Parse(

@@ -37,6 +37,7 @@ struct Command {
 [[nodiscard]] std::vector<Command> CheckpointCommands();
 [[nodiscard]] std::vector<Command> TrainCommands();
 [[nodiscard]] std::vector<Command> SampleCommands();
+[[nodiscard]] std::vector<Command> WeightsCommands();
 
 }  // namespace weft::weftctl
 

@@ -22,7 +22,7 @@ std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (std::vector<Command> some :
        {ServerCommands(), AdapterCommands(), TrainCommands(), SampleCommands(),
-        CheckpointCommands()}) {
+        CheckpointCommands(), WeightsCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;
@@ -61,6 +61,11 @@ void PrintFlags(const std::vector<FlagSpec>& flags, std::ostream& out) {
   PrintTable(rows, out);
 }
 
+bool HasFlag(const Command& command, const std::string& name) {
+  return std::any_of(command.flags.begin(), command.flags.end(),
+                     [&](const FlagSpec& flag) { return flag.name == name; });
+}
+
 void PrintHelp(const Command& command, std::ostream& out) {
   out << command.help << "\n\nUsage: weftctl " << command.name;
   for (const std::string& word : command.words) {
@@ -71,7 +76,11 @@ void PrintHelp(const Command& command, std::ostream& out) {
   out << " [FLAGS]\n\n";
   PrintFlags(command.flags, out);
   if (!command.flags.empty()) out << "\n";
-  PrintFlags(CommonFlags(), out);
+  std::vector<FlagSpec> common = CommonFlags();
+  std::erase_if(common, [&](const FlagSpec& flag) {
+    return HasFlag(command, flag.name);
+  });
+  PrintFlags(common, out);
 }
 
 // The command whose words open the line; `rest` gets what follows.
@@ -97,8 +106,10 @@ int ReportUsage(absl::string_view message, const Streams& streams) {
 
 int RunCommand(const Command& command, const std::vector<std::string>& rest,
                const Streams& streams) {
-  std::vector<FlagSpec> flags = CommonFlags();
-  flags.insert(flags.end(), command.flags.begin(), command.flags.end());
+  // A command may give a common flag a meaning of its own.
+  std::vector<FlagSpec> flags = command.flags;
+  const std::vector<FlagSpec> common = CommonFlags();
+  flags.insert(flags.end(), common.begin(), common.end());
   const auto arguments =
       Arguments::Parse(rest, flags, command.words, command.last_word_optional);
   if (!arguments.ok()) {
@@ -110,7 +121,7 @@ int RunCommand(const Command& command, const std::vector<std::string>& rest,
   const auto timeout = arguments->GetDuration("timeout");
   if (!timeout.ok()) return ReportUsage(timeout.status().message(), streams);
   const std::string output = arguments->GetString("output");
-  if (output != "json" && output != "table") {
+  if (!HasFlag(command, "output") && output != "json" && output != "table") {
     return ReportUsage(
         absl::StrCat("--output: '", output, "' is not json or table"), streams);
   }

@@ -177,17 +177,18 @@ absl::Status CheckNoOtherLayerTensors(const weights::Checkpoint& checkpoint,
   for (WeightEntry& entry : ListWeights(config)) {
     known.insert(std::move(entry.name));
   }
-  for (const std::string& stored : checkpoint.Names()) {
-    const std::string name = weights::Checkpoint::LayerTensorName(stored);
+  for (const weights::DiskTensor& stored : checkpoint.Tensors()) {
+    const std::string name =
+        weights::Checkpoint::LayerTensorName(stored.name());
     if (name.empty() || known.contains(name)) continue;
     // Tables that old releases saved; layers that a cut model left behind.
     if (absl::EndsWith(name, ".rotary_emb.inv_freq") ||
         LayerOf(name) >= config.num_layers) {
       continue;
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat(weights::QuotedTensor(stored), " has no place in a ",
-                     config.model_type, " as config.json describes it"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        weights::QuotedTensor(stored.name()), " has no place in a ",
+        config.model_type, " as config.json describes it"));
   }
   return absl::OkStatus();
 }

@@ -136,12 +136,12 @@ std::string Checkpoint::LayerTensorName(absl::string_view name) {
   return "";
 }
 
-std::vector<std::string> Checkpoint::Names() const {
-  std::vector<std::string> names;
-  names.reserve(tensors_.size());
-  for (const auto& [name, tensor] : tensors_) names.push_back(name);
-  std::ranges::sort(names);
-  return names;
+std::vector<DiskTensor> Checkpoint::Tensors() const {
+  std::vector<DiskTensor> tensors;
+  tensors.reserve(tensors_.size());
+  for (const auto& [name, tensor] : tensors_) tensors.push_back(tensor);
+  std::ranges::sort(tensors, {}, &DiskTensor::name);
+  return tensors;
 }
 
 uint64_t Checkpoint::bytes_read() const {

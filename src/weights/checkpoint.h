@@ -34,8 +34,11 @@ class Checkpoint {
   // "transformer."). NOT_FOUND names it; INVALID_ARGUMENT when two match.
   [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
-  // Names as in the files, ordered.
-  [[nodiscard]] std::vector<std::string> Names() const;
+  // All tensors, ordered by their names in the files.
+  [[nodiscard]] std::vector<DiskTensor> Tensors() const;
+  [[nodiscard]] const std::vector<std::unique_ptr<TensorFile>>& files() const {
+    return files_;
+  }
 
   // The canonical name of a tensor of the decoder's layers such as
   // "model.layers.0.mlp.up_proj.weight", whatever prefix the file uses; empty

@@ -115,25 +115,6 @@ absl::StatusOr<TensorDirectory> ParseDirectory(absl::string_view header,
   return tensors;
 }
 
-std::string HeaderText(absl::Span<const NamedTensor> tensors) {
-  std::string text = R"({"__metadata__":{"format":"pt"})";
-  size_t begin = 0;
-  for (const NamedTensor& tensor : tensors) {
-    const size_t end = begin + tensor.view.bytes.size();
-    const std::string name =
-        nlohmann::json(tensor.name)
-            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    absl::StrAppend(&text, ",", name, R"(:{"dtype":")",
-                    ScalarTypeName(tensor.view.dtype), R"(","shape":[)",
-                    absl::StrJoin(tensor.view.shape, ","),
-                    R"(],"data_offsets":[)", begin, ",", end, "]}");
-    begin = end;
-  }
-  text.push_back('}');
-  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
-  return text;
-}
-
 }  // namespace
 
 absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file) {
@@ -168,15 +149,36 @@ absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
   return ParseDirectory(header, file_bytes - kLengthBytes - header_bytes);
 }
 
+std::string SafetensorsStart(absl::Span<const TensorHeader> tensors) {
+  std::string text = R"({"__metadata__":{"format":"pt"})";
+  uint64_t begin = 0;
+  for (const TensorHeader& tensor : tensors) {
+    const uint64_t end = begin + tensor.size_bytes;
+    const std::string name =
+        nlohmann::json(tensor.name)
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    absl::StrAppend(&text, ",", name, R"(:{"dtype":")",
+                    ScalarTypeName(tensor.dtype), R"(","shape":[)",
+                    absl::StrJoin(tensor.shape, ","), R"(],"data_offsets":[)",
+                    begin, ",", end, "]}");
+    begin = end;
+  }
+  text.push_back('}');
+  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  const uint64_t header_bytes = text.size();
+  std::string start(reinterpret_cast<const char*>(&header_bytes), kLengthBytes);
+  return start.append(text);
+}
+
 std::string WriteSafetensors(absl::Span<const NamedTensor> tensors) {
-  const std::string header = HeaderText(tensors);
-  const uint64_t header_bytes = header.size();
-  size_t total = kLengthBytes + header.size();
-  for (const NamedTensor& tensor : tensors) total += tensor.view.bytes.size();
-  std::string file;
-  file.reserve(total);
-  file.append(reinterpret_cast<const char*>(&header_bytes), kLengthBytes);
-  file.append(header);
+  std::vector<TensorHeader> headers;
+  size_t data_bytes = 0;
+  for (const auto& [name, view] : tensors) {
+    headers.push_back({name, view.dtype, view.shape, view.bytes.size()});
+    data_bytes += view.bytes.size();
+  }
+  std::string file = SafetensorsStart(headers);
+  file.reserve(file.size() + data_bytes);
   for (const NamedTensor& tensor : tensors) {
     file.append(reinterpret_cast<const char*>(tensor.view.bytes.data()),
                 tensor.view.bytes.size());

@@ -35,14 +35,26 @@ using TensorMap = absl::btree_map<std::string, TensorView>;
 [[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
     const RegularFile& file);
 
+struct TensorHeader {
+  std::string name;
+  ScalarType dtype = ScalarType::kF32;
+  absl::Span<const int64_t> shape;
+  uint64_t size_bytes = 0;  // By shape and dtype.
+};
+
+// The beginning of a file with these tensors, whose bytes follow it in this
+// order, and the metadata {"format": "pt"} that Hugging Face's readers ask for.
+// Names are distinct.
+[[nodiscard]] std::string SafetensorsStart(
+    absl::Span<const TensorHeader> tensors);
+
 struct NamedTensor {
   std::string name;
   TensorView view;
 };
 
-// The bytes of a file with these tensors, in this order, and the metadata
-// {"format": "pt"} that Hugging Face's readers ask for. Names are distinct and
-// every view has as many bytes as its shape says.
+// The bytes of a whole file with these tensors, in this order. Names are
+// distinct and every view has as many bytes as its shape says.
 [[nodiscard]] std::string WriteSafetensors(
     absl::Span<const NamedTensor> tensors);
 

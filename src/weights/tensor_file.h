@@ -62,6 +62,9 @@ class DiskTensor {
     return shape().empty() ? 1 : shape()[0];
   }
   [[nodiscard]] uint64_t row_bytes() const;
+  [[nodiscard]] uint64_t size_bytes() const {
+    return entry_->second.size_bytes;
+  }
 
   // Whether both are the same bytes of the same file, in the same shape: tied
   // tensors of a .bin share their storage.

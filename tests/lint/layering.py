@@ -17,6 +17,7 @@ from sources import CPP_SUFFIXES, files, includes
 TORCH_FREE_FILES = (
     "*_config.*",
     "weight_list.*",
+    "checkpoint_report.*",
     "adapter_layout.*",
     "peft_format.*",
     "engine.h",

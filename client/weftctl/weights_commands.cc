@@ -1,0 +1,198 @@
+// Commands that look into model folders: no server, no GPU, no Torch.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "client/weftctl/commands.h"
+#include "client/weftctl/output.h"
+#include "src/base/progress.h"
+#include "src/model/checkpoint_report.h"
+#include "src/model/weight_list.h"
+#include "src/weights/checkpoint.h"
+#include "src/weights/tensor_copy.h"
+
+namespace weft::weftctl {
+namespace {
+
+using model::CheckpointReport;
+using Json = nlohmann::ordered_json;
+
+Json ToJson(const CheckpointReport& report) {
+  Json root;
+  if (report.config.has_value()) {
+    const model::ModelConfig& config = *report.config;
+    root["model_type"] = config.model_type;
+    root["num_layers"] = config.num_layers;
+    root["hidden_size"] = config.hidden;
+    root["vocab_size"] = config.vocab;
+    root["tied_embeddings"] = config.tied_embeddings;
+    root["num_parameters"] = config.num_parameters();
+  }
+  root["num_files"] = report.num_files;
+  root["num_tensors"] = report.num_tensors;
+  root["size_bytes"] = report.size_bytes;
+  root["num_read_tensors"] = report.num_read_tensors;
+  root["read_bytes"] = report.read_bytes;
+  root["head_bytes"] = report.head_bytes;
+  root["tensors"] = Json::array();
+  for (const model::TensorGroup& group : report.groups) {
+    root["tensors"].push_back({{"name", group.name},
+                               {"dtype", weights::ScalarTypeName(group.dtype)},
+                               {"shape", group.shape},
+                               {"count", group.count},
+                               {"size_bytes", group.size_bytes},
+                               {"read", group.is_read}});
+  }
+  root["problems"] = report.problems;
+  return root;
+}
+
+std::string Amount(int64_t count, uint64_t bytes) {
+  return absl::StrCat(count, " tensors, ", FormatBytes(bytes));
+}
+
+void PrintReport(const CheckpointReport& report, std::ostream& out) {
+  std::vector<Row> summary;
+  if (report.config.has_value()) {
+    const model::ModelConfig& config = *report.config;
+    summary = {{"architecture", config.model_type},
+               {"parameters", absl::StrCat(config.num_parameters())},
+               {"layers", absl::StrCat(config.num_layers)},
+               {"hidden size", absl::StrCat(config.hidden)},
+               {"vocabulary", absl::StrCat(config.vocab)},
+               {"head", config.tied_embeddings ? "the embedding" : "its own"}};
+  }
+  summary.push_back({"files", absl::StrCat(report.num_files)});
+  summary.push_back({"in them", Amount(report.num_tensors, report.size_bytes)});
+  summary.push_back(
+      {"read", Amount(report.num_read_tensors, report.read_bytes)});
+  summary.push_back({"for the head alone", FormatBytes(report.head_bytes)});
+  PrintTable(summary, out);
+  std::vector<Row> rows = {
+      {"TENSOR", "DTYPE", "SHAPE", "COUNT", "SIZE", "READ"}};
+  for (const model::TensorGroup& group : report.groups) {
+    rows.push_back({group.name, weights::ScalarTypeName(group.dtype),
+                    weights::ShapeString(group.shape),
+                    absl::StrCat(group.count), FormatBytes(group.size_bytes),
+                    group.is_read ? "yes" : "no"});
+  }
+  out << "\n";
+  PrintTable(rows, out);
+  for (const std::string& problem : report.problems) {
+    out << "\nunsupported: " << problem << "\n";
+  }
+}
+
+absl::Status Inspect(const Session& session) {
+  const std::string& model_dir = session.arguments.word(0);
+  const CheckpointReport report = model::InspectCheckpoint(model_dir);
+  if (session.json) {
+    session.out << ToJson(report).dump() << "\n";
+  } else {
+    PrintReport(report, session.out);
+  }
+  if (report.problems.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(model_dir, " cannot be served: ", report.problems.front()));
+}
+
+// The tensors that make up the head, under their canonical names.
+absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
+    const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
+  std::vector<weights::CopiedTensor> tensors;
+  for (const model::WeightEntry& entry : model::ListHeadWeights(config)) {
+    const auto source = checkpoint.Find(entry.name);
+    if (!source.ok()) return source.status();
+    tensors.push_back({.name = entry.name, .source = *source});
+  }
+  if (config.tied_embeddings) {
+    const auto head = checkpoint.Find("lm_head.weight");
+    if (head.ok()) tensors[0].twin = *head;
+  }
+  return tensors;
+}
+
+absl::Status CopyConfig(const std::string& from, const std::string& to) {
+  std::ifstream file(absl::StrCat(from, "/config.json"), std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return weights::ReplaceFile(absl::StrCat(to, "/config.json"), text);
+}
+
+// A folder of its own for the copy.
+absl::Status PrepareFolder(const std::string& model_dir,
+                           const std::string& out_dir) {
+  if (out_dir.empty()) return UsageError("-o DIR is missing");
+  std::error_code error;
+  std::filesystem::create_directories(out_dir, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(out_dir, " cannot be created: ", error.message()));
+  }
+  if (std::filesystem::equivalent(model_dir, out_dir, error)) {
+    return UsageError(absl::StrCat("-o ", out_dir, " is the model's folder"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyHead(const std::vector<weights::CopiedTensor>& tensors,
+                      const std::string& out_dir) {
+  uint64_t bytes = 0;
+  for (const weights::CopiedTensor& tensor : tensors) {
+    bytes += tensor.source.size_bytes();
+  }
+  Progress progress("copying the head", static_cast<int64_t>(bytes), "B");
+  return weights::CopyTensors(tensors,
+                              absl::StrCat(out_dir, "/model.safetensors"),
+                              [&](int64_t done) { progress.Add(done); });
+}
+
+absl::Status Head(const Session& session) {
+  const std::string& model_dir = session.arguments.word(0);
+  const std::string out_dir = session.arguments.GetString("output");
+  const auto config = model::ReadModelConfig(model_dir);
+  if (!config.ok()) return config.status();
+  const auto checkpoint = weights::Checkpoint::Open(model_dir);
+  if (!checkpoint.ok()) return checkpoint.status();
+  const auto tensors = HeadTensors(**checkpoint, *config);
+  if (!tensors.ok()) return tensors.status();
+  const absl::Status prepared = PrepareFolder(model_dir, out_dir);
+  if (!prepared.ok()) return prepared;
+  const absl::Status copied = CopyHead(*tensors, out_dir);
+  if (!copied.ok()) return copied;
+  const absl::Status config_copied = CopyConfig(model_dir, out_dir);
+  if (!config_copied.ok()) return config_copied;
+  std::vector<Row> rows = {{"TENSOR", "DTYPE", "SHAPE", "SIZE"}};
+  for (const weights::CopiedTensor& tensor : *tensors) {
+    rows.push_back({tensor.name, weights::ScalarTypeName(tensor.source.dtype()),
+                    weights::ShapeString(tensor.source.shape()),
+                    FormatBytes(tensor.source.size_bytes())});
+  }
+  PrintTable(rows, session.out);
+  session.out << "\n"
+              << (*checkpoint)->bytes_read() << " bytes read, written to "
+              << out_dir << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Command> WeightsCommands() {
+  return {
+      {"weights inspect",
+       "What a model folder holds, what is read of it, what is unsupported.",
+       {"MODEL_DIR"},
+       {},
+       Inspect},
+      {"weights head",
+       "Copy embedding and head of a model, reading nothing else.",
+       {"MODEL_DIR"},
+       {{"output", "DIR", "also -o; created when missing", ""}},
+       Head},
+  };
+}
+
+}  // namespace weft::weftctl

@@ -1,0 +1,69 @@
+// Log-probabilities of given hidden states: a model's head alone, its layers
+// neither loaded nor run.
+//
+//   auto scorer = HeadScorer::Load("/models/Qwen3-8B", {});
+//   auto scores = scorer->Score(hidden_RH, targets, {});
+#ifndef WEFT_SRC_SCORING_HEAD_SCORER_H_
+#define WEFT_SRC_SCORING_HEAD_SCORER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/loss/fused_head.h"
+#include "src/model/decoder_weights.h"
+
+namespace weft::scoring {
+
+struct HeadScorerOptions {
+  at::ScalarType dtype = at::kFloat;  // Of the weights; kBFloat16 too.
+  at::Device device = at::kCPU;
+  int64_t chunk_rows = 1024;  // Rows whose logits exist at a time.
+};
+
+struct ScoreOptions {
+  float temperature = 1;  // > 0: divides the logits.
+  bool want_entropy = false;
+};
+
+struct HeadScores {
+  at::Tensor logprobs_R;   // [R] f32, in nats.
+  at::Tensor entropies_R;  // [R] f32, in nats; undefined unless asked for.
+};
+
+// Threads: one at a time.
+class HeadScorer {
+ public:
+  // Reads config.json, the embedding and the head of a Hugging Face folder, or
+  // of one that `weftctl weights head` wrote.
+  // Errors: those of ReadModelConfig, Checkpoint::Open and LoadHeadWeights.
+  [[nodiscard]] static absl::StatusOr<HeadScorer> Load(
+      const std::string& model_dir, const HeadScorerOptions& options);
+
+  // log p(targets[r] | hidden_RH[r]): the head's product, softcap and
+  // log-softmax.
+  // Shapes: hidden_RH [R, H], what the final norm gives (transformers'
+  //         last_hidden_state), any dtype and device; targets [R] in [0, V).
+  // Errors: INVALID_ARGUMENT naming the argument, its value and the limit;
+  //         throws c10::Error when memory runs out.
+  [[nodiscard]] absl::StatusOr<HeadScores> Score(
+      const at::Tensor& hidden_RH, const std::vector<int64_t>& targets,
+      const ScoreOptions& options) const;
+
+  [[nodiscard]] const model::HeadWeights& weights() const { return weights_; }
+
+ private:
+  HeadScorer(model::HeadWeights weights, const loss::HeadOptions& head)
+      : weights_(std::move(weights)), head_(head) {}
+
+  model::HeadWeights weights_;
+  loss::HeadOptions head_;
+};
+
+}  // namespace weft::scoring
+
+#endif  // WEFT_SRC_SCORING_HEAD_SCORER_H_

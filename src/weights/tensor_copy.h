@@ -1,0 +1,41 @@
+// Tensors of a checkpoint into a safetensors file of their own. Torch-free.
+#ifndef WEFT_SRC_WEIGHTS_TENSOR_COPY_H_
+#define WEFT_SRC_WEIGHTS_TENSOR_COPY_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "src/weights/tensor_file.h"
+
+namespace weft::weights {
+
+struct CopiedTensor {
+  std::string name;  // In the new file.
+  DiskTensor source;
+  std::optional<DiskTensor> twin;  // Must have the same bytes.
+};
+
+// Writes the tensors, in this order and as they are stored, to a new file that
+// is there whole or not at all; a file of that name is replaced. `on_copied`
+// hears of each block's bytes.
+// Units:   a few MB of memory.
+// Errors:  those of DiskTensor::Read; INVALID_ARGUMENT when a twin differs;
+//          INTERNAL or RESOURCE_EXHAUSTED naming the path when it cannot be
+//          written.
+// Threads: any.
+[[nodiscard]] absl::Status CopyTensors(
+    const std::vector<CopiedTensor>& tensors, const std::string& path,
+    const std::function<void(int64_t)>& on_copied);
+
+// Writes a small file in the same way.
+[[nodiscard]] absl::Status ReplaceFile(const std::string& path,
+                                       absl::string_view contents);
+
+}  // namespace weft::weights
+
+#endif  // WEFT_SRC_WEIGHTS_TENSOR_COPY_H_
