@@ -47,12 +47,24 @@ Json ToJson(const CheckpointReport& report) {
                                {"size_bytes", group.size_bytes},
                                {"read", group.is_read}});
   }
-  root["problems"] = report.problems;
+  root["problems"] = Json::array();
+  for (const auto& [message, count] : report.problems) {
+    root["problems"].push_back({{"message", message}, {"count", count}});
+  }
   return root;
 }
 
 std::string Amount(int64_t count, uint64_t bytes) {
   return absl::StrCat(count, " tensors, ", FormatBytes(bytes));
+}
+
+void PrintProblems(const CheckpointReport& report, std::ostream& out) {
+  if (!report.problems.empty()) out << "\n";
+  for (const auto& [message, count] : report.problems) {
+    out << "unsupported: " << message;
+    if (count > 1) out << " (" << count << " times)";
+    out << "\n";
+  }
 }
 
 void PrintReport(const CheckpointReport& report, std::ostream& out) {
@@ -72,6 +84,7 @@ void PrintReport(const CheckpointReport& report, std::ostream& out) {
       {"read", Amount(report.num_read_tensors, report.read_bytes)});
   summary.push_back({"for the head alone", FormatBytes(report.head_bytes)});
   PrintTable(summary, out);
+  if (report.groups.empty()) return PrintProblems(report, out);
   std::vector<Row> rows = {
       {"TENSOR", "DTYPE", "SHAPE", "COUNT", "SIZE", "READ"}};
   for (const model::TensorGroup& group : report.groups) {
@@ -82,9 +95,7 @@ void PrintReport(const CheckpointReport& report, std::ostream& out) {
   }
   out << "\n";
   PrintTable(rows, out);
-  for (const std::string& problem : report.problems) {
-    out << "\nunsupported: " << problem << "\n";
-  }
+  PrintProblems(report, out);
 }
 
 absl::Status Inspect(const Session& session) {
@@ -96,8 +107,8 @@ absl::Status Inspect(const Session& session) {
     PrintReport(report, session.out);
   }
   if (report.problems.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(model_dir, " cannot be served: ", report.problems.front()));
+  return absl::FailedPreconditionError(absl::StrCat(
+      model_dir, " cannot be served: ", report.problems.front().message));
 }
 
 // The tensors that make up the head, under their canonical names.

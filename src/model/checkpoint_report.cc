@@ -39,11 +39,25 @@ bool IsReadable(weights::ScalarType dtype) {
          dtype == weights::ScalarType::kBf16;
 }
 
+void AddProblem(absl::string_view message, CheckpointReport& report) {
+  for (ModelProblem& problem : report.problems) {
+    if (problem.message != message) continue;
+    ++problem.count;
+    return;
+  }
+  report.problems.push_back({std::string(message), 1});
+}
+
 void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
                 StoredNames& read, CheckpointReport& report) {
+  const std::string quoted = weights::QuotedTensor(WithoutNumbers(entry.name));
   const absl::StatusOr<DiskTensor> found = checkpoint.Find(entry.name);
+  if (absl::IsNotFound(found.status())) {
+    AddProblem(absl::StrCat(quoted, " is not in the checkpoint"), report);
+    return;
+  }
   if (!found.ok()) {
-    report.problems.emplace_back(found.status().message());
+    AddProblem(found.status().message(), report);
     return;
   }
   read.insert(found->name());
@@ -51,16 +65,16 @@ void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
     report.head_bytes += found->size_bytes();
   }
   if (!std::ranges::equal(found->shape(), entry.shape)) {
-    report.problems.push_back(
-        absl::StrCat(weights::QuotedTensor(found->name()), " has shape ",
-                     weights::ShapeString(found->shape()), "; expected ",
-                     weights::ShapeString(entry.shape)));
+    AddProblem(absl::StrCat(quoted, " has shape ",
+                            weights::ShapeString(found->shape()), "; expected ",
+                            weights::ShapeString(entry.shape)),
+               report);
   }
   if (!IsReadable(found->dtype())) {
-    report.problems.push_back(
-        absl::StrCat(weights::QuotedTensor(found->name()), " has dtype ",
-                     weights::ScalarTypeName(found->dtype()),
-                     "; F32, F16 or BF16 is expected"));
+    AddProblem(absl::StrCat(quoted, " has dtype ",
+                            weights::ScalarTypeName(found->dtype()),
+                            "; F32, F16 or BF16 is expected"),
+               report);
   }
 }
 
@@ -71,7 +85,7 @@ void CheckTensors(const Checkpoint& checkpoint, StoredNames& read,
   }
   const absl::Status others =
       CheckNoOtherLayerTensors(checkpoint, *report.config);
-  if (!others.ok()) report.problems.emplace_back(others.message());
+  if (!others.ok()) AddProblem(others.message(), report);
 }
 
 void AddTensor(const DiskTensor& tensor, bool is_read,
@@ -105,11 +119,11 @@ CheckpointReport InspectCheckpoint(const std::string& model_dir) {
   if (config.ok()) {
     report.config = *std::move(config);
   } else {
-    report.problems.emplace_back(config.status().message());
+    AddProblem(config.status().message(), report);
   }
   const auto checkpoint = Checkpoint::Open(model_dir);
   if (!checkpoint.ok()) {
-    report.problems.emplace_back(checkpoint.status().message());
+    AddProblem(checkpoint.status().message(), report);
     return report;
   }
   StoredNames read;

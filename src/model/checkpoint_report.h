@@ -23,6 +23,13 @@ struct TensorGroup {
   bool is_read = false;
 };
 
+// Why a model cannot be served, of tensors that differ in the number of their
+// layer once for all.
+struct ModelProblem {
+  std::string message;
+  int64_t count = 0;
+};
+
 struct CheckpointReport {
   std::optional<ModelConfig> config;  // Empty: a problem says why.
   int64_t num_files = 0;
@@ -30,10 +37,9 @@ struct CheckpointReport {
   int64_t num_tensors = 0;
   uint64_t size_bytes = 0;
   int64_t num_read_tensors = 0;
-  uint64_t read_bytes = 0;  // By a daemon.
-  uint64_t head_bytes = 0;  // By a scorer of given hidden states.
-  // Why the model cannot be served, one sentence each; empty: it can.
-  std::vector<std::string> problems;
+  uint64_t read_bytes = 0;             // By a daemon.
+  uint64_t head_bytes = 0;             // By a scorer of given hidden states.
+  std::vector<ModelProblem> problems;  // Empty: the model can be served.
 };
 
 // Reads config.json and the headers of the weights. Never fails: what is wrong

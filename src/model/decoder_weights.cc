@@ -68,23 +68,48 @@ at::Tensor& FieldOf(DecoderWeights& w, const WeightEntry& entry) {
   }
 }
 
+// The matrix of a slot.
+struct SlotTensor {
+  const WeightEntry* entry;  // Its first.
+  std::vector<int64_t> shape;
+  at::ScalarType dtype;
+  int64_t offset = 0;  // In bytes.
+};
+
+// All matrices in one buffer, uninitialised: together they cover whole huge
+// pages, of which a matrix alone would leave two in pieces.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options) {
-  DecoderWeights w;
-  w.layers.resize(config.num_layers);
+  constexpr int64_t kAlignment = 256;
+  std::vector<SlotTensor> slots;
+  int64_t size = 0;
   for (const WeightEntry& entry : entries) {
     if (entry.first_row > 0) continue;
-    std::vector<int64_t> shape = entry.shape;
-    shape[0] = entry.slot_rows;
     const bool wide = IsNorm(entry.slot) && config.norms_from_one;
-    at::Tensor field =
-        at::empty(shape, wide ? options.dtype(at::kFloat) : options);
-    if (field.is_cpu()) {
-      PreferHugePages(absl::MakeSpan(
-          static_cast<std::byte*>(field.mutable_data_ptr()), field.nbytes()));
-    }
-    FieldOf(w, entry) = std::move(field);
+    SlotTensor slot{
+        .entry = &entry,
+        .shape = entry.shape,
+        .dtype = wide ? at::kFloat : c10::typeMetaToScalarType(options.dtype()),
+        .offset = size};
+    slot.shape[0] = entry.slot_rows;
+    const int64_t bytes = c10::multiply_integers(slot.shape) *
+                          static_cast<int64_t>(c10::elementSize(slot.dtype));
+    size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    slots.push_back(std::move(slot));
+  }
+  const at::Tensor buffer = at::empty({size}, options.dtype(at::kByte));
+  if (buffer.is_cpu()) {
+    PreferHugePages(absl::MakeSpan(
+        static_cast<std::byte*>(buffer.mutable_data_ptr()), buffer.nbytes()));
+  }
+  DecoderWeights w;
+  w.layers.resize(config.num_layers);
+  for (const SlotTensor& slot : slots) {
+    const int64_t bytes = c10::multiply_integers(slot.shape) *
+                          static_cast<int64_t>(c10::elementSize(slot.dtype));
+    FieldOf(w, *slot.entry) =
+        buffer.narrow(0, slot.offset, bytes).view(slot.dtype).view(slot.shape);
   }
   if (config.tied_embeddings) w.head_VH = w.embedding_VH;
   return w;

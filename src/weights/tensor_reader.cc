@@ -21,9 +21,9 @@
 namespace weft::weights {
 namespace {
 
-// One read: large enough to hide its overhead, small enough that the staging
-// of a conversion or of a transfer to a device stays in a core's cache.
-constexpr int64_t kBlockBytes = int64_t{1} << 20;
+// One read: two huge pages, so that threads seldom meet in one; small enough
+// for the staging of a conversion or of a transfer to a device.
+constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 std::optional<at::ScalarType> FloatingType(ScalarType type) {
   switch (type) {
@@ -69,25 +69,31 @@ void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
   }
 }
 
-// Runs `work` for every block on all compute threads, until one fails.
+// Runs `work` for every block on all compute threads, until one fails. Each
+// thread begins in a part of its own, for sequential reads and pages that no
+// two of them touch at once, and takes what is left of the others' at the end.
 absl::Status ForEachBlock(
     const std::vector<RowBlock>& blocks,
     const std::function<absl::Status(const RowBlock&)>& work) {
   Mutex mu;
   absl::Status result;
-  std::atomic<size_t> next = 0;
-  const auto run = [&](int64_t /*begin*/, int64_t /*end*/) {
+  std::vector<std::atomic<bool>> taken(blocks.size());
+  std::atomic<bool> failed = false;
+  const int64_t num_threads = at::get_num_threads();
+  const auto run = [&](int64_t thread, int64_t /*end*/) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    for (size_t i = next++; i < blocks.size(); i = next++) {
-      const absl::Status status = work(blocks[i]);
+    const size_t first = blocks.size() * thread / num_threads;
+    for (size_t i = 0; i < blocks.size() && !failed; ++i) {
+      const size_t block = (first + i) % blocks.size();
+      if (taken[block].exchange(true)) continue;
+      const absl::Status status = work(blocks[block]);
       if (status.ok()) continue;
-      next = blocks.size();
+      failed = true;
       const MutexLock lock(&mu);
       result.Update(status);
     }
   };
-  // Blocks are claimed one by one: threads that share their core get fewer.
-  at::parallel_for(0, at::get_num_threads(), /*grain_size=*/1, run);
+  at::parallel_for(0, num_threads, /*grain_size=*/1, run);
   return result;
 }
 

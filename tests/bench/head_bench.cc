@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "src/loss/fused_head.h"
+#include "tests/bench/process_status.h"
 
 namespace {
 
@@ -42,15 +43,9 @@ void WriteTensor(const std::string& path, const at::Tensor& tensor) {
   TORCH_CHECK(file.good(), "cannot write ", path);
 }
 
-// A field of /proc/self/status in bytes.
 int64_t StatusBytes(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field + ":", 0) == 0) {
-      return std::stoll(line.substr(field.size() + 1)) * 1024;
-    }
-  }
-  TORCH_CHECK(false, "no ", field, " in /proc/self/status");
+  constexpr int64_t kKilobyte = 1024;
+  return weft::bench::ProcSelf("status", field) * kKilobyte;
 }
 
 ScoreRows OneTargetPerRow(const at::Tensor& targets) {

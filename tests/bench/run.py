@@ -19,12 +19,14 @@ sys.path[:0] = [
 ]
 
 import group_prompt  # noqa: E402
+import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
     "group_prompt": group_prompt.main,
+    "load": load.main,
     "logprobs": logprobs.main,
     "memory": memory.main,
     "train_step": train_step.main,

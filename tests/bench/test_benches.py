@@ -23,6 +23,7 @@ import run  # noqa: E402  It sets the path for those below.
 import flops  # noqa: E402
 import group_prompt  # noqa: E402
 import inputs  # noqa: E402
+import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
 import models  # noqa: E402
@@ -95,6 +96,19 @@ def test_logprobs(capsys: Any) -> None:
     for side in (result["ours"] | result["peer"]).values():
         assert side["logprobs_error"] <= logprobs.TOLERANCE
         assert side["dhidden_error"] <= logprobs.TOLERANCE
+
+
+def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:
+    assert run.BENCHES["load"](
+        ["--rounds", "1", "--reps", "1", "--layers", "1", "--shard", "200MB"]
+    ) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["config"]["files"] > 1
+    assert result["ratio"]["peak memory/limit"]["met"]
+    assert result["ratio"]["bytes read for the head/limit"]["met"]
+    head = result["ours"]["head"]
+    # The reader's own count against the kernel's, which sees config.json too.
+    assert 0 <= head["rchar_bytes"] - head["bytes_read"] < 1 << 16
 
 
 @pytest.mark.parametrize(("name", "factor"), [("loss", 2e-5), ("grad_norm", 2e-4)])

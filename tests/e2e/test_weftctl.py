@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import daemon as daemon_module
+import numpy as np
+import pytest
+from models import tiny_model
+from safetensors.numpy import load_file
 from texts import random_tokens
 
 VOCAB = 320
@@ -59,3 +63,51 @@ def test_tells_a_refusal_from_a_wrong_command(daemon_for: Any) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == code, (words, done.returncode, done.stderr)
         assert done.stderr
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(WEFTCTL), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["llama-tied", "llama-untied", "gemma3-wrapped"])
+def test_copies_a_models_head_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    """Safetensors, one file and shards; canonical names; readable by transformers'
+    own tools."""
+    source = tiny_model(kind)
+    inspected = run("weights", "inspect", str(source), "-o", "json")
+    assert inspected.returncode == 0, inspected.stderr
+    report = json.loads(inspected.stdout)
+    assert report["problems"] == []
+    done = run("weights", "head", str(source), "-o", str(tmp_path / "head"))
+    assert done.returncode == 0, done.stderr
+    copied = load_file(tmp_path / "head" / "model.safetensors")
+    tensors = {}
+    for file in source.glob("*.safetensors"):
+        tensors |= load_file(file)
+    names = ["model.embed_tokens.weight"]
+    if not report["tied_embeddings"]:
+        names.append("lm_head.weight")
+    assert sorted(copied) == sorted(names)
+    for name, values in copied.items():
+        stem = name.removeprefix("model.")
+        (expected,) = [v for n, v in tensors.items() if n.endswith(stem)]
+        np.testing.assert_array_equal(values, expected)
+    assert report["head_bytes"] == sum(values.nbytes for values in copied.values())
+    bytes_read = int(done.stdout.split(" bytes read")[0].split()[-1])
+    headers = 1_000_000 * report["num_files"]
+    assert bytes_read <= report["head_bytes"] + headers
+    config = (tmp_path / "head" / "config.json").read_bytes()
+    assert config == (source / "config.json").read_bytes()
+
+
+def test_says_why_a_model_cannot_be_served(tmp_path: Path) -> None:
+    source = tiny_model("llama-tied")
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {"quant_method": "gptq"}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    done = run("weights", "inspect", str(tmp_path))
+    assert done.returncode == 1
+    assert "unsupported: " in done.stdout and "quantization_config" in done.stdout
+    assert "model.layers.*.mlp.up_proj.weight" in done.stdout

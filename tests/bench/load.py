@@ -1,0 +1,172 @@
+"""Loading a model: Weft's loader against `cat` on the same files, page cache
+warm; its peak memory, and the bytes that it reads for the head alone.
+
+The model is a Llama with random bf16 weights in shards, loaded as bf16. Sides
+take turns; the best counts. A process loads several times into memory that it
+keeps: a virtual machine's host may take longer to give memory than all the rest,
+and cat needs none. `first_seconds` is the load that has to wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import daemon
+import machine
+import report
+
+LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
+# glibc then reuses what was freed, whatever its size.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+LEAST_RATE = 0.8  # Of cat's.
+MOST_MEMORY = 1.05  # Times the weights kept,
+SPARE_BYTES = 150e6  # and this for the process.
+SPARE_READ_BYTES = 1e6  # A file, beside the head's tensors.
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=options.scratch) as path:
+        folder = Path(path)
+        write_model(folder, options.layers, options.shard)
+        files = sorted(folder.glob("*.safetensors"))
+        _cat(files)
+        runs: dict[str, list[dict[str, Any]]] = {"cat": [], "weft": []}
+        for _ in range(options.rounds):
+            runs["cat"].append({"seconds": min(_cat(files) for _ in range(options.reps))})
+            runs["weft"].append(load(folder, "bf16", "all", options.reps))
+        head = load(folder, "bf16", "head", 1)
+        size = sum(file.stat().st_size for file in files)
+    result = _make(options, runs, head, size)
+    ratios = ", ".join(f"{k} {v['value']:.3g}" for k, v in result["ratio"].items())
+    print(f"load: {size / 1e9:.2f} GB; {ratios}", file=sys.stderr)
+    line = json.dumps(result)
+    if options.output is not None:
+        options.output.write_text(line + "\n", "utf-8")
+    print(line)
+    return 0
+
+
+def write_model(folder: Path, layers: int, shard: str) -> None:
+    """Random weights with transformers' names and shapes, in shards."""
+    import torch
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=2560,
+        intermediate_size=6912,
+        num_hidden_layers=layers,
+        num_attention_heads=20,
+        num_key_value_heads=20,
+        vocab_size=32000,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    state = model.state_dict()
+    split = split_torch_state_dict_into_shards(state, max_shard_size=shard)
+    for name, tensors in split.filename_to_tensors.items():
+        values = {n: torch.empty(state[n].shape, dtype=torch.bfloat16) for n in tensors}
+        for value in values.values():
+            value.uniform_(-0.02, 0.02)
+        save_file(values, folder / name, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    config.save_pretrained(folder)
+
+
+def load(folder: Path, dtype: str, what: str, reps: int) -> dict[str, Any]:
+    """One process of load_bench: what it says of itself."""
+    command = [str(LOAD_BENCH), str(folder), dtype, what, str(reps)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, env={**os.environ, **KEEP_MEMORY}, check=True
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def memory_limit(run: dict[str, Any]) -> float:
+    return float(run["kept_bytes"] * MOST_MEMORY + SPARE_BYTES)
+
+
+def head_limit(run: dict[str, Any]) -> float:
+    """Of the bytes read when the files have the head in its own dtype."""
+    return float(run["kept_bytes"] + SPARE_READ_BYTES * run["files"])
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="run.py load",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
+    parser.add_argument("--reps", type=int, default=4, help="loads of a process")
+    parser.add_argument("--layers", type=int, default=24, help="159 MB each")
+    parser.add_argument("--shard", default="1GB", help="largest file")
+    parser.add_argument("--scratch", type=Path, help="where the model is written")
+    parser.add_argument("--output", type=Path, help="also write the JSON line here")
+    return parser.parse_args(arguments)
+
+
+def _cat(files: list[Path]) -> float:
+    start = time.perf_counter()
+    subprocess.run(["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
+
+
+def _make(
+    options: argparse.Namespace,
+    runs: dict[str, list[dict[str, Any]]],
+    head: dict[str, Any],
+    size: int,
+) -> dict[str, Any]:
+    best = {side: min(run["seconds"] for run in runs[side]) for side in runs}
+    peak = max(runs["weft"], key=lambda run: run["peak_rss_bytes"])
+    ratios = {
+        "rate weft/cat": report.ratio(best["cat"] / best["weft"], at_least=LEAST_RATE),
+        "peak memory/limit": report.ratio(
+            peak["peak_rss_bytes"] / memory_limit(peak), at_most=1
+        ),
+        "bytes read for the head/limit": report.ratio(
+            head["rchar_bytes"] / head_limit(head), at_most=1
+        ),
+    }
+    sides = {
+        side: {
+            "seconds": best[side],
+            "all_seconds": [run["seconds"] for run in runs[side]],
+            "bytes_per_second": size / best[side],
+        }
+        for side in runs
+    }
+    sides["weft"]["first_seconds"] = [run["first_seconds"] for run in runs["weft"]]
+    sides["weft"]["peak_rss_bytes"] = peak["peak_rss_bytes"]
+    return {
+        "bench": "load",
+        "ours": {"weft": sides["weft"], "head": head},
+        "peer": {"cat": sides["cat"]},
+        "ratio": ratios,
+        "config": {
+            "bytes": size,
+            "kept_bytes": peak["kept_bytes"],
+            "files": peak["files"],
+            "layers": options.layers,
+            "rounds": options.rounds,
+            "reps": options.reps,
+        },
+        "machine": machine.describe(),
+    }

@@ -1,0 +1,93 @@
+// Loading weights, for tests/bench/load.py and tests/oracle:
+//   load_bench MODEL_DIR f32|bf16 all|head REPS
+// Loads a model's weights, or its head's alone, as the daemon does, REPS times;
+// prints the first and the least time, and what a load takes, as one JSON line.
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "src/model/decoder_weights.h"
+#include "src/model/weight_list.h"
+#include "tests/bench/process_status.h"
+
+namespace {
+
+using weft::bench::ProcSelf;
+
+constexpr int64_t kKilobyte = 1024;
+
+// Stops with the message of an error.
+template <typename T>
+T ValueOf(absl::StatusOr<T> result) {
+  TORCH_CHECK(result.ok(), result.status().ToString());
+  return *std::move(result);
+}
+
+// Bytes that the process holds when it has loaded `entries`.
+int64_t KeptBytes(const std::vector<weft::model::WeightEntry>& entries,
+                  at::ScalarType dtype) {
+  int64_t elements = 0;
+  for (const auto& entry : entries) elements += entry.num_elements();
+  return elements * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+nlohmann::json Load(const std::string& folder, at::ScalarType dtype,
+                    bool head_only) {
+  const int64_t read_before = ProcSelf("io", "rchar");
+  const auto start = std::chrono::steady_clock::now();
+  const auto config = ValueOf(weft::model::ReadModelConfig(folder));
+  const auto checkpoint = ValueOf(weft::weights::Checkpoint::Open(folder));
+  weft::model::DecoderWeights weights;
+  weft::model::HeadWeights head;
+  if (head_only) {
+    head = ValueOf(
+        weft::model::LoadHeadWeights(*checkpoint, config, dtype, at::kCPU));
+  } else {
+    weights = ValueOf(
+        weft::model::LoadDecoderWeights(*checkpoint, config, dtype, at::kCPU));
+  }
+  const std::chrono::duration<double> seconds =
+      std::chrono::steady_clock::now() - start;
+  const auto entries = head_only ? weft::model::ListHeadWeights(config)
+                                 : weft::model::ListWeights(config);
+  return {{"seconds", seconds.count()},
+          {"kept_bytes", KeptBytes(entries, dtype)},
+          {"files", checkpoint->files().size()},
+          {"bytes_read", checkpoint->bytes_read()},
+          {"rchar_bytes", ProcSelf("io", "rchar") - read_before},
+          {"peak_rss_bytes", ProcSelf("status", "VmHWM") * kKilobyte}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.size() != 4) {
+    std::cerr << "usage: load_bench MODEL_DIR f32|bf16 all|head REPS\n";
+    return EXIT_FAILURE;
+  }
+  try {
+    const at::ScalarType dtype =
+        words[1] == "bf16" ? at::kBFloat16 : at::kFloat;
+    nlohmann::json best;
+    double first_seconds = 0;
+    for (int rep = 0; rep < std::stoi(words[3]); ++rep) {
+      nlohmann::json load = Load(words[0], dtype, words[2] == "head");
+      if (rep == 0) first_seconds = load["seconds"];
+      if (rep == 0 || load["seconds"] < best["seconds"]) best = load;
+    }
+    best["first_seconds"] = first_seconds;
+    std::cout << best.dump() << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}
