@@ -87,7 +87,11 @@ TINY: dict[str, dict[str, Any]] = {
     },
     # Frequencies as without scaling up to max_position_embeddings.
     "llama-dynamic-rope": {
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+        }
     },
     "qwen3": {
         "architecture": "qwen3",

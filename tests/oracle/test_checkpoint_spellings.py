@@ -22,9 +22,7 @@ WRAPPED = "gemma3-wrapped"
 LENGTHS = (60, 2, 33)
 
 
-def _assert_same_model(
-    kind: str, folder: Path, daemon_for: Any, scratch: Path
-) -> None:
+def _assert_same_model(kind: str, folder: Path, daemon_for: Any, scratch: Path) -> None:
     data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
     with daemon_for(kind).client() as client:
         expected = client.forward(data).results
@@ -138,7 +136,7 @@ def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
     return old
 
 
-def _meaning(folder: Path) -> dict[str, Any]:
+def _meaning(folder: Path) -> Any:
     """What transformers reads of a folder's config.json, without what it keeps of
     the spelling."""
     spelling = {

@@ -95,6 +95,7 @@ def test_logits_and_gradients_are_the_references(
 
     oracle = oracle_for(kind, dtype)
     folder = forms.write(oracle.model, tmp_path / "model", form, SMALL_SHARD)
+    assert {t.dtype for t in forms.read(folder).values()} == {DTYPES[dtype]}
     vocab = oracle.base_logprobs[0].shape[1]
     every_token = [
         weft.Datum(t[:-1], np.tile(np.arange(vocab), (len(t) - 1, 1)))
@@ -127,7 +128,7 @@ def _parameters(state: dict[str, torch.Tensor], path: Path) -> None:
 def _one_storage(state: dict[str, torch.Tensor], path: Path) -> None:
     """Views of one flat buffer, by the newest pickle protocol."""
     flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
-    views = flat.split([tensor.numel() for tensor in state.values()])
+    views = torch.split(flat, [tensor.numel() for tensor in state.values()])
     torch.save(
         {n: v.view_as(t) for (n, t), v in zip(state.items(), views, strict=True)},
         path,
