@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/types/span.h"
 #include "src/base/status_macros.h"
 #include "src/weights/safetensors.h"
 #include "src/weights/shard_index.h"
@@ -22,9 +23,12 @@ namespace {
 constexpr size_t kMaxIndexBytes = size_t{64} << 20;
 
 // Where families put the decoder whose canonical prefix is "model.".
-constexpr absl::string_view kDecoderPrefixes[] = {
-    "", "model.", "language_model.model.", "model.language_model.",
-    "transformer."};
+constexpr absl::string_view kDecoderPrefixes[] = {"",
+                                                  "model.",
+                                                  "language_model.",
+                                                  "language_model.model.",
+                                                  "model.language_model.",
+                                                  "transformer."};
 // Where they put what stands beside the decoder, such as lm_head.
 constexpr absl::string_view kOuterPrefixes[] = {
     "", "model.", "language_model.", "model.language_model.", "transformer."};
@@ -106,7 +110,8 @@ absl::StatusOr<DiskTensor> Checkpoint::Find(
   const DiskTensor* match = nullptr;
   std::string matched_name;
   for (const absl::string_view prefix :
-       in_decoder ? kDecoderPrefixes : kOuterPrefixes) {
+       in_decoder ? absl::MakeConstSpan(kDecoderPrefixes)
+                  : absl::MakeConstSpan(kOuterPrefixes)) {
     std::string candidate = absl::StrCat(prefix, stem);
     const auto found = tensors_.find(candidate);
     if (found == tensors_.end()) continue;

@@ -30,8 +30,9 @@ class Checkpoint {
 
   // Finds a tensor by Hugging Face's canonical name such as
   // "model.embed_tokens.weight" or "lm_head.weight", whatever prefix the file
-  // uses (bare, "model.", "language_model.model.", "model.language_model.",
-  // "transformer."). NOT_FOUND names it; INVALID_ARGUMENT when two match.
+  // uses (bare, "model.", "language_model.", "language_model.model.",
+  // "model.language_model.", "transformer."). NOT_FOUND names it;
+  // INVALID_ARGUMENT when two match.
   [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // All tensors, ordered by their names in the files.

@@ -14,6 +14,10 @@ namespace weft::weights {
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a FIFO without a writer would wait for ever.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0 && errno == ELOOP) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a link that leads to no file"));
+  }
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   RegularFile file(fd, 0);
   struct stat info {};

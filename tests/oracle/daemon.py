@@ -166,3 +166,15 @@ def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
         daemon.kill()
         raise
     assert daemon.stop() == 0, daemon.log_tail()
+
+
+@contextmanager
+def brief(model: Path, folder: Path) -> Iterator[Daemon]:
+    """A serving daemon that is killed afterwards: many of them take less time, for
+    tests of what a daemon computes."""
+    daemon = Daemon(model, folder)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.kill()

@@ -43,8 +43,8 @@ _GEMMA3: dict[str, Any] = {
     "sliding_window": 16,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
     },
 }
 
@@ -87,7 +87,11 @@ TINY: dict[str, dict[str, Any]] = {
     },
     # Frequencies as without scaling up to max_position_embeddings.
     "llama-dynamic-rope": {
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+        }
     },
     "qwen3": {
         "architecture": "qwen3",

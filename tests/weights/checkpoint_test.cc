@@ -231,8 +231,9 @@ TEST(Checkpoint, DoesNotFallBackFromADamagedSingleFile) {
 }
 
 TEST(Checkpoint, FindsTensorsUnderEveryPrefix) {
-  for (const char* prefix : {"", "model.", "language_model.model.",
-                             "model.language_model.", "transformer."}) {
+  for (const char* prefix :
+       {"", "model.", "language_model.", "language_model.model.",
+        "model.language_model.", "transformer."}) {
     const TempFolder folder;
     (void)folder.Write(
         "model.safetensors",

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/weights/files.h"
@@ -212,19 +213,38 @@ TEST(ReadTensor, ReadsVectorsScalarsAndNothing) {
 }
 
 TEST(ReadTensor, RefusesOtherShapesTypesAndNames) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  const auto f32 = [](at::IntArrayRef shape) { return at::zeros(shape); };
   const TempFolder folder;
-  const auto checkpoint =
-      Store(folder, {{"w", at::zeros({2, 3}), ScalarType::kF32},
-                     {"i", at::zeros({2}, at::kInt), ScalarType::kI32}});
-  const absl::Status shape = ReadTensor(*checkpoint, "w", at::zeros({3, 2}));
-  EXPECT_EQ(shape.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(shape.message()),
-              HasSubstr("'w' has shape [2, 3]; expected [3, 2]"));
-  const absl::Status dtype = ReadTensor(*checkpoint, "i", at::zeros({2}));
-  EXPECT_EQ(dtype.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(dtype.message()), HasSubstr("I32"));
-  EXPECT_EQ(ReadTensor(*checkpoint, "none", at::zeros({2})).code(),
-            absl::StatusCode::kNotFound);
+  const auto checkpoint = Store(
+      folder, {{"transposed", f32({3, 2}), ScalarType::kF32},
+               {"flat", f32({6}), ScalarType::kF32},
+               {"scalar", f32({}), ScalarType::kF32},
+               {"empty", f32({0, 3}), ScalarType::kF32},
+               {"deeper", f32({1, 2, 3}), ScalarType::kF32},
+               {"int", at::zeros({2, 3}, at::kInt), ScalarType::kI32},
+               {"bytes", at::zeros({2, 3}, at::kByte), ScalarType::kU8},
+               {"double", at::zeros({2, 3}, at::kDouble), ScalarType::kF64}});
+  const struct {
+    const char* name;
+    absl::StatusCode code;
+    const char* message;
+  } refusals[] = {
+      {"transposed", kInvalid, "has shape [3, 2]; expected [2, 3]"},
+      {"flat", kInvalid, "has shape [6]; expected [2, 3]"},
+      {"scalar", kInvalid, "has shape []; expected [2, 3]"},
+      {"empty", kInvalid, "has shape [0, 3]; expected [2, 3]"},
+      {"deeper", kInvalid, "has shape [1, 2, 3]; expected [2, 3]"},
+      {"int", kInvalid, "has dtype I32; F32, F16 or BF16 is expected"},
+      {"bytes", kInvalid, "has dtype U8; F32, F16 or BF16 is expected"},
+      {"double", kInvalid, "has dtype F64; F32, F16 or BF16 is expected"},
+      {"none", absl::StatusCode::kNotFound, "is not in the checkpoint"}};
+  for (const auto& [name, code, message] : refusals) {
+    const absl::Status status = ReadTensor(*checkpoint, name, f32({2, 3}));
+    EXPECT_EQ(status.code(), code) << name;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("tensor '", name, "' ", message)));
+  }
 }
 
 }  // namespace

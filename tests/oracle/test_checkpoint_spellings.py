@@ -1,0 +1,184 @@
+"""The same model under the names and in the spellings that folders have: each
+gives the bits of the folder that the other tests compare with transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forms
+import numpy as np
+import pytest
+from daemon import brief
+from models import tiny_model
+from safetensors.torch import save_file
+from texts import next_token, random_tokens
+from transformers import AutoConfig, AutoModel
+
+WRAPPED = "gemma3-wrapped"
+LENGTHS = (60, 2, 33)
+
+
+def _assert_same_model(kind: str, folder: Path, daemon_for: Any, scratch: Path) -> None:
+    data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
+    with daemon_for(kind).client() as client:
+        expected = client.forward(data).results
+    with brief(folder, scratch) as daemon, daemon.client() as client:
+        measured = client.forward(data).results
+    for left, right in zip(measured, expected, strict=True):
+        np.testing.assert_array_equal(left.logprobs, right.logprobs)
+
+
+def _copy(kind: str, folder: Path) -> Path:
+    """The folder of a tiny model, to be changed."""
+    shutil.copytree(tiny_model(kind), folder)
+    return folder
+
+
+def _rename(folder: Path, new_name: Callable[[str], str]) -> set[str]:
+    """Writes the tensors under other names; returns these."""
+    tensors = {new_name(n): t.clone() for n, t in forms.read(folder).items()}
+    for path in (*forms.weight_files(folder), *folder.glob("*.index.json")):
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return set(tensors)
+
+
+def _plain_name(name: str) -> str:
+    """Without what a wrapper puts before the decoder's names."""
+    for prefix in ("model.language_model.", "language_model.model."):
+        if name.startswith(prefix):
+            return "model." + name.removeprefix(prefix)
+    return name.removeprefix("language_model.")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "outer"),
+    (
+        ("", ""),
+        ("model.", ""),
+        ("model.language_model.", ""),
+        ("language_model.model.", "language_model."),
+        ("language_model.", ""),
+        ("transformer.", ""),
+    ),
+)
+@pytest.mark.parametrize("kind", ("qwen3", WRAPPED))
+def test_prefixes_of_tensor_names(
+    kind: str, decoder: str, outer: str, daemon_for: Any, tmp_path: Path
+) -> None:
+    def new_name(name: str) -> str:
+        if "vision" in name or "multi_modal" in name:
+            return name
+        name = _plain_name(name)
+        if name.startswith("model."):
+            return decoder + name.removeprefix("model.")
+        return outer + name
+
+    folder = _copy(kind, tmp_path / "model")
+    names = _rename(folder, new_name)
+    assert f"{decoder}layers.0.self_attn.q_proj.weight" in names
+    assert kind == WRAPPED or f"{outer}lm_head.weight" in names
+    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+
+
+@pytest.mark.parametrize("kind", ("llama-tied", WRAPPED))
+def test_a_model_that_was_saved_without_its_head(
+    kind: str, daemon_for: Any, tmp_path: Path
+) -> None:
+    folder = _copy(kind, tmp_path / "model")
+    for path in forms.weight_files(folder):
+        path.unlink()
+    model = AutoModel.from_pretrained(tiny_model(kind))
+    model.save_pretrained(tmp_path / "headless")
+    for path in forms.weight_files(tmp_path / "headless"):
+        shutil.copy(path, folder)
+    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+
+
+@pytest.mark.parametrize("kind", ("llama-tied", "gemma2", WRAPPED))
+def test_a_tied_head_may_be_in_the_file_too(
+    kind: str, daemon_for: Any, tmp_path: Path
+) -> None:
+    folder = _copy(kind, tmp_path / "model")
+    tensors = forms.read(folder)
+    (embedding,) = (n for n in tensors if n.endswith("embed_tokens.weight"))
+    assert not any(name.endswith("lm_head.weight") for name in tensors)
+    tensors["lm_head.weight"] = tensors[embedding].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+
+
+def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
+    """A config.json of transformers 5 in the older spelling.
+
+    kind_key: how rope_scaling names its kind, "rope_type" or "type".
+    """
+    old = {**config, "transformers_version": "4.50.0"}
+    old["torch_dtype"] = old.pop("dtype", "float32")
+    if "text_config" in old:
+        old["text_config"] = _as_transformers_4(old["text_config"], kind_key)
+        return old
+    types = old.pop("layer_types", None)
+    rope = old.pop("rope_parameters")
+    if "full_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = types.index("full_attention") + 1
+        old.pop("_sliding_window_pattern", None)
+        rope = rope["full_attention"]
+    scaling = {**rope}
+    old["rope_theta"] = scaling.pop("rope_theta")
+    scaling[kind_key] = scaling.pop("rope_type")
+    old["rope_scaling"] = None if scaling[kind_key] == "default" else scaling
+    return old
+
+
+def _meaning(folder: Path) -> Any:
+    """What transformers reads of a folder's config.json, without what it keeps of
+    the spelling."""
+    spelling = {
+        "transformers_version",
+        "_name_or_path",
+        "dtype",
+        "type",
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+    }
+    return _without(AutoConfig.from_pretrained(folder).to_dict(), spelling)
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {n: _without(v, names) for n, v in value.items() if n not in names}
+
+
+@pytest.mark.parametrize(
+    ("kind", "kind_key"),
+    (
+        ("llama-tied", "rope_type"),
+        ("llama-untied", "rope_type"),
+        ("llama-linear-rope", "type"),
+        ("llama3-rope", "rope_type"),
+        ("mistral", "rope_type"),
+        ("qwen2", "rope_type"),
+        ("qwen3", "rope_type"),
+        ("gemma2", "rope_type"),
+        ("gemma3", "rope_type"),
+        (WRAPPED, "rope_type"),
+    ),
+)
+def test_the_spelling_of_transformers_4(
+    kind: str, kind_key: str, daemon_for: Any, tmp_path: Path
+) -> None:
+    folder = _copy(kind, tmp_path / "model")
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    old = _as_transformers_4(config, kind_key)
+    path.write_text(json.dumps(old), "utf-8")
+    assert "rope_parameters" not in path.read_text("utf-8")
+    assert _meaning(folder) == _meaning(tiny_model(kind))
+    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")

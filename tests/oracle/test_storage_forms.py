@@ -1,0 +1,194 @@
+"""Every family from every form and dtype on disk, against transformers + peft on
+the weights that the dtype rounds to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import forms
+import numpy as np
+import pytest
+import tolerance
+import torch
+from daemon import Daemon, brief
+from models import SMALL_SHARD, tiny_model
+from reference import ALL_LINEAR, AdapterShape, Reference
+from texts import next_token, random_tokens
+from transformers import AutoModelForCausalLM
+
+KINDS = (
+    "llama-tied",
+    "llama3-rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gemma3-wrapped",
+)
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+EVERYWHERE = AdapterShape(4, 8.0, (*ALL_LINEAR, "lm_head"))
+LENGTHS = (41, 2, 19)  # Windows are shorter than the first.
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """One model as a dtype rounds it, and what transformers and peft say."""
+
+    model: Any
+    adapter: Path
+    tokens: list[list[int]]
+    base_logprobs: list[np.ndarray]  # [N, V] each.
+    adapted_logprobs: list[np.ndarray]  # [N] each.
+    gradients: dict[str, np.ndarray]
+
+
+def _oracle(kind: str, dtype: torch.dtype, root: Path) -> Oracle:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(kind), dtype=dtype)
+    reference = Reference(
+        forms.write(model, root / "reference", "safetensors", SMALL_SHARD)
+    )
+    tokens = [random_tokens(reference.vocab, n, n) for n in LENGTHS]
+    data = [next_token(sequence) for sequence in tokens]
+    scores = [torch.tensor(reference.logits(d.tokens)) for d in data]
+    folder = reference.make_adapter(root / "adapter", EVERYWHERE, seed=70)
+    with reference.adapter(folder) as adapted:
+        logprobs = [adapted.logprobs(d.tokens, d.targets) for d in data]
+        adapted.cross_entropy_backward(data)
+        return Oracle(
+            model=model,
+            adapter=folder,
+            tokens=tokens,
+            base_logprobs=[s.log_softmax(dim=-1).numpy() for s in scores],
+            adapted_logprobs=[values.detach().numpy() for values in logprobs],
+            gradients=adapted.gradients(),
+        )
+
+
+@pytest.fixture(scope="module")
+def oracle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle]:
+    """Oracles by model and dtype, each made on first use."""
+    made: dict[tuple[str, str], Oracle] = {}
+
+    def get(kind: str, dtype: str) -> Oracle:
+        key = (kind, dtype)
+        if key not in made:
+            root = tmp_path_factory.mktemp(f"oracle-{kind}-{dtype}")
+            made[key] = _oracle(kind, DTYPES[dtype], root)
+        return made[key]
+
+    return get
+
+
+@pytest.mark.parametrize("form", forms.FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_gradients_are_the_references(
+    kind: str, dtype: str, form: str, oracle_for: Any, tmp_path: Path
+) -> None:
+    import weft
+
+    oracle = oracle_for(kind, dtype)
+    folder = forms.write(oracle.model, tmp_path / "model", form, SMALL_SHARD)
+    assert {t.dtype for t in forms.read(folder).values()} == {DTYPES[dtype]}
+    vocab = oracle.base_logprobs[0].shape[1]
+    every_token = [
+        weft.Datum(t[:-1], np.tile(np.arange(vocab), (len(t) - 1, 1)))
+        for t in oracle.tokens
+    ]
+    with brief(folder, tmp_path / "weftd") as daemon, daemon.client() as client:
+        base = client.forward(every_token)
+        adapter = client.import_adapter("a", oracle.adapter)
+        adapted = adapter.forward_backward([next_token(t) for t in oracle.tokens])
+        gradients = checkpoints.gradients(daemon, adapter)
+    for reply, expected in (
+        (base, oracle.base_logprobs),
+        (adapted, oracle.adapted_logprobs),
+    ):
+        for result, logprobs in zip(reply.results, expected, strict=True):
+            measured = np.asarray(result.logprobs).reshape(logprobs.shape)
+            difference = tolerance.max_difference(measured, logprobs)
+            assert difference <= tolerance.LOGPROBS
+    assert set(gradients) == set(oracle.gradients)
+    for name, gradient in oracle.gradients.items():
+        difference = tolerance.relative_difference(gradients[name], gradient)
+        assert difference <= tolerance.GRADIENTS, name
+
+
+def _parameters(state: dict[str, torch.Tensor], path: Path) -> None:
+    """A dict of Parameters that want gradients."""
+    torch.save({n: torch.nn.Parameter(t) for n, t in state.items()}, path)
+
+
+def _one_storage(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Views of one flat buffer, by the newest pickle protocol."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
+    views = torch.split(flat, [tensor.numel() for tensor in state.values()])
+    torch.save(
+        {n: v.view_as(t) for (n, t), v in zip(state.items(), views, strict=True)},
+        path,
+        pickle_protocol=5,
+    )
+
+
+class _Command:
+    """Unpickles as the return value of a shell command."""
+
+    def __init__(self, command: str):
+        self._command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self._command,)
+
+
+def _hostile(state: dict[str, torch.Tensor], path: Path) -> None:
+    torch.save({**state, "x": _Command(f"touch {path.parent / 'was-here'}")}, path)
+
+
+def _legacy(state: dict[str, torch.Tensor], path: Path) -> None:
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def _with_bin(
+    kind: str, write: Callable[[dict[str, torch.Tensor], Path], None], folder: Path
+) -> Path:
+    """A tiny model whose one weight file `write` makes."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(kind))
+    model.config.save_pretrained(folder)
+    write(model.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.parametrize("write", (_parameters, _one_storage))
+def test_other_ways_to_save_give_the_same_bits(
+    write: Any, daemon_for: Any, tmp_path: Path
+) -> None:
+    kind = "llama-bias"
+    folder = _with_bin(kind, write, tmp_path / "model")
+    data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
+    with daemon_for(kind).client() as client:
+        expected = client.forward(data).results
+    with brief(folder, tmp_path / "weftd") as daemon, daemon.client() as client:
+        measured = client.forward(data).results
+    for left, right in zip(measured, expected, strict=True):
+        np.testing.assert_array_equal(left.logprobs, right.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [(_hostile, "names 'posix system'"), (_legacy, "torch's old format")],
+    ids=["command", "legacy"],
+)
+def test_refuses_to_start_with(write: Any, message: str, tmp_path: Path) -> None:
+    folder = _with_bin("llama-tied", write, tmp_path / "model")
+    daemon = Daemon(folder, tmp_path / "weftd")
+    daemon.launch()
+    assert daemon.wait() != 0
+    log = daemon.log_tail()
+    assert "pytorch_model.bin: " in log and message in log
+    assert not (folder / "was-here").exists()

@@ -1,0 +1,23 @@
+// Time that this process has spent computing: unlike the wall clock's it does
+// not grow with what else the machine does.
+#ifndef WEFT_TESTS_SUPPORT_PROCESSOR_TIME_H_
+#define WEFT_TESTS_SUPPORT_PROCESSOR_TIME_H_
+
+#include <ctime>
+
+namespace weft {
+
+class ProcessorTime {
+ public:
+  // Of all threads since the object was made.
+  [[nodiscard]] double Seconds() const {
+    return static_cast<double>(std::clock() - start_) / CLOCKS_PER_SEC;
+  }
+
+ private:
+  const std::clock_t start_ = std::clock();
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_PROCESSOR_TIME_H_
