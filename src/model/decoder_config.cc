@@ -149,6 +149,11 @@ absl::Status CheckInertFields(JsonFields& fields) {
                         fields.NumberOr("attention_dropout", 0, 1, 0));
   if (dropout != 0)
     return UnsupportedField("attention_dropout", Json(dropout), "0");
+  WEFT_ASSIGN_OR_RETURN(const int64_t chunk,
+                        fields.IntOr("chunk_size_feed_forward", 0, kMaxFfn, 0));
+  if (chunk != 0) {
+    return UnsupportedField("chunk_size_feed_forward", Json(chunk), "0");
+  }
   for (const char* name :
        {"rope_interleaved", "is_encoder_decoder", "use_mrope"}) {
     WEFT_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));

@@ -243,6 +243,8 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
       {"auto_map", {{"AutoModel", "x.Y"}}, kUnsupported, "auto_map"},
       {"sliding_window", 4096, kUnsupported, "sliding_window is 4096"},
       {"attention_dropout", 0.1, kUnsupported, "attention_dropout is 0.1"},
+      {"chunk_size_feed_forward", 8, kUnsupported,
+       "chunk_size_feed_forward is 8"},
       {"rope_interleaved", true, kUnsupported, "rope_interleaved"},
       {"final_logit_softcapping", 30.0, kUnsupported,
        "final_logit_softcapping"},
