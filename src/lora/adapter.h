@@ -19,13 +19,12 @@ namespace weft::lora {
 // snapshots, and the samples and batches that pinned it.
 struct AdapterVersion {
   uint64_t number = 0;
-  double scale = 1;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy.
   at::Tensor compute_N;  // [N] in the model dtype; weights_N itself for f32.
 
   // Views into `flat`, which has the layout's shape (weights or a gradient).
-  // A of every factor of the group, stacked: [factors * rank, in].
+  // A of every factor of the group, stacked: [total_rank, in].
   [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const;
   // A and B of one factor: [rank, in], [out, rank].

@@ -50,8 +50,8 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
 
 }  // namespace
 
-AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
-    : rank_(config.rank) {
+AdapterLayout::AdapterLayout(const ModelShape& shape,
+                             const LoraConfig& config) {
   groups_.reserve(shape.num_layers * kGroupsPerLayer + 1);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group :
@@ -67,22 +67,24 @@ void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
                              int layer, ProjectionGroup group) {
   GroupLayout layout;
   for (const TargetModule module : ModulesOf(group)) {
-    if (std::ranges::find(config.target_modules, module) ==
-        config.target_modules.end()) {
-      continue;
-    }
+    const LoraShape lora = config.ShapeOf(layer, module);
+    if (lora.rank == 0) continue;
+    max_rank_ = std::max(max_rank_, lora.rank);
+    layout.total_rank += lora.rank;
     layout.factors.push_back({.layer = layer,
                               .module = module,
+                              .rank = lora.rank,
+                              .scale = lora.scale(),
                               .in = InWidth(shape, module),
                               .out = OutWidth(shape, module)});
   }
   for (LoraFactor& factor : layout.factors) {
     factor.a_offset = num_parameters_;
-    num_parameters_ += rank_ * factor.in;
+    num_parameters_ += factor.rank * factor.in;
   }
   for (LoraFactor& factor : layout.factors) {
     factor.b_offset = num_parameters_;
-    num_parameters_ += factor.out * rank_;
+    num_parameters_ += factor.out * factor.rank;
   }
   factors_.insert(factors_.end(), layout.factors.begin(), layout.factors.end());
   groups_.push_back(std::move(layout));

@@ -23,7 +23,7 @@ std::vector<float> InitialWeights(const AdapterLayout& layout, uint64_t seed) {
         Mix(Mix(seed) ^ (static_cast<uint64_t>(factor.layer) << 8 |
                          static_cast<uint64_t>(factor.module)));
     const double bound = 1.0 / std::sqrt(static_cast<double>(factor.in));
-    const int64_t size = layout.rank() * factor.in;
+    const int64_t size = factor.rank * factor.in;
     for (int64_t i = 0; i < size; ++i) {
       const double uniform =
           static_cast<double>(Mix(stream + i) >> 11) * 0x1.0p-53;

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/lora/peft_config.h"
+#include "src/lora/peft_fields.h"
 #include "src/weights/float_convert.h"
 #include "src/weights/safetensors.h"
 
@@ -23,7 +24,6 @@ using weights::ScalarType;
 using weights::TensorMap;
 using weights::TensorView;
 
-constexpr absl::string_view kConfigFile = "adapter_config.json";
 constexpr absl::string_view kTensorFile = "adapter_model.safetensors";
 constexpr absl::string_view kPeftPrefix = "base_model.model";
 // PEFT copies the frozen weight of a targeted lm_head beside its factors.
@@ -45,12 +45,12 @@ std::vector<Matrix> MatricesOf(const AdapterLayout& layout,
   for (const LoraFactor& factor : layout.factors()) {
     const std::string path = absl::StrCat(prefix, ".", ModulePath(factor));
     matrices.push_back({.name = absl::StrCat(path, ".lora_A.weight"),
-                        .rows = layout.rank(),
+                        .rows = factor.rank,
                         .columns = factor.in,
                         .offset = factor.a_offset});
     matrices.push_back({.name = absl::StrCat(path, ".lora_B.weight"),
                         .rows = factor.out,
-                        .columns = layout.rank(),
+                        .columns = factor.rank,
                         .offset = factor.b_offset});
   }
   return matrices;
@@ -181,7 +181,7 @@ void AppendTensors(const std::vector<Matrix>& matrices,
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                      const ModelShape& shape) {
   WEFT_ASSIGN_OR_RETURN(const std::string* config_text,
-                        FindFile(files, kConfigFile));
+                        FindFile(files, kPeftConfigFile));
   WEFT_ASSIGN_OR_RETURN(const std::string* tensor_bytes,
                         FindFile(files, kTensorFile));
   PeftAdapter adapter;
@@ -202,7 +202,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
   const AdapterLayout layout(shape, config);
   std::vector<NamedTensor> tensors;
   AppendTensors(MatricesOf(layout, kPeftPrefix), weights, tensors);
-  return {{std::string(kConfigFile), WritePeftConfig(config, base_model_name)},
+  return {{std::string(kPeftConfigFile),
+           WritePeftConfig(config, shape, base_model_name)},
           {std::string(kTensorFile), weft::weights::WriteSafetensors(tensors)}};
 }
 

@@ -151,6 +151,27 @@ TEST(AdapterLayoutTest, ModulesThatAreNotTargetedTakeNoRoom) {
   }
 }
 
+TEST(AdapterLayoutTest, GivesEveryLayerItsRankAndScale) {
+  LoraConfig config =
+      Targets({TargetModule::kQProj, TargetModule::kVProj});  // alpha 32
+  config.overrides = {{0, TargetModule::kVProj, {.rank = 4, .alpha = 2}},
+                      {1, TargetModule::kQProj, {}}};
+  const AdapterLayout layout(kShape, config);
+  EXPECT_EQ(layout.max_rank(), 4);
+  const GroupLayout& both = layout.group(0, ProjectionGroup::kQkv);
+  ASSERT_EQ(both.factors.size(), 2u);
+  EXPECT_EQ(both.total_rank, kRank + 4);
+  EXPECT_EQ(both.factors[0].scale, 16);
+  EXPECT_EQ(both.factors[1].scale, 0.5);
+  // The A matrices stay adjacent, whatever their ranks.
+  EXPECT_EQ(both.factors[1].a_offset, kRank * 5);
+  EXPECT_EQ(both.factors[0].b_offset, (kRank + 4) * 5);
+  EXPECT_EQ(both.factors[1].b_offset, (kRank + 4) * 5 + 7 * kRank);
+  EXPECT_THAT(ModulesOf(layout.group(1, ProjectionGroup::kQkv)),
+              ElementsAre(TargetModule::kVProj));
+  EXPECT_EQ(layout.num_parameters(), (5 + 7) * kRank + (5 + 3) * (4 + kRank));
+}
+
 TEST(AdapterLayoutTest, DoesNotDependOnTheOrderOfTheTargets) {
   const AdapterLayout forward(
       kShape, Targets({TargetModule::kQProj, TargetModule::kDownProj}));

@@ -68,16 +68,15 @@ class Reference {
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
       const lora::LoraSegment& segment = batch_.routing[i];
       const lora::AdapterVersion& version = *segment.version;
-      const int64_t rank = version.layout->rank();
       const at::Tensor rows = x.slice(0, segment.begin, segment.end);
       for (const lora::LoraFactor& f :
            version.layout->group(layer, group).factors) {
         const at::Tensor a =
-            flats_[i].narrow(0, f.a_offset, rank * f.in).view({rank, f.in});
-        const at::Tensor b =
-            flats_[i].narrow(0, f.b_offset, f.out * rank).view({f.out, rank});
-        const at::Tensor delta =
-            at::mm(at::mm(rows, a.t()), b.t()) * version.scale;
+            flats_[i].narrow(0, f.a_offset, f.rank * f.in).view({f.rank, f.in});
+        const at::Tensor b = flats_[i]
+                                 .narrow(0, f.b_offset, f.out * f.rank)
+                                 .view({f.out, f.rank});
+        const at::Tensor delta = at::mm(at::mm(rows, a.t()), b.t()) * f.scale;
         const int64_t column = ColumnOf(f.module, config_.shape());
         y = y + at::constant_pad_nd(
                     delta, {column, y.size(1) - column - f.out, segment.begin,
