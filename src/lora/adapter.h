@@ -51,8 +51,7 @@ struct AdapterState {
 // Threads: engine thread only.
 class Adapter {
  public:
-  // A fresh adapter as PEFT makes it: A from U(-1/sqrt(in), 1/sqrt(in)) by a
-  // counter-based generator keyed by (seed, layer, module), B zero.
+  // A fresh adapter as PEFT makes it (src/lora/lora_init.h).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
 

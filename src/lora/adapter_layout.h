@@ -5,7 +5,7 @@
 // A matrices of the projections that share an input (q,k,v; gate,up) are
 // adjacent, so that their product with the input is one GEMM:
 //   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
-//   A_down B_down, layer 1: ..., A_lm_head B_lm_head
+//   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
 // A is [rank, in], B is [out, rank], both row-major; each linear layer has a
 // rank and a scale of its own. Layers that the adapter does not target take no
 // room. Torch-free.
@@ -33,7 +33,7 @@ struct ModelShape {
 
 // One adapted linear layer.
 struct LoraFactor {
-  int layer = 0;  // num_layers for the head.
+  int layer = 0;  // num_layers for head and embedding.
   TargetModule module = TargetModule::kQProj;
   int64_t rank = 0;
   double scale = 1;  // y += scale (x A^T) B^T.
@@ -43,8 +43,16 @@ struct LoraFactor {
   int64_t b_offset = 0;
 };
 
-// Projections that read the same input.
-enum class ProjectionGroup : uint8_t { kQkv, kO, kGateUp, kDown, kLmHead };
+// Projections that read the same input. An embedding reads tokens: its A has a
+// column for each of the vocabulary.
+enum class ProjectionGroup : uint8_t {
+  kQkv,
+  kO,
+  kGateUp,
+  kDown,
+  kLmHead,
+  kEmbedTokens
+};
 inline constexpr int kGroupsPerLayer = 4;
 
 // The adapted projections of one group: their A matrices start at a_offset and
@@ -65,7 +73,7 @@ class AdapterLayout {
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Layer in [0, num_layers); kLmHead takes layer = num_layers.
+  // Layer in [0, num_layers); of no matter to kLmHead and kEmbedTokens.
   [[nodiscard]] const GroupLayout& group(int layer,
                                          ProjectionGroup group) const;
 
@@ -81,7 +89,8 @@ class AdapterLayout {
 
 // Hugging Face's path of the module, such as "model.layers.0.mlp.up_proj" or
 // "lm_head". PEFT prefixes it with "base_model.model." and appends
-// ".lora_A.weight" or ".lora_B.weight".
+// ".lora_A.weight" or ".lora_B.weight"; of the embedding ".lora_embedding_A" or
+// ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor);
 
 }  // namespace weft::lora

@@ -58,8 +58,7 @@ bool TrainsEmbedding(const LoraRouting& routing) {
 }
 
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
-                           const LoraRouting& routing,
-                           double embedding_scale) {
+                           const LoraRouting& routing, double embedding_scale) {
   for (const LoraSegment& segment : routing) {
     const LoraFactor* factor = FactorOf(segment);
     if (factor == nullptr || !segment.gradient_N.defined()) continue;

@@ -1,6 +1,7 @@
 // The embedding of tokens whose rows belong to different adapters:
 //   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a,
-// with the factor s of models that scale their embeddings.
+// with the factor s of models that scale their embeddings. Every token learns,
+// also one that transformers keeps for padding: there is no padding here.
 //
 // Legend: T packed tokens, n tokens of a segment, U different ones of them, R
 // rank, H hidden. A is [R, vocabulary], B is [H, R].

@@ -144,7 +144,7 @@ absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
     }
     return Refused("target_modules entry", name,
                    "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
-                   "down_proj, lm_head or their full paths");
+                   "down_proj, lm_head, embed_tokens or their full paths");
   }
   return absl::OkStatus();
 }

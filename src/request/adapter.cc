@@ -29,6 +29,8 @@ const char* TargetModuleName(TargetModule module) {
       return "down_proj";
     case TargetModule::kLmHead:
       return "lm_head";
+    case TargetModule::kEmbedTokens:
+      return "embed_tokens";
   }
   return "unknown";
 }

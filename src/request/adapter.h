@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// Linear layers that can carry LoRA, in the order of the forward pass.
+// Layers that can carry LoRA. Checkpoints store the numbers.
 enum class TargetModule : uint8_t {
   kQProj,
   kKProj,
@@ -24,12 +24,15 @@ enum class TargetModule : uint8_t {
   kUpProj,
   kDownProj,
   kLmHead,
+  kEmbedTokens,
 };
 
 inline constexpr std::array kAllTargetModules = {
-    TargetModule::kQProj,    TargetModule::kKProj,    TargetModule::kVProj,
-    TargetModule::kOProj,    TargetModule::kGateProj, TargetModule::kUpProj,
-    TargetModule::kDownProj, TargetModule::kLmHead};
+    TargetModule::kQProj,      TargetModule::kKProj,
+    TargetModule::kVProj,      TargetModule::kOProj,
+    TargetModule::kGateProj,   TargetModule::kUpProj,
+    TargetModule::kDownProj,   TargetModule::kLmHead,
+    TargetModule::kEmbedTokens};
 
 // Targets of an adapter that names none: every projection of the layers.
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();

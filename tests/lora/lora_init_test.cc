@@ -64,6 +64,26 @@ TEST(InitialWeightsTest, DrawEveryAUniformlyInsideTheBoundOfPeft) {
   }
 }
 
+TEST(InitialWeightsTest, DrawBOfTheEmbeddingAndStartItsAAtZero) {
+  const AdapterLayout layout(kShape, Config({TargetModule::kEmbedTokens}));
+  const std::vector<float> weights = InitialWeights(layout, 7);
+  const LoraFactor& factor = layout.factors()[0];
+  for (const float value : AOf(weights, factor)) ASSERT_EQ(value, 0.0f);
+  double sum = 0, sum_of_squares = 0, sum_of_fourths = 0;
+  const int64_t n = factor.out * factor.rank;
+  for (int64_t i = 0; i < n; ++i) {
+    const double value = weights[factor.b_offset + i];
+    sum += value;
+    sum_of_squares += value * value;
+    sum_of_fourths += value * value * value * value;
+  }
+  // Of N(0, 1): moments 0, 1 and 3 with variances 1, 2 and 96. Six standard
+  // errors: one seed in 10^8 is further away.
+  EXPECT_LE(std::abs(sum / n), 6 * std::sqrt(1.0 / n));
+  EXPECT_LE(std::abs(sum_of_squares / n - 1), 6 * std::sqrt(2.0 / n));
+  EXPECT_LE(std::abs(sum_of_fourths / n - 3), 6 * std::sqrt(96.0 / n));
+}
+
 TEST(InitialWeightsTest, DifferBetweenSeedsLayersAndModules) {
   const AdapterLayout layout(kShape, Config());
   // Rows of equal length of matrices whose bounds may differ: what repeats is

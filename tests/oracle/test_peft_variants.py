@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tolerance
 import torch
+from batching import together
 from conftest import model_folder
 from reference import ALL_LINEAR, Adapted, AdapterShape, read_weights
 from test_gradients import assert_gradients
@@ -70,6 +71,22 @@ VARIANTS: dict[str, AdapterShape] = {
         8.0,
         ("v_proj", "lm_head"),
         options={"rank_pattern": {"lm_head": 3}, "alpha_pattern": {"lm_head": 5}},
+    ),
+}
+
+EMBEDDING: dict[str, AdapterShape] = {
+    "alone": AdapterShape(4, 6.0, ("embed_tokens",)),
+    "and layers": AdapterShape(
+        4,
+        8.0,
+        (*ALL_LINEAR, "embed_tokens"),
+        options={
+            "rank_pattern": {"embed_tokens": 3},
+            "alpha_pattern": {"model.embed_tokens": 5.5},
+        },
+    ),
+    "and head": AdapterShape(
+        4, 8.0, ("model.embed_tokens", "down_proj", "lm_head"), rslora=True
     ),
 }
 
@@ -168,3 +185,103 @@ def test_layers_of_their_own(
 ) -> None:
     shape = VARIANTS[variant]
     check(kind, shape, daemon_for, reference_for, unique("variant"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind", ("llama-tied", "llama-untied", "qwen3", "gemma2", "gemma3")
+)
+@pytest.mark.parametrize("variant", EMBEDDING)
+def test_the_embedding(
+    kind: str,
+    variant: str,
+    daemon_for: Any,
+    reference_for: Any,
+    unique: Any,
+    tmp_path: Path,
+) -> None:
+    shape = EMBEDDING[variant]
+    check(kind, shape, daemon_for, reference_for, unique("embedding"), tmp_path)
+
+
+def test_the_embedding_in_a_mixed_batch(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """Neighbours in one batch: the embedding of each is its own."""
+    import checkpoints
+
+    kind = "gemma3"
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    data = data_of(kind, reference.vocab)
+    shapes = [*EMBEDDING.values(), VARIANTS["ranks"]]
+    folders = [
+        reference.make_adapter(tmp_path / str(i), shape, seed=70 + i)
+        for i, shape in enumerate(shapes)
+    ]
+    with daemon.client() as client:
+        adapters = [client.import_adapter(unique("mixed"), f) for f in folders]
+        calls = [
+            lambda a=a, i=i: a.forward_backward(data[i:])
+            for i, a in enumerate(adapters)
+        ]
+        together(client, calls)
+        measured = [checkpoints.gradients(daemon, a) for a in adapters]
+    for index, folder in enumerate(folders):
+        with reference.adapter(folder) as adapted:
+            adapted.cross_entropy_backward(data[index:])
+            assert_gradients(measured[index], adapted.gradients())
+
+
+@pytest.mark.parametrize("kind", ("llama-tied", "gemma3"))
+def test_sampling_with_the_embedding(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """Prompt and new tokens run through the cache, in company of the base."""
+    reference = reference_for(kind)
+    prompts = [random_tokens(reference.vocab, 12, seed) for seed in range(4)]
+    folder = reference.make_adapter(tmp_path / "a", EMBEDDING["and head"], seed=5)
+    with daemon_for(kind).client() as client:
+        adapter = client.import_adapter(unique("sampled"), folder)
+        calls = [
+            lambda s=s, p=p: s.sample(p, max_tokens=24, temperature=0.0, stop=[])
+            for p in prompts
+            for s in (adapter, client)
+        ]
+        samples = [reply.samples[0] for reply in together(client, calls)]
+    with reference.adapter(folder) as adapted:
+        for prompt, sample in zip(prompts, samples[::2], strict=True):
+            tokens = [*prompt, *(int(token) for token in sample.tokens)]
+            expected = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
+            assert len(sample.tokens) == 24
+            difference = tolerance.max_difference(
+                sample.logprobs, expected[len(prompt) - 1 :]
+            )
+            assert difference <= tolerance.LOGPROBS
+    assert [list(s.tokens) for s in samples[::2]] != [
+        list(s.tokens) for s in samples[1::2]
+    ]
+
+
+def test_a_new_embedding_adapter_starts_as_pefts_do(
+    daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """A zero, B normal; it learns, and peft reads what was learnt."""
+    kind = "llama-tied"
+    reference = reference_for(kind)
+    data = data_of(kind, reference.vocab)
+    with daemon_for(kind).client() as client:
+        adapter = client.create_adapter(
+            unique("new"), rank=8, target_modules=["q_proj", "embed_tokens"]
+        )
+        assert adapter.info().config.target_modules == ["q_proj", "embed_tokens"]
+        adapter.export(tmp_path / "new")
+        adapter.forward_backward(data)
+        adapter.optim_step(learning_rate=1e-2)
+        results = adapter.forward(data).results
+        adapter.export(tmp_path / "trained")
+    new = read_weights(tmp_path / "new")
+    assert not new["model.embed_tokens.lora_embedding_A"].any()
+    # 8 x 64 draws.
+    assert new["model.embed_tokens.lora_embedding_B"].std() == pytest.approx(1, rel=0.1)
+    with reference.adapter(tmp_path / "trained") as adapted:
+        assert adapted.weights()["model.embed_tokens.lora_embedding_A"].any()
+        assert_logprobs(adapted, data, results)
