@@ -26,7 +26,8 @@ struct PeftAdapter {
 // skipped. Refused by name: DoRA, biases, modules_to_save, fan_in_fan_out,
 // regular expressions and every unknown field that is neither null nor its
 // default. Every targeted layer must be there with the right shape, and nothing
-// else. Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
+// else.
+// Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);
 
