@@ -44,6 +44,8 @@ absl::StatusOr<TargetModule> ReadTargetModule(int index, int module) {
       return TargetModule::kDownProj;
     case v1::TARGET_MODULE_LM_HEAD:
       return TargetModule::kLmHead;
+    case v1::TARGET_MODULE_EMBED_TOKENS:
+      return TargetModule::kEmbedTokens;
     default:
       return BadField(
           absl::StrCat("config.target_modules[", index, "]"),

@@ -75,6 +75,8 @@ v1::TargetModule ToProto(TargetModule module) {
       return v1::TARGET_MODULE_DOWN_PROJ;
     case TargetModule::kLmHead:
       return v1::TARGET_MODULE_LM_HEAD;
+    case TargetModule::kEmbedTokens:
+      return v1::TARGET_MODULE_EMBED_TOKENS;
   }
   return v1::TARGET_MODULE_UNSPECIFIED;
 }

@@ -110,7 +110,8 @@ std::vector<Command> AdapterCommands() {
       {"rank", "R", "rank of the adapter", "32"},
       {"alpha", "A", "scale is alpha / rank", "32"},
       {"seed", "N", "seed of the initial weights", ""},
-      {"target-modules", "NAMES", "q_proj,...,lm_head; all projections", ""}};
+      {"target-modules", "NAMES",
+       "q_proj,...,lm_head,embed_tokens; all projections", ""}};
   return {
       {"adapters list", "All adapters.", {}, {}, List},
       {"adapters create", "Make an adapter.", {"ADAPTER"}, shape, Create},

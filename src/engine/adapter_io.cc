@@ -19,6 +19,7 @@ using nlohmann::json;
 
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kMaxStoredRank = 1 << 16;
+constexpr uint64_t kMaxStoredLayer = 1 << 16;
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "trainer_state.json";
 
@@ -37,10 +38,18 @@ json ConfigToJson(const LoraConfig& config) {
   for (const TargetModule module : config.target_modules) {
     modules.push_back(static_cast<int>(module));
   }
+  json overrides = json::array();
+  for (const LoraOverride& other : config.overrides) {
+    overrides.push_back({{"layer", other.layer},
+                         {"module", static_cast<int>(other.module)},
+                         {"rank", other.shape.rank},
+                         {"alpha", other.shape.alpha}});
+  }
   return {{"rank", config.rank},
           {"alpha", config.alpha},
           {"seed", config.seed},
-          {"target_modules", std::move(modules)}};
+          {"target_modules", std::move(modules)},
+          {"overrides", std::move(overrides)}};
 }
 
 // Each is false when the field is missing or of another type: the manifest has
@@ -64,6 +73,29 @@ bool Get(const json& object, const char* key, double* value) {
   return true;
 }
 
+bool GetModule(const json& value, TargetModule* out) {
+  if (!value.is_number_unsigned() ||
+      value.get<uint64_t>() >= kAllTargetModules.size()) {
+    return false;
+  }
+  *out = static_cast<TargetModule>(value.get<uint64_t>());
+  return true;
+}
+
+bool GetOverride(const json& value, LoraOverride* out) {
+  uint64_t layer = 0;
+  uint64_t rank = 0;
+  if (!value.is_object() || !Get(value, "layer", &layer) ||
+      !Get(value, "rank", &rank) || !Get(value, "alpha", &out->shape.alpha) ||
+      !value.contains("module") || !GetModule(value["module"], &out->module) ||
+      layer > kMaxStoredLayer || rank > kMaxStoredRank) {
+    return false;
+  }
+  out->layer = static_cast<int>(layer);
+  out->shape.rank = static_cast<int>(rank);
+  return true;
+}
+
 bool GetConfig(const json& config, LoraConfig* out) {
   uint64_t rank = 0;
   if (!config.is_object() || !Get(config, "rank", &rank) ||
@@ -78,14 +110,14 @@ bool GetConfig(const json& config, LoraConfig* out) {
   out->rank = static_cast<int>(rank);
   out->target_modules.clear();
   for (const json& module : *modules) {
-    if (!module.is_number_unsigned() ||
-        module.get<uint64_t>() > static_cast<uint64_t>(TargetModule::kLmHead)) {
-      return false;
-    }
-    out->target_modules.push_back(
-        static_cast<TargetModule>(module.get<uint64_t>()));
+    if (!GetModule(module, &out->target_modules.emplace_back())) return false;
   }
-  return true;
+  // Checkpoints from before there were any lack the field.
+  const json overrides = config.value("overrides", json::array());
+  return overrides.is_array() &&
+         std::ranges::all_of(overrides, [out](const json& other) {
+           return GetOverride(other, &out->overrides.emplace_back());
+         });
 }
 
 absl::StatusOr<CheckpointInfo> InfoFromFields(const json& fields) {
@@ -202,6 +234,11 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   WEFT_ASSIGN_OR_RETURN(loaded.info, InfoFromFields(folder.fields));
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
                         lora::ReadPeft(folder.files, shape_));
+  peft.config.seed = loaded.info.config.seed;
+  if (peft.config != loaded.info.config) {
+    return absl::DataLossError(absl::StrCat(
+        "checkpoint '", name, "': adapter_config.json and manifest differ"));
+  }
   loaded.state.weights = std::move(peft.weights);
   const std::string* optimizer = FindFile(folder, kOptimizerFile);
   if (optimizer == nullptr) {

@@ -93,6 +93,10 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
       });
 }
 
+int EngineImpl::MaxRank(const LoraConfig& config) const {
+  return lora::AdapterLayout(adapters_.shape(), config).max_rank();
+}
+
 void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
                                 Callback<StepReply<AdapterInfo>> done) {
   if (!Admit(done)) return;
@@ -101,11 +105,11 @@ void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
         adapter_io_.Load(request.source_adapter_id, request.name);
     PostControl([this, request, done, loaded = std::move(loaded)]() mutable {
       absl::Status status = loaded.status();
-      if (status.ok() && loaded->info.config.rank > parts_.options.max_rank) {
-        status = absl::FailedPreconditionError(
-            absl::StrCat("name: checkpoint '", request.name, "' has rank ",
-                         loaded->info.config.rank, ", the limit is ",
-                         parts_.options.max_rank, " (--max-rank)"));
+      const int rank = status.ok() ? MaxRank(loaded->info.config) : 0;
+      if (rank > parts_.options.max_rank) {
+        status = absl::FailedPreconditionError(absl::StrCat(
+            "name: checkpoint '", request.name, "' has rank ", rank,
+            ", the limit is ", parts_.options.max_rank, " (--max-rank)"));
       }
       absl::StatusOr<AdapterInfo> info = absl::InternalError("not run");
       if (!status.ok()) {
@@ -194,9 +198,10 @@ void EngineImpl::ImportAdapter(ImportAdapterRequest request,
   PostIo([this, request = std::move(request), done = std::move(done)] {
     absl::StatusOr<lora::PeftAdapter> peft =
         lora::ReadPeft(request.files, adapters_.shape());
-    if (peft.ok() && peft->config.rank > parts_.options.max_rank) {
+    const int rank = peft.ok() ? MaxRank(peft->config) : 0;
+    if (rank > parts_.options.max_rank) {
       peft = absl::InvalidArgumentError(absl::StrCat(
-          "adapter_config.json: r ", peft->config.rank, " is above the limit ",
+          "adapter_config.json: rank ", rank, " is above the limit ",
           parts_.options.max_rank, " (--max-rank)"));
     }
     if (!peft.ok()) {

@@ -150,6 +150,8 @@ class EngineImpl final : public Engine {
                       uint64_t last_step);
   void RunPublishSnapshot(uint64_t work_id,
                           const PublishSnapshotRequest& request);
+  // The largest rank that an adapter of this model would have.
+  [[nodiscard]] int MaxRank(const LoraConfig& config) const;
   // Creates an adapter; on the engine thread.
   absl::StatusOr<AdapterInfo> Create(const std::string& adapter_id,
                                      const LoraConfig& config,

@@ -19,7 +19,7 @@ namespace {
 // Buffers of the two are interchangeable. The seed does not matter.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
-         a.target_modules == b.target_modules;
+         a.target_modules == b.target_modules && a.overrides == b.overrides;
 }
 
 }  // namespace
@@ -123,11 +123,13 @@ void EngineImpl::InstallCheckpoint(uint64_t work_id,
   if (status.ok() && !SameShape(loaded->info.config, adapter->config())) {
     status = absl::FailedPreconditionError(absl::StrCat(
         "name: checkpoint '", request.name, "' has rank ",
-        loaded->info.config.rank, ", alpha ", loaded->info.config.alpha,
-        " and ", loaded->info.config.target_modules.size(),
-        " target modules; adapter '", request.adapter_id, "' has rank ",
-        adapter->config().rank, ", alpha ", adapter->config().alpha, " and ",
-        adapter->config().target_modules.size()));
+        loaded->info.config.rank, ", alpha ", loaded->info.config.alpha, ", ",
+        loaded->info.config.target_modules.size(), " target modules and ",
+        loaded->info.config.overrides.size(),
+        " layers of another shape; adapter '", request.adapter_id,
+        "' has rank ", adapter->config().rank, ", alpha ",
+        adapter->config().alpha, ", ", adapter->config().target_modules.size(),
+        " and ", adapter->config().overrides.size()));
   }
   uint64_t last_step = 0;
   if (status.ok()) {

@@ -89,15 +89,15 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(
     const std::vector<TrainPiece>& pieces, const PackedTrain& packed) const {
   const model::ModelConfig& config = decoder_.config();
   int max_rank = 0;
-  int head_rank = 0;
+  int64_t head_rank = 0;
   for (const TrainPiece& piece : pieces) {
     if (piece.version == nullptr) continue;
     const lora::AdapterLayout& layout = *piece.version->layout;
-    max_rank = std::max(max_rank, layout.rank());
-    if (!layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
-             .factors.empty()) {
-      head_rank = std::max(head_rank, layout.rank());
-    }
+    max_rank = std::max(max_rank, layout.max_rank());
+    head_rank = std::max<int64_t>(
+        head_rank,
+        layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
+            .total_rank);
   }
   const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
   const ActivationBytes bytes = ActivationsOf(

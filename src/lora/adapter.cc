@@ -31,20 +31,20 @@ void FromVector(const std::vector<float>& values, at::Tensor& destination_N) {
 at::Tensor AdapterVersion::StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const {
   const LoraFactor& first = group.factors.front();
-  const auto rows = static_cast<int64_t>(group.factors.size()) * layout->rank();
-  return flat.narrow(0, first.a_offset, rows * first.in).view({rows, first.in});
+  return flat.narrow(0, first.a_offset, group.total_rank * first.in)
+      .view({group.total_rank, first.in});
 }
 
 at::Tensor AdapterVersion::A(const at::Tensor& flat,
                              const LoraFactor& factor) const {
-  return flat.narrow(0, factor.a_offset, layout->rank() * factor.in)
-      .view({layout->rank(), factor.in});
+  return flat.narrow(0, factor.a_offset, factor.rank * factor.in)
+      .view({factor.rank, factor.in});
 }
 
 at::Tensor AdapterVersion::B(const at::Tensor& flat,
                              const LoraFactor& factor) const {
-  return flat.narrow(0, factor.b_offset, factor.out * layout->rank())
-      .view({factor.out, layout->rank()});
+  return flat.narrow(0, factor.b_offset, factor.out * factor.rank)
+      .view({factor.out, factor.rank});
 }
 
 std::vector<float> AdapterVersion::HostWeights() const {
@@ -109,7 +109,6 @@ void Adapter::SetState(const AdapterState& state) {
 void Adapter::Publish(at::Tensor weights) {
   auto version = std::make_shared<AdapterVersion>();
   version->number = latest_ ? latest_->number + 1 : 1;
-  version->scale = config_.scale();
   version->layout = layout_;
   if (next_compute_N_.defined()) {
     next_compute_N_.copy_(weights);

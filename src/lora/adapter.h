@@ -19,13 +19,12 @@ namespace weft::lora {
 // snapshots, and the samples and batches that pinned it.
 struct AdapterVersion {
   uint64_t number = 0;
-  double scale = 1;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy.
   at::Tensor compute_N;  // [N] in the model dtype; weights_N itself for f32.
 
   // Views into `flat`, which has the layout's shape (weights or a gradient).
-  // A of every factor of the group, stacked: [factors * rank, in].
+  // A of every factor of the group, stacked: [total_rank, in].
   [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const;
   // A and B of one factor: [rank, in], [out, rank].
@@ -52,8 +51,7 @@ struct AdapterState {
 // Threads: engine thread only.
 class Adapter {
  public:
-  // A fresh adapter as PEFT makes it: A from U(-1/sqrt(in), 1/sqrt(in)) by a
-  // counter-based generator keyed by (seed, layer, module), B zero.
+  // A fresh adapter as PEFT makes it (src/lora/lora_init.h).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
 

@@ -19,6 +19,8 @@ std::vector<TargetModule> ModulesOf(ProjectionGroup group) {
       return {TargetModule::kDownProj};
     case ProjectionGroup::kLmHead:
       return {TargetModule::kLmHead};
+    case ProjectionGroup::kEmbedTokens:
+      return {TargetModule::kEmbedTokens};
   }
   return {};
 }
@@ -26,6 +28,7 @@ std::vector<TargetModule> ModulesOf(ProjectionGroup group) {
 int64_t InWidth(const ModelShape& shape, TargetModule module) {
   if (module == TargetModule::kOProj) return shape.q_width;
   if (module == TargetModule::kDownProj) return shape.ffn;
+  if (module == TargetModule::kEmbedTokens) return shape.vocab;
   return shape.hidden;
 }
 
@@ -43,6 +46,7 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
       return shape.vocab;
     case TargetModule::kOProj:
     case TargetModule::kDownProj:
+    case TargetModule::kEmbedTokens:
       return shape.hidden;
   }
   return 0;
@@ -50,9 +54,9 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
 
 }  // namespace
 
-AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
-    : rank_(config.rank) {
-  groups_.reserve(shape.num_layers * kGroupsPerLayer + 1);
+AdapterLayout::AdapterLayout(const ModelShape& shape,
+                             const LoraConfig& config) {
+  groups_.reserve(shape.num_layers * kGroupsPerLayer + 2);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group :
          {ProjectionGroup::kQkv, ProjectionGroup::kO, ProjectionGroup::kGateUp,
@@ -61,28 +65,31 @@ AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
     }
   }
   AddGroup(shape, config, shape.num_layers, ProjectionGroup::kLmHead);
+  AddGroup(shape, config, shape.num_layers, ProjectionGroup::kEmbedTokens);
 }
 
 void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
                              int layer, ProjectionGroup group) {
   GroupLayout layout;
   for (const TargetModule module : ModulesOf(group)) {
-    if (std::ranges::find(config.target_modules, module) ==
-        config.target_modules.end()) {
-      continue;
-    }
+    const LoraShape lora = config.ShapeOf(layer, module);
+    if (lora.rank == 0) continue;
+    max_rank_ = std::max(max_rank_, lora.rank);
+    layout.total_rank += lora.rank;
     layout.factors.push_back({.layer = layer,
                               .module = module,
+                              .rank = lora.rank,
+                              .scale = lora.scale(),
                               .in = InWidth(shape, module),
                               .out = OutWidth(shape, module)});
   }
   for (LoraFactor& factor : layout.factors) {
     factor.a_offset = num_parameters_;
-    num_parameters_ += rank_ * factor.in;
+    num_parameters_ += factor.rank * factor.in;
   }
   for (LoraFactor& factor : layout.factors) {
     factor.b_offset = num_parameters_;
-    num_parameters_ += factor.out * rank_;
+    num_parameters_ += factor.out * factor.rank;
   }
   factors_.insert(factors_.end(), layout.factors.begin(), layout.factors.end());
   groups_.push_back(std::move(layout));
@@ -90,7 +97,8 @@ void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
 
 const GroupLayout& AdapterLayout::group(int layer,
                                         ProjectionGroup group) const {
-  if (group == ProjectionGroup::kLmHead) return groups_.back();
+  if (group == ProjectionGroup::kEmbedTokens) return groups_.back();
+  if (group == ProjectionGroup::kLmHead) return groups_[groups_.size() - 2];
   return groups_[layer * kGroupsPerLayer + static_cast<int>(group)];
 }
 
@@ -99,6 +107,8 @@ std::string ModulePath(const LoraFactor& factor) {
   switch (factor.module) {
     case TargetModule::kLmHead:
       return name;
+    case TargetModule::kEmbedTokens:
+      return absl::StrCat("model.", name);
     case TargetModule::kGateProj:
     case TargetModule::kUpProj:
     case TargetModule::kDownProj:

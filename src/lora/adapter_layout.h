@@ -5,9 +5,10 @@
 // A matrices of the projections that share an input (q,k,v; gate,up) are
 // adjacent, so that their product with the input is one GEMM:
 //   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
-//   A_down B_down, layer 1: ..., A_lm_head B_lm_head
-// A is [rank, in], B is [out, rank], both row-major. Modules that the adapter
-// does not target take no room. Torch-free.
+//   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
+// A is [rank, in], B is [out, rank], both row-major; each linear layer has a
+// rank and a scale of its own. Layers that the adapter does not target take no
+// room. Torch-free.
 #ifndef WEFT_SRC_LORA_ADAPTER_LAYOUT_H_
 #define WEFT_SRC_LORA_ADAPTER_LAYOUT_H_
 
@@ -32,35 +33,47 @@ struct ModelShape {
 
 // One adapted linear layer.
 struct LoraFactor {
-  int layer = 0;  // num_layers for the head.
+  int layer = 0;  // num_layers for head and embedding.
   TargetModule module = TargetModule::kQProj;
+  int64_t rank = 0;
+  double scale = 1;  // y += scale (x A^T) B^T.
   int64_t in = 0;
   int64_t out = 0;
   int64_t a_offset = 0;  // Floats from the start of the buffer.
   int64_t b_offset = 0;
 };
 
-// Projections that read the same input.
-enum class ProjectionGroup : uint8_t { kQkv, kO, kGateUp, kDown, kLmHead };
+// Projections that read the same input. An embedding reads tokens: its A has a
+// column for each of the vocabulary.
+enum class ProjectionGroup : uint8_t {
+  kQkv,
+  kO,
+  kGateUp,
+  kDown,
+  kLmHead,
+  kEmbedTokens
+};
 inline constexpr int kGroupsPerLayer = 4;
 
 // The adapted projections of one group: their A matrices start at a_offset and
 // are adjacent, in the order of `factors`.
 struct GroupLayout {
   std::vector<LoraFactor> factors;
+  int64_t total_rank = 0;  // Rows of the stacked A.
 };
 
 class AdapterLayout {
  public:
   AdapterLayout(const ModelShape& shape, const LoraConfig& config);
 
-  [[nodiscard]] int rank() const { return rank_; }
+  // The largest rank of a factor; 0 without factors.
+  [[nodiscard]] int max_rank() const { return max_rank_; }
   [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
   // Every adapted layer, in the order of the buffer.
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Layer in [0, num_layers); kLmHead takes layer = num_layers.
+  // Layer in [0, num_layers); of no matter to kLmHead and kEmbedTokens.
   [[nodiscard]] const GroupLayout& group(int layer,
                                          ProjectionGroup group) const;
 
@@ -68,7 +81,7 @@ class AdapterLayout {
   void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
                 ProjectionGroup group);
 
-  int rank_;
+  int max_rank_ = 0;
   int64_t num_parameters_ = 0;
   std::vector<LoraFactor> factors_;
   std::vector<GroupLayout> groups_;
@@ -76,7 +89,8 @@ class AdapterLayout {
 
 // Hugging Face's path of the module, such as "model.layers.0.mlp.up_proj" or
 // "lm_head". PEFT prefixes it with "base_model.model." and appends
-// ".lora_A.weight" or ".lora_B.weight".
+// ".lora_A.weight" or ".lora_B.weight"; of the embedding ".lora_embedding_A" or
+// ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor);
 
 }  // namespace weft::lora

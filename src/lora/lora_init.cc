@@ -1,6 +1,7 @@
 #include "src/lora/lora_init.h"
 
 #include <cmath>
+#include <numbers>
 
 namespace weft::lora {
 namespace {
@@ -14,6 +15,17 @@ uint64_t Mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
+// In [0, 1).
+double Uniform(uint64_t counter) {
+  return static_cast<double>(Mix(counter) >> 11) * 0x1.0p-53;
+}
+
+// Box and Muller 1958.
+double Normal(uint64_t stream, int64_t i) {
+  const double radius = std::sqrt(-2 * std::log1p(-Uniform(stream + 2 * i)));
+  return radius * std::cos(2 * std::numbers::pi * Uniform(stream + 2 * i + 1));
+}
+
 }  // namespace
 
 std::vector<float> InitialWeights(const AdapterLayout& layout, uint64_t seed) {
@@ -22,13 +34,16 @@ std::vector<float> InitialWeights(const AdapterLayout& layout, uint64_t seed) {
     const uint64_t stream =
         Mix(Mix(seed) ^ (static_cast<uint64_t>(factor.layer) << 8 |
                          static_cast<uint64_t>(factor.module)));
+    if (factor.module == TargetModule::kEmbedTokens) {
+      for (int64_t i = 0; i < factor.out * factor.rank; ++i) {
+        weights[factor.b_offset + i] = static_cast<float>(Normal(stream, i));
+      }
+      continue;
+    }
     const double bound = 1.0 / std::sqrt(static_cast<double>(factor.in));
-    const int64_t size = layout.rank() * factor.in;
-    for (int64_t i = 0; i < size; ++i) {
-      const double uniform =
-          static_cast<double>(Mix(stream + i) >> 11) * 0x1.0p-53;
+    for (int64_t i = 0; i < factor.rank * factor.in; ++i) {
       weights[factor.a_offset + i] =
-          static_cast<float>((2 * uniform - 1) * bound);
+          static_cast<float>((2 * Uniform(stream + i) - 1) * bound);
     }
   }
   return weights;

@@ -9,8 +9,9 @@
 
 namespace weft::lora {
 
-// A from U(-1/sqrt(in), 1/sqrt(in)), which is PEFT's kaiming_uniform(sqrt(5)),
-// B zero. Each matrix has its own stream keyed by (seed, layer, module), so
+// As PEFT does: A from U(-1/sqrt(in), 1/sqrt(in)), which is its
+// kaiming_uniform(sqrt(5)), and B zero; of the embedding A zero and B from
+// N(0, 1). Each matrix has its own stream keyed by (seed, layer, module), so
 // that an adapter with fewer targets or layers draws the same numbers for those
 // it has.
 [[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,

@@ -55,16 +55,15 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
   ShrunkInputs inputs = LoraShrink(x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
     const AdapterVersion& version = *routing[i].version;
-    const int64_t rank = version.layout->rank();
     int64_t column = 0;
     for (const LoraFactor& factor : GroupOf(routing[i], site).factors) {
       at::Tensor y_view =
           Rows(y_TO, routing[i])
               .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
-      at::addmm_out(y_view, y_view, inputs[i].narrow(1, column, rank),
+      at::addmm_out(y_view, y_view, inputs[i].narrow(1, column, factor.rank),
                     version.B(version.compute_N, factor).t(), /*beta=*/1,
-                    /*alpha=*/version.scale);
-      column += rank;
+                    /*alpha=*/factor.scale);
+      column += factor.rank;
     }
   }
   if (shrunk != nullptr) *shrunk = std::move(inputs);
@@ -84,30 +83,31 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
     const GroupLayout& group = GroupOf(segment, site);
     if (group.factors.empty()) continue;
     const AdapterVersion& version = *segment.version;
-    const int64_t rank = version.layout->rank();
-    at::Tensor ds_nFR = at::empty_like(shrunk[i]);
-    for (size_t f = 0; f < group.factors.size(); ++f) {
-      const LoraFactor& factor = group.factors[f];
+    at::Tensor ds_nR = at::empty_like(shrunk[i]);
+    int64_t column = 0;
+    for (const LoraFactor& factor : group.factors) {
       const at::Tensor dy_view =
           Rows(dy_TO, segment)
               .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
-      const int64_t column = static_cast<int64_t>(f) * rank;
-      at::Tensor ds_view = ds_nFR.narrow(1, column, rank);
-      at::mm_out(ds_view, dy_view, version.B(version.compute_N, factor));
+      at::Tensor ds_view = ds_nR.narrow(1, column, factor.rank);
+      // With the scale, so that A's products of all factors are one.
+      at::addmm_out(ds_view, ds_view, dy_view,
+                    version.B(version.compute_N, factor), /*beta=*/0,
+                    /*alpha=*/factor.scale);
       if (segment.gradient_N.defined()) {
         AddProduct(version.B(segment.gradient_N, factor), dy_view.t(),
-                   shrunk[i].narrow(1, column, rank), version.scale);
+                   shrunk[i].narrow(1, column, factor.rank), factor.scale);
       }
+      column += factor.rank;
     }
     if (segment.gradient_N.defined()) {
-      AddProduct(version.StackedA(segment.gradient_N, group), ds_nFR.t(),
-                 Rows(x_TI, segment), version.scale);
+      AddProduct(version.StackedA(segment.gradient_N, group), ds_nR.t(),
+                 Rows(x_TI, segment), /*scale=*/1);
     }
     if (want_input_gradient) {
       at::Tensor dx_view = Rows(dx_TI, segment);
-      at::addmm_out(dx_view, dx_view, ds_nFR,
-                    version.StackedA(version.compute_N, group), /*beta=*/1,
-                    /*alpha=*/version.scale);
+      at::addmm_out(dx_view, dx_view, ds_nR,
+                    version.StackedA(version.compute_N, group));
     }
   }
   return dx_TI;

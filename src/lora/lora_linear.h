@@ -7,7 +7,8 @@
 // each.
 //
 // Legend: T packed tokens, I inputs, O outputs of the (fused) base weight, R
-// rank, F adapted projections of the group, N parameters of an adapter.
+// the sum of the ranks of the group's adapted projections, N parameters of an
+// adapter.
 #ifndef WEFT_SRC_LORA_LORA_LINEAR_H_
 #define WEFT_SRC_LORA_LORA_LINEAR_H_
 
@@ -45,7 +46,7 @@ struct LoraSite {
                                         const ModelShape& shape);
 };
 
-// x A^T of every segment, kept for the backward pass: [rows, F * R] each, or
+// x A^T of every segment, kept for the backward pass: [rows, R] each, or
 // undefined where the adapter has nothing at the site.
 using ShrunkInputs = std::vector<at::Tensor>;
 

@@ -14,16 +14,17 @@ namespace weft::lora {
 // Largest rank a file may ask for; the engine's own limit is lower.
 inline constexpr int kMaxFileRank = 4096;
 
-// Parses the file of a client. The alpha of a rank-stabilised adapter comes
-// back multiplied by sqrt(rank), so that LoraConfig::scale() is right for both.
-// lora_dropout is accepted and not applied. Target modules come back in the
-// order of the forward pass.
+// Parses the file of a client: ranks, alphas and which layers of which modules,
+// as PEFT resolves them (src/lora/peft_targets.h). The alphas of a
+// rank-stabilised adapter come back multiplied by sqrt(rank). lora_dropout is
+// accepted and not applied.
 // Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
 [[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const ModelShape& shape);
 
 // The file for an adapter of ours; equal input, equal bytes.
 [[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
+                                          const ModelShape& shape,
                                           const std::string& base_model_name);
 
 }  // namespace weft::lora

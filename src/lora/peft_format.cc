@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/lora/peft_config.h"
+#include "src/lora/peft_fields.h"
 #include "src/weights/float_convert.h"
 #include "src/weights/safetensors.h"
 
@@ -23,11 +24,8 @@ using weights::ScalarType;
 using weights::TensorMap;
 using weights::TensorView;
 
-constexpr absl::string_view kConfigFile = "adapter_config.json";
 constexpr absl::string_view kTensorFile = "adapter_model.safetensors";
 constexpr absl::string_view kPeftPrefix = "base_model.model";
-// PEFT copies the frozen weight of a targeted lm_head beside its factors.
-constexpr absl::string_view kBaseCopySuffix = ".base_layer.weight";
 
 // One matrix of the layout and its name in a file.
 struct Matrix {
@@ -44,13 +42,16 @@ std::vector<Matrix> MatricesOf(const AdapterLayout& layout,
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
     const std::string path = absl::StrCat(prefix, ".", ModulePath(factor));
-    matrices.push_back({.name = absl::StrCat(path, ".lora_A.weight"),
-                        .rows = layout.rank(),
+    const bool embeds = factor.module == TargetModule::kEmbedTokens;
+    matrices.push_back({.name = absl::StrCat(path, embeds ? ".lora_embedding_A"
+                                                          : ".lora_A.weight"),
+                        .rows = factor.rank,
                         .columns = factor.in,
                         .offset = factor.a_offset});
-    matrices.push_back({.name = absl::StrCat(path, ".lora_B.weight"),
+    matrices.push_back({.name = absl::StrCat(path, embeds ? ".lora_embedding_B"
+                                                          : ".lora_B.weight"),
                         .rows = factor.out,
-                        .columns = layout.rank(),
+                        .columns = factor.rank,
                         .offset = factor.b_offset});
   }
   return matrices;
@@ -111,19 +112,49 @@ absl::Status CheckFinite(absl::Span<const float> buffer,
   return absl::OkStatus();
 }
 
-// Refuses tensors that no matrix of the layout takes.
+// Names and shapes of the frozen weights that PEFT copies beside the factors:
+// those of adapted heads and embeddings, and with save_embedding_layers those
+// of the head and the embedding as they are.
+absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
+    const AdapterLayout& layout, const ModelShape& shape) {
+  const std::vector<int64_t> vocabulary = {shape.vocab, shape.hidden};
+  absl::flat_hash_map<std::string, std::vector<int64_t>> copies;
+  for (const TargetModule module :
+       {TargetModule::kLmHead, TargetModule::kEmbedTokens}) {
+    copies[absl::StrCat(kPeftPrefix, ".", ModulePath({.module = module}),
+                        ".weight")] = vocabulary;
+  }
+  for (const LoraFactor& factor : layout.factors()) {
+    const bool embeds = factor.module == TargetModule::kEmbedTokens;
+    copies[absl::StrCat(kPeftPrefix, ".", ModulePath(factor),
+                        ".base_layer.weight")] =
+        embeds ? vocabulary : std::vector<int64_t>{factor.out, factor.in};
+  }
+  return copies;
+}
+
+// Refuses tensors that no matrix of the layout takes, but for copies of the
+// base, which are skipped. A copy of another shape is of another model.
 absl::Status CheckNothingElse(const TensorMap& tensors,
+                              const AdapterLayout& layout,
+                              const ModelShape& shape,
                               const std::vector<Matrix>& matrices) {
   absl::flat_hash_set<absl::string_view> known;
   for (const Matrix& matrix : matrices) known.insert(matrix.name);
+  const auto copies = BaseCopies(layout, shape);
   for (const auto& [name, view] : tensors) {
     if (known.contains(name)) continue;
-    if (absl::StartsWith(name, kPeftPrefix) &&
-        absl::EndsWith(name, kBaseCopySuffix)) {
-      continue;
+    const auto copy = copies.find(name);
+    if (copy == copies.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor '", name,
+                       "' belongs to no module that target_modules names"));
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", name, "' belongs to no module that target_modules names"));
+    if (view.shape != copy->second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor '", name, "' has shape ", weights::ShapeString(view.shape),
+          "; the base model's ", weights::ShapeString(copy->second)));
+    }
   }
   return absl::OkStatus();
 }
@@ -153,7 +184,7 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
                         weights::ParseSafetensors(contents));
   const AdapterLayout layout(shape, config);
   const std::vector<Matrix> matrices = MatricesOf(layout, kPeftPrefix);
-  WEFT_RETURN_IF_ERROR(CheckNothingElse(tensors, matrices));
+  WEFT_RETURN_IF_ERROR(CheckNothingElse(tensors, layout, shape, matrices));
   WEFT_ASSIGN_OR_RETURN(std::vector<float> buffer,
                         Gather(tensors, layout, matrices));
   WEFT_RETURN_IF_ERROR(CheckFinite(buffer, matrices));
@@ -181,7 +212,7 @@ void AppendTensors(const std::vector<Matrix>& matrices,
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                      const ModelShape& shape) {
   WEFT_ASSIGN_OR_RETURN(const std::string* config_text,
-                        FindFile(files, kConfigFile));
+                        FindFile(files, kPeftConfigFile));
   WEFT_ASSIGN_OR_RETURN(const std::string* tensor_bytes,
                         FindFile(files, kTensorFile));
   PeftAdapter adapter;
@@ -202,7 +233,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
   const AdapterLayout layout(shape, config);
   std::vector<NamedTensor> tensors;
   AppendTensors(MatricesOf(layout, kPeftPrefix), weights, tensors);
-  return {{std::string(kConfigFile), WritePeftConfig(config, base_model_name)},
+  return {{std::string(kPeftConfigFile),
+           WritePeftConfig(config, shape, base_model_name)},
           {std::string(kTensorFile), weft::weights::WriteSafetensors(tensors)}};
 }
 

@@ -20,12 +20,13 @@ struct PeftAdapter {
   std::vector<float> weights;
 };
 
-// Reads a PEFT LoRA folder. rslora is honoured (folded into alpha); F32, F16
-// and BF16 tensors are accepted; `*.base_layer.weight` copies are skipped.
-// Refused by name: DoRA, biases, rank_pattern, alpha_pattern, modules_to_save,
-// layers_to_transform, fan_in_fan_out and every unknown field that is neither
-// null nor its default. Every targeted module of every layer must be there with
-// the right shape, and nothing else.
+// Reads a PEFT LoRA folder. rslora is honoured (folded into alpha), and so are
+// rank_pattern, alpha_pattern, layers_to_transform and exclude_modules; F32,
+// F16 and BF16 tensors are accepted; copies of the base's own weights are
+// skipped. Refused by name: DoRA, biases, modules_to_save, fan_in_fan_out,
+// regular expressions and every unknown field that is neither null nor its
+// default. Every targeted layer must be there with the right shape, and nothing
+// else.
 // Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);

@@ -28,16 +28,18 @@ bool HeadLora::Trains(size_t segment) const {
   return !Group(segment).factors.empty();
 }
 
+const lora::LoraFactor& HeadLora::Factor(size_t segment) const {
+  return Group(segment).factors.front();
+}
+
 at::Tensor HeadLora::A(size_t segment) const {
   const AdapterVersion& version = *routing_[segment].version;
-  return version.A(version.compute_N, Group(segment).factors[0])
-      .to(compute_type_);
+  return version.A(version.compute_N, Factor(segment)).to(compute_type_);
 }
 
 at::Tensor HeadLora::B(size_t segment) const {
   const AdapterVersion& version = *routing_[segment].version;
-  return version.B(version.compute_N, Group(segment).factors[0])
-      .to(compute_type_);
+  return version.B(version.compute_N, Factor(segment)).to(compute_type_);
 }
 
 std::vector<HeadLora::Overlap> HeadLora::OverlapsOf(int64_t chunk_begin,
@@ -72,7 +74,7 @@ void HeadLora::AddLogits(const std::vector<at::Tensor>& shrunk_nR,
     at::Tensor part = logits_RV.narrow(0, rows.begin - chunk_begin, rows.count);
     part.addmm_(shrunk_nR[rows.segment].narrow(0, rows.begin - segment.begin,
                                                rows.count),
-                B(rows.segment).t(), /*beta=*/1, segment.version->scale);
+                B(rows.segment).t(), /*beta=*/1, Factor(rows.segment).scale);
   }
 }
 
@@ -96,10 +98,9 @@ void HeadLora::Project(const at::Tensor& p_RV, int64_t chunk_begin,
 void HeadLora::AddGradientOfB(size_t s, const at::Tensor& dz_RV, int64_t begin,
                               const at::Tensor& shrunk_nR) const {
   const LoraSegment& segment = routing_[s];
-  lora::AddProduct(segment.version->B(segment.gradient_N, Group(s).factors[0]),
-                   dz_RV.t(),
+  lora::AddProduct(segment.version->B(segment.gradient_N, Factor(s)), dz_RV.t(),
                    shrunk_nR.narrow(0, begin - segment.begin, dz_RV.size(0)),
-                   segment.version->scale);
+                   Factor(s).scale);
 }
 
 void HeadLora::AddGradientOfA(size_t s, const at::Tensor& ds_nR,
@@ -109,12 +110,11 @@ void HeadLora::AddGradientOfA(size_t s, const at::Tensor& ds_nR,
   const AdapterVersion& version = *segment.version;
   const int64_t count = segment.end - segment.begin;
   dhidden_RH.narrow(0, segment.begin, count)
-      .addmm_(ds_nR, A(s), /*beta=*/1, version.scale);
+      .addmm_(ds_nR, A(s), /*beta=*/1, Factor(s).scale);
   if (!segment.gradient_N.defined()) return;
-  lora::AddProduct(version.A(segment.gradient_N, Group(s).factors[0]),
-                   ds_nR.t(),
+  lora::AddProduct(version.A(segment.gradient_N, Factor(s)), ds_nR.t(),
                    hidden_RH.narrow(0, segment.begin, count).to(compute_type_),
-                   version.scale);
+                   Factor(s).scale);
 }
 
 }  // namespace weft::loss

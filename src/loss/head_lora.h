@@ -55,6 +55,8 @@ class HeadLora {
   [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
                                                 int64_t chunk_rows) const;
   [[nodiscard]] const lora::GroupLayout& Group(size_t segment) const;
+  // Of a segment that trains lm_head.
+  [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
   [[nodiscard]] at::Tensor A(size_t segment) const;
 
   const lora::LoraRouting& routing_;

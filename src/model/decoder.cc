@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "src/lora/lora_embedding.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
@@ -14,9 +15,22 @@ namespace weft::model {
 using lora::LoraLinear;
 using lora::ProjectionGroup;
 
+namespace {
+
+double EmbeddingScale(const ModelConfig& config,
+                      const DecoderWeights& weights) {
+  if (!config.scaled_embeddings) return 1;
+  return at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden)),
+                           weights.embedding_VH.scalar_type())
+      .item<double>();
+}
+
+}  // namespace
+
 Decoder::Decoder(ModelConfig config, DecoderWeights weights,
                  int64_t num_positions)
     : config_(std::move(config)),
+      embedding_scale_(EmbeddingScale(config_, weights)),
       shape_(config_.shape()),
       weights_(std::move(weights)) {
   for (const std::vector<double>& frequencies : config_.rope_tables) {
@@ -45,13 +59,11 @@ at::Tensor Decoder::Gated(const at::Tensor& gate_up_T2F) const {
   return product_TF;
 }
 
-at::Tensor Decoder::Embed(const at::Tensor& tokens_T) const {
-  at::Tensor x_TH = weights_.embedding_VH.index_select(0, tokens_T);
-  if (!config_.scaled_embeddings) return x_TH;
-  // A tensor, so that the factor is rounded to the model dtype: the models were
-  // trained so.
-  return x_TH.mul_(at::scalar_tensor(
-      std::sqrt(static_cast<double>(config_.hidden)), x_TH.options()));
+at::Tensor Decoder::Embed(const PackedBatch& batch) const {
+  at::Tensor x_TH = weights_.embedding_VH.index_select(0, batch.tokens_T);
+  if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
+  lora::AddLoraEmbedding(batch.tokens_T, batch.routing, embedding_scale_, x_TH);
+  return x_TH;
 }
 
 const ops::RotaryTable& Decoder::RotaryOf(int layer) const {
@@ -77,7 +89,7 @@ Decoder::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                   Tape* tape, int num_recomputed,
                                   KvAccess* kv) const {
-  at::Tensor x_TH = Embed(batch.tokens_T);
+  at::Tensor x_TH = Embed(batch);
   if (mode == Mode::kEval) {
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       x_TH = RunLayer(layer, x_TH, batch, /*tape=*/nullptr, kv);

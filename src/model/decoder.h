@@ -114,7 +114,7 @@ class Decoder {
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                                 const at::Tensor& weight_H) const;
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
-  [[nodiscard]] at::Tensor Embed(const at::Tensor& tokens_T) const;
+  [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
   // Views of the heads inside a fused row: q [T, Q, C], k and v [T, K, C].
   struct Heads {
@@ -123,6 +123,9 @@ class Decoder {
   [[nodiscard]] Heads SplitHeads(const at::Tensor& qkv_TW) const;
 
   ModelConfig config_;
+  // What embeddings are multiplied by, in the precision of the model dtype: the
+  // models were trained so.
+  double embedding_scale_;
   lora::ModelShape shape_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "src/lora/lora_embedding.h"
 #include "src/model/decoder.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/rms_norm.h"
@@ -32,6 +33,8 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
     d_TH = BackwardLayer(layer, batch, layer_tape, std::move(d_TH));
     layer_tape = LayerTape();
   }
+  lora::LoraEmbeddingBackward(d_TH, batch.tokens_T, batch.routing,
+                              embedding_scale_);
 }
 
 at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
@@ -89,12 +92,14 @@ void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
       d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
   BackwardHeads(layer, batch, tape, dqkv_TW);
 
-  // Nothing below the first layer learns: its input gradient is not needed.
-  const at::Tensor d_normed_TH = LoraLinearBackward(
-      dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv, batch.routing,
-      {layer, ProjectionGroup::kQkv}, shape_, tape.shrunk_qkv,
-      /*want_input_gradient=*/layer > 0);
-  if (layer > 0) {
+  // Below the first layer only an adapter of the embedding learns.
+  const bool want_input_gradient =
+      layer > 0 || lora::TrainsEmbedding(batch.routing);
+  const at::Tensor d_normed_TH =
+      LoraLinearBackward(dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv,
+                         batch.routing, {layer, ProjectionGroup::kQkv}, shape_,
+                         tape.shrunk_qkv, want_input_gradient);
+  if (want_input_gradient) {
     ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H,
                          config_.rms_norm_eps, d_TH);
   }

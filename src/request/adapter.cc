@@ -1,5 +1,7 @@
 #include "src/request/adapter.h"
 
+#include <algorithm>
+
 namespace weft {
 
 std::vector<TargetModule> DefaultTargetModules() {
@@ -27,8 +29,22 @@ const char* TargetModuleName(TargetModule module) {
       return "down_proj";
     case TargetModule::kLmHead:
       return "lm_head";
+    case TargetModule::kEmbedTokens:
+      return "embed_tokens";
   }
   return "unknown";
+}
+
+LoraShape LoraConfig::ShapeOf(int layer, TargetModule module) const {
+  if (std::ranges::find(target_modules, module) == target_modules.end()) {
+    return {};
+  }
+  const auto found =
+      std::ranges::find_if(overrides, [&](const LoraOverride& other) {
+        return other.layer == layer && other.module == module;
+      });
+  if (found != overrides.end()) return found->shape;
+  return {.rank = rank, .alpha = alpha};
 }
 
 }  // namespace weft

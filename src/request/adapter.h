@@ -4,6 +4,7 @@
 #ifndef WEFT_SRC_REQUEST_ADAPTER_H_
 #define WEFT_SRC_REQUEST_ADAPTER_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace weft {
 
-// Linear layers that can carry LoRA, in the order of the forward pass.
+// Layers that can carry LoRA. Checkpoints store the numbers.
 enum class TargetModule : uint8_t {
   kQProj,
   kKProj,
@@ -23,7 +24,15 @@ enum class TargetModule : uint8_t {
   kUpProj,
   kDownProj,
   kLmHead,
+  kEmbedTokens,
 };
+
+inline constexpr std::array kAllTargetModules = {
+    TargetModule::kQProj,      TargetModule::kKProj,
+    TargetModule::kVProj,      TargetModule::kOProj,
+    TargetModule::kGateProj,   TargetModule::kUpProj,
+    TargetModule::kDownProj,   TargetModule::kLmHead,
+    TargetModule::kEmbedTokens};
 
 // Targets of an adapter that names none: every projection of the layers.
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
@@ -31,13 +40,34 @@ enum class TargetModule : uint8_t {
 // Hugging Face's name of the module, such as "q_proj".
 [[nodiscard]] const char* TargetModuleName(TargetModule module);
 
+// LoRA of one linear layer. Rank 0: the layer has none.
+struct LoraShape {
+  int rank = 0;
+  double alpha = 0;
+
+  [[nodiscard]] double scale() const { return alpha / rank; }
+  friend bool operator==(const LoraShape&, const LoraShape&) = default;
+};
+
+// A linear layer whose shape is not that of its adapter's other ones. `layer`
+// counts from 0; the number of layers stands for modules outside of them.
+struct LoraOverride {
+  int layer = 0;
+  TargetModule module = TargetModule::kQProj;
+  LoraShape shape;
+
+  friend bool operator==(const LoraOverride&, const LoraOverride&) = default;
+};
+
 struct LoraConfig {
   int rank = 32;
   double alpha = 32;
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
+  // Of target modules only, ordered by layer and module.
+  std::vector<LoraOverride> overrides;
 
-  [[nodiscard]] double scale() const { return alpha / rank; }
+  [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };
 

@@ -14,15 +14,16 @@
 namespace weft::weights {
 namespace {
 
-using Event = nlohmann::json::parse_event_t;
-
 // Watches the parser's events for what a document of ours never has.
+template <typename Json>
 class Watcher {
  public:
+  using Event = typename Json::parse_event_t;
+
   explicit Watcher(const JsonLimits& limits) : limits_(limits) {}
 
   // False drops the value, so that a refused document stays small.
-  bool operator()(int depth, Event event, nlohmann::json& value) {
+  bool operator()(int depth, Event event, Json& value) {
     if (!problem_.empty()) return false;
     switch (event) {
       case Event::object_start:
@@ -34,7 +35,7 @@ class Watcher {
         keys_.pop_back();
         return true;
       case Event::key:
-        return CheckKey(value.get_ref<const std::string&>());
+        return CheckKey(value.template get_ref<const std::string&>());
       default:
         return true;
     }
@@ -51,6 +52,11 @@ class Watcher {
   }
 
   bool CheckKey(const std::string& key) {
+    if (keys_.back().size() == limits_.max_keys) {
+      problem_ = absl::StrCat("has an object of more than ", limits_.max_keys,
+                              " keys");
+      return false;
+    }
     if (keys_.back().insert(key).second) return true;
     problem_ = absl::StrCat("has the key '",
                             absl::CHexEscape(key.substr(0, 128)), "' twice");
@@ -64,9 +70,10 @@ class Watcher {
 
 }  // namespace
 
-absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view text,
-                                               absl::string_view what,
-                                               const JsonLimits& limits) {
+template <typename Json>
+absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
+                                     absl::string_view what,
+                                     const JsonLimits& limits) {
   if (text.size() > limits.max_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         what, " has ", text.size(), " bytes > limit ", limits.max_bytes));
@@ -75,9 +82,9 @@ absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view text,
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat(what, " has a NUL byte"));
   }
-  Watcher watcher(limits);
-  nlohmann::json value = nlohmann::json::parse(
-      text.begin(), text.end(), std::ref(watcher), /*allow_exceptions=*/false);
+  Watcher<Json> watcher(limits);
+  Json value = Json::parse(text.begin(), text.end(), std::ref(watcher),
+                           /*allow_exceptions=*/false);
   if (!watcher.problem().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, " ", watcher.problem()));
@@ -88,6 +95,12 @@ absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view text,
   }
   return value;
 }
+
+template absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view,
+                                                        absl::string_view,
+                                                        const JsonLimits&);
+template absl::StatusOr<nlohmann::ordered_json> ParseStrictJson(
+    absl::string_view, absl::string_view, const JsonLimits&);
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           size_t max_bytes) {

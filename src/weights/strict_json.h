@@ -15,13 +15,20 @@ namespace weft::weights {
 struct JsonLimits {
   size_t max_bytes = size_t{1} << 20;
   int max_depth = 8;  // The outermost object has depth 1.
+  // Of one object. An ordered one searches all of its keys for each new one.
+  size_t max_keys = size_t{1} << 20;
 };
 
 // Parses one JSON object. Never throws.
-// Errors: INVALID_ARGUMENT starting with `what` for too many bytes, syntax, bad
-//         UTF-8, depth, a key given twice, or anything but an object.
-[[nodiscard]] absl::StatusOr<nlohmann::json> ParseStrictJson(
-    absl::string_view text, absl::string_view what, const JsonLimits& limits);
+// `Json` is nlohmann::json or, where the order of keys matters,
+// nlohmann::ordered_json.
+// Errors: INVALID_ARGUMENT starting with `what` for too many bytes or keys,
+//         syntax, bad UTF-8, depth, a key given twice, or anything but an
+//         object.
+template <typename Json = nlohmann::json>
+[[nodiscard]] absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
+                                                   absl::string_view what,
+                                                   const JsonLimits& limits);
 
 // Contents of a small file that the operator owns.
 // Errors: NOT_FOUND; INVALID_ARGUMENT when it is not a regular file or has more

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from daemon import WEFTD, Daemon
+import weft
+from daemon import WEFTD, Daemon, running
 from models import tiny_model
 
 START_SECONDS = 10.0
@@ -115,6 +117,27 @@ def test_a_damaged_model_folder_ends_the_start(
     log = daemon.log_tail()
     assert 0 < code < 128, log
     assert word in log
+
+
+def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:
+    """Seeded: two daemons agree; another folder's weights are not these."""
+    source = tiny_model("gemma2")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(source / "config.json", folder)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    logprobs = []
+    for name, model, flags in (
+        ("a", folder, ["--load-format", "dummy"]),
+        ("b", folder, ["--load-format", "dummy"]),
+        ("c", source, []),
+    ):
+        with running(model, tmp_path / name, *flags) as daemon, daemon.client() as client:
+            datum = weft.Datum(tokens, [*tokens[1:], 5])
+            logprobs.append(np.asarray(client.forward([datum]).results[0].logprobs))
+    assert np.isfinite(logprobs[0]).all()
+    np.testing.assert_array_equal(logprobs[0], logprobs[1])
+    assert np.abs(logprobs[0] - logprobs[2]).max() > 1e-2
 
 
 @pytest.mark.parametrize(

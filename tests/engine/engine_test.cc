@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "prometheus/registry.h"
+#include "src/lora/peft_format.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 
@@ -300,6 +301,27 @@ TEST_F(EngineTest, AnExportComesBackAsAnImport) {
               IsOk());
   EXPECT_EQ(Exported("b"), Exported("a"));
   EXPECT_EQ(Sample("b")->samples[0].logprobs, Sample("a")->samples[0].logprobs);
+}
+
+TEST_F(EngineTest, RefusesToImportALargeRankOfOneLayer) {
+  LoraConfig config{.rank = 2, .alpha = 4};
+  config.overrides = {{1, TargetModule::kVProj, {.rank = 65, .alpha = 4}}};
+  const lora::ModelShape shape = {.num_layers = 2,
+                                  .hidden = 16,
+                                  .q_width = 16,
+                                  .kv_width = 8,
+                                  .ffn = 24,
+                                  .vocab = 40};
+  const std::vector<float> weights(
+      lora::AdapterLayout(shape, config).num_parameters());
+  EXPECT_THAT(Wait<AdapterInfo>([&](auto done) {
+                engine_->ImportAdapter(
+                    {.adapter_id = "b",
+                     .files = lora::WritePeft(config, shape, weights, "base")},
+                    done);
+              }),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "rank 65 is above the limit 64 (--max-rank)"));
 }
 
 TEST_F(EngineTest, RefusesWorkOnceItDrains) {

@@ -46,6 +46,9 @@ class ExactStepTest : public ::testing::Test {
   ExactStepTest() : decoder_(TinyDecoder(at::kDouble, /*seed=*/43)) {
     LoraConfig config{.rank = 3, .alpha = 6};
     config.target_modules.push_back(TargetModule::kLmHead);
+    config.target_modules.push_back(TargetModule::kEmbedTokens);
+    config.overrides = {{0, TargetModule::kQProj, {.rank = 2, .alpha = 3}},
+                        {1, TargetModule::kUpProj, {}}};
     versions_.push_back(TinyVersion(decoder_.config(), config, at::kDouble));
     config.rank = 4;
     versions_.push_back(TinyVersion(decoder_.config(), config, at::kDouble));

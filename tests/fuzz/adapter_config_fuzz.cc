@@ -17,9 +17,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto config = weft::lora::ParsePeftConfig(
       absl::string_view(reinterpret_cast<const char*>(data), size), kShape);
   if (!config.ok()) return 0;
-  if (config->rank < 1 || config->rank > weft::lora::kMaxFileRank ||
-      config->target_modules.empty()) {
+  const weft::lora::AdapterLayout layout(kShape, *config);
+  if (layout.factors().empty() || layout.max_rank() < 1 ||
+      layout.max_rank() > weft::lora::kMaxFileRank) {
     std::abort();
   }
+  // What is written says the same.
+  const auto again = weft::lora::ParsePeftConfig(
+      weft::lora::WritePeftConfig(*config, kShape, "base"), kShape);
+  if (!again.ok() || !(*again == *config)) std::abort();
   return 0;
 }

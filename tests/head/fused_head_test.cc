@@ -44,10 +44,10 @@ ScoreRows MakeRows(int64_t num_rows) {
 // An adapter of lm_head alone, of random weights.
 lora::AdapterVersionPtr HeadVersion(int rank, at::ScalarType dtype) {
   auto version = std::make_shared<lora::AdapterVersion>();
-  version->scale = 6.0 / rank;
   version->layout = std::make_shared<lora::AdapterLayout>(
       lora::ModelShape{.hidden = kHidden, .vocab = kVocab},
-      LoraConfig{.rank = rank, .target_modules = {TargetModule::kLmHead}});
+      LoraConfig{
+          .rank = rank, .alpha = 6, .target_modules = {TargetModule::kLmHead}});
   version->compute_N =
       (at::randn({version->layout->num_parameters()}, at::kDouble) * 0.3)
           .to(dtype);
@@ -164,7 +164,7 @@ std::vector<at::Tensor> AddDenseLora(const Problem& problem,
     deltas.push_back(hidden.narrow(0, segment.begin, count)
                          .matmul(version.A(leaves.back(), factors[0]).t())
                          .matmul(version.B(leaves.back(), factors[0]).t()) *
-                     version.scale);
+                     factors[0].scale);
     done = segment.end;
   }
   deltas.push_back(at::zeros({z.size(0) - done, kVocab}, at::kDouble));

@@ -31,6 +31,7 @@ LoraConfig Targets(std::vector<TargetModule> modules) {
 LoraConfig AllTargets() {
   LoraConfig config = Targets(DefaultTargetModules());
   config.target_modules.push_back(TargetModule::kLmHead);
+  config.target_modules.push_back(TargetModule::kEmbedTokens);
   return config;
 }
 
@@ -46,7 +47,7 @@ std::vector<TargetModule> ModulesOf(const GroupLayout& group) {
 TEST(AdapterLayoutTest, LaysALayerOutAsTheHeaderSays) {
   const AdapterLayout layout(kShape, AllTargets());
   const std::vector<LoraFactor>& factors = layout.factors();
-  ASSERT_EQ(factors.size(), 15u);
+  ASSERT_EQ(factors.size(), 16u);
   const LoraFactor &q = factors[0], &k = factors[1], &v = factors[2];
   const LoraFactor &o = factors[3], &gate = factors[4], &up = factors[5];
   const LoraFactor& down = factors[6];
@@ -98,8 +99,11 @@ TEST(AdapterLayoutTest, TakesWidthsFromTheProjection) {
   EXPECT_THAT(widths,
               ElementsAre(Pair(5, 7), Pair(5, 3), Pair(5, 3), Pair(7, 5),
                           Pair(5, 11), Pair(5, 11), Pair(11, 5)));
-  EXPECT_EQ(layout.factors().back().in, 5);
-  EXPECT_EQ(layout.factors().back().out, 13);
+  // Head, embedding.
+  EXPECT_EQ(layout.factors()[14].in, 5);
+  EXPECT_EQ(layout.factors()[14].out, 13);
+  EXPECT_EQ(layout.factors()[15].in, 13);
+  EXPECT_EQ(layout.factors()[15].out, 5);
 }
 
 TEST(AdapterLayoutTest, GroupsTheProjectionsThatShareAnInput) {
@@ -130,7 +134,13 @@ TEST(AdapterLayoutTest, PutsTheHeadLastInALayerOfItsOwn) {
       layout.group(kShape.num_layers, ProjectionGroup::kLmHead);
   ASSERT_THAT(ModulesOf(head), ElementsAre(TargetModule::kLmHead));
   EXPECT_EQ(head.factors[0].layer, kShape.num_layers);
+  const GroupLayout& embedding =
+      layout.group(kShape.num_layers, ProjectionGroup::kEmbedTokens);
+  EXPECT_THAT(ModulesOf(embedding), ElementsAre(TargetModule::kEmbedTokens));
+  EXPECT_EQ(embedding.factors[0].layer, kShape.num_layers);
   EXPECT_EQ(head.factors[0].b_offset + kRank * kShape.vocab,
+            embedding.factors[0].a_offset);
+  EXPECT_EQ(embedding.factors[0].b_offset + kRank * kShape.hidden,
             layout.num_parameters());
 }
 
@@ -146,9 +156,30 @@ TEST(AdapterLayoutTest, ModulesThatAreNotTargetedTakeNoRoom) {
   EXPECT_EQ(qv[1].a_offset, qv[0].a_offset + kRank * kShape.hidden);
   for (const ProjectionGroup group :
        {ProjectionGroup::kO, ProjectionGroup::kGateUp, ProjectionGroup::kDown,
-        ProjectionGroup::kLmHead}) {
+        ProjectionGroup::kLmHead, ProjectionGroup::kEmbedTokens}) {
     EXPECT_THAT(layout.group(1, group).factors, IsEmpty());
   }
+}
+
+TEST(AdapterLayoutTest, GivesEveryLayerItsRankAndScale) {
+  LoraConfig config =
+      Targets({TargetModule::kQProj, TargetModule::kVProj});  // alpha 32
+  config.overrides = {{0, TargetModule::kVProj, {.rank = 4, .alpha = 2}},
+                      {1, TargetModule::kQProj, {}}};
+  const AdapterLayout layout(kShape, config);
+  EXPECT_EQ(layout.max_rank(), 4);
+  const GroupLayout& both = layout.group(0, ProjectionGroup::kQkv);
+  ASSERT_EQ(both.factors.size(), 2u);
+  EXPECT_EQ(both.total_rank, kRank + 4);
+  EXPECT_EQ(both.factors[0].scale, 16);
+  EXPECT_EQ(both.factors[1].scale, 0.5);
+  // The A matrices stay adjacent, whatever their ranks.
+  EXPECT_EQ(both.factors[1].a_offset, kRank * 5);
+  EXPECT_EQ(both.factors[0].b_offset, (kRank + 4) * 5);
+  EXPECT_EQ(both.factors[1].b_offset, (kRank + 4) * 5 + 7 * kRank);
+  EXPECT_THAT(ModulesOf(layout.group(1, ProjectionGroup::kQkv)),
+              ElementsAre(TargetModule::kVProj));
+  EXPECT_EQ(layout.num_parameters(), (5 + 7) * kRank + (5 + 3) * (4 + kRank));
 }
 
 TEST(AdapterLayoutTest, DoesNotDependOnTheOrderOfTheTargets) {
@@ -163,14 +194,16 @@ TEST(AdapterLayoutTest, DoesNotDependOnTheOrderOfTheTargets) {
   }
 }
 
-TEST(AdapterLayoutTest, AModelWithoutLayersHasOnlyAHead) {
+TEST(AdapterLayoutTest, AModelWithoutLayersHasHeadAndEmbedding) {
   ModelShape shape = kShape;
   shape.num_layers = 0;
   const AdapterLayout layout(shape, AllTargets());
-  ASSERT_EQ(layout.factors().size(), 1u);
-  EXPECT_EQ(layout.num_parameters(), kRank * (5 + 13));
+  ASSERT_EQ(layout.factors().size(), 2u);
+  EXPECT_EQ(layout.num_parameters(), 2 * kRank * (5 + 13));
   EXPECT_THAT(ModulesOf(layout.group(0, ProjectionGroup::kLmHead)),
               ElementsAre(TargetModule::kLmHead));
+  EXPECT_THAT(ModulesOf(layout.group(0, ProjectionGroup::kEmbedTokens)),
+              ElementsAre(TargetModule::kEmbedTokens));
 }
 
 TEST(ModulePathTest, IsThePathOfHuggingFace) {
@@ -179,13 +212,13 @@ TEST(ModulePathTest, IsThePathOfHuggingFace) {
   for (size_t i = 7; i < layout.factors().size(); ++i) {
     paths.push_back(ModulePath(layout.factors()[i]));
   }
-  EXPECT_THAT(paths, ElementsAre("model.layers.1.self_attn.q_proj",
-                                 "model.layers.1.self_attn.k_proj",
-                                 "model.layers.1.self_attn.v_proj",
-                                 "model.layers.1.self_attn.o_proj",
-                                 "model.layers.1.mlp.gate_proj",
-                                 "model.layers.1.mlp.up_proj",
-                                 "model.layers.1.mlp.down_proj", "lm_head"));
+  EXPECT_THAT(
+      paths,
+      ElementsAre(
+          "model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj",
+          "model.layers.1.self_attn.v_proj", "model.layers.1.self_attn.o_proj",
+          "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj",
+          "model.layers.1.mlp.down_proj", "lm_head", "model.embed_tokens"));
 }
 
 }  // namespace

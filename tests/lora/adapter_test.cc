@@ -58,7 +58,7 @@ TEST(AdapterTest, StartsWithInitialWeightsAndNothingElse) {
   EXPECT_THAT(state.moment2, Each(0.0f));
   EXPECT_EQ(state.optim_steps, 0u);
   EXPECT_EQ(adapter.latest()->number, 1u);
-  EXPECT_EQ(adapter.latest()->scale, 3.0);
+  EXPECT_EQ(adapter.layout().factors()[0].scale, 3.0);
   EXPECT_EQ(adapter.latest()->HostWeights(), state.weights);
 }
 

@@ -23,9 +23,9 @@ LoraConfig Config(std::vector<TargetModule> modules = DefaultTargetModules()) {
 }
 
 std::vector<float> AOf(const std::vector<float>& weights,
-                       const LoraFactor& factor, int rank) {
+                       const LoraFactor& factor) {
   const auto begin = weights.begin() + factor.a_offset;
-  return {begin, begin + rank * factor.in};
+  return {begin, begin + factor.rank * factor.in};
 }
 
 TEST(InitialWeightsTest, AreTheSameForTheSameSeed) {
@@ -37,7 +37,7 @@ TEST(InitialWeightsTest, StartEveryBAtZero) {
   const AdapterLayout layout(kShape, Config());
   const std::vector<float> weights = InitialWeights(layout, 7);
   for (const LoraFactor& factor : layout.factors()) {
-    for (int64_t i = 0; i < factor.out * layout.rank(); ++i) {
+    for (int64_t i = 0; i < factor.out * factor.rank; ++i) {
       ASSERT_EQ(weights[factor.b_offset + i], 0.0f);
     }
   }
@@ -49,7 +49,7 @@ TEST(InitialWeightsTest, DrawEveryAUniformlyInsideTheBoundOfPeft) {
   for (const LoraFactor& factor : layout.factors()) {
     const double bound = 1.0 / std::sqrt(static_cast<double>(factor.in));
     double sum = 0, sum_of_squares = 0;
-    const std::vector<float> a = AOf(weights, factor, layout.rank());
+    const std::vector<float> a = AOf(weights, factor);
     for (const float value : a) {
       ASSERT_LE(std::abs(value), static_cast<float>(bound));
       sum += value / bound;
@@ -62,6 +62,26 @@ TEST(InitialWeightsTest, DrawEveryAUniformlyInsideTheBoundOfPeft) {
     EXPECT_LE(std::abs(sum_of_squares / n - 1.0 / 3),
               6 * std::sqrt(4.0 / 45 / n));
   }
+}
+
+TEST(InitialWeightsTest, DrawBOfTheEmbeddingAndStartItsAAtZero) {
+  const AdapterLayout layout(kShape, Config({TargetModule::kEmbedTokens}));
+  const std::vector<float> weights = InitialWeights(layout, 7);
+  const LoraFactor& factor = layout.factors()[0];
+  for (const float value : AOf(weights, factor)) ASSERT_EQ(value, 0.0f);
+  double sum = 0, sum_of_squares = 0, sum_of_fourths = 0;
+  const int64_t n = factor.out * factor.rank;
+  for (int64_t i = 0; i < n; ++i) {
+    const double value = weights[factor.b_offset + i];
+    sum += value;
+    sum_of_squares += value * value;
+    sum_of_fourths += value * value * value * value;
+  }
+  // Of N(0, 1): moments 0, 1 and 3 with variances 1, 2 and 96. Six standard
+  // errors: one seed in 10^8 is further away.
+  EXPECT_LE(std::abs(sum / n), 6 * std::sqrt(1.0 / n));
+  EXPECT_LE(std::abs(sum_of_squares / n - 1), 6 * std::sqrt(2.0 / n));
+  EXPECT_LE(std::abs(sum_of_fourths / n - 3), 6 * std::sqrt(96.0 / n));
 }
 
 TEST(InitialWeightsTest, DifferBetweenSeedsLayersAndModules) {
@@ -89,9 +109,9 @@ TEST(InitialWeightsTest, DifferBetweenSeedsLayersAndModules) {
 TEST(InitialWeightsTest, DoNotRepeatInsideAMatrix) {
   const AdapterLayout layout(kShape, Config());
   const std::vector<float> weights = InitialWeights(layout, 3);
-  const std::vector<float> a = AOf(weights, layout.factors()[0], layout.rank());
+  const std::vector<float> a = AOf(weights, layout.factors()[0]);
   const std::vector<float> first_row(a.begin(), a.begin() + kShape.hidden);
-  for (int row = 1; row < layout.rank(); ++row) {
+  for (int row = 1; row < layout.factors()[0].rank; ++row) {
     const auto begin = a.begin() + row * kShape.hidden;
     EXPECT_NE(first_row, std::vector<float>(begin, begin + kShape.hidden));
   }
@@ -111,8 +131,7 @@ TEST(InitialWeightsTest, OfAnAdapterWithFewerTargetsOrLayersAreTheSame) {
       if (other.layer != factor.layer || other.module != factor.module) {
         continue;
       }
-      EXPECT_EQ(AOf(few_weights, factor, few.rank()),
-                AOf(full_weights, other, full.rank()));
+      EXPECT_EQ(AOf(few_weights, factor), AOf(full_weights, other));
       ++compared;
     }
   }

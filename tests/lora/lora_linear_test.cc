@@ -42,17 +42,29 @@ std::vector<TargetModule> EveryModule() {
 
 // A version of random weights. B is not zero, or half the gradients would be.
 AdapterVersionPtr MakeVersion(int rank, double alpha, at::ScalarType dtype,
-                              std::vector<TargetModule> modules) {
-  const LoraConfig config = {
-      .rank = rank, .alpha = alpha, .target_modules = std::move(modules)};
+                              std::vector<TargetModule> modules,
+                              std::vector<LoraOverride> overrides = {}) {
+  const LoraConfig config = {.rank = rank,
+                             .alpha = alpha,
+                             .target_modules = std::move(modules),
+                             .overrides = std::move(overrides)};
   auto version = std::make_shared<AdapterVersion>();
   version->number = 1;
-  version->scale = config.scale();
   version->layout = std::make_shared<AdapterLayout>(kShape, config);
   const int64_t size = version->layout->num_parameters();
   version->compute_N = (at::randn({size}, at::kDouble) * 0.3).to(dtype);
   version->weights_N = version->compute_N.to(at::kFloat);
   return version;
+}
+
+// Ranks and scales that differ inside a group, and a layer without k.
+std::vector<LoraOverride> Overrides() {
+  return {{0, TargetModule::kQProj, {.rank = 2, .alpha = 6}},
+          {0, TargetModule::kVProj, {.rank = 5, .alpha = 1}},
+          {0, TargetModule::kUpProj, {.rank = 1, .alpha = 2}},
+          {1, TargetModule::kKProj, {}},
+          {1, TargetModule::kDownProj, {.rank = 6, .alpha = 9}},
+          {2, TargetModule::kLmHead, {.rank = 3, .alpha = 2}}};
 }
 
 struct Problem {
@@ -81,6 +93,8 @@ std::pair<int64_t, int64_t> WidthsOf(ProjectionGroup group) {
       return {kShape.ffn, kShape.hidden};
     case ProjectionGroup::kLmHead:
       return {kShape.hidden, kShape.vocab};
+    case ProjectionGroup::kEmbedTokens:
+      break;  // Not linear: lora_embedding_test.cc.
   }
   return {};
 }
@@ -106,7 +120,7 @@ Problem MakeProblem(LoraSite site, at::ScalarType dtype, bool with_bias,
       MakeVersion(7, 2, dtype,
                   {TargetModule::kQProj, TargetModule::kVProj,
                    TargetModule::kUpProj, TargetModule::kDownProj}),
-      MakeVersion(4, 4, dtype, EveryModule()),
+      MakeVersion(4, 4, dtype, EveryModule(), Overrides()),
       MakeVersion(3, 3, dtype, {TargetModule::kLmHead})};
   const int64_t ranges[][2] = {{2, 11}, {11, 16}, {19, 22}, {22, 23}};
   for (int i = 0; i < 4; ++i) {
@@ -135,7 +149,6 @@ Result Oracle(const Problem& problem) {
   std::vector<at::Tensor> inputs = {x};
   for (const LoraSegment& segment : problem.routing) {
     const AdapterVersion& version = *segment.version;
-    const int64_t rank = version.layout->rank();
     at::Tensor flat =
         version.compute_N.to(at::kDouble).clone().requires_grad_(true);
     inputs.push_back(flat);
@@ -143,12 +156,14 @@ Result Oracle(const Problem& problem) {
     for (const LoraFactor& factor :
          version.layout->group(problem.site.layer, problem.site.group)
              .factors) {
-      const at::Tensor a = flat.narrow(0, factor.a_offset, rank * factor.in)
-                               .view({rank, factor.in});
-      const at::Tensor b = flat.narrow(0, factor.b_offset, rank * factor.out)
-                               .view({factor.out, rank});
+      const at::Tensor a =
+          flat.narrow(0, factor.a_offset, factor.rank * factor.in)
+              .view({factor.rank, factor.in});
+      const at::Tensor b =
+          flat.narrow(0, factor.b_offset, factor.rank * factor.out)
+              .view({factor.out, factor.rank});
       const at::Tensor delta =
-          at::mm(at::mm(rows, a.t()), b.t()) * version.scale;
+          at::mm(at::mm(rows, a.t()), b.t()) * factor.scale;
       const int64_t column = LoraSite::ColumnOf(factor.module, kShape);
       y = y +
           at::constant_pad_nd(delta, {column, y.size(1) - column - factor.out,
@@ -277,7 +292,7 @@ TEST(LoraLinearGradientTest, LeavesModulesOfOtherSitesAlone) {
   const std::vector<LoraFactor>& mine =
       layout.group(1, ProjectionGroup::kQkv).factors;
   const int64_t begin = mine.front().a_offset;
-  const int64_t end = mine.back().b_offset + layout.rank() * mine.back().out;
+  const int64_t end = mine.back().b_offset + mine.back().rank * mine.back().out;
   EXPECT_EQ(MaxAbs(change.slice(0, 0, begin)), 0);
   EXPECT_EQ(MaxAbs(change.slice(0, end)), 0);
   EXPECT_GT(MaxAbs(change.slice(0, begin, end)), 0);

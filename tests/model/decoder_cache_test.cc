@@ -79,8 +79,9 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
       const auto* data = drawn.const_data_ptr<int64_t>();
       story.tokens.assign(data, data + length);
     }
-    stories[1].version =
-        TinyVersion(decoder.config(), {.rank = 3, .alpha = 6}, decoder.dtype());
+    LoraConfig config{.rank = 3, .alpha = 6};
+    config.target_modules.push_back(TargetModule::kEmbedTokens);
+    stories[1].version = TinyVersion(decoder.config(), config, decoder.dtype());
     return stories;
   }
 

@@ -28,7 +28,7 @@ class Reference {
   [[nodiscard]] const std::vector<at::Tensor>& flats() const { return flats_; }
 
   [[nodiscard]] at::Tensor Run() const {
-    at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
+    at::Tensor x = Embedding();
     if (config_.scaled_embeddings) {
       x = x * std::sqrt(static_cast<double>(config_.hidden));
     }
@@ -42,6 +42,26 @@ class Reference {
   }
 
  private:
+  // Without the factor of models that scale it.
+  [[nodiscard]] at::Tensor Embedding() const {
+    at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
+    for (size_t i = 0; i < batch_.routing.size(); ++i) {
+      const lora::LoraSegment& segment = batch_.routing[i];
+      const lora::AdapterVersion& version = *segment.version;
+      for (const lora::LoraFactor& f :
+           version.layout->group(0, ProjectionGroup::kEmbedTokens).factors) {
+        const at::Tensor tokens =
+            batch_.tokens_T.slice(0, segment.begin, segment.end);
+        const at::Tensor a = version.A(flats_[i], f).index_select(1, tokens);
+        const at::Tensor delta =
+            at::mm(version.B(flats_[i], f), a).t() * f.scale;
+        x = x + at::constant_pad_nd(
+                    delta, {0, 0, segment.begin, x.size(0) - segment.end});
+      }
+    }
+    return x;
+  }
+
   // Over the last dimension.
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x,
                                 const at::Tensor& weight) const {
@@ -68,16 +88,15 @@ class Reference {
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
       const lora::LoraSegment& segment = batch_.routing[i];
       const lora::AdapterVersion& version = *segment.version;
-      const int64_t rank = version.layout->rank();
       const at::Tensor rows = x.slice(0, segment.begin, segment.end);
       for (const lora::LoraFactor& f :
            version.layout->group(layer, group).factors) {
         const at::Tensor a =
-            flats_[i].narrow(0, f.a_offset, rank * f.in).view({rank, f.in});
-        const at::Tensor b =
-            flats_[i].narrow(0, f.b_offset, f.out * rank).view({f.out, rank});
-        const at::Tensor delta =
-            at::mm(at::mm(rows, a.t()), b.t()) * version.scale;
+            flats_[i].narrow(0, f.a_offset, f.rank * f.in).view({f.rank, f.in});
+        const at::Tensor b = flats_[i]
+                                 .narrow(0, f.b_offset, f.out * f.rank)
+                                 .view({f.out, f.rank});
+        const at::Tensor delta = at::mm(at::mm(rows, a.t()), b.t()) * f.scale;
         const int64_t column = ColumnOf(f.module, config_.shape());
         y = y + at::constant_pad_nd(
                     delta, {column, y.size(1) - column - f.out, segment.begin,
@@ -177,8 +196,13 @@ ReferenceResult RunReference(const model::ModelConfig& config,
   const at::Tensor y = reference.Run();
   ReferenceResult result{.y_TH = y.detach()};
   if (!y.requires_grad()) return result;
-  result.gradients =
-      torch::autograd::grad({y}, reference.flats(), {F64(dy_TH)});
+  result.gradients = torch::autograd::grad(
+      {y}, reference.flats(), {F64(dy_TH)}, /*retain_graph=*/{},
+      /*create_graph=*/false, /*allow_unused=*/true);
+  // Of adapters that have nothing in this model.
+  for (at::Tensor& gradient : result.gradients) {
+    if (!gradient.defined()) gradient = at::empty({0});
+  }
   return result;
 }
 

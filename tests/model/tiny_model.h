@@ -102,7 +102,6 @@ inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
                                            uint64_t number = 1) {
   auto version = std::make_shared<lora::AdapterVersion>();
   version->number = number;
-  version->scale = lora_config.scale();
   version->layout =
       std::make_shared<lora::AdapterLayout>(config.shape(), lora_config);
   version->compute_N =

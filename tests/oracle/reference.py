@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ class AdapterShape:
 
     rank: int
     alpha: float
-    targets: tuple[str, ...] = ALL_LINEAR
+    targets: tuple[str, ...] | str = ALL_LINEAR
     rslora: bool = False
+    # More fields of peft's LoraConfig.
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 # Three adapters that differ in everything; two of them train the output head.
@@ -64,14 +66,19 @@ class Reference:
             LoraConfig(
                 r=shape.rank,
                 lora_alpha=shape.alpha,
-                target_modules=list(shape.targets),
+                target_modules=(
+                    shape.targets
+                    if isinstance(shape.targets, str)
+                    else list(shape.targets)
+                ),
                 use_rslora=shape.rslora,
                 task_type="CAUSAL_LM",
+                **shape.options,
             ),
         )
         with torch.no_grad():
             for name, parameter in peft_model.named_parameters():
-                if "lora_B" in name:
+                if "lora_B" in name or "lora_embedding_A" in name:
                     parameter.normal_(0.0, 0.02)
                 if "lora_" in name:
                     parameter.data = parameter.data.float()
@@ -207,10 +214,15 @@ def _as_list(value: int | list[int] | None) -> list[int]:
 def _plain_name(name: str) -> str:
     """`model.layers.0.self_attn.q_proj.lora_A.weight`: the name in files,
     without PEFT's prefix."""
-    return name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+    plain = name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+    return plain.removesuffix(".default")
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Tensors of a PEFT folder by plain name."""
+    """A and B of a PEFT folder by plain name, without copies of the base."""
     tensors = load_file(folder / "adapter_model.safetensors")
-    return {name.removeprefix(PEFT_PREFIX): value for name, value in tensors.items()}
+    return {
+        name.removeprefix(PEFT_PREFIX): value
+        for name, value in tensors.items()
+        if ".lora_" in name
+    }

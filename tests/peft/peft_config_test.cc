@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr ModelShape kShape = {.num_layers = 2,
@@ -63,7 +64,15 @@ TEST(ParsePeftConfig, FoldsRankStabilisationIntoAlpha) {
   json["use_rslora"] = true;
   const auto config = Parse(json);
   ASSERT_THAT(config, IsOk());
-  EXPECT_DOUBLE_EQ(config->scale(), 16 / std::sqrt(8.0));
+  EXPECT_DOUBLE_EQ(config->ShapeOf(0, TargetModule::kQProj).scale(),
+                   16 / std::sqrt(8.0));
+}
+
+TEST(ParsePeftConfig, SkipsHowEvaInitialised) {
+  Json json = Written();
+  json["init_lora_weights"] = "eva";
+  json["eva_config"] = {{"rho", 2.0}};
+  EXPECT_THAT(Parse(json), IsOk());
 }
 
 TEST(ParsePeftConfig, ReadsAllLinearAsEveryProjectionButTheHead) {
@@ -80,8 +89,7 @@ TEST(ParsePeftConfig, AcceptsFullPathsThatCoverEveryLayer) {
   EXPECT_THAT(Parse(json)->target_modules,
               ElementsAre(TargetModule::kOProj, TargetModule::kUpProj,
                           TargetModule::kLmHead));
-  json["target_modules"] = {"model.layers.1.mlp.up_proj"};
-  EXPECT_THAT(Parse(json), IsStatus(kInvalid, "not of layer 0"));
+  EXPECT_THAT(Parse(json)->overrides, IsEmpty());
 }
 
 TEST(ParsePeftConfig, RefusesByName) {
@@ -107,14 +115,34 @@ TEST(ParsePeftConfig, RefusesByName) {
       {"bias", "lora_only"},
       {"lora_bias", true},
       {"rank_pattern", {{"(a+)+$", 4}}},
-      {"alpha_pattern", {{"q_proj", 4}}},
+      {"rank_pattern", {{"q_proj", 0}}},
+      {"rank_pattern", {{"q_proj", 4.5}}},
+      {"rank_pattern", {{"", 4}}},
+      {"rank_pattern", {"q_proj"}},
+      {"rank_pattern", {{"q_proj$", 4}}},
+      {"alpha_pattern", {{"q_proj", 0}}},
+      {"alpha_pattern", {{"q_proj", "4"}}},
+      {"alpha_pattern", {{".*", 4}}},
       {"modules_to_save", {"lm_head"}},
-      {"layers_to_transform", {0}},
+      {"layers_to_transform", {2}},
+      {"layers_to_transform", -1},
+      {"layers_to_transform", true},
+      {"layers_to_transform", {"0"}},
+      {"layers_to_transform", "0"},
       {"layers_pattern", "layers"},
       {"layer_replication", {{0, 1}}},
       {"fan_in_fan_out", true},
-      {"exclude_modules", {"q_proj"}},
+      {"exclude_modules", ".*q_proj"},
+      {"exclude_modules", {1}},
+      {"exclude_modules", std::vector<std::string>(100, "q_proj")},
       {"init_lora_weights", "pissa"},
+      {"init_lora_weights", "corda"},
+      {"init_lora_weights", "loftq"},
+      {"loftq_config", {{"loftq_bits", 4}}},
+      {"corda_config", {{"corda_method", "ipm"}}},
+      {"megatron_config", {{"layers", 2}}},
+      {"ensure_weight_tying", true},
+      {"velora_config", {{"scale", 1}}},
       {"trainable_token_indices", {1}},
       {"alora_invocation_tokens", {1}},
       {"use_qalora", true},
@@ -124,7 +152,7 @@ TEST(ParsePeftConfig, RefusesByName) {
       {"target_modules", Json::array()},
       {"target_modules", "(a+)+$"},
       {"target_modules", "q_proj"},
-      {"target_modules", {"embed_tokens"}},
+      {"target_modules", {"norm"}},
       {"target_modules", {"xq_proj"}},
       {"target_modules", {"model.layers.2.self_attn.q_proj"}},
       {"target_modules", {""}},
@@ -158,7 +186,7 @@ TEST(WritePeftConfig, ComesBackAsItWas) {
         .rank = 3,
         .alpha = alpha,
         .target_modules = {TargetModule::kKProj, TargetModule::kLmHead}};
-    const std::string text = WritePeftConfig(config, "bad \xff name");
+    const std::string text = WritePeftConfig(config, kShape, "bad \xff name");
     const auto read = ParsePeftConfig(text, kShape);
     ASSERT_THAT(read, IsOk());
     EXPECT_EQ(*read, config);
@@ -166,7 +194,7 @@ TEST(WritePeftConfig, ComesBackAsItWas) {
 }
 
 TEST(WritePeftConfig, WritesAWholeAlphaAsAnInteger) {
-  const Json json = Json::parse(WritePeftConfig({.alpha = 32}, "m"));
+  const Json json = Json::parse(WritePeftConfig({.alpha = 32}, kShape, "m"));
   EXPECT_TRUE(json["lora_alpha"].is_number_integer());
   EXPECT_EQ(json["base_model_name_or_path"], "m");
 }

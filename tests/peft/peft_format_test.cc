@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/lora/peft_config.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
@@ -90,11 +91,32 @@ TEST(PeftFormat, NamesAndShapesAreThoseOfPeft) {
   EXPECT_EQ(tensors->at("base_model.model.lm_head.lora_B.weight").shape, b);
 }
 
+TEST(PeftFormat, TheEmbeddingHasNamesOfItsOwn) {
+  const LoraConfig config = {
+      .rank = 3, .alpha = 1, .target_modules = {TargetModule::kEmbedTokens}};
+  const PeftFiles files = WritePeft(config, kShape, Counting(config), "base");
+  const auto tensors = weights::ParseSafetensors(files[1].second);
+  ASSERT_THAT(tensors, IsOk());
+  EXPECT_EQ(tensors->size(), 2u);
+  const std::string path = "base_model.model.model.embed_tokens.";
+  EXPECT_EQ(tensors->at(path + "lora_embedding_A").shape,
+            (std::vector<int64_t>{3, 10}));
+  EXPECT_EQ(tensors->at(path + "lora_embedding_B").shape,
+            (std::vector<int64_t>{4, 3}));
+  const auto adapter = ReadPeft(files, kShape);
+  ASSERT_THAT(adapter, IsOk());
+  EXPECT_EQ(adapter->config, config);
+  EXPECT_EQ(adapter->weights, Counting(config));
+}
+
 TEST(PeftFormat, SkipsCopiesOfTheBaseAndOtherFiles) {
   const std::vector<float> copy(40);
   PeftFiles files = Edited([&](auto& tensors) {
-    tensors.push_back({"base_model.model.lm_head.base_layer.weight",
-                       {.shape = {10, 4}, .bytes = BytesOf(copy)}});
+    for (const char* name : {"lm_head.base_layer.weight", "lm_head.weight",
+                             "model.embed_tokens.weight"}) {
+      tensors.push_back({absl::StrCat("base_model.model.", name),
+                         {.shape = {10, 4}, .bytes = BytesOf(copy)}});
+    }
   });
   files.emplace_back("README.md", "text");
   const auto adapter = ReadPeft(files, kShape);
@@ -138,7 +160,9 @@ TEST(PeftFormat, RefusesMissingAndForeignTensors) {
       IsStatus(kInvalid, "down_proj.lora_B.weight' is missing"));
   const std::vector<float> one(1);
   for (const char* name :
-       {"base_model.model.lm_head.weight", "lm_head.base_layer.weight",
+       {"lm_head.weight", "lm_head.base_layer.weight",
+        "base_model.model.model.embed_tokens.base_layer.weight",
+        "base_model.model.model.norm.weight",
         "base_model.model.lm_head.lora_magnitude_vector",
         "base_model.model.lm_head.lora_B.bias",
         "base_model.model.model.embed_tokens.lora_embedding_A",
@@ -147,6 +171,19 @@ TEST(PeftFormat, RefusesMissingAndForeignTensors) {
       tensors.push_back({name, {.shape = {1}, .bytes = BytesOf(one)}});
     });
     EXPECT_THAT(ReadPeft(files, kShape), IsStatus(kInvalid, name));
+  }
+}
+
+TEST(PeftFormat, RefusesCopiesOfAnotherBase) {
+  const std::vector<float> copy(44);
+  for (const char* name : {"base_model.model.lm_head.base_layer.weight",
+                           "base_model.model.lm_head.weight"}) {
+    const PeftFiles files = Edited([&](auto& tensors) {
+      tensors.push_back({name, {.shape = {11, 4}, .bytes = BytesOf(copy)}});
+    });
+    EXPECT_THAT(ReadPeft(files, kShape), IsStatus(kInvalid, name));
+    EXPECT_THAT(ReadPeft(files, kShape),
+                IsStatus(kInvalid, "[11, 4]; the base model's [10, 4]"));
   }
 }
 

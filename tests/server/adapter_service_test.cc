@@ -84,10 +84,12 @@ TEST_F(AdapterServiceTest, TargetModulesComeInTheOrderOfTheForwardPass) {
   request.set_adapter_id("new");
   request.mutable_config()->add_target_modules(v1::TARGET_MODULE_LM_HEAD);
   request.mutable_config()->add_target_modules(v1::TARGET_MODULE_Q_PROJ);
+  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_EMBED_TOKENS);
   v1::Adapter adapter;
   ASSERT_TRUE(Create(request, &adapter).ok());
   EXPECT_THAT(adapter.config().target_modules(),
-              ElementsAre(v1::TARGET_MODULE_Q_PROJ, v1::TARGET_MODULE_LM_HEAD));
+              ElementsAre(v1::TARGET_MODULE_Q_PROJ, v1::TARGET_MODULE_LM_HEAD,
+                          v1::TARGET_MODULE_EMBED_TOKENS));
 }
 
 TEST_F(AdapterServiceTest, EverySlotTakenIsResourceExhausted) {

@@ -41,6 +41,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "model-name",
                                        "device",
                                        "dtype",
+                                       "load-format",
                                        "threads",
                                        "max-context",
                                        "checkpoint-dir",

@@ -13,7 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr JsonLimits kLimits = {.max_bytes = 200, .max_depth = 3};
+constexpr JsonLimits kLimits = {
+    .max_bytes = 200, .max_depth = 3, .max_keys = 4};
 
 TEST(ParseStrictJson, RefusesByRule) {
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -28,6 +29,7 @@ TEST(ParseStrictJson, RefusesByRule) {
       {R"({"x":{"a":1,"b":2,"a":3}})", "key 'a' twice"},
       {R"({"a":[[[1]]]})", "deeper than 3"},
       {R"({"a":{"b":{"c":{}}}})", "deeper than 3"},
+      {R"({"a":{"a":1,"b":2,"c":3,"d":4,"e":5}})", "more than 4 keys"},
       {std::string(201, ' '), "201 bytes > limit 200"},
   };
   for (const auto& [text, rule] : cases) {
@@ -43,6 +45,13 @@ TEST(ParseStrictJson, AcceptsTheSameKeyInTwoObjects) {
       ParseStrictJson(R"({"a":{"k":1},"b":{"k":[1]}})", "the file", kLimits);
   ASSERT_TRUE(value.ok()) << value.status();
   EXPECT_EQ((*value)["a"]["k"], 1);
+}
+
+TEST(ParseStrictJson, KeepsTheOrderOfKeysOnDemand) {
+  const auto value = ParseStrictJson<nlohmann::ordered_json>(
+      R"({"b":1,"a":2})", "the file", kLimits);
+  ASSERT_TRUE(value.ok()) << value.status();
+  EXPECT_EQ(value->dump(), R"({"b":1,"a":2})");
 }
 
 TEST(ReadSmallFile, RefusesLargeMissingAndSpecialFiles) {

@@ -240,7 +240,10 @@ class AsyncClient:
         target_modules: Iterable[str] | None = None,
         seed: int | None = None,
     ) -> AsyncAdapter:
-        """Makes a new adapter. target_modules: "q_proj", ... "down_proj", "lm_head"."""
+        """Makes a new adapter.
+
+        target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens".
+        """
         operation = self._core.create_adapter(
             adapter_id, rank, alpha, target_modules, seed
         )

@@ -235,7 +235,10 @@ class Client:
         target_modules: Iterable[str] | None = None,
         seed: int | None = None,
     ) -> Adapter:
-        """Makes a new adapter. target_modules: "q_proj", ... "down_proj", "lm_head"."""
+        """Makes a new adapter.
+
+        target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens".
+        """
         operation = self._core.create_adapter(
             adapter_id, rank, alpha, target_modules, seed
         )

@@ -1,0 +1,78 @@
+#include "src/lora/lora_embedding.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "src/lora/add_product.h"
+
+namespace weft::lora {
+namespace {
+
+// Null when the segment's adapter leaves the embedding alone.
+const LoraFactor* FactorOf(const LoraSegment& segment) {
+  // The layer does not matter to the embedding's group.
+  const GroupLayout& group = segment.version->layout->group(
+      /*layer=*/0, ProjectionGroup::kEmbedTokens);
+  return group.factors.empty() ? nullptr : &group.factors.front();
+}
+
+at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
+  return tensor.narrow(0, segment.begin, segment.end - segment.begin);
+}
+
+// gradient[:, tokens] += scale * d. Not index_add_ alone: on a GPU repeated
+// tokens would add up in any order.
+void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
+                const at::Tensor& d_nR, double scale) {
+  const auto [tokens_U, index_n, counts] =
+      at::_unique2(tokens_n, /*sorted=*/true, /*return_inverse=*/true);
+  const at::Tensor sums_UR = at::embedding_dense_backward(
+      d_nR.to(gradient_RV.scalar_type()), index_n, tokens_U.numel(),
+      /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+  gradient_RV.index_add_(1, tokens_U, sums_UR.t(), scale);
+}
+
+}  // namespace
+
+void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
+                      double embedding_scale, at::Tensor& x_TH) {
+  for (const LoraSegment& segment : routing) {
+    const LoraFactor* factor = FactorOf(segment);
+    if (factor == nullptr) continue;
+    const AdapterVersion& version = *segment.version;
+    const at::Tensor a_Rn = version.A(version.compute_N, *factor)
+                                .index_select(1, Rows(tokens_T, segment));
+    at::Tensor x_view = Rows(x_TH, segment);
+    at::addmm_out(x_view, x_view, a_Rn.t(),
+                  version.B(version.compute_N, *factor).t(), /*beta=*/1,
+                  /*alpha=*/embedding_scale * factor->scale);
+  }
+}
+
+bool TrainsEmbedding(const LoraRouting& routing) {
+  return std::ranges::any_of(routing, [](const LoraSegment& segment) {
+    return segment.gradient_N.defined() && FactorOf(segment) != nullptr;
+  });
+}
+
+void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
+                           const LoraRouting& routing, double embedding_scale) {
+  for (const LoraSegment& segment : routing) {
+    const LoraFactor* factor = FactorOf(segment);
+    if (factor == nullptr || !segment.gradient_N.defined()) continue;
+    const AdapterVersion& version = *segment.version;
+    const double scale = embedding_scale * factor->scale;
+    const at::Tensor tokens_n = Rows(tokens_T, segment);
+    const at::Tensor dx_nH = Rows(dx_TH, segment);
+    const at::Tensor a_Rn =
+        version.A(version.compute_N, *factor).index_select(1, tokens_n);
+    AddProduct(version.B(segment.gradient_N, *factor), dx_nH.t(), a_Rn.t(),
+               scale);
+    AddColumns(version.A(segment.gradient_N, *factor), tokens_n,
+               at::mm(dx_nH, version.B(version.compute_N, *factor)), scale);
+  }
+}
+
+}  // namespace weft::lora

@@ -1,0 +1,34 @@
+// The embedding of tokens whose rows belong to different adapters:
+//   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a,
+// with the factor s of models that scale their embeddings. Every token learns,
+// also one that transformers keeps for padding: there is no padding here.
+//
+// Legend: T packed tokens, n tokens of a segment, U different ones of them, R
+// rank, H hidden. A is [R, vocabulary], B is [H, R].
+#ifndef WEFT_SRC_LORA_LORA_EMBEDDING_H_
+#define WEFT_SRC_LORA_LORA_EMBEDDING_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::lora {
+
+// Adds what the adapters add to x_TH, which is s E[t].
+// Shapes:  tokens_T [T] i64; x_TH [T, H], dtype of the adapters' compute copy.
+// Errors:  throws c10::Error.   Threads: engine thread only.
+void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
+                      double embedding_scale, at::Tensor& x_TH);
+
+// Whether a segment wants a gradient of its LoRA of the embedding.
+[[nodiscard]] bool TrainsEmbedding(const LoraRouting& routing);
+
+// Adds dLoss/dA and dLoss/dB to the gradients of the segments that want them.
+// Rows of one token are summed in the same order each time.
+// Shapes: dx_TH as x_TH.
+void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
+                           const LoraRouting& routing, double embedding_scale);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_LORA_EMBEDDING_H_

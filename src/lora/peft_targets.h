@@ -1,0 +1,49 @@
+// Which linear layers of the model an adapter_config.json adapts, and with what
+// rank and scale. Private to lora/.
+//
+// PEFT finds modules by suffixes and regular expressions. Suffixes and dotted
+// paths are matched exactly as it does; what else a regular expression may hold
+// is refused, so that no client's expression is ever run.
+#ifndef WEFT_SRC_LORA_PEFT_TARGETS_H_
+#define WEFT_SRC_LORA_PEFT_TARGETS_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "src/lora/adapter_layout.h"
+#include "src/lora/peft_fields.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// Whether PEFT's re.match(rf"(.*\.)?({key})$", path) finds something, for a key
+// that IsPlain: a dot in it stands for any character, as in an expression.
+[[nodiscard]] bool PatternMatches(absl::string_view key,
+                                  absl::string_view path);
+
+// Whether a key is a module name or a dotted path, perhaps after a `^`, which
+// allows the whole path alone.
+[[nodiscard]] bool IsPlain(absl::string_view key);
+
+// Fills target_modules and overrides of `config` from target_modules,
+// exclude_modules, layers_to_transform, layers_pattern, rank_pattern and
+// alpha_pattern of the file. `config` has r and lora_alpha of the file; when
+// `rank_stabilised` every alpha comes back times the root of its rank, so that
+// LoraShape::scale() is right for both.
+// Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
+[[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
+                                       const ModelShape& shape,
+                                       bool rank_stabilised,
+                                       LoraConfig& config);
+
+// Sets target_modules, rank_pattern and alpha_pattern, so that ReadTargets
+// gives `config` back.
+void WriteTargets(const LoraConfig& config, const ModelShape& shape,
+                  nlohmann::json& root);
+
+// A JSON integer if the alpha is whole: PEFT declares one; readers take a
+// fraction as well.
+[[nodiscard]] nlohmann::json AlphaToJson(double alpha);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_PEFT_TARGETS_H_
