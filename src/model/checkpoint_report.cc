@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -88,28 +89,38 @@ void CheckTensors(const Checkpoint& checkpoint, StoredNames& read,
   if (!others.ok()) AddProblem(others.message(), report);
 }
 
-void AddTensor(const DiskTensor& tensor, bool is_read,
-               CheckpointReport& report) {
-  TensorGroup group{.name = WithoutNumbers(tensor.name()),
-                    .dtype = tensor.dtype(),
-                    .shape = {tensor.shape().begin(), tensor.shape().end()},
-                    .is_read = is_read};
-  const auto same = [&](const TensorGroup& other) {
-    return other.name == group.name && other.dtype == group.dtype &&
-           other.shape == group.shape && other.is_read == group.is_read;
-  };
-  auto found = std::ranges::find_if(report.groups, same);
-  if (found == report.groups.end()) {
-    found = report.groups.insert(found, std::move(group));
+// Collects tensors into the groups of a report.
+class GroupList {
+ public:
+  explicit GroupList(CheckpointReport& report) : report_(report) {}
+
+  void Add(const DiskTensor& tensor, bool is_read) {
+    const std::string name = WithoutNumbers(tensor.name());
+    const std::string key =
+        absl::StrCat(name, "\n", weights::ScalarTypeName(tensor.dtype()),
+                     weights::ShapeString(tensor.shape()), is_read);
+    const auto [found, is_new] = index_.try_emplace(key, report_.groups.size());
+    if (is_new) {
+      report_.groups.push_back(
+          {.name = name,
+           .dtype = tensor.dtype(),
+           .shape = {tensor.shape().begin(), tensor.shape().end()},
+           .is_read = is_read});
+    }
+    TensorGroup& group = report_.groups[found->second];
+    ++group.count;
+    group.size_bytes += tensor.size_bytes();
+    ++report_.num_tensors;
+    report_.size_bytes += tensor.size_bytes();
+    if (!is_read) return;
+    ++report_.num_read_tensors;
+    report_.read_bytes += tensor.size_bytes();
   }
-  ++found->count;
-  found->size_bytes += tensor.size_bytes();
-  ++report.num_tensors;
-  report.size_bytes += tensor.size_bytes();
-  if (!is_read) return;
-  ++report.num_read_tensors;
-  report.read_bytes += tensor.size_bytes();
-}
+
+ private:
+  CheckpointReport& report_;
+  absl::flat_hash_map<std::string, size_t> index_;
+};
 
 }  // namespace
 
@@ -129,8 +140,9 @@ CheckpointReport InspectCheckpoint(const std::string& model_dir) {
   StoredNames read;
   if (report.config.has_value()) CheckTensors(**checkpoint, read, report);
   report.num_files = static_cast<int64_t>((*checkpoint)->files().size());
+  GroupList groups(report);
   for (const DiskTensor& tensor : (*checkpoint)->Tensors()) {
-    AddTensor(tensor, read.contains(tensor.name()), report);
+    groups.Add(tensor, read.contains(tensor.name()));
   }
   return report;
 }
