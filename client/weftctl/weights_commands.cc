@@ -1,7 +1,5 @@
 // Commands that look into model folders: no server, no GPU, no Torch.
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -13,6 +11,7 @@
 #include "src/model/checkpoint_report.h"
 #include "src/model/weight_list.h"
 #include "src/weights/checkpoint.h"
+#include "src/weights/strict_json.h"
 #include "src/weights/tensor_copy.h"
 
 namespace weft::weftctl {
@@ -20,6 +19,8 @@ namespace {
 
 using model::CheckpointReport;
 using Json = nlohmann::ordered_json;
+
+constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 
 Json ToJson(const CheckpointReport& report) {
   Json root;
@@ -102,7 +103,10 @@ absl::Status Inspect(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
   const CheckpointReport report = model::InspectCheckpoint(model_dir);
   if (session.json) {
-    session.out << ToJson(report).dump() << "\n";
+    // Paths may have any bytes.
+    session.out << ToJson(report).dump(-1, ' ', /*ensure_ascii=*/false,
+                                       Json::error_handler_t::replace)
+                << "\n";
   } else {
     PrintReport(report, session.out);
   }
@@ -118,6 +122,8 @@ absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
   for (const model::WeightEntry& entry : model::ListHeadWeights(config)) {
     const auto source = checkpoint.Find(entry.name);
     if (!source.ok()) return source.status();
+    const absl::Status stored = model::CheckStored(entry.name, entry, *source);
+    if (!stored.ok()) return stored;
     tensors.push_back({.name = entry.name, .source = *source});
   }
   if (config.tied_embeddings) {
@@ -128,9 +134,10 @@ absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
 }
 
 absl::Status CopyConfig(const std::string& from, const std::string& to) {
-  std::ifstream file(absl::StrCat(from, "/config.json"), std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  return weights::ReplaceFile(absl::StrCat(to, "/config.json"), text);
+  const auto text = weights::ReadSmallFile(absl::StrCat(from, "/config.json"),
+                                           kMaxConfigBytes);
+  if (!text.ok()) return text.status();
+  return weights::ReplaceFile(absl::StrCat(to, "/config.json"), *text);
 }
 
 // A folder of its own for the copy.

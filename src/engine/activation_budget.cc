@@ -43,8 +43,9 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const int64_t log_sum_exp = config.num_heads * kFloatBytes;
   int64_t scores = 0;
   for (const model::LayerAttention& layer : config.attention) {
-    scores = std::max(
-        scores, ops::ScoreBytes(layer.rule, batch.rows, config.num_heads));
+    scores = std::max(scores,
+                      ops::ScoreBytes(layer.rule, batch.rows, config.num_heads,
+                                      config.num_kv_heads, config.head_dim));
   }
   // Backward: the products and gradients of the wider half of a layer.
   const int64_t passing = 4 * shape.hidden + std::max(3 * shape.ffn, 2 * qkv);

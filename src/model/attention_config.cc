@@ -64,16 +64,22 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
   }
   int64_t pattern = family.pattern;
   if (family.local_theta > 0) {  // Gemma 3; Gemma 2 knows no other pattern.
-    for (const char* name :
-         {"sliding_window_pattern", "_sliding_window_pattern"}) {
-      WEFT_ASSIGN_OR_RETURN(pattern,
-                            fields.IntOr(name, 1, kMaxLayers, pattern));
+    WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
+                                                kMaxLayers, pattern));
+    // transformers writes this one and reads the other.
+    WEFT_ASSIGN_OR_RETURN(
+        const int64_t written,
+        fields.IntOr("_sliding_window_pattern", 1, kMaxLayers, pattern));
+    if (written != pattern && fields.Find("layer_types") == nullptr) {
+      return UnsupportedField(
+          "_sliding_window_pattern", Json(written),
+          absl::StrCat(pattern, ", or any beside layer_types"));
     }
   }
   std::vector<bool> slides(num_layers, false);
   for (int i = 0; i < num_layers; ++i) {
-    slides[i] =
-        window > 0 && i >= first && (pattern == 0 || (i + 1) % pattern != 0);
+    slides[i] = i >= first && (pattern == 0 || (i + 1) % pattern != 0) &&
+                (window > 0 || pattern > 0);
   }
   return slides;
 }
@@ -148,6 +154,12 @@ absl::Status ReadAttention(JsonFields& fields, const Family& family,
   WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
   WEFT_ASSIGN_OR_RETURN(const ops::AttentionRule rule,
                         ReadRule(fields, family, config.head_dim));
+  if (window == 0 && std::ranges::find(slides, true) != slides.end()) {
+    return UnsupportedField(
+        "sliding_window", Json(),
+        absl::StrCat("a number for ", family.model_type,
+                     ", unless layer_types has full_attention alone"));
+  }
   config.attention.assign(config.num_layers, {.rule = rule});
   for (int i = 0; i < config.num_layers; ++i) {
     if (!slides[i]) continue;

@@ -1,6 +1,5 @@
 #include "src/model/checkpoint_report.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -34,12 +33,6 @@ std::string WithoutNumbers(absl::string_view name) {
 // Names, as in the files, of the tensors that a daemon reads.
 using StoredNames = absl::flat_hash_set<std::string>;
 
-bool IsReadable(weights::ScalarType dtype) {
-  return dtype == weights::ScalarType::kF32 ||
-         dtype == weights::ScalarType::kF16 ||
-         dtype == weights::ScalarType::kBf16;
-}
-
 void AddProblem(absl::string_view message, CheckpointReport& report) {
   for (ModelProblem& problem : report.problems) {
     if (problem.message != message) continue;
@@ -51,10 +44,11 @@ void AddProblem(absl::string_view message, CheckpointReport& report) {
 
 void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
                 StoredNames& read, CheckpointReport& report) {
-  const std::string quoted = weights::QuotedTensor(WithoutNumbers(entry.name));
   const absl::StatusOr<DiskTensor> found = checkpoint.Find(entry.name);
   if (absl::IsNotFound(found.status())) {
-    AddProblem(absl::StrCat(quoted, " is not in the checkpoint"), report);
+    AddProblem(absl::StrCat(weights::QuotedTensor(WithoutNumbers(entry.name)),
+                            " is not in the checkpoint"),
+               report);
     return;
   }
   if (!found.ok()) {
@@ -65,18 +59,9 @@ void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
   if (entry.slot == WeightSlot::kEmbedding || entry.slot == WeightSlot::kHead) {
     report.head_bytes += found->size_bytes();
   }
-  if (!std::ranges::equal(found->shape(), entry.shape)) {
-    AddProblem(absl::StrCat(quoted, " has shape ",
-                            weights::ShapeString(found->shape()), "; expected ",
-                            weights::ShapeString(entry.shape)),
-               report);
-  }
-  if (!IsReadable(found->dtype())) {
-    AddProblem(absl::StrCat(quoted, " has dtype ",
-                            weights::ScalarTypeName(found->dtype()),
-                            "; F32, F16 or BF16 is expected"),
-               report);
-  }
+  const absl::Status stored =
+      CheckStored(WithoutNumbers(entry.name), entry, *found);
+  if (!stored.ok()) AddProblem(stored.message(), report);
 }
 
 void CheckTensors(const Checkpoint& checkpoint, StoredNames& read,
@@ -84,8 +69,7 @@ void CheckTensors(const Checkpoint& checkpoint, StoredNames& read,
   for (const WeightEntry& entry : ListWeights(*report.config)) {
     CheckEntry(checkpoint, entry, read, report);
   }
-  const absl::Status others =
-      CheckNoOtherLayerTensors(checkpoint, *report.config);
+  const absl::Status others = CheckNoOtherTensors(checkpoint, *report.config);
   if (!others.ok()) AddProblem(others.message(), report);
 }
 

@@ -61,7 +61,9 @@ absl::Status ReadHeads(JsonFields& fields, const DefaultSizes& sizes,
   WEFT_ASSIGN_OR_RETURN(
       const int64_t kv_heads,
       fields.IntOr("num_key_value_heads", 1, kMaxHeads,
-                   sizes.kv_heads > 0 ? sizes.kv_heads : heads));
+                   sizes.kv_heads > 0 && !fields.IsNull("num_key_value_heads")
+                       ? sizes.kv_heads
+                       : heads));
   if (heads % kv_heads != 0) {
     return absl::InvalidArgumentError(FieldMessage(
         "num_key_value_heads", Json(kv_heads),
@@ -124,7 +126,7 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
   // Gemma's files may carry the field that its code does not read.
   WEFT_ASSIGN_OR_RETURN(const std::string other,
                         fields.StringOr("hidden_act", name));
-  if (other != name) {
+  if (other != name && !(family.gemma && other == "gelu")) {
     return UnsupportedField("hidden_act", Json(other), "the same as " + name);
   }
   return absl::OkStatus();

@@ -115,6 +115,17 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   return w;
 }
 
+// Before memory is asked for: sizes of config.json alone may be absurd.
+absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
+                          const std::vector<WeightEntry>& entries) {
+  for (const WeightEntry& entry : entries) {
+    WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor stored,
+                          checkpoint.Find(entry.name));
+    WEFT_RETURN_IF_ERROR(CheckStored(entry.name, entry, stored));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const std::vector<WeightEntry>& entries,
                          DecoderWeights& w) {
@@ -175,8 +186,9 @@ void Draw(const WeightEntry& entry, uint64_t seed, at::Tensor& field) {
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device) {
-  WEFT_RETURN_IF_ERROR(CheckNoOtherLayerTensors(checkpoint, config));
+  WEFT_RETURN_IF_ERROR(CheckNoOtherTensors(checkpoint, config));
   const std::vector<WeightEntry> entries = ListWeights(config);
+  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, entries));
   DecoderWeights w = Allocate(entries, config,
                               at::TensorOptions().dtype(dtype).device(device));
   WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
@@ -209,6 +221,7 @@ absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device) {
   const std::vector<WeightEntry> entries = ListHeadWeights(config);
+  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, entries));
   DecoderWeights w = Allocate(entries, config,
                               at::TensorOptions().dtype(dtype).device(device));
   WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));

@@ -11,6 +11,7 @@
 #include "src/model/family_config.h"
 #include "src/model/json_fields.h"
 #include "src/model/weight_list.h"
+#include "src/weights/regular_file.h"
 #include "src/weights/strict_json.h"
 
 namespace weft::model {
@@ -96,11 +97,6 @@ absl::Status AddGenerationConfig(absl::string_view json, ModelConfig& config) {
                       config.eos_token_ids);
 }
 
-absl::Status InFile(const std::string& path, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat(path, ": ", status.message()));
-}
-
 absl::StatusOr<ModelConfig> ReadText(JsonFields& fields, const Family& family) {
   WEFT_ASSIGN_OR_RETURN(ModelConfig config, ReadDecoder(fields, family));
   WEFT_RETURN_IF_ERROR(AddEosTokens(fields.Find("eos_token_id"), config.vocab,
@@ -127,7 +123,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
                             family.model_type);
   }
   absl::StatusOr<ModelConfig> config = ReadText(fields, family);
-  if (!config.ok()) return InFile("text_config", config.status());
+  if (!config.ok()) return weights::InFile("text_config", config.status());
   config->model_type = model_type;
   WEFT_ASSIGN_OR_RETURN(const bool tied, outer.BoolOr("tie_word_embeddings",
                                                       config->tied_embeddings));
@@ -188,7 +184,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
   WEFT_ASSIGN_OR_RETURN(const std::string text,
                         weights::ReadSmallFile(path, kConfigLimits.max_bytes));
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
-  if (!config.ok()) return InFile(path, config.status());
+  if (!config.ok()) return weights::InFile(path, config.status());
 
   const std::string generation_path =
       absl::StrCat(model_dir, "/generation_config.json");
@@ -198,7 +194,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
   if (!generation.ok()) return generation.status();
   if (const absl::Status added = AddGenerationConfig(*generation, *config);
       !added.ok()) {
-    return InFile(generation_path, added);
+    return weights::InFile(generation_path, added);
   }
   return config;
 }

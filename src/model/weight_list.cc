@@ -1,5 +1,6 @@
 #include "src/model/weight_list.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -171,11 +172,43 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config) {
   return entries;
 }
 
-absl::Status CheckNoOtherLayerTensors(const weights::Checkpoint& checkpoint,
-                                      const ModelConfig& config) {
+absl::Status CheckStored(absl::string_view name, const WeightEntry& entry,
+                         const weights::DiskTensor& stored) {
+  const std::string quoted = weights::QuotedTensor(name);
+  if (!std::ranges::equal(stored.shape(), entry.shape)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        quoted, " has shape ", weights::ShapeString(stored.shape()),
+        "; expected ", weights::ShapeString(entry.shape)));
+  }
+  const weights::ScalarType dtype = stored.dtype();
+  if (dtype != weights::ScalarType::kF32 &&
+      dtype != weights::ScalarType::kF16 &&
+      dtype != weights::ScalarType::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(quoted, " has dtype ", weights::ScalarTypeName(dtype),
+                     "; F32, F16 or BF16 is expected"));
+  }
+  if (!stored.is_row_major()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        quoted, " is not stored row by row; save it contiguous()"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
+                                 const ModelConfig& config) {
+  const auto refuse = [&](const std::string& name) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(weights::QuotedTensor(name), " has no place in a ",
+                     config.model_type, " as config.json describes it"));
+  };
   absl::flat_hash_set<std::string> known;
   for (WeightEntry& entry : ListWeights(config)) {
     known.insert(std::move(entry.name));
+  }
+  for (const char* name : {"model.norm.bias", "lm_head.bias"}) {
+    const auto bias = checkpoint.Find(name);
+    if (bias.ok()) return refuse(bias->name());
   }
   for (const weights::DiskTensor& stored : checkpoint.Tensors()) {
     const std::string name =
@@ -186,9 +219,7 @@ absl::Status CheckNoOtherLayerTensors(const weights::Checkpoint& checkpoint,
         LayerOf(name) >= config.num_layers) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        weights::QuotedTensor(stored.name()), " has no place in a ",
-        config.model_type, " as config.json describes it"));
+    return refuse(stored.name());
   }
   return absl::OkStatus();
 }

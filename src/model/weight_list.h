@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "src/model/model_config.h"
 #include "src/weights/checkpoint.h"
 
@@ -56,9 +57,17 @@ struct WeightEntry {
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
+// INVALID_ARGUMENT, calling it `name`, when the stored tensor is not what the
+// entry needs: another shape, a dtype other than F32, F16 and BF16, or not
+// row-major.
+[[nodiscard]] absl::Status CheckStored(absl::string_view name,
+                                       const WeightEntry& entry,
+                                       const weights::DiskTensor& stored);
+
 // INVALID_ARGUMENT naming a tensor of a layer that `config` has no place for,
-// such as the bias of a projection: a model without it is another model.
-[[nodiscard]] absl::Status CheckNoOtherLayerTensors(
+// such as the bias of a projection, or a bias of the head or the final norm: a
+// model without it is another model.
+[[nodiscard]] absl::Status CheckNoOtherTensors(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
 }  // namespace weft::model

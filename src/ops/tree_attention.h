@@ -70,10 +70,12 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            at::Tensor& dk_TKC, at::Tensor& dv_TKC,
                            AttentionMethod method = AttentionMethod::kFused);
 
-// The most memory that the scores of such a call take, in bytes, for up to
-// `num_rows` rows and f32; 0 where the flash kernels do it.
+// The most memory that such a call takes beside inputs and outputs, in bytes,
+// for up to `num_rows` rows and f32: scores, and what the backward pass gathers
+// and sums of keys and values. 0 where the flash kernels do it.
 [[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
-                                 int64_t num_heads);
+                                 int64_t num_heads, int64_t num_kv_heads,
+                                 int64_t head_features);
 
 }  // namespace weft::ops
 

@@ -137,7 +137,8 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
 }  // namespace
 
 int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
-                   int64_t num_heads) {
+                   int64_t num_heads, int64_t num_kv_heads,
+                   int64_t head_features) {
   const bool slides = rule.window > 0 && num_rows > rule.window;
   if (!slides && rule.softcap <= 0) return 0;
   const int64_t keys =
@@ -145,7 +146,10 @@ int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
   // Backward: weights, their gradient, and the softcap's slope twice.
   constexpr int64_t kMatrices = 4;
   constexpr int64_t kFloatBytes = 4;
-  return kMatrices * num_heads * std::min(num_rows, kBlockRows) * keys *
+  // dK and dV of all rows; K, V, dK and dV of a block's keys.
+  const int64_t key_rows = 2 * num_rows + 4 * keys;
+  return (kMatrices * num_heads * std::min(num_rows, kBlockRows) * keys +
+          key_rows * num_kv_heads * head_features) *
          kFloatBytes;
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <memory>
 #include <numeric>
 
@@ -35,9 +36,9 @@ absl::Status Check(const at::Tensor& hidden_RH,
         absl::StrCat("targets[", i, "] is ", targets[i],
                      "; expected is a token in [0, ", head_VH.size(0), ")"));
   }
-  if (!(options.temperature > 0)) {
+  if (!(options.temperature > 0) || !std::isfinite(options.temperature)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "temperature is ", options.temperature, "; it must be > 0"));
+        "temperature is ", options.temperature, "; it must be > 0 and finite"));
   }
   return absl::OkStatus();
 }

@@ -82,12 +82,19 @@ absl::Status Checkpoint::OpenShards(const std::string& model_dir,
   if (!index.ok()) return InFile(index_path, index.status());
 
   absl::flat_hash_map<std::string, const TensorFile*> shards;
+  size_t num_stored = 0;
   for (const auto& [tensor, file_name] : *index) {
     const TensorFile*& shard = shards[file_name];
     if (shard == nullptr) {
       WEFT_ASSIGN_OR_RETURN(
           auto opened, TensorFile::Open(absl::StrCat(model_dir, "/", file_name),
                                         read_directory));
+      num_stored += opened->tensors().size();
+      if (num_stored > kMaxTensors) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(index_path, " maps into files of more than ",
+                         kMaxTensors, " tensors in all"));
+      }
       shard = opened.get();
       files_.push_back(std::move(opened));
     }

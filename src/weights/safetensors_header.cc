@@ -13,6 +13,8 @@
 namespace weft::weights {
 namespace {
 
+constexpr size_t kMaxMetadataKeys = 10'000;
+
 constexpr absl::string_view kMetadataKey = "__metadata__";
 
 std::optional<ScalarType> ScalarTypeOf(absl::string_view name) {
@@ -179,6 +181,10 @@ bool HeaderHandler::BeginField(const std::string& name) {
 bool HeaderHandler::key(std::string& value) {
   if (place_ == Place::kHeader) return BeginTensor(value);
   if (place_ == Place::kTensor) return BeginField(value);
+  if (metadata_keys_.size() == kMaxMetadataKeys) {
+    return Refuse(
+        absl::StrCat("has more than ", kMaxMetadataKeys, " metadata keys"));
+  }
   return metadata_keys_.insert(value).second ||
          Refuse("has a metadata key twice");
 }

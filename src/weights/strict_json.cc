@@ -28,9 +28,11 @@ class Watcher {
     switch (event) {
       case Event::object_start:
         keys_.emplace_back();
-        return CheckDepth(depth);
+        return CheckDepth(depth) && CountValue();
       case Event::array_start:
-        return CheckDepth(depth);
+        return CheckDepth(depth) && CountValue();
+      case Event::value:
+        return CountValue();
       case Event::object_end:
         keys_.pop_back();
         return true;
@@ -51,6 +53,12 @@ class Watcher {
     return false;
   }
 
+  bool CountValue() {
+    if (++num_values_ <= limits_.max_values) return true;
+    problem_ = absl::StrCat("has more than ", limits_.max_values, " values");
+    return false;
+  }
+
   bool CheckKey(const std::string& key) {
     if (keys_.back().size() == limits_.max_keys) {
       problem_ = absl::StrCat("has an object of more than ", limits_.max_keys,
@@ -64,6 +72,7 @@ class Watcher {
   }
 
   const JsonLimits limits_;
+  size_t num_values_ = 0;
   std::vector<absl::flat_hash_set<std::string>> keys_;
   std::string problem_;
 };

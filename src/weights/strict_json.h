@@ -17,14 +17,15 @@ struct JsonLimits {
   int max_depth = 8;  // The outermost object has depth 1.
   // Of one object. An ordered one searches all of its keys for each new one.
   size_t max_keys = size_t{1} << 20;
+  size_t max_values = size_t{1} << 20;  // Of the document, containers too.
 };
 
 // Parses one JSON object. Never throws.
 // `Json` is nlohmann::json or, where the order of keys matters,
 // nlohmann::ordered_json.
-// Errors: INVALID_ARGUMENT starting with `what` for too many bytes or keys,
-//         syntax, bad UTF-8, depth, a key given twice, or anything but an
-//         object.
+// Errors: INVALID_ARGUMENT starting with `what` for too many bytes, keys or
+//         values, syntax, bad UTF-8, depth, a key given twice, or anything but
+//         an object.
 template <typename Json = nlohmann::json>
 [[nodiscard]] absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
                                                    absl::string_view what,

@@ -23,7 +23,8 @@ constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
 class NewFile {
  public:
   explicit NewFile(std::string path)
-      : path_(std::move(path)), draft_(absl::StrCat(path_, ".partial")) {}
+      : path_(std::move(path)),
+        draft_(absl::StrCat(path_, ".partial.", getpid())) {}
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile() {
@@ -33,7 +34,8 @@ class NewFile {
   }
 
   absl::Status Open() {
-    fd_ = open(draft_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    fd_ = open(draft_.c_str(),
+               O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     return fd_ < 0 ? Error("cannot be created") : absl::OkStatus();
   }
 
@@ -82,19 +84,14 @@ absl::Status CopyTensor(const CopiedTensor& tensor, NewFile& file,
                   tensor.twin->shape() != source.shape())) {
     return differs;
   }
-  const uint64_t row_bytes = std::max<uint64_t>(1, source.row_bytes());
-  const auto block_rows =
-      static_cast<int64_t>(std::max<uint64_t>(1, kBlockBytes / row_bytes));
   std::vector<std::byte> block;
   std::vector<std::byte> twin;
-  for (int64_t begin = 0; begin < source.num_rows(); begin += block_rows) {
-    const int64_t end = std::min(begin + block_rows, source.num_rows());
-    block.resize(static_cast<uint64_t>(end - begin) * source.row_bytes());
-    WEFT_RETURN_IF_ERROR(source.ReadRows(begin, end, absl::MakeSpan(block)));
+  for (uint64_t done = 0; done < source.size_bytes(); done += block.size()) {
+    block.resize(std::min(kBlockBytes, source.size_bytes() - done));
+    WEFT_RETURN_IF_ERROR(source.ReadBytes(done, absl::MakeSpan(block)));
     if (compare) {
       twin.resize(block.size());
-      WEFT_RETURN_IF_ERROR(
-          tensor.twin->ReadRows(begin, end, absl::MakeSpan(twin)));
+      WEFT_RETURN_IF_ERROR(tensor.twin->ReadBytes(done, absl::MakeSpan(twin)));
       if (block != twin) return differs;
     }
     WEFT_RETURN_IF_ERROR(file.Write(block));

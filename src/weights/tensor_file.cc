@@ -1,7 +1,5 @@
 #include "src/weights/tensor_file.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 
@@ -33,14 +31,28 @@ bool DiskTensor::IsSameAs(const DiskTensor& other) const {
          mine.row_major && theirs.row_major;
 }
 
-absl::Status DiskTensor::Read(const Block& block,
-                              absl::Span<std::byte> destination) const {
+absl::Status DiskTensor::ReadBytes(uint64_t first_byte,
+                                   absl::Span<std::byte> destination) const {
   const StoredTensor& tensor = entry_->second;
   if (!tensor.row_major) {
     return absl::InvalidArgumentError(
         absl::StrCat(file_->path(), ": ", QuotedTensor(name()),
                      " is not stored row by row; save it contiguous()"));
   }
+  if (first_byte > tensor.size_bytes ||
+      destination.size() > tensor.size_bytes - first_byte) {
+    return absl::InternalError(absl::StrCat(
+        QuotedTensor(name()), " has ", tensor.size_bytes, " bytes; asked were ",
+        destination.size(), " from byte ", first_byte));
+  }
+  const absl::Status read =
+      file_->file().ReadAt(tensor.offset + first_byte, destination);
+  if (read.ok()) return read;
+  return InFile(file_->path(), InFile(QuotedTensor(name()), read));
+}
+
+absl::Status DiskTensor::Read(const Block& block,
+                              absl::Span<std::byte> destination) const {
   const auto rows = static_cast<uint64_t>(block.num_rows);
   if (block.first_row < 0 || block.num_rows < 0 ||
       block.first_row > num_rows() - block.num_rows ||
@@ -53,18 +65,13 @@ absl::Status DiskTensor::Read(const Block& block,
         ", bytes [", block.first_byte, ", +", block.num_bytes, ") of each, in ",
         destination.size(), " bytes"));
   }
-  const bool whole_rows = block.num_bytes == row_bytes();
-  const uint64_t reads = whole_rows ? std::min<uint64_t>(rows, 1) : rows;
-  const size_t size = whole_rows ? destination.size() : block.num_bytes;
-  uint64_t offset = tensor.offset +
-                    static_cast<uint64_t>(block.first_row) * row_bytes() +
-                    block.first_byte;
-  for (uint64_t i = 0; i < reads; ++i, offset += row_bytes()) {
-    const absl::Status read =
-        file_->file().ReadAt(offset, destination.subspan(i * size, size));
-    if (!read.ok()) {
-      return InFile(file_->path(), InFile(QuotedTensor(name()), read));
-    }
+  uint64_t first_byte =
+      static_cast<uint64_t>(block.first_row) * row_bytes() + block.first_byte;
+  if (block.num_bytes == row_bytes()) return ReadBytes(first_byte, destination);
+  for (uint64_t row = 0; row < rows; ++row, first_byte += row_bytes()) {
+    WEFT_RETURN_IF_ERROR(
+        ReadBytes(first_byte,
+                  destination.subspan(row * block.num_bytes, block.num_bytes)));
   }
   return absl::OkStatus();
 }

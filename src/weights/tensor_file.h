@@ -70,6 +70,14 @@ class DiskTensor {
   // tensors of a .bin share their storage.
   [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
 
+  // Otherwise it cannot be read.
+  [[nodiscard]] bool is_row_major() const { return entry_->second.row_major; }
+
+  // Reads as many bytes of the tensor as the destination has, from
+  // `first_byte` on. Errors: those of Read.
+  [[nodiscard]] absl::Status ReadBytes(uint64_t first_byte,
+                                       absl::Span<std::byte> destination) const;
+
   // A rectangle of the tensor as a matrix of num_rows() rows.
   struct Block {
     int64_t first_row = 0;

@@ -206,6 +206,7 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
   // Refuses what cannot be read; nothing is read with it.
   WEFT_RETURN_IF_ERROR(plan.Add(name, tensor));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
+  if (tensor.numel() == 0) return true;
   const at::ScalarType dtype = *FloatingType(source.dtype());
   const at::Tensor held = AsMatrix(tensor);
   std::vector<RowBlock> blocks;

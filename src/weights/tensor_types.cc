@@ -40,6 +40,9 @@ std::string TensorNameProblem(absl::string_view name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       return "has a control character in its name";
     }
+    if (static_cast<unsigned char>(c) > 0x7f) {
+      return "has a name that is not ASCII";
+    }
   }
   return "";
 }

@@ -13,7 +13,8 @@ namespace weft::weights {
 
 // Reads the archive's directory and its pickle, and nothing else of it. Tensors
 // may share a storage (tied weights). One that is not row-major is listed, and
-// refused when it is read.
+// refused when it is read. The pickle's checksum is verified; storages are read
+// in slices, and not checked any more than safetensors' are.
 // Errors: DATA_LOSS when the file was cut short; UNIMPLEMENTED for the format
 //         before 1.6; else INVALID_ARGUMENT naming the tensor, the zip entry or
 //         the pickle's opcode, and the rule. Never throws.

@@ -93,9 +93,10 @@ absl::StatusOr<PickleValue> TorchObjects::Global(absl::string_view module,
                          .number = static_cast<int64_t>(i)};
     }
   }
-  return Refuse(absl::StrCat("names '", absl::CHexEscape(module.substr(0, 64)),
-                             " ", absl::CHexEscape(name.substr(0, 64)),
-                             "', which is neither a tensor nor a dict"));
+  return Refuse(absl::StrCat(
+      "names '", absl::CHexEscape(module.substr(0, 64)), " ",
+      absl::CHexEscape(name.substr(0, 64)),
+      "', which is neither a dict nor a tensor of a type that is read"));
 }
 
 // ('storage', torch.FloatStorage, key, device, number of elements).

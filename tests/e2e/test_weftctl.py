@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,28 @@ def test_says_why_a_model_cannot_be_served(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "unsupported: " in done.stdout and "quantization_config" in done.stdout
     assert "model.layers.*.mlp.up_proj.weight" in done.stdout
+
+
+def test_refuses_a_head_that_no_model_has(tmp_path: Path) -> None:
+    """A header may promise a row of terabytes in a file of holes."""
+    source = tiny_model("llama-tied")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    size = 1 << 42
+    tensor = {"dtype": "F32", "shape": [1, size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    done = run("weights", "head", str(tmp_path), "-o", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "'model.embed_tokens.weight' has shape [1, " in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspects_what_is_not_text(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/a\xff\x9b"
+    os.mkdir(folder)
+    command = [os.fsencode(WEFTCTL), b"weights", b"inspect", folder, b"-o", b"json"]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert len(json.loads(done.stdout)["problems"]) == 2

@@ -71,10 +71,14 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   config.attention[1].rule.window = 1000;  // Longer than any path can be.
   EXPECT_EQ(bytes(1000).working, plain.working);
   config.attention[1].rule.window = 100;
-  const int64_t block = 4 * config.num_heads * 256 * 4;
-  EXPECT_EQ(bytes(1000).working, plain.working + block * (100 + 256));
+  // Four score matrices of a block; keys, values and their gradients.
+  const auto scores = [&](int64_t keys) {
+    return 4 * (4 * config.num_heads * 256 * keys +
+                (2 * 1000 + 4 * keys) * config.num_kv_heads * config.head_dim);
+  };
+  EXPECT_EQ(bytes(1000).working, plain.working + scores(100 + 256));
   config.attention[0].rule.softcap = 50;
-  EXPECT_EQ(bytes(1000).working, plain.working + block * 1000);
+  EXPECT_EQ(bytes(1000).working, plain.working + scores(1000));
   config.output_norms = true;
   EXPECT_EQ(bytes(1000).kept_layer,
             plain.kept_layer + 1000 * 2 * config.hidden * 4);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,24 @@ TEST_F(CheckpointReportTest, ListsTensorsOfAnUnknownArchitecture) {
       << report.problems[0].message;
   EXPECT_EQ(report.num_tensors, static_cast<int64_t>(entries_.size()));
   EXPECT_EQ(report.num_read_tensors, 0);
+}
+
+TEST_F(CheckpointReportTest, TakesLinearTimeForManyNames) {
+  for (int i = 0; i < 90'000; ++i) {
+    entries_.push_back({.name = "x" + std::to_string(i), .shape = {1}});
+  }
+  const std::clock_t start = std::clock();
+  EXPECT_EQ(Inspect().groups.size(), 90'000 + 9 + 3);
+  EXPECT_LT(std::clock() - start, 3 * CLOCKS_PER_SEC);
+}
+
+TEST_F(CheckpointReportTest, ABiasOfTheHeadHasNoPlace) {
+  entries_.push_back({.name = "lm_head.bias", .shape = {10}});
+  const CheckpointReport report = Inspect();
+  ASSERT_EQ(report.problems.size(), 1);
+  EXPECT_EQ(report.problems[0].message,
+            "tensor 'lm_head.bias' has no place in a llama as config.json "
+            "describes it");
 }
 
 TEST(InspectCheckpoint, SaysWhatIsMissingInAnEmptyFolder) {

@@ -194,11 +194,53 @@ TEST(FamilyConfig, NullSwitchesOffWhatGemma2HasByDefault) {
                             "final_logit_softcapping"}) {
     json[field] = nullptr;
   }
+  // transformers has no mask for such layers.
+  EXPECT_THAT(Parse(json),
+              IsStatus(absl::StatusCode::kUnimplemented, "sliding_window"));
+  json["layer_types"] = std::vector<std::string>(26, "full_attention");
   const auto off = Parse(json);
   ASSERT_THAT(off, IsOk());
   EXPECT_EQ(off->attention[0].rule.softcap, 0);
   EXPECT_EQ(off->attention[0].rule.window, 0);
   EXPECT_EQ(off->final_softcap, 0);
+}
+
+TEST(FamilyConfig, AnAbsentNumberOfKeyHeadsIsTheFamilys) {
+  Json json = Gemma2();
+  json["model_type"] = "mistral";
+  for (const char* field :
+       {"attn_logit_softcapping", "final_logit_softcapping",
+        "query_pre_attn_scalar", "hidden_activation", "hidden_act",
+        "num_key_value_heads", "cache_implementation"}) {
+    json.erase(field);
+  }
+  json["num_attention_heads"] = 16;
+  const auto absent = Parse(json);
+  ASSERT_THAT(absent, IsOk());
+  EXPECT_EQ(absent->num_kv_heads, 8);
+  json["num_key_value_heads"] = nullptr;
+  const auto null = Parse(json);
+  ASSERT_THAT(null, IsOk());
+  EXPECT_EQ(null->num_kv_heads, 16);
+}
+
+TEST(FamilyConfig, GemmasHiddenActIsNotRead) {
+  Json json = Gemma2();
+  json["hidden_act"] = "gelu";
+  EXPECT_THAT(Parse(json), IsOk());
+  json["hidden_act"] = "relu";
+  EXPECT_THAT(Parse(json),
+              IsStatus(absl::StatusCode::kUnimplemented, "hidden_act"));
+}
+
+TEST(FamilyConfig, TwoPatternsOfGemma3MustAgreeOrYieldToLayerTypes) {
+  Json json = Gemma3Text();
+  json.erase("layer_types");
+  json["_sliding_window_pattern"] = 3;
+  EXPECT_THAT(Parse(json), IsStatus(absl::StatusCode::kUnimplemented,
+                                    "_sliding_window_pattern is 3"));
+  json["layer_types"] = std::vector<std::string>(26, "full_attention");
+  EXPECT_THAT(Parse(json), IsOk());
 }
 
 TEST(FamilyConfig, ReadsGemma3WithARotaryTableForItsSlidingLayers) {

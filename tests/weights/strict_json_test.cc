@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr JsonLimits kLimits = {
-    .max_bytes = 200, .max_depth = 3, .max_keys = 4};
+    .max_bytes = 200, .max_depth = 3, .max_keys = 4, .max_values = 12};
 
 TEST(ParseStrictJson, RefusesByRule) {
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -30,6 +30,7 @@ TEST(ParseStrictJson, RefusesByRule) {
       {R"({"a":[[[1]]]})", "deeper than 3"},
       {R"({"a":{"b":{"c":{}}}})", "deeper than 3"},
       {R"({"a":{"a":1,"b":2,"c":3,"d":4,"e":5}})", "more than 4 keys"},
+      {R"({"a":[1,2,3,4,5,6],"b":[1,2,3,4,5,6]})", "more than 12 values"},
       {std::string(201, ' '), "201 bytes > limit 200"},
   };
   for (const auto& [text, rule] : cases) {
