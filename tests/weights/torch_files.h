@@ -16,7 +16,9 @@ namespace weft::weights {
 inline std::string Le(uint64_t value, int num_bytes) {
   std::string bytes;
   for (int i = 0; i < num_bytes; ++i) {
-    bytes.push_back(static_cast<char>(value >> (8 * i)));
+    // A number may have more bytes than its type.
+    bytes.push_back(static_cast<char>(value));
+    value >>= 8;
   }
   return bytes;
 }
