@@ -202,27 +202,34 @@ std::vector<BadFile> BadFiles() {
        "more than 10000 metadata keys"},
       {"BadUtf8Metadata", RawFile("{\"__metadata__\":{\"a\":\"\xc3(\"}}", 0),
        kBad, "not JSON in UTF-8"},
-      {"OneTensorTooMany", RawFile(ManyTensors(kMaxTensors + 1), 0), kBad,
-       "limit of 100000"},
-      {"AMillionTensors", RawFile(ManyTensors(1'000'000), 0), kBad,
-       "limit of 100000"},
   };
+}
+
+void ExpectRefused(const BadFile& bad) {
+  const ProcessorTime time;
+  const auto tensors = ParseSafetensors(bad.file);
+  EXPECT_LT(time.Seconds(), 1);
+  EXPECT_EQ(tensors.status().code(), bad.code);
+  EXPECT_THAT(std::string(tensors.status().message()), HasSubstr(bad.message));
+  // On disk it is the same.
+  const TempFolder folder;
+  const auto file = RegularFile::Open(folder.Write("t", bad.file));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(ReadSafetensorsDirectory(*file).status(), tensors.status());
 }
 
 class HostileSafetensors : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(HostileSafetensors, IsRefusedByNameWithinASecond) {
-  const ProcessorTime time;
-  const auto tensors = ParseSafetensors(GetParam().file);
-  EXPECT_LT(time.Seconds(), 1);
-  EXPECT_EQ(tensors.status().code(), GetParam().code);
-  EXPECT_THAT(std::string(tensors.status().message()),
-              HasSubstr(GetParam().message));
-  // On disk it is the same.
-  const TempFolder folder;
-  const auto file = RegularFile::Open(folder.Write("t", GetParam().file));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(ReadSafetensorsDirectory(*file).status(), tensors.status());
+  ExpectRefused(GetParam());
+}
+
+// Not parameters: those are made anew for each test.
+TEST(HostileLargeSafetensors, IsRefusedByNameWithinASecond) {
+  for (const int count : {static_cast<int>(kMaxTensors) + 1, 1'000'000}) {
+    ExpectRefused({"ManyTensors", RawFile(ManyTensors(count), 0),
+                   absl::StatusCode::kInvalidArgument, "limit of 100000"});
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, HostileSafetensors,
