@@ -58,15 +58,24 @@ if(WEFT_WITH_TORCH)
     message(FATAL_ERROR "No LibTorch in WEFT_TORCH_DIR='${WEFT_TORCH_DIR}'. "
                         "Run deploy/setup.sh, or configure with -DWEFT_WITH_TORCH=OFF.")
   endif()
+  # Some wheels have a hash in its name.
+  file(GLOB _weft_openmp ${WEFT_TORCH_DIR}/lib/libgomp*.so*)
+  if(NOT _weft_openmp)
+    message(FATAL_ERROR "No libgomp in ${WEFT_TORCH_DIR}/lib.")
+  endif()
   add_library(weft_torch INTERFACE)
+  # at::parallel_for is a template: without OpenMP in its callers they run on one
+  # thread. The runtime is LibTorch's own, so that there is one pool of threads.
   target_compile_options(weft_torch INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>
     $<$<COMPILE_LANGUAGE:CXX>:-idirafter${WEFT_TORCH_DIR}/include>)
   # The wheel's libraries name CUDA libraries that a CPU host lacks; they are
   # resolved at run time, and only for the parts that are used.
   target_link_options(weft_torch INTERFACE -Wl,--allow-shlib-undefined
     -Wl,--no-as-needed -Wl,-rpath,${WEFT_TORCH_DIR}/lib)
   target_link_libraries(weft_torch INTERFACE
-    ${WEFT_TORCH_DIR}/lib/libtorch_cpu.so ${WEFT_TORCH_DIR}/lib/libc10.so)
+    ${WEFT_TORCH_DIR}/lib/libtorch_cpu.so ${WEFT_TORCH_DIR}/lib/libc10.so
+    ${_weft_openmp})
   if(WEFT_WITH_CUDA)
     target_compile_definitions(weft_torch INTERFACE WEFT_WITH_CUDA=1)
     target_link_libraries(weft_torch INTERFACE

@@ -1,8 +1,10 @@
 #include "src/ops/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <tuple>
 
@@ -63,6 +65,18 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});
   EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));
+}
+
+// Without OpenMP in our own objects at::parallel_for silently is a plain loop.
+TEST(ParallelForTest, RunsOnEveryThread) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  std::array<int, 2> threads{-1, -1};
+  at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) threads[i] = at::get_thread_num();
+  });
+  at::set_num_threads(before);
+  EXPECT_EQ(threads, (std::array<int, 2>{0, 1}));
 }
 
 }  // namespace
