@@ -22,6 +22,7 @@ import group_prompt  # noqa: E402
 import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
+import multi_adapter  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
@@ -29,6 +30,7 @@ BENCHES = {
     "load": load.main,
     "logprobs": logprobs.main,
     "memory": memory.main,
+    "multi_adapter": multi_adapter.main,
     "train_step": train_step.main,
 }
 

@@ -27,6 +27,7 @@ import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
 import models  # noqa: E402
+import multi_adapter  # noqa: E402
 import processes  # noqa: E402
 import report  # noqa: E402
 
@@ -49,7 +50,7 @@ def run_in_this_process(command: Sequence[str | Path], threads: int) -> report.R
 
 @pytest.fixture(autouse=True)
 def one_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (processes, logprobs):
+    for module in (processes, logprobs, multi_adapter):
         monkeypatch.setattr(module, "run_program", run_in_this_process)
 
 
@@ -96,6 +97,22 @@ def test_logprobs(capsys: Any) -> None:
     for side in (result["ours"] | result["peer"]).values():
         assert side["logprobs_error"] <= logprobs.TOLERANCE
         assert side["dhidden_error"] <= logprobs.TOLERANCE
+
+
+def test_multi_adapter(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--adapters", "3", "--sequences", "2", "--shortest", "4", "--longest", "24")
+    result = bench("multi_adapter", capsys, *tiny, *size)
+    assert result["ratio"].keys() == {"speed mixed/peer", "speed mixed/single"}
+    losses = [s["loss"] for s in (result["ours"] | result["peer"]).values()]
+    assert max(losses) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_ragged_sequences_are_dealt_out_once(tiny: tuple[str, str]) -> None:
+    options = multi_adapter._parse([*tiny, "--adapters", "3", "--sequences", "4"])
+    dealt = multi_adapter.ragged(options)
+    lengths = [len(row) - 1 for rows in dealt for row in rows]
+    assert [len(rows) for rows in dealt] == [4, 4, 4]
+    assert (min(lengths), max(lengths), len(set(lengths))) == (32, 512, 12)
 
 
 def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:

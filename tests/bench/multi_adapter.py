@@ -1,0 +1,162 @@
+"""forward_backward of many adapters at once: each its own ragged sequences. Weft
+with all of them in flight (mixed) against the same sequences of one adapter
+(single), and against transformers + peft going through the adapters one by one,
+each a padded batch (peer).
+
+Tokens per second count real tokens, no padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import flops
+import inputs
+import machine
+import numpy as np
+import report
+import weft
+from processes import HERE, RANK, StepBench, run_program
+
+# Targets of mixed over peer and over single, by adapters, sequences of each and
+# the longest of them.
+PEER_TARGETS = {(8, 8, 512): 1.8, (8, 1, 64): 2.0}
+SINGLE_TARGETS = {8: 0.95, 64: 0.85}
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    sequences = ragged(options)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        bench = AdapterBench(options, sequences, Path(scratch))
+        runs = report.take_turns(
+            options.rounds,
+            {"mixed": bench.mixed, "single": bench.single, "peer": bench.peer_loop},
+            _expect_same_loss,
+        )
+    lengths = [len(row) - 1 for rows in sequences for row in rows]
+    model = inputs.config(options.model)
+    work = report.Work(
+        sum(lengths),
+        flops.step(model, RANK, [flops.Run(n) for n in lengths], sum(lengths)),
+    )
+    names = ("adapters", "sequences", "shortest", "longest")
+    result = report.make(
+        "multi_adapter",
+        options,
+        runs,
+        peers=("peer",),
+        work=dict.fromkeys(runs, work),
+        config={
+            "model": options.model.name,
+            "rank": RANK,
+            **{name: getattr(options, name) for name in names},
+        },
+        ratios=lambda sides: _ratios(sides, options),
+    )
+    report.emit(result, options.output)
+    return 0
+
+
+def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
+    """By adapter: sequences with one token more than they train, of lengths
+    spread evenly between the shortest and the longest, dealt out at random."""
+    count = options.adapters * options.sequences
+    lengths = np.linspace(options.shortest, options.longest, count).astype(int)
+    np.random.default_rng(inputs.SEED).shuffle(lengths)
+    text = inputs.rows(options.model, count, options.longest + 1)
+    rows = [row[: length + 1] for row, length in zip(text, lengths, strict=True)]
+    step = options.sequences
+    return [rows[i : i + step] for i in range(0, count, step)]
+
+
+class AdapterBench(StepBench):
+    def __init__(
+        self, options: argparse.Namespace, sequences: list[list[np.ndarray]], work: Path
+    ):
+        rows = [row for of_adapter in sequences for row in of_adapter]
+        padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+        for target, row in zip(padded, rows, strict=True):
+            target[: len(row)] = row
+        super().__init__(options, padded, work)
+        np.save(work / "lengths.npy", np.array([len(row) - 1 for row in rows]))
+        self._sequences = [
+            [weft.Datum.next_token(row) for row in of_adapter]
+            for of_adapter in sequences
+        ]
+
+    def mixed(self) -> report.Run:
+        return self._step(self._sequences)
+
+    def single(self) -> report.Run:
+        return self._step([[d for data in self._sequences for d in data]])
+
+    def peer_loop(self) -> report.Run:
+        options = self._options
+        command = [sys.executable, HERE / "multi_adapter_peer.py"]
+        command += ["--model", options.model, "--work", self._work]
+        for name in ("adapters", "threads", "reps"):
+            command += [f"--{name}", str(getattr(options, name))]
+        return run_program(command, options.threads)
+
+    def _step(self, data: list[list[weft.Datum]]) -> report.Run:
+        """One step of each adapter, all in flight together, timed at the client
+        from the first request to the last reply."""
+        seconds = []
+        flags = ("--max-adapters", str(len(data) + 1))
+        with self._daemon(*flags) as (process, client):
+            adapters = [
+                client.import_adapter(f"bench-{i}", self._work / "adapter")
+                for i in range(len(data))
+            ]
+
+            def step() -> float:
+                futures = [
+                    adapter.submit.forward_backward(own)
+                    for adapter, own in zip(adapters, data, strict=True)
+                ]
+                return sum(f.result().metrics["loss:sum"] for f in futures)
+
+            memory = machine.PeakMemory(process.pid)
+            loss = step()
+            for _ in range(self._options.reps):
+                start = time.perf_counter()
+                step()
+                seconds.append(time.perf_counter() - start)
+            return {"seconds": seconds, "loss": loss, **memory.read()}
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("multi_adapter", __doc__)
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--sequences", type=int, default=8, help="of each adapter")
+    parser.add_argument("--shortest", type=int, default=32, help="tokens")
+    parser.add_argument("--longest", type=int, default=512, help="tokens")
+    return report.parse_with_model(parser, arguments)
+
+
+def _expect_same_loss(run: report.Run, reference: report.Run) -> None:
+    difference = abs(run["loss"] - reference["loss"]) / abs(reference["loss"])
+    if not difference <= report.LOSS_TOLERANCE:
+        raise SystemExit(
+            f"loss: {run['loss']!r} and {reference['loss']!r}; times mean nothing"
+        )
+
+
+def _ratios(sides: report.Sides, options: argparse.Namespace) -> dict[str, Any]:
+    size = (options.adapters, options.sequences, options.longest)
+    mixed = sides["mixed"]["seconds"]
+    return {
+        "speed mixed/peer": report.ratio(
+            sides["peer"]["seconds"] / mixed, at_least=PEER_TARGETS.get(size)
+        ),
+        "speed mixed/single": report.ratio(
+            sides["single"]["seconds"] / mixed,
+            at_least=SINGLE_TARGETS.get(options.adapters),
+        ),
+    }

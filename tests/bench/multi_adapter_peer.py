@@ -1,0 +1,83 @@
+"""One process of transformers + peft that trains several adapters one by one;
+prints one JSON line. Run by multi_adapter.py, which sets allocator and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import torch_peer
+import transformers
+
+
+def main() -> None:
+    options = _parse()
+    torch.set_num_threads(options.threads)
+    model = _load(options)
+    tokens = torch.from_numpy(np.load(options.work / "tokens.npy"))
+    lengths = torch.from_numpy(np.load(options.work / "lengths.npy"))
+    batches = [
+        (f"a{i}", rows[:, : int(own.max()) + 1], own)
+        for i, (rows, own) in enumerate(
+            zip(tokens.chunk(options.adapters), lengths.chunk(options.adapters))
+        )
+    ]
+    run, loss = torch_peer.measure(
+        lambda: sum(_step(model, *batch) for batch in batches), options.reps
+    )
+    for module in (transformers, peft):
+        run["versions"][module.__name__] = module.__version__
+    print(json.dumps({**run, "loss": loss}))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--adapters", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--reps", type=int, required=True)
+    return parser.parse_args()
+
+
+def _load(options: argparse.Namespace) -> Any:
+    base = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    folder = options.work / "adapter"
+    model = peft.PeftModel.from_pretrained(
+        base, folder, adapter_name="a0", is_trainable=True
+    )
+    for i in range(1, options.adapters):
+        model.load_adapter(folder, adapter_name=f"a{i}", is_trainable=True)
+    return model.train()
+
+
+def _step(
+    model: Any, adapter: str, tokens: torch.Tensor, lengths: torch.Tensor
+) -> float:
+    """The summed loss of one adapter's padded batch; its gradient in place of the
+    last one's."""
+    model.set_adapter(adapter)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is not None:
+            parameter.grad.zero_()
+    real = torch.arange(tokens.shape[1] - 1) < lengths[:, None]
+    logits = model(
+        input_ids=tokens[:, :-1], attention_mask=real.long(), use_cache=False
+    ).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits[real], tokens[:, 1:][real], reduction="sum"
+    )
+    loss.backward()
+    return float(loss.detach())
+
+
+if __name__ == "__main__":
+    main()
