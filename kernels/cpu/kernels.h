@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/skinny_product.h"
 
 namespace weft::kernels::cpu {
 
@@ -84,6 +85,14 @@ struct KernelTable {
   void (*lse_merge_rows)(const float* part, const float* part_lse,
                          int64_t num_rows, int64_t head_features, float* out,
                          float* lse);
+  // y = x W^T + bias for few rows of x and the item's range of outputs. The
+  // weight W [O, I] is f32, or bf16 (its bits) widened in registers; products
+  // are added up in f32. Every weight row is read from memory once for all rows
+  // of x; y must overlap nothing. An element of y has the same bits whatever
+  // the other rows and the range; NaN stays in its row of x or output.
+  void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
+  void (*skinny_product_bf16)(const SkinnyProduct& item,
+                              const uint16_t* weight);
   // One pass over [N]: moments in place, weights_out may be weights.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,
                 const float* weights, const float* gradient, float* moment1,

@@ -70,6 +70,24 @@ std::vector<double> SwiGluRow(const std::vector<float>& gate,
   return out;
 }
 
+std::vector<double> SkinnyProduct(const std::vector<float>& x,
+                                  const std::vector<float>& weight,
+                                  const std::vector<float>& bias,
+                                  size_t num_rows, size_t num_outputs) {
+  const size_t inputs = x.size() / num_rows;
+  std::vector<double> y(num_rows * num_outputs);
+  for (size_t b = 0; b < num_rows; ++b) {
+    for (size_t o = 0; o < num_outputs; ++o) {
+      double sum = bias.empty() ? 0 : bias[o];
+      for (size_t i = 0; i < inputs; ++i) {
+        sum += static_cast<double>(x[b * inputs + i]) * weight[o * inputs + i];
+      }
+      y[b * num_outputs + o] = sum;
+    }
+  }
+  return y;
+}
+
 GatedGradient SwiGluBackwardRow(const std::vector<float>& dout,
                                 const std::vector<float>& gate,
                                 const std::vector<float>& up) {

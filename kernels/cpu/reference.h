@@ -3,6 +3,7 @@
 #ifndef WEFT_KERNELS_CPU_REFERENCE_H_
 #define WEFT_KERNELS_CPU_REFERENCE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,6 +27,11 @@ namespace weft::kernels::cpu::reference {
 
 [[nodiscard]] std::vector<double> SwiGluRow(const std::vector<float>& gate,
                                             const std::vector<float>& up);
+
+// y [B, O] of x [B, I], weight [O, I] and bias [O], or no bias when empty.
+[[nodiscard]] std::vector<double> SkinnyProduct(
+    const std::vector<float>& x, const std::vector<float>& weight,
+    const std::vector<float>& bias, size_t num_rows, size_t num_outputs);
 
 struct GatedGradient {
   std::vector<double> gate;

@@ -62,11 +62,52 @@ WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = v[i];
 }
 
+// Four floats: what sums end in.
+typedef float Quad __attribute__((vector_size(16)));
+
+WEFT_INLINE Quad LoadQuad(const float* p) {
+  Quad v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+WEFT_INLINE void StoreQuad(float* p, Quad v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+// Adds the upper half of the lanes to the lower until four are left.
+WEFT_INLINE Quad FoldToQuad(Vec v) {
+#if defined(__AVX512F__)
+  typedef float Half __attribute__((vector_size(32)));
+  const Half h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(__AVX__)
+  const Vec h = v;
+#endif
+#if defined(__AVX__)
+  return __builtin_shufflevector(h, h, 0, 1, 2, 3) +
+         __builtin_shufflevector(h, h, 4, 5, 6, 7);
+#else
+  return v;
+#endif
+}
+
 WEFT_INLINE float Sum(Vec v) {
-  for (int64_t half = kWidth / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) v[i] += v[i + half];
-  }
-  return v[0];
+  const Quad q = FoldToQuad(v);
+  return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+// {Sum(a), Sum(b), Sum(c), Sum(d)}, to the bit.
+WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
+  const Quad qa = FoldToQuad(a), qb = FoldToQuad(b);
+  const Quad qc = FoldToQuad(c), qd = FoldToQuad(d);
+  // Lanes (0 + 2) and (1 + 3) of two vectors each: a b a b, c d c d.
+  const Quad ab = __builtin_shufflevector(qa, qb, 0, 4, 1, 5) +
+                  __builtin_shufflevector(qa, qb, 2, 6, 3, 7);
+  const Quad cd = __builtin_shufflevector(qc, qd, 0, 4, 1, 5) +
+                  __builtin_shufflevector(qc, qd, 2, 6, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) +
+         __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
 // The larger lane by lane; `a` where `b` is NaN.

@@ -6,6 +6,7 @@
 #include "kernels/cpu/lse_merge_body.h"
 #include "kernels/cpu/paged_attention_body.h"
 #include "kernels/cpu/rms_norm_body.h"
+#include "kernels/cpu/skinny_product_body.h"
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vocab_rows_body.h"
 
@@ -25,6 +26,8 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .vocab_row = VocabRow,
           .paged_attention = PagedAttention,
           .lse_merge_rows = LseMergeRows,
+          .skinny_product_f32 = RunSkinnyProduct<float>,
+          .skinny_product_bf16 = RunSkinnyProduct<uint16_t>,
           .adamw = AdamW,
           .sum_of_squares = SumOfSquares,
           .exp = ExpAll};

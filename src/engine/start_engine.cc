@@ -69,7 +69,9 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
                     bool has_byte_decoder) {
   const model::ModelConfig& config = decoder.config();
   return {.device = decoder.device().is_cuda() ? "cuda" : "cpu",
-          .dtype = decoder.dtype() == at::kBFloat16 ? "bf16" : "f32",
+          .dtype = decoder.weights().embedding_VH.scalar_type() == at::kBFloat16
+                       ? "bf16"
+                       : "f32",
           .architecture = config.model_type,
           .num_layers = config.num_layers,
           .hidden_size = static_cast<int>(config.hidden),

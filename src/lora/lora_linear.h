@@ -51,7 +51,8 @@ struct LoraSite {
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. Sets `shrunk` to one entry per segment when not null.
-// Shapes:  x_TI [T, I] contiguous, dtype of the base weight.
+// Shapes:  x_TI [T, I] contiguous, dtype of the base weight, or
+//          f32 beside bf16 on a CPU.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor LoraLinear(
     const at::Tensor& x_TI, const BaseLinear& base, const LoraRouting& routing,

@@ -64,7 +64,8 @@ struct HeadResult {
   std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
 };
 
-// Shapes:  hidden_RH [R, H] in the model dtype; weight_VH [V, H] likewise.
+// Shapes:  hidden_RH [R, H]; weight_VH [V, H], of the same dtype, or in bf16
+//          beside f32 on a CPU.
 // Errors:  throws c10::Error (out of memory).
 // Threads: engine thread only.
 // Source:  derivation above; tests check it against dense f64 autograd.
@@ -74,7 +75,7 @@ struct HeadResult {
                                    const HeadOptions& options,
                                    bool want_gradient, bool want_entropy);
 
-// dLoss/dhidden [R, H] in the dtype of weight, for g_E = dLoss/dlogprob [E] f32
+// dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E] f32
 // (CPU or device); adds the gradients of lm_head's LoRA to the segments of
 // rows.routing. The other arguments as in the forward, which must have had
 // want_gradient. Consumes the result: dhidden takes U's memory.

@@ -115,7 +115,7 @@ at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
     LoraBackward(HeadChunks(hidden_RH, weight_VH, rows, options), forward,
                  hidden_RH, rows, coefficients, dhidden_RH);
   }
-  return dhidden_RH.to(weight_VH.scalar_type());
+  return dhidden_RH.to(hidden_RH.scalar_type());
 }
 
 }  // namespace weft::loss

@@ -50,8 +50,7 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   for (int64_t v = 0; v < vocab; v += slice) {
     const int64_t count = std::min(slice, vocab - v);
     logits_RV.narrow(1, v, count)
-        .copy_(
-            ops::MatMul(wide_RH, weight_VH.narrow(0, v, count).to(type).t()));
+        .copy_(ops::MatMul(wide_RH, weight_VH.narrow(0, v, count).t()));
   }
 }
 

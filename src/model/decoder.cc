@@ -25,6 +25,34 @@ double EmbeddingScale(const ModelConfig& config,
       .item<double>();
 }
 
+// Norms and biases in the dtype of the activations; matrices as they are.
+DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
+                                  DecoderWeights weights) {
+  const auto convert = [&](at::Tensor& tensor) {
+    if (tensor.defined() && tensor.scalar_type() == at::kBFloat16) {
+      tensor = tensor.to(dtype);
+    }
+  };
+  for (LayerWeights& w : weights.layers) {
+    for (at::Tensor* tensor :
+         {&w.input_norm_H, &w.q_norm_C, &w.k_norm_C, &w.attention_out_norm_H,
+          &w.mlp_norm_H, &w.mlp_out_norm_H, &w.qkv.bias_O, &w.o.bias_O,
+          &w.gate_up.bias_O, &w.down.bias_O}) {
+      convert(*tensor);
+    }
+  }
+  convert(weights.final_norm_H);
+  return weights;
+}
+
+// On a CPU bf16 is how weights are stored; see decoder.h.
+at::ScalarType ActivationType(const DecoderWeights& weights) {
+  const at::Tensor& embedding_VH = weights.embedding_VH;
+  return embedding_VH.is_cpu() && embedding_VH.scalar_type() == at::kBFloat16
+             ? at::kFloat
+             : embedding_VH.scalar_type();
+}
+
 }  // namespace
 
 Decoder::Decoder(ModelConfig config, DecoderWeights weights,
@@ -32,15 +60,12 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
     : config_(std::move(config)),
       embedding_scale_(EmbeddingScale(config_, weights)),
       shape_(config_.shape()),
-      weights_(std::move(weights)) {
+      dtype_(ActivationType(weights)),
+      weights_(WithSmallTensorsIn(dtype_, std::move(weights))) {
   for (const std::vector<double>& frequencies : config_.rope_tables) {
     rotary_.push_back(ops::MakeRotaryTable(frequencies, num_positions,
                                            weights_.embedding_VH.device()));
   }
-}
-
-at::ScalarType Decoder::dtype() const {
-  return weights_.embedding_VH.scalar_type();
 }
 
 at::Device Decoder::device() const { return weights_.embedding_VH.device(); }
@@ -60,7 +85,8 @@ at::Tensor Decoder::Gated(const at::Tensor& gate_up_T2F) const {
 }
 
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
-  at::Tensor x_TH = weights_.embedding_VH.index_select(0, batch.tokens_T);
+  at::Tensor x_TH =
+      weights_.embedding_VH.index_select(0, batch.tokens_T).to(dtype_);
   if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
   lora::AddLoraEmbedding(batch.tokens_T, batch.routing, embedding_scale_, x_TH);
   return x_TH;

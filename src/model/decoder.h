@@ -51,7 +51,10 @@ class Decoder {
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  [[nodiscard]] at::ScalarType dtype() const;
+  // Of activations, cache and adapters: that of the weights, but f32 beside
+  // bf16 weights on a CPU, whose products widen them (ops/matmul.h): half the
+  // memory and traffic at the speed and precision of f32 arithmetic.
+  [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
   // Runs embedding and layers; returns the residual stream [T, H] before the
@@ -127,6 +130,7 @@ class Decoder {
   // models were trained so.
   double embedding_scale_;
   lora::ModelShape shape_;
+  at::ScalarType dtype_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;
 };

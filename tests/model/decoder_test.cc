@@ -281,6 +281,30 @@ TEST(DecoderTest, EvaluatesExactlyWhatItTrains) {
   }
 }
 
+// On a CPU bf16 weights are stored, not computed with.
+TEST(DecoderTest, Bf16WeightsGiveTheBitsOfTheirWidenedValues) {
+  const Decoder narrow = MakeDecoder(Families()[0], at::kBFloat16);
+  DecoderWeights widened = narrow.weights();
+  widened.embedding_VH = widened.embedding_VH.to(at::kFloat);
+  widened.head_VH = widened.head_VH.to(at::kFloat);
+  for (LayerWeights& layer : widened.layers) {
+    for (lora::BaseLinear* linear :
+         {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      EXPECT_EQ(linear->weight_OI.scalar_type(), at::kBFloat16);
+      linear->weight_OI = linear->weight_OI.to(at::kFloat);
+    }
+  }
+  const Decoder wide(narrow.config(), std::move(widened),
+                     narrow.config().max_positions);
+  const Result actual = Train(narrow, MakeBatch(narrow), /*num_recomputed=*/0);
+  const Result expected = Train(wide, MakeBatch(narrow), /*num_recomputed=*/0);
+  EXPECT_EQ(actual.y_TH.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(actual.y_TH, expected.y_TH));
+  for (size_t i = 0; i < expected.gradients.size(); ++i) {
+    EXPECT_TRUE(at::equal(actual.gradients[i], expected.gradients[i]));
+  }
+}
+
 TEST(DecoderTest, KeepsNanOfOneAdapterFromTheOthers) {
   const Decoder decoder = MakeDecoder(Families()[0], at::kFloat);
   PackedBatch batch = MakeBatch(decoder);

@@ -62,6 +62,55 @@ INSTANTIATE_TEST_SUITE_P(
                           Shape{65, 48, 96}, Shape{0, 8, 8}),
         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16)));
 
+// A weight as models store it, for f32 activations.
+class MatMulOfBf16WeightTest : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
+  const int64_t rows = GetParam();
+  at::manual_seed(4);
+  const at::Tensor a = at::randn({rows, 37}), bias = at::randn({50});
+  const at::Tensor weight_NK = at::randn({50, 37}).to(at::kBFloat16);
+  const at::Tensor expected = at::addmm(bias.to(at::kDouble), a.to(at::kDouble),
+                                        weight_NK.to(at::kDouble).t());
+  const at::Tensor y = MatMul(a, weight_NK.t(), bias);
+  EXPECT_EQ(y.scalar_type(), at::kFloat);
+  EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
+            Tolerance(kEpsilonF32, 37, expected.abs().max().item<double>()));
+  // As the backward pass has it.
+  const at::Tensor back = MatMul(y, weight_NK);
+  const at::Tensor expected_back =
+      at::mm(y.to(at::kDouble), weight_NK.to(at::kDouble));
+  EXPECT_EQ(back.scalar_type(), at::kFloat);
+  EXPECT_LE(
+      (back.to(at::kDouble) - expected_back).abs().max().item<double>(),
+      Tolerance(kEpsilonF32, 50, expected_back.abs().max().item<double>()));
+}
+
+INSTANTIATE_TEST_SUITE_P(FewAndManyRows, MatMulOfBf16WeightTest,
+                         ::testing::Values(1, 7, 200));
+
+TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
+  at::manual_seed(5);
+  const at::Tensor a = at::randn({32, 70}), b = at::randn({45, 70}).t();
+  const at::Tensor all = MatMul(a, b);
+  for (int64_t rows = 1; rows < 32; ++rows) {
+    EXPECT_TRUE(
+        at::equal(MatMul(a.narrow(0, 0, rows), b), all.narrow(0, 0, rows)));
+  }
+}
+
+// Without OpenMP in our own objects at::parallel_for silently is a plain loop.
+TEST(ParallelForTest, RunsOnEveryThread) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  std::array<int, 2> threads{-1, -1};
+  at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) threads[i] = at::get_thread_num();
+  });
+  at::set_num_threads(before);
+  EXPECT_EQ(threads, (std::array<int, 2>{0, 1}));
+}
+
 TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});
   EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));

@@ -144,6 +144,54 @@ void AdamWAten(benchmark::State& state) {
 }
 BENCHMARK(AdamWAten);
 
+// Few rows with a weight of 113 MB (f32): argument: rows.
+SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
+  return {.x_BI = x.const_data_ptr<float>(),
+          .x_stride = kFeatures,
+          .num_rows = x.size(0),
+          .num_inputs = kFeatures,
+          .weight_stride = kFeatures,
+          .y_BO = y.mutable_data_ptr<float>(),
+          .y_stride = kVocab,
+          .begin = 0,
+          .end = kVocab};
+}
+
+void SkinnyF32Kernel(benchmark::State& state) {
+  const at::Tensor x = at::randn({state.range(0), kFeatures});
+  const at::Tensor weight = at::randn({kVocab, kFeatures});
+  at::Tensor y = at::empty({state.range(0), kVocab});
+  for (auto _ : state) {
+    Kernels().skinny_product_f32(FewRows(x, y), weight.const_data_ptr<float>());
+  }
+  CountBytes(state, kVocab * kFeatures);
+}
+BENCHMARK(SkinnyF32Kernel)->Arg(1)->Arg(8)->Arg(32);
+
+// Bytes of the same weight in f32.
+void SkinnyBf16Kernel(benchmark::State& state) {
+  const at::Tensor x = at::randn({state.range(0), kFeatures});
+  const at::Tensor weight =
+      at::randn({kVocab, kFeatures}).to(at::kBFloat16).view(at::kShort);
+  at::Tensor y = at::empty({state.range(0), kVocab});
+  for (auto _ : state) {
+    Kernels().skinny_product_bf16(
+        FewRows(x, y),
+        reinterpret_cast<const uint16_t*>(weight.const_data_ptr<int16_t>()));
+  }
+  CountBytes(state, kVocab * kFeatures);
+}
+BENCHMARK(SkinnyBf16Kernel)->Arg(1)->Arg(8)->Arg(32);
+
+void FewRowsAten(benchmark::State& state) {
+  const at::Tensor x = at::randn({state.range(0), kFeatures});
+  const at::Tensor weight = at::randn({kVocab, kFeatures});
+  at::Tensor y = at::empty({state.range(0), kVocab});
+  for (auto _ : state) at::mm_out(y, x, weight.t());
+  CountBytes(state, kVocab * kFeatures);
+}
+BENCHMARK(FewRowsAten)->Arg(1)->Arg(8)->Arg(32);
+
 // The head's GEMM by chunk rows: [rows, 576] x [576, 49152] into one buffer.
 void HeadGemm(benchmark::State& state) {
   const int64_t rows = state.range(0);

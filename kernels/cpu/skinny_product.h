@@ -1,0 +1,31 @@
+// Arguments of the skinny product kernels; see kernels.h.
+#ifndef WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
+#define WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
+
+#include <cstdint>
+
+namespace weft::kernels::cpu {
+
+// A product of few rows with a range of a weight's outputs.
+// Legend: B rows, I inputs, O outputs. Strides are in elements, from row to
+// row; within a row elements are neighbours.
+struct SkinnyProduct {
+  const float* x_BI = nullptr;
+  int64_t x_stride = 0;
+  int64_t num_rows = 1;    // B >= 1.
+  int64_t num_inputs = 0;  // I.
+  int64_t weight_stride = 0;
+  const float* bias_O = nullptr;  // Null: none.
+  float* y_BO = nullptr;
+  int64_t y_stride = 0;
+  int64_t begin = 0;  // Outputs [begin, end) are written.
+  int64_t end = 0;
+};
+
+// Outputs that are computed together: ranges that begin at a multiple of it
+// waste nothing.
+inline constexpr int64_t kSkinnyOutputs = 4;
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_

@@ -1,0 +1,190 @@
+// Weft's decode loop by itself, without a server:
+//   decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS THREADS
+// BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints as one JSON
+// line the seconds of the fastest and of the middle iteration, tokens per
+// second of both, the bytes that an iteration must read (weights once, keys and
+// values of every sequence), and the rate at which the same threads read plain
+// memory in the same run.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "prometheus/registry.h"
+#include "src/engine/sample_loop.h"
+#include "src/model/decoder.h"
+#include "src/model/decoder_weights.h"
+#include "src/model/model_config.h"
+#include "src/weights/checkpoint.h"
+
+namespace {
+
+using weft::SampleRequest;
+using weft::engine::SampleLoop;
+using weft::model::Decoder;
+
+struct Arguments {
+  std::string model_dir;
+  at::ScalarType dtype;
+  int64_t batch, prompt, tokens;
+};
+
+template <typename T>
+T ValueOrDie(absl::StatusOr<T> value) {
+  TORCH_CHECK(value.ok(), value.status().ToString());
+  return *std::move(value);
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+// Bytes per second at which all threads together read `memory`, the best of a
+// few times.
+double ReadRate(const at::Tensor& memory) {
+  constexpr int64_t kLanes = 32;
+  const int64_t* data = memory.const_data_ptr<int64_t>();
+  const int64_t blocks = memory.numel() / kLanes;
+  double best = 0;
+  for (int repetition = 0; repetition < 5; ++repetition) {
+    const auto start = std::chrono::steady_clock::now();
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      std::array<int64_t, kLanes> sums{};
+      for (int64_t block = begin; block < end; ++block) {
+        for (int64_t i = 0; i < kLanes; ++i) {
+          sums[i] += data[block * kLanes + i];
+        }
+      }
+      volatile int64_t keep = 0;
+      for (const int64_t sum : sums) keep = keep + sum;
+    });
+    best = std::max(best,
+                    static_cast<double>(memory.nbytes()) / SecondsSince(start));
+  }
+  return best;
+}
+
+int64_t WeightBytes(const Decoder& decoder) {
+  const weft::model::DecoderWeights& w = decoder.weights();
+  int64_t bytes = static_cast<int64_t>(w.head_VH.nbytes());
+  for (const weft::model::LayerWeights& layer : w.layers) {
+    for (const weft::lora::BaseLinear* linear :
+         {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      bytes += static_cast<int64_t>(linear->weight_OI.nbytes());
+    }
+  }
+  return bytes;
+}
+
+int64_t CacheBytesPerToken(const Decoder& decoder) {
+  const weft::model::ModelConfig& config = decoder.config();
+  return 2 * config.num_layers * config.num_kv_heads * config.head_dim *
+         static_cast<int64_t>(at::elementSize(decoder.dtype()));
+}
+
+// Seconds of every iteration that draws one token for each of the sequences.
+std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
+  const int64_t length = arguments.prompt + arguments.tokens;
+  prometheus::Registry registry;
+  weft::engine::EngineProbe probe(&registry);
+  SampleLoop loop(decoder,
+                  {.kv_cache_bytes = 2 * arguments.batch * (length + 64) *
+                                     CacheBytesPerToken(decoder),
+                   .max_decode_sequences = static_cast<int>(arguments.batch)},
+                  /*token_bytes=*/nullptr, &probe);
+  std::vector<SampleRequest> requests(arguments.batch);
+  for (int64_t b = 0; b < arguments.batch; ++b) {
+    requests[b].config = {.max_tokens = static_cast<int>(arguments.tokens),
+                          .seed = static_cast<uint64_t>(b),
+                          .stop = weft::StopRule()};
+    for (int64_t t = 0; t < arguments.prompt; ++t) {
+      requests[b].prompt.push_back(
+          static_cast<int32_t>((b * 131 + t * 7) % decoder.config().vocab));
+    }
+    loop.Admit(b, &requests[b], /*streams=*/false, absl::Now(),
+               /*version=*/nullptr);
+  }
+  std::vector<double> seconds;
+  while (loop.active() > 0) {
+    const auto start = std::chrono::steady_clock::now();
+    for (const weft::engine::SampleEvent& event : loop.Step()) {
+      TORCH_CHECK(event.result.ok(), event.result.status().ToString());
+    }
+    seconds.push_back(SecondsSince(start));
+  }
+  TORCH_CHECK(static_cast<int64_t>(seconds.size()) == arguments.tokens,
+              "a prefill and ", arguments.tokens - 1, " iterations, not ",
+              seconds.size());
+  seconds.erase(seconds.begin());  // The prefill, which draws the first token.
+  return seconds;
+}
+
+void Run(const Arguments& arguments) {
+  const at::InferenceMode no_autograd;
+  weft::model::ModelConfig config =
+      ValueOrDie(weft::model::ReadModelConfig(arguments.model_dir));
+  const auto checkpoint =
+      ValueOrDie(weft::weights::Checkpoint::Open(arguments.model_dir));
+  const Decoder decoder(config,
+                        ValueOrDie(weft::model::LoadDecoderWeights(
+                            *checkpoint, config, arguments.dtype, at::kCPU)),
+                        arguments.prompt + arguments.tokens);
+  const int64_t weight_bytes = WeightBytes(decoder);
+  const at::Tensor memory = at::ones({weight_bytes / 8}, at::kLong);
+  double read_rate = ReadRate(memory);
+  std::vector<double> seconds = Decode(decoder, arguments);
+  read_rate = std::max(read_rate, ReadRate(memory));
+  std::sort(seconds.begin(), seconds.end());
+  const double middle = seconds[seconds.size() / 2];
+  const auto batch = static_cast<double>(arguments.batch);
+  // The cache of the average iteration.
+  const double bytes =
+      static_cast<double>(weight_bytes) +
+      batch * static_cast<double>(arguments.prompt + arguments.tokens / 2) *
+          static_cast<double>(CacheBytesPerToken(decoder));
+  std::cout << nlohmann::json{{"batch", arguments.batch},
+                              {"seconds", seconds.front()},
+                              {"middle_seconds", middle},
+                              {"tokens_per_second", batch / seconds.front()},
+                              {"middle_tokens_per_second", batch / middle},
+                              {"bytes_per_iteration", bytes},
+                              {"read_bytes_per_second", read_rate},
+                              {"fraction_of_read_rate",
+                               bytes / seconds.front() / read_rate},
+                              {"threads", at::get_num_threads()}}
+            << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string dtype = argc == 7 ? argv[2] : "";
+  if (dtype != "f32" && dtype != "bf16") {
+    std::cerr << "usage: decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS "
+                 "THREADS\n";
+    return 2;
+  }
+  at::set_num_threads(std::atoi(argv[6]));
+  try {
+    Run({.model_dir = argv[1],
+         .dtype = dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+         .batch = std::atoll(argv[3]),
+         .prompt = std::atoll(argv[4]),
+         .tokens = std::atoll(argv[5])});
+  } catch (const std::exception& e) {
+    std::cerr << "decode_bench: " << e.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
