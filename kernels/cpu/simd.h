@@ -75,6 +75,18 @@ WEFT_INLINE void StoreQuad(float* p, Quad v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 
+inline constexpr int64_t kQuads = kWidth / 4;
+
+struct Quads {
+  Quad part[kQuads];
+};
+
+WEFT_INLINE Quads SplitToQuads(Vec v) {
+  Quads q;
+  __builtin_memcpy(&q, &v, sizeof(q));
+  return q;
+}
+
 // Adds the upper half of the lanes to the lower until four are left.
 WEFT_INLINE Quad FoldToQuad(Vec v) {
 #if defined(__AVX512F__)
@@ -114,12 +126,14 @@ WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
 WEFT_INLINE Vec Max(Vec a, Vec b) { return b > a ? b : a; }
 
 WEFT_INLINE float MaxLane(Vec v) {
-  for (int64_t half = kWidth / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) {
-      v[i] = v[i + half] > v[i] ? v[i + half] : v[i];
-    }
+  const Quads q = SplitToQuads(v);
+  Quad best = q.part[0];
+  for (int64_t i = 1; i < kQuads; ++i) {
+    best = q.part[i] > best ? q.part[i] : best;
   }
-  return v[0];
+  const float a = best[1] > best[0] ? best[1] : best[0];
+  const float b = best[3] > best[2] ? best[3] : best[2];
+  return b > a ? b : a;
 }
 
 // e^x, <= 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n p(r), p a

@@ -20,6 +20,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import run  # noqa: E402  It sets the path for those below.
+import daemon  # noqa: E402
 import flops  # noqa: E402
 import group_prompt  # noqa: E402
 import inputs  # noqa: E402
@@ -126,6 +127,29 @@ def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:
     head = result["ours"]["head"]
     # The reader's own count against the kernel's, which sees config.json too.
     assert 0 <= head["rchar_bytes"] - head["bytes_read"] < 1 << 16
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_decode_counts_the_bytes_of_an_iteration(
+    dtype: str, tiny: tuple[str, str]
+) -> None:
+    program = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
+    result = RUN_PROGRAM([program, tiny[1], dtype, "3", "4", "6", "1"], 1)
+    assert 0 < result["seconds"] <= result["middle_seconds"]
+    assert result["tokens_per_second"] == pytest.approx(3 / result["seconds"])
+    config = json.loads((Path(tiny[1]) / "config.json").read_text("utf-8"))
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    q_width, kv_width = (
+        config[heads] * config["head_dim"]
+        for heads in ("num_attention_heads", "num_key_value_heads")
+    )
+    matrices = config["vocab_size"] * hidden + layers * hidden * (
+        2 * q_width + 2 * kv_width + 3 * config["intermediate_size"]
+    )
+    # Keys and values of three sequences of 4 + 6 / 2 tokens are f32 in both.
+    cache = 4 * 2 * layers * kv_width * 3 * 7
+    width = 2 if dtype == "bf16" else 4
+    assert result["bytes_per_iteration"] == width * matrices + cache
 
 
 @pytest.mark.parametrize(("name", "factor"), [("loss", 2e-5), ("grad_norm", 2e-4)])
