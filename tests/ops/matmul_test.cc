@@ -99,18 +99,6 @@ TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
   }
 }
 
-// Without OpenMP in our own objects at::parallel_for silently is a plain loop.
-TEST(ParallelForTest, RunsOnEveryThread) {
-  const int before = at::get_num_threads();
-  at::set_num_threads(2);
-  std::array<int, 2> threads{-1, -1};
-  at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) threads[i] = at::get_thread_num();
-  });
-  at::set_num_threads(before);
-  EXPECT_EQ(threads, (std::array<int, 2>{0, 1}));
-}
-
 TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});
   EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));
