@@ -92,8 +92,11 @@ WEFT_INLINE void WriteOutputs(const SkinnyProduct& p, const Weight* weight,
                        weight + o * p.weight_stride, whole, sum[o]);
     }
   }
+  float* y = p.y_BO + row * p.y_stride + output;
+  sum *= p.scale;
   if (p.bias_O != nullptr) sum += LoadQuad(p.bias_O + output);
-  StoreQuad(p.y_BO + row * p.y_stride + output, sum);
+  if (p.adds) sum += LoadQuad(y);
+  StoreQuad(y, sum);
 }
 
 template <typename Weight, int64_t kRows>
@@ -186,8 +189,10 @@ void RunSkinnyProduct(const SkinnyProduct& p, const Weight* weight) {
       const float* x_I = p.x_BI + row * p.x_stride;
       float sum = AddRest(p, x_I, weight_I, p.num_inputs / kWidth * kWidth,
                           Sum(SumRow(p, x_I, weight_I)));
+      float& y = p.y_BO[row * p.y_stride + o];
+      sum *= p.scale;
       if (p.bias_O != nullptr) sum += p.bias_O[o];
-      p.y_BO[row * p.y_stride + o] = sum;
+      y = p.adds ? sum + y : sum;
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/lora/add_product.h"
+#include "src/lora/lora_few_rows.h"
 #include "src/ops/matmul.h"
 
 namespace weft::lora {
@@ -52,6 +53,10 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraRouting& routing, const LoraSite& site,
                       const ModelShape& shape, ShrunkInputs* shrunk) {
   at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
+  if (shrunk == nullptr && HaveFewRows(x_TI, routing)) {
+    AddLoraFewRows(x_TI, routing, site, shape, y_TO);
+    return y_TO;
+  }
   ShrunkInputs inputs = LoraShrink(x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
     const AdapterVersion& version = *routing[i].version;

@@ -14,9 +14,9 @@ namespace weft::ops {
 // row of the result then has the same bits in every batch. More rows widen b
 // first. In f32 on an AMD processor they take oneDNN's product: LibTorch's own,
 // MKL, takes an older code path there (Zen 4, two cores: 220 GFLOP/s against
-// 190 at training sizes). oneDNN keeps compiled code per shape, so that products
-// of a LoRA's rank, of which there are as many shapes as tenants have lengths,
-// are better off with at::mm; server/main.cc bounds what it keeps.
+// 190 at training sizes). oneDNN keeps compiled code per shape, so that
+// products of a LoRA's rank, of which there are as many shapes as tenants have
+// lengths, are better off with at::mm; server/main.cc bounds what it keeps.
 // Shapes:  a_MK [M, K] contiguous, b_KN [K, N], also a transposed view; one
 //          dtype but for the above. Returns [M, N] in the dtype of a.
 // Errors:  throws c10::Error.   Threads: any.

@@ -28,23 +28,36 @@ def step(
     Two passes over every base weight (forward, input gradient), three over every
     LoRA weight, and attention: two products forward, five backward.
     """
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    heads = config["num_attention_heads"]
-    head = config.get("head_dim") or hidden // heads
-    kv = config.get("num_key_value_heads", heads) * head
-    ffn = config["intermediate_size"]
-    shapes = [(hidden, heads * head), (hidden, kv), (hidden, kv)]
-    shapes += [(heads * head, hidden), (hidden, ffn), (hidden, ffn), (ffn, hidden)]
+    layers, heads, head, shapes = _shapes(config)
     base = sum(a * b for a, b in shapes)
     lora = rank * sum(a + b for a, b in shapes)
     rows = sum(run.rows for run in runs)
     pairs = sum(run.rows * (run.before + run.rows / 2) for run in runs)
     per_layer = rows * (4 * base + 6 * lora) + 14 * pairs * heads * head
     return float(layers * per_layer) + head_flops(
-        scored_rows, hidden, config["vocab_size"]
+        scored_rows, config["hidden_size"], config["vocab_size"]
     )
+
+
+def decode(config: dict[str, Any], length: int) -> float:
+    """One token of the base model that attends to `length` others, and its
+    logits."""
+    layers, heads, head, shapes = _shapes(config)
+    per_layer = 2 * sum(a * b for a, b in shapes) + 4 * length * heads * head
+    return float(layers * per_layer + 2 * config["hidden_size"] * config["vocab_size"])
 
 
 def head_flops(rows: int, hidden: int, vocab: int) -> float:
     """Logits, and the gradient of their input."""
     return 4.0 * rows * hidden * vocab
+
+
+def _shapes(config: dict[str, Any]) -> tuple[int, int, int, list[tuple[int, int]]]:
+    """Layers, query heads, features of a head; in and out of a layer's linears."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    kv = config.get("num_key_value_heads", heads) * head
+    ffn = config["intermediate_size"]
+    shapes = [(hidden, heads * head), (hidden, kv), (hidden, kv)]
+    shapes += [(heads * head, hidden), (hidden, ffn), (hidden, ffn), (ffn, hidden)]
+    return config["num_hidden_layers"], heads, head, shapes

@@ -48,10 +48,7 @@ def main(arguments: list[str]) -> int:
     result = _make(options, runs, head, size)
     ratios = ", ".join(f"{k} {v['value']:.3g}" for k, v in result["ratio"].items())
     print(f"load: {size / 1e9:.2f} GB; {ratios}", file=sys.stderr)
-    line = json.dumps(result)
-    if options.output is not None:
-        options.output.write_text(line + "\n", "utf-8")
-    print(line)
+    report.write(result, options.output)
     return 0
 
 

@@ -144,6 +144,11 @@ def make(
 def emit(report: dict[str, Any], output: Path | None) -> None:
     """A sentence to stderr; the JSON line to stdout, and to a file if asked."""
     print(sentence(report), file=sys.stderr)
+    write(report, output)
+
+
+def write(report: dict[str, Any], output: Path | None) -> None:
+    """The JSON line to stdout, and to a file if asked."""
     line = json.dumps(report)
     if output is not None:
         output.write_text(line + "\n", "utf-8")

@@ -23,6 +23,7 @@ import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
 import multi_adapter  # noqa: E402
+import sample  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
@@ -31,6 +32,7 @@ BENCHES = {
     "logprobs": logprobs.main,
     "memory": memory.main,
     "multi_adapter": multi_adapter.main,
+    "sample": sample.main,
     "train_step": train_step.main,
 }
 

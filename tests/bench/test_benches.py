@@ -31,6 +31,7 @@ import models  # noqa: E402
 import multi_adapter  # noqa: E402
 import processes  # noqa: E402
 import report  # noqa: E402
+import sample  # noqa: E402
 
 QUICK = ["--threads", "1", "--rounds", "1", "--reps", "1"]
 RUN_PROGRAM = processes.run_program
@@ -51,7 +52,7 @@ def run_in_this_process(command: Sequence[str | Path], threads: int) -> report.R
 
 @pytest.fixture(autouse=True)
 def one_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (processes, logprobs, multi_adapter):
+    for module in (processes, logprobs, multi_adapter, sample):
         monkeypatch.setattr(module, "run_program", run_in_this_process)
 
 
@@ -114,6 +115,20 @@ def test_ragged_sequences_are_dealt_out_once(tiny: tuple[str, str]) -> None:
     lengths = [len(row) - 1 for rows in dealt for row in rows]
     assert [len(rows) for rows in dealt] == [4, 4, 4]
     assert (min(lengths), max(lengths), len(set(lengths))) == (32, 512, 12)
+
+
+def test_sample(
+    capsys: pytest.CaptureFixture[str], tiny: tuple[str, str], tmp_path: Path
+) -> None:
+    png = tmp_path / "sample.png"
+    sizes = ("--batches", "1", "2", "--prompt", "8", "--tokens", "8", "--plot", str(png))
+    group = ("--group-prompt", "24", "--group-tokens", "4")
+    assert run.BENCHES["sample"]([*QUICK, *tiny, *sizes, *group]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert result["ours"].keys() == {"weft f32", "weft bf16"}
+    assert result["peer"].keys() == {"transformers"}
+    assert all(entry["value"] > 0 for entry in result["ratio"].values())
 
 
 def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:

@@ -30,7 +30,7 @@ def measure(step: Callable[[], T], reps: int) -> tuple[dict[str, Any], T]:
     run = {
         "seconds": seconds,
         **memory.read(),
-        "gemm_flops_per_second": _gemm_rate(),
+        "gemm_flops_per_second": gemm_rate(),
         "versions": {"torch": torch.__version__},
     }
     return run, first
@@ -69,7 +69,7 @@ def chunked_logprobs(
     return torch.cat(parts)
 
 
-def _gemm_rate() -> float:
+def gemm_rate() -> float:
     """Floating-point operations per second of torch's f32 matrix product."""
     rows, inner, columns = GEMM_SHAPE
     left, right = torch.randn(rows, inner), torch.randn(inner, columns)

@@ -82,7 +82,9 @@ class SkinnyProductTest
 
   // y [B, O + kGap] of the outputs [begin, end); the rest is kUntouched.
   [[nodiscard]] std::vector<float> Run(const Problem& problem, bool with_bias,
-                                       int64_t begin, int64_t end) const {
+                                       int64_t begin, int64_t end,
+                                       float scale = 1,
+                                       bool adds = false) const {
     const int64_t y_stride = problem.outputs + kGap;
     const auto same = [](float value) { return value; };
     const std::vector<float> x =
@@ -95,6 +97,8 @@ class SkinnyProductTest
         .num_inputs = problem.inputs,
         .weight_stride = problem.inputs + kGap,
         .bias_O = with_bias ? problem.bias.data() : nullptr,
+        .scale = scale,
+        .adds = adds,
         .y_BO = y.data(),
         .y_stride = y_stride,
         .begin = begin,
@@ -143,6 +147,21 @@ TEST_P(SkinnyProductTest, MatchesTheReference) {
         ExpectMatchesReference(problem, /*with_bias=*/true);
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+TEST_P(SkinnyProductTest, ScalesTheProductAndAddsToWhatIsThere) {
+  for (const int64_t rows : {1, 3, 8}) {
+    const Problem problem(rows, 35, 11);
+    const std::vector<float> y =
+        Run(problem, /*with_bias=*/true, 0, 11, /*scale=*/0.5F, /*adds=*/true);
+    const std::vector<double> product = problem.Expected(/*with_bias=*/false);
+    for (int64_t i = 0; i < rows * 11; ++i) {
+      const double expected =
+          kUntouched + 0.5 * product[i] + problem.bias[i % 11];
+      EXPECT_NEAR(y[i / 11 * (11 + kGap) + i % 11], expected,
+                  Tolerance(kEpsilonF32, problem.inputs, 100));
     }
   }
 }

@@ -1,0 +1,349 @@
+"""Sampling: tokens per second of weftd, timed at the client over gRPC, against
+transformers' generate and (with --llama-python) llama.cpp, and against what the
+machine could do at most.
+
+Every sequence has a prompt of its own and draws the most likely tokens, so that
+all f32 sides must draw the same. The limit of a batch is the larger of (bytes
+that one iteration must read) over the rate at which the same threads read memory,
+and its floating-point operations over torch's GEMM rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import daemon
+import flops
+import inputs
+import machine
+import numpy as np
+import plot
+import report
+import weft
+from processes import HERE, RANK, run_program
+
+DECODE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
+# Times transformers' tokens per second, or this fraction of the limit if less.
+PEER_TARGETS = {1: 2.5, 8: 2.5, 32: 2.0}
+LIMIT_TARGET = 0.8
+MIXED_ADAPTERS = 8
+MIXED_TARGET = 0.85
+GROUP_SIZE, GROUP_TARGET = 16, 4.0
+
+Points = dict[str, float]  # Seconds by what was timed.
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        result = SampleBench(options, Path(scratch)).run()
+    for name, entry in result["ratio"].items():
+        print(f"sample: {name} {entry['value']:.3g}", file=sys.stderr)
+    if options.plot is not None:
+        draw(result, options.plot)
+    report.write(result, options.output)
+    return 0
+
+
+class SampleBench:
+    def __init__(self, options: argparse.Namespace, work: Path):
+        self._options, self._work = options, work
+        most = max(*options.batches, MIXED_ADAPTERS)
+        self._prompts = inputs.rows(options.model, most, options.prompt)
+        self._group = inputs.rows(options.model, GROUP_SIZE, options.group_prompt)
+        np.save(work / "prompts.npy", self._prompts)
+
+    def run(self) -> dict[str, Any]:
+        sides: dict[str, list[dict[str, Any]]] = {}
+        for number in range(self._options.rounds):
+            for side, measure in self._sides().items():
+                run = measure()
+                sides.setdefault(side, []).append(run)
+                self._expect_same_tokens(side, run, sides["weft f32"][0])
+                times = {k: round(v, 3) for k, v in run["seconds"].items()}
+                print(f"round {number + 1}: {side} {times}", file=sys.stderr)
+        return self._make(sides)
+
+    def _sides(self) -> dict[str, Any]:
+        sides = {
+            "weft f32": lambda: self._weft("f32"),
+            "weft bf16": lambda: self._weft("bf16"),
+            "transformers": self._transformers,
+            "limit f32": lambda: self._limit("f32"),
+            "limit bf16": lambda: self._limit("bf16"),
+        }
+        if self._options.llama_python is not None:
+            sides["llama.cpp f32"] = lambda: self._llama_cpp("f32")
+            sides["llama.cpp bf16"] = lambda: self._llama_cpp("bf16")
+        return sides
+
+    # Each returns `seconds` by what was timed; those that draw, also `tokens`.
+
+    def _weft(self, dtype: str) -> dict[str, Any]:
+        options = self._options
+        folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=self._work))
+        threads = ("--threads", str(options.threads))
+        with daemon.running(options.model, folder, *threads, "--dtype", dtype) as process:
+            with process.client(timeout=3600.0) as client:
+                return WeftSide(options, client, self._prompts, self._group).measure()
+
+    def _transformers(self) -> dict[str, Any]:
+        return self._peer(sys.executable, "sample_peer.py")
+
+    def _llama_cpp(self, dtype: str) -> dict[str, Any]:
+        python = self._options.llama_python
+        return self._peer(python, "llama_peer.py", "--dtype", dtype)
+
+    def _peer(self, python: str, program: str, *flags: str) -> dict[str, Any]:
+        options = self._options
+        command = [python, HERE / program, "--model", options.model]
+        command += ["--work", self._work, "--tokens", str(options.tokens)]
+        command += ["--threads", str(options.threads), "--reps", str(options.reps)]
+        command += ["--batches", *map(str, options.batches), *flags]
+        return run_program([*map(str, command)], options.threads)
+
+    def _limit(self, dtype: str) -> dict[str, Any]:
+        """Bytes of an iteration by batch, and how fast memory is."""
+        options = self._options
+        runs = {}
+        for batch in options.batches:
+            sizes = (batch, options.prompt, options.tokens, options.threads)
+            command = [DECODE_BENCH, options.model, dtype, *map(str, sizes)]
+            runs[str(batch)] = run_program([*map(str, command)], options.threads)
+        rate = max(run["read_bytes_per_second"] for run in runs.values())
+        return {
+            "seconds": {k: run["seconds"] for k, run in runs.items()},
+            "bytes": {k: run["bytes_per_iteration"] for k, run in runs.items()},
+            "read_bytes_per_second": rate,
+        }
+
+    def _expect_same_tokens(
+        self, side: str, run: dict[str, Any], reference: dict[str, Any]
+    ) -> None:
+        """Of f32 sides; of the batches that both drew."""
+        if "tokens" not in run or side.endswith("bf16"):
+            return
+        for batch, rows in run["tokens"].items():
+            if rows != reference["tokens"][batch]:
+                raise SystemExit(
+                    f"{side}: batch {batch} has other tokens than weft f32;"
+                    " times mean nothing"
+                )
+
+    def _make(self, sides: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        best = {side: _best(runs) for side, runs in sides.items()}
+        gemm = max(run["gemm_flops_per_second"] for run in sides["transformers"])
+        model = inputs.config(self._options.model)
+        limits = {
+            dtype: self._limits(sides[f"limit {dtype}"], gemm, model)
+            for dtype in ("f32", "bf16")
+        }
+        peers = [side for side in best if side.startswith(("trans", "llama"))]
+        return {
+            "bench": "sample",
+            "ours": {s: best[s] for s in ("weft f32", "weft bf16")},
+            "peer": {s: best[s] for s in peers},
+            "limit": limits,
+            "ratio": _ratios(best, limits, self._options),
+            "config": {
+                "model": self._options.model.name,
+                "prompt": self._options.prompt,
+                "tokens": self._options.tokens,
+                "group_prompt": self._options.group_prompt,
+                "group_tokens": self._options.group_tokens,
+                "rank": RANK,
+                "threads": self._options.threads,
+                "rounds": self._options.rounds,
+                "reps": self._options.reps,
+                "peer_versions": {
+                    name: version
+                    for side in peers
+                    for name, version in sides[side][0]["versions"].items()
+                },
+            },
+            "gemm_gflops": gemm / 1e9,
+            "machine": machine.describe(),
+        }
+
+    def _limits(
+        self, runs: list[dict[str, Any]], gemm: float, model: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Tokens per second at most, by batch, and what they come from."""
+        read = max(run["read_bytes_per_second"] for run in runs)
+        length = self._options.prompt + self._options.tokens // 2
+        result: dict[str, Any] = {"read_gb_per_second": read / 1e9}
+        for batch in self._options.batches:
+            reading = runs[0]["bytes"][str(batch)] / read
+            working = batch * flops.decode(model, length) / gemm
+            result[f"tokens_per_second {batch}"] = batch / max(reading, working)
+        return result
+
+
+class WeftSide:
+    """Times one daemon."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        client: Any,
+        prompts: np.ndarray,
+        group: np.ndarray,
+    ):
+        self._options, self._client = options, client
+        self._prompts, self._group = prompts, group
+        self._vocab = inputs.config(options.model)["vocab_size"]
+        self._random = np.random.default_rng(inputs.SEED)
+        self._pool = ThreadPoolExecutor(max(*options.batches, GROUP_SIZE))
+
+    def measure(self) -> dict[str, Any]:
+        options, seconds, tokens = self._options, {}, {}
+        for batch in options.batches:
+            calls = [(self._client, row) for row in self._prompts[:batch]]
+            tokens[str(batch)] = self._draw(calls, options.tokens)
+            seconds[str(batch)] = self._time(calls, options.tokens)
+            seconds[f"{batch} prefill"] = self._time(calls, 1)
+        rows = self._prompts[:MIXED_ADAPTERS]
+        adapters = [self._adapter(f"a{i}") for i in range(MIXED_ADAPTERS)]
+        one = [(adapters[0], row) for row in rows]
+        mixed = list(zip(adapters, rows, strict=True))
+        seconds["one adapter"] = self._time(one, options.tokens)
+        seconds["mixed adapters"] = self._time(mixed, options.tokens)
+        seconds["group"], seconds["separate"] = self._time_group()
+        return {"seconds": seconds, "tokens": tokens}
+
+    def _adapter(self, name: str) -> Any:
+        adapter = self._client.create_adapter(name, rank=RANK)
+        row = self._prompts[0]
+        adapter.forward_backward([weft.Datum.next_token(row)])
+        adapter.optim_step(learning_rate=1e-3)
+        return adapter
+
+    def _time(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
+        return min(self._timed(calls, tokens) for _ in range(self._options.reps))
+
+    def _timed(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
+        """New first tokens each time: no prompt is in a cache."""
+        calls = [(source, self._fresh(row)) for source, row in calls]
+        start = time.perf_counter()
+        self._draw(calls, tokens)
+        return time.perf_counter() - start
+
+    def _fresh(self, row: np.ndarray) -> np.ndarray:
+        """With another first token."""
+        row = row.copy()
+        row[0] = self._random.integers(3, self._vocab)
+        return row
+
+    def _draw(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> list[list[int]]:
+        def one(call: tuple[Any, np.ndarray]) -> list[int]:
+            source, row = call
+            drawn = source.sample(row, max_tokens=tokens, temperature=0.0, stop=[])
+            return [int(token) for token in drawn.samples[0].tokens]
+
+        return list(self._pool.map(one, calls))
+
+    def _time_group(self) -> tuple[float, float]:
+        """Samples of one long prompt, and as many prompts that differ in their
+        first token, which no prefix cache can share."""
+        tokens = self._options.group_tokens
+        row = self._fresh(self._group[0])
+        start = time.perf_counter()
+        self._client.sample(
+            row, num_samples=GROUP_SIZE, max_tokens=tokens, stop=[], seed=1
+        )
+        together = time.perf_counter() - start
+        calls = [(self._client, row) for row in self._group]
+        return together, self._timed(calls, tokens)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Tokens per second against batch size."""
+    tokens = result["config"]["tokens"]
+
+    def points(side: dict[str, Any]) -> plot.Points:
+        batches = sorted(int(k) for k in side["seconds"] if k.isdigit())
+        return [(b, b * tokens / side["seconds"][str(b)]) for b in batches]
+
+    limits = {
+        f"limit {dtype}": sorted(
+            (int(key.split()[1]), value)
+            for key, value in limit.items()
+            if key.startswith("tokens_per_second")
+        )
+        for dtype, limit in result["limit"].items()
+    }
+    sides = {k: points(v) for k, v in {**result["ours"], **result["peer"]}.items()}
+    plot.lines(
+        path,
+        sides,
+        title=f"Sampling, {result['config']['model']}",
+        x="sequences in the batch",
+        y="tokens per second, prompt included",
+        limits=limits,
+    )
+
+
+def _best(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    names = runs[0]["seconds"]
+    return {"seconds": {n: min(run["seconds"][n] for run in runs) for n in names}}
+
+
+def _ratios(
+    best: dict[str, Any], limits: dict[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
+    ours, peer = best["weft f32"]["seconds"], best["transformers"]["seconds"]
+    ratios: dict[str, Any] = {}
+    for batch in options.batches:
+        speed = peer[str(batch)] / ours[str(batch)]
+        limit = limits["f32"][f"tokens_per_second {batch}"]
+        fraction = _decode_rate(ours, batch, options.tokens) / limit
+        ratios[f"speed weft/transformers, batch {batch}"] = report.ratio(speed)
+        ratios[f"fraction of the limit, batch {batch}"] = report.ratio(fraction)
+        if batch in PEER_TARGETS:
+            # Either target will do.
+            reached = max(speed / PEER_TARGETS[batch], fraction / LIMIT_TARGET)
+            ratios[f"of the target, batch {batch}"] = report.ratio(reached, at_least=1)
+    for dtype in ("f32", "bf16"):
+        side = best[f"weft {dtype}"]["seconds"]
+        limit = limits[dtype]["tokens_per_second 1"]
+        ratios[f"fraction of the limit, batch 1, {dtype}"] = report.ratio(
+            _decode_rate(side, 1, options.tokens) / limit, at_least=LIMIT_TARGET
+        )
+        if f"llama.cpp {dtype}" in best:
+            other = best[f"llama.cpp {dtype}"]["seconds"]["1"]
+            ratios[f"speed weft/llama.cpp, batch 1, {dtype}"] = report.ratio(
+                other / side["1"], at_least=1
+            )
+    ratios["speed mixed/one adapter"] = report.ratio(
+        ours["one adapter"] / ours["mixed adapters"], at_least=MIXED_TARGET
+    )
+    ratios["speed group/separate"] = report.ratio(
+        ours["separate"] / ours["group"], at_least=GROUP_TARGET
+    )
+    return ratios
+
+
+def _decode_rate(seconds: Points, batch: int, tokens: int) -> float:
+    """Tokens per second without prefill and first token."""
+    decoding = seconds[str(batch)] - seconds[f"{batch} prefill"]
+    return batch * (tokens - 1) / decoding
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("sample", __doc__)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=32, help="tokens")
+    parser.add_argument("--tokens", type=int, default=64, help="drawn by a sequence")
+    parser.add_argument("--group-prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--group-tokens", type=int, default=32, help="drawn")
+    parser.add_argument(
+        "--llama-python", help="a Python with llama-cpp-python, to measure it too"
+    )
+    parser.add_argument("--plot", type=Path, help="PNG of tokens/s against batch")
+    return report.parse_with_model(parser, arguments)
