@@ -30,6 +30,10 @@ class SequencePages {
 
   // page_size: rows of a page, >= 1.
   SequencePages(PageAllocator* allocator, int32_t page_size);
+  // Begins with the tokens of `full_pages`, which are in use or kept, and
+  // shares them.
+  SequencePages(PageAllocator* allocator, int32_t page_size,
+                std::vector<PageId> full_pages);
   ~SequencePages() { Release(); }
   SequencePages(SequencePages&& other) noexcept;
   SequencePages& operator=(SequencePages&& other) noexcept;
