@@ -37,7 +37,7 @@ std::vector<PageId> PrefixCache::Lookup(uint64_t version,
 }
 
 void PrefixCache::Insert(uint64_t version, absl::Span<const int32_t> tokens,
-                         absl::Span<const PageId> pages) {
+                         SequencePages& sequence) {
   const size_t num_full = tokens.size() / page_size_;
   if (num_full == 0) return;
   std::map<Key, Entry>& entries = versions_[version];
@@ -46,18 +46,19 @@ void PrefixCache::Insert(uint64_t version, absl::Span<const int32_t> tokens,
     const auto [it, is_new] = entries.try_emplace(KeyOf(last, tokens, i));
     Entry& entry = it->second;
     if (is_new) {
-      allocator_->Keep(pages[i]);
+      const PageId page = sequence.pages()[i];
+      allocator_->Keep(page);
       ++num_pages_;
       if (last != nullptr && last->num_children++ == 0) {
         leaves_.erase(last->last_used);
       }
       entry = {.id = next_id_++,
-               .page = pages[i],
+               .page = page,
                .version = version,
                .parent = last,
                .key = &it->first};
-    } else if (entry.page != pages[i]) {
-      break;
+    } else if (entry.page != sequence.pages()[i]) {
+      sequence.Exchange(i, entry.page);
     }
     last = &entry;
   }

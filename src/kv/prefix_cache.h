@@ -19,6 +19,7 @@
 
 #include "absl/types/span.h"
 #include "src/kv/page_allocator.h"
+#include "src/kv/sequence_pages.h"
 
 namespace weft::kv {
 
@@ -36,11 +37,11 @@ class PrefixCache {
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 
-  // Remembers the pages that `tokens` fill; pages[i] holds tokens [i, i + 1) *
-  // page_size and is in use. Where another page with the same tokens is known
-  // that one stays, and the sequence's own pages from there on stay unknown.
+  // Remembers the pages that `tokens`, the first ones of the sequence, fill.
+  // Where another page with the same tokens is known that one stays, and the
+  // sequence uses it from now on: nobody uses a page but not the one before.
   void Insert(uint64_t version, absl::Span<const int32_t> tokens,
-              absl::Span<const PageId> pages);
+              SequencePages& sequence);
 
   // Frees up to `count` pages that nobody uses; returns how many.
   int64_t Evict(int64_t count);

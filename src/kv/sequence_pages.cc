@@ -70,6 +70,12 @@ std::optional<SequencePages::Fork> SequencePages::ForkSequence() const {
   return fork;
 }
 
+void SequencePages::Exchange(size_t index, PageId page) {
+  allocator_->Share(page);
+  allocator_->Release(pages_[index]);
+  pages_[index] = page;
+}
+
 void SequencePages::Release() {
   for (const PageId page : pages_) allocator_->Release(page);
   pages_.clear();

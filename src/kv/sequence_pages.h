@@ -6,6 +6,7 @@
 #ifndef WEFT_SRC_KV_SEQUENCE_PAGES_H_
 #define WEFT_SRC_KV_SEQUENCE_PAGES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -51,6 +52,9 @@ class SequencePages {
   // with room left gets a copy of its own, which the caller fills. None, and
   // no change, when that page is not to be had.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
+
+  // From now on `page`, in use or kept, holds what pages()[index] held.
+  void Exchange(size_t index, PageId page);
 
   // Gives all pages back; the sequence is empty then.
   void Release();

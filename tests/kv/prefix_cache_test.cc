@@ -33,8 +33,8 @@ class PrefixCacheTest : public ::testing::Test {
 
   // Computes the tokens and lets go of them; the pages that they were in.
   std::vector<PageId> Run(uint64_t version, const Tokens& tokens) {
-    const SequencePages sequence = Start(version, tokens);
-    cache_.Insert(version, tokens, sequence.pages());
+    SequencePages sequence = Start(version, tokens);
+    cache_.Insert(version, tokens, sequence);
     return sequence.pages();
   }
 
@@ -75,8 +75,8 @@ TEST_F(PrefixCacheTest, VersionsKnowNothingOfEachOther) {
 
 TEST_F(PrefixCacheTest, KeptPagesAreIdleNotFree) {
   {
-    const SequencePages sequence = Start(kBase, {1, 2, 3, 4, 5});
-    cache_.Insert(kBase, {1, 2, 3, 4, 5}, sequence.pages());
+    SequencePages sequence = Start(kBase, {1, 2, 3, 4, 5});
+    cache_.Insert(kBase, {1, 2, 3, 4, 5}, sequence);
     EXPECT_EQ(allocator_.num_idle(), 0);
     EXPECT_EQ(allocator_.num_used(), 3);
   }
@@ -104,8 +104,8 @@ TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeafFirst) {
 }
 
 TEST_F(PrefixCacheTest, NeverEvictsWhatASequenceUses) {
-  const SequencePages sequence = Start(kBase, {1, 1, 2, 2});
-  cache_.Insert(kBase, {1, 1, 2, 2}, sequence.pages());
+  SequencePages sequence = Start(kBase, {1, 1, 2, 2});
+  cache_.Insert(kBase, {1, 1, 2, 2}, sequence);
   Run(kBase, {1, 1, 3, 3});
   EXPECT_EQ(cache_.Evict(9), 1);
   EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2}),
@@ -114,8 +114,8 @@ TEST_F(PrefixCacheTest, NeverEvictsWhatASequenceUses) {
 
 TEST_F(PrefixCacheTest, ADroppedVersionKeepsThePagesOfRunningSequences) {
   {
-    const SequencePages sequence = Start(7, {1, 1, 2, 2});
-    cache_.Insert(7, {1, 1, 2, 2}, sequence.pages());
+    SequencePages sequence = Start(7, {1, 1, 2, 2});
+    cache_.Insert(7, {1, 1, 2, 2}, sequence);
     cache_.DropVersion(7);
     EXPECT_EQ(cache_.num_pages(), 0);
     EXPECT_EQ(allocator_.num_used(), 2);
@@ -124,17 +124,21 @@ TEST_F(PrefixCacheTest, ADroppedVersionKeepsThePagesOfRunningSequences) {
 }
 
 // Two that computed the same tokens at the same time.
-TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensStays) {
-  const SequencePages first = Start(kBase, {1, 1, 2, 2});
-  {
-    const SequencePages second = Start(kBase, {1, 1, 2, 2, 3, 3});
-    cache_.Insert(kBase, {1, 1, 2, 2}, first.pages());
-    cache_.Insert(kBase, {1, 1, 2, 2, 3, 3}, second.pages());
-  }
+TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensIsSharedByBoth) {
+  SequencePages first = Start(kBase, {1, 1, 2, 2});
+  SequencePages second = Start(kBase, {1, 1, 2, 2, 3, 3, 4});
+  const std::vector<PageId> own = second.pages();
+  cache_.Insert(kBase, {1, 1, 2, 2}, first);
+  cache_.Insert(kBase, {1, 1, 2, 2, 3, 3, 4}, second);
+  EXPECT_THAT(second.pages(),
+              ElementsAre(first.pages()[0], first.pages()[1], own[2], own[3]));
   EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2, 3, 3}),
-              ElementsAre(first.pages()[0], first.pages()[1]));
-  EXPECT_EQ(allocator_.num_used(), 2);
-  EXPECT_EQ(allocator_.num_free(), 6);
+              ElementsAre(first.pages()[0], first.pages()[1], own[2]));
+  EXPECT_EQ(allocator_.num_used(), 4);
+  EXPECT_EQ(allocator_.num_free(), 4);
+  // Pages before one in use are in use.
+  first.Release();
+  EXPECT_EQ(allocator_.num_idle(), 0);
 }
 
 TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
@@ -143,7 +147,7 @@ TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
     PrefixCache cache(&allocator, 1);
     SequencePages sequence(&allocator, 1);
     ASSERT_TRUE(sequence.AppendMany(2));
-    cache.Insert(kBase, Tokens{1, 2}, sequence.pages());
+    cache.Insert(kBase, Tokens{1, 2}, sequence);
   }
   EXPECT_EQ(allocator.num_free(), 2);
 }
@@ -170,15 +174,17 @@ class Model {
     return pages;
   }
 
-  void Insert(uint64_t version, const Tokens& tokens,
-              const std::vector<PageId>& pages) {
+  // The pages that the sequence has then.
+  std::vector<PageId> Insert(uint64_t version, const Tokens& tokens,
+                             std::vector<PageId> pages) {
     ++now_;
     size_t i = 0;
     for (const Prefix& prefix : PrefixesOf(version, tokens)) {
       Page& page = pages_.try_emplace(prefix, Page{pages[i]}).first->second;
-      if (page.page != pages[i++]) break;
+      pages[i++] = page.page;
       page.last_used = now_;
     }
+    return pages;
   }
 
   void Drop(uint64_t version) {
@@ -265,8 +271,10 @@ TEST(RandomPrefixCacheTest, AgreesWithASimpleModel) {
       case 3: {
         if (running.empty()) break;
         const auto it = pick();
-        cache.Insert(it->version, it->tokens, it->pages.pages());
-        model.Insert(it->version, it->tokens, it->pages.pages());
+        const std::vector<PageId> expected =
+            model.Insert(it->version, it->tokens, it->pages.pages());
+        cache.Insert(it->version, it->tokens, it->pages);
+        ASSERT_EQ(it->pages.pages(), expected);
         break;
       }
       case 4:
