@@ -38,10 +38,21 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                   kKinds),
       train_tokens_(AddCounter(registry, "weft_train_tokens_total",
                                "Tokens of ForwardBackward and Forward.")),
-      prompt_tokens_(AddCounter(registry, "weft_prompt_tokens_total",
-                                "Prompt tokens prefilled.")),
+      prompt_tokens_(
+          AddCounter(registry, "weft_prompt_tokens_total",
+                     "Tokens prefilled; what the prefix cache had is "
+                     "not counted, a preempted sequence is again.")),
       sampled_tokens_(
           AddCounter(registry, "weft_sampled_tokens_total", "Tokens drawn.")),
+      prefix_lookup_tokens_(AddCounter(
+          registry, "weft_prefix_cache_lookup_tokens_total",
+          "Tokens of prompts and of preempted sequences to be prefilled.")),
+      prefix_hit_tokens_(
+          AddCounter(registry, "weft_prefix_cache_hit_tokens_total",
+                     "Those of them that the prefix cache had.")),
+      preemptions_(AddCounter(
+          registry, "weft_sample_preemptions_total",
+          "Sequences that gave their key/value pages to older ones.")),
       batch_tokens_(registry, "weft_batch_tokens",
                     "Tokens of a device batch, by kind.", TokenBuckets(),
                     "kind", kBatches),
@@ -56,7 +67,10 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
       adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
                               "Bytes of all adapters on the device.")),
       kv_used_(AddGauge(registry, "weft_kv_cache_used_bytes",
-                        "Bytes of key/value pages in use.")),
+                        "Bytes of key/value pages that sequences use.")),
+      prefix_bytes_(AddGauge(registry, "weft_prefix_cache_bytes",
+                             "Bytes of key/value pages of remembered prefixes, "
+                             "in use or not.")),
       kv_capacity_(AddGauge(registry, "weft_kv_cache_capacity_bytes",
                             "Bytes of all key/value pages.")),
       optim_steps_(AddCounter(registry, "weft_optim_steps_total",
@@ -124,7 +138,15 @@ void EngineProbe::ObserveFirstToken(absl::Duration since_accepted) {
 
 void EngineProbe::CountSampledToken() { sampled_tokens_.Increment(); }
 
-void EngineProbe::SetKvBytes(int64_t used, int64_t capacity) {
+void EngineProbe::CountPrefixLookup(int64_t num_tokens, int64_t num_found) {
+  prefix_lookup_tokens_.Increment(static_cast<double>(num_tokens));
+  prefix_hit_tokens_.Increment(static_cast<double>(num_found));
+}
+
+void EngineProbe::CountPreemption() { preemptions_.Increment(); }
+
+void EngineProbe::SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity) {
+  prefix_bytes_.Set(static_cast<double>(prefixes));
   kv_used_.Set(static_cast<double>(used));
   kv_capacity_.Set(static_cast<double>(capacity));
 }

@@ -27,7 +27,11 @@ class EngineProbe {
   void ObserveDecode(int64_t num_tokens, absl::Duration elapsed);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();
-  void SetKvBytes(int64_t used, int64_t capacity);
+  // Tokens of a sequence that takes its pages, and those that the prefix cache
+  // had of them.
+  void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
+  void CountPreemption();
+  void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
   void SetAdapters(int64_t resident, uint64_t bytes);
   // `op` is "save" or "load".
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
@@ -39,12 +43,16 @@ class EngineProbe {
   prometheus::Counter& train_tokens_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& sampled_tokens_;
+  prometheus::Counter& prefix_lookup_tokens_;
+  prometheus::Counter& prefix_hit_tokens_;
+  prometheus::Counter& preemptions_;
   LabelledHistograms batch_tokens_;
   LabelledHistograms step_seconds_;
   prometheus::Histogram& first_token_;
   prometheus::Gauge& adapters_resident_;
   prometheus::Gauge& adapter_bytes_;
   prometheus::Gauge& kv_used_;
+  prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& kv_capacity_;
   prometheus::Counter& optim_steps_;
   prometheus::Histogram& grad_norm_;

@@ -1,4 +1,6 @@
-// The key/value cache: the memory behind kv::PageAllocator's page numbers.
+// The key/value cache: the memory behind kv::PageAllocator's page numbers, with
+// the prefixes that it remembers. Pages of prefixes that no sequence uses give
+// way to whoever needs pages.
 #ifndef WEFT_SRC_ENGINE_KV_POOL_H_
 #define WEFT_SRC_ENGINE_KV_POOL_H_
 
@@ -7,7 +9,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/types/span.h"
 #include "src/kv/page_allocator.h"
+#include "src/kv/prefix_cache.h"
 #include "src/kv/sequence_pages.h"
 #include "src/model/model_config.h"
 #include "src/model/packed_batch.h"
@@ -27,22 +31,42 @@ class KvPool {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
   }
   [[nodiscard]] int64_t num_pages() const { return num_pages_; }
-  [[nodiscard]] int64_t free_pages() const { return allocator_.num_free(); }
+  // Pages that no sequence uses.
+  [[nodiscard]] int64_t available_pages() const {
+    return allocator_.num_free() + allocator_.num_idle();
+  }
+  // Pages of remembered prefixes, whether sequences use them or not.
+  [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
   [[nodiscard]] int64_t bytes_per_page() const { return bytes_per_page_; }
   [[nodiscard]] model::KvStore& store() { return store_; }
 
-  // Slots for num_tokens; none when there is no room.
-  [[nodiscard]] std::optional<kv::SequencePages> Allocate(int64_t num_tokens);
-  // The same, beginning with the tokens of `source`, which it shares.
+  // A sequence that begins with what is remembered of `tokens` under `version`,
+  // in whole pages: empty when that is nothing.
+  [[nodiscard]] kv::SequencePages Begin(uint64_t version,
+                                        absl::Span<const int32_t> tokens);
+  // Room for `count` more tokens; false, and no change, when there is none.
+  [[nodiscard]] bool Append(kv::SequencePages& sequence, int64_t count);
+  // A second sequence with the same tokens; none when there is no page for the
+  // copy of a part-filled last one.
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
-      const kv::SequencePages& source, int64_t num_tokens);
+      const kv::SequencePages& source);
+
+  // Remembers the pages that `tokens`, the first ones of the sequence, fill.
+  // Their keys and values are those of `version`. The sequence shares from now
+  // on what others have computed at the same time.
+  void Remember(uint64_t version, absl::Span<const int32_t> tokens,
+                kv::SequencePages& sequence);
+  void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:
   void Copy(const kv::PageCopy& copy);
+  // As many free pages as can be, up to `count`.
+  void MakeFree(int64_t count);
 
   const int64_t bytes_per_page_;
   const int64_t num_pages_;
   kv::PageAllocator allocator_;
+  kv::PrefixCache prefixes_;
   model::KvStore store_;
 };
 

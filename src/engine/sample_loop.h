@@ -2,13 +2,22 @@
 // every decode iteration draws one token for each running sequence, whatever
 // their adapters. Sequences join and leave between iterations.
 //
-// A sequence gets all its pages when it starts, so a running one never stops
-// for want of memory; what has no room yet waits in its queue.
+// Prefill starts after what the cache remembers of the tokens under the same
+// weights, and goes in pieces, between which the others decode.
+//
+// A sequence takes pages as it grows. Where none is left, remembered prefixes
+// go first; then the youngest sequence is preempted: its pages go to the others
+// and its tokens stay. It waits in line, is prefilled again and goes on with
+// the same random numbers, so that nobody sees it in the result. The oldest one
+// has room for all its tokens (CheckFits), so something always moves.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 #define WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 
 #include <list>
+#include <map>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -51,7 +60,7 @@ class SampleLoop {
 
   // Requests that are prefilled or being decoded.
   [[nodiscard]] int active() const { return static_cast<int>(jobs_.size()); }
-  // True when the request could start now.
+  // True when the request's prompt could start now.
   [[nodiscard]] bool HasRoom(const SampleRequest& request) const;
   // Takes a request in; `version` null: base model. `request` outlives the job.
   void Admit(uint64_t work_id, const SampleRequest* request, bool streams,
@@ -66,20 +75,19 @@ class SampleLoop {
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
-  // A request: its prompt in the cache and what its samples have drawn.
+  // A request and what its samples have drawn.
   struct Job {
     uint64_t work_id = 0;
+    uint64_t order = 0;  // Of admission.
     const SampleRequest* request = nullptr;
     bool streams = false;
     absl::Time accepted_at;
     lora::AdapterVersionPtr version;
     StopRule stop;
-    std::optional<kv::SequencePages> prompt_pages;
-    std::vector<float> first_logits;  // [V], until every sample has started.
+    std::vector<float> first_logits;  // [V], from prefill to the last start.
     SampleResult result;
     int num_started = 0;
     int num_finished = 0;
-    bool prefilled = false;
     bool failed = false;
     bool sent_prompt_logprobs = false;
     std::vector<SampleDelta> deltas;
@@ -88,20 +96,79 @@ class SampleLoop {
       return !failed && num_started < request->num_samples;
     }
     [[nodiscard]] int num_running() const { return num_started - num_finished; }
+    // 0: the base model.
+    [[nodiscard]] uint64_t weights_id() const {
+      return version == nullptr ? 0 : version->id.value();
+    }
   };
 
+  // The tokens of a sample, or of a prompt from which samples will start.
   struct Sequence {
     Job* job = nullptr;
     int sample_index = 0;
-    kv::SequencePages pages;
-    int32_t last_token = 0;
-    int64_t length = 0;  // Tokens in the cache, last_token not included.
+    std::optional<kv::SequencePages> pages;  // None: it waits for pages.
+    int64_t length = 0;  // Tokens whose keys are in the pages.
     sampling::StopMatcher stop;
+
+    // Tokens whose keys must be there before it can go on: all of a prompt, all
+    // but the last one of a sample.
+    [[nodiscard]] int64_t target() const;
+    [[nodiscard]] bool ready() const {
+      return pages.has_value() && length == target();
+    }
+    // The first `count` ones.
+    [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
   };
 
+  // By age: jobs in the order of admission, in each the prompt, then the
+  // samples in the order of their start.
+  using Age = std::pair<uint64_t, int>;
+  static constexpr int kPrompt = -1;
+  static Age AgeOf(const Sequence& sequence) {
+    return {sequence.job->order, sequence.sample_index};
+  }
+
+  // Tokens of a sequence that one prefill computes: the first one not yet in
+  // its pages, and the one after the last.
+  struct Piece {
+    Sequence* sequence = nullptr;
+    int64_t begin = 0;
+    int64_t end = 0;
+
+    // Nobody knows the logits after the prompt yet, and this computes them.
+    [[nodiscard]] bool ends_prompt() const;
+  };
+
+  // Prefill (sample_prefill.cc).
+
   void Prefill();
-  void PrefillBatch(const std::vector<Job*>& jobs);
-  void ReadPromptScores(const std::vector<Job*>& jobs, const at::Tensor& x_TH);
+  [[nodiscard]] std::vector<Piece> PlanPrefill();
+  // Gives a sequence that waits its pages, with what the cache remembers.
+  [[nodiscard]] bool TakePages(Sequence& sequence);
+  void RunPieces(const std::vector<Piece>& pieces);
+  void ReadPromptLogprobs(const Piece& piece, const at::Tensor& x_TH);
+  void ReadFirstLogits(const std::vector<Piece>& pieces,
+                       const at::Tensor& x_TH);
+
+  // Pages (sample_pages.cc).
+
+  // Whether `count` pages may be taken to start or to continue a sequence of
+  // this age. Leaves one for each running sequence; where none moves, younger
+  // ones that hold pages are preempted.
+  [[nodiscard]] bool MakeRoom(int64_t count, Age age);
+  // A place for the next token of every running sequence; the youngest are
+  // preempted until there is. Returns those that run on, oldest first.
+  [[nodiscard]] std::vector<Sequence*> GrowRunning();
+  // The youngest sequence with pages; null when there is none.
+  [[nodiscard]] Sequence* Youngest();
+  void Preempt(Sequence& sequence);
+  void Remember(Sequence& sequence);
+  // Forgets prefixes of weights that nobody can sample from any more.
+  void ForgetDeadVersions();
+  void ReportPages();
+  void EraseSequences(const Job& job);
+  [[nodiscard]] int64_t SequenceTokens(const SampleRequest& request) const;
+
   void StartSamples();
   [[nodiscard]] bool StartSample(Job& job);
   void Decode();
@@ -110,11 +177,7 @@ class SampleLoop {
               const sampling::DrawResult& drawn);
   [[nodiscard]] std::optional<sampling::DrawResult> Draw(
       const Job& job, int sample_index, const float* logits) const;
-  // Nothing could be drawn: the job ends, its neighbours go on.
-  void FailJob(Job& job);
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
-  [[nodiscard]] int64_t SequenceTokens(const SampleRequest& request) const;
-  [[nodiscard]] int64_t PagesToStart(const SampleRequest& request) const;
 
   const model::Decoder& decoder_;
   const SampleLoopOptions options_;
@@ -122,7 +185,10 @@ class SampleLoop {
   EngineProbe* const probe_;
   KvPool pool_;
   std::list<Job> jobs_;  // In the order of admission.
-  std::list<Sequence> sequences_;
+  std::map<Age, Sequence> sequences_;
+  uint64_t next_order_ = 0;
+  // Of weights whose prefixes may be remembered, by their id.
+  std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;
 };
 
 }  // namespace weft::engine

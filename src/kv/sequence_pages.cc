@@ -7,6 +7,15 @@ namespace weft::kv {
 SequencePages::SequencePages(PageAllocator* allocator, int32_t page_size)
     : allocator_(allocator), page_size_(page_size) {}
 
+SequencePages::SequencePages(PageAllocator* allocator, int32_t page_size,
+                             std::vector<PageId> full_pages)
+    : allocator_(allocator),
+      page_size_(page_size),
+      num_tokens_(static_cast<int64_t>(full_pages.size()) * page_size),
+      pages_(std::move(full_pages)) {
+  for (const PageId page : pages_) allocator_->Share(page);
+}
+
 SequencePages::SequencePages(SequencePages&& other) noexcept
     : allocator_(other.allocator_),
       page_size_(other.page_size_),
@@ -59,6 +68,12 @@ std::optional<SequencePages::Fork> SequencePages::ForkSequence() const {
   if (fork.copy) fork.sequence.pages_.push_back(fork.copy->to);
   fork.sequence.num_tokens_ = num_tokens_;
   return fork;
+}
+
+void SequencePages::Exchange(size_t index, PageId page) {
+  allocator_->Share(page);
+  allocator_->Release(pages_[index]);
+  pages_[index] = page;
 }
 
 void SequencePages::Release() {

@@ -6,6 +6,7 @@
 #ifndef WEFT_SRC_KV_SEQUENCE_PAGES_H_
 #define WEFT_SRC_KV_SEQUENCE_PAGES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -30,6 +31,10 @@ class SequencePages {
 
   // page_size: rows of a page, >= 1.
   SequencePages(PageAllocator* allocator, int32_t page_size);
+  // Begins with the tokens of `full_pages`, which are in use or kept, and
+  // shares them.
+  SequencePages(PageAllocator* allocator, int32_t page_size,
+                std::vector<PageId> full_pages);
   ~SequencePages() { Release(); }
   SequencePages(SequencePages&& other) noexcept;
   SequencePages& operator=(SequencePages&& other) noexcept;
@@ -47,6 +52,9 @@ class SequencePages {
   // with room left gets a copy of its own, which the caller fills. None, and
   // no change, when that page is not to be had.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
+
+  // From now on `page`, in use or kept, holds what pages()[index] held.
+  void Exchange(size_t index, PageId page);
 
   // Gives all pages back; the sequence is empty then.
   void Release();

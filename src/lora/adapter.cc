@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -27,6 +28,11 @@ void FromVector(const std::vector<float>& values, at::Tensor& destination_N) {
 }
 
 }  // namespace
+
+WeightsId::WeightsId() {
+  static std::atomic<uint64_t> next = 1;
+  value_ = next.fetch_add(1, std::memory_order_relaxed);
+}
 
 at::Tensor AdapterVersion::StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const {

@@ -15,10 +15,26 @@
 
 namespace weft::lora {
 
+// Names one set of weights: no two of a process's life have the same, also not
+// a copy, which may be written to.
+// Threads: any.
+class WeightsId {
+ public:
+  WeightsId();
+  WeightsId(const WeightsId&) : WeightsId() {}
+  WeightsId& operator=(const WeightsId&) = delete;
+
+  [[nodiscard]] uint64_t value() const { return value_; }  // >= 1.
+
+ private:
+  uint64_t value_;
+};
+
 // An immutable set of weights. Shared by the adapter (its latest version), its
 // snapshots, and the samples and batches that pinned it.
 struct AdapterVersion {
-  uint64_t number = 0;
+  uint64_t number = 0;  // Of its adapter; a new adapter begins anew.
+  WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy.
   at::Tensor compute_N;  // [N] in the model dtype; weights_N itself for f32.

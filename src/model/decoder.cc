@@ -9,6 +9,7 @@
 #include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
+#include "src/ops/suffix_attention.h"
 
 namespace weft::model {
 
@@ -245,6 +246,14 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW,
       ops::PagedAttention(heads.q_TQC, k_pages, v_pages, kv->page_table_TL,
                           kv->lengths_T, rule, out);
       return out.view({num_tokens, shape_.q_width});
+    }
+    if (!kv->suffixes.empty()) {
+      const auto gather = [kv](const at::Tensor& pages_PSKC) {
+        return pages_PSKC.flatten(0, 1).index_select(0, kv->key_slots_S);
+      };
+      return ops::SuffixAttention(heads.q_TQC, gather(k_pages), gather(v_pages),
+                                  kv->suffixes, rule)
+          .view({num_tokens, shape_.q_width});
     }
   }
   ops::AttentionOutput attention = ops::TreeAttention(

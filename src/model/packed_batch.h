@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "src/lora/lora_linear.h"
+#include "src/ops/suffix_attention.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::model {
@@ -33,11 +34,19 @@ struct KvStore {
 };
 
 // What an evaluation pass does with the cache: writes the batch's keys and
-// values to slots_T, and attends either within the batch (prefill: the nodes)
+// values to slots_T, and attends within the batch (prefill: the nodes), to what
+// the cache has of each sequence's beginning as well (prefill with suffixes),
 // or to the pages of each row's sequence (decode: one row per sequence).
+//
+// Worked example of suffixes, the last 2 of 5 tokens and a whole prompt of 3:
+//   suffixes     {0,2,0,5} {2,3,5,3}
+//   key_slots_S  the slots of the 5 tokens, then of the 3
 struct KvAccess {
   KvStore* store = nullptr;
   at::Tensor slots_T;  // [T] i64.
+  // Prefill only. Empty: no sequence has anything in the cache yet.
+  std::vector<ops::SuffixRows> suffixes;
+  at::Tensor key_slots_S;  // [S] i64, with suffixes only.
   bool decode = false;
   at::Tensor page_table_TL;  // [T, L] i32, decode only.
   at::Tensor lengths_T;      // [T] i32, decode only; the new token included.

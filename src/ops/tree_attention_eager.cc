@@ -1,6 +1,6 @@
-// Tree attention by plain matrix products, for what the flash kernels do not
-// express: windows that hide part of a path, capped scores, odd dtypes and
-// devices.
+// Tree and suffix attention by plain matrix products, for what the flash
+// kernels do not express: windows that hide part of a path, capped scores, odd
+// dtypes and devices.
 //
 // The keys that a block of query rows may see are gathered along its path from
 // the root, so their positions follow each other whatever the packing shares,
@@ -52,6 +52,11 @@ std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
   return ranges;
 }
 
+// How many of the last `keys` some of the last `rows` tokens see.
+int64_t VisibleKeys(int64_t keys, int64_t rows, int64_t window) {
+  return window > 0 ? std::min(keys, rows + window - 1) : keys;
+}
+
 std::vector<Block> MakeBlocks(const std::vector<AttentionNode>& nodes,
                               int64_t window) {
   std::vector<Block> blocks;
@@ -59,7 +64,7 @@ std::vector<Block> MakeBlocks(const std::vector<AttentionNode>& nodes,
     for (int64_t row = nodes[i].begin; row < nodes[i].end; row += kBlockRows) {
       const int64_t size = std::min(kBlockRows, nodes[i].end - row);
       const int64_t keys =
-          window > 0 ? size + window - 1 : std::numeric_limits<int64_t>::max();
+          VisibleKeys(std::numeric_limits<int64_t>::max(), size, window);
       blocks.push_back(
           {.queries = {row, size},
            .keys = PathRows(nodes, static_cast<int64_t>(i), row + size, keys)});
@@ -134,6 +139,17 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
   scores_KNS.unflatten(1, {-1, rows}).masked_fill_(hidden, -INFINITY);
 }
 
+// The rows of the block alone.
+AttentionOutput RunBlock(const AttentionInputs& inputs, const Block& block) {
+  const int64_t rows = block.queries.size;
+  ScoredBlock scored(inputs, block);
+  const at::Tensor lse_KN1 =
+      at::logsumexp(scored.scores_KNS, -1, /*keepdim=*/true);
+  const at::Tensor weights = scored.scores_KNS.sub_(lse_KN1).exp_();
+  return {UngroupRows(at::matmul(weights, scored.v_KSC), rows),
+          UngroupRows(lse_KN1, rows).squeeze(-1)};
+}
+
 }  // namespace
 
 int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
@@ -161,16 +177,23 @@ AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
       at::empty({q.size(0), q.size(1)}, q.options().dtype(ComputeType(q)))};
   for (const Block& block : MakeBlocks(nodes, inputs.rule.window)) {
     const auto [begin, rows] = block.queries;
-    ScoredBlock scored(inputs, block);
-    const at::Tensor lse_KN1 =
-        at::logsumexp(scored.scores_KNS, -1, /*keepdim=*/true);
-    const at::Tensor weights = scored.scores_KNS.sub_(lse_KN1).exp_();
-    result.out_THC.narrow(0, begin, rows)
-        .copy_(UngroupRows(at::matmul(weights, scored.v_KSC), rows));
-    result.lse_TH.narrow(0, begin, rows)
-        .copy_(UngroupRows(lse_KN1, rows).squeeze(-1));
+    const AttentionOutput part = RunBlock(inputs, block);
+    result.out_THC.narrow(0, begin, rows).copy_(part.out_THC);
+    result.lse_TH.narrow(0, begin, rows).copy_(part.lse_TH);
   }
   return result;
+}
+
+void EagerSuffixAttention(const AttentionInputs& inputs,
+                          const SuffixRows& sequence, at::Tensor& out_QHC) {
+  for (int64_t row = 0; row < sequence.q_size; row += kBlockRows) {
+    const int64_t size = std::min(kBlockRows, sequence.q_size - row);
+    const int64_t end = sequence.k_size - sequence.q_size + row + size;
+    const int64_t keys = VisibleKeys(end, size, inputs.rule.window);
+    const Block block{.queries = {sequence.q_begin + row, size},
+                      .keys = {{sequence.k_begin + end - keys, keys}}};
+    out_QHC.narrow(0, row, size).copy_(RunBlock(inputs, block).out_THC);
+  }
 }
 
 void EagerTreeAttentionBackward(const at::Tensor& dout_THC,

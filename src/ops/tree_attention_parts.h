@@ -1,4 +1,5 @@
-// The calls that tree attention is made of. Private to tree_attention*.cc.
+// The calls that tree and suffix attention are made of. Private to
+// tree_attention*.cc and suffix_attention.cc.
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 #define WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/ops/suffix_attention.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::ops {
@@ -60,6 +62,10 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
                                  const std::vector<AttentionNode>& nodes,
                                  AttentionGradients gradients);
 
+// One call for all sequences.
+[[nodiscard]] at::Tensor VarlenSuffixAttention(
+    const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences);
+
 // Plain matrix products for any rule; see tree_attention_eager.cc.
 [[nodiscard]] AttentionOutput EagerTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
@@ -68,6 +74,10 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const AttentionOutput& forward,
                                 const std::vector<AttentionNode>& nodes,
                                 AttentionGradients gradients);
+
+// Writes out [q_size, H, C].
+void EagerSuffixAttention(const AttentionInputs& inputs,
+                          const SuffixRows& sequence, at::Tensor& out_QHC);
 
 }  // namespace weft::ops
 

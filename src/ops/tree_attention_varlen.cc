@@ -1,9 +1,11 @@
-// Tree attention on CUDA: LibTorch's variable-length flash kernels, one causal
-// call for all nodes and one call per level of ancestors.
+// Tree and suffix attention on CUDA: LibTorch's variable-length flash kernels,
+// one causal call for all nodes or sequences and one call per level of
+// ancestors.
 //
 // Assumed of LibTorch 2.11: queries and keys are packed rows [N, M, C] with i32
 // cumulative lengths; the log-sum-exp is unpadded, [H, N] f32 (checked at run
-// time); the random state is not read without dropout.
+// time); the random state is not read without dropout; a causal call with fewer
+// queries than keys aligns the last query with the last key.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -117,6 +119,21 @@ AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,
     result.lse_TH.index_copy_(0, call.q_rows, lse);
   }
   return result;
+}
+
+at::Tensor VarlenSuffixAttention(const AttentionInputs& inputs,
+                                 const std::vector<SuffixRows>& sequences) {
+  std::vector<AttentionPart> parts;
+  for (const SuffixRows& rows : sequences) {
+    parts.push_back({.q_begin = rows.q_begin,
+                     .q_size = rows.q_size,
+                     .k_begin = rows.k_begin,
+                     .k_size = rows.k_size});
+  }
+  return RunForward(inputs,
+                    MakeCall(parts, /*all_rows=*/true, inputs.q_THC.device()),
+                    /*causal=*/true)
+      .out_THC;
 }
 
 void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "tests/model/tiny_model.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 using ::weft::testing::TinyConfig;
 
+constexpr uint64_t kBase = 0;  // The version.
 // Two layers of keys and values, 16 tokens, 2 heads of 8 features, f32.
 constexpr int64_t kTinyPageBytes = 2 * 2 * 16 * 2 * 8 * 4;
 
@@ -41,46 +43,97 @@ TEST(KvPoolTest, CountsPagesOfAPartFilledLastPage) {
   EXPECT_EQ(KvPool::PagesFor(17), 2);
 }
 
+// An empty sequence with room for `count` tokens.
+kv::SequencePages Sequence(KvPool& pool, int64_t count) {
+  kv::SequencePages sequence = pool.Begin(kBase, {});
+  EXPECT_TRUE(pool.Append(sequence, count));
+  return sequence;
+}
+
 TEST(KvPoolTest, GivesAllTokensOrNone) {
   KvPool pool = MakePool(3);
-  std::optional<kv::SequencePages> two = pool.Allocate(20);
-  ASSERT_TRUE(two.has_value());
-  EXPECT_EQ(pool.free_pages(), 1);
-  EXPECT_FALSE(pool.Allocate(17).has_value());
-  EXPECT_EQ(pool.free_pages(), 1);
-  two.reset();
-  EXPECT_EQ(pool.free_pages(), 3);
+  kv::SequencePages two = Sequence(pool, 20);
+  EXPECT_EQ(pool.available_pages(), 1);
+  kv::SequencePages other = pool.Begin(kBase, {});
+  EXPECT_FALSE(pool.Append(other, 17));
+  EXPECT_EQ(pool.available_pages(), 1);
+  EXPECT_TRUE(pool.Append(two, 12));  // In the page that it has.
+  EXPECT_EQ(pool.available_pages(), 1);
+  two.Release();
+  EXPECT_EQ(pool.available_pages(), 3);
 }
 
 TEST(KvPoolTest, AForkSharesFullPagesAndCopiesTheLast) {
   KvPool pool = MakePool(6);
-  const std::optional<kv::SequencePages> source = pool.Allocate(20);
-  ASSERT_TRUE(source.has_value());
+  const kv::SequencePages source = Sequence(pool, 20);
   for (auto* pages : {&pool.store().k_pages_PSKC, &pool.store().v_pages_PSKC}) {
     for (at::Tensor& layer : *pages) layer.copy_(at::randn(layer.sizes()));
   }
-  const std::optional<kv::SequencePages> fork = pool.Fork(*source, 40);
+  const std::optional<kv::SequencePages> fork = pool.Fork(source);
   ASSERT_TRUE(fork.has_value());
-  EXPECT_EQ(fork->num_tokens(), 40);
-  EXPECT_EQ(fork->pages()[0], source->pages()[0]);
-  EXPECT_NE(fork->pages()[1], source->pages()[1]);
-  EXPECT_EQ(pool.free_pages(), 2);
+  EXPECT_EQ(fork->num_tokens(), 20);
+  EXPECT_EQ(fork->pages()[0], source.pages()[0]);
+  EXPECT_NE(fork->pages()[1], source.pages()[1]);
+  EXPECT_EQ(pool.available_pages(), 3);
   for (auto* pages : {&pool.store().k_pages_PSKC, &pool.store().v_pages_PSKC}) {
     for (const at::Tensor& layer : *pages) {
       EXPECT_TRUE(at::equal(layer[fork->pages()[1]].slice(0, 0, 4),
-                            layer[source->pages()[1]].slice(0, 0, 4)));
+                            layer[source.pages()[1]].slice(0, 0, 4)));
     }
   }
 }
 
 TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
   KvPool pool = MakePool(4);
-  const std::optional<kv::SequencePages> source = pool.Allocate(20);
-  ASSERT_TRUE(source.has_value());
-  // One page for the copy and three more: there are two.
-  EXPECT_FALSE(pool.Fork(*source, 65).has_value());
-  EXPECT_EQ(pool.free_pages(), 2);
-  EXPECT_TRUE(pool.Fork(*source, 48).has_value());
+  const kv::SequencePages source = Sequence(pool, 20);
+  kv::SequencePages other = Sequence(pool, 32);
+  EXPECT_FALSE(pool.Fork(source).has_value());
+  EXPECT_EQ(pool.available_pages(), 0);
+  other.Release();
+  EXPECT_TRUE(pool.Fork(source).has_value());
+}
+
+// The sequence that computed them ends.
+void RememberNew(KvPool& pool, uint64_t version,
+                 const std::vector<int32_t>& tokens) {
+  kv::SequencePages sequence =
+      Sequence(pool, static_cast<int64_t>(tokens.size()));
+  pool.Remember(version, tokens, sequence);
+}
+
+TEST(KvPoolTest, RememberedPagesAreFoundUntilOthersNeedThem) {
+  KvPool pool = MakePool(3);
+  const std::vector<int32_t> tokens(40, 7);
+  RememberNew(pool, kBase, tokens);
+  EXPECT_EQ(pool.prefix_pages(), 2);
+  EXPECT_EQ(pool.available_pages(), 3);
+  EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 32);
+  EXPECT_EQ(pool.Begin(/*version=*/1, tokens).num_tokens(), 0);
+  {
+    const kv::SequencePages two = Sequence(pool, 32);
+    EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 16);
+    kv::SequencePages rest = pool.Begin(kBase, {});
+    EXPECT_TRUE(pool.Append(rest, 1));
+    EXPECT_EQ(pool.prefix_pages(), 0);
+  }
+  EXPECT_EQ(pool.available_pages(), 3);
+}
+
+TEST(KvPoolTest, AForkEvictsForItsCopy) {
+  KvPool pool = MakePool(2);
+  RememberNew(pool, kBase, std::vector<int32_t>(16, 7));
+  const kv::SequencePages source = Sequence(pool, 5);
+  EXPECT_TRUE(pool.Fork(source).has_value());
+  EXPECT_EQ(pool.prefix_pages(), 0);
+}
+
+TEST(KvPoolTest, ForgetsAVersion) {
+  KvPool pool = MakePool(2);
+  const std::vector<int32_t> tokens(16, 7);
+  RememberNew(pool, /*version=*/1, tokens);
+  pool.Forget(1);
+  EXPECT_EQ(pool.Begin(/*version=*/1, tokens).num_tokens(), 0);
+  EXPECT_EQ(pool.prefix_pages(), 0);
 }
 
 }  // namespace

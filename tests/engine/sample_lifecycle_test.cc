@@ -238,7 +238,7 @@ TEST_F(SampleLifecycleTest, RefusesWhatNeverFits) {
 
 TEST_F(SampleLifecycleTest, CountsThePagesThatAdmittedRequestsWillTake) {
   const int half = static_cast<int>(kPages * kPageTokens / 2);
-  const SampleRequest large = Request(1, 1, half, 0);
+  const SampleRequest large = Request(1, half, 1, 0);
   Admit(1, large);
   EXPECT_TRUE(loop_->HasRoom(large));
   Admit(2, large);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "prometheus/registry.h"
 #include "src/engine/sample_loop.h"
 #include "tests/model/tiny_model.h"
+#include "tests/support/tolerance.h"
 
 namespace weft::engine {
 
@@ -46,6 +48,26 @@ inline SampleRequest Request(int32_t first, int length, int max_tokens,
   return request;
 }
 
+// But for the order of summation.
+inline void ExpectSameDraws(const SampleResult& actual,
+                            const SampleResult& expected) {
+  ASSERT_EQ(actual.samples.size(), expected.samples.size());
+  for (size_t s = 0; s < expected.samples.size(); ++s) {
+    EXPECT_EQ(actual.samples[s].tokens, expected.samples[s].tokens);
+    EXPECT_EQ(actual.samples[s].finish_reason,
+              expected.samples[s].finish_reason);
+    // A matrix product of one row may go another way than one of many. Logits
+    // are sums over both layers' widths.
+    const double tolerance = testing::Tolerance(testing::kEpsilonF32, 1000, 10);
+    ASSERT_EQ(actual.samples[s].logprobs.size(),
+              expected.samples[s].logprobs.size());
+    for (size_t i = 0; i < expected.samples[s].logprobs.size(); ++i) {
+      EXPECT_NEAR(actual.samples[s].logprobs[i],
+                  expected.samples[s].logprobs[i], tolerance);
+    }
+  }
+}
+
 class SampleLoopTest : public ::testing::Test {
  protected:
   SampleLoopTest()
@@ -70,7 +92,7 @@ class SampleLoopTest : public ::testing::Test {
   std::map<uint64_t, SampleResult> Finish() {
     const at::InferenceMode no_autograd;
     std::map<uint64_t, SampleResult> results;
-    for (int step = 0; loop_->active() > 0 && step < 500; ++step) {
+    for (int step = 0; loop_->active() > 0 && step < 5000; ++step) {
       for (SampleEvent& event : loop_->Step()) {
         if (!event.finished) continue;
         EXPECT_TRUE(event.result.ok()) << event.result.status();
@@ -88,10 +110,23 @@ class SampleLoopTest : public ::testing::Test {
     return Finish()[1];
   }
 
-  // Whether a request that needs every page could start.
-  [[nodiscard]] bool AllPagesFree() const {
-    const int tokens = static_cast<int>(kPages * kPageTokens);
-    return loop_->HasRoom(Request(0, 1, tokens, 0));
+  // Whether a prompt that needs every page could start.
+  [[nodiscard]] bool AllPagesFree(int64_t num_pages = kPages) const {
+    const int tokens = static_cast<int>(num_pages * kPageTokens);
+    return loop_->HasRoom(Request(0, tokens, 1, 0));
+  }
+
+  // A counter or gauge without labels.
+  [[nodiscard]] double Metric(const std::string& name) const {
+    for (const prometheus::MetricFamily& family : registry_.Collect()) {
+      if (family.name != name) continue;
+      const prometheus::ClientMetric& metric = family.metric.at(0);
+      return family.type == prometheus::MetricType::Gauge
+                 ? metric.gauge.value
+                 : metric.counter.value;
+    }
+    ADD_FAILURE() << "no metric " << name;
+    return 0;
   }
 
   const model::Decoder decoder_;

@@ -64,6 +64,22 @@ TEST(SequencePagesTest, ForkFailsWithoutAPageForTheCopy) {
   EXPECT_EQ(allocator.num_references(0), 1);
 }
 
+TEST(SequencePagesTest, ExchangesAPageForOneThatOthersUse) {
+  PageAllocator allocator(4);
+  SequencePages first(&allocator, 2);
+  SequencePages second(&allocator, 2);
+  ASSERT_TRUE(first.AppendMany(2));
+  ASSERT_TRUE(second.AppendMany(3));
+  second.Exchange(0, first.pages()[0]);
+  EXPECT_EQ(second.Slot(1), first.Slot(1));
+  EXPECT_EQ(second.num_tokens(), 3);
+  EXPECT_EQ(allocator.num_used(), 2);
+  first.Release();
+  EXPECT_EQ(allocator.num_used(), 2);
+  second.Release();
+  EXPECT_EQ(allocator.num_free(), 4);
+}
+
 TEST(SequencePagesTest, ReleasesItsPagesOnceHoweverItIsMoved) {
   PageAllocator allocator(4);
   {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "src/lora/lora_init.h"
@@ -47,6 +48,22 @@ AdapterState RampState(int64_t size) {
           .moment1 = Ramp(size, 2000),
           .moment2 = Ramp(size, 3000),
           .optim_steps = 17};
+}
+
+// Numbers are those of one adapter: they come again with the next one.
+TEST(WeightsIdTest, EverySetOfWeightsHasItsOwn) {
+  Adapter adapter = MakeAdapter();
+  std::set<uint64_t> ids = {adapter.latest()->id.value()};
+  adapter.FinishStep(adapter.NextWeights());
+  ids.insert(adapter.latest()->id.value());
+  adapter.SetState(adapter.GetState());
+  ids.insert(adapter.latest()->id.value());
+  ids.insert(AdapterVersion(*adapter.latest()).id.value());
+  const Adapter again = MakeAdapter();
+  EXPECT_EQ(again.latest()->number, 1u);
+  ids.insert(again.latest()->id.value());
+  EXPECT_EQ(ids.size(), 5u);
+  EXPECT_FALSE(ids.contains(0));  // The base model.
 }
 
 TEST(AdapterTest, StartsWithInitialWeightsAndNothingElse) {

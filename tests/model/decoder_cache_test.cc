@@ -122,6 +122,37 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return batch;
   }
 
+  // Tokens [begins[i], begins[i] + counts[i]) of story i, whose tokens before
+  // are in the store.
+  at::Tensor PrefillFrom(const std::vector<int64_t>& begins,
+                         const std::vector<int64_t>& counts, KvStore* store) {
+    std::vector<int64_t> tokens, slots, key_slots;
+    std::vector<int32_t> positions;
+    PackedBatch batch;
+    KvAccess kv{.store = store};
+    for (size_t s = 0; s < begins.size(); ++s) {
+      const Story& story = stories_[s];
+      const auto row = static_cast<int64_t>(tokens.size());
+      const int64_t end = begins[s] + counts[s];
+      kv.suffixes.push_back(
+          {row, counts[s], static_cast<int64_t>(key_slots.size()), end});
+      for (int64_t i = 0; i < end; ++i) key_slots.push_back(story.Slot(i));
+      for (int64_t i = begins[s]; i < end; ++i) {
+        tokens.push_back(story.tokens[i]);
+        positions.push_back(static_cast<int32_t>(i));
+        slots.push_back(story.Slot(i));
+      }
+      if (story.version == nullptr) continue;
+      batch.routing.push_back(
+          {.begin = row, .end = row + counts[s], .version = story.version});
+    }
+    batch.tokens_T = at::tensor(tokens, at::kLong);
+    batch.positions_T = at::tensor(positions, at::kInt);
+    kv.slots_T = at::tensor(slots, at::kLong);
+    kv.key_slots_S = at::tensor(key_slots, at::kLong);
+    return Evaluate(decoder_, batch, &kv);
+  }
+
   static at::Tensor Evaluate(const Decoder& decoder, const PackedBatch& batch,
                              KvAccess* kv) {
     return decoder.ForwardLayers(Mode::kEval, batch, /*tape=*/nullptr,
@@ -261,6 +292,27 @@ TEST_P(DecoderCacheTest, NanOfOneSequenceStaysInItsPages) {
   const at::Tensor after = DecodeStep(decoder_, stories_, 0, &store_);
   EXPECT_TRUE(after[0].isnan().all().item<bool>());
   EXPECT_TRUE(at::equal(before[1], after[1]));
+}
+
+// The second piece of one story's prompt beside the whole prompt of the other.
+TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
+  const std::vector<int64_t> lengths = {stories_[0].prompt, stories_[1].prompt};
+  const at::Tensor full =
+      Evaluate(decoder_, Pack(stories_, lengths), /*kv=*/nullptr);
+  for (const int64_t past : {1, 4, 5}) {
+    KvStore store = MakeStore(decoder_);
+    const at::Tensor first = PrefillFrom({0}, {past}, &store);
+    const at::Tensor rest =
+        PrefillFrom({past, 0}, {lengths[0] - past, lengths[1]}, &store);
+    const at::Tensor pieces = at::cat({first, rest});
+    const lora::ModelShape shape = decoder_.config().shape();
+    const int64_t terms = shape.num_layers * (4 * shape.hidden + shape.q_width +
+                                              shape.ffn + full.size(0));
+    EXPECT_LE((pieces - full).abs().max().item<double>(),
+              Tolerance(kEpsilonF32, terms,
+                        std::max(1.0, full.abs().max().item<double>())))
+        << past;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -15,6 +15,14 @@ from texts import passages, random_tokens
 
 PROMPT_TOKENS = 12
 GREEDY_TOKENS = 64
+FAMILIES = (
+    SMOLLM2,
+    "llama3-rope",
+    "qwen3-tied-sharded",
+    "mistral",
+    "gemma2",
+    "gemma3",
+)
 
 
 def prompts_of(kind: str, vocab: int) -> list[list[int]]:
@@ -86,10 +94,7 @@ def test_samples_of_one_prompt_do_not_depend_on_their_number(daemon_for: Any) ->
     assert len(set(texts)) == 6
 
 
-@pytest.mark.parametrize(
-    "kind",
-    (SMOLLM2, "llama3-rope", "qwen3-tied-sharded", "mistral", "gemma2", "gemma3"),
-)
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("temperature", (1.0, 0.7))
 def test_sampled_logprobs_equal_forwards(
     kind: str,
@@ -112,6 +117,33 @@ def test_sampled_logprobs_equal_forwards(
             expected = scored(source, prompt, sample.tokens, temperature)
             difference = tolerance.max_difference(sample.logprobs, expected)
             assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_prefix_from_the_cache_changes_no_logprob(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    import weft
+
+    reference = reference_for(kind)
+    # Two whole pages and a bit, longer than the windows of the tiny models.
+    prompt = random_tokens(reference.vocab, 45, 31)
+    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=24)
+    with daemon_for(kind).client() as client:
+        adapter = client.import_adapter(unique("cached"), folder)
+
+        def check(source: Any) -> None:
+            sample = source.sample(prompt, max_tokens=20, seed=5, stop=[]).samples[0]
+            expected = scored(source, prompt, sample.tokens, 1.0)
+            difference = tolerance.max_difference(sample.logprobs, expected)
+            assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+
+        for source in (client, adapter, client, adapter):
+            check(source)
+        # Other weights: what the cache has is of the ones before.
+        adapter.forward_backward([weft.Datum.next_token(prompt)])
+        adapter.optim_step(learning_rate=5e-2)
+        check(adapter)
 
 
 def test_snapshot_stays_what_it_was(

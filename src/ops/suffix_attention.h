@@ -1,0 +1,40 @@
+// Causal attention of the last tokens of sequences whose first ones have their
+// keys and values in a cache.
+//
+// Legend: T query rows, S key rows, H query heads, K key/value heads (H % K ==
+// 0), C head features.
+#ifndef WEFT_SRC_OPS_SUFFIX_ATTENTION_H_
+#define WEFT_SRC_OPS_SUFFIX_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/ops/attention_rule.h"
+
+namespace weft::ops {
+
+// One sequence: the queries of its last q_size tokens, and the keys of all of
+// its k_size tokens, 1 <= q_size <= k_size.
+struct SuffixRows {
+  int64_t q_begin = 0;
+  int64_t q_size = 0;
+  int64_t k_begin = 0;
+  int64_t k_size = 0;
+};
+
+// Query i of a sequence sees its keys [0, k_size - q_size + i], or the last
+// `window` of them. `sequences` cover the query rows and the key rows in order.
+// Returns [T, H, C], the dtype of q.
+// Shapes:  q_THC [T, H, C], unit stride in C; k_SKC, v_SKC [S, K, C].
+// Units:   the memory of ops::TreeAttention.
+// Errors:  throws c10::Error.
+// Threads: engine thread only.
+[[nodiscard]] at::Tensor SuffixAttention(
+    const at::Tensor& q_THC, const at::Tensor& k_SKC, const at::Tensor& v_SKC,
+    const std::vector<SuffixRows>& sequences, const AttentionRule& rule);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_SUFFIX_ATTENTION_H_

@@ -1,0 +1,310 @@
+#include "src/kv/prefix_cache.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "src/kv/sequence_pages.h"
+
+namespace weft::kv {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Tokens = std::vector<int32_t>;
+
+constexpr int32_t kPageSize = 2;
+constexpr uint64_t kBase = 0;
+
+class PrefixCacheTest : public ::testing::Test {
+ protected:
+  // A sequence that holds `tokens`, of which it finds what it can.
+  SequencePages Start(uint64_t version, const Tokens& tokens) {
+    SequencePages sequence(&allocator_, kPageSize,
+                           cache_.Lookup(version, tokens));
+    const auto count = static_cast<int64_t>(tokens.size());
+    EXPECT_TRUE(sequence.AppendMany(count - sequence.num_tokens()));
+    return sequence;
+  }
+
+  // Computes the tokens and lets go of them; the pages that they were in.
+  std::vector<PageId> Run(uint64_t version, const Tokens& tokens) {
+    SequencePages sequence = Start(version, tokens);
+    cache_.Insert(version, tokens, sequence);
+    return sequence.pages();
+  }
+
+  PageAllocator allocator_{8};
+  PrefixCache cache_{&allocator_, kPageSize};
+};
+
+TEST_F(PrefixCacheTest, FindsTheLongestPrefixInWholePages) {
+  const std::vector<PageId> pages = Run(kBase, {1, 2, 3, 4, 5});
+  EXPECT_EQ(cache_.num_pages(), 2);
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3, 4, 5, 6}),
+              ElementsAre(pages[0], pages[1]));
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3}), ElementsAre(pages[0]));
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3, 5}), ElementsAre(pages[0]));
+  EXPECT_THAT(cache_.Lookup(kBase, {1}), IsEmpty());
+  EXPECT_THAT(cache_.Lookup(kBase, {2, 1, 3, 4}), IsEmpty());
+}
+
+// The same tokens after other ones have other keys and values.
+TEST_F(PrefixCacheTest, APageIsFoundOnlyAfterThePagesBeforeIt) {
+  const std::vector<PageId> first = Run(kBase, {1, 1, 2, 2});
+  const std::vector<PageId> second = Run(kBase, {3, 3, 2, 2});
+  EXPECT_NE(first[1], second[1]);
+  EXPECT_THAT(cache_.Lookup(kBase, {3, 3, 2, 2}),
+              ElementsAre(second[0], second[1]));
+  EXPECT_THAT(cache_.Lookup(kBase, {2, 2}), IsEmpty());
+}
+
+TEST_F(PrefixCacheTest, VersionsKnowNothingOfEachOther) {
+  const std::vector<PageId> base = Run(kBase, {1, 2});
+  EXPECT_THAT(cache_.Lookup(7, {1, 2}), IsEmpty());
+  const std::vector<PageId> other = Run(7, {1, 2});
+  EXPECT_NE(base[0], other[0]);
+  cache_.DropVersion(7);
+  EXPECT_THAT(cache_.Lookup(7, {1, 2}), IsEmpty());
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2}), ElementsAre(base[0]));
+}
+
+TEST_F(PrefixCacheTest, KeptPagesAreIdleNotFree) {
+  {
+    SequencePages sequence = Start(kBase, {1, 2, 3, 4, 5});
+    cache_.Insert(kBase, {1, 2, 3, 4, 5}, sequence);
+    EXPECT_EQ(allocator_.num_idle(), 0);
+    EXPECT_EQ(allocator_.num_used(), 3);
+  }
+  EXPECT_EQ(allocator_.num_idle(), 2);
+  EXPECT_EQ(allocator_.num_used(), 0);
+  const SequencePages again = Start(kBase, {1, 2, 3, 4});
+  EXPECT_EQ(allocator_.num_idle(), 0);
+  EXPECT_EQ(allocator_.num_used(), 2);
+}
+
+TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeafFirst) {
+  Run(kBase, {1, 1, 2, 2});
+  Run(kBase, {1, 1, 3, 3});
+  Run(kBase, {4, 4});
+  (void)cache_.Lookup(kBase, {1, 1, 2, 2});  // {3, 3} is the oldest now.
+  EXPECT_EQ(cache_.Evict(1), 1);
+  EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).size(), 1u);
+  EXPECT_EQ(cache_.Evict(1),
+            1);  // {2, 2}; its parent is as old, but not a leaf.
+  EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).size(), 1u);
+  EXPECT_EQ(cache_.Lookup(kBase, {1, 1, 2, 2}).size(), 1u);
+  EXPECT_EQ(cache_.Evict(9), 2);
+  EXPECT_EQ(cache_.num_pages(), 0);
+  EXPECT_EQ(allocator_.num_free(), 8);
+}
+
+TEST_F(PrefixCacheTest, NeverEvictsWhatASequenceUses) {
+  SequencePages sequence = Start(kBase, {1, 1, 2, 2});
+  cache_.Insert(kBase, {1, 1, 2, 2}, sequence);
+  Run(kBase, {1, 1, 3, 3});
+  EXPECT_EQ(cache_.Evict(9), 1);
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2}),
+              ElementsAre(sequence.pages()[0], sequence.pages()[1]));
+}
+
+TEST_F(PrefixCacheTest, ADroppedVersionKeepsThePagesOfRunningSequences) {
+  {
+    SequencePages sequence = Start(7, {1, 1, 2, 2});
+    cache_.Insert(7, {1, 1, 2, 2}, sequence);
+    cache_.DropVersion(7);
+    EXPECT_EQ(cache_.num_pages(), 0);
+    EXPECT_EQ(allocator_.num_used(), 2);
+  }
+  EXPECT_EQ(allocator_.num_free(), 8);
+}
+
+// Two that computed the same tokens at the same time.
+TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensIsSharedByBoth) {
+  SequencePages first = Start(kBase, {1, 1, 2, 2});
+  SequencePages second = Start(kBase, {1, 1, 2, 2, 3, 3, 4});
+  const std::vector<PageId> own = second.pages();
+  cache_.Insert(kBase, {1, 1, 2, 2}, first);
+  cache_.Insert(kBase, {1, 1, 2, 2, 3, 3, 4}, second);
+  EXPECT_THAT(second.pages(),
+              ElementsAre(first.pages()[0], first.pages()[1], own[2], own[3]));
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2, 3, 3}),
+              ElementsAre(first.pages()[0], first.pages()[1], own[2]));
+  EXPECT_EQ(allocator_.num_used(), 4);
+  EXPECT_EQ(allocator_.num_free(), 4);
+  // Pages before one in use are in use.
+  first.Release();
+  EXPECT_EQ(allocator_.num_idle(), 0);
+}
+
+TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
+  PageAllocator allocator(2);
+  {
+    PrefixCache cache(&allocator, 1);
+    SequencePages sequence(&allocator, 1);
+    ASSERT_TRUE(sequence.AppendMany(2));
+    cache.Insert(kBase, Tokens{1, 2}, sequence);
+  }
+  EXPECT_EQ(allocator.num_free(), 2);
+}
+
+// Against a model that remembers, for every prefix, the page that holds its end
+// and when it was used last.
+class Model {
+ public:
+  using Prefix = std::pair<uint64_t, Tokens>;
+  struct Page {
+    PageId page = 0;
+    int64_t last_used = 0;
+  };
+
+  std::vector<PageId> Lookup(uint64_t version, const Tokens& tokens) {
+    std::vector<PageId> pages;
+    ++now_;
+    for (const Prefix& prefix : PrefixesOf(version, tokens)) {
+      const auto found = pages_.find(prefix);
+      if (found == pages_.end()) break;
+      found->second.last_used = now_;
+      pages.push_back(found->second.page);
+    }
+    return pages;
+  }
+
+  // The pages that the sequence has then.
+  std::vector<PageId> Insert(uint64_t version, const Tokens& tokens,
+                             std::vector<PageId> pages) {
+    ++now_;
+    size_t i = 0;
+    for (const Prefix& prefix : PrefixesOf(version, tokens)) {
+      Page& page = pages_.try_emplace(prefix, Page{pages[i]}).first->second;
+      pages[i++] = page.page;
+      page.last_used = now_;
+    }
+    return pages;
+  }
+
+  void Drop(uint64_t version) {
+    std::erase_if(pages_,
+                  [&](const auto& p) { return p.first.first == version; });
+  }
+
+  // Whatever is a leaf, not in use, and was used before all others of these.
+  bool EvictOne(const PageAllocator& allocator) {
+    auto oldest = pages_.end();
+    for (auto it = pages_.begin(); it != pages_.end(); ++it) {
+      if (!IsLeaf(it->first) || allocator.num_references(it->second.page) > 1) {
+        continue;
+      }
+      if (oldest == pages_.end() ||
+          it->second.last_used < oldest->second.last_used) {
+        oldest = it;
+      }
+    }
+    if (oldest == pages_.end()) return false;
+    pages_.erase(oldest);
+    return true;
+  }
+
+  [[nodiscard]] int64_t size() const {
+    return static_cast<int64_t>(pages_.size());
+  }
+
+ private:
+  static std::vector<Prefix> PrefixesOf(uint64_t version,
+                                        const Tokens& tokens) {
+    std::vector<Prefix> prefixes;
+    for (size_t end = kPageSize; end <= tokens.size(); end += kPageSize) {
+      prefixes.emplace_back(version,
+                            Tokens(tokens.begin(), tokens.begin() + end));
+    }
+    return prefixes;
+  }
+
+  [[nodiscard]] bool IsLeaf(const Prefix& prefix) const {
+    return std::ranges::none_of(pages_, [&](const auto& page) {
+      const auto& [version, tokens] = page.first;
+      return version == prefix.first && tokens.size() > prefix.second.size() &&
+             std::equal(prefix.second.begin(), prefix.second.end(),
+                        tokens.begin());
+    });
+  }
+
+  std::map<Prefix, Page> pages_;
+  int64_t now_ = 0;
+};
+
+TEST(RandomPrefixCacheTest, AgreesWithASimpleModel) {
+  struct Running {
+    uint64_t version;
+    Tokens tokens;
+    SequencePages pages;
+  };
+  constexpr int kNumPages = 40;
+  std::mt19937 random(11);
+  PageAllocator allocator(kNumPages);
+  PrefixCache cache(&allocator, kPageSize);
+  Model model;
+  std::vector<Running> running;
+  const auto pick = [&] { return running.begin() + random() % running.size(); };
+  for (int round = 0; round < 20000; ++round) {
+    switch (random() % 8) {
+      case 0:
+      case 1:
+      case 2: {  // Starts a sequence; few tokens, so that prefixes repeat.
+        const uint64_t version = random() % 3;
+        Tokens tokens(random() % 9);
+        for (int32_t& token : tokens)
+          token = static_cast<int32_t>(random() % 2);
+        const std::vector<PageId> found = cache.Lookup(version, tokens);
+        ASSERT_EQ(found, model.Lookup(version, tokens));
+        SequencePages pages(&allocator, kPageSize, found);
+        const auto count = static_cast<int64_t>(tokens.size());
+        if (pages.AppendMany(count - pages.num_tokens())) {
+          running.push_back({version, tokens, std::move(pages)});
+        }
+        break;
+      }
+      case 3: {
+        if (running.empty()) break;
+        const auto it = pick();
+        const std::vector<PageId> expected =
+            model.Insert(it->version, it->tokens, it->pages.pages());
+        cache.Insert(it->version, it->tokens, it->pages);
+        ASSERT_EQ(it->pages.pages(), expected);
+        break;
+      }
+      case 4:
+      case 5:
+        if (!running.empty()) running.erase(pick());
+        break;
+      case 6: {
+        const int64_t count = random() % 3;
+        int64_t expected = 0;
+        while (expected < count && model.EvictOne(allocator)) ++expected;
+        ASSERT_EQ(cache.Evict(count), expected);
+        break;
+      }
+      default:
+        if (random() % 16 == 0) {
+          cache.DropVersion(round % 3);
+          model.Drop(round % 3);
+        }
+    }
+    ASSERT_EQ(cache.num_pages(), model.size());
+    ASSERT_EQ(
+        allocator.num_used() + allocator.num_idle() + allocator.num_free(),
+        kNumPages);
+  }
+  running.clear();
+  EXPECT_EQ(allocator.num_idle(), cache.num_pages());
+  // Idle pages can all be had.
+  EXPECT_EQ(cache.Evict(kNumPages), model.size());
+  EXPECT_EQ(allocator.num_free(), kNumPages);
+}
+
+}  // namespace
+}  // namespace weft::kv

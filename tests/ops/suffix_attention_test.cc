@@ -1,0 +1,137 @@
+#include "src/ops/suffix_attention.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::ops {
+namespace {
+
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Tolerance;
+
+constexpr int64_t kHeads = 6, kKvHeads = 2, kFeatures = 8;
+
+// Tokens in the cache and tokens that are new.
+struct Lengths {
+  int64_t past;
+  int64_t own;
+};
+
+std::vector<SuffixRows> Pack(const std::vector<Lengths>& lengths) {
+  std::vector<SuffixRows> sequences;
+  int64_t q_rows = 0, k_rows = 0;
+  for (const auto& [past, own] : lengths) {
+    sequences.push_back({q_rows, own, k_rows, past + own});
+    q_rows += own;
+    k_rows += past + own;
+  }
+  return sequences;
+}
+
+// One sequence in f64 with an explicit mask: [q_size, H, C].
+at::Tensor DenseSuffix(const at::Tensor& q_THC, const at::Tensor& k_SKC,
+                       const at::Tensor& v_SKC, const SuffixRows& rows,
+                       const AttentionRule& rule) {
+  const auto heads_first = [&](const at::Tensor& x, int64_t begin,
+                               int64_t size) {
+    return x.narrow(0, begin, size)
+        .to(at::kDouble)
+        .repeat_interleave(kHeads / x.size(1), 1)
+        .transpose(0, 1);
+  };
+  const at::Tensor q = heads_first(q_THC, rows.q_begin, rows.q_size);
+  const at::Tensor k = heads_first(k_SKC, rows.k_begin, rows.k_size);
+  const at::Tensor v = heads_first(v_SKC, rows.k_begin, rows.k_size);
+  at::Tensor scores = at::matmul(q, k.transpose(1, 2)) * rule.scale;
+  if (rule.softcap > 0) scores = (scores / rule.softcap).tanh() * rule.softcap;
+  const at::Tensor distance =
+      at::arange(rows.k_size - rows.q_size, rows.k_size).unsqueeze(1) -
+      at::arange(rows.k_size).unsqueeze(0);
+  at::Tensor hidden = distance < 0;
+  if (rule.window > 0) hidden.logical_or_(distance >= rule.window);
+  return at::matmul(scores.masked_fill(hidden, -INFINITY).softmax(-1), v)
+      .transpose(0, 1);
+}
+
+void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
+                       at::ScalarType dtype, double epsilon) {
+  SCOPED_TRACE("window " + std::to_string(rule.window) + " softcap " +
+               std::to_string(rule.softcap));
+  at::manual_seed(5);
+  rule.scale = 1 / std::sqrt(static_cast<double>(kFeatures));
+  const std::vector<SuffixRows> sequences = Pack(lengths);
+  const int64_t q_rows = sequences.back().q_begin + sequences.back().q_size;
+  const int64_t k_rows = sequences.back().k_begin + sequences.back().k_size;
+  // A view into a fused projection, as the decoder's.
+  const at::Tensor q = at::randn({q_rows, (kHeads + 3) * kFeatures})
+                           .to(dtype)
+                           .narrow(1, 0, kHeads * kFeatures)
+                           .view({q_rows, kHeads, kFeatures});
+  const at::Tensor k = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
+  const at::Tensor v = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
+  const at::Tensor out = SuffixAttention(q, k, v, sequences, rule);
+  ASSERT_EQ(out.sizes(), q.sizes());
+  ASSERT_EQ(out.scalar_type(), dtype);
+  for (const SuffixRows& rows : sequences) {
+    const at::Tensor expected = DenseSuffix(q, k, v, rows, rule);
+    const double error =
+        (out.narrow(0, rows.q_begin, rows.q_size).to(at::kDouble) - expected)
+            .abs()
+            .max()
+            .item<double>();
+    EXPECT_LE(error,
+              Tolerance(epsilon, rows.k_size,
+                        std::max(1.0, expected.abs().max().item<double>())))
+        << rows.q_size << " of " << rows.k_size;
+  }
+}
+
+TEST(SuffixAttentionTest, IsTheEndOfCausalAttention) {
+  const std::vector<std::vector<Lengths>> packs = {
+      {{0, 1}},
+      {{9, 1}},
+      {{16, 21}},
+      {{0, 7}, {16, 3}, {32, 1}, {1, 12}},
+      // More rows than one block of scores.
+      {{40, 300}, {5, 2}}};
+  const AttentionRule rules[] = {{},
+                                 {.window = 1},
+                                 {.window = 6},
+                                 {.window = 30},
+                                 {.softcap = 1.5},
+                                 {.window = 5, .softcap = 2}};
+  for (const std::vector<Lengths>& lengths : packs) {
+    for (const AttentionRule& rule : rules) {
+      CheckAgainstDense(lengths, rule, at::kFloat, kEpsilonF32);
+      CheckAgainstDense(lengths, rule, at::kDouble, kEpsilonF64);
+      CheckAgainstDense(lengths, rule, at::kBFloat16, kEpsilonBf16);
+    }
+  }
+}
+
+TEST(SuffixAttentionTest, NanOfOneSequenceStaysThere) {
+  const std::vector<SuffixRows> sequences = Pack({{8, 2}, {4, 3}});
+  const at::Tensor q = at::randn({5, kHeads, kFeatures});
+  const at::Tensor v = at::randn({17, kKvHeads, kFeatures});
+  at::Tensor k = at::randn({17, kKvHeads, kFeatures});
+  for (const AttentionRule& rule : {AttentionRule{}, {.softcap = 2}}) {
+    const at::Tensor before = SuffixAttention(q, k, v, sequences, rule);
+    at::Tensor bad = k.clone();
+    bad[3].fill_(NAN);
+    const at::Tensor after = SuffixAttention(q, bad, v, sequences, rule);
+    EXPECT_TRUE(after.narrow(0, 0, 2).isnan().all().item<bool>());
+    EXPECT_TRUE(at::equal(after.narrow(0, 2, 3), before.narrow(0, 2, 3)));
+  }
+}
+
+}  // namespace
+}  // namespace weft::ops
