@@ -158,10 +158,12 @@ absl::Status Client::Drain() {
 }
 
 absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
-    absl::string_view adapter_id, v1::LoraConfig config) {
+    absl::string_view adapter_id, v1::LoraConfig config,
+    absl::string_view tenant) {
   v1::CreateAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
   *request.mutable_config() = std::move(config);
+  request.set_tenant(std::string(tenant));
   const auto response =
       Wait(adapters_->async(), &v1::AdapterService::Stub::async::CreateAdapter,
            std::move(request));
@@ -178,13 +180,15 @@ absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::OpenAdapter(
 }
 
 absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
-                                                  const std::string& folder) {
+                                                  const std::string& folder,
+                                                  absl::string_view tenant) {
   grpc::ClientContext context;
   Prepare(context);
   v1::ImportAdapterResponse response;
   const auto writer = adapters_->ImportAdapter(&context, &response);
   v1::ImportAdapterRequest request;
   request.mutable_options()->set_adapter_id(std::string(adapter_id));
+  request.mutable_options()->set_tenant(std::string(tenant));
   writer->Write(request);
   const absl::Status read =
       ReadPeftFolder(folder, [&](const v1::FileChunk& chunk) {

@@ -63,15 +63,18 @@ class Client {
   [[nodiscard]] absl::StatusOr<bool> IsHealthy();
   [[nodiscard]] absl::Status Drain();
 
-  // Handles share the client's connection and may outlive the client.
+  // Handles share the client's connection and may outlive the client. An empty
+  // tenant: the adapter is one of its own.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
-      absl::string_view adapter_id, v1::LoraConfig config = {});
+      absl::string_view adapter_id, v1::LoraConfig config = {},
+      absl::string_view tenant = "");
   // An existing adapter; goes on after its last step.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
       absl::string_view adapter_id);
   // Makes an adapter from a PEFT LoRA folder on this machine. Not repeated.
   [[nodiscard]] absl::StatusOr<v1::Adapter> ImportAdapter(
-      absl::string_view adapter_id, const std::string& folder);
+      absl::string_view adapter_id, const std::string& folder,
+      absl::string_view tenant = "");
   // Writes a PEFT folder on this machine. An empty snapshot: latest weights.
   [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,
                                            absl::string_view snapshot,

@@ -89,6 +89,15 @@ absl::StatusOr<std::string> ReadAdapterId(const Message& request) {
   return request.adapter_id();
 }
 
+// An adapter without a tenant is one of its own.
+template <typename Message>
+absl::StatusOr<std::string> ReadTenant(absl::string_view field,
+                                       const Message& request) {
+  if (request.tenant().empty()) return request.adapter_id();
+  WEFT_RETURN_IF_ERROR(CheckName(field, request.tenant()));
+  return request.tenant();
+}
+
 // For messages that name something of an adapter.
 template <typename Message>
 absl::Status CheckNames(const Message& request) {
@@ -112,6 +121,7 @@ absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits) {
   CreateAdapterRequest out;
   WEFT_ASSIGN_OR_RETURN(out.adapter_id, ReadAdapterId(request));
+  WEFT_ASSIGN_OR_RETURN(out.tenant, ReadTenant("tenant", request));
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadLoraConfig(request.config(), out.adapter_id, limits));
   return out;
@@ -160,10 +170,12 @@ absl::StatusOr<LoadCheckpointRequest> Validate(
                                   ? request.adapter_id()
                                   : request.source_adapter_id();
   WEFT_RETURN_IF_ERROR(CheckName("source_adapter_id", source));
+  WEFT_ASSIGN_OR_RETURN(std::string tenant, ReadTenant("tenant", request));
   return LoadCheckpointRequest{.adapter_id = request.adapter_id(),
                                .source_adapter_id = source,
                                .name = request.name(),
-                               .weights_only = request.weights_only()};
+                               .weights_only = request.weights_only(),
+                               .tenant = std::move(tenant)};
 }
 
 absl::StatusOr<std::pair<std::string, std::string>> Validate(
@@ -203,12 +215,7 @@ absl::StatusOr<ExportAdapterRequest> Validate(
 absl::Status ImportAssembler::Add(const v1::ImportAdapterRequest& message) {
   switch (message.part_case()) {
     case v1::ImportAdapterRequest::kOptions:
-      if (has_options_) {
-        return BadField("options", "is sent again, must come once, first");
-      }
-      has_options_ = true;
-      request_.adapter_id = message.options().adapter_id();
-      return CheckName("options.adapter_id", request_.adapter_id);
+      return ReadOptions(message.options());
     case v1::ImportAdapterRequest::kChunk:
       if (!has_options_) {
         return BadField("options", "is required in the first message");
@@ -218,6 +225,17 @@ absl::Status ImportAssembler::Add(const v1::ImportAdapterRequest& message) {
       break;
   }
   return BadField("part", "is required");
+}
+
+absl::Status ImportAssembler::ReadOptions(const v1::ImportOptions& options) {
+  if (has_options_) {
+    return BadField("options", "is sent again, must come once, first");
+  }
+  has_options_ = true;
+  request_.adapter_id = options.adapter_id();
+  WEFT_RETURN_IF_ERROR(CheckName("options.adapter_id", request_.adapter_id));
+  WEFT_ASSIGN_OR_RETURN(request_.tenant, ReadTenant("options.tenant", options));
+  return absl::OkStatus();
 }
 
 absl::Status ImportAssembler::AddChunk(const v1::FileChunk& chunk) {

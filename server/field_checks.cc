@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <bit>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "src/base/name.h"
 
 namespace weft {
 namespace {
 
-constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxQuotedBytes = 48;
 
 }  // namespace
@@ -29,18 +28,6 @@ std::string Quoted(absl::string_view text) {
 
 absl::Status BadField(absl::string_view field, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
-}
-
-bool IsName(absl::string_view name) {
-  if (name.empty() || name.size() > kMaxNameBytes ||
-      !absl::ascii_isalnum(static_cast<unsigned char>(name.front())) ||
-      name.back() == '.') {
-    return false;
-  }
-  return std::all_of(name.begin(), name.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' ||
-           c == '_' || c == '-';
-  });
 }
 
 absl::Status CheckName(absl::string_view field, absl::string_view name) {

@@ -40,9 +40,7 @@ struct Interval {
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 
-// Names of adapters, checkpoints, snapshots and imported files:
-// [A-Za-z0-9][A-Za-z0-9._-]{0,127}, not ending in a dot. "" fails.
-[[nodiscard]] bool IsName(absl::string_view name);
+// As IsName of src/base/name.h.
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 

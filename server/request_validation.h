@@ -105,6 +105,7 @@ class ImportAssembler {
   [[nodiscard]] absl::StatusOr<ImportAdapterRequest> Finish();
 
  private:
+  [[nodiscard]] absl::Status ReadOptions(const v1::ImportOptions& options);
   [[nodiscard]] absl::Status AddChunk(const v1::FileChunk& chunk);
 
   bool has_options_ = false;

@@ -137,6 +137,7 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_resident_bytes(info.resident_bytes);
   out->mutable_snapshots()->Add(info.snapshots.begin(), info.snapshots.end());
   out->set_created_at(UnixSecondsOf(info.created_at));
+  out->set_tenant(info.tenant);
 }
 
 void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {

@@ -8,11 +8,13 @@ namespace weft::weftctl {
 namespace {
 
 Row Heading() {
-  return {"ADAPTER", "RANK", "STEP", "OPTIM", "VERSION", "MEMORY", "CREATED"};
+  return {"ADAPTER", "TENANT",  "RANK",   "STEP",
+          "OPTIM",   "VERSION", "MEMORY", "CREATED"};
 }
 
 Row Describe(const v1::Adapter& adapter) {
   return {adapter.adapter_id(),
+          adapter.tenant(),
           absl::StrCat(adapter.config().rank()),
           absl::StrCat(adapter.last_step()),
           absl::StrCat(adapter.optim_steps()),
@@ -78,7 +80,8 @@ absl::Status Create(const Session& session) {
   const auto config = ReadConfig(session.arguments);
   if (!config.ok()) return config.status();
   const std::string& id = session.arguments.word(0);
-  const auto made = session.client.CreateAdapter(id, *config);
+  const auto made = session.client.CreateAdapter(
+      id, *config, session.arguments.GetString("tenant"));
   if (!made.ok()) return made.status();
   return Print(session, session.client.GetAdapter(id));
 }
@@ -93,8 +96,9 @@ absl::Status Delete(const Session& session) {
 
 absl::Status Import(const Session& session) {
   return Print(session,
-               session.client.ImportAdapter(session.arguments.word(0),
-                                            session.arguments.word(1)));
+               session.client.ImportAdapter(
+                   session.arguments.word(0), session.arguments.word(1),
+                   session.arguments.GetString("tenant")));
 }
 
 absl::Status Export(const Session& session) {
@@ -111,7 +115,8 @@ std::vector<Command> AdapterCommands() {
       {"alpha", "A", "scale is alpha / rank", "32"},
       {"seed", "N", "seed of the initial weights", ""},
       {"target-modules", "NAMES",
-       "q_proj,...,lm_head,embed_tokens; all projections", ""}};
+       "q_proj,...,lm_head,embed_tokens; all projections", ""},
+      TenantFlag()};
   return {
       {"adapters list", "All adapters.", {}, {}, List},
       {"adapters create", "Make an adapter.", {"ADAPTER"}, shape, Create},
@@ -120,7 +125,7 @@ std::vector<Command> AdapterCommands() {
       {"import",
        "Make an adapter from a local PEFT folder.",
        {"ADAPTER", "FOLDER"},
-       {},
+       {TenantFlag()},
        Import},
       {"export",
        "Write an adapter to a local PEFT folder.",

@@ -40,6 +40,7 @@ absl::Status Load(const Session& session) {
   request.set_name(session.arguments.word(1));
   request.set_source_adapter_id(session.arguments.GetString("source"));
   request.set_weights_only(session.arguments.Has("weights-only"));
+  request.set_tenant(session.arguments.GetString("tenant"));
   const auto loaded = session.client.LoadCheckpoint(request);
   if (!loaded.ok()) return loaded.status();
   if (session.json) {
@@ -102,7 +103,8 @@ std::vector<Command> CheckpointCommands() {
        "Load a checkpoint into an adapter.",
        pair,
        {{"source", "ADAPTER", "adapter it was saved from", ""},
-        {"weights-only", "", "leave out optimizer state and steps", ""}},
+        {"weights-only", "", "leave out optimizer state and steps", ""},
+        TenantFlag()},
        Load},
       list,
       {"checkpoints delete", "Delete a checkpoint.", pair, {}, Delete},

@@ -32,6 +32,11 @@ struct Command {
   bool last_word_optional = false;
 };
 
+// --tenant of the commands that make adapters.
+[[nodiscard]] inline FlagSpec TenantFlag() {
+  return {"tenant", "NAME", "tenant of a new adapter; one of its own", ""};
+}
+
 [[nodiscard]] std::vector<Command> ServerCommands();
 [[nodiscard]] std::vector<Command> AdapterCommands();
 [[nodiscard]] std::vector<Command> CheckpointCommands();

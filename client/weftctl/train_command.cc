@@ -144,7 +144,8 @@ absl::Status Train(const Session& session) {
   const std::string& id = session.arguments.word(0);
   auto adapter = session.client.OpenAdapter(id);
   if (absl::IsNotFound(adapter.status())) {
-    adapter = session.client.CreateAdapter(id, options->config);
+    adapter = session.client.CreateAdapter(
+        id, options->config, session.arguments.GetString("tenant"));
   }
   if (!adapter.ok()) return adapter.status();
   return Trainer(session, **adapter, *options, *examples).Run();
@@ -162,7 +163,8 @@ std::vector<Command> TrainCommands() {
             {"lr", "RATE", "learning rate", "1e-4"},
             {"max-grad-norm", "G", "clip the gradient; 0: off", "0"},
             {"rank", "R", "rank of a new adapter", "32"},
-            {"alpha", "A", "alpha of a new adapter", "32"}},
+            {"alpha", "A", "alpha of a new adapter", "32"},
+            TenantFlag()},
            Train}};
 }
 

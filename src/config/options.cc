@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "src/base/name.h"
 
 namespace weft {
 namespace {
@@ -53,6 +54,8 @@ absl::Status EngineOptions::Validate() const {
   }
   complaints.InRange("threads", num_threads, 0, 4096);
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
+  complaints.InRange("max-adapters-per-tenant", max_adapters_per_tenant, 0,
+                     max_adapters);
   complaints.InRange("max-rank", max_rank, 1, 1024);
   complaints.InRange("max-context", max_context_tokens, 0, 1 << 24);
   complaints.InRange<int64_t>("max-batch-tokens", max_batch_tokens, 0,
@@ -65,10 +68,43 @@ absl::Status EngineOptions::Validate() const {
                               1 << 24);
   complaints.InRange<int64_t>("max-queue-tokens", max_queue_tokens, 1,
                               kMaxTokens);
+  complaints.InRange<int64_t>("max-queue-requests-per-tenant",
+                              max_queue_requests_per_tenant, 0,
+                              max_queue_requests);
+  complaints.InRange<int64_t>("max-queue-tokens-per-tenant",
+                              max_queue_tokens_per_tenant, 0, max_queue_tokens);
+  const auto weights = ParseTenantWeights(tenant_weights);
+  if (!weights.ok()) complaints.Add(std::string(weights.status().message()));
   complaints.InRange<int64_t>("kv-cache-bytes", kv_cache_bytes, 0, kMaxBytes);
   complaints.InRange("max-decode-sequences", max_decode_sequences, 1, 4096);
   complaints.InRange("sampling-share", sampling_share, 0.01, 0.99);
   return complaints.ToStatus();
+}
+
+absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
+    absl::string_view text) {
+  std::map<std::string, int64_t> weights;
+  for (const absl::string_view entry :
+       absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const auto refuse = [entry](absl::string_view problem) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tenant-weights: entry \"", entry, "\" ", problem));
+    };
+    const std::pair<std::string, absl::string_view> parts =
+        absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    int64_t weight = 0;
+    if (!IsName(parts.first) || parts.first == kOtherTenants) {
+      return refuse("does not begin with the name of a tenant");
+    }
+    if (!absl::SimpleAtoi(parts.second, &weight) || weight < 1 ||
+        weight > 1000) {
+      return refuse("has no weight in [1, 1000]: write NAME=WEIGHT");
+    }
+    if (!weights.emplace(parts.first, weight).second) {
+      return refuse("names a tenant again");
+    }
+  }
+  return weights;
 }
 
 absl::Status ServerOptions::Validate() const {

@@ -5,6 +5,7 @@
 #define WEFT_SRC_CONFIG_OPTIONS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,9 +30,10 @@ struct EngineOptions {
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
   LoadFormat load_format = LoadFormat::kAuto;
-  int num_threads = 0;           // Compute threads on the CPU; 0: all cores.
-  int max_adapters = 64;         // [1, 100000]
-  int max_rank = 64;             // [1, 1024]
+  int num_threads = 0;              // Compute threads on the CPU; 0: all cores.
+  int max_adapters = 64;            // [1, 100000]
+  int max_adapters_per_tenant = 0;  // 0: max_adapters; never more.
+  int max_rank = 64;                // [1, 1024]
   int max_context_tokens = 0;    // 0: the model's; never more than the model's.
   int64_t max_batch_tokens = 0;  // Of a training micro-batch; 0: by device.
   int64_t loss_chunk_size = 1024;  // Score rows per head chunk; <= 0: all.
@@ -40,14 +42,27 @@ struct EngineOptions {
   bool share_prompts = true;        // Run equal beginnings of data once.
   int64_t max_queue_requests = 1024;   // Waiting requests; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Their tokens; >= 1.
-  int64_t kv_cache_bytes = 0;          // 0: sized from the machine.
-  int max_decode_sequences = 64;       // Sequences per decode iteration.
+  // Of one tenant, never more than of all. 0: a quarter of that.
+  int64_t max_queue_requests_per_tenant = 0;
+  int64_t max_queue_tokens_per_tenant = 0;
+  std::string tenant_weights;     // As ParseTenantWeights reads.
+  int64_t kv_cache_bytes = 0;     // 0: sized from the machine.
+  int max_decode_sequences = 64;  // Sequences per decode iteration.
   double sampling_share = 0.5;  // Of device time when both kinds wait; (0, 1).
 
   // INVALID_ARGUMENT naming every flag that is out of range, its value and
   // the range, one per line.
   [[nodiscard]] absl::Status Validate() const;
 };
+
+// What metrics call the tenants without a weight of their own.
+inline constexpr char kOtherTenants[] = "other";
+
+// Reads "NAME=WEIGHT,...", weights in [1, 1000]: the shares of tenants; those
+// that are not named have 1. INVALID_ARGUMENT naming the entry; kOtherTenants
+// is no name.
+[[nodiscard]] absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
+    absl::string_view text);
 
 // kAuto: text on a terminal, JSON lines otherwise.
 enum class LogStyle { kAuto, kText, kJson };

@@ -1,5 +1,6 @@
 #include "src/engine/adapter_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,8 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
 }
 
 absl::StatusOr<lora::Adapter*> AdapterTable::Create(
-    const std::string& adapter_id, const LoraConfig& config) {
+    const std::string& adapter_id, const std::string& tenant,
+    const LoraConfig& config) {
   if (entries_.contains(adapter_id)) {
     return absl::AlreadyExistsError(
         absl::StrCat("adapter_id: '", adapter_id, "' exists"));
@@ -23,9 +25,17 @@ absl::StatusOr<lora::Adapter*> AdapterTable::Create(
         absl::StrCat("all ", max_adapters_,
                      " adapter slots are in use (--max-adapters); delete one"));
   }
+  const auto of_tenant = std::ranges::count_if(
+      entries_, [&](const auto& e) { return e.second.tenant == tenant; });
+  if (of_tenant >= max_per_tenant_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "all ", max_per_tenant_, " adapter slots of tenant '", tenant,
+        "' are in use (--max-adapters-per-tenant); delete one"));
+  }
   const auto [it, inserted] = entries_.emplace(
       adapter_id,
       Entry{.adapter = lora::Adapter(config, shape_, compute_dtype_, device_),
+            .tenant = tenant,
             .snapshots = {},
             .created_at = absl::Now()});
   Renew(adapter_id, it->second);
@@ -117,6 +127,7 @@ uint64_t AdapterTable::resident_bytes() const {
 
 void AdapterTable::Renew(const std::string& adapter_id, const Entry& entry) {
   AdapterInfo info{.adapter_id = adapter_id,
+                   .tenant = entry.tenant,
                    .config = entry.adapter.config(),
                    .last_step = entry.last_step,
                    .optim_steps = entry.adapter.optim_steps(),

@@ -20,17 +20,20 @@ namespace weft::engine {
 class AdapterTable {
  public:
   AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
-               at::Device device, int max_adapters)
+               at::Device device, int max_adapters, int max_per_tenant)
       : shape_(shape),
         compute_dtype_(compute_dtype),
         device_(device),
-        max_adapters_(max_adapters) {}
+        max_adapters_(max_adapters),
+        max_per_tenant_(max_per_tenant) {}
 
   // Engine thread.
 
-  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots in use).
+  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, in
+  // use).
   [[nodiscard]] absl::StatusOr<lora::Adapter*> Create(
-      const std::string& adapter_id, const LoraConfig& config);
+      const std::string& adapter_id, const std::string& tenant,
+      const LoraConfig& config);
   // Null when there is none.
   [[nodiscard]] lora::Adapter* Find(const std::string& adapter_id);
   // False when there is none. Versions that others pinned live on.
@@ -58,6 +61,7 @@ class AdapterTable {
  private:
   struct Entry {
     lora::Adapter adapter;
+    std::string tenant;
     std::map<std::string, lora::AdapterVersionPtr> snapshots;
     absl::Time created_at;
     uint64_t last_step = 0;
@@ -69,6 +73,7 @@ class AdapterTable {
   const at::ScalarType compute_dtype_;
   const at::Device device_;
   const int max_adapters_;
+  const int max_per_tenant_;
   std::map<std::string, Entry> entries_;
 
   mutable Mutex mu_;

@@ -38,14 +38,15 @@ void EngineImpl::CreateAdapter(CreateAdapterRequest request,
   if (!Admit(done)) return;
   PostControl([this, request = std::move(request), done = std::move(done)] {
     absl::StatusOr<AdapterInfo> info =
-        Create(request.adapter_id, request.config, /*state=*/nullptr,
-               /*last_step=*/0);
+        Create(request.adapter_id, request.tenant, request.config,
+               /*state=*/nullptr, /*last_step=*/0);
     if (absl::IsAlreadyExists(info.status())) {
       // A repeated call is answered as the first one was.
       const absl::StatusOr<AdapterInfo> existing =
           adapters_.Info(request.adapter_id);
-      if (existing.ok() && existing->config == request.config &&
-          existing->last_step == 0 && existing->version == 1) {
+      if (existing.ok() && existing->tenant == request.tenant &&
+          existing->config == request.config && existing->last_step == 0 &&
+          existing->version == 1) {
         info = existing;
       }
     }
@@ -118,7 +119,8 @@ void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
         if (request.weights_only) {
           loaded->state = {.weights = std::move(loaded->state.weights)};
         }
-        info = Create(request.adapter_id, loaded->info.config, &loaded->state,
+        info = Create(request.adapter_id, request.tenant, loaded->info.config,
+                      &loaded->state,
                       request.weights_only ? 0 : loaded->info.last_step);
       }
       completions_.Post([done, info = std::move(info)] {
@@ -208,11 +210,11 @@ void EngineImpl::ImportAdapter(ImportAdapterRequest request,
       done(peft.status());
       return;
     }
-    PostControl([this, adapter_id = request.adapter_id, done,
-                 peft = *std::move(peft)]() mutable {
+    PostControl([this, adapter_id = request.adapter_id, tenant = request.tenant,
+                 done, peft = *std::move(peft)]() mutable {
       const lora::AdapterState state{.weights = std::move(peft.weights)};
       absl::StatusOr<AdapterInfo> info =
-          Create(adapter_id, peft.config, &state, /*last_step=*/0);
+          Create(adapter_id, tenant, peft.config, &state, /*last_step=*/0);
       completions_.Post(
           [done, info = std::move(info)]() mutable { done(std::move(info)); });
     });

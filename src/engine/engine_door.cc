@@ -192,11 +192,13 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
               .status();
     }
     if (refused.ok()) {
-      samples_.emplace(work_id, std::make_unique<SampleWork>(
-                                    SampleWork{.request = std::move(request),
-                                               .accepted_at = absl::Now(),
-                                               .on_delta = std::move(on_delta),
-                                               .done = std::move(done)}));
+      samples_.emplace(work_id,
+                       std::make_unique<SampleWork>(SampleWork{
+                           .tenant = scheduler_.TenantOf(request.adapter_id),
+                           .request = std::move(request),
+                           .accepted_at = absl::Now(),
+                           .on_delta = std::move(on_delta),
+                           .done = std::move(done)}));
     }
   }
   if (!refused.ok()) {

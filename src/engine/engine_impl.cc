@@ -8,19 +8,33 @@ namespace weft::engine {
 namespace {
 
 sched::SchedulerOptions SchedulerOptionsOf(const EngineOptions& options) {
-  return {.max_batch_tokens = options.max_batch_tokens,
-          .max_queue_requests = options.max_queue_requests,
-          .max_queue_tokens = options.max_queue_tokens,
-          .sampling_share = options.sampling_share};
+  return {
+      .max_batch_tokens = options.max_batch_tokens,
+      .queue = {.max_requests = options.max_queue_requests,
+                .max_tokens = options.max_queue_tokens,
+                .max_requests_per_tenant =
+                    options.max_queue_requests_per_tenant,
+                .max_tokens_per_tenant = options.max_queue_tokens_per_tenant},
+      .sampling_share = options.sampling_share,
+      .tenant_weights = *ParseTenantWeights(options.tenant_weights)};
+}
+
+// Those that metrics tell apart.
+std::vector<std::string> NamedTenants(const EngineOptions& options) {
+  const auto weights = ParseTenantWeights(options.tenant_weights);
+  std::vector<std::string> names;
+  for (const auto& [name, weight] : *weights) names.push_back(name);
+  return names;
 }
 
 }  // namespace
 
 EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
     : parts_(std::move(parts)),
-      probe_(registry),
+      probe_(registry, NamedTenants(parts_.options)),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
-                parts_.decoder->device(), parts_.options.max_adapters),
+                parts_.decoder->device(), parts_.options.max_adapters,
+                parts_.options.max_adapters_per_tenant),
       adapter_io_(parts_.options.checkpoint_dir, parts_.model_name,
                   parts_.decoder->config().shape()),
       train_runner_(

@@ -122,6 +122,10 @@ class EngineImpl final : public Engine {
   void RunTrain(const sched::Plan& plan);
   absl::Status RunTrainPieces(const sched::Plan& plan,
                               const std::vector<const StepWork*>& works);
+  // Adapters of a plan cannot go before it has ended: deleting runs between.
+  void CountTenantTokens(const sched::Plan& plan,
+                         const std::vector<const StepWork*>& works);
+  void CountTenantTokens(const SampleWork& work, const SampleResult& result);
   // After a slice that is not the request's last one.
   void FinishSlice(uint64_t work_id);
   void RunExclusive(uint64_t work_id);
@@ -154,6 +158,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] int MaxRank(const LoraConfig& config) const;
   // Creates an adapter; on the engine thread.
   absl::StatusOr<AdapterInfo> Create(const std::string& adapter_id,
+                                     const std::string& tenant,
                                      const LoraConfig& config,
                                      const lora::AdapterState* state,
                                      uint64_t last_step);

@@ -102,6 +102,7 @@ void EngineImpl::RunTrain(const sched::Plan& plan) {
     }
   }
   const absl::Status status = RunTrainPieces(plan, works);
+  if (status.ok()) CountTenantTokens(plan, works);
   for (size_t i = 0; i < plan.slices.size(); ++i) {
     const sched::TrainSlice& slice = plan.slices[i];
     if (!status.ok()) {
@@ -118,6 +119,21 @@ void EngineImpl::RunTrain(const sched::Plan& plan) {
     } else {
       FinishSlice(slice.work_id);
     }
+  }
+}
+
+void EngineImpl::CountTenantTokens(const sched::Plan& plan,
+                                   const std::vector<const StepWork*>& works) {
+  MutexLock lock(&mu_);
+  for (size_t i = 0; i < works.size(); ++i) {
+    const sched::TrainSlice& slice = plan.slices[i];
+    const auto& request = std::get<TrainRequest>(works[i]->request);
+    int64_t num_tokens = 0;
+    for (int64_t d = 0; d < slice.num_data; ++d) {
+      num_tokens += request.data[slice.first_datum + d].num_tokens();
+    }
+    probe_.CountTenantTrain(scheduler_.TenantOf(request.adapter_id),
+                            num_tokens);
   }
 }
 
@@ -258,6 +274,7 @@ void EngineImpl::RunDecode() {
       });
     }
     if (event.finished) {
+      if (event.result.ok()) CountTenantTokens(*it->second, *event.result);
       completions_.Post([done = std::move(it->second->done),
                          result = std::move(event.result)]() mutable {
         done(std::move(result));
@@ -265,6 +282,15 @@ void EngineImpl::RunDecode() {
       samples_.erase(it);
     }
   }
+}
+
+void EngineImpl::CountTenantTokens(const SampleWork& work,
+                                   const SampleResult& result) {
+  auto num_tokens = static_cast<int64_t>(work.request.prompt.size());
+  for (const weft::Sample& sample : result.samples) {
+    num_tokens += static_cast<int64_t>(sample.tokens.size());
+  }
+  probe_.CountTenantSample(work.tenant, num_tokens);
 }
 
 void EngineImpl::CompleteStep(uint64_t work_id,

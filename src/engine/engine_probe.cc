@@ -1,8 +1,11 @@
 #include "src/engine/engine_probe.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/time/clock.h"
+#include "src/config/options.h"
 
 namespace weft::engine {
 namespace {
@@ -22,17 +25,34 @@ const std::vector<std::string> kBatches = {"train", "prefill", "decode"};
 const std::vector<std::string> kCheckpointOutcomes = {"save_ok", "save_error",
                                                       "load_ok", "load_error"};
 
+std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
+  tenants.emplace_back(kOtherTenants);
+  return tenants;
+}
+
 std::vector<double> StepBuckets() { return ExponentialBuckets(0.001, 2, 18); }
 
 std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
 
 }  // namespace
 
-EngineProbe::EngineProbe(prometheus::Registry* registry)
-    : heartbeat_(AddGauge(registry, "weft_engine_heartbeat_timestamp_seconds",
+EngineProbe::EngineProbe(prometheus::Registry* registry,
+                         std::vector<std::string> tenants)
+    : tenants_(std::move(tenants)),
+      heartbeat_(AddGauge(registry, "weft_engine_heartbeat_timestamp_seconds",
                           "Unix time at which the engine thread last moved.")),
       queue_depth_(registry, "weft_queue_depth", "Requests that wait, by kind.",
                    "kind", kKinds),
+      tenant_queue_depth_(registry, "weft_tenant_queue_depth",
+                          "Requests that wait, by tenant.", "tenant",
+                          TenantLabels(tenants_)),
+      tenant_train_tokens_(registry, "weft_tenant_train_tokens_total",
+                           "Tokens of ForwardBackward and Forward, by tenant.",
+                           "tenant", TenantLabels(tenants_)),
+      tenant_sample_tokens_(registry, "weft_tenant_sample_tokens_total",
+                            "Tokens of finished samples and their prompts, by "
+                            "tenant.",
+                            "tenant", TenantLabels(tenants_)),
       queue_wait_(registry, "weft_queue_wait_seconds",
                   "Time from acceptance to start.", StepBuckets(), "kind",
                   kKinds),
@@ -96,6 +116,30 @@ void EngineProbe::SetQueues(const sched::Scheduler& scheduler) {
     queue_depth_[kind].Set(static_cast<double>(
         scheduler.QueueDepth(static_cast<sched::WorkKind>(kind))));
   }
+  int64_t others = scheduler.room().total().requests;
+  for (size_t i = 0; i < tenants_.size(); ++i) {
+    const int64_t depth = scheduler.room().LoadOf(tenants_[i]).requests;
+    tenant_queue_depth_[i].Set(static_cast<double>(depth));
+    others -= depth;
+  }
+  tenant_queue_depth_[tenants_.size()].Set(static_cast<double>(others));
+}
+
+size_t EngineProbe::LabelOf(std::string_view tenant) const {
+  return static_cast<size_t>(std::ranges::find(tenants_, tenant) -
+                             tenants_.begin());
+}
+
+void EngineProbe::CountTenantTrain(std::string_view tenant,
+                                   int64_t num_tokens) {
+  tenant_train_tokens_[LabelOf(tenant)].Increment(
+      static_cast<double>(num_tokens));
+}
+
+void EngineProbe::CountTenantSample(std::string_view tenant,
+                                    int64_t num_tokens) {
+  tenant_sample_tokens_[LabelOf(tenant)].Increment(
+      static_cast<double>(num_tokens));
 }
 
 void EngineProbe::ObserveWait(sched::WorkKind kind, absl::Time accepted_at) {

@@ -4,7 +4,9 @@
 #define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "src/metrics/metrics.h"
@@ -15,10 +17,15 @@ namespace weft::engine {
 // Threads: any.
 class EngineProbe {
  public:
-  explicit EngineProbe(prometheus::Registry* registry);
+  // `tenants`: those with labels of their own; the others share one.
+  explicit EngineProbe(prometheus::Registry* registry,
+                       std::vector<std::string> tenants = {});
 
   void Heartbeat();
   void SetQueues(const sched::Scheduler& scheduler);
+  // Tokens of requests that were run, by the tenant they were run for.
+  void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
+  void CountTenantSample(std::string_view tenant, int64_t num_tokens);
   void ObserveWait(sched::WorkKind kind, absl::Time accepted_at);
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
@@ -37,8 +44,14 @@ class EngineProbe {
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
 
  private:
+  [[nodiscard]] size_t LabelOf(std::string_view tenant) const;
+
+  const std::vector<std::string> tenants_;
   prometheus::Gauge& heartbeat_;
   LabelledGauges queue_depth_;
+  LabelledGauges tenant_queue_depth_;
+  LabelledCounters tenant_train_tokens_;
+  LabelledCounters tenant_sample_tokens_;
   LabelledHistograms queue_wait_;
   prometheus::Counter& train_tokens_;
   prometheus::Counter& prompt_tokens_;

@@ -63,6 +63,14 @@ void FillDefaults(EngineOptions& options, at::Device device) {
     options.kv_cache_bytes = cuda ? kCudaKvBytes : kCpuKvBytes;
   }
   if (options.checkpoint_dir.empty()) options.checkpoint_dir = "checkpoints";
+  if (options.max_adapters_per_tenant == 0) {
+    options.max_adapters_per_tenant = options.max_adapters;
+  }
+  const auto quarter = [](int64_t& limit, int64_t of_all) {
+    if (limit == 0) limit = std::max<int64_t>(of_all / 4, 1);
+  };
+  quarter(options.max_queue_requests_per_tenant, options.max_queue_requests);
+  quarter(options.max_queue_tokens_per_tenant, options.max_queue_tokens);
 }
 
 EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,

@@ -60,6 +60,7 @@ struct StepWork {
 };
 
 struct SampleWork {
+  std::string tenant;
   SampleRequest request;
   absl::Time accepted_at;
   std::function<void(SampleDelta)> on_delta;  // May be empty.

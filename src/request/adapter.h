@@ -73,6 +73,7 @@ struct LoraConfig {
 
 struct AdapterInfo {
   std::string adapter_id;
+  std::string tenant;
   LoraConfig config;
   uint64_t last_step = 0;
   uint64_t optim_steps = 0;
@@ -95,6 +96,7 @@ struct CheckpointInfo {
 
 struct CreateAdapterRequest {
   std::string adapter_id;
+  std::string tenant;
   LoraConfig config;
 };
 
@@ -111,6 +113,7 @@ struct LoadCheckpointRequest {
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
+  std::string tenant;  // Of the adapter, if the load creates it.
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -136,6 +139,7 @@ using PeftFiles = std::vector<std::pair<std::string, std::string>>;
 
 struct ImportAdapterRequest {
   std::string adapter_id;
+  std::string tenant;
   PeftFiles files;
 };
 

@@ -55,9 +55,7 @@ void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
     place = {.number = name_.empty() ? 0 : HighestAccepted(), .after = arrival};
   }
   item.step = number;
-  PutWaiting(place, Entry{.item = std::move(item),
-                          .automatic = automatic,
-                          .arrival = arrival});
+  PutWaiting(place, Entry{.item = std::move(item), .automatic = automatic});
 }
 
 const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
@@ -74,10 +72,9 @@ const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
   return expected == head.item.step ? &head : nullptr;
 }
 
-std::optional<TrainSlice> AdapterQueue::StartTrain(absl::Time now,
-                                                   bool backward, int64_t room,
-                                                   int64_t max_batch_tokens,
-                                                   bool take_any) {
+std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
+    absl::Time now, bool backward, int64_t room, int64_t max_batch_tokens,
+    bool take_any) {
   const Entry* head = Ready(now);
   if (head == nullptr || head->barrier() || head->item.backward != backward) {
     return std::nullopt;
@@ -104,32 +101,32 @@ std::optional<TrainSlice> AdapterQueue::StartTrain(absl::Time now,
   return StartData(end - head->next_datum);
 }
 
-TrainSlice AdapterQueue::StartData(int64_t num_data) {
+AdapterQueue::Started AdapterQueue::StartData(int64_t num_data) {
   auto node = waiting_.extract(waiting_.begin());
   Entry& entry = node.mapped();
   waiting_places_.erase(entry.item.id);
   entry.in_flight = num_data;
-  const TrainSlice slice{.work_id = entry.item.id,
-                         .first_datum = entry.next_datum,
-                         .num_data = num_data,
-                         .last = entry.done_after_flight()};
   const auto first = entry.item.datum_tokens.begin() + entry.next_datum;
-  virtual_time +=
-      std::accumulate(first, first + num_data, entry.prefix(entry.next_datum));
+  const Started started{
+      .slice = {.work_id = entry.item.id,
+                .first_datum = entry.next_datum,
+                .num_data = num_data,
+                .last = entry.done_after_flight()},
+      .tokens = std::accumulate(first, first + num_data,
+                                entry.prefix(entry.next_datum))};
   running_.push_back({.place = node.key(), .entry = std::move(entry)});
-  return slice;
+  return started;
 }
 
-uint64_t AdapterQueue::StartBarrier(absl::Time now) {
-  const Entry* head = Ready(now);
-  if (head == nullptr || !head->barrier()) return 0;
+AdapterQueue::Started AdapterQueue::StartBarrier() {
   auto node = waiting_.extract(waiting_.begin());
-  const uint64_t id = node.mapped().item.id;
-  waiting_places_.erase(id);
-  // Even free work moves the clock, or a stream of it would starve the others.
-  virtual_time += std::max<int64_t>(node.mapped().item.tokens, 1);
+  const WorkItem& item = node.mapped().item;
+  // Even free work has a cost, or a stream of it would starve the others.
+  const Started started{.slice = {.work_id = item.id},
+                        .tokens = std::max<int64_t>(item.tokens, 1)};
+  waiting_places_.erase(item.id);
   running_.push_back({.place = node.key(), .entry = std::move(node.mapped())});
-  return id;
+  return started;
 }
 
 bool AdapterQueue::Finish(uint64_t id, bool ok) {

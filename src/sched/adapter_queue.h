@@ -28,7 +28,6 @@ class AdapterQueue {
   struct Entry {
     WorkItem item;           // item.step is its number, 0 when it has none.
     bool automatic = false;  // The number was given out here.
-    uint64_t arrival = 0;
     int64_t next_datum = 0;  // Data before it are done; > 0: started.
     int64_t in_flight = 0;   // Data on the device now (kTrain).
 
@@ -49,6 +48,12 @@ class AdapterQueue {
     std::vector<std::pair<uint64_t, uint64_t>> renumbered;
   };
 
+  // Work that goes to the device.
+  struct Started {
+    TrainSlice slice;    // Of a barrier, only work_id.
+    int64_t tokens = 0;  // Its cost, with the prefixes that run again; >= 1.
+  };
+
   AdapterQueue(std::string name, uint64_t last_step, uint64_t reorder_window);
 
   // The number `item` would get; errors as Scheduler::Enqueue on its step.
@@ -66,12 +71,11 @@ class AdapterQueue {
   // (`max_batch_tokens`), as many data as fit, and at least one if
   // `take_any`. Nothing when that does not fit. Data with a common prefix stay
   // together, beyond `room`, while that costs less than the prefix.
-  std::optional<TrainSlice> StartTrain(absl::Time now, bool backward,
-                                       int64_t room, int64_t max_batch_tokens,
-                                       bool take_any);
+  std::optional<Started> StartTrain(absl::Time now, bool backward, int64_t room,
+                                    int64_t max_batch_tokens, bool take_any);
 
-  // Starts the ready barrier and returns its id.
-  uint64_t StartBarrier(absl::Time now);
+  // Starts the ready barrier.
+  Started StartBarrier();
 
   // True when the work is over (last slice, or failed).
   bool Finish(uint64_t id, bool ok);
@@ -89,9 +93,6 @@ class AdapterQueue {
   [[nodiscard]] bool on_device() const { return !running_.empty(); }
   [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
-
-  // Tokens served, for fairness between adapters; see Scheduler.
-  int64_t virtual_time = 0;
 
  private:
   // Sorts by number; an unnumbered op comes after the number that was the
@@ -112,7 +113,7 @@ class AdapterQueue {
   // Frees or skips the number of work that is gone.
   void Release(const Entry& entry);
   void Apply(uint64_t number);
-  TrainSlice StartData(int64_t num_data);
+  Started StartData(int64_t num_data);
   void PutWaiting(const Place& place, Entry entry);
 
   const std::string name_;

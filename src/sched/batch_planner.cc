@@ -1,77 +1,92 @@
 #include "src/sched/batch_planner.h"
 
-#include <algorithm>
 #include <cstddef>
+#include <map>
 #include <optional>
-#include <queue>
-#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace weft::sched {
 namespace {
 
-// An adapter's turn: who was served least goes first, then who came first.
-struct Turn {
-  int64_t virtual_time = 0;
-  uint64_t arrival = 0;
-  size_t queue = 0;
+using Queues = std::vector<AdapterQueue*>;
 
-  friend bool operator>(const Turn& a, const Turn& b) {
-    return std::tie(a.virtual_time, a.arrival) >
-           std::tie(b.virtual_time, b.arrival);
+// Adapters that may get more of the plan, in the order of their turns.
+class Line {
+ public:
+  Line(const Queues& queues, const FairShares& shares)
+      : queues_(queues), shares_(shares) {
+    for (size_t i = 0; i < queues.size(); ++i) Join(i);
   }
+
+  [[nodiscard]] bool empty() const { return tenants_.empty(); }
+
+  void Join(size_t queue) {
+    const FairShares::Turn turn = TurnOf(queue);
+    tenants_[turn.tenant].emplace(turn.adapter, queue);
+  }
+
+  // Takes whose turn it is out of the line. Its tenant keeps the head of the
+  // line until MoveTenant.
+  size_t Take() {
+    auto& adapters = tenants_.begin()->second;
+    return adapters.extract(adapters.begin()).mapped();
+  }
+
+  // Gives the tenant of the latest Take the place that it has now.
+  void MoveTenant() {
+    auto tenant = tenants_.extract(tenants_.begin());
+    if (tenant.mapped().empty()) return;
+    tenant.key() = TurnOf(tenant.mapped().begin()->second).tenant;
+    tenants_.insert(std::move(tenant));
+  }
+
+ private:
+  [[nodiscard]] FairShares::Turn TurnOf(size_t queue) const {
+    return shares_.TurnOf(queues_[queue]->name());
+  }
+
+  const Queues& queues_;
+  const FairShares& shares_;
+  // Indices of queues by place, by place of the tenant.
+  std::map<FairShares::Place, std::map<FairShares::Place, size_t>> tenants_;
 };
-
-using Turns = std::priority_queue<Turn, std::vector<Turn>, std::greater<>>;
-
-void PushTurn(Turns& turns, const AdapterQueue& queue, size_t index,
-              absl::Time now) {
-  const AdapterQueue::Entry* head = queue.Ready(now);
-  if (head == nullptr) return;
-  turns.push({.virtual_time = queue.virtual_time,
-              .arrival = head->arrival,
-              .queue = index});
-}
 
 }  // namespace
 
-Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
-               int64_t max_batch_tokens, int64_t* virtual_time) {
-  Turns turns;
-  for (size_t i = 0; i < queues.size(); ++i)
-    PushTurn(turns, *queues[i], i, now);
+Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
+               FairShares& shares) {
   Plan plan;
-  if (turns.empty()) return plan;
-
-  AdapterQueue& first = *queues[turns.top().queue];
-  *virtual_time = std::max(*virtual_time, first.virtual_time);
-  const AdapterQueue::Entry* head = first.Ready(now);
-  if (head->barrier()) {
-    plan.kind = Plan::Kind::kExclusive;
-    plan.work_id = first.StartBarrier(now);
-    return plan;
-  }
-  plan.kind = Plan::Kind::kTrain;
-  plan.backward = head->item.backward;
+  Line line(queues, shares);
   int64_t room = max_batch_tokens;
-  bool empty = true;
   std::vector<std::vector<TrainSlice>> slices(queues.size());
   std::vector<size_t> order;  // Of adapters, as they enter the plan.
-  while (!turns.empty() && room > 0) {
-    const size_t index = turns.top().queue;
-    turns.pop();
+  while (!line.empty() && room > 0) {
+    const size_t index = line.Take();
     AdapterQueue& queue = *queues[index];
-    const int64_t start = queue.virtual_time;
-    const std::optional<TrainSlice> slice = queue.StartTrain(
+    const AdapterQueue::Entry& head = *queue.Ready(now);
+    const bool empty = plan.kind == Plan::Kind::kNone;
+    if (empty && head.barrier()) {
+      const AdapterQueue::Started started = queue.StartBarrier();
+      shares.Charge(queue.name(), started.tokens);
+      plan.kind = Plan::Kind::kExclusive;
+      plan.work_id = started.slice.work_id;
+      return plan;
+    }
+    if (empty) plan.backward = head.item.backward;
+    const std::optional<AdapterQueue::Started> started = queue.StartTrain(
         now, plan.backward, room, max_batch_tokens, /*take_any=*/empty);
-    if (!slice) continue;
-    *virtual_time = std::max(*virtual_time, start);
-    empty = false;
-    room -= queue.virtual_time - start;
-    if (slices[index].empty()) order.push_back(index);
-    slices[index].push_back(*slice);
-    const bool whole = slice->last && slice->first_datum == 0;
-    if (whole) PushTurn(turns, queue, index, now);
+    if (started) {
+      plan.kind = Plan::Kind::kTrain;
+      shares.Charge(queue.name(), started->tokens);
+      room -= started->tokens;
+      if (slices[index].empty()) order.push_back(index);
+      slices[index].push_back(started->slice);
+    }
+    line.MoveTenant();
+    const bool whole =
+        started && started->slice.last && started->slice.first_datum == 0;
+    if (whole && queue.Ready(now) != nullptr) line.Join(index);
   }
   for (const size_t index : order) {
     plan.slices.insert(plan.slices.end(), slices[index].begin(),

@@ -5,77 +5,81 @@
 
 namespace weft::sched {
 
-void SampleQueue::Add(Entry entry) {
-  Lane& lane = lanes_[entry.adapter];
-  if (lane.waiting.empty()) {
-    lane.virtual_time = std::max(lane.virtual_time, virtual_time_);
-  }
-  lane.waiting.emplace(entry.arrival, std::move(entry));
-}
-
-std::map<uint64_t, SampleQueue::Entry>::const_iterator SampleQueue::Head(
-    const Lane& lane, absl::Time now) {
-  return std::find_if(
-      lane.waiting.begin(), lane.waiting.end(),
-      [now](const auto& waiting) { return waiting.second.deadline > now; });
-}
-
-std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
-  Lane* best = nullptr;
-  std::map<uint64_t, Entry>::const_iterator best_head;
-  for (auto it = lanes_.begin(); it != lanes_.end();) {
-    Lane& lane = it->second;
-    // A lane whose time has passed carries no memory worth keeping.
-    if (lane.waiting.empty() && lane.virtual_time <= virtual_time_) {
-      it = lanes_.erase(it);
-      continue;
-    }
-    ++it;
-    const auto head = Head(lane, now);
-    if (head == lane.waiting.end()) continue;
-    if (best == nullptr ||
-        std::pair(lane.virtual_time, head->first) <
-            std::pair(best->virtual_time, best_head->first)) {
-      best = &lane;
-      best_head = head;
-    }
-  }
-  if (best == nullptr) return std::nullopt;
-  Entry entry = best_head->second;
-  best->waiting.erase(best_head);
-  virtual_time_ = std::max(virtual_time_, best->virtual_time);
-  best->virtual_time += entry.tokens;
-  return entry;
-}
-
-void SampleQueue::PutBack(Entry entry) {
-  Lane& lane = lanes_[entry.adapter];
-  lane.virtual_time = std::max<int64_t>(lane.virtual_time - entry.tokens, 0);
-  lane.waiting.emplace(entry.arrival, std::move(entry));
-}
-
-bool SampleQueue::Remove(const std::string& adapter, uint64_t id) {
-  const auto lane = lanes_.find(adapter);
-  if (lane == lanes_.end()) return false;
-  return std::erase_if(lane->second.waiting, [id](const auto& waiting) {
-           return waiting.second.id == id;
-         }) > 0;
+void SampleQueue::AddAdapter(const std::string& adapter,
+                             const std::string& tenant) {
+  shares_.Add(adapter, tenant);
 }
 
 std::vector<uint64_t> SampleQueue::RemoveAdapter(const std::string& adapter) {
   std::vector<uint64_t> ids;
   const auto lane = lanes_.find(adapter);
-  if (lane == lanes_.end()) return ids;
-  for (const auto& [arrival, entry] : lane->second.waiting) {
-    ids.push_back(entry.id);
+  if (lane != lanes_.end()) {
+    for (const auto& [arrival, entry] : lane->second) ids.push_back(entry.id);
+    lanes_.erase(lane);
   }
-  lanes_.erase(lane);
+  shares_.Remove(adapter);
   return ids;
+}
+
+void SampleQueue::Add(Entry entry) {
+  shares_.SetActive(entry.adapter, true);
+  lanes_[entry.adapter].emplace(entry.arrival, std::move(entry));
+}
+
+SampleQueue::Lane::const_iterator SampleQueue::Head(const Lane& lane,
+                                                    absl::Time now) {
+  return std::find_if(lane.begin(), lane.end(), [now](const auto& waiting) {
+    return waiting.second.deadline > now;
+  });
+}
+
+void SampleQueue::Erase(const std::string& adapter,
+                        Lane::const_iterator entry) {
+  const auto lane = lanes_.find(adapter);
+  lane->second.erase(entry);
+  if (!lane->second.empty()) return;
+  shares_.SetActive(adapter, false);
+  lanes_.erase(lane);
+}
+
+std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
+  std::optional<FairShares::Turn> first;
+  Lane::const_iterator best;
+  for (const auto& [adapter, lane] : lanes_) {
+    const auto head = Head(lane, now);
+    if (head == lane.end()) continue;
+    const FairShares::Turn turn = shares_.TurnOf(adapter);
+    if (!first || turn < *first) {
+      first = turn;
+      best = head;
+    }
+  }
+  if (!first) return std::nullopt;
+  Entry entry = best->second;
+  shares_.Charge(entry.adapter, entry.tokens);
+  Erase(entry.adapter, best);
+  return entry;
+}
+
+void SampleQueue::PutBack(Entry entry) {
+  shares_.Refund(entry.adapter, entry.tokens);
+  lanes_[entry.adapter].emplace(entry.arrival, std::move(entry));
+}
+
+bool SampleQueue::Remove(const std::string& adapter, uint64_t id) {
+  const auto lane = lanes_.find(adapter);
+  if (lane == lanes_.end()) return false;
+  const auto entry = std::find_if(
+      lane->second.begin(), lane->second.end(),
+      [id](const auto& waiting) { return waiting.second.id == id; });
+  if (entry == lane->second.end()) return false;
+  Erase(adapter, entry);
+  return true;
 }
 
 bool SampleQueue::HasReady(absl::Time now) const {
   return std::any_of(lanes_.begin(), lanes_.end(), [now](const auto& lane) {
-    return Head(lane.second, now) != lane.second.waiting.end();
+    return Head(lane.second, now) != lane.second.end();
   });
 }
 

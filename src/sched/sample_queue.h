@@ -1,6 +1,6 @@
 // Sample requests that wait for a place among the decoding sequences: first in
 // first out for each adapter, adapters in turn by the tokens they were given
-// (start-time fair queueing).
+// (fair_shares.h).
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
 #define WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
@@ -9,9 +9,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/sched/fair_shares.h"
 
 namespace weft::sched {
 
@@ -25,6 +27,16 @@ class SampleQueue {
     uint64_t arrival = 0;  // Unique; the place in the adapter's line.
   };
 
+  // `weights`: of tenants, as FairShares.
+  explicit SampleQueue(std::map<std::string, int64_t> weights)
+      : shares_(std::move(weights)) {}
+
+  // Entries are of adapters that were added.
+  void AddAdapter(const std::string& adapter, const std::string& tenant);
+
+  // Removes the adapter with its entries and returns their ids.
+  std::vector<uint64_t> RemoveAdapter(const std::string& adapter);
+
   void Add(Entry entry);
 
   // Removes and returns the entry whose turn it is; expired ones have none.
@@ -35,23 +47,17 @@ class SampleQueue {
 
   bool Remove(const std::string& adapter, uint64_t id);
 
-  // Removes the adapter's entries and returns their ids.
-  std::vector<uint64_t> RemoveAdapter(const std::string& adapter);
-
   [[nodiscard]] bool HasReady(absl::Time now) const;
 
  private:
-  struct Lane {
-    std::map<uint64_t, Entry> waiting;  // By arrival.
-    int64_t virtual_time = 0;           // Tokens given.
-  };
+  using Lane = std::map<uint64_t, Entry>;  // By arrival.
 
   // First entry of the lane that has not expired; end() when none.
-  static std::map<uint64_t, Entry>::const_iterator Head(const Lane& lane,
-                                                        absl::Time now);
+  static Lane::const_iterator Head(const Lane& lane, absl::Time now);
+  void Erase(const std::string& adapter, Lane::const_iterator entry);
 
-  std::map<std::string, Lane> lanes_;
-  int64_t virtual_time_ = 0;
+  std::map<std::string, Lane> lanes_;  // Of adapters that have entries.
+  FairShares shares_;
 };
 
 }  // namespace weft::sched

@@ -10,14 +10,24 @@
 namespace weft::sched {
 
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_(options), share_(options.sampling_share) {
-  AddAdapter("", 0);
+    : options_(options),
+      shares_(options.tenant_weights),
+      samples_(options.tenant_weights),
+      room_(options.queue),
+      share_(options.sampling_share) {
+  AddAdapter(/*adapter=*/"", /*tenant=*/"", /*last_step=*/0);
 }
 
-bool Scheduler::AddAdapter(const std::string& adapter, uint64_t last_step) {
-  return adapters_
-      .try_emplace(adapter, adapter, last_step, options_.reorder_window)
-      .second;
+bool Scheduler::AddAdapter(const std::string& adapter,
+                           const std::string& tenant, uint64_t last_step) {
+  const bool added =
+      adapters_
+          .try_emplace(adapter, adapter, last_step, options_.reorder_window)
+          .second;
+  if (!added) return false;
+  shares_.Add(adapter, tenant);
+  samples_.AddAdapter(adapter, tenant);
+  return true;
 }
 
 std::vector<uint64_t> Scheduler::RemoveAdapter(const std::string& adapter) {
@@ -32,6 +42,7 @@ std::vector<uint64_t> Scheduler::RemoveAdapter(const std::string& adapter) {
   std::erase_if(taken_,
                 [&](const auto& sample) { return sample.adapter == adapter; });
   adapters_.erase(it);
+  shares_.Remove(adapter);
   backlogged_.erase(adapter);
   return ids;
 }
@@ -88,22 +99,6 @@ absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
   return absl::OkStatus();
 }
 
-absl::Status Scheduler::CheckRoom(int64_t tokens) const {
-  if (queued_requests_ >= options_.max_queue_requests) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the queue is full: ", queued_requests_,
-        " requests wait, max_queue_requests is ", options_.max_queue_requests));
-  }
-  // An empty queue takes any request, or a big one could never be served.
-  if (queued_tokens_ > 0 &&
-      tokens > options_.max_queue_tokens - queued_tokens_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the queue is full: ", queued_tokens_, " tokens wait, ", tokens,
-        " more would exceed max_queue_tokens ", options_.max_queue_tokens));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   WEFT_RETURN_IF_ERROR(CheckItem(item, now));
   if (item.kind == WorkKind::kTrain) {
@@ -116,7 +111,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   if (!sample) {
     WEFT_ASSIGN_OR_RETURN(number, queue.NumberFor(item));
   }
-  WEFT_RETURN_IF_ERROR(CheckRoom(item.tokens));
+  WEFT_RETURN_IF_ERROR(room_.Check(TenantOf(item.adapter), item.tokens));
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
                         .tokens = item.tokens,
@@ -129,13 +124,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
                   .arrival = ++arrivals_});
     return 0;
   }
-  const bool was_idle =
-      !queue.on_device() && queue.Ready(absl::InfinitePast()) == nullptr;
   queue.Add(std::move(item), number, ++arrivals_);
-  // Time spent idle, or waiting for a missing step, earns no credit.
-  if (was_idle) {
-    queue.virtual_time = std::max(queue.virtual_time, virtual_time_);
-  }
   NoteBacklog(queue);
   return number;
 }
@@ -185,7 +174,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
     plan.kind = Plan::Kind::kDecode;
     return plan;
   }
-  Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, &virtual_time_);
+  Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, shares_);
   if (plan.kind == Plan::Kind::kExclusive) NoteLeft(plan.work_id);
   for (const TrainSlice& slice : plan.slices) NoteLeft(slice.work_id);
   for (const AdapterQueue* queue : ready) NoteBacklog(*queue);
@@ -241,10 +230,13 @@ int64_t Scheduler::QueueDepth(WorkKind kind) const {
   return depth_[static_cast<size_t>(kind)];
 }
 
+const std::string& Scheduler::TenantOf(const std::string& adapter) const {
+  return shares_.TenantOf(adapter);
+}
+
 void Scheduler::NoteWaiting(uint64_t id, Queued queued) {
   ++depth_[static_cast<size_t>(queued.kind)];
-  ++queued_requests_;
-  queued_tokens_ += queued.tokens;
+  room_.Add(TenantOf(queued.adapter), queued.tokens);
   if (queued.deadline != absl::InfiniteFuture()) {
     deadlines_.emplace(queued.deadline, id);
   }
@@ -257,8 +249,7 @@ void Scheduler::NoteLeft(uint64_t id) {
   Queued& queued = it->second;
   queued.waiting = false;
   --depth_[static_cast<size_t>(queued.kind)];
-  --queued_requests_;
-  queued_tokens_ -= queued.tokens;
+  room_.Remove(TenantOf(queued.adapter), queued.tokens);
   deadlines_.erase({queued.deadline, id});
 }
 
@@ -273,6 +264,10 @@ void Scheduler::NoteBacklog(const AdapterQueue& queue) {
   } else {
     backlogged_.erase(queue.name());
   }
+  // Waiting for a missing step earns no more credit than idleness.
+  shares_.SetActive(
+      queue.name(),
+      queue.on_device() || queue.Ready(absl::InfinitePast()) != nullptr);
 }
 
 }  // namespace weft::sched

@@ -14,9 +14,10 @@
 // that later work already follows is skipped instead: its caller does not know
 // it and could never fill the gap.
 //
-// Fairness. Adapters share training by tokens, samples likewise (start-time
-// fair queueing with equal weights: who was idle collects no credit). Training
-// and decoding share device time by SchedulerOptions::sampling_share.
+// Fairness. Tenants share training by tokens in proportion to their weights,
+// the adapters of one tenant equally; samples likewise (fair_shares.h). How
+// much a tenant may queue: queue_room.h. Training and decoding share device
+// time by SchedulerOptions::sampling_share.
 //
 // A deterministic state machine: no clock and no threads of its own. Threads:
 // not thread-safe; the engine's lock guards it.
@@ -38,17 +39,20 @@
 #include "absl/time/time.h"
 #include "src/sched/adapter_queue.h"
 #include "src/sched/device_share.h"
+#include "src/sched/fair_shares.h"
+#include "src/sched/queue_room.h"
 #include "src/sched/sample_queue.h"
 #include "src/sched/work.h"
 
 namespace weft::sched {
 
 struct SchedulerOptions {
-  int64_t max_batch_tokens = 8192;    // Of a micro-batch; one datum may exceed.
-  int64_t max_queue_requests = 1024;  // Waiting, all kinds; >= 1.
-  int64_t max_queue_tokens = 4 << 20;  // Of waiting work; >= 1.
-  double sampling_share = 0.5;         // Of device time; in (0, 1).
-  uint64_t reorder_window = 256;       // Steps a number may run ahead; >= 1.
+  int64_t max_batch_tokens = 8192;  // Of a micro-batch; one datum may exceed.
+  QueueLimits queue;                // Of waiting work of all kinds.
+  double sampling_share = 0.5;      // Of device time; in (0, 1).
+  uint64_t reorder_window = 256;    // Steps a number may run ahead; >= 1.
+  // Shares of tenants, >= 1; every other tenant has 1.
+  std::map<std::string, int64_t> tenant_weights = {};
 };
 
 class Scheduler {
@@ -56,8 +60,10 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // `last_step`: number of the last step that is part of the adapter's state.
-  // False when the adapter is known already (nothing changes).
-  bool AddAdapter(const std::string& adapter, uint64_t last_step);
+  // False when the adapter is known already (nothing changes). The base model
+  // is there from the start; its tenant is "".
+  bool AddAdapter(const std::string& adapter, const std::string& tenant,
+                  uint64_t last_step);
 
   // Forgets the adapter. Returns the ids of its work that will not run, which
   // is everything but what is on the device in its last slice; later calls of
@@ -117,7 +123,10 @@ class Scheduler {
 
   // Requests that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
-  [[nodiscard]] int64_t queued_tokens() const { return queued_tokens_; }
+  // The same by tenant, with their tokens.
+  [[nodiscard]] const QueueRoom& room() const { return room_; }
+  // Of an adapter that was added.
+  [[nodiscard]] const std::string& TenantOf(const std::string& adapter) const;
 
  private:
   struct Queued {
@@ -129,25 +138,24 @@ class Scheduler {
   };
 
   absl::Status CheckItem(const WorkItem& item, absl::Time now) const;
-  absl::Status CheckRoom(int64_t tokens) const;
   // Counts work as waiting; stops counting it; and forgets it altogether.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
   void Forget(uint64_t id);
+  // Call after every change of the queue.
   void NoteBacklog(const AdapterQueue& queue);
 
   const SchedulerOptions options_;
   std::map<std::string, AdapterQueue> adapters_;
   std::set<std::string> backlogged_;  // Adapters with waiting training work.
+  FairShares shares_;                 // Of training.
   SampleQueue samples_;
+  QueueRoom room_;
   DeviceShare share_;
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;  // Of waiting work.
   std::vector<SampleQueue::Entry> taken_;  // By the last TakeSamples.
   std::array<int64_t, kNumWorkKinds> depth_{};
-  int64_t queued_requests_ = 0;
-  int64_t queued_tokens_ = 0;
-  int64_t virtual_time_ = 0;  // Of training, in tokens.
   uint64_t arrivals_ = 0;
 };
 

@@ -44,6 +44,7 @@ class FakeAdapter:
     last_step: int = 0
     version: int = 1
     optim_steps: int = 0
+    tenant: str = ""
     snapshots: dict[str, int] = field(default_factory=dict)
     replies: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
 
@@ -174,6 +175,7 @@ class FakeServer:
             version=adapter.version,
             num_parameters=1000,
             snapshots=sorted(adapter.snapshots),
+            tenant=adapter.tenant,
         )
 
     def _score(self, request: Any, response_type: Any, step: int) -> Any:
@@ -238,7 +240,9 @@ class FakeServer:
     def CreateAdapter(self, request: Any, context: Any) -> Any:
         if request.adapter_id in self.adapters:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "id taken")
-        self.adapters[request.adapter_id] = FakeAdapter(request.config)
+        self.adapters[request.adapter_id] = FakeAdapter(
+            request.config, tenant=request.tenant
+        )
         adapter = self._describe(request.adapter_id)
         return adapters_pb2.CreateAdapterResponse(adapter=adapter)
 
@@ -285,7 +289,9 @@ class FakeServer:
             raise Refusal(grpc.StatusCode.NOT_FOUND, "no such checkpoint")
         checkpoint = self.checkpoints[source, request.name]
         last = 0 if request.weights_only else checkpoint.last_step
-        adapter = FakeAdapter(checkpoint.config, last_step=last)
+        adapter = FakeAdapter(
+            checkpoint.config, last_step=last, tenant=request.tenant
+        )
         self.adapters[request.adapter_id] = adapter
         return adapters_pb2.LoadCheckpointResponse(
             adapter=self._describe(request.adapter_id)
@@ -326,12 +332,15 @@ class FakeServer:
                 yield adapters_pb2.ExportAdapterResponse(chunk=chunk)
 
     def ImportAdapter(self, requests: Any, context: Any) -> Any:
-        adapter_id = next(requests).options.adapter_id
+        options = next(requests).options
+        adapter_id = options.adapter_id
         files: dict[str, bytes] = defaultdict(bytes)
         for request in requests:
             files[request.chunk.name] += request.chunk.data
         self.files[adapter_id] = dict(files)
-        self.adapters[adapter_id] = FakeAdapter(adapters_pb2.LoraConfig(rank=4))
+        self.adapters[adapter_id] = FakeAdapter(
+            adapters_pb2.LoraConfig(rank=4), tenant=options.tenant
+        )
         adapter = self._describe(adapter_id)
         return adapters_pb2.ImportAdapterResponse(adapter=adapter)
 

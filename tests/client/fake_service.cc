@@ -112,6 +112,7 @@ class Adapters final : public v1::AdapterService::Service {
     v1::Adapter& adapter = state_.adapters[request->adapter_id()].message;
     adapter.set_adapter_id(request->adapter_id());
     *adapter.mutable_config() = request->config();
+    adapter.set_tenant(request->tenant());
     *response->mutable_adapter() = adapter;
     return grpc::Status::OK;
   }
@@ -171,6 +172,7 @@ class Adapters final : public v1::AdapterService::Service {
     }
     response->mutable_adapter()->set_adapter_id(request->adapter_id());
     response->mutable_adapter()->set_last_step(7);
+    response->mutable_adapter()->set_tenant(request->tenant());
     return grpc::Status::OK;
   }
 
@@ -228,13 +230,14 @@ class Adapters final : public v1::AdapterService::Service {
     v1::ImportAdapterRequest request;
     if (!reader->Read(&request)) return grpc::Status::CANCELLED;
     std::lock_guard lock(state_.mu);
-    const std::string id = request.options().adapter_id();
+    const v1::ImportOptions options = request.options();
     state_.files.clear();
     while (reader->Read(&request)) {
       state_.files[request.chunk().name()] += request.chunk().data();
     }
-    v1::Adapter& adapter = state_.adapters[id].message;
-    adapter.set_adapter_id(id);
+    v1::Adapter& adapter = state_.adapters[options.adapter_id()].message;
+    adapter.set_adapter_id(options.adapter_id());
+    adapter.set_tenant(options.tenant());
     *response->mutable_adapter() = adapter;
     return grpc::Status::OK;
   }

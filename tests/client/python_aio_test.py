@@ -29,7 +29,8 @@ def run(server: FakeServer, body: Body) -> None:
 
 def test_trains_samples_and_saves(server: FakeServer) -> None:
     async def body(client: weft.AsyncClient) -> None:
-        adapter = await client.create_adapter("a", rank=2)
+        adapter = await client.create_adapter("a", rank=2, tenant="alice")
+        assert (await adapter.info()).tenant == "alice"
         assert (await adapter.forward_backward(DATA)).step == 1
         assert (await adapter.forward(DATA)).step == 2
         assert (await adapter.optim_step()).step == 3
@@ -129,7 +130,8 @@ def test_moves_folders(server: FakeServer, tmp_path: Path) -> None:
         source.mkdir()
         (source / "adapter_config.json").write_text("{}")
         (source / "adapter_model.safetensors").write_bytes(b"x" * 5000)
-        adapter = await client.import_adapter("a", source)
+        adapter = await client.import_adapter("a", source, tenant="alice")
+        assert (await adapter.info()).tenant == "alice"
         await adapter.export(tmp_path / "out")
         made = tmp_path / "out" / "adapter_model.safetensors"
         assert made.read_bytes() == b"x" * 5000

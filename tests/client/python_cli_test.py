@@ -60,7 +60,8 @@ def test_trains_and_samples(
     texts.write_text('{"text": "one two three"}\n')
     common = ["--model-dir", str(model_dir), "--server", server.target]
     train = ["train", *common, "--adapter", "a", "--data", str(texts)]
-    assert main([*train, "--steps", "2", "--batch", "1"]) == 0
+    assert main([*train, "--steps", "2", "--batch", "1", "--tenant", "t"]) == 0
+    assert server.adapters["a"].tenant == "t"
     assert "step 2/2" in capsys.readouterr().out
     assert server.adapters["a"].last_step == 4
     assert main([*train, "--steps", "1"]) == 0

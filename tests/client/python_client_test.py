@@ -352,13 +352,25 @@ def test_stream_errors_are_typed(
         list(client.sample_stream([1]))
 
 
+def test_a_load_brings_a_lost_adapter_back_to_its_tenant(
+    server: FakeServer, client: weft.Client
+) -> None:
+    assert client.create_adapter("alone").info().tenant == ""
+    adapter = client.create_adapter("a", tenant="alice")
+    assert adapter.info().tenant == "alice"
+    adapter.save("one")
+    server.adapters.clear()
+    assert adapter.load("one").tenant == "alice"
+
+
 def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     weights = bytes(range(256)) * 9000
     (source / "adapter_config.json").write_text("{}")
     (source / "adapter_model.safetensors").write_bytes(weights)
-    adapter = client.import_adapter("moved", source)
+    adapter = client.import_adapter("moved", source, tenant="alice")
+    assert adapter.info().tenant == "alice"
     adapter.export(tmp_path / "out")
     out = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert out["adapter_model.safetensors"] == weights

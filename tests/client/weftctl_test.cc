@@ -71,11 +71,38 @@ TEST_F(WeftctlTest, ManagesAdapters) {
   EXPECT_EQ(Run({"adapters", "list", "-o", "json"}), 0);
   EXPECT_EQ(Json()["adapters"].size(), 2);
   EXPECT_EQ(Run({"adapters", "list"}), 0);
-  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  RANK"));
+  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  RANK"));
   EXPECT_EQ(Run({"adapters", "get", "b"}), 0);
   EXPECT_EQ(Run({"adapters", "delete", "b"}), 0);
   EXPECT_EQ(Run({"adapters", "get", "b"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("NOT_FOUND"));
+}
+
+TEST_F(WeftctlTest, GivesNewAdaptersTheirTenant) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / "weftctl_tenant";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "adapter_config.json") << "{}";
+  std::ofstream(folder / "adapter_model.safetensors") << "weights";
+  const std::string data = WriteData("{\"tokens\": [1, 2, 3]}\n");
+  const std::vector<std::vector<std::string>> lines = {
+      {"adapters", "create", "made"},
+      {"import", "imported", folder.string()},
+      {"train", "trained", "--data", data, "--steps=1"}};
+  for (std::vector<std::string> line : lines) {
+    line.emplace_back("--tenant=alice");
+    EXPECT_EQ(Run(line), 0) << err_.str();
+  }
+  EXPECT_EQ(Run({"adapters", "list"}), 0);
+  for (const char* row :
+       {"made      alice", "imported  alice", "trained   alice"}) {
+    EXPECT_THAT(out_.str(), HasSubstr(row));
+  }
+  EXPECT_EQ(Run({"checkpoints", "save", "made", "one"}), 0);
+  EXPECT_EQ(Run({"checkpoints", "load", "new", "one", "--source=made",
+                 "--tenant=alice", "-o", "json"}),
+            0);
+  EXPECT_EQ(Json()["tenant"], "alice");
 }
 
 TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -10,7 +11,9 @@ namespace weft {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 EngineOptions GoodEngine() {
   EngineOptions options;
@@ -35,6 +38,52 @@ TEST(EngineOptionsTest, NamesEveryValueOutOfRangeAtOnce) {
               AllOf(HasSubstr("--max-rank=0 is outside [1, 1024]"),
                     HasSubstr("--threads=-1 is outside [0, 4096]"),
                     HasSubstr("--sampling-share=nan")));
+}
+
+TEST(EngineOptionsTest, RefusesMoreForATenantThanForAll) {
+  EngineOptions options = GoodEngine();
+  options.max_adapters = 8;
+  options.max_adapters_per_tenant = 9;
+  options.max_queue_requests = 16;
+  options.max_queue_requests_per_tenant = 17;
+  options.max_queue_tokens = 100;
+  options.max_queue_tokens_per_tenant = 101;
+  EXPECT_THAT(
+      std::string(options.Validate().message()),
+      AllOf(
+          HasSubstr("--max-adapters-per-tenant=9 is outside [0, 8]"),
+          HasSubstr("--max-queue-requests-per-tenant=17 is outside [0, 16]"),
+          HasSubstr("--max-queue-tokens-per-tenant=101 is outside [0, 100]")));
+  options.max_adapters_per_tenant = 8;
+  options.max_queue_requests_per_tenant = 16;
+  options.max_queue_tokens_per_tenant = 100;
+  EXPECT_TRUE(options.Validate().ok());
+}
+
+TEST(TenantWeightsTest, ReadsEntries) {
+  EXPECT_TRUE(ParseTenantWeights("")->empty());
+  const auto weights = ParseTenantWeights("alice=4,bob.b=1000");
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_THAT(*weights, ElementsAre(Pair("alice", 4), Pair("bob.b", 1000)));
+}
+
+TEST(TenantWeightsTest, RefusesByEntry) {
+  for (const char* bad :
+       {"alice", "alice=", "alice=0", "alice=1001", "alice=-1", "alice=1.5",
+        "alice=2=3", "=4", "a/b=4", " alice=4", "other=4"}) {
+    const absl::Status status =
+        ParseTenantWeights(absl::StrCat("bob=1,", bad)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(
+        std::string(status.message()),
+        HasSubstr(absl::StrCat("--tenant-weights: entry \"", bad, "\"")));
+  }
+  EXPECT_THAT(std::string(ParseTenantWeights("a=1,b=2,a=3").status().message()),
+              HasSubstr("entry \"a=3\" names a tenant again"));
+  EngineOptions options = GoodEngine();
+  options.tenant_weights = "alice=0";
+  EXPECT_THAT(std::string(options.Validate().message()),
+              HasSubstr("entry \"alice=0\""));
 }
 
 TEST(ServerOptionsTest, DefaultsAreValid) {

@@ -34,12 +34,13 @@ class AdapterTableTest : public ::testing::Test {
     table_.Publish(id, adapter->optim_steps());
   }
 
-  AdapterTable table_{kShape, at::kFloat, at::kCPU, /*max_adapters=*/2};
+  AdapterTable table_{kShape, at::kFloat, at::kCPU, /*max_adapters=*/3,
+                      /*max_per_tenant=*/2};
 };
 
 TEST_F(AdapterTableTest, FindsWhatWasCreated) {
   const absl::StatusOr<lora::Adapter*> created =
-      table_.Create("a", {.rank = 2});
+      table_.Create("a", "tenant", {.rank = 2});
   ASSERT_THAT(created, IsOk());
   EXPECT_EQ(table_.Find("a"), *created);
   EXPECT_EQ(table_.Find("b"), nullptr);
@@ -47,22 +48,37 @@ TEST_F(AdapterTableTest, FindsWhatWasCreated) {
 }
 
 TEST_F(AdapterTableTest, RefusesASecondOfTheSameName) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.Create("a", {.rank = 4}), IsStatus(kAlreadyExists, "'a'"));
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
+  EXPECT_THAT(table_.Create("a", "tenant", {.rank = 4}),
+              IsStatus(kAlreadyExists, "'a'"));
   EXPECT_EQ(table_.Find("a")->config().rank, 2);
 }
 
 TEST_F(AdapterTableTest, RefusesMoreThanItsSlotsUntilOneIsFree) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.Create("b", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.Create("c", {.rank = 2}),
-              IsStatus(kResourceExhausted, "all 2 adapter slots"));
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("b", "tenant", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("c", "another", {.rank = 2}), IsOk());
+  EXPECT_THAT(table_.Create("d", "another", {.rank = 2}),
+              IsStatus(kResourceExhausted, "all 3 adapter slots"));
   EXPECT_TRUE(table_.Erase("a"));
-  EXPECT_THAT(table_.Create("c", {.rank = 2}), IsOk());
+  EXPECT_THAT(table_.Create("d", "another", {.rank = 2}), IsOk());
+}
+
+TEST_F(AdapterTableTest, RefusesATenantMoreThanItsSlotsUntilOneIsFree) {
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("b", "tenant", {.rank = 2}), IsOk());
+  EXPECT_THAT(table_.Create("c", "tenant", {.rank = 2}),
+              IsStatus(kResourceExhausted,
+                       "all 2 adapter slots of tenant 'tenant' are in use "
+                       "(--max-adapters-per-tenant)"));
+  EXPECT_THAT(table_.Info("c"), IsStatus(kNotFound, "'c'"));
+  EXPECT_TRUE(table_.Erase("a"));
+  ASSERT_THAT(table_.Create("c", "tenant", {.rank = 2}), IsOk());
+  EXPECT_EQ(table_.Info("c")->tenant, "tenant");
 }
 
 TEST_F(AdapterTableTest, ErasesOnceAndForgetsTheFacts) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
   EXPECT_TRUE(table_.Erase("a"));
   EXPECT_FALSE(table_.Erase("a"));
   EXPECT_THAT(table_.Info("a"), IsStatus(kNotFound, "'a'"));
@@ -74,7 +90,7 @@ TEST_F(AdapterTableTest, ErasesOnceAndForgetsTheFacts) {
 }
 
 TEST_F(AdapterTableTest, TellsTheFactsOfTheLastPublish) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2, .alpha = 6}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2, .alpha = 6}), IsOk());
   Step("a");
   table_.Publish("a", 41);
   const absl::StatusOr<AdapterInfo> info = table_.Info("a");
@@ -90,8 +106,8 @@ TEST_F(AdapterTableTest, TellsTheFactsOfTheLastPublish) {
 }
 
 TEST_F(AdapterTableTest, SumsTheBytesOfAllAdapters) {
-  ASSERT_THAT(table_.Create("b", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.Create("a", {.rank = 4}), IsOk());
+  ASSERT_THAT(table_.Create("b", "tenant", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 4}), IsOk());
   const std::vector<AdapterInfo> infos = table_.Infos();
   ASSERT_EQ(infos.size(), 2u);
   EXPECT_EQ(infos[0].adapter_id, "a");
@@ -100,7 +116,7 @@ TEST_F(AdapterTableTest, SumsTheBytesOfAllAdapters) {
 }
 
 TEST_F(AdapterTableTest, ASnapshotKeepsItsWeightsThroughSteps) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2, .seed = 3}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2, .seed = 3}), IsOk());
   const std::vector<float> weights = table_.Find("a")->latest()->HostWeights();
   EXPECT_THAT(table_.PublishSnapshot("a", "first"), IsOkAndHolds(1));
   Step("a");
@@ -111,7 +127,7 @@ TEST_F(AdapterTableTest, ASnapshotKeepsItsWeightsThroughSteps) {
 }
 
 TEST_F(AdapterTableTest, PublishingTheSameVersionAgainIsNoError) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
   EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsOkAndHolds(1));
   EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsOkAndHolds(1));
   Step("a");
@@ -125,13 +141,13 @@ TEST_F(AdapterTableTest, RefusesSnapshotsThatAreNotThere) {
   EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsStatus(kNotFound, "'a'"));
   EXPECT_THAT(table_.ReleaseSnapshot("a", "s"), IsStatus(kNotFound, "'a'"));
   EXPECT_THAT(table_.Version("a", ""), IsStatus(kNotFound, "'a'"));
-  ASSERT_THAT(table_.Create("a", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
   EXPECT_THAT(table_.ReleaseSnapshot("a", "s"), IsStatus(kNotFound, "'s'"));
   EXPECT_THAT(table_.Version("a", "s"), IsStatus(kNotFound, "'s'"));
 }
 
 TEST_F(AdapterTableTest, APinnedVersionOutlivesItsAdapter) {
-  ASSERT_THAT(table_.Create("a", {.rank = 2, .seed = 3}), IsOk());
+  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2, .seed = 3}), IsOk());
   const absl::StatusOr<lora::AdapterVersionPtr> pinned =
       table_.Version("a", "");
   ASSERT_THAT(pinned, IsOk());

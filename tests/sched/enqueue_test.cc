@@ -1,4 +1,8 @@
 // Refusals of Enqueue: codes and messages. What is accepted: scenarios/.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
 #include "tests/support/status_matchers.h"
@@ -22,9 +26,8 @@ class EnqueueTest : public testing::Test {
  protected:
   EnqueueTest()
       : scheduler_({.max_batch_tokens = 100,
-                    .max_queue_requests = 4,
-                    .max_queue_tokens = 50}) {
-    scheduler_.AddAdapter("a", 7);
+                    .queue = {.max_requests = 4, .max_tokens = 50}}) {
+    scheduler_.AddAdapter("a", "a", 7);
   }
 
   Scheduler scheduler_;
@@ -76,6 +79,46 @@ TEST_F(EnqueueTest, NamesTheLimitThatIsReached) {
                        "max_queue_requests is 4"));
 }
 
+TEST(TenantLimitsTest, AreNamedWhenReached) {
+  Scheduler scheduler({.queue = {.max_requests = 8,
+                                 .max_tokens = 100,
+                                 .max_requests_per_tenant = 2,
+                                 .max_tokens_per_tenant = 25}});
+  scheduler.AddAdapter("a", "alice", 0);
+  ASSERT_THAT(scheduler.Enqueue(Train(1, 0), kNow), IsOk());
+  WorkItem item = Train(2, 0);
+  item.datum_tokens = {16};
+  EXPECT_THAT(scheduler.Enqueue(item, kNow),
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "10 tokens of tenant \"alice\" wait, 16 more would "
+                       "exceed max_queue_tokens_per_tenant 25"));
+  ASSERT_THAT(scheduler.Enqueue(Train(2, 0), kNow), IsOk());
+  EXPECT_THAT(scheduler.Enqueue(Train(3, 0), kNow),
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "2 requests of tenant \"alice\" wait, "
+                       "max_queue_requests_per_tenant is 2"));
+}
+
+// However many tenants flood, one more gets in, and the queue stays bounded.
+TEST(TenantLimitsTest, NeverShutOutATenant) {
+  Scheduler scheduler({.queue = {.max_requests = 64,
+                                 .max_tokens = 640,
+                                 .max_requests_per_tenant = 16,
+                                 .max_tokens_per_tenant = 160}});
+  uint64_t id = 0;
+  for (int tenant = 1; tenant <= 40; ++tenant) {
+    WorkItem item = Train(++id, 0);
+    item.adapter = absl::StrCat("adapter", tenant);
+    scheduler.AddAdapter(item.adapter, item.adapter, 0);
+    int64_t accepted = 0;
+    for (; scheduler.Enqueue(item, kNow).ok(); item.id = ++id) ++accepted;
+    EXPECT_GE(accepted, std::min(16, std::max(64 / tenant, 1)));
+  }
+  const double bound = 2 + std::log(40.0);
+  EXPECT_LE(scheduler.room().total().requests, 64 * bound);
+  EXPECT_LE(scheduler.room().total().tokens, 640 * bound);
+}
+
 TEST_F(EnqueueTest, RefusesWhatIsLate) {
   WorkItem item = Train(1, 0);
   item.deadline = kNow;
@@ -100,7 +143,7 @@ TEST_F(EnqueueTest, RefusesMalformedWork) {
   item.tokens = -1;
   refuses(item, "negative cost");
   EXPECT_TRUE(scheduler_.Idle());
-  EXPECT_EQ(scheduler_.queued_tokens(), 0);
+  EXPECT_EQ(scheduler_.room().total().tokens, 0);
 }
 
 TEST_F(EnqueueTest, TellsTheNextDeadline) {

@@ -1,9 +1,11 @@
 // Random clients against the scheduler: numbers out of order, losses, cancels,
-// deadlines and failures. Whatever happens, every adapter's effects are those
-// of its steps, each applied once, in order across barriers.
+// deadlines and failures, of a few tenants. Whatever happens, every adapter's
+// effects are those of its steps, each applied once, in order across barriers;
+// no tenant queues beyond its limits, none is refused below its share.
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -24,6 +26,7 @@ struct Step {
 // order within a window and sends again what was lost.
 struct Client {
   std::string name;
+  std::string tenant;
   std::vector<Step> script;               // Step n is script[n - 1].
   std::set<uint64_t> missing;             // Not accepted at the moment.
   std::map<uint64_t, int64_t> data_done;  // Of steps that have started.
@@ -35,14 +38,15 @@ class World {
   World(uint64_t seed, int num_clients, int num_steps)
       : random_(seed),
         scheduler_({.max_batch_tokens = kBatchTokens,
-                    .max_queue_requests = 40,
-                    .max_queue_tokens = 4000,
+                    .queue = kLimits,
                     .sampling_share = 0.3,
-                    .reorder_window = 6}) {
+                    .reorder_window = 6,
+                    .tenant_weights = {{"tenant0", 4}}}) {
     for (int c = 0; c < num_clients; ++c) {
       Client client;
       client.name = "adapter" + std::to_string(c);
-      scheduler_.AddAdapter(client.name, 0);
+      client.tenant = "tenant" + std::to_string(c % 4);
+      scheduler_.AddAdapter(client.name, client.tenant, 0);
       for (int n = 1; n <= num_steps; ++n) {
         client.script.push_back(RandomStep());
         client.missing.insert(n);
@@ -62,7 +66,8 @@ class World {
     }
     EXPECT_TRUE(Done()) << "work is stuck";
     EXPECT_TRUE(scheduler_.Idle());
-    EXPECT_EQ(scheduler_.queued_tokens(), 0);
+    EXPECT_EQ(scheduler_.room().total().requests, 0);
+    EXPECT_EQ(scheduler_.room().total().tokens, 0);
     for (const Client& client : clients_) {
       EXPECT_EQ(scheduler_.LastStep(client.name), client.script.size());
     }
@@ -70,6 +75,18 @@ class World {
 
  private:
   static constexpr int64_t kBatchTokens = 100;
+  static constexpr QueueLimits kLimits = {.max_requests = 9,
+                                          .max_tokens = 700,
+                                          .max_requests_per_tenant = 5,
+                                          .max_tokens_per_tenant = 400};
+
+  // An accepted request that has not ended.
+  struct Accepted {
+    size_t client = 0;
+    uint64_t step = 0;
+    int64_t tokens = 0;
+    bool started = false;
+  };
 
   int64_t Uniform(int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random_);
@@ -111,26 +128,58 @@ class World {
       if (Uniform(0, 3) == 0) {
         item.deadline = now_ + absl::Milliseconds(Uniform(1, 400));
       }
-      if (scheduler_.Enqueue(item, now_).ok()) {
-        waiting_[item.id] = {c, *it};
+      const int64_t tokens = std::accumulate(
+          item.datum_tokens.begin(), item.datum_tokens.end(), int64_t{0});
+      const absl::Status status = scheduler_.Enqueue(item, now_).status();
+      CheckRoom(client.tenant, tokens, status);
+      if (status.ok()) {
+        accepted_[item.id] = {.client = c, .step = *it, .tokens = tokens};
         client.missing.erase(it);
       }
     }
   }
 
+  // Holds the answer to a request against what waited before it.
+  void CheckRoom(const std::string& tenant, int64_t tokens,
+                 const absl::Status& answer) {
+    std::set<std::string> tenants = {tenant};
+    int64_t own_requests = 0;
+    int64_t own_tokens = 0;
+    for (const auto& [id, work] : accepted_) {
+      if (work.started) continue;
+      tenants.insert(clients_[work.client].tenant);
+      if (clients_[work.client].tenant != tenant) continue;
+      ++own_requests;
+      own_tokens += work.tokens;
+    }
+    if (answer.ok()) {
+      EXPECT_LT(own_requests, kLimits.max_requests_per_tenant);
+      EXPECT_TRUE(own_tokens == 0 ||
+                  own_tokens + tokens <= kLimits.max_tokens_per_tenant);
+    } else if (absl::IsResourceExhausted(answer)) {
+      const auto n = static_cast<int64_t>(tenants.size());
+      EXPECT_TRUE(own_requests >= std::min(kLimits.max_requests_per_tenant,
+                                           kLimits.max_requests / n) ||
+                  own_tokens + tokens > std::min(kLimits.max_tokens_per_tenant,
+                                                 kLimits.max_tokens / n))
+          << answer;
+      EXPECT_GE(own_requests, 1) << answer;
+    }
+  }
+
   void CancelSomething() {
-    if (waiting_.empty()) return;
-    auto it = waiting_.begin();
-    std::advance(it, Uniform(0, waiting_.size() - 1));
+    if (accepted_.empty()) return;
+    auto it = accepted_.begin();
+    std::advance(it, Uniform(0, accepted_.size() - 1));
     const uint64_t id = it->first;
     if (scheduler_.Cancel(id)) Lose(id);
   }
 
   void Lose(uint64_t id) {
-    const auto [c, step] = waiting_.at(id);
-    clients_[c].missing.insert(step);
-    clients_[c].data_done.erase(step);
-    waiting_.erase(id);
+    const Accepted& work = accepted_.at(id);
+    clients_[work.client].missing.insert(work.step);
+    clients_[work.client].data_done.erase(work.step);
+    accepted_.erase(id);
   }
 
   void Execute() {
@@ -148,8 +197,8 @@ class World {
     std::vector<TrainSlice> slices = plan.slices;
     std::shuffle(slices.begin(), slices.end(), random_);
     for (const TrainSlice& slice : slices) {
-      const auto [c, step] = waiting_.at(slice.work_id);
-      int64_t& done = clients_[c].data_done[step];
+      const Accepted& work = accepted_.at(slice.work_id);
+      int64_t& done = clients_[work.client].data_done[work.step];
       EXPECT_EQ(done, slice.first_datum) << "data lost or repeated";
       done += slice.num_data;
       Complete(slice.work_id, slice.last);
@@ -158,8 +207,10 @@ class World {
 
   // Everything before the work, up to the last barrier, has been applied.
   void CheckOrder(uint64_t id, bool barrier) {
-    const auto [c, step] = waiting_.at(id);
-    const Client& client = clients_[c];
+    Accepted& work = accepted_.at(id);
+    work.started = true;
+    const uint64_t step = work.step;
+    const Client& client = clients_[work.client];
     EXPECT_FALSE(client.applied.contains(step)) << "applied twice";
     bool across_barrier = barrier;
     for (uint64_t earlier = step - 1; earlier >= 1; --earlier) {
@@ -177,18 +228,19 @@ class World {
     std::map<std::string, std::pair<int, int>> whole_and_parts;
     std::vector<std::string> names;
     for (const TrainSlice& slice : plan.slices) {
-      const auto [c, step] = waiting_.at(slice.work_id);
+      const Accepted& work = accepted_.at(slice.work_id);
+      const Client& client = clients_[work.client];
       const std::vector<int64_t>& data =
-          clients_[c].script[step - 1].datum_tokens;
+          client.script[work.step - 1].datum_tokens;
       for (int64_t i = 0; i < slice.num_data; ++i) {
         tokens += data.at(slice.first_datum + i);
       }
       num_data += slice.num_data;
       const bool whole = slice.first_datum == 0 && slice.last;
-      auto& [wholes, parts] = whole_and_parts[clients_[c].name];
+      auto& [wholes, parts] = whole_and_parts[client.name];
       ++(whole ? wholes : parts);
-      if (names.empty() || names.back() != clients_[c].name) {
-        names.push_back(clients_[c].name);
+      if (names.empty() || names.back() != client.name) {
+        names.push_back(client.name);
       }
     }
     EXPECT_TRUE(tokens <= kBatchTokens || num_data == 1) << tokens;
@@ -200,14 +252,14 @@ class World {
   }
 
   void Complete(uint64_t id, bool last) {
-    const auto [c, step] = waiting_.at(id);
+    const Accepted work = accepted_.at(id);
     const bool ok = Uniform(0, 7) != 0;
     scheduler_.Finished(id, ok);
     if (!ok) {
       Lose(id);
     } else if (last) {
-      EXPECT_TRUE(clients_[c].applied.insert(step).second);
-      waiting_.erase(id);
+      EXPECT_TRUE(clients_[work.client].applied.insert(work.step).second);
+      accepted_.erase(id);
     }
   }
 
@@ -216,7 +268,7 @@ class World {
   absl::Time now_ = absl::UnixEpoch();
   uint64_t last_id_ = 0;
   std::vector<Client> clients_;
-  std::map<uint64_t, std::pair<size_t, uint64_t>> waiting_;  // Client, step.
+  std::map<uint64_t, Accepted> accepted_;
 };
 
 TEST(RandomScheduleTest, AppliesEveryStepOnceAndInOrder) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -110,19 +111,41 @@ class Interpreter {
   std::string Options(const Words& words) {
     SchedulerOptions options;
     options.max_batch_tokens = Number(Option(words, "batch", "100"));
-    options.max_queue_requests = Number(Option(words, "requests", "100"));
-    options.max_queue_tokens = Number(Option(words, "tokens", "100000"));
+    const std::string requests = Option(words, "requests", "100");
+    const std::string tokens = Option(words, "tokens", "100000");
+    options.queue = {
+        .max_requests = Number(requests),
+        .max_tokens = Number(tokens),
+        .max_requests_per_tenant =
+            Number(Option(words, "tenant_requests", requests)),
+        .max_tokens_per_tenant = Number(Option(words, "tenant_tokens", tokens)),
+    };
     options.sampling_share =
         static_cast<double>(Number(Option(words, "percent", "50"))) / 100;
     options.reorder_window = Number(Option(words, "window", "256"));
+    const std::string weights = Option(words, "weights", "");
+    for (const auto entry : absl::StrSplit(weights, ',', absl::SkipEmpty())) {
+      const std::vector<std::string> pair = absl::StrSplit(entry, ':');
+      options.tenant_weights[pair.at(0)] = Number(pair.at(1));
+    }
     scheduler_ = std::make_unique<Scheduler>(options);
     return "";
   }
 
-  std::string Enqueue(WorkKind kind, const Words& words) {
+  // Ids "1-40" are forty requests; the answer is the last one's.
+  std::string EnqueueAll(WorkKind kind, const Words& words) {
+    const std::vector<std::string> ids = absl::StrSplit(words.at(1), '-');
+    std::string answer;
+    for (int64_t id = Number(ids.front()); id <= Number(ids.back()); ++id) {
+      answer = Enqueue(kind, id, words);
+    }
+    return answer;
+  }
+
+  std::string Enqueue(WorkKind kind, int64_t id, const Words& words) {
     WorkItem item;
     item.kind = kind;
-    item.id = Number(words.at(1));
+    item.id = id;
     item.adapter = Adapter(words.at(2));
     item.step = Number(Option(words, "step", "0"));
     item.backward = kind == WorkKind::kTrain && !Has(words, "forward");
@@ -136,10 +159,49 @@ class Interpreter {
     if (!deadline.empty()) {
       item.deadline = absl::UnixEpoch() + Seconds(deadline);
     }
+    cost_[id] = {item.adapter,
+                 std::accumulate(item.datum_tokens.begin(),
+                                 item.datum_tokens.end(), item.tokens)};
     const absl::StatusOr<uint64_t> step =
         scheduler_->Enqueue(std::move(item), now_);
     return step.ok() ? absl::StrCat("step ", *step)
                      : absl::StatusCodeToString(step.status().code());
+  }
+
+  using Shares = std::map<std::string, int64_t>;
+
+  // Tokens served, by adapter.
+  static std::string SharesText(const Shares& shares) {
+    return absl::StrJoin(shares, " ", absl::PairFormatter(" "));
+  }
+
+  // Runs a number of plans; requests are never cut.
+  std::string RunPlans(const Words& words) {
+    Shares shares;
+    for (int64_t i = 0; i < Number(words.at(1)); ++i) {
+      const Plan plan = scheduler_->Next(now_, 0);
+      for (const TrainSlice& slice : plan.slices) {
+        const auto& [adapter, tokens] = cost_.at(slice.work_id);
+        shares[adapter] += tokens;
+        scheduler_->Finished(slice.work_id, /*ok=*/true);
+      }
+    }
+    return SharesText(shares);
+  }
+
+  std::string Draw(const Words& words) {
+    Shares shares;
+    const auto count = static_cast<int>(Number(words.at(1)));
+    for (const uint64_t id : scheduler_->TakeSamples(now_, count)) {
+      const auto& [adapter, tokens] = cost_.at(id);
+      shares[adapter] += tokens;
+    }
+    return SharesText(shares);
+  }
+
+  std::string Room(const Words& words) {
+    const QueueRoom::Load load = scheduler_->room().LoadOf(words.at(1));
+    return absl::StrCat(load.requests, " ", load.tokens);
   }
 
   std::string Finish(const Words& words, bool ok) {
@@ -182,25 +244,27 @@ class Interpreter {
 
   absl::Time now_ = absl::UnixEpoch();
   std::unique_ptr<Scheduler> scheduler_;
+  std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // Of requests.
   const std::map<std::string, Handler> handlers_ = {
       {"options", [this](const Words& w) { return Options(w); }},
       {"adapter",
        [this](const Words& w) {
-         return YesNo(
-             scheduler_->AddAdapter(w.at(1), Number(Option(w, "last", "0"))));
+         return YesNo(scheduler_->AddAdapter(w.at(1),
+                                             Option(w, "tenant", w.at(1)),
+                                             Number(Option(w, "last", "0"))));
        }},
       {"remove",
        [this](const Words& w) {
          return Ids(scheduler_->RemoveAdapter(w.at(1)));
        }},
       {"train",
-       [this](const Words& w) { return Enqueue(WorkKind::kTrain, w); }},
+       [this](const Words& w) { return EnqueueAll(WorkKind::kTrain, w); }},
       {"optim",
-       [this](const Words& w) { return Enqueue(WorkKind::kOptim, w); }},
+       [this](const Words& w) { return EnqueueAll(WorkKind::kOptim, w); }},
       {"op",
-       [this](const Words& w) { return Enqueue(WorkKind::kAdapterOp, w); }},
+       [this](const Words& w) { return EnqueueAll(WorkKind::kAdapterOp, w); }},
       {"sample",
-       [this](const Words& w) { return Enqueue(WorkKind::kSample, w); }},
+       [this](const Words& w) { return EnqueueAll(WorkKind::kSample, w); }},
       {"cancel",
        [this](const Words& w) {
          return YesNo(scheduler_->Cancel(Number(w.at(1))));
@@ -222,6 +286,9 @@ class Interpreter {
          return Ids(
              scheduler_->TakeSamples(now_, static_cast<int>(Number(w.at(1)))));
        }},
+      {"run", [this](const Words& w) { return RunPlans(w); }},
+      {"draw", [this](const Words& w) { return Draw(w); }},
+      {"room", [this](const Words& w) { return Room(w); }},
       {"putback",
        [this](const Words& w) {
          return YesNo(scheduler_->PutBack(Number(w.at(1))));
@@ -239,7 +306,7 @@ class Interpreter {
       {"depth", [this](const Words& w) { return Depth(w); }},
       {"tokens",
        [this](const Words&) {
-         return absl::StrCat(scheduler_->queued_tokens());
+         return absl::StrCat(scheduler_->room().total().tokens);
        }},
   };
 };

@@ -79,6 +79,35 @@ TEST_F(AdapterServiceTest, CreateRepeatedWithoutSeedIsAnsweredAsTheFirst) {
             grpc::StatusCode::ALREADY_EXISTS);
 }
 
+TEST_F(AdapterServiceTest, CreateKeepsTheTenant) {
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("new");
+  v1::Adapter adapter;
+  ASSERT_TRUE(Create(request, &adapter).ok());
+  EXPECT_EQ(adapter.tenant(), "new");  // One of its own.
+  request.set_tenant("alice");
+  EXPECT_EQ(Create(request, &adapter).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+  request.set_adapter_id("second");
+  ASSERT_TRUE(Create(request, &adapter).ok());
+  EXPECT_EQ(adapter.tenant(), "alice");
+}
+
+TEST_F(AdapterServiceTest, ImportKeepsTheTenant) {
+  v1::ImportAdapterRequest options = Options("in");
+  options.mutable_options()->set_tenant("alice");
+  const v1::ImportAdapterRequest chunk = Chunk("adapter_config.json", "{}");
+  v1::ImportAdapterResponse response;
+  ASSERT_TRUE(Import({options, chunk}, &response).ok());
+  EXPECT_EQ(response.adapter().tenant(), "alice");
+  ASSERT_TRUE(Import({Options("own"), chunk}, &response).ok());
+  EXPECT_EQ(response.adapter().tenant(), "own");
+  options.mutable_options()->set_tenant("a/b");
+  const grpc::Status refused = Import({options, chunk}, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.error_message(), HasSubstr("options.tenant is \"a/b\""));
+}
+
 TEST_F(AdapterServiceTest, TargetModulesComeInTheOrderOfTheForwardPass) {
   v1::CreateAdapterRequest request;
   request.set_adapter_id("new");

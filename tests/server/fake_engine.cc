@@ -335,6 +335,7 @@ void FakeEngine::CreateAdapter(CreateAdapterRequest request,
     const auto found = adapters_.find(request.adapter_id);
     if (found != adapters_.end()) {
       if (found->second.info.config == request.config &&
+          found->second.info.tenant == request.tenant &&
           found->second.info.last_step == 0) {
         return found->second.info;
       }
@@ -346,6 +347,7 @@ void FakeEngine::CreateAdapter(CreateAdapterRequest request,
     }
     AdapterInfo& info = adapters_[request.adapter_id].info;
     info.adapter_id = request.adapter_id;
+    info.tenant = request.tenant;
     info.config = request.config;
     info.version = 1;
     info.num_parameters = 1000;
@@ -433,8 +435,10 @@ CancelHandle FakeEngine::LoadCheckpoint(LoadCheckpointRequest request,
     if (found == checkpoints_.end()) {
       return absl::NotFoundError(absl::StrCat("no checkpoint ", request.name));
     }
+    const bool is_new = !adapters_.contains(request.adapter_id);
     AdapterInfo& info = adapters_[request.adapter_id].info;
     info.adapter_id = request.adapter_id;
+    if (is_new) info.tenant = request.tenant;
     info.config = found->second.config;
     info.last_step = request.weights_only ? 0 : found->second.last_step;
     info.created_at = kCreated;
@@ -522,6 +526,7 @@ void FakeEngine::ImportAdapter(ImportAdapterRequest request,
     MutexLock lock(&mu_);
     Adapter& adapter = adapters_[request.adapter_id];
     adapter.info.adapter_id = request.adapter_id;
+    adapter.info.tenant = request.tenant;
     adapter.info.version = 1;
     adapter.info.created_at = kCreated;
     adapter.files = std::move(request.files);

@@ -102,7 +102,9 @@ TEST(RefusalTest, CreateAdapter) {
   const auto config = [](Create& r) { return r.mutable_config(); };
   ExpectRefusals<Create>(
       good,
-      {{"rank 65", [=](Create& r) { config(r)->set_rank(65); },
+      {{"tenant", [](Create& r) { r.set_tenant("../b"); },
+        "tenant is \"../b\""},
+       {"rank 65", [=](Create& r) { config(r)->set_rank(65); },
         "config.rank is 65, must be in [1, 64]"},
        {"rank -1", [=](Create& r) { config(r)->set_rank(UINT32_MAX); },
         "config.rank is 4294967295"},
@@ -193,6 +195,7 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
       {{"adapter", [](auto& r) { r.clear_adapter_id(); }, "adapter_id is"},
        {"source", [](auto& r) { r.set_source_adapter_id("../b"); },
         "source_adapter_id is \"../b\""},
+       {"tenant", [](auto& r) { r.set_tenant("b."); }, "tenant is \"b.\""},
        {"name", [](auto& r) { r.clear_name(); }, "name is required"}});
   v1::DeleteCheckpointRequest erase;
   erase.set_adapter_id("a");

@@ -36,7 +36,9 @@ def _open_or_create(client: Client, options: argparse.Namespace) -> Adapter:
     try:
         return client.adapter(options.adapter)
     except NotFound:
-        return client.create_adapter(options.adapter, rank=options.rank)
+        return client.create_adapter(
+            options.adapter, rank=options.rank, tenant=options.tenant
+        )
 
 
 def _num_scored(datum: Datum) -> int:
@@ -120,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--batch", type=int, default=8)
     train.add_argument("--lr", type=float, default=1e-4)
     train.add_argument("--rank", type=int, default=32, help="of a new adapter")
+    train.add_argument("--tenant", help="of a new adapter; one of its own")
 
     sample = add("sample", _sample, "Continue a text.")
     sample.add_argument("--prompt", required=True)

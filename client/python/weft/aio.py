@@ -239,13 +239,15 @@ class AsyncClient:
         alpha: float = 32.0,
         target_modules: Iterable[str] | None = None,
         seed: int | None = None,
+        tenant: str | None = None,
     ) -> AsyncAdapter:
         """Makes a new adapter.
 
         target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens".
+        tenant: with whose other adapters it shares; None: a tenant of its own.
         """
         operation = self._core.create_adapter(
-            adapter_id, rank, alpha, target_modules, seed
+            adapter_id, rank, alpha, target_modules, seed, tenant
         )
         return AsyncAdapter(self, await self._driver.run(operation))
 
@@ -259,9 +261,11 @@ class AsyncClient:
     async def delete_adapter(self, adapter_id: str) -> None:
         await self._driver.run(self._core.delete_adapter(adapter_id))
 
-    async def import_adapter(self, adapter_id: str, folder: StrPath) -> AsyncAdapter:
+    async def import_adapter(
+        self, adapter_id: str, folder: StrPath, *, tenant: str | None = None
+    ) -> AsyncAdapter:
         """Makes an adapter from a PEFT LoRA folder on this machine."""
-        operation = self._core.import_adapter(adapter_id, folder)
+        operation = self._core.import_adapter(adapter_id, folder, tenant)
         return AsyncAdapter(self, await self._driver.run(operation))
 
     async def checkpoints(self, adapter_id: str | None = None) -> list[CheckpointInfo]:

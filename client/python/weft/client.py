@@ -234,13 +234,15 @@ class Client:
         alpha: float = 32.0,
         target_modules: Iterable[str] | None = None,
         seed: int | None = None,
+        tenant: str | None = None,
     ) -> Adapter:
         """Makes a new adapter.
 
         target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens".
+        tenant: with whose other adapters it shares; None: a tenant of its own.
         """
         operation = self._core.create_adapter(
-            adapter_id, rank, alpha, target_modules, seed
+            adapter_id, rank, alpha, target_modules, seed, tenant
         )
         return Adapter(self, self._driver.run(operation))
 
@@ -254,9 +256,11 @@ class Client:
     def delete_adapter(self, adapter_id: str) -> None:
         self._driver.run(self._core.delete_adapter(adapter_id))
 
-    def import_adapter(self, adapter_id: str, folder: StrPath) -> Adapter:
+    def import_adapter(
+        self, adapter_id: str, folder: StrPath, *, tenant: str | None = None
+    ) -> Adapter:
         """Makes an adapter from a PEFT LoRA folder on this machine."""
-        operation = self._core.import_adapter(adapter_id, folder)
+        operation = self._core.import_adapter(adapter_id, folder, tenant)
         return Adapter(self, self._driver.run(operation))
 
     def checkpoints(self, adapter_id: str | None = None) -> list[CheckpointInfo]:

@@ -105,6 +105,7 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         resident_bytes=adapter.resident_bytes,
         snapshots=list(adapter.snapshots),
         created_at=adapter.created_at,
+        tenant=adapter.tenant,
     )
 
 

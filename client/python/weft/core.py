@@ -37,9 +37,12 @@ _NO_REFUSALS: frozenset[str] = frozenset()
 class AdapterCore:
     """Operations of one adapter."""
 
-    def __init__(self, caller: Caller, adapter_id: str, last_step: int) -> None:
+    def __init__(
+        self, caller: Caller, adapter_id: str, last_step: int, tenant: str = ""
+    ) -> None:
         self.caller = caller
         self.adapter_id = adapter_id
+        self.tenant = tenant
         self.counter = StepCounter(adapter_id, last_step)
 
     def _step(
@@ -118,13 +121,17 @@ class AdapterCore:
     def load(
         self, name: str, source: str | None, weights_only: bool
     ) -> Operation[AdapterInfo]:
-        """Unnumbered, since it replaces the numbering; repeating is harmless."""
+        """Unnumbered, since it replaces the numbering; repeating is harmless.
+
+        Where the server has lost the adapter, it comes back to its tenant.
+        """
         self.counter.require_idle("load")
         request = adapters_pb2.LoadCheckpointRequest(
             adapter_id=self.adapter_id,
             source_adapter_id=source or "",
             name=name,
             weights_only=weights_only,
+            tenant=self.tenant,
         )
         reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
         info = convert.to_adapter_info(reply.message.adapter)
@@ -177,7 +184,9 @@ class ClientCore:
         self.caller = caller
 
     def adapter_core(self, adapter: adapters_pb2.Adapter) -> AdapterCore:
-        return AdapterCore(self.caller, adapter.adapter_id, adapter.last_step)
+        return AdapterCore(
+            self.caller, adapter.adapter_id, adapter.last_step, adapter.tenant
+        )
 
     def info(self) -> Operation[ServerInfo]:
         request = server_pb2.GetInfoRequest()
@@ -207,10 +216,12 @@ class ClientCore:
         alpha: float,
         target_modules: Iterable[str] | None,
         seed: int | None,
+        tenant: str | None,
     ) -> Operation[AdapterCore]:
         request = adapters_pb2.CreateAdapterRequest(
             adapter_id=adapter_id,
             config=convert.lora_config(rank, alpha, target_modules, seed),
+            tenant=tenant or "",
         )
         reply = yield from self.caller.call(methods.CREATE_ADAPTER, request)
         return self.adapter_core(reply.message.adapter)
@@ -238,10 +249,10 @@ class ClientCore:
         )
 
     def import_adapter(
-        self, adapter_id: str, folder: StrPath
+        self, adapter_id: str, folder: StrPath, tenant: str | None
     ) -> Operation[AdapterCore]:
         """Not repeated: the stream is used up, and it may have arrived."""
-        requests = import_requests(adapter_id, folder)
+        requests = import_requests(adapter_id, folder, tenant)
         reply = yield from self.caller.call(
             methods.IMPORT_ADAPTER, requests, retry=False
         )

@@ -17,20 +17,22 @@ StrPath = str | os.PathLike[str]
 
 
 def import_requests(
-    adapter_id: str, folder: StrPath
+    adapter_id: str, folder: StrPath, tenant: str | None = None
 ) -> Iterator[adapters_pb2.ImportAdapterRequest]:
     """The messages of an import; files are read as the call consumes them."""
     paths = [Path(folder, name) for name in FILES]
     for path in paths:
         if not path.is_file():
             raise InvalidArgument(f"no {path.name} in {folder}")
-    return _read(adapter_id, paths)
+    options = adapters_pb2.ImportOptions(
+        adapter_id=adapter_id, tenant=tenant or ""
+    )
+    return _read(options, paths)
 
 
 def _read(
-    adapter_id: str, paths: list[Path]
+    options: adapters_pb2.ImportOptions, paths: list[Path]
 ) -> Iterator[adapters_pb2.ImportAdapterRequest]:
-    options = adapters_pb2.ImportOptions(adapter_id=adapter_id)
     yield adapters_pb2.ImportAdapterRequest(options=options)
     for path in paths:
         with path.open("rb") as file:

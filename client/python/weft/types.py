@@ -116,6 +116,7 @@ class AdapterInfo:
     resident_bytes: int
     snapshots: list[str]
     created_at: float  # Unix time in seconds.
+    tenant: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+// Start-time fair queueing on two levels: between tenants in proportion to
+// their weights, between the adapters of one tenant equally.
+//
+// Whoever has work has a virtual start time, and the earliest one is served
+// next; being served moves it on by tokens / weight. Each level has a clock
+// that follows the start times of what is served. Who comes back from idleness
+// starts no earlier than the clock: idleness earns no credit.
+// Threads: not thread-safe.
+#ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
+#define WEFT_SRC_SCHED_FAIR_SHARES_H_
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace weft::sched {
+
+class FairShares {
+ public:
+  // Earliest first. Among those who have work, no two are equal.
+  struct Place {
+    int64_t start = 0;
+    uint64_t since = 0;  // Who has had work for longer goes first.
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+  struct Turn {
+    Place tenant;   // Among the tenants.
+    Place adapter;  // Among the adapters of the tenant.
+    friend auto operator<=>(const Turn&, const Turn&) = default;
+  };
+
+  // `weights`: of tenants, >= 1; every other tenant has 1.
+  explicit FairShares(std::map<std::string, int64_t> weights);
+
+  // The other methods want an adapter that was added.
+  void Add(const std::string& adapter, const std::string& tenant);
+  void Remove(const std::string& adapter);
+
+  // Tells whether the adapter has work, waiting or on the device.
+  void SetActive(const std::string& adapter, bool active);
+  // The adapter is served.
+  void Charge(const std::string& adapter, int64_t tokens);
+  // Undoes the adapter's latest Charge: it has that work again.
+  void Refund(const std::string& adapter, int64_t tokens);
+
+  // The turn of an adapter that has work.
+  [[nodiscard]] Turn TurnOf(const std::string& adapter) const;
+  [[nodiscard]] const std::string& TenantOf(const std::string& adapter) const;
+
+ private:
+  // One level: the clock that its members share.
+  struct Level {
+    int64_t clock = 0;
+    uint64_t entries = 0;
+
+    void Enter(Place& place);
+    void Serve(Place& place, int64_t cost);
+  };
+  struct Tenant {
+    int64_t weight = 1;
+    Place place;
+    Level adapters;
+    int num_adapters = 0;
+    int num_active = 0;
+  };
+  struct Adapter {
+    std::map<std::string, Tenant>::iterator tenant;
+    Place place;
+    bool active = false;
+  };
+
+  const std::map<std::string, int64_t> weights_;
+  Level level_;
+  std::map<std::string, Tenant> tenants_;  // Those with adapters.
+  std::map<std::string, Adapter> adapters_;
+};
+
+}  // namespace weft::sched
+
+#endif  // WEFT_SRC_SCHED_FAIR_SHARES_H_

@@ -1,0 +1,82 @@
+#include "src/sched/queue_room.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::sched {
+namespace {
+
+using Load = QueueRoom::Load;
+
+bool RequestFits(const Load& load, int64_t max_requests) {
+  return load.requests < max_requests;
+}
+
+bool TokensFit(const Load& load, int64_t tokens, int64_t max_tokens) {
+  return load.tokens == 0 || tokens <= max_tokens - load.tokens;
+}
+
+absl::Status TooManyRequests(const Load& load, const std::string& whose,
+                             const char* limit, int64_t max_requests) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the queue is full: ", load.requests, " requests", whose,
+                   " wait, ", limit, " is ", max_requests));
+}
+
+absl::Status TooManyTokens(const Load& load, const std::string& whose,
+                           int64_t tokens, const char* limit,
+                           int64_t max_tokens) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the queue is full: ", load.tokens, " tokens", whose, " wait, ", tokens,
+      " more would exceed ", limit, " ", max_tokens));
+}
+
+}  // namespace
+
+absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens) const {
+  const Load own = LoadOf(tenant);
+  const std::string of_tenant = absl::StrCat(" of tenant \"", tenant, "\"");
+  if (!RequestFits(own, limits_.max_requests_per_tenant)) {
+    return TooManyRequests(own, of_tenant, "max_queue_requests_per_tenant",
+                           limits_.max_requests_per_tenant);
+  }
+  if (!TokensFit(own, tokens, limits_.max_tokens_per_tenant)) {
+    return TooManyTokens(own, of_tenant, tokens, "max_queue_tokens_per_tenant",
+                         limits_.max_tokens_per_tenant);
+  }
+  const auto num_waiting =
+      static_cast<int64_t>(tenants_.size()) + (own.requests == 0 ? 1 : 0);
+  if (!RequestFits(total_, limits_.max_requests) && own.requests > 0 &&
+      !RequestFits(own, limits_.max_requests / num_waiting)) {
+    return TooManyRequests(total_, "", "max_queue_requests",
+                           limits_.max_requests);
+  }
+  if (!TokensFit(total_, tokens, limits_.max_tokens) &&
+      !TokensFit(own, tokens, limits_.max_tokens / num_waiting)) {
+    return TooManyTokens(total_, "", tokens, "max_queue_tokens",
+                         limits_.max_tokens);
+  }
+  return absl::OkStatus();
+}
+
+void QueueRoom::Add(const std::string& tenant, int64_t tokens) {
+  for (Load* load : {&total_, &tenants_[tenant]}) {
+    ++load->requests;
+    load->tokens += tokens;
+  }
+}
+
+void QueueRoom::Remove(const std::string& tenant, int64_t tokens) {
+  const auto it = tenants_.find(tenant);
+  for (Load* load : {&total_, &it->second}) {
+    --load->requests;
+    load->tokens -= tokens;
+  }
+  if (it->second.requests == 0) tenants_.erase(it);
+}
+
+Load QueueRoom::LoadOf(const std::string& tenant) const {
+  const auto it = tenants_.find(tenant);
+  return it == tenants_.end() ? Load{} : it->second;
+}
+
+}  // namespace weft::sched
