@@ -20,7 +20,8 @@ std::map<uint64_t, SampleQueue::Entry>::const_iterator SampleQueue::Head(
       [now](const auto& waiting) { return waiting.second.deadline > now; });
 }
 
-std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
+std::optional<SampleQueue::Entry> SampleQueue::Take(
+    absl::Time now, const std::set<std::string>& held) {
   Lane* best = nullptr;
   std::map<uint64_t, Entry>::const_iterator best_head;
   for (auto it = lanes_.begin(); it != lanes_.end();) {
@@ -30,7 +31,9 @@ std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
       it = lanes_.erase(it);
       continue;
     }
+    const bool is_held = held.contains(it->first);
     ++it;
+    if (is_held) continue;
     const auto head = Head(lane, now);
     if (head == lane.waiting.end()) continue;
     if (best == nullptr ||
@@ -73,10 +76,17 @@ std::vector<uint64_t> SampleQueue::RemoveAdapter(const std::string& adapter) {
   return ids;
 }
 
-bool SampleQueue::HasReady(absl::Time now) const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [now](const auto& lane) {
-    return Head(lane.second, now) != lane.second.waiting.end();
+bool SampleQueue::HasReady(absl::Time now,
+                           const std::set<std::string>& held) const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
+    return !held.contains(lane.first) &&
+           Head(lane.second, now) != lane.second.waiting.end();
   });
+}
+
+bool SampleQueue::HasWaiting(const std::string& adapter) const {
+  const auto lane = lanes_.find(adapter);
+  return lane != lanes_.end() && !lane->second.waiting.empty();
 }
 
 }  // namespace weft::sched

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,9 @@ class SampleQueue {
 
   void Add(Entry entry);
 
-  // Removes and returns the entry whose turn it is; expired ones have none.
-  std::optional<Entry> Take(absl::Time now);
+  // Removes and returns the entry whose turn it is; expired ones have none, nor
+  // have those of the adapters that are `held`.
+  std::optional<Entry> Take(absl::Time now, const std::set<std::string>& held);
 
   // Undoes the Take of `entry`.
   void PutBack(Entry entry);
@@ -38,7 +40,10 @@ class SampleQueue {
   // Removes the adapter's entries and returns their ids.
   std::vector<uint64_t> RemoveAdapter(const std::string& adapter);
 
-  [[nodiscard]] bool HasReady(absl::Time now) const;
+  // Take would return something.
+  [[nodiscard]] bool HasReady(absl::Time now,
+                              const std::set<std::string>& held) const;
+  [[nodiscard]] bool HasWaiting(const std::string& adapter) const;
 
  private:
   struct Lane {

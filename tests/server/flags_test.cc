@@ -46,6 +46,8 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "max-context",
                                        "checkpoint-dir",
                                        "max-adapters",
+                                       "max-resident-adapters",
+                                       "adapter-host-bytes",
                                        "max-rank",
                                        "max-import-bytes",
                                        "max-batch-tokens",

@@ -116,6 +116,7 @@ class AdapterInfo:
     resident_bytes: int
     snapshots: list[str]
     created_at: float  # Unix time in seconds.
+    location: str  # Of its tensors on the server: "device", "host" or "disk".
 
 
 @dataclass(frozen=True)
