@@ -140,7 +140,7 @@ heading "Train four adapters at once, then sample"
 
 heading "Metrics page (excerpt)"
 scrape "${METRICS_ADDRESS}" >"${RUN}/metrics.txt"
-grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters_resident|weft_adapter_bytes|weft_optim_steps_total|weft_queue_depth|weft_step_seconds_(count|sum)|weft_kv_cache|weft_build_info|grpc_server_handled_total|process_resident_memory_bytes)' \
+grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters|weft_adapter_bytes|weft_optim_steps_total|weft_queue_depth|weft_step_seconds_(count|sum)|weft_kv_cache|weft_build_info|grpc_server_handled_total|process_resident_memory_bytes)' \
   "${RUN}/metrics.txt" | grep -v '^grpc.* 0$'
 
 if [[ "${KEEP}" == true ]]; then

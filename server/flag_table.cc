@@ -170,10 +170,20 @@ std::vector<Flag> AdapterFlags() {
                "Empty: nothing is kept on disk.",
                "DIR"),
       MakeFlag(kGroup, "max-adapters", WEFT_ENGINE(max_adapters),
-               "Adapters at a time, [1, 100000]."),
+               "Adapters at a time, wherever their tensors are, [1, 100000]."),
       MakeFlag(kGroup, "max-adapters-per-tenant",
                WEFT_ENGINE(max_adapters_per_tenant),
                "Adapters of one tenant, at most --max-adapters. 0: as many."),
+      MakeFlag(kGroup, "max-resident-adapters",
+               WEFT_ENGINE(max_resident_adapters),
+               "Of these, adapters on the device, [1, 100000]; the others "
+               "wait in host memory or in a folder .spill of "
+               "--checkpoint-dir."),
+      MakeFlag(kGroup, "adapter-host-bytes", WEFT_ENGINE(adapter_host_bytes),
+               "Host memory for adapters that are not on the device; beyond "
+               "it they go to disk. 0: none on the CPU, on CUDA a quarter of "
+               "what is free at the start. -1: none.",
+               "BYTES"),
       MakeFlag(kGroup, "max-rank", WEFT_ENGINE(max_rank),
                "Largest LoRA rank, [1, 1024]."),
       MakeFlag(kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),

@@ -127,6 +127,18 @@ void ToProto(const LoraConfig& config, v1::LoraConfig* out) {
   out->set_seed(config.seed);
 }
 
+v1::AdapterLocation ToProto(AdapterLocation location) {
+  switch (location) {
+    case AdapterLocation::kDevice:
+      return v1::ADAPTER_LOCATION_DEVICE;
+    case AdapterLocation::kHost:
+      return v1::ADAPTER_LOCATION_HOST;
+    case AdapterLocation::kDisk:
+      return v1::ADAPTER_LOCATION_DISK;
+  }
+  return v1::ADAPTER_LOCATION_UNSPECIFIED;
+}
+
 void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_adapter_id(info.adapter_id);
   ToProto(info.config, out->mutable_config());
@@ -138,6 +150,7 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->mutable_snapshots()->Add(info.snapshots.begin(), info.snapshots.end());
   out->set_created_at(UnixSecondsOf(info.created_at));
   out->set_tenant(info.tenant);
+  out->set_location(ToProto(info.location));
 }
 
 void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {

@@ -56,6 +56,9 @@ absl::Status EngineOptions::Validate() const {
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
   complaints.InRange("max-adapters-per-tenant", max_adapters_per_tenant, 0,
                      max_adapters);
+  complaints.InRange("max-resident-adapters", max_resident_adapters, 1, 100000);
+  complaints.InRange<int64_t>("adapter-host-bytes", adapter_host_bytes, -1,
+                              kMaxBytes);
   complaints.InRange("max-rank", max_rank, 1, 1024);
   complaints.InRange("max-context", max_context_tokens, 0, 1 << 24);
   complaints.InRange<int64_t>("max-batch-tokens", max_batch_tokens, 0,

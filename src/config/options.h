@@ -31,9 +31,13 @@ struct EngineOptions {
   Dtype dtype = Dtype::kAuto;
   LoadFormat load_format = LoadFormat::kAuto;
   int num_threads = 0;              // Compute threads on the CPU; 0: all cores.
-  int max_adapters = 64;            // [1, 100000]
+  int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // 0: max_adapters; never more.
-  int max_rank = 64;                // [1, 1024]
+  int max_resident_adapters = 64;   // Of these, on the device; [1, 100000].
+  // Host memory for adapters off the device; beyond it they go to disk.
+  // 0: by device; -1: none.
+  int64_t adapter_host_bytes = 0;
+  int max_rank = 64;             // [1, 1024]
   int max_context_tokens = 0;    // 0: the model's; never more than the model's.
   int64_t max_batch_tokens = 0;  // Of a training micro-batch; 0: by device.
   int64_t loss_chunk_size = 1024;  // Score rows per head chunk; <= 0: all.

@@ -1,10 +1,15 @@
 // The adapters of the daemon: their tensors, which only the engine thread
 // touches, and their public facts, which any thread may read.
+//
+// An adapter is on the device, or its image is on the host, or its image's
+// tensors are in a file and the table knows which. Who moves when is decided
+// elsewhere (src/sched/residency.h); the table keeps what is where.
 #ifndef WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
 #define WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +36,13 @@ class AdapterTable {
 
   // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, in
   // use).
+  [[nodiscard]] absl::Status CheckNew(const std::string& adapter_id,
+                                      const std::string& tenant) const;
+  // Errors as CheckNew.
   [[nodiscard]] absl::StatusOr<lora::Adapter*> Create(
       const std::string& adapter_id, const std::string& tenant,
       const LoraConfig& config);
-  // Null when there is none.
+  // Null when there is none, or when it is not on the device.
   [[nodiscard]] lora::Adapter* Find(const std::string& adapter_id);
   // False when there is none. Versions that others pinned live on.
   bool Erase(const std::string& adapter_id);
@@ -46,9 +54,28 @@ class AdapterTable {
       const std::string& adapter_id, const std::string& name);
   [[nodiscard]] absl::Status ReleaseSnapshot(const std::string& adapter_id,
                                              const std::string& name);
-  // Latest version when `snapshot` is empty. NOT_FOUND.
+  // Latest version when `snapshot` is empty; the adapter is on the device or
+  // unknown. NOT_FOUND.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       const std::string& adapter_id, const std::string& snapshot);
+
+  // Moves; the adapter exists.
+
+  // Bytes of its image.
+  [[nodiscard]] uint64_t ImageBytes(const std::string& adapter_id) const;
+  // Of one on the device: makes it, which may throw c10::Error. Of one on the
+  // host: shares it. Of one on disk: without tensors.
+  [[nodiscard]] lora::AdapterImage Image(const std::string& adapter_id) const;
+  // Frees what the adapter has on the device.
+  void MoveToHost(const std::string& adapter_id, lora::AdapterImage image);
+  // Frees the image's tensors too; they are in `file`.
+  void MoveToDisk(const std::string& adapter_id, lora::AdapterImage image,
+                  std::string file);
+  // May throw c10::Error; then nothing has changed.
+  void MoveToDevice(const std::string& adapter_id,
+                    const lora::AdapterImage& image);
+  // Empty unless it is on disk.
+  [[nodiscard]] std::string File(const std::string& adapter_id) const;
 
   // Any thread.
 
@@ -59,14 +86,29 @@ class AdapterTable {
   [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
 
  private:
+  struct Snapshot {
+    uint64_t number = 0;
+    lora::AdapterVersionPtr version;  // Null off the device.
+  };
   struct Entry {
-    lora::Adapter adapter;
     std::string tenant;
-    std::map<std::string, lora::AdapterVersionPtr> snapshots;
+    LoraConfig config;
+    std::shared_ptr<const lora::AdapterLayout> layout;
+    std::optional<lora::Adapter> adapter;  // On the device.
+    lora::AdapterImage image;              // Off the device.
+    std::string file;                      // Of the image's tensors.
+    std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
     uint64_t last_step = 0;
+
+    [[nodiscard]] AdapterLocation location() const;
   };
 
+  // Distinct versions that the adapter holds, the latest first.
+  [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
+      const Entry& entry);
+  void MoveAway(const std::string& adapter_id, lora::AdapterImage image,
+                std::string file);
   void Renew(const std::string& adapter_id, const Entry& entry);
 
   const lora::ModelShape shape_;

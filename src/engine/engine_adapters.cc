@@ -37,21 +37,21 @@ void EngineImpl::CreateAdapter(CreateAdapterRequest request,
                                Callback<AdapterInfo> done) {
   if (!Admit(done)) return;
   PostControl([this, request = std::move(request), done = std::move(done)] {
-    absl::StatusOr<AdapterInfo> info =
-        Create(request.adapter_id, request.tenant, request.config,
-               /*state=*/nullptr, /*last_step=*/0);
-    if (absl::IsAlreadyExists(info.status())) {
-      // A repeated call is answered as the first one was.
-      const absl::StatusOr<AdapterInfo> existing =
-          adapters_.Info(request.adapter_id);
-      if (existing.ok() && existing->tenant == request.tenant &&
-          existing->config == request.config && existing->last_step == 0 &&
-          existing->version == 1) {
-        info = existing;
-      }
-    }
-    completions_.Post(
-        [done, info = std::move(info)]() mutable { done(std::move(info)); });
+    CreateWhenRoom(request, /*state=*/std::nullopt, /*last_step=*/0,
+                   [this, request, done](absl::StatusOr<AdapterInfo> info) {
+                     if (absl::IsAlreadyExists(info.status())) {
+                       // A repeated call is answered as the first one was.
+                       const absl::StatusOr<AdapterInfo> existing =
+                           adapters_.Info(request.adapter_id);
+                       if (existing.ok() &&
+                           existing->tenant == request.tenant &&
+                           existing->config == request.config &&
+                           existing->last_step == 0 && existing->version == 1) {
+                         info = existing;
+                       }
+                     }
+                     done(std::move(info));
+                   });
   });
 }
 
@@ -59,28 +59,8 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (!Admit(done)) return;
   PostControl(
       [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
-        const bool existed = adapters_.Erase(adapter_id);
-        {
-          MutexLock lock(&mu_);
-          const absl::Status gone = absl::NotFoundError(
-              absl::StrCat("adapter_id: '", adapter_id, "' was deleted"));
-          for (const uint64_t id : scheduler_.RemoveAdapter(adapter_id)) {
-            progress_.erase(id);
-            if (samples_.contains(id)) {
-              DropSample(id, gone);
-            } else {
-              DropStep(id, gone);
-            }
-          }
-          replays_.erase(adapter_id);
-          // What is on the I/O thread must not touch a new adapter of that
-          // name.
-          for (auto& [id, work] : steps_) {
-            if (work->adapter_id == adapter_id) work->orphaned = true;
-          }
-        }
-        probe_.SetAdapters(static_cast<int64_t>(adapters_.Infos().size()),
-                           adapters_.resident_bytes());
+        const bool existed = Forget(adapter_id);
+        ShowAdapters();
         if (existed) {
           Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
         }
@@ -92,6 +72,37 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
           }
         });
       });
+}
+
+bool EngineImpl::Forget(const std::string& adapter_id) {
+  std::string file;
+  if (adapters_.Info(adapter_id).ok()) file = adapters_.File(adapter_id);
+  const bool existed = adapters_.Erase(adapter_id);
+  const absl::Status gone = absl::NotFoundError(
+      absl::StrCat("adapter_id: '", adapter_id, "' was deleted"));
+  std::vector<RoomTask> tasks;
+  {
+    MutexLock lock(&mu_);
+    residency_.Remove(adapter_id);
+    wanted_at_.erase(adapter_id);
+    tasks = TakeTasks(adapter_id);
+    for (const uint64_t id : scheduler_.RemoveAdapter(adapter_id)) {
+      progress_.erase(id);
+      if (samples_.contains(id)) {
+        DropSample(id, gone);
+      } else {
+        DropStep(id, gone);
+      }
+    }
+    replays_.erase(adapter_id);
+    // What is on the I/O thread must not touch a new adapter of that name.
+    for (auto& [id, work] : steps_) {
+      if (work->adapter_id == adapter_id) work->orphaned = true;
+    }
+  }
+  if (!file.empty()) RemoveSpillFile(std::move(file));
+  for (const RoomTask& task : tasks) task(gone);
+  return existed;
 }
 
 int EngineImpl::MaxRank(const LoraConfig& config) const {
@@ -112,24 +123,25 @@ void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
             "name: checkpoint '", request.name, "' has rank ", rank,
             ", the limit is ", parts_.options.max_rank, " (--max-rank)"));
       }
-      absl::StatusOr<AdapterInfo> info = absl::InternalError("not run");
       if (!status.ok()) {
-        info = status;
-      } else {
-        if (request.weights_only) {
-          loaded->state = {.weights = std::move(loaded->state.weights)};
-        }
-        info = Create(request.adapter_id, request.tenant, loaded->info.config,
-                      &loaded->state,
-                      request.weights_only ? 0 : loaded->info.last_step);
+        completions_.Post([done, status] { done(status); });
+        return;
       }
-      completions_.Post([done, info = std::move(info)] {
-        if (!info.ok()) {
-          done(info.status());
-        } else {
-          done(StepReply<AdapterInfo>{.result = *info});
-        }
-      });
+      if (request.weights_only) {
+        loaded->state = {.weights = std::move(loaded->state.weights)};
+      }
+      CreateWhenRoom({.adapter_id = request.adapter_id,
+                      .tenant = request.tenant,
+                      .config = loaded->info.config},
+                     std::move(loaded->state),
+                     request.weights_only ? 0 : loaded->info.last_step,
+                     [done](absl::StatusOr<AdapterInfo> info) {
+                       if (!info.ok()) {
+                         done(info.status());
+                       } else {
+                         done(StepReply<AdapterInfo>{.result = *info});
+                       }
+                     });
     });
   });
 }
@@ -175,22 +187,33 @@ void EngineImpl::ExportAdapter(ExportAdapterRequest request,
                                Callback<PeftFiles> done) {
   if (!Admit(done)) return;
   PostControl([this, request = std::move(request), done = std::move(done)] {
+    WhenOnDevice(request.adapter_id,
+                 [this, request, done](const absl::Status& room) {
+                   ExportNow(request, done, room);
+                 });
+  });
+}
+
+void EngineImpl::ExportNow(const ExportAdapterRequest& request,
+                           const Callback<PeftFiles>& done,
+                           absl::Status status) {
+  std::vector<float> weights;
+  if (status.ok()) {
     absl::StatusOr<lora::AdapterVersionPtr> version =
         adapters_.Version(request.adapter_id, request.snapshot);
-    std::vector<float> weights;
-    absl::Status status = version.status();
+    status = version.status();
     if (status.ok()) {
       status = RunGuarded("ExportAdapter",
                           [&] { weights = (*version)->HostWeights(); });
     }
-    if (!status.ok()) {
-      completions_.Post([done, status] { done(status); });
-      return;
-    }
-    const LoraConfig config = adapters_.Find(request.adapter_id)->config();
-    PostIo([this, done, config, weights = std::move(weights)] {
-      done(adapter_io_.Export(config, weights));
-    });
+  }
+  if (!status.ok()) {
+    completions_.Post([done, status] { done(status); });
+    return;
+  }
+  const LoraConfig config = adapters_.Find(request.adapter_id)->config();
+  PostIo([this, done, config, weights = std::move(weights)] {
+    done(adapter_io_.Export(config, weights));
   });
 }
 
@@ -212,11 +235,10 @@ void EngineImpl::ImportAdapter(ImportAdapterRequest request,
     }
     PostControl([this, adapter_id = request.adapter_id, tenant = request.tenant,
                  done, peft = *std::move(peft)]() mutable {
-      const lora::AdapterState state{.weights = std::move(peft.weights)};
-      absl::StatusOr<AdapterInfo> info =
-          Create(adapter_id, tenant, peft.config, &state, /*last_step=*/0);
-      completions_.Post(
-          [done, info = std::move(info)]() mutable { done(std::move(info)); });
+      CreateWhenRoom(
+          {.adapter_id = adapter_id, .tenant = tenant, .config = peft.config},
+          lora::AdapterState{.weights = std::move(peft.weights)},
+          /*last_step=*/0, done);
     });
   });
 }

@@ -79,6 +79,7 @@ CancelHandle EngineImpl::SubmitStep(sched::WorkItem item, Request request,
       absl::StatusOr<uint64_t> step =
           scheduler_.Enqueue(std::move(item), absl::Now());
       if (step.ok()) {
+        WantAdapter(request.adapter_id);
         if (*step > 0) {
           replays_.at(request.adapter_id).Begin(*step, digest);
         }
@@ -192,6 +193,7 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
               .status();
     }
     if (refused.ok()) {
+      WantAdapter(request.adapter_id);
       samples_.emplace(work_id,
                        std::make_unique<SampleWork>(SampleWork{
                            .tenant = scheduler_.TenantOf(request.adapter_id),

@@ -49,7 +49,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                     .max_decode_sequences = parts_.options.max_decode_sequences,
                     .max_prefill_tokens = parts_.options.max_batch_tokens},
                    parts_.token_bytes.get(), &probe_),
-      scheduler_(SchedulerOptionsOf(parts_.options)) {
+      scheduler_(SchedulerOptionsOf(parts_.options)),
+      residency_({.max_resident = parts_.options.max_resident_adapters,
+                  .host_bytes = static_cast<uint64_t>(
+                      parts_.options.adapter_host_bytes)}) {
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
 }
@@ -64,6 +67,10 @@ EngineImpl::~EngineImpl() {
   // Nothing runs any more: whoever still waits is told.
   const absl::Status stopped =
       absl::UnavailableError("the server stopped before the request ran");
+  for (const auto& [ticket, task] : slot_tasks_) task(stopped);
+  for (const auto& [adapter, tasks] : adapter_tasks_) {
+    for (const RoomTask& task : tasks) task(stopped);
+  }
   MutexLock lock(&mu_);
   while (!steps_.empty()) DropStep(steps_.begin()->first, stopped);
   while (!samples_.empty()) DropSample(samples_.begin()->first, stopped);

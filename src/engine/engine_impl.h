@@ -4,7 +4,9 @@
 // A step's way: the door looks it up in the replay table, gives it to the
 // scheduler and returns. The engine thread asks the scheduler for a plan, runs
 // it, and hands results to the completion thread. Files are read and written by
-// the I/O thread; a step that waits for a file keeps its adapter's barrier.
+// the I/O thread; a step that waits for a file keeps its adapter's barrier. Of
+// an adapter that is not on the device the scheduler holds the work until its
+// tensors are there.
 #ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 #define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 
@@ -13,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -29,7 +32,9 @@
 #include "src/engine/train_runner.h"
 #include "src/engine/work.h"
 #include "src/journal/replay_table.h"
+#include "src/journal/spill_folder.h"
 #include "src/sampling/stop_matcher.h"
+#include "src/sched/residency.h"
 #include "src/sched/scheduler.h"
 
 namespace weft::engine {
@@ -41,6 +46,7 @@ struct EngineParts {
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
   std::string model_name;
+  std::unique_ptr<SpillFolder> spill;
 };
 
 class EngineImpl final : public Engine {
@@ -103,6 +109,11 @@ class EngineImpl final : public Engine {
   // The work in flight under this number, which the replay table knows.
   StepWork& FindStep(const std::string& adapter_id, uint64_t step,
                      uint64_t* work_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Forgets the adapter and fails its work; engine thread. False: unknown.
+  bool Forget(const std::string& adapter_id);
+  // The adapter is on the device, unless `status` says why not.
+  void ExportNow(const ExportAdapterRequest& request,
+                 const Callback<PeftFiles>& done, absl::Status status);
   // UNAVAILABLE to `done` and false when draining.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done);
@@ -156,10 +167,42 @@ class EngineImpl final : public Engine {
                           const PublishSnapshotRequest& request);
   // The largest rank that an adapter of this model would have.
   [[nodiscard]] int MaxRank(const LoraConfig& config) const;
-  // Creates an adapter; on the engine thread.
-  absl::StatusOr<AdapterInfo> Create(const std::string& adapter_id,
-                                     const std::string& tenant,
-                                     const LoraConfig& config,
+
+  // Moves between device, host and disk (engine_residency.cc); engine thread.
+
+  // Runs when there is room on the device, or with the error that says why
+  // there will be none.
+  using RoomTask = std::function<void(const absl::Status&)>;
+
+  void WantAdapter(const std::string& adapter_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] sched::Demand DemandOf(const std::string& adapter_id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<sched::Move> NextMove() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Once the adapter is on the device, if it exists; at once if it is.
+  void WhenOnDevice(const std::string& adapter_id, RoomTask task);
+  void RunMove(const sched::Move& move);
+  void MoveToHost(const sched::Move& move);
+  void MoveToDisk(const sched::Move& move);
+  void MoveFromHost(const sched::Move& move);
+  void MoveFromDisk(const sched::Move& move);
+  void FinishMove(const sched::Move& move, uint64_t bytes,
+                  const absl::Status& status);
+  // Fails what waits for it, and gives back the tasks to tell.
+  [[nodiscard]] std::vector<RoomTask> DropWaiter(
+      const sched::SlotWaiter& waiter, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] std::vector<RoomTask> TakeTasks(const std::string& adapter_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemoveSpillFile(std::string file);
+  void ShowAdapters();
+
+  // Creates an adapter once there is room for it. `state` empty: a fresh one.
+  void CreateWhenRoom(CreateAdapterRequest request,
+                      std::optional<lora::AdapterState> state,
+                      uint64_t last_step, Callback<AdapterInfo> done);
+  // Creates an adapter in the slot that it was given.
+  absl::StatusOr<AdapterInfo> Create(const CreateAdapterRequest& request,
                                      const lora::AdapterState* state,
                                      uint64_t last_step);
 
@@ -180,6 +223,11 @@ class EngineImpl final : public Engine {
   std::unordered_map<uint64_t, std::unique_ptr<SampleWork>> samples_
       ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> cancelled_samples_ ABSL_GUARDED_BY(mu_);
+  sched::Residency residency_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, absl::Time> wanted_at_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::vector<RoomTask>> adapter_tasks_
+      ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, RoomTask> slot_tasks_ ABSL_GUARDED_BY(mu_);  // By ticket.
   std::deque<std::function<void()>> control_ ABSL_GUARDED_BY(mu_);
   std::vector<Callback<bool>> drain_waiters_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

@@ -46,6 +46,10 @@ bool EngineImpl::WaitForWork(std::deque<std::function<void()>>* control,
     *plan = sched::Plan();
     control->swap(control_);
     if (!control->empty()) return true;
+    if (std::optional<sched::Move> move = NextMove()) {
+      control->push_back([this, move = *std::move(move)] { RunMove(move); });
+      return true;
+    }
     *plan = scheduler_.Next(absl::Now(), sample_loop_.active());
     probe_.SetQueues(scheduler_);
     if (plan->kind != sched::Plan::Kind::kNone) return true;
@@ -252,6 +256,7 @@ void EngineImpl::AdmitSamples() {
     probe_.ObserveWait(sched::WorkKind::kSample, work.accepted_at);
     sample_loop_.Admit(id, &work.request, work.on_delta != nullptr,
                        work.accepted_at, std::move(version));
+    residency_.Used(work.request.adapter_id);
   }
 }
 
@@ -304,6 +309,7 @@ void EngineImpl::CompleteStep(uint64_t work_id,
     if (it == steps_.end()) return;  // Its adapter was deleted meanwhile.
     work = std::move(it->second);
     steps_.erase(it);
+    if (!work->orphaned) residency_.Used(work->adapter_id);
     const auto table = replays_.find(work->adapter_id);
     if (work->step > 0 && !work->orphaned && table != replays_.end()) {
       if (result.ok()) {
@@ -348,7 +354,7 @@ void EngineImpl::DropSample(uint64_t work_id, const absl::Status& status) {
 
 void EngineImpl::AnswerDrainWhenIdle() {
   if (!draining_ || drain_waiters_.empty() || !steps_.empty() ||
-      !samples_.empty() || pending_io_ > 0) {
+      !samples_.empty() || residency_.has_waiters() || pending_io_ > 0) {
     return;
   }
   for (Callback<bool>& done : std::exchange(drain_waiters_, {})) {

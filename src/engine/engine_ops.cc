@@ -193,32 +193,4 @@ void EngineImpl::RunPublishSnapshot(uint64_t work_id,
                ErasedResult(std::make_shared<const uint64_t>(*version)));
 }
 
-absl::StatusOr<AdapterInfo> EngineImpl::Create(const std::string& adapter_id,
-                                               const std::string& tenant,
-                                               const LoraConfig& config,
-                                               const lora::AdapterState* state,
-                                               uint64_t last_step) {
-  absl::StatusOr<lora::Adapter*> adapter = absl::InternalError("not run");
-  const absl::Status status = RunGuarded("CreateAdapter", [&] {
-    adapter = adapters_.Create(adapter_id, tenant, config);
-    if (adapter.ok() && state != nullptr) (*adapter)->SetState(*state);
-  });
-  if (!status.ok()) {
-    adapters_.Erase(adapter_id);
-    return status;
-  }
-  if (!adapter.ok()) return adapter.status();
-  {
-    MutexLock lock(&mu_);
-    scheduler_.AddAdapter(adapter_id, tenant, last_step);
-    replays_.insert_or_assign(adapter_id, ReplayTable());
-  }
-  adapters_.Publish(adapter_id, last_step);
-  probe_.SetAdapters(static_cast<int64_t>(adapters_.Infos().size()),
-                     adapters_.resident_bytes());
-  Log(LogLevel::kInfo, "adapter created",
-      {{"adapter", adapter_id}, {"tenant", tenant}, {"rank", config.rank}});
-  return adapters_.Info(adapter_id);
-}
-
 }  // namespace weft::engine

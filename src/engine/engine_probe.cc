@@ -30,6 +30,28 @@ std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
   return tenants;
 }
 
+// In the order of AdapterLocation.
+const std::vector<std::string> kLocations = {"device", "host", "disk"};
+
+enum Direction : size_t {
+  kDeviceToHost,
+  kDeviceToDisk,
+  kHostToDisk,
+  kHostToDevice,
+  kDiskToDevice
+};
+const std::vector<std::string> kDirections = {
+    "device_to_host", "device_to_disk", "host_to_disk", "host_to_device",
+    "disk_to_device"};
+
+Direction DirectionOf(AdapterLocation from, AdapterLocation to) {
+  if (to == AdapterLocation::kDevice) {
+    return from == AdapterLocation::kHost ? kHostToDevice : kDiskToDevice;
+  }
+  if (to == AdapterLocation::kHost) return kDeviceToHost;
+  return from == AdapterLocation::kHost ? kHostToDisk : kDeviceToDisk;
+}
+
 std::vector<double> StepBuckets() { return ExponentialBuckets(0.001, 2, 18); }
 
 std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
@@ -82,10 +104,22 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
       first_token_(AddHistogram(registry, "weft_time_to_first_token_seconds",
                                 "Time from acceptance to the first token.",
                                 StepBuckets())),
-      adapters_resident_(AddGauge(registry, "weft_adapters_resident",
-                                  "Adapters on the device.")),
+      adapters_(registry, "weft_adapters", "Adapters, by location.", "location",
+                kLocations),
       adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
                               "Bytes of all adapters on the device.")),
+      moves_(registry, "weft_adapter_moves_total",
+             "Adapters moved, by direction.", "direction", kDirections),
+      moved_bytes_(registry, "weft_adapter_moved_bytes_total",
+                   "Bytes of adapters moved, by direction.", "direction",
+                   kDirections),
+      failed_moves_(registry, "weft_adapter_move_failures_total",
+                    "Adapters that could not be moved, by direction.",
+                    "direction", kDirections),
+      swap_in_(AddHistogram(registry, "weft_adapter_swap_in_seconds",
+                            "Time from the first work for an adapter that is "
+                            "not on the device until it is there.",
+                            StepBuckets())),
       kv_used_(AddGauge(registry, "weft_kv_cache_used_bytes",
                         "Bytes of key/value pages that sequences use.")),
       prefix_bytes_(AddGauge(registry, "weft_prefix_cache_bytes",
@@ -195,9 +229,27 @@ void EngineProbe::SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity) {
   kv_capacity_.Set(static_cast<double>(capacity));
 }
 
-void EngineProbe::SetAdapters(int64_t resident, uint64_t bytes) {
-  adapters_resident_.Set(static_cast<double>(resident));
+void EngineProbe::SetAdapters(
+    const std::array<int, kNumAdapterLocations>& by_location, uint64_t bytes) {
+  for (size_t i = 0; i < by_location.size(); ++i) {
+    adapters_[i].Set(by_location[i]);
+  }
   adapter_bytes_.Set(static_cast<double>(bytes));
+}
+
+void EngineProbe::CountMove(AdapterLocation from, AdapterLocation to, bool ok,
+                            uint64_t bytes) {
+  const Direction direction = DirectionOf(from, to);
+  if (!ok) {
+    failed_moves_[direction].Increment();
+    return;
+  }
+  moves_[direction].Increment();
+  moved_bytes_[direction].Increment(static_cast<double>(bytes));
+}
+
+void EngineProbe::ObserveSwapIn(absl::Duration waited) {
+  swap_in_.Observe(absl::ToDoubleSeconds(waited));
 }
 
 void EngineProbe::ObserveCheckpoint(std::string_view op, bool ok,

@@ -3,6 +3,7 @@
 #ifndef WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 #define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "src/metrics/metrics.h"
+#include "src/request/adapter.h"
 #include "src/sched/scheduler.h"
 
 namespace weft::engine {
@@ -39,7 +41,13 @@ class EngineProbe {
   void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
   void CountPreemption();
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
-  void SetAdapters(int64_t resident, uint64_t bytes);
+  // `by_location` in the order of AdapterLocation; `bytes` on the device.
+  void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
+                   uint64_t bytes);
+  // `bytes` count when the move succeeded.
+  void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
+                 uint64_t bytes);
+  void ObserveSwapIn(absl::Duration waited);
   // `op` is "save" or "load".
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
 
@@ -62,8 +70,12 @@ class EngineProbe {
   LabelledHistograms batch_tokens_;
   LabelledHistograms step_seconds_;
   prometheus::Histogram& first_token_;
-  prometheus::Gauge& adapters_resident_;
+  LabelledGauges adapters_;
   prometheus::Gauge& adapter_bytes_;
+  LabelledCounters moves_;
+  LabelledCounters moved_bytes_;
+  LabelledCounters failed_moves_;
+  prometheus::Histogram& swap_in_;
   prometheus::Gauge& kv_used_;
   prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& kv_capacity_;

@@ -62,6 +62,11 @@ void FillDefaults(EngineOptions& options, at::Device device) {
   if (options.kv_cache_bytes == 0) {
     options.kv_cache_bytes = cuda ? kCudaKvBytes : kCpuKvBytes;
   }
+  if (options.adapter_host_bytes == 0 && cuda) {
+    options.adapter_host_bytes = engine::DefaultHostBudget() / 2;
+  }
+  // On the CPU a buffer would take the memory that the adapter has given back.
+  options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
   if (options.checkpoint_dir.empty()) options.checkpoint_dir = "checkpoints";
   if (options.max_adapters_per_tenant == 0) {
     options.max_adapters_per_tenant = options.max_adapters;
@@ -145,6 +150,10 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   if (options.num_threads > 0) at::set_num_threads(options.num_threads);
   FillDefaults(parts.options, device);
   WEFT_RETURN_IF_ERROR(PrepareDirectory(parts.options.checkpoint_dir));
+  WEFT_ASSIGN_OR_RETURN(
+      SpillFolder spill,
+      SpillFolder::Open(parts.options.checkpoint_dir + "/.spill"));
+  parts.spill = std::make_unique<SpillFolder>(std::move(spill));
   WEFT_ASSIGN_OR_RETURN(parts.decoder, LoadDecoder(parts.options, device));
   if (parts.options.memory_budget_bytes == 0 && device.is_cpu()) {
     parts.options.memory_budget_bytes = engine::DefaultHostBudget();

@@ -57,6 +57,35 @@ std::vector<float> AdapterVersion::HostWeights() const {
   return ToVector(weights_N);
 }
 
+VersionImage ImageOf(const AdapterVersionPtr& version) {
+  return {.number = version->number,
+          .weights_N = version->weights_N.to(at::kCPU),
+          .alive = version};
+}
+
+AdapterVersionPtr RestoreVersion(
+    const VersionImage& image,
+    const std::shared_ptr<const AdapterLayout>& layout,
+    at::ScalarType compute_dtype, at::Device device) {
+  if (AdapterVersionPtr alive = image.alive.lock()) return alive;
+  auto version = std::make_shared<AdapterVersion>();
+  version->number = image.number;
+  version->layout = layout;
+  version->weights_N = image.weights_N.to(device);
+  version->compute_N = version->weights_N.to(compute_dtype);
+  return version;
+}
+
+std::vector<at::Tensor*> AdapterImage::Tensors() {
+  std::vector<at::Tensor*> tensors = {&gradient_N, &moment1_N, &moment2_N};
+  for (VersionImage& version : versions) tensors.push_back(&version.weights_N);
+  return tensors;
+}
+
+uint64_t AdapterImage::num_bytes() const {
+  return (3 + versions.size()) * gradient_N.nbytes();
+}
+
 Adapter::Adapter(const LoraConfig& config, const ModelShape& shape,
                  at::ScalarType compute_dtype, at::Device device)
     : config_(config),
@@ -71,6 +100,29 @@ Adapter::Adapter(const LoraConfig& config, const ModelShape& shape,
   at::Tensor weights = at::empty({size}, options);
   FromVector(InitialWeights(*layout_, config.seed), weights);
   Publish(std::move(weights));
+}
+
+Adapter::Adapter(const LoraConfig& config,
+                 std::shared_ptr<const AdapterLayout> layout,
+                 const AdapterImage& image, at::ScalarType compute_dtype,
+                 at::Device device)
+    : config_(config),
+      layout_(std::move(layout)),
+      compute_dtype_(compute_dtype),
+      latest_(RestoreVersion(image.versions.front(), layout_, compute_dtype,
+                             device)),
+      gradient_N_(image.gradient_N.to(device)),
+      scratch_N_(at::zeros_like(gradient_N_)),
+      moment1_N_(image.moment1_N.to(device)),
+      moment2_N_(image.moment2_N.to(device)),
+      optim_steps_(image.optim_steps) {}
+
+AdapterImage Adapter::ToImage() const {
+  return {.optim_steps = optim_steps_,
+          .gradient_N = gradient_N_.to(at::kCPU),
+          .moment1_N = moment1_N_.to(at::kCPU),
+          .moment2_N = moment2_N_.to(at::kCPU),
+          .versions = {ImageOf(latest_)}};
 }
 
 uint64_t Adapter::resident_bytes() const {

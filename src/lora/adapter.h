@@ -64,14 +64,53 @@ struct AdapterState {
   uint64_t optim_steps = 0;
 };
 
+// A version off the device.
+struct VersionImage {
+  uint64_t number = 0;
+  at::Tensor weights_N;                       // [N] f32 on the host.
+  std::weak_ptr<const AdapterVersion> alive;  // Still pinned by somebody.
+};
+
+[[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
+// The version again: the same object as long as somebody holds it, and in any
+// case the same bytes under the same number.
+[[nodiscard]] AdapterVersionPtr RestoreVersion(
+    const VersionImage& image,
+    const std::shared_ptr<const AdapterLayout>& layout,
+    at::ScalarType compute_dtype, at::Device device);
+
+// An adapter off the device: all that it takes to go on as if it had stayed.
+// Of an adapter on the CPU the tensors are its own, not copies.
+struct AdapterImage {
+  uint64_t optim_steps = 0;
+  at::Tensor gradient_N;  // [N] f32 on the host, as the others.
+  at::Tensor moment1_N;
+  at::Tensor moment2_N;
+  std::vector<VersionImage> versions;  // The latest, then others in use.
+
+  // All tensors, in a fixed order.
+  [[nodiscard]] std::vector<at::Tensor*> Tensors();
+  [[nodiscard]] uint64_t num_bytes() const;
+};
+
 // Threads: engine thread only.
 class Adapter {
  public:
   // A fresh adapter as PEFT makes it (src/lora/lora_init.h).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
+  // One that comes back from the host, with nothing under way.
+  Adapter(const LoraConfig& config, std::shared_ptr<const AdapterLayout> layout,
+          const AdapterImage& image, at::ScalarType compute_dtype,
+          at::Device device);
 
   [[nodiscard]] const LoraConfig& config() const { return config_; }
+  [[nodiscard]] const std::shared_ptr<const AdapterLayout>& shared_layout()
+      const {
+    return layout_;
+  }
+  // With the latest version alone. No gradient may be in the making.
+  [[nodiscard]] AdapterImage ToImage() const;
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
   [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }

@@ -71,6 +71,10 @@ struct LoraConfig {
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };
 
+// Where the tensors of an adapter are; a moving one counts where it comes from.
+enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
+inline constexpr int kNumAdapterLocations = 3;
+
 struct AdapterInfo {
   std::string adapter_id;
   std::string tenant;
@@ -79,7 +83,8 @@ struct AdapterInfo {
   uint64_t optim_steps = 0;
   uint64_t version = 0;
   uint64_t num_parameters = 0;
-  uint64_t resident_bytes = 0;
+  uint64_t resident_bytes = 0;  // On the device.
+  AdapterLocation location = AdapterLocation::kDevice;
   std::vector<std::string> snapshots;
   absl::Time created_at;
 };

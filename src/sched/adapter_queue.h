@@ -92,6 +92,10 @@ class AdapterQueue {
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] bool on_device() const { return !running_.empty(); }
   [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
+  // A request is between two slices: nothing else can be first in line then.
+  [[nodiscard]] bool has_started() const {
+    return has_waiting() && waiting_.begin()->second.next_datum > 0;
+  }
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
 
  private:

@@ -42,10 +42,12 @@ void SampleQueue::Erase(const std::string& adapter,
   lanes_.erase(lane);
 }
 
-std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
+std::optional<SampleQueue::Entry> SampleQueue::Take(
+    absl::Time now, const std::set<std::string>& held) {
   std::optional<FairShares::Turn> first;
   Lane::const_iterator best;
   for (const auto& [adapter, lane] : lanes_) {
+    if (held.contains(adapter)) continue;
     const auto head = Head(lane, now);
     if (head == lane.end()) continue;
     const FairShares::Turn turn = shares_.TurnOf(adapter);
@@ -77,10 +79,16 @@ bool SampleQueue::Remove(const std::string& adapter, uint64_t id) {
   return true;
 }
 
-bool SampleQueue::HasReady(absl::Time now) const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [now](const auto& lane) {
-    return Head(lane.second, now) != lane.second.end();
+bool SampleQueue::HasReady(absl::Time now,
+                           const std::set<std::string>& held) const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
+    return !held.contains(lane.first) &&
+           Head(lane.second, now) != lane.second.end();
   });
+}
+
+bool SampleQueue::HasWaiting(const std::string& adapter) const {
+  return lanes_.contains(adapter);  // No lane is empty.
 }
 
 }  // namespace weft::sched

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,15 +40,19 @@ class SampleQueue {
 
   void Add(Entry entry);
 
-  // Removes and returns the entry whose turn it is; expired ones have none.
-  std::optional<Entry> Take(absl::Time now);
+  // Removes and returns the entry whose turn it is; expired ones have none, nor
+  // have those of the adapters that are `held`.
+  std::optional<Entry> Take(absl::Time now, const std::set<std::string>& held);
 
   // Undoes the Take of `entry`.
   void PutBack(Entry entry);
 
   bool Remove(const std::string& adapter, uint64_t id);
 
-  [[nodiscard]] bool HasReady(absl::Time now) const;
+  // Take would return something.
+  [[nodiscard]] bool HasReady(absl::Time now,
+                              const std::set<std::string>& held) const;
+  [[nodiscard]] bool HasWaiting(const std::string& adapter) const;
 
  private:
   using Lane = std::map<uint64_t, Entry>;  // By arrival.

@@ -1,6 +1,7 @@
 #include "src/sched/scheduler.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -44,6 +45,41 @@ std::vector<uint64_t> Scheduler::RemoveAdapter(const std::string& adapter) {
   adapters_.erase(it);
   shares_.Remove(adapter);
   backlogged_.erase(adapter);
+  held_.erase(adapter);
+  return ids;
+}
+
+void Scheduler::SetHeld(const std::string& adapter, bool held) {
+  if (held) {
+    held_.insert(adapter);
+  } else {
+    held_.erase(adapter);
+  }
+  const auto it = adapters_.find(adapter);
+  if (it != adapters_.end()) NoteBacklog(it->second);
+}
+
+bool Scheduler::HasReady(const std::string& adapter) const {
+  const auto it = adapters_.find(adapter);
+  return it != adapters_.end() &&
+         (it->second.Ready(absl::InfinitePast()) != nullptr ||
+          samples_.HasWaiting(adapter));
+}
+
+bool Scheduler::IsRunning(const std::string& adapter) const {
+  const auto it = adapters_.find(adapter);
+  return it != adapters_.end() &&
+         (it->second.on_device() || it->second.has_started());
+}
+
+std::vector<uint64_t> Scheduler::CancelWaiting(const std::string& adapter) {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, queued] : work_) {
+    if (queued.waiting && queued.adapter == adapter) ids.push_back(id);
+  }
+  // The latest first: a number that nothing follows is freed, not skipped.
+  std::sort(ids.begin(), ids.end(), std::greater<>());
+  std::erase_if(ids, [&](uint64_t id) { return !Cancel(id); });
   return ids;
 }
 
@@ -163,11 +199,12 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   std::vector<AdapterQueue*> ready;
   for (const std::string& adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
-    if (!queue.on_device() && queue.Ready(now) != nullptr) {
+    if (!held_.contains(adapter) && !queue.on_device() &&
+        queue.Ready(now) != nullptr) {
       ready.push_back(&queue);
     }
   }
-  const bool can_decode = active_decodes > 0 || samples_.HasReady(now);
+  const bool can_decode = active_decodes > 0 || samples_.HasReady(now, held_);
   if (ready.empty() && !can_decode) return Plan{};
   if (share_.ChooseDecode(!ready.empty(), can_decode)) {
     Plan plan;
@@ -185,7 +222,7 @@ std::vector<uint64_t> Scheduler::TakeSamples(absl::Time now, int max) {
   taken_.clear();
   std::vector<uint64_t> ids;
   while (static_cast<int>(ids.size()) < max) {
-    std::optional<SampleQueue::Entry> entry = samples_.Take(now);
+    std::optional<SampleQueue::Entry> entry = samples_.Take(now, held_);
     if (!entry) break;
     ids.push_back(entry->id);
     Forget(entry->id);
@@ -264,10 +301,11 @@ void Scheduler::NoteBacklog(const AdapterQueue& queue) {
   } else {
     backlogged_.erase(queue.name());
   }
-  // Waiting for a missing step earns no more credit than idleness.
-  shares_.SetActive(
-      queue.name(),
-      queue.on_device() || queue.Ready(absl::InfinitePast()) != nullptr);
+  // Waiting for a missing step, or for the weights, earns no more credit than
+  // idleness.
+  const bool can_start = !held_.contains(queue.name()) &&
+                         queue.Ready(absl::InfinitePast()) != nullptr;
+  shares_.SetActive(queue.name(), queue.on_device() || can_start);
 }
 
 }  // namespace weft::sched

@@ -80,6 +80,18 @@ class Scheduler {
   [[nodiscard]] std::optional<uint64_t> LastStep(
       const std::string& adapter) const;
 
+  // Held: work of the adapter waits as before, but none of it starts.
+  void SetHeld(const std::string& adapter, bool held);
+
+  // The adapter has work that could start now if it were not held.
+  [[nodiscard]] bool HasReady(const std::string& adapter) const;
+
+  // Training work of the adapter is on the device or between two slices.
+  [[nodiscard]] bool IsRunning(const std::string& adapter) const;
+
+  // Cancels all work of the adapter that has not started; returns its ids.
+  std::vector<uint64_t> CancelWaiting(const std::string& adapter);
+
   // Returns the number under which the work will run, 0 when it has none.
   // Errors, all of which leave the scheduler as it was: NOT_FOUND (adapter),
   // ALREADY_EXISTS (number is waiting, running, or applied ahead of a gap),
@@ -149,6 +161,7 @@ class Scheduler {
   std::map<std::string, AdapterQueue> adapters_;
   std::set<std::string> backlogged_;  // Adapters with waiting training work.
   FairShares shares_;                 // Of training.
+  std::set<std::string> held_;
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;

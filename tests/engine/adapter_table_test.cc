@@ -156,5 +156,42 @@ TEST_F(AdapterTableTest, APinnedVersionOutlivesItsAdapter) {
   EXPECT_EQ((*pinned)->HostWeights(), weights);
 }
 
+TEST_F(AdapterTableTest, AnAdapterIsOnTheDeviceOnTheHostOrOnDisk) {
+  ASSERT_THAT(table_.Create("a", "a", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.PublishSnapshot("a", "old"), IsOk());
+  ASSERT_THAT(table_.PublishSnapshot("a", "same"), IsOk());
+  Step("a");
+  const uint64_t n = table_.Info("a")->num_parameters;
+  EXPECT_EQ(table_.ImageBytes("a"), 20 * n) << "two versions";
+  table_.MoveToHost("a", table_.Image("a"));
+  EXPECT_EQ(table_.Find("a"), nullptr);
+  EXPECT_EQ(table_.resident_bytes(), 0u);
+  EXPECT_EQ(table_.Info("a")->location, AdapterLocation::kHost);
+  lora::AdapterImage image = table_.Image("a");
+  table_.MoveToDisk("a", image, "file");
+  EXPECT_EQ(table_.File("a"), "file");
+  EXPECT_EQ(table_.Info("a")->location, AdapterLocation::kDisk);
+  EXPECT_FALSE(table_.Image("a").gradient_N.defined());
+  table_.MoveToDevice("a", image);
+  EXPECT_EQ(table_.File("a"), "");
+  EXPECT_EQ(table_.Info("a")->location, AdapterLocation::kDevice);
+  EXPECT_EQ(table_.Version("a", "")->get()->number, 2u);
+  EXPECT_EQ(table_.Version("a", "old")->get()->number, 1u);
+  EXPECT_EQ(*table_.Version("a", "old"), *table_.Version("a", "same"));
+}
+
+TEST_F(AdapterTableTest, AReleasedSnapshotFreesItsHostMemory) {
+  ASSERT_THAT(table_.Create("a", "a", {.rank = 2}), IsOk());
+  ASSERT_THAT(table_.PublishSnapshot("a", "s"), IsOk());
+  ASSERT_THAT(table_.PublishSnapshot("a", "t"), IsOk());
+  Step("a");
+  table_.MoveToHost("a", table_.Image("a"));
+  const uint64_t n = table_.Info("a")->num_parameters;
+  ASSERT_THAT(table_.ReleaseSnapshot("a", "s"), IsOk());
+  EXPECT_EQ(table_.ImageBytes("a"), 20 * n) << "t needs it";
+  ASSERT_THAT(table_.ReleaseSnapshot("a", "t"), IsOk());
+  EXPECT_EQ(table_.ImageBytes("a"), 16 * n);
+}
+
 }  // namespace
 }  // namespace weft::engine

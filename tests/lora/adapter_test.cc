@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -227,6 +228,48 @@ TEST(AdapterTest, LoadedStateIsANewVersionBesideAPinnedOne) {
   EXPECT_EQ(adapter.latest()->HostWeights(),
             Ramp(adapter.layout().num_parameters(), 1));
   EXPECT_EQ(pinned->HostWeights(), weights);
+}
+
+TEST(AdapterTest, GoesOnFromItsImageAsIfItHadStayed) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Adapter stayed = MakeAdapter(dtype);
+    stayed.SetState(RampState(stayed.layout().num_parameters()));
+    AdapterImage image = stayed.ToImage();
+    EXPECT_EQ(image.num_bytes(), 16 * stayed.layout().num_parameters());
+    // Tensors of the image's own, as after a way through a file.
+    for (at::Tensor* tensor : image.Tensors()) *tensor = tensor->clone();
+    image.versions.front().alive.reset();
+    const Adapter back(Config(), stayed.shared_layout(), image, dtype,
+                       at::kCPU);
+    EXPECT_EQ(back.latest()->number, 2u);
+    EXPECT_EQ(back.latest()->compute_N.scalar_type(), dtype);
+    EXPECT_TRUE(
+        at::equal(back.latest()->compute_N, stayed.latest()->compute_N));
+    const AdapterState expected = stayed.GetState();
+    const AdapterState actual = back.GetState();
+    EXPECT_EQ(actual.weights, expected.weights);
+    EXPECT_EQ(actual.gradient, expected.gradient);
+    EXPECT_EQ(actual.moment1, expected.moment1);
+    EXPECT_EQ(actual.moment2, expected.moment2);
+    EXPECT_EQ(actual.optim_steps, 17u);
+    EXPECT_EQ(back.resident_bytes(), stayed.resident_bytes());
+  }
+}
+
+TEST(AdapterTest, AVersionThatIsStillPinnedComesBackAsItself) {
+  auto adapter = std::make_unique<Adapter>(MakeAdapter());
+  AdapterVersionPtr pinned = adapter->latest();
+  const std::shared_ptr<const AdapterLayout> layout = adapter->shared_layout();
+  const VersionImage image = ImageOf(pinned);
+  adapter.reset();
+  EXPECT_EQ(RestoreVersion(image, layout, at::kFloat, at::kCPU), pinned);
+  const std::vector<float> weights = pinned->HostWeights();
+  pinned.reset();
+  EXPECT_TRUE(image.alive.expired());
+  const AdapterVersionPtr made =
+      RestoreVersion(image, layout, at::kFloat, at::kCPU);
+  EXPECT_EQ(made->number, 1u);
+  EXPECT_EQ(made->HostWeights(), weights);
 }
 
 }  // namespace

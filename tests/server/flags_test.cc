@@ -47,6 +47,8 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "checkpoint-dir",
                                        "max-adapters",
                                        "max-adapters-per-tenant",
+                                       "max-resident-adapters",
+                                       "adapter-host-bytes",
                                        "max-rank",
                                        "max-import-bytes",
                                        "max-batch-tokens",

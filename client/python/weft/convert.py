@@ -59,6 +59,11 @@ def _module_name(number: int) -> str:
     return name.removeprefix("TARGET_MODULE_").lower()
 
 
+def _location_name(number: int) -> str:
+    name: str = adapters_pb2.AdapterLocation.Name(number)
+    return name.removeprefix("ADAPTER_LOCATION_").lower()
+
+
 def _check_names(options_type: Any, options: Mapping[str, Any]) -> None:
     """What a misspelt keyword argument would raise."""
     known = options_type.__annotations__
@@ -106,6 +111,7 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         snapshots=list(adapter.snapshots),
         created_at=adapter.created_at,
         tenant=adapter.tenant,
+        location=_location_name(adapter.location),
     )
 
 

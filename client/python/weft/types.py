@@ -117,6 +117,7 @@ class AdapterInfo:
     snapshots: list[str]
     created_at: float  # Unix time in seconds.
     tenant: str
+    location: str  # Of its tensors on the server: "device", "host" or "disk".
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,219 @@
+#include "src/sched/residency.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weft::sched {
+
+void Residency::Add(const std::string& adapter) {
+  --granted_;
+  entries_[adapter] = {.last_use = ++uses_};
+}
+
+bool Residency::Remove(const std::string& adapter) {
+  DropWaiter(adapter);
+  return entries_.erase(adapter) > 0;
+}
+
+void Residency::DropWaiter(const std::string& adapter) {
+  const auto it = entries_.find(adapter);
+  if (it == entries_.end() || !it->second.waits) return;
+  it->second.waits = false;
+  std::erase_if(waiters_, [&](const SlotWaiter& waiter) {
+    return waiter.ticket == 0 && waiter.adapter == adapter;
+  });
+}
+
+bool Residency::Want(const std::string& adapter) {
+  const auto it = entries_.find(adapter);
+  if (it == entries_.end() || it->second.waits || CanRun(adapter)) return false;
+  const Entry& entry = it->second;
+  if (entry.move_id > 0 && entry.target == Location::kDevice) return false;
+  it->second.waits = true;
+  waiters_.push_back({.adapter = adapter});
+  return true;
+}
+
+void Residency::Used(const std::string& adapter) {
+  const auto it = entries_.find(adapter);
+  if (it == entries_.end()) return;
+  it->second.served = true;
+  it->second.last_use = ++uses_;
+}
+
+std::optional<Location> Residency::LocationOf(
+    const std::string& adapter) const {
+  const auto it = entries_.find(adapter);
+  if (it == entries_.end()) return std::nullopt;
+  return it->second.location;
+}
+
+bool Residency::CanRun(const std::string& adapter) const {
+  const auto it = entries_.find(adapter);
+  return it != entries_.end() && it->second.location == Location::kDevice &&
+         it->second.move_id == 0;
+}
+
+std::array<int, kNumAdapterLocations> Residency::Counts() const {
+  std::array<int, kNumAdapterLocations> counts{};
+  for (const auto& [adapter, entry] : entries_) {
+    ++counts[static_cast<size_t>(entry.location)];
+  }
+  return counts;
+}
+
+int Residency::UsedSlots() const {
+  // On its way in an adapter has its slot, on its way out it has it still.
+  const auto has_slot = [](const auto& item) {
+    const Entry& entry = item.second;
+    return entry.location == Location::kDevice ||
+           (entry.move_id > 0 && entry.target == Location::kDevice);
+  };
+  return granted_ + static_cast<int>(std::ranges::count_if(entries_, has_slot));
+}
+
+int Residency::LeavingDevice() const {
+  return static_cast<int>(std::ranges::count_if(entries_, [](const auto& item) {
+    return item.second.location == Location::kDevice && item.second.move_id > 0;
+  }));
+}
+
+void Residency::DropSatisfied(const DemandOf& demand_of) {
+  std::erase_if(waiters_, [&](const SlotWaiter& waiter) {
+    if (waiter.ticket > 0 || demand_of(waiter.adapter).ready) return false;
+    entries_.at(waiter.adapter).waits = false;
+    return true;
+  });
+}
+
+std::optional<Move> Residency::Next(const DemandOf& demand_of) {
+  if (waiters_.empty()) return std::nullopt;
+  DropSatisfied(demand_of);
+  if (waiters_.empty()) return std::nullopt;
+  return UsedSlots() < options_.max_resident ? BringIn() : MakeSlot(demand_of);
+}
+
+std::optional<Move> Residency::BringIn() {
+  // Who is on the way to disk can turn back only when it has arrived.
+  const auto first =
+      std::ranges::find_if(waiters_, [&](const SlotWaiter& waiter) {
+        return waiter.ticket > 0 || entries_.at(waiter.adapter).move_id == 0;
+      });
+  if (first == waiters_.end()) return std::nullopt;
+  const SlotWaiter waiter = std::move(*first);
+  waiters_.erase(first);
+  if (waiter.ticket > 0) {
+    ++granted_;
+    return Move{.ticket = waiter.ticket};
+  }
+  const auto it = entries_.find(waiter.adapter);
+  it->second.waits = false;
+  return StartMove(it, Location::kDevice);
+}
+
+std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of) {
+  if (LeavingDevice() >= static_cast<int>(waiters_.size())) return std::nullopt;
+  bool ready = false;
+  const auto victim = PickVictim(demand_of, &ready);
+  if (victim == entries_.end()) return std::nullopt;
+  const uint64_t bytes = demand_of(victim->first).bytes;
+  uint64_t on_host = 0;
+  uint64_t leaving_host = 0;
+  for (const auto& [adapter, entry] : entries_) {
+    const bool arriving = entry.move_id > 0 && entry.target == Location::kHost;
+    if (entry.location != Location::kHost && !arriving) continue;
+    on_host += entry.bytes;
+    if (entry.move_id > 0 && !arriving) leaving_host += entry.bytes;
+  }
+  Location to = Location::kDisk;
+  if (bytes <= options_.host_bytes) {
+    if (on_host + bytes <= options_.host_bytes) {
+      to = Location::kHost;
+    } else if (on_host - leaving_host + bytes <= options_.host_bytes) {
+      return std::nullopt;
+    } else if (const auto oldest = OldestOnHost(); oldest != entries_.end()) {
+      return StartMove(oldest, Location::kDisk);
+    }
+  }
+  victim->second.bytes = bytes;
+  const Move move = StartMove(victim, to);
+  if (ready) Want(move.adapter);
+  return move;
+}
+
+Residency::Entries::iterator Residency::OldestOnHost() {
+  auto oldest = entries_.end();
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    const Entry& entry = it->second;
+    // Who waits for a slot would only come back through the disk.
+    if (entry.location != Location::kHost || entry.move_id > 0 || entry.waits) {
+      continue;
+    }
+    if (oldest == entries_.end() || entry.last_use < oldest->second.last_use) {
+      oldest = it;
+    }
+  }
+  return oldest;
+}
+
+Residency::Entries::iterator Residency::PickVictim(const DemandOf& demand_of,
+                                                   bool* ready) {
+  auto victim = entries_.end();
+  *ready = true;
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    const Entry& entry = it->second;
+    if (entry.location != Location::kDevice || entry.move_id > 0) continue;
+    const Demand demand = demand_of(it->first);
+    if (demand.busy || (demand.ready && !entry.served)) continue;
+    // Without work goes before with work, then who was used longest ago.
+    if (victim == entries_.end() ||
+        std::pair(demand.ready, entry.last_use) <
+            std::pair(*ready, victim->second.last_use)) {
+      victim = it;
+      *ready = demand.ready;
+    }
+  }
+  return victim;
+}
+
+Move Residency::StartMove(Entries::iterator it, Location to) {
+  Entry& entry = it->second;
+  entry.move_id = ++moves_;
+  entry.target = to;
+  return {.id = entry.move_id,
+          .adapter = it->first,
+          .from = entry.location,
+          .to = to};
+}
+
+bool Residency::IsUnderway(const Move& move) const {
+  const auto it = entries_.find(move.adapter);
+  return it != entries_.end() && it->second.move_id == move.id;
+}
+
+std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
+  if (!IsUnderway(move)) return std::nullopt;
+  Entry& entry = entries_.at(move.adapter);
+  entry.move_id = 0;
+  if (ok) {
+    entry.location = move.to;
+    if (move.to == Location::kDevice) {
+      entry.served = false;
+      entry.last_use = ++uses_;
+    }
+    return std::nullopt;
+  }
+  if (move.to == Location::kDevice) return SlotWaiter{.adapter = move.adapter};
+  // It is where it was, so what it waited for can run.
+  if (move.from == Location::kDevice) DropWaiter(move.adapter);
+  // Trying again at once would fail at once: who waits is told instead.
+  if (waiters_.empty() || UsedSlots() < options_.max_resident) {
+    return std::nullopt;
+  }
+  SlotWaiter failed = std::move(waiters_.front());
+  waiters_.pop_front();
+  if (failed.ticket == 0) entries_.at(failed.adapter).waits = false;
+  return failed;
+}
+
+}  // namespace weft::sched

@@ -1,0 +1,125 @@
+// Work of an adapter whose tensors are elsewhere: it waits, others go on.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "src/sched/scheduler.h"
+
+namespace weft::sched {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class HeldAdapterTest : public ::testing::Test {
+ protected:
+  HeldAdapterTest() : scheduler_(SchedulerOptions()) {
+    scheduler_.AddAdapter("held", "held", 0);
+    scheduler_.AddAdapter("free", "free", 0);
+    scheduler_.SetHeld("held", true);
+  }
+
+  void Train(uint64_t id, const std::string& adapter, uint64_t step = 0) {
+    ASSERT_TRUE(scheduler_
+                    .Enqueue({.id = id,
+                              .kind = WorkKind::kTrain,
+                              .adapter = adapter,
+                              .step = step,
+                              .datum_tokens = {10}},
+                             now_)
+                    .ok());
+  }
+
+  void Sample(uint64_t id, const std::string& adapter) {
+    ASSERT_TRUE(scheduler_
+                    .Enqueue({.id = id,
+                              .kind = WorkKind::kSample,
+                              .adapter = adapter,
+                              .tokens = 10},
+                             now_)
+                    .ok());
+  }
+
+  std::vector<uint64_t> Slices() {
+    std::vector<uint64_t> ids;
+    for (const TrainSlice& slice : scheduler_.Next(now_, 0).slices) {
+      ids.push_back(slice.work_id);
+    }
+    return ids;
+  }
+
+  const absl::Time now_ = absl::UnixEpoch();
+  Scheduler scheduler_;
+};
+
+TEST_F(HeldAdapterTest, ItsTrainingWaitsAndThatOfOthersRuns) {
+  Train(1, "held");
+  Train(2, "free");
+  EXPECT_TRUE(scheduler_.HasReady("held"));
+  EXPECT_THAT(Slices(), ElementsAre(2));
+  scheduler_.Finished(2, true);
+  EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kNone);
+  scheduler_.SetHeld("held", false);
+  EXPECT_THAT(Slices(), ElementsAre(1));
+  EXPECT_TRUE(scheduler_.IsRunning("held"));
+  EXPECT_FALSE(scheduler_.HasReady("held"));
+}
+
+TEST_F(HeldAdapterTest, ItsSamplesWaitAndThoseOfOthersRun) {
+  Sample(1, "held");
+  EXPECT_TRUE(scheduler_.HasReady("held"));
+  EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kNone);
+  Sample(2, "free");
+  Sample(3, "");
+  EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kDecode);
+  EXPECT_THAT(scheduler_.TakeSamples(now_, 9), ElementsAre(2, 3));
+  scheduler_.SetHeld("held", false);
+  EXPECT_THAT(scheduler_.TakeSamples(now_, 9), ElementsAre(1));
+}
+
+TEST_F(HeldAdapterTest, WorkBehindAGapIsNotReady) {
+  Train(1, "held", /*step=*/2);
+  EXPECT_FALSE(scheduler_.HasReady("held"));
+  Train(2, "held", /*step=*/1);
+  EXPECT_TRUE(scheduler_.HasReady("held"));
+  EXPECT_FALSE(scheduler_.HasReady("unknown"));
+}
+
+TEST_F(HeldAdapterTest, ARequestBetweenTwoSlicesRuns) {
+  ASSERT_TRUE(scheduler_
+                  .Enqueue({.id = 1,
+                            .kind = WorkKind::kTrain,
+                            .adapter = "free",
+                            .datum_tokens = {6000, 6000}},
+                           now_)
+                  .ok());
+  EXPECT_FALSE(scheduler_.IsRunning("free"));
+  EXPECT_THAT(Slices(), ElementsAre(1));
+  scheduler_.Finished(1, true);
+  EXPECT_TRUE(scheduler_.IsRunning("free"));
+  EXPECT_THAT(scheduler_.CancelWaiting("free"), IsEmpty());
+}
+
+TEST_F(HeldAdapterTest, AllItsWaitingWorkCanBeCancelledAndItsNumbersAreFree) {
+  Train(1, "held");
+  Train(2, "held");
+  Sample(3, "held");
+  Train(4, "free");
+  EXPECT_THAT(scheduler_.CancelWaiting("held"), ElementsAre(3, 2, 1));
+  EXPECT_FALSE(scheduler_.HasReady("held"));
+  EXPECT_EQ(scheduler_.LastStep("held"), 0u);
+  Train(5, "held", /*step=*/1);
+  EXPECT_THAT(Slices(), ElementsAre(4));
+}
+
+TEST_F(HeldAdapterTest, ANewAdapterOfTheNameIsNotHeld) {
+  scheduler_.RemoveAdapter("held");
+  scheduler_.AddAdapter("held", "held", 0);
+  Train(1, "held");
+  EXPECT_THAT(Slices(), ElementsAre(1));
+}
+
+}  // namespace
+}  // namespace weft::sched

@@ -1,0 +1,244 @@
+// Random work, failures and deletions against the residency policy, beside a
+// record of who is where, who asked when and who was used when. Whatever
+// happens, memory limits hold, the right one moves, and all are served.
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "src/sched/residency.h"
+
+namespace weft::sched {
+namespace {
+
+using enum AdapterLocation;
+
+struct Model {
+  Location location = kDevice;
+  std::optional<Move> move;
+  Demand demand;
+  bool served = false;
+  uint64_t last_use = 0;
+  int64_t waiting = 0;  // Requests.
+};
+
+class World {
+ public:
+  World(uint64_t seed, int max_resident, uint64_t host_bytes)
+      : random_(seed),
+        max_resident_(max_resident),
+        host_bytes_(host_bytes),
+        residency_({.max_resident = max_resident, .host_bytes = host_bytes}) {}
+
+  void Run() {
+    for (int round = 0; round < 3000; ++round) {
+      Disturb();
+      Advance();
+      if (testing::Test::HasFailure()) return;
+    }
+    // Without new work everything is served at last.
+    for (int round = 0; round < 10000 && Outstanding() > 0; ++round) Advance();
+    EXPECT_EQ(Outstanding(), 0);
+    EXPECT_FALSE(residency_.has_waiters());
+  }
+
+ private:
+  int Uniform(int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random_);
+  }
+
+  int64_t Outstanding() const {
+    int64_t sum = static_cast<int64_t>(line_.size());
+    for (const auto& [name, model] : models_) {
+      sum += model.waiting + (model.demand.busy ? 1 : 0);
+    }
+    return sum;
+  }
+
+  // New adapters, work, cancellations, deletions.
+  void Disturb() {
+    const std::string name = "a" + std::to_string(Uniform(0, 9));
+    const auto it = models_.find(name);
+    if (it == models_.end()) {
+      if (Uniform(0, 3) == 0 && !std::ranges::count(line_, "+" + name)) {
+        tickets_[++next_ticket_] = name;
+        residency_.WantSlot(next_ticket_);
+        line_.push_back("+" + name);
+      }
+      return;
+    }
+    Model& model = it->second;
+    const int what = Uniform(0, 99);
+    if (what < 60) {
+      ++model.waiting;
+      model.demand.ready = true;
+      if (residency_.Want(name)) line_.push_back(name);
+    } else if (what < 65) {
+      model.waiting = 0;
+      model.demand.ready = false;
+    } else if (what < 67 && !model.demand.busy) {
+      residency_.Remove(name);
+      std::erase(line_, name);
+      models_.erase(it);
+    }
+  }
+
+  // The device works, moves end, new ones begin.
+  void Advance() {
+    for (auto& [name, model] : models_) {
+      if (model.demand.busy && Uniform(0, 1) == 0) {
+        model.demand.busy = false;
+        Use(name, model);
+      } else if (!model.demand.busy && model.waiting > 0 &&
+                 residency_.CanRun(name) && Uniform(0, 1) == 0) {
+        model.demand.ready = --model.waiting > 0;
+        model.demand.busy = true;
+      }
+    }
+    for (auto& [name, model] : models_) {
+      if (model.move && Uniform(0, 2) == 0) Finish(name, model);
+    }
+    const auto demand_of = [this](const std::string& name) {
+      return models_.at(name).demand;
+    };
+    for (;;) {
+      // Who has no work any more leaves the line.
+      std::erase_if(line_, [&](const std::string& name) {
+        return name[0] != '+' && !models_.at(name).demand.ready;
+      });
+      const std::optional<Move> move = residency_.Next(demand_of);
+      if (!move) return;
+      Begin(*move);
+      CheckLimits();
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+
+  void Use(const std::string& name, Model& model) {
+    residency_.Used(name);
+    model.served = true;
+    model.last_use = ++uses_;
+  }
+
+  void Finish(const std::string& name, Model& model) {
+    const Move move = *std::exchange(model.move, std::nullopt);
+    const bool ok = Uniform(0, 19) > 0;
+    const std::optional<SlotWaiter> failed = residency_.Finished(move, ok);
+    if (ok) {
+      EXPECT_FALSE(failed.has_value());
+      model.location = move.to;
+      if (move.to == kDevice) {
+        model.served = false;
+        model.last_use = ++uses_;
+      }
+    } else if (move.to != kDevice && move.from == kDevice) {
+      std::erase(line_, name);
+    }
+    if (!failed) return;
+    if (failed->ticket > 0) {
+      std::erase(line_, "+" + tickets_.at(failed->ticket));
+      return;
+    }
+    std::erase(line_, failed->adapter);
+    models_.at(failed->adapter).waiting = 0;
+    models_.at(failed->adapter).demand.ready = false;
+  }
+
+  void Begin(const Move& move) {
+    if (move.ticket > 0) {
+      const std::string name = tickets_.at(move.ticket);
+      ExpectFirstInLine("+" + name);
+      residency_.Add(name);
+      Model& model = models_[name];
+      model.demand.bytes = static_cast<uint64_t>(Uniform(5, 15));
+      model.last_use = ++uses_;
+      return;
+    }
+    Model& model = models_.at(move.adapter);
+    EXPECT_EQ(move.from, model.location);
+    EXPECT_FALSE(model.move.has_value());
+    model.move = move;
+    if (move.to == kDevice) {
+      ExpectFirstInLine(move.adapter);
+    } else if (move.from == kDevice) {
+      ExpectRightVictim(move.adapter);
+      if (model.demand.ready) line_.push_back(move.adapter);
+    }
+  }
+
+  // But for those who are on the way out.
+  void ExpectFirstInLine(const std::string& name) {
+    const auto first = std::ranges::find_if(line_, [&](const std::string& n) {
+      return n[0] == '+' || n == name || !models_.at(n).move.has_value();
+    });
+    ASSERT_NE(first, line_.end());
+    EXPECT_EQ(*first, name);
+    line_.erase(first);
+  }
+
+  void ExpectRightVictim(const std::string& name) {
+    const Model& victim = models_.at(name);
+    EXPECT_FALSE(victim.demand.busy);
+    EXPECT_TRUE(!victim.demand.ready || victim.served);
+    EXPECT_FALSE(line_.empty()) << "nobody wants the room";
+    for (const auto& [other, model] : models_) {
+      if (other == name || model.location != kDevice || model.move ||
+          model.demand.busy) {
+        continue;
+      }
+      if (!model.demand.ready) {
+        EXPECT_FALSE(victim.demand.ready) << other << " has nothing to do";
+        EXPECT_LT(victim.last_use, model.last_use) << other;
+      } else if (victim.demand.ready && model.served) {
+        EXPECT_LT(victim.last_use, model.last_use) << other;
+      }
+    }
+  }
+
+  void CheckLimits() {
+    int slots = 0;
+    uint64_t host = 0;
+    for (const auto& [name, model] : models_) {
+      EXPECT_EQ(residency_.LocationOf(name), model.location);
+      const bool comes = model.move && model.move->to == kDevice;
+      if (model.location == kDevice || comes) ++slots;
+      const bool goes_to_host = model.move && model.move->to == kHost;
+      if (model.location == kHost || goes_to_host) host += model.demand.bytes;
+    }
+    EXPECT_LE(slots, max_resident_);
+    EXPECT_LE(host, host_bytes_);
+  }
+
+  std::mt19937_64 random_;
+  const int max_resident_;
+  const uint64_t host_bytes_;
+  Residency residency_;
+  std::map<std::string, Model> models_;
+  std::map<uint64_t, std::string> tickets_;
+  std::deque<std::string> line_;  // Who asked; "+" begins a new adapter.
+  uint64_t next_ticket_ = 0;
+  uint64_t uses_ = 0;
+};
+
+TEST(RandomResidencyTest, LimitsHoldAndAllAreServed) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    for (const int max_resident : {1, 2, 5}) {
+      for (const uint64_t host_bytes : {0, 12, 40}) {
+        SCOPED_TRACE(testing::Message()
+                     << "seed " << seed << ", slots " << max_resident
+                     << ", host bytes " << host_bytes);
+        World(seed, max_resident, host_bytes).Run();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::sched

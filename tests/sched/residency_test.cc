@@ -1,0 +1,252 @@
+#include "src/sched/residency.h"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft::sched {
+namespace {
+
+using ::testing::ElementsAre;
+using enum AdapterLocation;
+
+// Adapters of ten bytes and what they have to do.
+class ResidencyTest : public ::testing::Test {
+ protected:
+  void Start(int max_resident, uint64_t host_bytes = 0) {
+    residency_.emplace(ResidencyOptions{.max_resident = max_resident,
+                                        .host_bytes = host_bytes});
+  }
+
+  std::optional<Move> Next() {
+    return residency_->Next(
+        [this](const std::string& adapter) { return demands_[adapter]; });
+  }
+
+  // Makes room and the adapter in it; returns the moves as text.
+  std::vector<std::string> Create(const std::string& adapter) {
+    residency_->WantSlot(++tickets_);
+    std::vector<std::string> moves = Settle();
+    Add(adapter);
+    return moves;
+  }
+
+  void Add(const std::string& adapter) {
+    residency_->Add(adapter);
+    demands_[adapter] = {.bytes = 10};
+  }
+
+  std::vector<std::string> Want(const std::string& adapter) {
+    demands_[adapter].ready = true;
+    residency_->Want(adapter);
+    return Settle();
+  }
+
+  void Serve(const std::string& adapter) {
+    EXPECT_TRUE(residency_->CanRun(adapter)) << adapter;
+    demands_[adapter].ready = false;
+    residency_->Used(adapter);
+  }
+
+  // All moves until there are none, each successful at once.
+  std::vector<std::string> Settle() {
+    std::vector<std::string> moves;
+    while (const std::optional<Move> move = Next()) {
+      moves.push_back(Text(*move));
+      if (move->ticket == 0) {
+        EXPECT_FALSE(residency_->Finished(*move, true).has_value());
+      }
+    }
+    return moves;
+  }
+
+  static std::string Text(const Move& move) {
+    if (move.ticket > 0) return "slot";
+    constexpr const char* kNames[] = {"device", "host", "disk"};
+    return move.adapter + " to " + kNames[static_cast<size_t>(move.to)];
+  }
+
+  std::optional<Residency> residency_;
+  std::map<std::string, Demand> demands_;
+  uint64_t tickets_ = 0;
+};
+
+TEST_F(ResidencyTest, NothingMovesWhileThereIsRoom) {
+  Start(2);
+  EXPECT_THAT(Create("a"), ElementsAre("slot"));
+  EXPECT_THAT(Create("b"), ElementsAre("slot"));
+  EXPECT_THAT(Want("a"), ElementsAre());
+  EXPECT_THAT(residency_->Counts(), ElementsAre(2, 0, 0));
+}
+
+TEST_F(ResidencyTest, TheLeastRecentlyUsedLeaves) {
+  Start(2);
+  Create("a");
+  Create("b");
+  Serve("a");
+  EXPECT_THAT(Create("c"), ElementsAre("b to disk", "slot"));
+  EXPECT_EQ(residency_->LocationOf("b"), kDisk);
+  EXPECT_THAT(Want("b"), ElementsAre("a to disk", "b to device"));
+  EXPECT_THAT(residency_->Counts(), ElementsAre(2, 0, 1));
+}
+
+TEST_F(ResidencyTest, WhoHasWorkOnTheDeviceStays) {
+  Start(1);
+  Create("a");
+  demands_["a"].busy = true;
+  residency_->WantSlot(9);
+  EXPECT_FALSE(Next().has_value());
+  demands_["a"].busy = false;
+  EXPECT_THAT(Settle(), ElementsAre("a to disk", "slot"));
+}
+
+TEST_F(ResidencyTest, WhoHasWaitingWorkLeavesOnlyWhenAllHaveSome) {
+  Start(2);
+  Create("a");
+  Create("b");
+  Serve("a");
+  Serve("b");
+  demands_["a"].ready = true;
+  EXPECT_THAT(Create("c"), ElementsAre("b to disk", "slot"));
+}
+
+TEST_F(ResidencyTest, WhoHasWaitingWorkIsServedBeforeItLeavesAndComesBack) {
+  Start(1);
+  Create("a");
+  Want("a");
+  residency_->WantSlot(9);
+  EXPECT_FALSE(Next().has_value()) << "a was not served yet";
+  Serve("a");
+  demands_["a"].ready = true;
+  EXPECT_THAT(Settle(), ElementsAre("a to disk", "slot"));
+  Add("b");
+  EXPECT_THAT(Settle(), ElementsAre("b to disk", "a to device"));
+}
+
+TEST_F(ResidencyTest, SlotsAreGivenInTheOrderOfAsking) {
+  Start(1);
+  for (const char* adapter : {"a", "b", "c", "d"}) Create(adapter);
+  Want("d");
+  for (const char* adapter : {"c", "a", "b"}) {
+    EXPECT_THAT(Want(adapter), ElementsAre());
+  }
+  Serve("d");
+  EXPECT_THAT(Settle(), ElementsAre("d to disk", "c to device"));
+  Serve("c");
+  EXPECT_THAT(Settle(), ElementsAre("c to disk", "a to device"));
+  Serve("a");
+  EXPECT_THAT(Settle(), ElementsAre("a to disk", "b to device"));
+}
+
+TEST_F(ResidencyTest, WhoseWorkIsGoneNoLongerWaits) {
+  Start(1);
+  Create("a");
+  Create("b");
+  demands_["b"].busy = true;
+  Want("a");
+  EXPECT_TRUE(residency_->has_waiters());
+  demands_["a"].ready = false;
+  demands_["b"].busy = false;
+  EXPECT_FALSE(Next().has_value());
+  EXPECT_FALSE(residency_->has_waiters());
+  EXPECT_THAT(Want("a"), ElementsAre("b to disk", "a to device"));
+}
+
+TEST_F(ResidencyTest, HostBuffersFillFirstAndTheirOldestGoToDisk) {
+  Start(1, /*host_bytes=*/25);
+  Create("a");
+  EXPECT_THAT(Create("b"), ElementsAre("a to host", "slot"));
+  EXPECT_THAT(Create("c"), ElementsAre("b to host", "slot"));
+  EXPECT_THAT(Create("d"), ElementsAre("a to disk", "c to host", "slot"));
+  EXPECT_THAT(residency_->Counts(), ElementsAre(1, 2, 1));
+  EXPECT_THAT(Want("a"), ElementsAre("b to disk", "d to host", "a to device"));
+}
+
+TEST_F(ResidencyTest, WhatNoHostBufferHoldsGoesToDisk) {
+  Start(1, /*host_bytes=*/9);
+  Create("a");
+  EXPECT_THAT(Create("b"), ElementsAre("a to disk", "slot"));
+}
+
+TEST_F(ResidencyTest, WhoIsOnTheWayOutArrivesBeforeItTurnsBack) {
+  Start(1);
+  Create("a");
+  residency_->WantSlot(9);
+  const std::optional<Move> out = Next();
+  ASSERT_EQ(Text(out.value()), "a to disk");
+  EXPECT_FALSE(residency_->CanRun("a"));
+  EXPECT_EQ(residency_->LocationOf("a"), kDevice);
+  EXPECT_THAT(Want("a"), ElementsAre());
+  EXPECT_FALSE(residency_->Finished(*out, true).has_value());
+  EXPECT_THAT(Settle(), ElementsAre("slot"));
+  Add("b");
+  EXPECT_THAT(Settle(), ElementsAre("b to disk", "a to device"));
+}
+
+TEST_F(ResidencyTest, WhoCannotLeaveStaysAndTheFirstInLineIsTold) {
+  Start(1);
+  Create("a");
+  residency_->WantSlot(8);
+  residency_->WantSlot(9);
+  const std::optional<Move> out = Next();
+  // Work that came while it was about to leave can run again.
+  demands_["a"].ready = true;
+  EXPECT_TRUE(residency_->Want("a"));
+  const std::optional<SlotWaiter> failed = residency_->Finished(*out, false);
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->ticket, 8u);
+  EXPECT_TRUE(residency_->CanRun("a"));
+  Serve("a");
+  EXPECT_THAT(Settle(), ElementsAre("a to disk", "slot"));
+  EXPECT_FALSE(residency_->has_waiters());
+}
+
+TEST_F(ResidencyTest, WhoCannotComeInFreesItsSlotAndMayAskAgain) {
+  Start(1);
+  Create("a");
+  Create("b");
+  residency_->Remove("b");
+  demands_["a"].ready = true;
+  EXPECT_TRUE(residency_->Want("a"));
+  const std::optional<Move> in = Next();
+  ASSERT_EQ(Text(in.value()), "a to device");
+  EXPECT_FALSE(residency_->Want("a")) << "it is on its way";
+  const std::optional<SlotWaiter> failed = residency_->Finished(*in, false);
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->adapter, "a");
+  EXPECT_EQ(residency_->LocationOf("a"), kDisk);
+  EXPECT_FALSE(Next().has_value());
+  EXPECT_THAT(Want("a"), ElementsAre("a to device"));
+}
+
+TEST_F(ResidencyTest, WhoIsRemovedWhileItMovesFreesItsSlot) {
+  Start(1);
+  Create("a");
+  residency_->WantSlot(9);
+  const std::optional<Move> out = Next();
+  ASSERT_TRUE(residency_->IsUnderway(out.value()));
+  EXPECT_TRUE(residency_->Remove("a"));
+  EXPECT_FALSE(residency_->Remove("a"));
+  EXPECT_FALSE(residency_->IsUnderway(*out));
+  EXPECT_THAT(Settle(), ElementsAre("slot"));
+  Add("a");
+  // Another adapter of that name has nothing to do with the old move.
+  EXPECT_FALSE(residency_->Finished(*out, true).has_value());
+  EXPECT_TRUE(residency_->CanRun("a"));
+}
+
+TEST_F(ResidencyTest, ASlotThatWasNotUsedIsFree) {
+  Start(1);
+  residency_->WantSlot(8);
+  residency_->WantSlot(9);
+  EXPECT_THAT(Settle(), ElementsAre("slot"));
+  residency_->ReturnSlot();
+  EXPECT_THAT(Settle(), ElementsAre("slot"));
+}
+
+}  // namespace
+}  // namespace weft::sched
