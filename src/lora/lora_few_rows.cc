@@ -59,61 +59,93 @@ const GroupLayout& GroupOf(const LoraSegment& segment, const LoraSite& site) {
   return segment.version->layout->group(site.layer, site.group);
 }
 
+int64_t NumRows(const LoraSegment& segment) {
+  return segment.end - segment.begin;
+}
+
+const float* WeightsOf(const LoraSegment& segment) {
+  return segment.version->compute_N.const_data_ptr<float>();
+}
+
 }  // namespace
 
 bool HaveFewRows(const at::Tensor& x_TI, const LoraRouting& routing) {
   return ops::HasCpuKernel(x_TI) &&
          std::ranges::all_of(routing, [](const LoraSegment& segment) {
-           return segment.end - segment.begin <= kMaxRows &&
+           return NumRows(segment) <= kMaxRows &&
                   ops::HasCpuKernel(segment.version->compute_N);
          });
 }
 
-void AddLoraFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
-                    const LoraSite& site, const ModelShape& shape,
-                    at::Tensor& y_TO) {
+at::Tensor ShrinkFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
+                         const LoraSite& site) {
   int64_t size = 0;
   for (const LoraSegment& segment : routing) {
-    size += (segment.end - segment.begin) * GroupOf(segment, site).total_rank;
+    size += NumRows(segment) * GroupOf(segment, site).total_rank;
   }
-  std::vector<float> shrunk(size);
-  TaskList shrinks, expands;
-  float* shrunk_nR = shrunk.data();
+  at::Tensor shrunk_S = at::empty({size}, x_TI.options());
+  auto* shrunk_nR = shrunk_S.mutable_data_ptr<float>();
+  TaskList tasks;
   for (const LoraSegment& segment : routing) {
     const GroupLayout& group = GroupOf(segment, site);
     if (group.factors.empty()) continue;
-    const int64_t rows = segment.end - segment.begin;
-    const auto* weights_N = segment.version->compute_N.const_data_ptr<float>();
     const LoraFactor& first = group.factors.front();
-    shrinks.Add(
-        {.x_BI = x_TI.const_data_ptr<float>() + segment.begin * first.in,
-         .x_stride = first.in,
-         .num_rows = rows,
-         .num_inputs = first.in,
-         .weight_stride = first.in,
-         .y_BO = shrunk_nR,
-         .y_stride = group.total_rank},
-        group.total_rank, weights_N + first.a_offset);
-    const float* column = shrunk_nR;
+    tasks.Add({.x_BI = x_TI.const_data_ptr<float>() + segment.begin * first.in,
+               .x_stride = first.in,
+               .num_rows = NumRows(segment),
+               .num_inputs = first.in,
+               .weight_stride = first.in,
+               .y_BO = shrunk_nR,
+               .y_stride = group.total_rank},
+              group.total_rank, WeightsOf(segment) + first.a_offset);
+    shrunk_nR += NumRows(segment) * group.total_rank;
+  }
+  tasks.Run();
+  return shrunk_S;
+}
+
+void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
+                   const LoraSite& site, const ModelShape& shape,
+                   at::Tensor& y_TO) {
+  const auto* shrunk_nR = shrunk_S.const_data_ptr<float>();
+  auto* y = y_TO.mutable_data_ptr<float>();
+  TaskList tasks;
+  for (const LoraSegment& segment : routing) {
+    const GroupLayout& group = GroupOf(segment, site);
+    int64_t column = 0;
     for (const LoraFactor& factor : group.factors) {
-      expands.Add({.x_BI = column,
-                   .x_stride = group.total_rank,
-                   .num_rows = rows,
-                   .num_inputs = factor.rank,
-                   .weight_stride = factor.rank,
-                   .scale = static_cast<float>(factor.scale),
-                   .adds = true,
-                   .y_BO = y_TO.mutable_data_ptr<float>() +
-                           segment.begin * y_TO.size(1) +
-                           LoraSite::ColumnOf(factor.module, shape),
-                   .y_stride = y_TO.size(1)},
-                  factor.out, weights_N + factor.b_offset);
+      tasks.Add({.x_BI = shrunk_nR + column,
+                 .x_stride = group.total_rank,
+                 .num_rows = NumRows(segment),
+                 .num_inputs = factor.rank,
+                 .weight_stride = factor.rank,
+                 .scale = static_cast<float>(factor.scale),
+                 .adds = true,
+                 .y_BO = y + segment.begin * y_TO.size(1) +
+                         LoraSite::ColumnOf(factor.module, shape),
+                 .y_stride = y_TO.size(1)},
+                factor.out, WeightsOf(segment) + factor.b_offset);
       column += factor.rank;
     }
-    shrunk_nR += rows * group.total_rank;
+    shrunk_nR += NumRows(segment) * group.total_rank;
   }
-  shrinks.Run();
-  expands.Run();
+  tasks.Run();
+}
+
+ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S, const LoraRouting& routing,
+                         const LoraSite& site) {
+  ShrunkInputs result;
+  int64_t offset = 0;
+  for (const LoraSegment& segment : routing) {
+    const int64_t rank = GroupOf(segment, site).total_rank;
+    const int64_t size = NumRows(segment) * rank;
+    result.push_back(
+        rank == 0
+            ? at::Tensor()
+            : shrunk_S.narrow(0, offset, size).view({NumRows(segment), rank}));
+    offset += size;
+  }
+  return result;
 }
 
 }  // namespace weft::lora

@@ -1,6 +1,9 @@
 // The adapters' part of a linear layer when each adapter has few rows, as in
 // decoding: the kernels of kernels/cpu on raw pointers. A tensor operation for
 // every adapter and projection costs more than the products themselves.
+//
+// Legend: as lora_linear.h. S: the floats of all segments' x A^T, [rows, R] of
+// one segment after the other.
 #ifndef WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 #define WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 
@@ -14,13 +17,24 @@ namespace weft::lora {
 [[nodiscard]] bool HaveFewRows(const at::Tensor& x_TI,
                                const LoraRouting& routing);
 
-// y += scale_a (x A_a^T) B_a^T for the rows of every segment, which
-// HaveFewRows. Shapes:  x_TI [T, I], y_TO [T, O], both contiguous. Threads:
-// engine thread only. Source:  LoraLinear; the tests compare both with the
-// formula in f64.
-void AddLoraFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
-                    const LoraSite& site, const ModelShape& shape,
-                    at::Tensor& y_TO);
+// The functions below take what HaveFewRows.
+// Threads: engine thread only.
+// Source:  lora_linear.h; the tests compare both ways with the formula in f64.
+
+// x A^T of every segment, [S]. Shapes: x_TI [T, I] contiguous.
+[[nodiscard]] at::Tensor ShrinkFewRows(const at::Tensor& x_TI,
+                                       const LoraRouting& routing,
+                                       const LoraSite& site);
+
+// y += scale_a (x A_a^T) B_a^T. Shapes: y_TO [T, O] contiguous.
+void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
+                   const LoraSite& site, const ModelShape& shape,
+                   at::Tensor& y_TO);
+
+// Views of it, one for each segment.
+[[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
+                                       const LoraRouting& routing,
+                                       const LoraSite& site);
 
 }  // namespace weft::lora
 

@@ -36,6 +36,9 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
 
 ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
                         const LoraSite& site) {
+  if (HaveFewRows(x_TI, routing)) {
+    return SplitShrunk(ShrinkFewRows(x_TI, routing, site), routing, site);
+  }
   ShrunkInputs shrunk;
   for (const LoraSegment& segment : routing) {
     const GroupLayout& group = GroupOf(segment, site);
@@ -53,8 +56,10 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraRouting& routing, const LoraSite& site,
                       const ModelShape& shape, ShrunkInputs* shrunk) {
   at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
-  if (shrunk == nullptr && HaveFewRows(x_TI, routing)) {
-    AddLoraFewRows(x_TI, routing, site, shape, y_TO);
+  if (HaveFewRows(x_TI, routing)) {
+    const at::Tensor shrunk_S = ShrinkFewRows(x_TI, routing, site);
+    ExpandFewRows(shrunk_S, routing, site, shape, y_TO);
+    if (shrunk != nullptr) *shrunk = SplitShrunk(shrunk_S, routing, site);
     return y_TO;
   }
   ShrunkInputs inputs = LoraShrink(x_TI, routing, site);

@@ -245,13 +245,21 @@ TEST_P(LoraLinearTest, MatchesAutogradOfTheFormulaInF64) {
   }
 }
 
-TEST_P(LoraLinearTest, MatchesTheFormulaWhenNothingIsKept) {
+// More rows than the kernels for few take.
+TEST_P(LoraLinearTest, MatchesTheFormulaForManyRows) {
   for (const LoraSite& site : kSites) {
-    const Problem problem = MakeProblem(site, GetParam(), /*with_bias=*/true);
-    const at::Tensor y = LoraLinear(problem.x_TI, problem.base, problem.routing,
-                                    site, kShape, /*shrunk=*/nullptr);
-    ExpectNear(y, Oracle(problem).y_TO, EpsilonOf(GetParam()),
-               problem.x_TI.size(1), "y");
+    Problem problem = MakeProblem(site, GetParam(), /*with_bias=*/true);
+    problem.x_TI = at::cat({problem.x_TI, problem.x_TI});
+    problem.dy_TO = at::cat({problem.dy_TO, problem.dy_TO});
+    problem.routing.resize(1);
+    problem.routing.front().end = 2 * kRows;
+    const Result expected = Oracle(problem), actual = Evaluate(problem);
+    const double epsilon = EpsilonOf(GetParam());
+    ExpectNear(actual.y_TO, expected.y_TO, epsilon, problem.x_TI.size(1), "y");
+    ExpectNear(actual.dx_TI, expected.dx_TI, epsilon, problem.dy_TO.size(1),
+               "dx");
+    ExpectNear(actual.gradients[0], expected.gradients[0], epsilon,
+               std::max<int64_t>(problem.dy_TO.size(1), 2 * kRows), "gradient");
   }
 }
 
@@ -353,6 +361,13 @@ TEST(LoraLinearShapeTest, NoRowsAreValid) {
     EXPECT_EQ(result.y_TO.size(0), 0);
     EXPECT_EQ(result.dx_TI.size(0), 0);
   }
+}
+
+TEST(LoraLinearShapeTest, GivesTheSameWhenNoTapeIsWanted) {
+  const Problem problem = MakeProblem(kSites[0], at::kFloat, true);
+  EXPECT_TRUE(at::equal(LoraLinear(problem.x_TI, problem.base, problem.routing,
+                                   problem.site, kShape, /*shrunk=*/nullptr),
+                        Evaluate(problem).y_TO));
 }
 
 TEST(LoraLinearShapeTest, AFreshAdapterChangesNothing) {
