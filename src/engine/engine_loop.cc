@@ -1,5 +1,6 @@
 // The engine thread: plan, run, complete.
 #include <ATen/ATen.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,9 +16,13 @@ namespace {
 // deadline is noticed and how old the heartbeat gets.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
+// As `top -H` shows it and its compute threads, which inherit the name.
+constexpr const char* kThreadName = "weft-engine";
+
 }  // namespace
 
 void EngineImpl::Loop() {
+  pthread_setname_np(pthread_self(), kThreadName);
   // No autograd anywhere: gradients are written by hand.
   const at::InferenceMode no_autograd;
   std::deque<std::function<void()>> control;

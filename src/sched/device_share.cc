@@ -9,10 +9,18 @@ DeviceShare::DeviceShare(double sampling_share)
       decoding_{.share = sampling_share} {}
 
 bool DeviceShare::ChooseDecode(bool can_train, bool can_decode) {
-  Wake(training_, decoding_, can_train);
-  Wake(decoding_, training_, can_decode);
-  return can_decode &&
-         (!can_train || decoding_.virtual_seconds < training_.virtual_seconds);
+  Wake(training_, can_train);
+  Wake(decoding_, can_decode);
+  const bool decodes =
+      can_decode &&
+      (!can_train || decoding_.virtual_seconds < training_.virtual_seconds);
+  turn_start_ = (decodes ? decoding_ : training_).virtual_seconds;
+  return decodes;
+}
+
+void DeviceShare::NoteIdle() {
+  turn_start_ = std::max(training_.virtual_seconds, decoding_.virtual_seconds);
+  training_.has_work = decoding_.has_work = false;
 }
 
 void DeviceShare::AddTraining(absl::Duration elapsed) {
@@ -23,10 +31,9 @@ void DeviceShare::AddDecoding(absl::Duration elapsed) {
   decoding_.virtual_seconds += absl::ToDoubleSeconds(elapsed) / decoding_.share;
 }
 
-void DeviceShare::Wake(Kind& kind, const Kind& other, bool has_work) {
+void DeviceShare::Wake(Kind& kind, bool has_work) {
   if (has_work && !kind.has_work) {
-    kind.virtual_seconds =
-        std::max(kind.virtual_seconds, other.virtual_seconds);
+    kind.virtual_seconds = std::max(kind.virtual_seconds, turn_start_);
   }
   kind.has_work = has_work;
 }

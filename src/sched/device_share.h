@@ -1,6 +1,8 @@
 // Shares device time between training and decoding. Each kind has a virtual
 // time that grows by (time used / its share); of two kinds with work the one
-// that is behind goes first. A kind that was idle starts level with the other.
+// that is behind goes first. A kind that was idle starts where the turn on the
+// device started (start-time fair queueing): it collects no credit, but what
+// arrives during a micro-batch does not wait for another one.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_DEVICE_SHARE_H_
 #define WEFT_SRC_SCHED_DEVICE_SHARE_H_
@@ -17,6 +19,9 @@ class DeviceShare {
   // Whether decoding goes first, given what has work; at least one has.
   bool ChooseDecode(bool can_train, bool can_decode);
 
+  // Nothing has work.
+  void NoteIdle();
+
   void AddTraining(absl::Duration elapsed);
   void AddDecoding(absl::Duration elapsed);
 
@@ -27,10 +32,11 @@ class DeviceShare {
     bool has_work = false;
   };
 
-  static void Wake(Kind& kind, const Kind& other, bool has_work);
+  void Wake(Kind& kind, bool has_work);
 
   Kind training_;
   Kind decoding_;
+  double turn_start_ = 0;  // Virtual time at which the latest turn started.
 };
 
 }  // namespace weft::sched

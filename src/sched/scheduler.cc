@@ -205,7 +205,10 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
     }
   }
   const bool can_decode = active_decodes > 0 || samples_.HasReady(now, held_);
-  if (ready.empty() && !can_decode) return Plan{};
+  if (ready.empty() && !can_decode) {
+    share_.NoteIdle();
+    return Plan{};
+  }
   if (share_.ChooseDecode(!ready.empty(), can_decode)) {
     Plan plan;
     plan.kind = Plan::Kind::kDecode;

@@ -22,8 +22,12 @@ import group_prompt  # noqa: E402
 import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
+import mixed_load  # noqa: E402
 import multi_adapter  # noqa: E402
+import residency  # noqa: E402
+import rpc_overhead  # noqa: E402
 import sample  # noqa: E402
+import soak  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
@@ -31,8 +35,12 @@ BENCHES = {
     "load": load.main,
     "logprobs": logprobs.main,
     "memory": memory.main,
+    "mixed_load": mixed_load.main,
     "multi_adapter": multi_adapter.main,
+    "residency": residency.main,
+    "rpc_overhead": rpc_overhead.main,
     "sample": sample.main,
+    "soak": soak.main,
     "train_step": train_step.main,
 }
 

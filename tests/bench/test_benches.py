@@ -131,6 +131,50 @@ def test_sample(
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
 
 
+def quick(name: str, capsys: Any, *arguments: str) -> dict[str, Any]:
+    """The report of a bench that has no peer."""
+    assert run.BENCHES[name]([*QUICK, *arguments]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["bench"] == name
+    return result
+
+
+def test_rpc_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--calls", "3", "--tokens", "8192", "--sequences", "2", "--length", "16")
+    result = quick("rpc_overhead", capsys, *tiny, *size)
+    assert all(entry["value"] > 0 for entry in result["ratio"].values())
+    assert result["ours"]["calls"].keys() == {
+        "forward_backward 1 x 16",
+        "optim_step",
+        "sample 1 x 1",
+    }
+
+
+def test_mixed_load(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
+    png = tmp_path / "mixed.png"
+    size = ("--samples", "2", "--length", "32", "--batch-tokens", "64", "--trainers", "1")
+    time = ("--warm-seconds", "0.2", "--share-seconds", "0.5", "--plot", str(png))
+    result = quick("mixed_load", capsys, *tiny, *size, *time)
+    assert result["ratio"]["failed requests"]["value"] == 0
+    assert result["ours"]["points"][0]["train_tokens_per_second"] > 0
+    assert result["ours"]["shares"]["few"] > 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_residency(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--adapters", "5", "--slots", "2", "--length", "16", "--clients", "3")
+    result = quick("residency", capsys, *tiny, *size)
+    assert result["ratio"]["speed paged/resident, 5 adapters"]["value"] > 0
+
+
+def test_soak_counts_every_step_once(capsys: Any) -> None:
+    size = ("--clients", "6", "--adapters", "18", "--resident", "4", "--seconds", "6")
+    result = quick("soak", capsys, *size, "--processes", "1", "--pause", "0.1")
+    assert result["ratio"]["wrong counts"]["value"] == 0
+    assert result["ratio"]["failed calls"]["value"] == 0
+    assert result["ours"]["steps"] > 0 and result["ours"]["adapter_moves"] > 0
+
+
 def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:
     assert run.BENCHES["load"](
         ["--rounds", "1", "--reps", "1", "--layers", "1", "--shard", "200MB"]

@@ -46,5 +46,26 @@ TEST(DeviceShareTest, IdleTimeEarnsNoCreditForEitherKind) {
   EXPECT_TRUE(device.ChooseDecode(true, true));
 }
 
+TEST(DeviceShareTest, WhatArrivesDuringATurnIsNext) {
+  DeviceShare device(0.5);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_FALSE(device.ChooseDecode(/*can_train=*/true, /*can_decode=*/false));
+    // A sample arrives while this micro-batch runs, is short, and ends.
+    device.AddTraining(absl::Seconds(2));
+    EXPECT_TRUE(device.ChooseDecode(true, true));
+    device.AddDecoding(absl::Milliseconds(20));
+  }
+}
+
+TEST(DeviceShareTest, AfterIdlenessBothAreLevel) {
+  DeviceShare device(0.5);
+  EXPECT_FALSE(device.ChooseDecode(/*can_train=*/true, /*can_decode=*/false));
+  device.AddTraining(absl::Hours(1));
+  device.NoteIdle();
+  EXPECT_TRUE(device.ChooseDecode(false, true));
+  device.AddDecoding(absl::Seconds(1));
+  EXPECT_FALSE(device.ChooseDecode(true, true));
+}
+
 }  // namespace
 }  // namespace weft::sched

@@ -1,0 +1,252 @@
+"""Training and sampling at the same time: how long the first token of a short
+prompt takes while clients flood training, whether tenants of equal weight get
+equal shares whatever they offer, whether a flood makes another's request fail,
+and what each kind of work reaches beside the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import daemon
+import inputs
+import machine
+import numpy as np
+import plot
+import report
+import weft
+from processes import RANK
+
+FLOODING = 4
+# The first token may take one and a half micro-batches beside its own work.
+MOST_BATCHES = 1.5
+MOST_UNEVEN = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        bench = MixedLoad(options, Path(scratch))
+        alone = bench.first_tokens()
+        points = [bench.beside(count) for count in options.trainers]
+        shares = bench.shares()
+    flooded = points[-1]
+    limit = MOST_BATCHES * flooded["batch_seconds"] + alone["median"]
+    uneven = abs(shares["few"] / shares["many"] - 1)
+    ratios = {
+        f"p95 first token, {options.trainers[-1]} flooding / limit": report.ratio(
+            flooded["first_token"]["p95"] / limit, at_most=1
+        ),
+        "difference of equal shares": report.ratio(uneven, at_most=MOST_UNEVEN),
+        "failed requests": report.ratio(
+            sum(point["failed"] for point in points) + shares["failed"], at_most=0
+        ),
+    }
+    result = {
+        "bench": "mixed_load",
+        "ours": {"alone": alone, "points": points, "shares": shares},
+        "peer": {},
+        "ratio": ratios,
+        "config": {
+            "model": options.model.name,
+            "prompt": options.prompt,
+            "samples": options.samples,
+            "sample_tokens": options.sample_tokens,
+            "data_tokens": options.length,
+            "batch_tokens": options.batch_tokens,
+            "rank": RANK,
+            "threads": options.threads,
+        },
+        "machine": machine.describe(),
+    }
+    for name, entry in ratios.items():
+        print(f"mixed_load: {name} {entry['value']:.3g}", file=sys.stderr)
+    if options.plot is not None:
+        draw(points, options.plot)
+    report.write(result, options.output)
+    return 0
+
+
+class Trainer:
+    """Keeps `depth` requests of one adapter in flight until stopped."""
+
+    def __init__(self, client: Any, adapter: Any, data: list[Any], depth: int):
+        self._adapter, self._data, self._depth = adapter, data, depth
+        self._stopped = threading.Event()
+        self.tokens = self.failed = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        flight: list[Future[Any]] = []
+        while not self._stopped.is_set():
+            while len(flight) < self._depth:
+                flight.append(self._adapter.submit.forward_backward(self._data))
+            self._wait(flight.pop(0))
+        for future in flight:
+            self._wait(future, counts=False)
+
+    def _wait(self, future: Future[Any], counts: bool = True) -> None:
+        try:
+            future.result()
+        except weft.WeftError:
+            self.failed += 1
+        else:
+            self.tokens += counts * sum(len(datum.tokens) for datum in self._data)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+class MixedLoad:
+    def __init__(self, options: argparse.Namespace, work: Path):
+        self._options, self._work = options, work
+        count = max(options.trainers[-1], FLOODING)
+        self._rows = inputs.rows(options.model, count, options.length + 1)
+        self._prompts = inputs.rows(options.model, options.samples, options.prompt)
+
+    @contextmanager
+    def _daemon(self) -> Iterator[tuple[daemon.Daemon, Any]]:
+        options = self._options
+        folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=self._work))
+        flags = ["--threads", str(options.threads)]
+        flags += ["--max-batch-tokens", str(options.batch_tokens)]
+        with daemon.running(options.model, folder, *flags) as process:
+            with process.client(timeout=3600.0) as client:
+                client.sample(self._prompts[0], max_tokens=2)
+                yield process, client
+
+    def first_tokens(self) -> dict[str, float]:
+        with self._daemon() as (_, client):
+            return _summary([self._first_token(client, row) for row in self._prompts])
+
+    def beside(self, count: int) -> dict[str, Any]:
+        """Samples, one after the other, while `count` clients flood training."""
+        with self._daemon() as (process, client):
+            trainers = [self._trainer(client, i, depth=2) for i in range(count)]
+            time.sleep(self._options.warm_seconds)
+            before, start = _batches(process.scrape()), time.perf_counter()
+            seconds = [self._first_token(client, row) for row in self._prompts]
+            elapsed = time.perf_counter() - start
+            batches, busy = np.subtract(_batches(process.scrape()), before)
+            tokens = sum(trainer.tokens for trainer in trainers)
+            for trainer in trainers:
+                trainer.stop()
+            for trainer in trainers:
+                trainer.join()
+        sampled = len(seconds) * self._options.sample_tokens
+        print(f"mixed_load: {count} trainers: {_summary(seconds)}", file=sys.stderr)
+        return {
+            "trainers": count,
+            "first_token": _summary(seconds),
+            "batch_seconds": float(busy / batches) if batches else 0.0,
+            "train_tokens_per_second": tokens / (elapsed + self._options.warm_seconds),
+            "sample_tokens_per_second": sampled / elapsed,
+            "failed": sum(trainer.failed for trainer in trainers),
+        }
+
+    def shares(self) -> dict[str, Any]:
+        """Tokens of two tenants of equal weight: one has three adapters and many
+        requests in flight, the other one adapter and two."""
+        with self._daemon() as (_, client):
+            many = [
+                self._trainer(client, i, depth=4, tenant="many")
+                for i in range(FLOODING - 1)
+            ]
+            few = [self._trainer(client, FLOODING - 1, depth=2, tenant="few")]
+            time.sleep(self._options.warm_seconds)
+            before = [_tokens(many), _tokens(few)]
+            time.sleep(self._options.share_seconds)
+            counts = np.subtract([_tokens(many), _tokens(few)], before)
+            for trainer in many + few:
+                trainer.stop()
+            for trainer in many + few:
+                trainer.join()
+        failed = sum(trainer.failed for trainer in many + few)
+        return {"many": int(counts[0]), "few": int(counts[1]), "failed": failed}
+
+    def _trainer(
+        self, client: Any, number: int, depth: int, tenant: str | None = None
+    ) -> Trainer:
+        adapter = client.create_adapter(f"t{number}", rank=RANK, tenant=tenant)
+        data = [weft.Datum.next_token(self._rows[number])]
+        return Trainer(client, adapter, data, depth)
+
+    def _first_token(self, client: Any, row: np.ndarray) -> float:
+        """Seconds from the call to its first token; the rest is drawn as well."""
+        start = time.perf_counter()
+        tokens = self._options.sample_tokens
+        stream = client.sample_stream(row, max_tokens=tokens, stop=[])
+        next(stream)
+        seconds = time.perf_counter() - start
+        for _ in stream:
+            pass
+        return seconds
+
+
+def draw(points: list[dict[str, Any]], path: Path) -> None:
+    counted = [point for point in points if point["trainers"] > 0]
+    plot.lines(
+        path,
+        {
+            "training": [
+                (p["trainers"], p["train_tokens_per_second"]) for p in counted
+            ],
+            "sampling": [
+                (p["trainers"], p["sample_tokens_per_second"]) for p in counted
+            ],
+        },
+        title="Training clients beside one sampler",
+        x="clients that train",
+        y="tokens per second",
+    )
+
+
+def _tokens(trainers: list[Trainer]) -> int:
+    return sum(trainer.tokens for trainer in trainers)
+
+
+def _batches(page: str) -> tuple[float, float]:
+    """Number and seconds of the training micro-batches so far."""
+
+    def value(suffix: str) -> float:
+        name = rf'^weft_step_seconds_{suffix}{{phase="train"}} (\S+)$'
+        found = re.search(name, page, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    return value("count"), value("sum")
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median": float(np.median(seconds)),
+        "p95": float(np.percentile(seconds, 95)),
+        "most": max(seconds),
+    }
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("mixed_load", __doc__)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens")
+    parser.add_argument("--samples", type=int, default=20, help="one after the other")
+    parser.add_argument("--sample-tokens", type=int, default=8, help="of each sample")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a datum")
+    parser.add_argument("--batch-tokens", type=int, default=512, help="micro-batch")
+    parser.add_argument("--trainers", type=int, nargs="+", default=[1, 2, FLOODING])
+    parser.add_argument("--warm-seconds", type=float, default=3.0)
+    parser.add_argument("--share-seconds", type=float, default=40.0)
+    parser.add_argument("--plot", type=Path, help="PNG of tokens/s by trainers")
+    return report.parse_with_model(parser, arguments)

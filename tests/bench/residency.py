@@ -1,0 +1,126 @@
+"""More adapters than fit on the device: steps per second of adapters in turn,
+when all are resident and when a few slots serve them all. Every adapter's steps
+must give the same losses either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import daemon
+import inputs
+import machine
+import plot
+import report
+import weft
+from processes import RANK
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    points = []
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        for count in options.adapters:
+            all_resident = measure(options, Path(scratch), count, count)
+            paged = measure(options, Path(scratch), count, options.slots)
+            _expect_same_losses(paged.pop("losses"), all_resident.pop("losses"))
+            points.append(
+                {"adapters": count, "resident": all_resident, "paged": paged}
+            )
+            print(f"residency: {points[-1]}", file=sys.stderr)
+    result = {
+        "bench": "residency",
+        "ours": {"points": points},
+        "peer": {},
+        "ratio": {
+            f"speed paged/resident, {point['adapters']} adapters": report.ratio(
+                point["paged"]["steps_per_second"]
+                / point["resident"]["steps_per_second"]
+            )
+            for point in points
+        },
+        "config": {
+            "model": options.model.name,
+            "slots": options.slots,
+            "tokens": options.length,
+            "clients": options.clients,
+            "rank": RANK,
+            "threads": options.threads,
+        },
+        "machine": machine.describe(),
+    }
+    if options.plot is not None:
+        draw(points, options.plot)
+    report.write(result, options.output)
+    return 0
+
+
+def measure(
+    options: argparse.Namespace, work: Path, count: int, slots: int
+) -> dict[str, Any]:
+    """`rounds` steps (forward_backward and optim_step) of each adapter; clients
+    take the adapters in turn."""
+    rows = inputs.rows(options.model, count, options.length + 1)
+    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
+    flags = ("--threads", str(options.threads), "--max-resident-adapters", str(slots))
+    with daemon.running(options.model, folder, *flags) as process:
+        with process.client(timeout=3600.0) as client:
+            adapters = [
+                client.create_adapter(f"a{i}", rank=RANK, seed=i) for i in range(count)
+            ]
+
+            def step(number: int) -> float:
+                data = [weft.Datum.next_token(rows[number])]
+                loss = adapters[number].forward_backward(data).metrics["loss:sum"]
+                adapters[number].optim_step(learning_rate=1e-4)
+                return float(loss)
+
+            memory = machine.PeakMemory(process.pid)
+            with ThreadPoolExecutor(options.clients) as pool:
+                list(pool.map(step, range(count)))
+                start = time.perf_counter()
+                losses = [
+                    list(pool.map(step, range(count))) for _ in range(options.rounds)
+                ]
+                seconds = time.perf_counter() - start
+            return {
+                "steps_per_second": count * options.rounds / seconds,
+                "losses": losses,
+                **memory.read(),
+            }
+
+
+def draw(points: list[dict[str, Any]], path: Path) -> None:
+    plot.lines(
+        path,
+        {
+            side: [(p["adapters"], p[side]["steps_per_second"]) for p in points]
+            for side in ("resident", "paged")
+        },
+        title="Adapters in turn: all resident, or a few slots for all",
+        x="adapters",
+        y="steps per second",
+    )
+
+
+def _expect_same_losses(paged: list[list[float]], resident: list[list[float]]) -> None:
+    for ours, expected in zip(sum(paged, []), sum(resident, []), strict=True):
+        difference = abs(ours - expected) / abs(expected)
+        if not difference <= report.LOSS_TOLERANCE:
+            raise SystemExit(f"loss {ours!r}, not {expected!r}; times mean nothing")
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("residency", __doc__)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--slots", type=int, default=8, help="resident at a time")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a step")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--plot", type=Path, help="PNG of steps/s by adapters")
+    return report.parse_with_model(parser, arguments)

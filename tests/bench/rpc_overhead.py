@@ -1,0 +1,220 @@
+"""What the way over gRPC costs: the processor time that a request of a million
+tokens takes outside the engine's threads, a step of the daemon against the same
+step of the engine in a process of its own, and how long the smallest calls take
+on a tiny model, where nothing else counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import daemon
+import inputs
+import machine
+import models
+import numpy as np
+import plot
+import report
+import weft
+from processes import RANK, run_program
+
+ENGINE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "engine_bench"
+ENGINE_THREADS = "weft-engine"
+MOST_CPU_SECONDS = 0.1
+MOST_CALL_SECONDS = 3e-3
+LEAST_SPEED = 0.97  # Of the engine in its own process.
+WARM_CALLS = 50
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        work = Path(scratch)
+        sides = {
+            "calls": _best([_calls(options, work) for _ in range(options.rounds)]),
+            "large request": _best(
+                [_large_request(options, work) for _ in range(options.rounds)]
+            ),
+            **_steps(options, work),
+        }
+    ratios = {
+        f"{name} / {MOST_CALL_SECONDS * 1e3:g} ms": report.ratio(
+            seconds / MOST_CALL_SECONDS, at_most=1
+        )
+        for name, seconds in sides["calls"].items()
+    }
+    cpu = sides["large request"]["cpu_seconds_outside_engine"]
+    ratios["processor time of a large request / limit"] = report.ratio(
+        cpu / MOST_CPU_SECONDS * 1e6 / options.tokens, at_most=1
+    )
+    ratios["speed daemon/engine alone"] = report.ratio(
+        min(sides["engine"]["seconds"]) / min(sides["daemon"]["seconds"]),
+        at_least=LEAST_SPEED,
+    )
+    result = {
+        "bench": "rpc_overhead",
+        "ours": {k: v for k, v in sides.items() if k != "engine"},
+        "peer": {"engine": sides["engine"]},
+        "ratio": ratios,
+        "config": {
+            "model": options.model.name,
+            "tokens": options.tokens,
+            "step": [options.sequences, options.length],
+            "rank": RANK,
+            "threads": options.threads,
+            "calls": options.calls,
+            "rounds": options.rounds,
+        },
+        "machine": machine.describe(),
+    }
+    for name, entry in ratios.items():
+        print(f"rpc_overhead: {name} {entry['value']:.3g}", file=sys.stderr)
+    if options.plot is not None:
+        draw(sides["large request"], options.plot)
+    report.write(result, options.output)
+    return 0
+
+
+def _calls(options: argparse.Namespace, work: Path) -> dict[str, float]:
+    """Median seconds of the smallest calls, one after the other."""
+    with _daemon(models.tiny_model("llama-tied"), options, work) as process:
+        with process.client() as client:
+            adapter = client.create_adapter("bench", rank=8)
+            data = [weft.Datum.next_token(np.arange(3, 20))]
+            return {
+                "forward_backward 1 x 16": _median(
+                    lambda: adapter.forward_backward(data), options.calls
+                ),
+                "optim_step": _median(
+                    lambda: adapter.optim_step(learning_rate=0.0), options.calls
+                ),
+                "sample 1 x 1": _median(
+                    lambda: adapter.sample([5], max_tokens=1), options.calls
+                ),
+            }
+
+
+def _median(call: Callable[[], Any], count: int) -> float:
+    seconds = []
+    for _ in range(WARM_CALLS + count):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[WARM_CALLS:])
+
+
+def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
+    """Processor seconds of the daemon's threads that are not the engine's, for
+    requests of 1/8, 1/4, 1/2 and all of the tokens."""
+    model = models.tiny_model("llama-tied")
+    length = inputs.config(model)["max_position_embeddings"]
+    rows = inputs.rows(model, 8, length + 1)
+    result = {}
+    with _daemon(model, options, work) as process:
+        with process.client(timeout=3600.0) as client:
+            adapter = client.create_adapter("bench", rank=8)
+            adapter.forward_backward([weft.Datum.next_token(rows[0])])
+            for part in (8, 4, 2, 1):
+                count = options.tokens // part // length
+                data = [
+                    weft.Datum(row[:-1], row[1:], weights=np.ones(length, np.float32))
+                    for row in (rows[i % len(rows)] for i in range(count))
+                ]
+                before = _cpu_seconds(process.pid)
+                adapter.forward_backward(data)
+                spent = _cpu_seconds(process.pid) - before
+                result[f"{count * length} tokens"] = spent
+    result["cpu_seconds_outside_engine"] = spent
+    return result
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of all threads of the process but the engine's."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "comm").read_text("ascii").strip() != ENGINE_THREADS:
+            nanoseconds += int((task / "schedstat").read_text("ascii").split()[0])
+    return nanoseconds / 1e9
+
+
+def _steps(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The same step by the daemon and by the engine alone, in turns."""
+    tokens = inputs.rows(options.model, options.sequences, options.length + 1)
+    path = work / "tokens.i32"
+    tokens.astype(np.int32).tofile(path)
+    sides: dict[str, Any] = {
+        "daemon": {"seconds": [], "loss": 0.0},
+        "engine": {"seconds": [], "loss": 0.0},
+    }
+    sizes = (options.sequences, RANK, options.reps, options.threads)
+    for _ in range(options.rounds):
+        run = run_program(
+            [ENGINE_BENCH, options.model, path, *map(str, sizes)], options.threads
+        )
+        sides["engine"]["seconds"] += run["seconds"]
+        sides["engine"]["loss"] = run["loss"]
+        loss, seconds = _daemon_steps(options, work, tokens)
+        sides["daemon"]["seconds"] += seconds
+        sides["daemon"]["loss"] = loss
+    difference = sides["daemon"]["loss"] / sides["engine"]["loss"] - 1
+    if not abs(difference) <= report.LOSS_TOLERANCE:
+        raise SystemExit(f"losses differ by {difference:.1e}; times mean nothing")
+    return sides
+
+
+def _daemon_steps(
+    options: argparse.Namespace, work: Path, tokens: np.ndarray
+) -> tuple[float, list[float]]:
+    data = [weft.Datum.next_token(row) for row in tokens]
+    seconds = []
+    with _daemon(options.model, options, work) as process:
+        with process.client(timeout=3600.0) as client:
+            adapter = client.create_adapter("bench", rank=RANK)
+            loss = adapter.forward_backward(data).metrics["loss:sum"]
+            for _ in range(options.reps):
+                start = time.perf_counter()
+                adapter.forward_backward(data)
+                seconds.append(time.perf_counter() - start)
+    return loss, seconds
+
+
+def draw(side: dict[str, float], path: Path) -> None:
+    points = [
+        (int(name.split()[0]), seconds * 1e3)
+        for name, seconds in side.items()
+        if name.endswith(" tokens")
+    ]
+    plot.lines(
+        path,
+        {"weftd, all threads but the engine's": points},
+        title="Processor time of one ForwardBackward outside the engine",
+        x="tokens of the request",
+        y="milliseconds",
+        limits={"limit": [(n, n * MOST_CPU_SECONDS / 1e3) for n, _ in points]},
+    )
+
+
+def _daemon(model: Path, options: argparse.Namespace, work: Path, *flags: str) -> Any:
+    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
+    return daemon.running(model, folder, "--threads", str(options.threads), *flags)
+
+
+def _best(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: min(run[name] for run in runs) for name in runs[0]}
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("rpc_overhead", __doc__)
+    parser.add_argument("--calls", type=int, default=300, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="large request")
+    parser.add_argument("--sequences", type=int, default=4, help="of the step")
+    parser.add_argument("--length", type=int, default=256, help="tokens of each")
+    parser.add_argument("--plot", type=Path, help="PNG of processor time by tokens")
+    return report.parse_with_model(parser, arguments)
