@@ -261,7 +261,7 @@ void EngineImpl::AdmitSamples() {
     probe_.ObserveWait(sched::WorkKind::kSample, work.accepted_at);
     sample_loop_.Admit(id, &work.request, work.on_delta != nullptr,
                        work.accepted_at, std::move(version));
-    residency_.Used(work.request.adapter_id);
+    residency_.Used(work.request.adapter_id, sched::kSampling);
   }
 }
 
@@ -314,7 +314,7 @@ void EngineImpl::CompleteStep(uint64_t work_id,
     if (it == steps_.end()) return;  // Its adapter was deleted meanwhile.
     work = std::move(it->second);
     steps_.erase(it);
-    if (!work->orphaned) residency_.Used(work->adapter_id);
+    if (!work->orphaned) residency_.Used(work->adapter_id, sched::kTraining);
     const auto table = replays_.find(work->adapter_id);
     if (work->step > 0 && !work->orphaned && table != replays_.end()) {
       if (result.ok()) {
@@ -347,6 +347,10 @@ void EngineImpl::DropStep(uint64_t work_id, const absl::Status& status) {
   completions_.Post([waiters = std::move(work->waiters), status] {
     for (const Waiter& waiter : waiters) waiter.done(status, false);
   });
+  // What waited behind it may be able to run now.
+  if (scheduler_.ReadyKinds(work->adapter_id) != 0) {
+    WantAdapter(work->adapter_id);
+  }
 }
 
 void EngineImpl::DropSample(uint64_t work_id, const absl::Status& status) {

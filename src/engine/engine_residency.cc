@@ -60,8 +60,9 @@ void EngineImpl::WantAdapter(const std::string& adapter_id) {
 
 sched::Demand EngineImpl::DemandOf(const std::string& adapter_id) const {
   return {.busy = scheduler_.IsRunning(adapter_id),
-          .ready = scheduler_.HasReady(adapter_id) ||
-                   adapter_tasks_.contains(adapter_id),
+          .ready = static_cast<sched::WorkKinds>(
+              scheduler_.ReadyKinds(adapter_id) |
+              (adapter_tasks_.contains(adapter_id) ? sched::kTask : 0)),
           .bytes = adapters_.ImageBytes(adapter_id)};
 }
 
@@ -84,7 +85,7 @@ void EngineImpl::WhenOnDevice(const std::string& adapter_id, RoomTask task) {
       WantAdapter(adapter_id);
       return;
     }
-    residency_.Used(adapter_id);
+    residency_.Used(adapter_id, sched::kTask);
   }
   task(absl::OkStatus());
 }

@@ -8,8 +8,9 @@
 // A sequence takes pages as it grows. Where none is left, remembered prefixes
 // go first; then the youngest sequence is preempted: its pages go to the others
 // and its tokens stay. It waits in line, is prefilled again and goes on with
-// the same random numbers, so that nobody sees it in the result. The oldest one
-// has room for all its tokens (CheckFits), so something always moves.
+// the same random numbers: its result differs at most where rounding decides.
+// The oldest one has room for all its tokens (CheckFits), so something always
+// moves.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 #define WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 

@@ -145,6 +145,7 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, prometheus::Registry* registry) {
   const absl::Time start = absl::Now();
+  WEFT_RETURN_IF_ERROR(ParseTenantWeights(options.tenant_weights).status());
   engine::EngineParts parts{.options = options};
   WEFT_ASSIGN_OR_RETURN(const at::Device device, PickDevice(options.device));
   if (options.num_threads > 0) at::set_num_threads(options.num_threads);

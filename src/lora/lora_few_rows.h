@@ -2,8 +2,8 @@
 // decoding: the kernels of kernels/cpu on raw pointers. A tensor operation for
 // every adapter and projection costs more than the products themselves.
 //
-// Legend: as lora_linear.h. S: the floats of all segments' x A^T, [rows, R] of
-// one segment after the other.
+// Legend: as lora_linear.h. S: the floats of these segments' x A^T, [rows, R]
+// of one after the other.
 #ifndef WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 #define WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 
@@ -13,15 +13,15 @@
 
 namespace weft::lora {
 
-// True when every segment has at most 32 rows, all in f32 on the CPU.
-[[nodiscard]] bool HaveFewRows(const at::Tensor& x_TI,
-                               const LoraRouting& routing);
+// True when the segment has at most 32 rows and all is f32 on the CPU.
+[[nodiscard]] bool HasFewRows(const at::Tensor& x_TI,
+                              const LoraSegment& segment);
 
-// The functions below take what HaveFewRows.
+// The functions below do their part for the segments that HasFewRows.
 // Threads: engine thread only.
 // Source:  lora_linear.h; the tests compare both ways with the formula in f64.
 
-// x A^T of every segment, [S]. Shapes: x_TI [T, I] contiguous.
+// x A^T, [S]. Shapes: x_TI [T, I] contiguous.
 [[nodiscard]] at::Tensor ShrinkFewRows(const at::Tensor& x_TI,
                                        const LoraRouting& routing,
                                        const LoraSite& site);
@@ -31,8 +31,10 @@ void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
                    at::Tensor& y_TO);
 
-// Views of it, one for each segment.
+// Views of it: one entry for each segment, undefined where it has no part.
+// Shapes: x_TI as above.
 [[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
+                                       const at::Tensor& x_TI,
                                        const LoraRouting& routing,
                                        const LoraSite& site);
 

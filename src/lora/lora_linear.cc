@@ -19,6 +19,33 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
+// x A^T of one segment, undefined where its adapter has nothing at the site.
+at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
+                  const LoraSite& site) {
+  const GroupLayout& group = GroupOf(segment, site);
+  if (group.factors.empty()) return {};
+  const AdapterVersion& version = *segment.version;
+  return at::mm(Rows(x_TI, segment),
+                version.StackedA(version.compute_N, group).t());
+}
+
+// Adds scale (x A^T) B^T to the rows of the segment.
+void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
+            const LoraSite& site, const ModelShape& shape,
+            const at::Tensor& y_TO) {
+  const AdapterVersion& version = *segment.version;
+  int64_t column = 0;
+  for (const LoraFactor& factor : GroupOf(segment, site).factors) {
+    at::Tensor y_view =
+        Rows(y_TO, segment)
+            .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
+    at::addmm_out(y_view, y_view, input_nR.narrow(1, column, factor.rank),
+                  version.B(version.compute_N, factor).t(), /*beta=*/1,
+                  /*alpha=*/factor.scale);
+    column += factor.rank;
+  }
+}
+
 }  // namespace
 
 int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
@@ -36,18 +63,12 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
 
 ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
                         const LoraSite& site) {
-  if (HaveFewRows(x_TI, routing)) {
-    return SplitShrunk(ShrinkFewRows(x_TI, routing, site), routing, site);
-  }
-  ShrunkInputs shrunk;
-  for (const LoraSegment& segment : routing) {
-    const GroupLayout& group = GroupOf(segment, site);
-    const AdapterVersion& version = *segment.version;
-    shrunk.push_back(
-        group.factors.empty()
-            ? at::Tensor()
-            : at::mm(Rows(x_TI, segment),
-                     version.StackedA(version.compute_N, group).t()));
+  ShrunkInputs shrunk =
+      SplitShrunk(ShrinkFewRows(x_TI, routing, site), x_TI, routing, site);
+  for (size_t i = 0; i < routing.size(); ++i) {
+    if (!HasFewRows(x_TI, routing[i])) {
+      shrunk[i] = Shrink(x_TI, routing[i], site);
+    }
   }
   return shrunk;
 }
@@ -56,27 +77,15 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraRouting& routing, const LoraSite& site,
                       const ModelShape& shape, ShrunkInputs* shrunk) {
   at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
-  if (HaveFewRows(x_TI, routing)) {
-    const at::Tensor shrunk_S = ShrinkFewRows(x_TI, routing, site);
-    ExpandFewRows(shrunk_S, routing, site, shape, y_TO);
-    if (shrunk != nullptr) *shrunk = SplitShrunk(shrunk_S, routing, site);
-    return y_TO;
-  }
-  ShrunkInputs inputs = LoraShrink(x_TI, routing, site);
+  const at::Tensor few_S = ShrinkFewRows(x_TI, routing, site);
+  ExpandFewRows(few_S, routing, site, shape, y_TO);
+  if (shrunk != nullptr) *shrunk = SplitShrunk(few_S, x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
-    const AdapterVersion& version = *routing[i].version;
-    int64_t column = 0;
-    for (const LoraFactor& factor : GroupOf(routing[i], site).factors) {
-      at::Tensor y_view =
-          Rows(y_TO, routing[i])
-              .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
-      at::addmm_out(y_view, y_view, inputs[i].narrow(1, column, factor.rank),
-                    version.B(version.compute_N, factor).t(), /*beta=*/1,
-                    /*alpha=*/factor.scale);
-      column += factor.rank;
-    }
+    if (HasFewRows(x_TI, routing[i])) continue;
+    const at::Tensor input_nR = Shrink(x_TI, routing[i], site);
+    Expand(input_nR, routing[i], site, shape, y_TO);
+    if (shrunk != nullptr) (*shrunk)[i] = input_nR;
   }
-  if (shrunk != nullptr) *shrunk = std::move(inputs);
   return y_TO;
 }
 

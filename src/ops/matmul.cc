@@ -15,8 +15,12 @@
 namespace weft::ops {
 namespace {
 
-// From here on oneDNN's product is faster (Zen 4, two cores).
+// Rows of one pass of the kernel over a weight.
 constexpr int64_t kMaxSkinnyRows = 32;
+// Passes over a bf16 weight that cost less than to widen it for one product.
+constexpr int64_t kMaxHalfPasses = 4;
+// Elements of a bf16 weight that are widened at a time.
+constexpr int64_t kWidenedElements = 16 << 20;
 
 // LibTorch reaches oneDNN's dense product by this operator alone: x [M, K],
 // weight [N, K] of any strides, bias, and a fused function, "none" here.
@@ -55,10 +59,11 @@ bool PrefersOneDnn(const at::Tensor& a_MK) {
 
 bool IsSkinny(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   const bool is_weight = b_KN.stride(0) == 1 || b_KN.size(0) == 1;
+  const bool is_half = b_KN.scalar_type() == at::kBFloat16;
+  const int64_t most = kMaxSkinnyRows * (is_half ? kMaxHalfPasses : 1);
   return is_weight && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
-         a_MK.size(0) <= kMaxSkinnyRows && a_MK.is_contiguous() &&
-         (b_KN.scalar_type() == at::kFloat ||
-          b_KN.scalar_type() == at::kBFloat16);
+         a_MK.size(0) <= most && a_MK.is_contiguous() &&
+         (is_half || b_KN.scalar_type() == at::kFloat);
 }
 
 void RunSkinny(const kernels::cpu::SkinnyProduct& item,
@@ -69,6 +74,16 @@ void RunSkinny(const kernels::cpu::SkinnyProduct& item,
   } else {
     kernels::cpu::Kernels().skinny_product_bf16(
         item, static_cast<const uint16_t*>(b_KN.const_data_ptr()));
+  }
+}
+
+void RunPasses(kernels::cpu::SkinnyProduct item, const at::Tensor& b_KN) {
+  const int64_t num_rows = item.num_rows;
+  for (int64_t row = 0; row < num_rows; row += kMaxSkinnyRows) {
+    item.num_rows = std::min(kMaxSkinnyRows, num_rows - row);
+    RunSkinny(item, b_KN);
+    item.x_BI += item.num_rows * item.x_stride;
+    item.y_BO += item.num_rows * item.y_stride;
   }
 }
 
@@ -94,8 +109,27 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                      kernels::cpu::SkinnyProduct part = whole;
                      part.begin = begin * kGroup;
                      part.end = std::min(end * kGroup, outputs);
-                     RunSkinny(part, b_KN);
+                     RunPasses(part, b_KN);
                    });
+  return y_MN;
+}
+
+// a b, with b widened to the dtype of a, a part at a time.
+at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                         const at::Tensor& bias_N) {
+  const at::ScalarType dtype = a_MK.scalar_type();
+  const int64_t outputs = b_KN.size(1);
+  const int64_t step = std::max<int64_t>(
+      1, kWidenedElements / std::max<int64_t>(1, b_KN.size(0)));
+  const at::Tensor bias = bias_N.defined() ? bias_N.to(dtype) : bias_N;
+  if (step >= outputs) return MatMul(a_MK, b_KN.to(dtype), bias);
+  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
+  for (int64_t n = 0; n < outputs; n += step) {
+    const int64_t count = std::min(step, outputs - n);
+    y_MN.narrow(1, n, count)
+        .copy_(MatMul(a_MK, b_KN.narrow(1, n, count).to(dtype),
+                      bias.defined() ? bias.narrow(0, n, count) : bias));
+  }
   return y_MN;
 }
 
@@ -109,10 +143,7 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                   const at::Tensor& bias_N) {
   if (IsSkinny(a_MK, b_KN)) return SkinnyMatMul(a_MK, b_KN, bias_N);
   if (b_KN.scalar_type() != a_MK.scalar_type()) {
-    // For many rows the product dwarfs the widening.
-    const at::ScalarType dtype = a_MK.scalar_type();
-    return MatMul(a_MK, b_KN.to(dtype),
-                  bias_N.defined() ? bias_N.to(dtype) : bias_N);
+    return WidenedMatMul(a_MK, b_KN, bias_N);
   }
   if (!PrefersOneDnn(a_MK)) {
     return bias_N.defined() ? at::addmm(bias_N, a_MK, b_KN)

@@ -9,15 +9,16 @@ namespace weft::ops {
 // a b. On a CPU a in f32 may meet b in bf16: weights may be stored so while
 // everything is computed in f32.
 //
-// Up to 32 rows of a with a weight (b a transposed view) take the kernel of
-// kernels/cpu, which reads the weight once for all rows and as it is stored; a
-// row of the result then has the same bits in every batch. More rows widen b
-// first. In f32 on an AMD processor they take oneDNN's product: LibTorch's own,
-// MKL, takes an older code path there (Zen 4, two cores: 220 GFLOP/s against
-// 190 at training sizes). oneDNN keeps compiled code per shape, so that
-// products of a LoRA's rank, of which there are as many shapes as tenants have
-// lengths, are better off with at::mm; server/main.cc bounds what it keeps.
-// Shapes:  a_MK [M, K] contiguous, b_KN [K, N], also a transposed view; one
+// Up to 32 rows of a with a weight (b a transposed view), 128 where it is bf16,
+// take the kernel of kernels/cpu, which reads the weight as it is stored, once
+// for 32 rows; a row of the result then has the same bits in every batch. More
+// rows widen b first, a part at a time. In f32 on an AMD processor they take
+// oneDNN's product: LibTorch's own, MKL, takes an older code path there (Zen 4,
+// two cores: 220 GFLOP/s against 190 at training sizes). oneDNN keeps compiled
+// code per shape, so that products of a LoRA's rank, of which there are as many
+// shapes as tenants have lengths, are better off with at::mm; server/main.cc
+// bounds what it keeps. Shapes:  a_MK [M, K] contiguous, b_KN [K, N], also a
+// transposed view; one
 //          dtype but for the above. Returns [M, N] in the dtype of a.
 // Errors:  throws c10::Error.   Threads: any.
 [[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);

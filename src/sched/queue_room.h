@@ -4,11 +4,9 @@
 // tenant below its guaranteed share: the limits of the whole queue divided by
 // the number of tenants that wait, at least one request. So whatever others
 // send, a tenant is refused only beyond what it asks for itself. The price is
-// a queue that n tenants can fill to at most 2 + ln(n) times its limits.
-//
-// A tenant with no tokens waiting may queue a request of any size, or a big
-// one could never be served.
-// Threads: not thread-safe.
+// a queue that n tenants can fill to at most 2 + ln(n) times its limits and one
+// request more of each: a tenant with nothing waiting may queue one of any
+// size, or a big one could never be served. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 

@@ -30,14 +30,14 @@ bool Residency::Want(const std::string& adapter) {
   const Entry& entry = it->second;
   if (entry.move_id > 0 && entry.target == Location::kDevice) return false;
   it->second.waits = true;
-  waiters_.push_back({.adapter = adapter});
+  waiters_.push_back({.adapter = adapter, .asked = uses_});
   return true;
 }
 
-void Residency::Used(const std::string& adapter) {
+void Residency::Used(const std::string& adapter, WorkKinds kinds) {
   const auto it = entries_.find(adapter);
   if (it == entries_.end()) return;
-  it->second.served = true;
+  it->second.served |= kinds;
   it->second.last_use = ++uses_;
 }
 
@@ -80,7 +80,9 @@ int Residency::LeavingDevice() const {
 
 void Residency::DropSatisfied(const DemandOf& demand_of) {
   std::erase_if(waiters_, [&](const SlotWaiter& waiter) {
-    if (waiter.ticket > 0 || demand_of(waiter.adapter).ready) return false;
+    if (waiter.ticket > 0 || demand_of(waiter.adapter).ready != 0) {
+      return false;
+    }
     entries_.at(waiter.adapter).waits = false;
     return true;
   });
@@ -95,10 +97,8 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of) {
 
 std::optional<Move> Residency::BringIn() {
   // Who is on the way to disk can turn back only when it has arrived.
-  const auto first =
-      std::ranges::find_if(waiters_, [&](const SlotWaiter& waiter) {
-        return waiter.ticket > 0 || entries_.at(waiter.adapter).move_id == 0;
-      });
+  const auto first = std::ranges::find_if(
+      waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
   waiters_.erase(first);
@@ -111,10 +111,20 @@ std::optional<Move> Residency::BringIn() {
   return StartMove(it, Location::kDevice);
 }
 
+bool Residency::IsLeaving(const SlotWaiter& waiter) const {
+  return waiter.ticket == 0 && entries_.at(waiter.adapter).move_id > 0;
+}
+
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of) {
-  if (LeavingDevice() >= static_cast<int>(waiters_.size())) return std::nullopt;
+  // Who leaves and wants to come back makes nobody else leave meanwhile.
+  const auto leaving = std::ranges::count_if(
+      waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
+  const auto needed = static_cast<int>(waiters_.size() - leaving);
+  if (LeavingDevice() >= needed) return std::nullopt;
+  const auto first = std::ranges::find_if(
+      waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
   bool ready = false;
-  const auto victim = PickVictim(demand_of, &ready);
+  const auto victim = PickVictim(demand_of, first->asked, &ready);
   if (victim == entries_.end()) return std::nullopt;
   const uint64_t bytes = demand_of(victim->first).bytes;
   uint64_t on_host = 0;
@@ -157,6 +167,7 @@ Residency::Entries::iterator Residency::OldestOnHost() {
 }
 
 Residency::Entries::iterator Residency::PickVictim(const DemandOf& demand_of,
+                                                   uint64_t asked,
                                                    bool* ready) {
   auto victim = entries_.end();
   *ready = true;
@@ -164,13 +175,16 @@ Residency::Entries::iterator Residency::PickVictim(const DemandOf& demand_of,
     const Entry& entry = it->second;
     if (entry.location != Location::kDevice || entry.move_id > 0) continue;
     const Demand demand = demand_of(it->first);
-    if (demand.busy || (demand.ready && !entry.served)) continue;
+    const bool has_work = demand.ready != 0;
+    const bool had_its_turn =
+        (demand.ready & ~entry.served) == 0 && entry.last_use > asked;
+    if (demand.busy || (has_work && !had_its_turn)) continue;
     // Without work goes before with work, then who was used longest ago.
     if (victim == entries_.end() ||
-        std::pair(demand.ready, entry.last_use) <
+        std::pair(has_work, entry.last_use) <
             std::pair(*ready, victim->second.last_use)) {
       victim = it;
-      *ready = demand.ready;
+      *ready = has_work;
     }
   }
   return victim;
@@ -198,7 +212,7 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   if (ok) {
     entry.location = move.to;
     if (move.to == Location::kDevice) {
-      entry.served = false;
+      entry.served = 0;
       entry.last_use = ++uses_;
     }
     return std::nullopt;

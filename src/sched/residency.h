@@ -6,10 +6,11 @@
 // since it has no tensors to bring yet.
 //
 // Out: the adapter used longest ago, among those without work that could run;
-// when all have some, among those that were served since they came in, which
-// then ask again. An adapter with work on the device never leaves. So every
-// adapter that comes in is served, and everybody who asks gets a turn, also
-// with one slot.
+// when all have some, among those that were served since they came in, with
+// each kind of work they have, and since the first in line asked: they then ask
+// again. An adapter with work on the device never leaves. So every adapter that
+// comes in is served, no more leave than there are others to come in, and
+// everybody who asks gets a turn, also with one slot.
 //
 // Where to: host buffers as far as `host_bytes` go, whose own oldest ones make
 // room by going to disk; without host buffers straight to disk.
@@ -29,6 +30,7 @@
 #include <string>
 
 #include "src/request/adapter.h"
+#include "src/sched/work.h"
 
 namespace weft::sched {
 
@@ -41,9 +43,9 @@ struct ResidencyOptions {
 
 // What the caller knows about an adapter that may have to move.
 struct Demand {
-  bool busy = false;   // Work of it is on the device, or between two slices.
-  bool ready = false;  // Work of it waits that could run.
-  uint64_t bytes = 0;  // Its tensors take, off the device.
+  bool busy = false;    // Work of it is on the device, or between two slices.
+  WorkKinds ready = 0;  // Of its waiting work that could run.
+  uint64_t bytes = 0;   // Its tensors take, off the device.
 };
 
 struct Move {
@@ -58,6 +60,7 @@ struct Move {
 struct SlotWaiter {
   std::string adapter;
   uint64_t ticket = 0;
+  uint64_t asked = 0;  // After so many uses.
 };
 
 class Residency {
@@ -76,9 +79,11 @@ class Residency {
   // The adapter has work. True when it is not on the device and has not asked
   // before.
   bool Want(const std::string& adapter);
-  void WantSlot(uint64_t ticket) { waiters_.push_back({.ticket = ticket}); }
-  // The adapter was served.
-  void Used(const std::string& adapter);
+  void WantSlot(uint64_t ticket) {
+    waiters_.push_back({.ticket = ticket, .asked = uses_});
+  }
+  // The adapter was served: work of these kinds.
+  void Used(const std::string& adapter, WorkKinds kinds);
 
   // The next move to make, none when there is nothing to do until something
   // else happens. An adapter that leaves the device may not run from now on;
@@ -106,8 +111,8 @@ class Residency {
     Location location = Location::kDevice;
     uint64_t move_id = 0;  // > 0: it moves.
     Location target = Location::kDevice;
-    bool waits = false;   // Is among waiters_.
-    bool served = false;  // Since it came in.
+    bool waits = false;    // Is among waiters_.
+    WorkKinds served = 0;  // Since it came in.
     uint64_t last_use = 0;
     uint64_t bytes = 0;  // Off the device.
   };
@@ -115,6 +120,8 @@ class Residency {
 
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
+  // A waiter that cannot come in yet because it is still on its way out.
+  [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
   void DropWaiter(const std::string& adapter);
   // Those whose work has gone no longer wait.
   void DropSatisfied(const DemandOf& demand_of);
@@ -122,8 +129,9 @@ class Residency {
   std::optional<Move> MakeSlot(const DemandOf& demand_of);
   // end(): none.
   [[nodiscard]] Entries::iterator OldestOnHost();
+  // Of those with work, only who was used after `asked`.
   [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
-                                             bool* ready);
+                                             uint64_t asked, bool* ready);
   Move StartMove(Entries::iterator it, Location to);
 
   const ResidencyOptions options_;

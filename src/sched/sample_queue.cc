@@ -17,12 +17,23 @@ std::vector<uint64_t> SampleQueue::RemoveAdapter(const std::string& adapter) {
     for (const auto& [arrival, entry] : lane->second) ids.push_back(entry.id);
     lanes_.erase(lane);
   }
+  held_.erase(adapter);
   shares_.Remove(adapter);
   return ids;
 }
 
+void SampleQueue::SetHeld(const std::string& adapter, bool held) {
+  if (held) {
+    held_.insert(adapter);
+  } else {
+    held_.erase(adapter);
+  }
+  // To be held earns no more credit than idleness.
+  if (lanes_.contains(adapter)) shares_.SetActive(adapter, !held);
+}
+
 void SampleQueue::Add(Entry entry) {
-  shares_.SetActive(entry.adapter, true);
+  if (!held_.contains(entry.adapter)) shares_.SetActive(entry.adapter, true);
   lanes_[entry.adapter].emplace(entry.arrival, std::move(entry));
 }
 
@@ -42,12 +53,11 @@ void SampleQueue::Erase(const std::string& adapter,
   lanes_.erase(lane);
 }
 
-std::optional<SampleQueue::Entry> SampleQueue::Take(
-    absl::Time now, const std::set<std::string>& held) {
+std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
   std::optional<FairShares::Turn> first;
   Lane::const_iterator best;
   for (const auto& [adapter, lane] : lanes_) {
-    if (held.contains(adapter)) continue;
+    if (held_.contains(adapter)) continue;
     const auto head = Head(lane, now);
     if (head == lane.end()) continue;
     const FairShares::Turn turn = shares_.TurnOf(adapter);
@@ -79,10 +89,9 @@ bool SampleQueue::Remove(const std::string& adapter, uint64_t id) {
   return true;
 }
 
-bool SampleQueue::HasReady(absl::Time now,
-                           const std::set<std::string>& held) const {
+bool SampleQueue::HasReady(absl::Time now) const {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
-    return !held.contains(lane.first) &&
+    return !held_.contains(lane.first) &&
            Head(lane.second, now) != lane.second.end();
   });
 }

@@ -40,9 +40,11 @@ class SampleQueue {
 
   void Add(Entry entry);
 
-  // Removes and returns the entry whose turn it is; expired ones have none, nor
-  // have those of the adapters that are `held`.
-  std::optional<Entry> Take(absl::Time now, const std::set<std::string>& held);
+  // Entries of an adapter that is held have no turn.
+  void SetHeld(const std::string& adapter, bool held);
+
+  // Removes and returns the entry whose turn it is; expired ones have none.
+  std::optional<Entry> Take(absl::Time now);
 
   // Undoes the Take of `entry`.
   void PutBack(Entry entry);
@@ -50,8 +52,7 @@ class SampleQueue {
   bool Remove(const std::string& adapter, uint64_t id);
 
   // Take would return something.
-  [[nodiscard]] bool HasReady(absl::Time now,
-                              const std::set<std::string>& held) const;
+  [[nodiscard]] bool HasReady(absl::Time now) const;
   [[nodiscard]] bool HasWaiting(const std::string& adapter) const;
 
  private:
@@ -62,6 +63,7 @@ class SampleQueue {
   void Erase(const std::string& adapter, Lane::const_iterator entry);
 
   std::map<std::string, Lane> lanes_;  // Of adapters that have entries.
+  std::set<std::string> held_;
   FairShares shares_;
 };
 

@@ -55,15 +55,18 @@ void Scheduler::SetHeld(const std::string& adapter, bool held) {
   } else {
     held_.erase(adapter);
   }
+  samples_.SetHeld(adapter, held);
   const auto it = adapters_.find(adapter);
   if (it != adapters_.end()) NoteBacklog(it->second);
 }
 
-bool Scheduler::HasReady(const std::string& adapter) const {
+WorkKinds Scheduler::ReadyKinds(const std::string& adapter) const {
   const auto it = adapters_.find(adapter);
-  return it != adapters_.end() &&
-         (it->second.Ready(absl::InfinitePast()) != nullptr ||
-          samples_.HasWaiting(adapter));
+  if (it == adapters_.end()) return 0;
+  const bool trains = it->second.Ready(absl::InfinitePast()) != nullptr;
+  const bool samples = samples_.HasWaiting(adapter);
+  return static_cast<WorkKinds>((trains ? kTraining : 0) |
+                                (samples ? kSampling : 0));
 }
 
 bool Scheduler::IsRunning(const std::string& adapter) const {
@@ -204,7 +207,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
       ready.push_back(&queue);
     }
   }
-  const bool can_decode = active_decodes > 0 || samples_.HasReady(now, held_);
+  const bool can_decode = active_decodes > 0 || samples_.HasReady(now);
   if (ready.empty() && !can_decode) {
     share_.NoteIdle();
     return Plan{};
@@ -225,7 +228,7 @@ std::vector<uint64_t> Scheduler::TakeSamples(absl::Time now, int max) {
   taken_.clear();
   std::vector<uint64_t> ids;
   while (static_cast<int>(ids.size()) < max) {
-    std::optional<SampleQueue::Entry> entry = samples_.Take(now, held_);
+    std::optional<SampleQueue::Entry> entry = samples_.Take(now);
     if (!entry) break;
     ids.push_back(entry->id);
     Forget(entry->id);

@@ -83,8 +83,8 @@ class Scheduler {
   // Held: work of the adapter waits as before, but none of it starts.
   void SetHeld(const std::string& adapter, bool held);
 
-  // The adapter has work that could start now if it were not held.
-  [[nodiscard]] bool HasReady(const std::string& adapter) const;
+  // Of the adapter's waiting work that could start now if it were not held.
+  [[nodiscard]] WorkKinds ReadyKinds(const std::string& adapter) const;
 
   // Training work of the adapter is on the device or between two slices.
   [[nodiscard]] bool IsRunning(const std::string& adapter) const;

@@ -16,6 +16,12 @@ namespace weft::sched {
 enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
 inline constexpr int kNumWorkKinds = 4;
 
+// What waits for an adapter, as a set of bits.
+using WorkKinds = uint8_t;
+inline constexpr WorkKinds kTraining = 1;
+inline constexpr WorkKinds kSampling = 2;
+inline constexpr WorkKinds kTask = 4;  // Reads or writes the tensors.
+
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler still holds.
   WorkKind kind = WorkKind::kTrain;

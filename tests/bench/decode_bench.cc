@@ -104,7 +104,8 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   SampleLoop loop(decoder,
                   {.kv_cache_bytes = 2 * arguments.batch * (length + 64) *
                                      CacheBytesPerToken(decoder),
-                   .max_decode_sequences = static_cast<int>(arguments.batch)},
+                   .max_decode_sequences = static_cast<int>(arguments.batch),
+                   .max_prefill_tokens = arguments.batch * arguments.prompt},
                   /*token_bytes=*/nullptr, &probe);
   std::vector<SampleRequest> requests(arguments.batch);
   for (int64_t b = 0; b < arguments.batch; ++b) {
@@ -118,6 +119,7 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
     loop.Admit(b, &requests[b], /*streams=*/false, absl::Now(),
                /*version=*/nullptr);
   }
+  TORCH_CHECK(arguments.tokens > 1, "TOKENS must be at least 2");
   std::vector<double> seconds;
   while (loop.active() > 0) {
     const auto start = std::chrono::steady_clock::now();

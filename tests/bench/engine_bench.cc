@@ -73,12 +73,13 @@ int main(int argc, char** argv) {
   }
   const std::vector<weft::Datum> data = ReadData(argv[2], std::atoll(argv[3]));
   prometheus::Registry registry;
-  const auto engine =
-      ValueOrDie(weft::StartEngine({.model_dir = argv[1],
-                                    .device = weft::Device::kCpu,
-                                    .dtype = weft::Dtype::kF32,
-                                    .num_threads = std::atoi(argv[6])},
-                                   &registry));
+  const auto engine = ValueOrDie(
+      weft::StartEngine({.model_dir = argv[1],
+                         .checkpoint_dir = std::string(argv[2]) + ".d",
+                         .device = weft::Device::kCpu,
+                         .dtype = weft::Dtype::kF32,
+                         .num_threads = std::atoi(argv[6])},
+                        &registry));
   CreateAdapter(*engine, std::atoi(argv[4]));
   const double loss = Step(*engine, data);
   std::vector<double> seconds;

@@ -39,6 +39,8 @@ def main() -> None:
         n_ctx=len(prompt) + options.tokens + 16,
         n_threads=options.threads,
         n_threads_batch=options.threads,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
         verbose=False,
     )
     tokens = _draw(model, prompt, options.tokens)

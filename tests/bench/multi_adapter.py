@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         runs = report.take_turns(
             options.rounds,
             {"mixed": bench.mixed, "single": bench.single, "peer": bench.peer_loop},
-            _expect_same_loss,
+            _expect_same_step,
         )
     lengths = [len(row) - 1 for rows in sequences for row in rows]
     model = inputs.config(options.model)
@@ -122,13 +122,21 @@ class AdapterBench(StepBench):
                 ]
                 return sum(f.result().metrics["loss:sum"] for f in futures)
 
+            adapters[0].forward([weft.Datum.next_token(self._tokens[0, :3])])
             memory = machine.PeakMemory(process.pid)
             loss = step()
+            # Steps of rate 0 tell the norms and clear the gradients.
+            norms = [a.optim_step(learning_rate=0.0).grad_norm for a in adapters]
             for _ in range(self._options.reps):
                 start = time.perf_counter()
                 step()
                 seconds.append(time.perf_counter() - start)
-            return {"seconds": seconds, "loss": loss, **memory.read()}
+            return {
+                "seconds": seconds,
+                "loss": loss,
+                "grad_norms": norms,
+                **memory.read(),
+            }
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -140,12 +148,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return report.parse_with_model(parser, arguments)
 
 
-def _expect_same_loss(run: report.Run, reference: report.Run) -> None:
-    difference = abs(run["loss"] - reference["loss"]) / abs(reference["loss"])
-    if not difference <= report.LOSS_TOLERANCE:
-        raise SystemExit(
-            f"loss: {run['loss']!r} and {reference['loss']!r}; times mean nothing"
-        )
+def _expect_same_step(run: report.Run, reference: report.Run) -> None:
+    """Of all sides the loss; of those that have as many adapters, each one's
+    gradient norm, so that rows of the wrong adapter are seen."""
+    pairs = [("loss", run["loss"], reference["loss"], report.LOSS_TOLERANCE)]
+    if len(run["grad_norms"]) == len(reference["grad_norms"]):
+        norms = zip(run["grad_norms"], reference["grad_norms"], strict=True)
+        pairs += [("grad_norm", a, b, report.NORM_TOLERANCE) for a, b in norms]
+    for name, value, expected, bound in pairs:
+        if not abs(value - expected) <= bound * abs(expected):
+            raise SystemExit(
+                f"{name}: {value!r} and {expected!r}; times mean nothing"
+            )
 
 
 def _ratios(sides: report.Sides, options: argparse.Namespace) -> dict[str, Any]:

@@ -28,12 +28,14 @@ def main() -> None:
             zip(tokens.chunk(options.adapters), lengths.chunk(options.adapters))
         )
     ]
-    run, loss = torch_peer.measure(
-        lambda: sum(_step(model, *batch) for batch in batches), options.reps
+    with torch.no_grad():
+        model(input_ids=tokens[:1, :2], use_cache=False)
+    run, (loss, norms) = torch_peer.measure(
+        lambda: _steps(model, batches), options.reps
     )
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
-    print(json.dumps({**run, "loss": loss}))
+    print(json.dumps({**run, "loss": loss, "grad_norms": norms}))
 
 
 def _parse() -> argparse.Namespace:
@@ -57,6 +59,20 @@ def _load(options: argparse.Namespace) -> Any:
     for i in range(1, options.adapters):
         model.load_adapter(folder, adapter_name=f"a{i}", is_trainable=True)
     return model.train()
+
+
+def _steps(model: Any, batches: list[Any]) -> tuple[float, list[float]]:
+    """The summed loss of all adapters and the norm of each one's gradient."""
+    loss, norms = 0.0, []
+    for batch in batches:
+        loss += _step(model, *batch)
+        gradients = [
+            parameter.grad
+            for parameter in model.parameters()
+            if parameter.requires_grad and parameter.grad is not None
+        ]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+    return loss, norms
 
 
 def _step(

@@ -49,6 +49,16 @@ inline SampleRequest Request(int32_t first, int length, int max_tokens,
 }
 
 // But for the order of summation.
+// Whether they were computed in one pass or in pieces.
+inline void ExpectSameScores(const std::vector<float>& actual,
+                             const std::vector<float>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  const double tolerance = testing::Tolerance(testing::kEpsilonF32, 1000, 10);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(actual[i], expected[i], tolerance) << i;
+  }
+}
+
 inline void ExpectSameDraws(const SampleResult& actual,
                             const SampleResult& expected) {
   ASSERT_EQ(actual.samples.size(), expected.samples.size());

@@ -246,20 +246,26 @@ TEST_P(LoraLinearTest, MatchesAutogradOfTheFormulaInF64) {
 }
 
 // More rows than the kernels for few take.
-TEST_P(LoraLinearTest, MatchesTheFormulaForManyRows) {
+TEST_P(LoraLinearTest, MatchesTheFormulaForFewAndManyRows) {
   for (const LoraSite& site : kSites) {
     Problem problem = MakeProblem(site, GetParam(), /*with_bias=*/true);
     problem.x_TI = at::cat({problem.x_TI, problem.x_TI});
     problem.dy_TO = at::cat({problem.dy_TO, problem.dy_TO});
-    problem.routing.resize(1);
-    problem.routing.front().end = 2 * kRows;
+    // One segment of many rows, between two of few.
+    problem.routing.resize(3);
+    problem.routing[1].end = 2 * kRows - 1;
+    problem.routing[2].begin = 2 * kRows - 1;
+    problem.routing[2].end = 2 * kRows;
     const Result expected = Oracle(problem), actual = Evaluate(problem);
     const double epsilon = EpsilonOf(GetParam());
     ExpectNear(actual.y_TO, expected.y_TO, epsilon, problem.x_TI.size(1), "y");
     ExpectNear(actual.dx_TI, expected.dx_TI, epsilon, problem.dy_TO.size(1),
                "dx");
-    ExpectNear(actual.gradients[0], expected.gradients[0], epsilon,
-               std::max<int64_t>(problem.dy_TO.size(1), 2 * kRows), "gradient");
+    for (size_t i = 0; i < actual.gradients.size(); ++i) {
+      ExpectNear(actual.gradients[i], expected.gradients[i], epsilon,
+                 std::max<int64_t>(problem.dy_TO.size(1), 2 * kRows),
+                 "gradient");
+    }
   }
 }
 

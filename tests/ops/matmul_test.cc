@@ -87,7 +87,19 @@ TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(FewAndManyRows, MatMulOfBf16WeightTest,
-                         ::testing::Values(1, 7, 200));
+                         ::testing::Values(1, 7, 32, 33, 100, 128, 129, 200));
+
+// Larger than what is widened at a time.
+TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {
+  at::manual_seed(6);
+  const at::Tensor a = at::randn({130, 4096}), bias = at::randn({5000});
+  const at::Tensor weight_NK = at::randn({5000, 4096}).to(at::kBFloat16);
+  const at::Tensor expected =
+      at::addmm(bias, a, weight_NK.to(at::kFloat).t()).to(at::kDouble);
+  const at::Tensor y = MatMul(a, weight_NK.t(), bias);
+  EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
+            Tolerance(kEpsilonF32, 4096, expected.abs().max().item<double>()));
+}
 
 TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
   at::manual_seed(5);

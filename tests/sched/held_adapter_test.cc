@@ -57,19 +57,19 @@ class HeldAdapterTest : public ::testing::Test {
 TEST_F(HeldAdapterTest, ItsTrainingWaitsAndThatOfOthersRuns) {
   Train(1, "held");
   Train(2, "free");
-  EXPECT_TRUE(scheduler_.HasReady("held"));
+  EXPECT_NE(scheduler_.ReadyKinds("held"), 0);
   EXPECT_THAT(Slices(), ElementsAre(2));
   scheduler_.Finished(2, true);
   EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kNone);
   scheduler_.SetHeld("held", false);
   EXPECT_THAT(Slices(), ElementsAre(1));
   EXPECT_TRUE(scheduler_.IsRunning("held"));
-  EXPECT_FALSE(scheduler_.HasReady("held"));
+  EXPECT_EQ(scheduler_.ReadyKinds("held"), 0);
 }
 
 TEST_F(HeldAdapterTest, ItsSamplesWaitAndThoseOfOthersRun) {
   Sample(1, "held");
-  EXPECT_TRUE(scheduler_.HasReady("held"));
+  EXPECT_NE(scheduler_.ReadyKinds("held"), 0);
   EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kNone);
   Sample(2, "free");
   Sample(3, "");
@@ -81,10 +81,10 @@ TEST_F(HeldAdapterTest, ItsSamplesWaitAndThoseOfOthersRun) {
 
 TEST_F(HeldAdapterTest, WorkBehindAGapIsNotReady) {
   Train(1, "held", /*step=*/2);
-  EXPECT_FALSE(scheduler_.HasReady("held"));
+  EXPECT_EQ(scheduler_.ReadyKinds("held"), 0);
   Train(2, "held", /*step=*/1);
-  EXPECT_TRUE(scheduler_.HasReady("held"));
-  EXPECT_FALSE(scheduler_.HasReady("unknown"));
+  EXPECT_NE(scheduler_.ReadyKinds("held"), 0);
+  EXPECT_EQ(scheduler_.ReadyKinds("unknown"), 0);
 }
 
 TEST_F(HeldAdapterTest, ARequestBetweenTwoSlicesRuns) {
@@ -108,7 +108,7 @@ TEST_F(HeldAdapterTest, AllItsWaitingWorkCanBeCancelledAndItsNumbersAreFree) {
   Sample(3, "held");
   Train(4, "free");
   EXPECT_THAT(scheduler_.CancelWaiting("held"), ElementsAre(3, 2, 1));
-  EXPECT_FALSE(scheduler_.HasReady("held"));
+  EXPECT_EQ(scheduler_.ReadyKinds("held"), 0);
   EXPECT_EQ(scheduler_.LastStep("held"), 0u);
   Train(5, "held", /*step=*/1);
   EXPECT_THAT(Slices(), ElementsAre(4));

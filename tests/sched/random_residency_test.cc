@@ -61,6 +61,11 @@ class World {
     return sum;
   }
 
+  void Ask(const std::string& name) {
+    line_.push_back(name);
+    asked_[name] = uses_;
+  }
+
   // New adapters, work, cancellations, deletions.
   void Disturb() {
     const std::string name = "a" + std::to_string(Uniform(0, 9));
@@ -69,7 +74,7 @@ class World {
       if (Uniform(0, 3) == 0 && !std::ranges::count(line_, "+" + name)) {
         tickets_[++next_ticket_] = name;
         residency_.WantSlot(next_ticket_);
-        line_.push_back("+" + name);
+        Ask("+" + name);
       }
       return;
     }
@@ -77,11 +82,11 @@ class World {
     const int what = Uniform(0, 99);
     if (what < 60) {
       ++model.waiting;
-      model.demand.ready = true;
-      if (residency_.Want(name)) line_.push_back(name);
+      model.demand.ready = kTraining;
+      if (residency_.Want(name)) Ask(name);
     } else if (what < 65) {
       model.waiting = 0;
-      model.demand.ready = false;
+      model.demand.ready = 0;
     } else if (what < 67 && !model.demand.busy) {
       residency_.Remove(name);
       std::erase(line_, name);
@@ -97,7 +102,7 @@ class World {
         Use(name, model);
       } else if (!model.demand.busy && model.waiting > 0 &&
                  residency_.CanRun(name) && Uniform(0, 1) == 0) {
-        model.demand.ready = --model.waiting > 0;
+        model.demand.ready = --model.waiting > 0 ? kTraining : 0;
         model.demand.busy = true;
       }
     }
@@ -110,7 +115,7 @@ class World {
     for (;;) {
       // Who has no work any more leaves the line.
       std::erase_if(line_, [&](const std::string& name) {
-        return name[0] != '+' && !models_.at(name).demand.ready;
+        return name[0] != '+' && models_.at(name).demand.ready == 0;
       });
       const std::optional<Move> move = residency_.Next(demand_of);
       if (!move) return;
@@ -121,7 +126,7 @@ class World {
   }
 
   void Use(const std::string& name, Model& model) {
-    residency_.Used(name);
+    residency_.Used(name, kTraining);
     model.served = true;
     model.last_use = ++uses_;
   }
@@ -147,7 +152,7 @@ class World {
     }
     std::erase(line_, failed->adapter);
     models_.at(failed->adapter).waiting = 0;
-    models_.at(failed->adapter).demand.ready = false;
+    models_.at(failed->adapter).demand.ready = 0;
   }
 
   void Begin(const Move& move) {
@@ -168,7 +173,7 @@ class World {
       ExpectFirstInLine(move.adapter);
     } else if (move.from == kDevice) {
       ExpectRightVictim(move.adapter);
-      if (model.demand.ready) line_.push_back(move.adapter);
+      if (model.demand.ready != 0) Ask(move.adapter);
     }
   }
 
@@ -185,17 +190,31 @@ class World {
   void ExpectRightVictim(const std::string& name) {
     const Model& victim = models_.at(name);
     EXPECT_FALSE(victim.demand.busy);
-    EXPECT_TRUE(!victim.demand.ready || victim.served);
-    EXPECT_FALSE(line_.empty()) << "nobody wants the room";
+    // Those on the way out need no room yet.
+    const auto first = std::ranges::find_if(line_, [&](const std::string& n) {
+      return n[0] == '+' || !models_.at(n).move.has_value();
+    });
+    ASSERT_NE(first, line_.end()) << "nobody wants the room";
+    const auto leaving = std::ranges::count_if(models_, [](const auto& m) {
+      return m.second.location == kDevice && m.second.move.has_value();
+    });
+    const auto needed = std::ranges::count_if(line_, [&](const std::string& n) {
+      return n[0] == '+' || !models_.at(n).move.has_value();
+    });
+    EXPECT_LE(leaving, needed) << "more leave than can come in";
+    const uint64_t asked = asked_.at(*first);
+    EXPECT_TRUE(victim.demand.ready == 0 ||
+                (victim.served && victim.last_use > asked));
     for (const auto& [other, model] : models_) {
       if (other == name || model.location != kDevice || model.move ||
           model.demand.busy) {
         continue;
       }
-      if (!model.demand.ready) {
-        EXPECT_FALSE(victim.demand.ready) << other << " has nothing to do";
+      if (model.demand.ready == 0) {
+        EXPECT_EQ(victim.demand.ready, 0) << other << " has nothing to do";
         EXPECT_LT(victim.last_use, model.last_use) << other;
-      } else if (victim.demand.ready && model.served) {
+      } else if (victim.demand.ready != 0 && model.served &&
+                 model.last_use > asked) {
         EXPECT_LT(victim.last_use, model.last_use) << other;
       }
     }
@@ -222,6 +241,7 @@ class World {
   std::map<std::string, Model> models_;
   std::map<uint64_t, std::string> tickets_;
   std::deque<std::string> line_;  // Who asked; "+" begins a new adapter.
+  std::map<std::string, uint64_t> asked_;  // After so many uses.
   uint64_t next_ticket_ = 0;
   uint64_t uses_ = 0;
 };

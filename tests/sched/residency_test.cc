@@ -41,15 +41,15 @@ class ResidencyTest : public ::testing::Test {
   }
 
   std::vector<std::string> Want(const std::string& adapter) {
-    demands_[adapter].ready = true;
+    demands_[adapter].ready = kTraining;
     residency_->Want(adapter);
     return Settle();
   }
 
   void Serve(const std::string& adapter) {
     EXPECT_TRUE(residency_->CanRun(adapter)) << adapter;
-    demands_[adapter].ready = false;
-    residency_->Used(adapter);
+    demands_[adapter].ready = 0;
+    residency_->Used(adapter, kTraining);
   }
 
   // All moves until there are none, each successful at once.
@@ -110,7 +110,7 @@ TEST_F(ResidencyTest, WhoHasWaitingWorkLeavesOnlyWhenAllHaveSome) {
   Create("b");
   Serve("a");
   Serve("b");
-  demands_["a"].ready = true;
+  demands_["a"].ready = kTraining;
   EXPECT_THAT(Create("c"), ElementsAre("b to disk", "slot"));
 }
 
@@ -121,7 +121,7 @@ TEST_F(ResidencyTest, WhoHasWaitingWorkIsServedBeforeItLeavesAndComesBack) {
   residency_->WantSlot(9);
   EXPECT_FALSE(Next().has_value()) << "a was not served yet";
   Serve("a");
-  demands_["a"].ready = true;
+  demands_["a"].ready = kTraining;
   EXPECT_THAT(Settle(), ElementsAre("a to disk", "slot"));
   Add("b");
   EXPECT_THAT(Settle(), ElementsAre("b to disk", "a to device"));
@@ -149,7 +149,7 @@ TEST_F(ResidencyTest, WhoseWorkIsGoneNoLongerWaits) {
   demands_["b"].busy = true;
   Want("a");
   EXPECT_TRUE(residency_->has_waiters());
-  demands_["a"].ready = false;
+  demands_["a"].ready = 0;
   demands_["b"].busy = false;
   EXPECT_FALSE(Next().has_value());
   EXPECT_FALSE(residency_->has_waiters());
@@ -194,7 +194,7 @@ TEST_F(ResidencyTest, WhoCannotLeaveStaysAndTheFirstInLineIsTold) {
   residency_->WantSlot(9);
   const std::optional<Move> out = Next();
   // Work that came while it was about to leave can run again.
-  demands_["a"].ready = true;
+  demands_["a"].ready = kTraining;
   EXPECT_TRUE(residency_->Want("a"));
   const std::optional<SlotWaiter> failed = residency_->Finished(*out, false);
   ASSERT_TRUE(failed.has_value());
@@ -210,7 +210,7 @@ TEST_F(ResidencyTest, WhoCannotComeInFreesItsSlotAndMayAskAgain) {
   Create("a");
   Create("b");
   residency_->Remove("b");
-  demands_["a"].ready = true;
+  demands_["a"].ready = kTraining;
   EXPECT_TRUE(residency_->Want("a"));
   const std::optional<Move> in = Next();
   ASSERT_EQ(Text(in.value()), "a to device");
