@@ -258,6 +258,14 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   return loaded;
 }
 
+absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
+    const std::string& adapter_id, const std::string& name) const {
+  WEFT_ASSIGN_OR_RETURN(const json fields,
+                        ReadDurableFields(AdapterDir(adapter_id), name));
+  WEFT_RETURN_IF_ERROR(CheckOrigin(fields, shape_));
+  return InfoFromFields(fields);
+}
+
 absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
     const std::string& adapter_id) const {
   std::vector<std::string> adapters;
@@ -266,8 +274,10 @@ absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
     for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
          !error && it != end; it.increment(error)) {
       std::error_code ignored;
-      if (it->is_directory(ignored)) {
-        adapters.push_back(it->path().filename().string());
+      std::string name = it->path().filename().string();
+      // No adapter's name begins so: other things of the daemon.
+      if (name.front() != '.' && it->is_directory(ignored)) {
+        adapters.push_back(std::move(name));
       }
     }
   } else {

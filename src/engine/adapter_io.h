@@ -44,6 +44,9 @@ class AdapterIo {
   // checkpoint of a model of another shape.
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const std::string& adapter_id, const std::string& name) const;
+  // What the checkpoint is, without its tensors. Errors as Load.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
+      const std::string& adapter_id, const std::string& name) const;
   // Newest first. Damaged folders are left out, with a line in the log.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;

@@ -112,38 +112,76 @@ int EngineImpl::MaxRank(const LoraConfig& config) const {
 void EngineImpl::LoadNewAdapter(LoadCheckpointRequest request,
                                 Callback<StepReply<AdapterInfo>> done) {
   if (!Admit(done)) return;
-  PostIo([this, request = std::move(request), done = std::move(done)] {
-    absl::StatusOr<LoadedCheckpoint> loaded =
-        adapter_io_.Load(request.source_adapter_id, request.name);
-    PostControl([this, request, done, loaded = std::move(loaded)]() mutable {
-      absl::Status status = loaded.status();
-      const int rank = status.ok() ? MaxRank(loaded->info.config) : 0;
+  Callback<AdapterInfo> reply = [done](absl::StatusOr<AdapterInfo> info) {
+    if (!info.ok()) {
+      done(info.status());
+    } else {
+      done(StepReply<AdapterInfo>{.result = *info});
+    }
+  };
+  PostIo([this, request = std::move(request), reply = std::move(reply)] {
+    const absl::StatusOr<CheckpointInfo> info =
+        adapter_io_.Describe(request.source_adapter_id, request.name);
+    if (!info.ok()) {
+      reply(info.status());
+      return;
+    }
+    PostControl([this, request, reply, config = info->config] {
+      const int rank = MaxRank(config);
       if (rank > parts_.options.max_rank) {
-        status = absl::FailedPreconditionError(absl::StrCat(
-            "name: checkpoint '", request.name, "' has rank ", rank,
-            ", the limit is ", parts_.options.max_rank, " (--max-rank)"));
-      }
-      if (!status.ok()) {
-        completions_.Post([done, status] { done(status); });
+        completions_.Post([reply, rank, name = request.name,
+                           limit = parts_.options.max_rank] {
+          reply(absl::FailedPreconditionError(
+              absl::StrCat("name: checkpoint '", name, "' has rank ", rank,
+                           ", the limit is ", limit, " (--max-rank)")));
+        });
         return;
       }
-      if (request.weights_only) {
-        loaded->state = {.weights = std::move(loaded->state.weights)};
-      }
-      CreateWhenRoom({.adapter_id = request.adapter_id,
-                      .tenant = request.tenant,
-                      .config = loaded->info.config},
-                     std::move(loaded->state),
-                     request.weights_only ? 0 : loaded->info.last_step,
-                     [done](absl::StatusOr<AdapterInfo> info) {
-                       if (!info.ok()) {
-                         done(info.status());
-                       } else {
-                         done(StepReply<AdapterInfo>{.result = *info});
-                       }
-                     });
+      LoadWhenRoom(request, reply);
     });
   });
+}
+
+void EngineImpl::LoadWhenRoom(const LoadCheckpointRequest& request,
+                              const Callback<AdapterInfo>& done) {
+  // The tensors are read when there is a slot for them: many may wait.
+  WhenSlot({.adapter_id = request.adapter_id, .tenant = request.tenant},
+           [this, request, done](const absl::Status& room) {
+             if (!room.ok()) {
+               completions_.Post([done, room] { done(room); });
+               return;
+             }
+             PostIo([this, request, done] {
+               absl::StatusOr<LoadedCheckpoint> loaded =
+                   adapter_io_.Load(request.source_adapter_id, request.name);
+               PostControl(
+                   [this, request, done, loaded = std::move(loaded)]() mutable {
+                     FinishLoad(request, std::move(loaded), done);
+                   });
+             });
+           });
+}
+
+void EngineImpl::FinishLoad(const LoadCheckpointRequest& request,
+                            absl::StatusOr<LoadedCheckpoint> loaded,
+                            const Callback<AdapterInfo>& done) {
+  if (!loaded.ok()) {
+    {
+      MutexLock lock(&mu_);
+      residency_.ReturnSlot();
+    }
+    completions_.Post([done, status = loaded.status()] { done(status); });
+    return;
+  }
+  if (request.weights_only) {
+    loaded->state = {.weights = std::move(loaded->state.weights)};
+  }
+  const absl::StatusOr<AdapterInfo> info =
+      Create({.adapter_id = request.adapter_id,
+              .tenant = request.tenant,
+              .config = loaded->info.config},
+             &loaded->state, request.weights_only ? 0 : loaded->info.last_step);
+  completions_.Post([done, info] { done(info); });
 }
 
 void EngineImpl::ListCheckpoints(std::string adapter_id,

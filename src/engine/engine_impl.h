@@ -197,6 +197,15 @@ class EngineImpl final : public Engine {
   void RemoveSpillFile(std::string file);
   void ShowAdapters();
 
+  // Once there is a slot for a new adapter, which the task then has to use or
+  // return; at once with an error when there can be none.
+  void WhenSlot(const CreateAdapterRequest& request, RoomTask task);
+  void LoadWhenRoom(const LoadCheckpointRequest& request,
+                    const Callback<AdapterInfo>& done);
+  // Makes the adapter of a checkpoint in the slot that it was given.
+  void FinishLoad(const LoadCheckpointRequest& request,
+                  absl::StatusOr<LoadedCheckpoint> loaded,
+                  const Callback<AdapterInfo>& done);
   // Creates an adapter once there is room for it. `state` empty: a fresh one.
   void CreateWhenRoom(CreateAdapterRequest request,
                       std::optional<lora::AdapterState> state,

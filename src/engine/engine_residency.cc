@@ -253,28 +253,31 @@ void EngineImpl::ShowAdapters() {
   probe_.SetAdapters(residency_.Counts(), adapters_.resident_bytes());
 }
 
-void EngineImpl::CreateWhenRoom(CreateAdapterRequest request,
-                                std::optional<lora::AdapterState> state,
-                                uint64_t last_step,
-                                Callback<AdapterInfo> done) {
+void EngineImpl::WhenSlot(const CreateAdapterRequest& request, RoomTask task) {
   // Nobody has to leave for one that cannot be made.
   if (const absl::Status status =
           adapters_.CheckNew(request.adapter_id, request.tenant);
       !status.ok()) {
-    completions_.Post([done = std::move(done), status] { done(status); });
+    task(status);
     return;
   }
   MutexLock lock(&mu_);
   const uint64_t ticket = next_id_++;
-  slot_tasks_.emplace(
-      ticket, [this, request = std::move(request), state = std::move(state),
-               last_step, done = std::move(done)](const absl::Status& room) {
-        const absl::StatusOr<AdapterInfo> info =
-            room.ok() ? Create(request, state ? &*state : nullptr, last_step)
-                      : room;
-        completions_.Post([done, info] { done(info); });
-      });
+  slot_tasks_.emplace(ticket, std::move(task));
   residency_.WantSlot(ticket);
+}
+
+void EngineImpl::CreateWhenRoom(CreateAdapterRequest request,
+                                std::optional<lora::AdapterState> state,
+                                uint64_t last_step,
+                                Callback<AdapterInfo> done) {
+  WhenSlot(request, [this, request, state = std::move(state), last_step,
+                     done = std::move(done)](const absl::Status& room) {
+    const absl::StatusOr<AdapterInfo> info =
+        room.ok() ? Create(request, state ? &*state : nullptr, last_step)
+                  : room;
+    completions_.Post([done, info] { done(info); });
+  });
 }
 
 absl::StatusOr<AdapterInfo> EngineImpl::Create(

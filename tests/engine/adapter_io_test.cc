@@ -93,6 +93,26 @@ TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
   EXPECT_EQ(loaded->state.optim_steps, 4u);
 }
 
+TEST_F(AdapterIoTest, DescribesWithoutReadingTensors) {
+  Save(Uneven());
+  const auto info = io_.Describe("a", "c");
+  ASSERT_THAT(info, IsOk());
+  EXPECT_EQ(info->config, Uneven());
+  EXPECT_EQ(info->last_step, 9u);
+  EXPECT_THAT(io_.Describe("a", "other"),
+              IsStatus(absl::StatusCode::kNotFound, "other"));
+}
+
+TEST_F(AdapterIoTest, ListsNothingOfTheDaemonsOwnFolders) {
+  Save({.rank = 2, .alpha = 3});
+  std::filesystem::create_directories(folder_ / ".spill" / "0");
+  ::testing::internal::CaptureStderr();
+  const auto infos = io_.List("");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  ASSERT_THAT(infos, IsOk());
+  EXPECT_EQ(infos->size(), 1u);
+}
+
 TEST_F(AdapterIoTest, ReadsManifestsFromBeforeLayersCouldDiffer) {
   const LoraConfig even = {.rank = 2, .alpha = 3};
   Save(even);
