@@ -1,7 +1,7 @@
 """forward_backward of many adapters at once: each its own ragged sequences. Weft
-with all of them in flight (mixed) against the same sequences of one adapter
-(single), and against transformers + peft going through the adapters one by one,
-each a padded batch (peer).
+with all of them in flight, the same sequences dealt out to one adapter and to
+more and more of them, against transformers + peft going through the adapters one
+by one, each a padded batch (peer).
 
 Tokens per second count real tokens, no padding.
 """
@@ -9,6 +9,7 @@ Tokens per second count real tokens, no padding.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
@@ -19,12 +20,13 @@ import flops
 import inputs
 import machine
 import numpy as np
+import plot
 import report
 import weft
 from processes import HERE, RANK, StepBench, run_program
 
-# Targets of mixed over peer and over single, by adapters, sequences of each and
-# the longest of them.
+# Targets over the peer, by adapters, sequences of each and the longest of them;
+# and over one adapter with all the sequences, by adapters.
 PEER_TARGETS = {(8, 8, 512): 1.8, (8, 1, 64): 2.0}
 SINGLE_TARGETS = {8: 0.95, 64: 0.85}
 
@@ -36,7 +38,14 @@ def main(arguments: list[str]) -> int:
         bench = AdapterBench(options, sequences, Path(scratch))
         runs = report.take_turns(
             options.rounds,
-            {"mixed": bench.mixed, "single": bench.single, "peer": bench.peer_loop},
+            {
+                # First what the peer is compared with.
+                **{
+                    _side(n): functools.partial(bench.weft_of, n)
+                    for n in sorted(options.spread, key=options.adapters.__ne__)
+                },
+                "peer": bench.peer_loop,
+            },
             _expect_same_step,
         )
     lengths = [len(row) - 1 for rows in sequences for row in rows]
@@ -59,8 +68,32 @@ def main(arguments: list[str]) -> int:
         },
         ratios=lambda sides: _ratios(sides, options),
     )
+    if options.plot is not None:
+        draw(result, options)
     report.emit(result, options.output)
     return 0
+
+
+def _side(adapters: int) -> str:
+    return f"{adapters} adapters"
+
+
+def draw(result: dict[str, Any], options: argparse.Namespace) -> None:
+    rates = [result["ours"][_side(n)]["tokens_per_second"] for n in options.spread]
+    peer = result["peer"]["peer"]["tokens_per_second"]
+    plot.lines(
+        options.plot,
+        {"weftd": list(zip(options.spread, rates, strict=True))},
+        title=f"Training {options.adapters * options.sequences} sequences of"
+        f" {options.shortest} to {options.longest} tokens",
+        x="adapters that share them",
+        y="tokens per second",
+        limits={
+            f"peft, {options.adapters} adapters in turn": [
+                (n, peer) for n in options.spread
+            ]
+        },
+    )
 
 
 def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
@@ -85,16 +118,14 @@ class AdapterBench(StepBench):
             target[: len(row)] = row
         super().__init__(options, padded, work)
         np.save(work / "lengths.npy", np.array([len(row) - 1 for row in rows]))
-        self._sequences = [
-            [weft.Datum.next_token(row) for row in of_adapter]
-            for of_adapter in sequences
-        ]
+        self._sequences = [weft.Datum.next_token(row) for row in rows]
 
-    def mixed(self) -> report.Run:
-        return self._step(self._sequences)
-
-    def single(self) -> report.Run:
-        return self._step([[d for data in self._sequences for d in data]])
+    def weft_of(self, adapters: int) -> report.Run:
+        """The sequences dealt out evenly to so many adapters."""
+        each = len(self._sequences) // adapters
+        return self._step(
+            [self._sequences[i * each : (i + 1) * each] for i in range(adapters)]
+        )
 
     def peer_loop(self) -> report.Run:
         options = self._options
@@ -145,7 +176,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, default=8, help="of each adapter")
     parser.add_argument("--shortest", type=int, default=32, help="tokens")
     parser.add_argument("--longest", type=int, default=512, help="tokens")
-    return report.parse_with_model(parser, arguments)
+    parser.add_argument(
+        "--spread", type=int, nargs="+", help="adapters; 1 and --adapters by default"
+    )
+    parser.add_argument("--plot", type=Path, help="PNG of tokens/s by adapters")
+    options = report.parse_with_model(parser, arguments)
+    options.spread = sorted({1, options.adapters, *(options.spread or ())})
+    total = options.adapters * options.sequences
+    if any(total % count for count in options.spread):
+        parser.error(f"--spread: {total} sequences cannot be dealt out evenly")
+    return options
 
 
 def _expect_same_step(run: report.Run, reference: report.Run) -> None:
@@ -164,13 +204,16 @@ def _expect_same_step(run: report.Run, reference: report.Run) -> None:
 
 def _ratios(sides: report.Sides, options: argparse.Namespace) -> dict[str, Any]:
     size = (options.adapters, options.sequences, options.longest)
-    mixed = sides["mixed"]["seconds"]
-    return {
-        "speed mixed/peer": report.ratio(
-            sides["peer"]["seconds"] / mixed, at_least=PEER_TARGETS.get(size)
-        ),
-        "speed mixed/single": report.ratio(
-            sides["single"]["seconds"] / mixed,
-            at_least=SINGLE_TARGETS.get(options.adapters),
-        ),
+    single = sides[_side(1)]["seconds"]
+    ratios = {
+        "speed weft/peer": report.ratio(
+            sides["peer"]["seconds"] / sides[_side(options.adapters)]["seconds"],
+            at_least=PEER_TARGETS.get(size),
+        )
     }
+    for count in options.spread[1:]:
+        ratios[f"speed {_side(count)}/one"] = report.ratio(
+            single / sides[_side(count)]["seconds"],
+            at_least=SINGLE_TARGETS.get(count),
+        )
+    return ratios

@@ -104,7 +104,7 @@ def test_logprobs(capsys: Any) -> None:
 def test_multi_adapter(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--adapters", "3", "--sequences", "2", "--shortest", "4", "--longest", "24")
     result = bench("multi_adapter", capsys, *tiny, *size)
-    assert result["ratio"].keys() == {"speed mixed/peer", "speed mixed/single"}
+    assert result["ratio"].keys() == {"speed weft/peer", "speed 3 adapters/one"}
     losses = [s["loss"] for s in (result["ours"] | result["peer"]).values()]
     assert max(losses) == pytest.approx(min(losses), rel=1e-5)
 
