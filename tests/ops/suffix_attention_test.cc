@@ -63,7 +63,8 @@ at::Tensor DenseSuffix(const at::Tensor& q_THC, const at::Tensor& k_SKC,
 }
 
 void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
-                       at::ScalarType dtype, double epsilon) {
+                       at::ScalarType dtype, double epsilon,
+                       at::Device device = at::kCPU) {
   SCOPED_TRACE("window " + std::to_string(rule.window) + " softcap " +
                std::to_string(rule.softcap));
   at::manual_seed(5);
@@ -78,7 +79,9 @@ void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
                            .view({q_rows, kHeads, kFeatures});
   const at::Tensor k = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
   const at::Tensor v = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
-  const at::Tensor out = SuffixAttention(q, k, v, sequences, rule);
+  const at::Tensor out =
+      SuffixAttention(q.to(device), k.to(device), v.to(device), sequences, rule)
+          .cpu();
   ASSERT_EQ(out.sizes(), q.sizes());
   ASSERT_EQ(out.scalar_type(), dtype);
   for (const SuffixRows& rows : sequences) {
@@ -116,6 +119,14 @@ TEST(SuffixAttentionTest, IsTheEndOfCausalAttention) {
       CheckAgainstDense(lengths, rule, at::kBFloat16, kEpsilonBf16);
     }
   }
+}
+
+// Where the mask of LibTorch's kernel begins is nowhere written down.
+TEST(SuffixAttentionTest, CudaIsTheEndOfCausalAttention) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  CheckAgainstDense({{16, 21}}, {}, at::kBFloat16, kEpsilonBf16, at::kCUDA);
+  CheckAgainstDense({{0, 7}, {16, 3}, {32, 1}, {1, 12}}, {}, at::kBFloat16,
+                    kEpsilonBf16, at::kCUDA);
 }
 
 TEST(SuffixAttentionTest, NanOfOneSequenceStaysThere) {
