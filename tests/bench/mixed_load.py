@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ import weft
 from processes import RANK
 
 FLOODING = 4
+DEPTH = 4  # Most requests that one client has in flight.
 # The first token may take one and a half micro-batches beside its own work.
 MOST_BATCHES = 1.5
 MOST_UNEVEN = 0.1
@@ -78,31 +80,36 @@ def main(arguments: list[str]) -> int:
 
 
 class Trainer:
-    """Keeps `depth` requests of one adapter in flight until stopped."""
+    """Keeps requests of one adapter in flight until stopped: one of each datum, for
+    equal ones would be run once."""
 
-    def __init__(self, client: Any, adapter: Any, data: list[Any], depth: int):
-        self._adapter, self._data, self._depth = adapter, data, depth
+    def __init__(self, adapter: Any, data: list[weft.Datum]):
+        self._adapter, self._data = adapter, data
         self._stopped = threading.Event()
         self.tokens = self.failed = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        flight: list[Future[Any]] = []
+        flight = deque(self._submit(datum) for datum in self._data)
         while not self._stopped.is_set():
-            while len(flight) < self._depth:
-                flight.append(self._adapter.submit.forward_backward(self._data))
-            self._wait(flight.pop(0))
-        for future in flight:
-            self._wait(future, counts=False)
+            datum, future = flight.popleft()
+            if self._succeeds(future):
+                self.tokens += len(datum.tokens)
+            flight.append(self._submit(datum))
+        for _, future in flight:
+            self._succeeds(future)
 
-    def _wait(self, future: Future[Any], counts: bool = True) -> None:
+    def _submit(self, datum: weft.Datum) -> tuple[weft.Datum, Future[Any]]:
+        return datum, self._adapter.submit.forward_backward([datum])
+
+    def _succeeds(self, future: Future[Any]) -> bool:
         try:
             future.result()
         except weft.WeftError:
             self.failed += 1
-        else:
-            self.tokens += counts * sum(len(datum.tokens) for datum in self._data)
+            return False
+        return True
 
     def stop(self) -> None:
         self._stopped.set()
@@ -114,7 +121,7 @@ class Trainer:
 class MixedLoad:
     def __init__(self, options: argparse.Namespace, work: Path):
         self._options, self._work = options, work
-        count = max(options.trainers[-1], FLOODING)
+        count = DEPTH * max(options.trainers[-1], FLOODING)
         self._rows = inputs.rows(options.model, count, options.length + 1)
         self._prompts = inputs.rows(options.model, options.samples, options.prompt)
 
@@ -163,7 +170,7 @@ class MixedLoad:
         requests in flight, the other one adapter and two."""
         with self._daemon() as (_, client):
             many = [
-                self._trainer(client, i, depth=4, tenant="many")
+                self._trainer(client, i, depth=DEPTH, tenant="many")
                 for i in range(FLOODING - 1)
             ]
             few = [self._trainer(client, FLOODING - 1, depth=2, tenant="few")]
@@ -182,8 +189,8 @@ class MixedLoad:
         self, client: Any, number: int, depth: int, tenant: str | None = None
     ) -> Trainer:
         adapter = client.create_adapter(f"t{number}", rank=RANK, tenant=tenant)
-        data = [weft.Datum.next_token(self._rows[number])]
-        return Trainer(client, adapter, data, depth)
+        rows = self._rows[DEPTH * number : DEPTH * number + depth]
+        return Trainer(adapter, [weft.Datum.next_token(row) for row in rows])
 
     def _first_token(self, client: Any, row: np.ndarray) -> float:
         """Seconds from the call to its first token; the rest is drawn as well."""

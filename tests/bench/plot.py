@@ -8,6 +8,7 @@ from pathlib import Path
 Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, DOTS_PER_INCH = 7.0, 4.2, 120
+LIMIT_STYLES = ("--", ":", "-.")
 
 
 def lines(
@@ -19,8 +20,8 @@ def lines(
     y: str,
     limits: Mapping[str, Points] | None = None,
 ) -> None:
-    """Writes a PNG with one line for each of `sides` and a dashed one for each of
-    `limits`; x axis logarithmic to the base 2, with ticks where points are."""
+    """Writes a PNG with one line for each of `sides` and a gray one for each of at
+    most three `limits`; x axis logarithmic to the base 2, with ticks where points are."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -29,9 +30,9 @@ def lines(
     figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     for name, points in sides.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    for name, points in (limits or {}).items():
+    for style, (name, points) in zip(LIMIT_STYLES, (limits or {}).items()):
         axes.plot(
-            *zip(*points, strict=True), linestyle="--", color="gray", label=name
+            *zip(*points, strict=True), linestyle=style, color="gray", label=name
         )
     ticks = sorted({point[0] for points in sides.values() for point in points})
     axes.set_xscale("log", base=2)
