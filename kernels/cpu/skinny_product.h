@@ -28,6 +28,9 @@ struct SkinnyProduct {
 // waste nothing.
 inline constexpr int64_t kSkinnyOutputs = 4;
 
+// Rows up to which callers prefer these kernels, in one call.
+inline constexpr int64_t kSkinnyRows = 32;
+
 }  // namespace weft::kernels::cpu
 
 #endif  // WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_

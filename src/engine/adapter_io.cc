@@ -179,13 +179,24 @@ std::string AdapterIo::AdapterDir(const std::string& adapter_id) const {
   return absl::StrCat(checkpoint_dir_, "/", adapter_id);
 }
 
-void AdapterIo::RemoveStaleFiles() const {
+std::vector<std::string> AdapterIo::AdapterNames() const {
+  std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
        !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (!it->is_directory(ignored)) continue;
-    if (const absl::Status status = RemoveStaleTemporaries(it->path());
+    std::string name = it->path().filename().string();
+    // No adapter's name begins so: other things of the daemon.
+    if (name.front() != '.' && it->is_directory(ignored)) {
+      names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+void AdapterIo::RemoveStaleFiles() const {
+  for (const std::string& adapter : AdapterNames()) {
+    if (const absl::Status status = RemoveStaleTemporaries(AdapterDir(adapter));
         !status.ok()) {
       Log(LogLevel::kWarning, "stale files stay",
           {{"reason", status.message()}});
@@ -268,21 +279,8 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
 
 absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
     const std::string& adapter_id) const {
-  std::vector<std::string> adapters;
-  if (adapter_id.empty()) {
-    std::error_code error;
-    for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
-         !error && it != end; it.increment(error)) {
-      std::error_code ignored;
-      std::string name = it->path().filename().string();
-      // No adapter's name begins so: other things of the daemon.
-      if (name.front() != '.' && it->is_directory(ignored)) {
-        adapters.push_back(std::move(name));
-      }
-    }
-  } else {
-    adapters.push_back(adapter_id);
-  }
+  const std::vector<std::string> adapters =
+      adapter_id.empty() ? AdapterNames() : std::vector{adapter_id};
   std::vector<CheckpointInfo> infos;
   for (const std::string& adapter : adapters) {
     const absl::StatusOr<std::vector<std::string>> names =

@@ -166,7 +166,7 @@ uint64_t AdapterTable::ImageBytes(const std::string& adapter_id) const {
   const Entry& entry = entries_.at(adapter_id);
   const size_t versions =
       entry.adapter ? Versions(entry).size() : entry.image.versions.size();
-  return (3 + versions) * entry.layout->num_parameters() * sizeof(float);
+  return lora::AdapterImage::NumBytes(entry.layout->num_parameters(), versions);
 }
 
 lora::AdapterImage AdapterTable::Image(const std::string& adapter_id) const {

@@ -62,13 +62,15 @@ sched::Demand EngineImpl::DemandOf(const std::string& adapter_id) const {
   return {.busy = scheduler_.IsRunning(adapter_id),
           .ready = static_cast<sched::WorkKinds>(
               scheduler_.ReadyKinds(adapter_id) |
-              (adapter_tasks_.contains(adapter_id) ? sched::kTask : 0)),
-          .bytes = adapters_.ImageBytes(adapter_id)};
+              (adapter_tasks_.contains(adapter_id) ? sched::kTask : 0))};
 }
 
 std::optional<sched::Move> EngineImpl::NextMove() {
   std::optional<sched::Move> move = residency_.Next(
-      [this](const std::string& adapter_id) { return DemandOf(adapter_id); });
+      [this](const std::string& adapter_id) { return DemandOf(adapter_id); },
+      [this](const std::string& adapter_id) {
+        return adapters_.ImageBytes(adapter_id);
+      });
   if (move && move->ticket == 0 && move->from == AdapterLocation::kDevice) {
     scheduler_.SetHeld(move->adapter, true);
     // When it has work it waits again from now on.

@@ -82,8 +82,8 @@ std::vector<at::Tensor*> AdapterImage::Tensors() {
   return tensors;
 }
 
-uint64_t AdapterImage::num_bytes() const {
-  return (3 + versions.size()) * gradient_N.nbytes();
+uint64_t AdapterImage::NumBytes(int64_t num_parameters, size_t num_versions) {
+  return (3 + num_versions) * num_parameters * sizeof(float);
 }
 
 Adapter::Adapter(const LoraConfig& config, const ModelShape& shape,

@@ -90,7 +90,9 @@ struct AdapterImage {
 
   // All tensors, in a fixed order.
   [[nodiscard]] std::vector<at::Tensor*> Tensors();
-  [[nodiscard]] uint64_t num_bytes() const;
+  // What they take, of an adapter of N parameters.
+  [[nodiscard]] static uint64_t NumBytes(int64_t num_parameters,
+                                         size_t num_versions);
 };
 
 // Threads: engine thread only.

@@ -15,7 +15,6 @@ namespace {
 
 using kernels::cpu::SkinnyProduct;
 
-constexpr int64_t kMaxRows = 32;
 // Weight elements of one task: enough to be worth a thread's turn.
 constexpr int64_t kTaskElements = 8192;
 
@@ -55,10 +54,6 @@ class TaskList {
   std::vector<Task> tasks_;
 };
 
-const GroupLayout& GroupOf(const LoraSegment& segment, const LoraSite& site) {
-  return segment.version->layout->group(site.layer, site.group);
-}
-
 int64_t NumRows(const LoraSegment& segment) {
   return segment.end - segment.begin;
 }
@@ -70,7 +65,8 @@ const float* WeightsOf(const LoraSegment& segment) {
 }  // namespace
 
 bool HasFewRows(const at::Tensor& x_TI, const LoraSegment& segment) {
-  return NumRows(segment) <= kMaxRows && ops::HasCpuKernel(x_TI) &&
+  return NumRows(segment) <= kernels::cpu::kSkinnyRows &&
+         ops::HasCpuKernel(x_TI) &&
          ops::HasCpuKernel(segment.version->compute_N);
 }
 

@@ -11,10 +11,6 @@
 namespace weft::lora {
 namespace {
 
-const GroupLayout& GroupOf(const LoraSegment& segment, const LoraSite& site) {
-  return segment.version->layout->group(site.layer, site.group);
-}
-
 at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }

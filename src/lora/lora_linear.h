@@ -46,6 +46,11 @@ struct LoraSite {
                                         const ModelShape& shape);
 };
 
+[[nodiscard]] inline const GroupLayout& GroupOf(const LoraSegment& segment,
+                                                const LoraSite& site) {
+  return segment.version->layout->group(site.layer, site.group);
+}
+
 // x A^T of every segment, kept for the backward pass: [rows, R] each, or
 // undefined where the adapter has nothing at the site.
 using ShrunkInputs = std::vector<at::Tensor>;

@@ -15,8 +15,6 @@
 namespace weft::ops {
 namespace {
 
-// Rows of one pass of the kernel over a weight.
-constexpr int64_t kMaxSkinnyRows = 32;
 // Passes over a bf16 weight that cost less than to widen it for one product.
 constexpr int64_t kMaxHalfPasses = 4;
 // Elements of a bf16 weight that are widened at a time.
@@ -60,7 +58,8 @@ bool PrefersOneDnn(const at::Tensor& a_MK) {
 bool IsSkinny(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   const bool is_weight = b_KN.stride(0) == 1 || b_KN.size(0) == 1;
   const bool is_half = b_KN.scalar_type() == at::kBFloat16;
-  const int64_t most = kMaxSkinnyRows * (is_half ? kMaxHalfPasses : 1);
+  const int64_t most =
+      kernels::cpu::kSkinnyRows * (is_half ? kMaxHalfPasses : 1);
   return is_weight && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
          a_MK.size(0) <= most && a_MK.is_contiguous() &&
          (is_half || b_KN.scalar_type() == at::kFloat);
@@ -79,8 +78,8 @@ void RunSkinny(const kernels::cpu::SkinnyProduct& item,
 
 void RunPasses(kernels::cpu::SkinnyProduct item, const at::Tensor& b_KN) {
   const int64_t num_rows = item.num_rows;
-  for (int64_t row = 0; row < num_rows; row += kMaxSkinnyRows) {
-    item.num_rows = std::min(kMaxSkinnyRows, num_rows - row);
+  for (int64_t row = 0; row < num_rows; row += kernels::cpu::kSkinnyRows) {
+    item.num_rows = std::min(kernels::cpu::kSkinnyRows, num_rows - row);
     RunSkinny(item, b_KN);
     item.x_BI += item.num_rows * item.x_stride;
     item.y_BO += item.num_rows * item.y_stride;

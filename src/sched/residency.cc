@@ -88,17 +88,18 @@ void Residency::DropSatisfied(const DemandOf& demand_of) {
   });
 }
 
-std::optional<Move> Residency::Next(const DemandOf& demand_of) {
+std::optional<Move> Residency::Next(const DemandOf& demand_of,
+                                    const BytesOf& bytes_of) {
   if (waiters_.empty()) return std::nullopt;
   DropSatisfied(demand_of);
   if (waiters_.empty()) return std::nullopt;
-  return UsedSlots() < options_.max_resident ? BringIn() : MakeSlot(demand_of);
+  return UsedSlots() < options_.max_resident ? BringIn()
+                                             : MakeSlot(demand_of, bytes_of);
 }
 
 std::optional<Move> Residency::BringIn() {
   // Who is on the way to disk can turn back only when it has arrived.
-  const auto first = std::ranges::find_if(
-      waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
+  const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
   waiters_.erase(first);
@@ -115,18 +116,22 @@ bool Residency::IsLeaving(const SlotWaiter& waiter) const {
   return waiter.ticket == 0 && entries_.at(waiter.adapter).move_id > 0;
 }
 
-std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of) {
+std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
+  return std::ranges::find_if(
+      waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
+}
+
+std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
+                                        const BytesOf& bytes_of) {
   // Who leaves and wants to come back makes nobody else leave meanwhile.
   const auto leaving = std::ranges::count_if(
       waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
   const auto needed = static_cast<int>(waiters_.size() - leaving);
   if (LeavingDevice() >= needed) return std::nullopt;
-  const auto first = std::ranges::find_if(
-      waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
   bool ready = false;
-  const auto victim = PickVictim(demand_of, first->asked, &ready);
+  const auto victim = PickVictim(demand_of, FirstInLine()->asked, &ready);
   if (victim == entries_.end()) return std::nullopt;
-  const uint64_t bytes = demand_of(victim->first).bytes;
+  const uint64_t bytes = bytes_of(victim->first);
   uint64_t on_host = 0;
   uint64_t leaving_host = 0;
   for (const auto& [adapter, entry] : entries_) {

@@ -45,7 +45,6 @@ struct ResidencyOptions {
 struct Demand {
   bool busy = false;    // Work of it is on the device, or between two slices.
   WorkKinds ready = 0;  // Of its waiting work that could run.
-  uint64_t bytes = 0;   // Its tensors take, off the device.
 };
 
 struct Move {
@@ -66,6 +65,8 @@ struct SlotWaiter {
 class Residency {
  public:
   using DemandOf = std::function<Demand(const std::string& adapter)>;
+  // What its tensors take off the device.
+  using BytesOf = std::function<uint64_t(const std::string& adapter)>;
 
   explicit Residency(const ResidencyOptions& options) : options_(options) {}
 
@@ -88,7 +89,7 @@ class Residency {
   // The next move to make, none when there is nothing to do until something
   // else happens. An adapter that leaves the device may not run from now on;
   // one that comes in only when Finished was called.
-  std::optional<Move> Next(const DemandOf& demand_of);
+  std::optional<Move> Next(const DemandOf& demand_of, const BytesOf& bytes_of);
 
   // The adapter makes this move still: it was not removed meanwhile.
   [[nodiscard]] bool IsUnderway(const Move& move) const;
@@ -126,7 +127,10 @@ class Residency {
   // Those whose work has gone no longer wait.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
-  std::optional<Move> MakeSlot(const DemandOf& demand_of);
+  std::optional<Move> MakeSlot(const DemandOf& demand_of,
+                               const BytesOf& bytes_of);
+  // The first in line who could come in now; end(): none.
+  [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
   // end(): none.
   [[nodiscard]] Entries::iterator OldestOnHost();
   // Of those with work, only who was used after `asked`.

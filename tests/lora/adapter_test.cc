@@ -235,7 +235,11 @@ TEST(AdapterTest, GoesOnFromItsImageAsIfItHadStayed) {
     Adapter stayed = MakeAdapter(dtype);
     stayed.SetState(RampState(stayed.layout().num_parameters()));
     AdapterImage image = stayed.ToImage();
-    EXPECT_EQ(image.num_bytes(), 16 * stayed.layout().num_parameters());
+    uint64_t bytes = 0;
+    for (const at::Tensor* tensor : image.Tensors()) bytes += tensor->nbytes();
+    EXPECT_EQ(bytes, 16 * stayed.layout().num_parameters());
+    EXPECT_EQ(bytes, AdapterImage::NumBytes(stayed.layout().num_parameters(),
+                                            image.versions.size()));
     // Tensors of the image's own, as after a way through a file.
     for (at::Tensor* tensor : image.Tensors()) *tensor = tensor->clone();
     image.versions.front().alive.reset();

@@ -26,6 +26,7 @@ struct Model {
   bool served = false;
   uint64_t last_use = 0;
   int64_t waiting = 0;  // Requests.
+  uint64_t bytes = 0;
 };
 
 class World {
@@ -112,12 +113,15 @@ class World {
     const auto demand_of = [this](const std::string& name) {
       return models_.at(name).demand;
     };
+    const auto bytes_of = [this](const std::string& name) {
+      return models_.at(name).bytes;
+    };
     for (;;) {
       // Who has no work any more leaves the line.
       std::erase_if(line_, [&](const std::string& name) {
         return name[0] != '+' && models_.at(name).demand.ready == 0;
       });
-      const std::optional<Move> move = residency_.Next(demand_of);
+      const std::optional<Move> move = residency_.Next(demand_of, bytes_of);
       if (!move) return;
       Begin(*move);
       CheckLimits();
@@ -161,7 +165,7 @@ class World {
       ExpectFirstInLine("+" + name);
       residency_.Add(name);
       Model& model = models_[name];
-      model.demand.bytes = static_cast<uint64_t>(Uniform(5, 15));
+      model.bytes = static_cast<uint64_t>(Uniform(5, 15));
       model.last_use = ++uses_;
       return;
     }
@@ -228,7 +232,7 @@ class World {
       const bool comes = model.move && model.move->to == kDevice;
       if (model.location == kDevice || comes) ++slots;
       const bool goes_to_host = model.move && model.move->to == kHost;
-      if (model.location == kHost || goes_to_host) host += model.demand.bytes;
+      if (model.location == kHost || goes_to_host) host += model.bytes;
     }
     EXPECT_LE(slots, max_resident_);
     EXPECT_LE(host, host_bytes_);

@@ -24,7 +24,8 @@ class ResidencyTest : public ::testing::Test {
 
   std::optional<Move> Next() {
     return residency_->Next(
-        [this](const std::string& adapter) { return demands_[adapter]; });
+        [this](const std::string& adapter) { return demands_[adapter]; },
+        [](const std::string&) { return uint64_t{10}; });
   }
 
   // Makes room and the adapter in it; returns the moves as text.
@@ -37,7 +38,7 @@ class ResidencyTest : public ::testing::Test {
 
   void Add(const std::string& adapter) {
     residency_->Add(adapter);
-    demands_[adapter] = {.bytes = 10};
+    demands_[adapter] = {};
   }
 
   std::vector<std::string> Want(const std::string& adapter) {
