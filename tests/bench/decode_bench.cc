@@ -49,17 +49,22 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
       .count();
 }
 
-// Bytes per second at which all threads together read `memory`, the best of a
-// few times.
-double ReadRate(const at::Tensor& memory) {
+double Middle(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Appends the bytes per second at which all threads together read `memory`, of
+// each of so many times.
+void ReadMemory(const at::Tensor& memory, int64_t times,
+                std::vector<double>* rates) {
   // Independent sums of whole cache lines: nothing but memory is waited for.
   typedef int64_t Line __attribute__((vector_size(64)));
   constexpr int64_t kLines = 4;
   const auto* data = static_cast<const Line*>(memory.const_data_ptr());
   const int64_t blocks =
       static_cast<int64_t>(memory.nbytes() / sizeof(Line)) / kLines;
-  double best = 0;
-  for (int repetition = 0; repetition < 5; ++repetition) {
+  for (int64_t time = 0; time < times; ++time) {
     const auto start = std::chrono::steady_clock::now();
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       Line sums[kLines] = {};
@@ -72,10 +77,9 @@ double ReadRate(const at::Tensor& memory) {
         for (int lane = 0; lane < 8; ++lane) keep = keep + sum[lane];
       }
     });
-    best = std::max(best,
-                    static_cast<double>(memory.nbytes()) / SecondsSince(start));
+    rates->push_back(static_cast<double>(memory.nbytes()) /
+                     SecondsSince(start));
   }
-  return best;
 }
 
 int64_t WeightBytes(const Decoder& decoder) {
@@ -147,11 +151,13 @@ void Run(const Arguments& arguments) {
                         arguments.prompt + arguments.tokens);
   const int64_t weight_bytes = WeightBytes(decoder);
   const at::Tensor memory = at::ones({weight_bytes / 8}, at::kLong);
-  double read_rate = ReadRate(memory);
-  std::vector<double> seconds = Decode(decoder, arguments);
-  read_rate = std::max(read_rate, ReadRate(memory));
-  std::sort(seconds.begin(), seconds.end());
-  const double middle = seconds[seconds.size() / 2];
+  std::vector<double> rates;
+  ReadMemory(memory, arguments.tokens, &rates);
+  const std::vector<double> seconds = Decode(decoder, arguments);
+  ReadMemory(memory, arguments.tokens, &rates);
+  const double read_rate = Middle(rates);
+  const double best = *std::min_element(seconds.begin(), seconds.end());
+  const double middle = Middle(seconds);
   const auto batch = static_cast<double>(arguments.batch);
   // The cache of the average iteration.
   const double bytes =
@@ -159,14 +165,14 @@ void Run(const Arguments& arguments) {
       batch * static_cast<double>(arguments.prompt + arguments.tokens / 2) *
           static_cast<double>(CacheBytesPerToken(decoder));
   std::cout << nlohmann::json{{"batch", arguments.batch},
-                              {"seconds", seconds.front()},
+                              {"seconds", best},
                               {"middle_seconds", middle},
-                              {"tokens_per_second", batch / seconds.front()},
+                              {"tokens_per_second", batch / best},
                               {"middle_tokens_per_second", batch / middle},
                               {"bytes_per_iteration", bytes},
                               {"read_bytes_per_second", read_rate},
                               {"fraction_of_read_rate",
-                               bytes / seconds.front() / read_rate},
+                               bytes / middle / read_rate},
                               {"threads", at::get_num_threads()}}
             << std::endl;
 }

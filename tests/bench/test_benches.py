@@ -195,6 +195,10 @@ def test_decode_counts_the_bytes_of_an_iteration(
     program = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
     result = RUN_PROGRAM([program, tiny[1], dtype, "3", "4", "6", "1"], 1)
     assert 0 < result["seconds"] <= result["middle_seconds"]
+    rate = result["bytes_per_iteration"] / result["middle_seconds"]
+    assert result["fraction_of_read_rate"] == pytest.approx(
+        rate / result["read_bytes_per_second"]
+    )
     assert result["tokens_per_second"] == pytest.approx(3 / result["seconds"])
     config = json.loads((Path(tiny[1]) / "config.json").read_text("utf-8"))
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]

@@ -1,0 +1,119 @@
+"""A client of weftd that times what it draws."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import inputs
+import numpy as np
+import weft
+from processes import RANK
+
+MIXED_ADAPTERS = 8
+GROUP_SIZE = 16
+PAIRS = 5
+
+Points = dict[str, float]  # Seconds by what was timed.
+
+
+def decoding_seconds(drawn: float, prefill: float) -> float:
+    """Of `drawn` seconds, those after the first token, which alone takes `prefill`.
+    In tiny models, where a call costs more than a token, all of them."""
+    return drawn - prefill if drawn > prefill else drawn
+
+
+class SampleClient:
+    """Times one daemon."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        client: Any,
+        prompts: np.ndarray,
+        group: np.ndarray,
+    ):
+        self._options, self._client = options, client
+        self._prompts, self._group = prompts, group
+        self._vocab = inputs.config(options.model)["vocab_size"]
+        self._random = np.random.default_rng(inputs.SEED)
+        self._pool = ThreadPoolExecutor(max(*options.batches, GROUP_SIZE))
+
+    def measure(self, reading_seconds: Callable[[], float]) -> dict[str, Any]:
+        options, seconds, tokens = self._options, {}, {}
+        for batch in options.batches:
+            calls = [(self._client, row) for row in self._prompts[:batch]]
+            tokens[str(batch)] = self._draw(calls, options.tokens)
+            seconds[str(batch)] = self._time(calls, options.tokens)
+            seconds[f"{batch} prefill"] = self._time(calls, 1)
+        rows = self._prompts[:MIXED_ADAPTERS]
+        adapters = [self._adapter(f"a{i}") for i in range(MIXED_ADAPTERS)]
+        one = [(adapters[0], row) for row in rows]
+        mixed = list(zip(adapters, rows, strict=True))
+        seconds["one adapter"] = self._time(one, options.tokens)
+        seconds["mixed adapters"] = self._time(mixed, options.tokens)
+        seconds["group"], seconds["separate"] = self._time_group()
+        pairs = self._pairs(reading_seconds)
+        return {"seconds": seconds, "tokens": tokens, "pairs": pairs}
+
+    def _pairs(self, reading_seconds: Callable[[], float]) -> list[Points]:
+        """Seconds of a token of one sequence, and what reading alone took just
+        before and just after."""
+        calls = [(self._client, self._prompts[0])]
+        pairs = []
+        before = reading_seconds()
+        for _ in range(PAIRS):
+            prefill = self._timed(calls, 1)
+            drawn = self._timed(calls, self._options.tokens)
+            after = reading_seconds()
+            token = decoding_seconds(drawn, prefill) / (self._options.tokens - 1)
+            pairs.append({"token": token, "reading": (before + after) / 2})
+            before = after
+        return pairs
+
+    def _adapter(self, name: str) -> Any:
+        adapter = self._client.create_adapter(name, rank=RANK)
+        row = self._prompts[0]
+        adapter.forward_backward([weft.Datum.next_token(row)])
+        adapter.optim_step(learning_rate=1e-3)
+        return adapter
+
+    def _time(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
+        return min(self._timed(calls, tokens) for _ in range(self._options.reps))
+
+    def _timed(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
+        """New first tokens each time: no prompt is in a cache."""
+        calls = [(source, self._fresh(row)) for source, row in calls]
+        start = time.perf_counter()
+        self._draw(calls, tokens)
+        return time.perf_counter() - start
+
+    def _fresh(self, row: np.ndarray) -> np.ndarray:
+        """With another first token."""
+        row = row.copy()
+        row[0] = self._random.integers(3, self._vocab)
+        return row
+
+    def _draw(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> list[list[int]]:
+        def one(call: tuple[Any, np.ndarray]) -> list[int]:
+            source, row = call
+            drawn = source.sample(row, max_tokens=tokens, temperature=0.0, stop=[])
+            return [int(token) for token in drawn.samples[0].tokens]
+
+        return list(self._pool.map(one, calls))
+
+    def _time_group(self) -> tuple[float, float]:
+        """Samples of one long prompt, and of as many others of its length, which
+        no prefix cache can share."""
+        tokens = self._options.group_tokens
+        row = self._fresh(self._group[0])
+        start = time.perf_counter()
+        self._client.sample(
+            row, num_samples=GROUP_SIZE, max_tokens=tokens, temperature=0.0, stop=[]
+        )
+        together = time.perf_counter() - start
+        calls = [(self._client, row) for row in self._group]
+        return together, self._timed(calls, tokens)
