@@ -1,0 +1,149 @@
+#include "src/parallel/communicator.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO
+#endif
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#ifdef WEFT_WITH_CUDA
+#ifndef USE_C10D_NCCL
+#define USE_C10D_NCCL
+#endif
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+namespace weft::parallel {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+class StoreRendezvous : public Rendezvous {
+ public:
+  explicit StoreRendezvous(StorePtr store) : store_(std::move(store)) {}
+  [[nodiscard]] StorePtr ForGroup(const std::string& name) const {
+    return c10::make_intrusive<c10d::PrefixStore>(name, store_);
+  }
+
+ private:
+  StorePtr store_;
+};
+
+std::shared_ptr<::gloo::transport::Device> GlooDevice(bool local) {
+  if (local)
+    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  // As torch.distributed lets one choose.
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  return interface != nullptr && *interface != '\0'
+             ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+             : c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+BackendPtr MakeGloo(const StorePtr& store, const GroupOptions& options) {
+  auto gloo = c10d::ProcessGroupGloo::Options::create(
+      absl::ToChronoMilliseconds(options.timeout));
+  gloo->devices.push_back(GlooDevice(options.local));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(
+      store, options.shard.rank, options.shard.size, std::move(gloo));
+}
+
+BackendPtr MakeBackend(const StorePtr& store, const GroupOptions& options) {
+  if (options.device.is_cpu()) return MakeGloo(store, options);
+#ifdef WEFT_WITH_CUDA
+  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  nccl->timeout = absl::ToChronoMilliseconds(options.timeout);
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      store, options.shard.rank, options.shard.size, std::move(nccl));
+#else
+  TORCH_CHECK(false, "a group on ", options.device.str(),
+              " needs a build with CUDA");
+#endif
+}
+
+void CheckContiguous(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_contiguous(), "a group wants contiguous tensors");
+}
+
+}  // namespace
+
+struct Communicator::Backend {
+  BackendPtr group;
+};
+
+std::shared_ptr<Rendezvous> Rendezvous::Tcp(const std::string& host, int port,
+                                            bool serve, int listen_fd,
+                                            absl::Duration timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.isServer = serve;
+  options.waitWorkers = false;
+  options.timeout = absl::ToChronoMilliseconds(timeout);
+  if (listen_fd >= 0) options.masterListenFd = listen_fd;
+  return std::make_shared<StoreRendezvous>(
+      c10::make_intrusive<c10d::TCPStore>(host, options));
+}
+
+std::shared_ptr<Rendezvous> Rendezvous::InProcess() {
+  return std::make_shared<StoreRendezvous>(
+      c10::make_intrusive<c10d::HashStore>());
+}
+
+Communicator::Communicator(const Shard& shard, std::unique_ptr<Backend> backend)
+    : shard_(shard), backend_(std::move(backend)) {}
+
+Communicator::~Communicator() = default;
+
+std::unique_ptr<Communicator> Communicator::Join(
+    const std::shared_ptr<Rendezvous>& rendezvous,
+    const GroupOptions& options) {
+  const auto& stores = static_cast<const StoreRendezvous&>(*rendezvous);
+  auto backend = std::make_unique<Backend>();
+  backend->group = MakeBackend(stores.ForGroup(options.name), options);
+  return std::unique_ptr<Communicator>(
+      new Communicator(options.shard, std::move(backend)));
+}
+
+void Communicator::AllReduce(at::Tensor& tensor) {
+  CheckContiguous(tensor);
+  std::vector<at::Tensor> tensors = {tensor};
+  backend_->group->allreduce(tensors)->wait();
+}
+
+at::Tensor Communicator::AllGather(const at::Tensor& tensor) {
+  CheckContiguous(tensor);
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), shard_.size);
+  at::Tensor all = at::empty(sizes, tensor.options());
+  at::Tensor own = tensor;
+  backend_->group->_allgather_base(all, own)->wait();
+  return all;
+}
+
+void Communicator::Broadcast(at::Tensor& tensor) {
+  CheckContiguous(tensor);
+  std::vector<at::Tensor> tensors = {tensor};
+  backend_->group->broadcast(tensors)->wait();
+}
+
+void Communicator::Send(const at::Tensor& tensor, int to) {
+  CheckContiguous(tensor);
+  std::vector<at::Tensor> tensors = {tensor};
+  backend_->group->send(tensors, to, /*tag=*/0)->wait();
+}
+
+void Communicator::Receive(at::Tensor& tensor, int from) {
+  CheckContiguous(tensor);
+  std::vector<at::Tensor> tensors = {tensor};
+  backend_->group->recv(tensors, from, /*tag=*/0)->wait();
+}
+
+}  // namespace weft::parallel

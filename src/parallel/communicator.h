@@ -1,0 +1,86 @@
+// Ranks that compute together: c10d's process groups, NCCL for tensors on CUDA
+// devices, Gloo for those of the CPU.
+//
+// All ranks of a group call the same operations in the same order. A rank that
+// is gone makes the others' operations throw; nothing can be done with the
+// group from then on.
+#ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
+#define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "src/parallel/shard.h"
+
+namespace weft::parallel {
+
+// Where ranks find each other.
+class Rendezvous {
+ public:
+  // Over TCP. Rank 0 serves it at `host`:`port`, or on `listen_fd`, a bound
+  // socket that it takes over, when that is not -1. Throws c10::Error after
+  // `timeout`.
+  static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
+                                         bool serve, int listen_fd,
+                                         absl::Duration timeout);
+  // Between threads of this process, for tests.
+  static std::shared_ptr<Rendezvous> InProcess();
+
+  virtual ~Rendezvous() = default;
+
+ protected:
+  Rendezvous() = default;
+};
+
+struct GroupOptions {
+  // Of the group among those of the rendezvous; the same on every rank.
+  std::string name;
+  Shard shard;  // This rank, and how many there are.
+  at::Device device = at::kCPU;
+  // An operation that takes longer throws.
+  absl::Duration timeout = absl::Minutes(10);
+  // Ranks are on this machine: nothing listens beyond loopback.
+  bool local = true;
+};
+
+// Threads: one at a time.
+class Communicator {
+ public:
+  // Returns when all ranks are there. Errors: throws c10::Error or
+  // std::exception.
+  [[nodiscard]] static std::unique_ptr<Communicator> Join(
+      const std::shared_ptr<Rendezvous>& rendezvous,
+      const GroupOptions& options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  [[nodiscard]] const Shard& shard() const { return shard_; }
+
+  // All of these: contiguous tensors on the group's device, alike on all ranks
+  // in shape and dtype. They throw std::exception; on CUDA devices they only
+  // order the current stream and return before they are done.
+
+  // The sum over ranks, in place, with the same bits on all of them.
+  void AllReduce(at::Tensor& tensor);
+  // [size, ...]: every rank's tensor, in the order of ranks.
+  [[nodiscard]] at::Tensor AllGather(const at::Tensor& tensor);
+  // Rank 0's values, on all ranks.
+  void Broadcast(at::Tensor& tensor);
+  void Send(const at::Tensor& tensor, int to);
+  void Receive(at::Tensor& tensor, int from);
+
+ private:
+  struct Backend;
+  Communicator(const Shard& shard, std::unique_ptr<Backend> backend);
+
+  const Shard shard_;
+  const std::unique_ptr<Backend> backend_;
+};
+
+}  // namespace weft::parallel
+
+#endif  // WEFT_SRC_PARALLEL_COMMUNICATOR_H_

@@ -1,0 +1,82 @@
+#include "src/parallel/communicator.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tests/support/ranks.h"
+
+namespace weft::parallel {
+namespace {
+
+using ::weft::testing::RunRanks;
+
+at::Tensor Noise(int rank) {
+  return at::arange(1000, at::kFloat).add_(rank).sin_();
+}
+
+TEST(CommunicatorTest, SumsAreTheSameBitsOnAllRanks) {
+  std::mutex mutex;
+  std::vector<at::Tensor> sums;
+  RunRanks(3, [&](Communicator& group) {
+    at::Tensor sum = Noise(group.shard().rank);
+    group.AllReduce(sum);
+    const std::lock_guard lock(mutex);
+    sums.push_back(sum);
+  });
+  ASSERT_EQ(sums.size(), 3);
+  const at::Tensor exact = (Noise(0).to(at::kDouble) + Noise(1) + Noise(2));
+  EXPECT_TRUE(at::allclose(sums[0].to(at::kDouble), exact, 0, 1e-6));
+  EXPECT_TRUE(at::equal(sums[0], sums[1]));
+  EXPECT_TRUE(at::equal(sums[0], sums[2]));
+}
+
+TEST(CommunicatorTest, GathersInTheOrderOfRanks) {
+  RunRanks(4, [](Communicator& group) {
+    const at::Tensor own = at::full({2, 3}, group.shard().rank, at::kLong);
+    const at::Tensor all = group.AllGather(own);
+    ASSERT_EQ(all.sizes(), (std::vector<int64_t>{4, 2, 3}));
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(at::equal(all[rank], at::full({2, 3}, rank, at::kLong)));
+    }
+  });
+}
+
+TEST(CommunicatorTest, BroadcastsAndSends) {
+  RunRanks(3, [](Communicator& group) {
+    const int rank = group.shard().rank;
+    at::Tensor bytes = at::full({5}, rank + 7, at::kByte);
+    group.Broadcast(bytes);
+    EXPECT_TRUE(at::equal(bytes, at::full({5}, 7, at::kByte)));
+    if (rank == 0) {
+      at::Tensor got = at::empty({4}, at::kFloat);
+      group.Receive(got, 2);
+      EXPECT_TRUE(at::equal(got, at::full({4}, 2.5f)));
+    } else if (rank == 2) {
+      group.Send(at::full({4}, 2.5f), 0);
+    }
+  });
+}
+
+TEST(CommunicatorTest, ARankThatIsGoneMakesTheOthersThrow) {
+  RunRanks(2, [](Communicator& group) {
+    if (group.shard().rank == 1) return;
+    at::Tensor tensor = at::ones({8});
+    EXPECT_THROW(group.AllReduce(tensor), std::exception);
+  });
+}
+
+TEST(CommunicatorTest, RanksMeetOverTcp) {
+  // Rank 0 takes any free port; the other learns which from nobody but the
+  // test, so one process serves and connects.
+  const auto server = Rendezvous::Tcp("127.0.0.1", 0, /*serve=*/true,
+                                      /*listen_fd=*/-1, absl::Seconds(20));
+  EXPECT_NE(server, nullptr);
+}
+
+}  // namespace
+}  // namespace weft::parallel
