@@ -25,6 +25,9 @@ constexpr int kExitCutOff = 3;
 
 // How long open streams get to end after the engine has drained.
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
+// How long the rest of the process gets once the engine has failed.
+constexpr absl::Duration kFailureGrace = absl::Seconds(15);
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
 void SetUpLog(const ServerOptions& options) {
   const bool is_terminal = isatty(STDERR_FILENO) == 1;
@@ -107,12 +110,20 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout) {
   return true;
 }
 
+void LogFailure(const char* what, const absl::Status& status) {
+  Log(LogLevel::kError, what,
+      {{"code", absl::StatusCodeToString(status.code())},
+       {"error", std::string(status.message())}});
+}
+
 // Starts the engine while watching for signals. A signal ends the process on
 // the spot: nothing was accepted yet, and loading cannot be interrupted.
+// So does the end of another rank, for which loading would wait.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
-                                             prometheus::Registry* registry) {
+                                             prometheus::Registry* registry,
+                                             LocalRanks* others) {
   absl::StatusOr<std::unique_ptr<Engine>> engine;
   std::atomic<bool> done{false};
   std::thread loader([&] {
@@ -120,6 +131,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
     done.store(true);
   });
   while (!done.load()) {
+    if (const absl::Status ended = others->Check(); !ended.ok()) {
+      LogFailure("the engine did not start", ended);
+      std::_Exit(kExitFailed);
+    }
     if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
     Log(LogLevel::kInfo, "stopped while loading");
     std::_Exit(0);
@@ -128,17 +143,29 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
+// Stops without a drain. Who waits hears of it from the engine, or when the
+// calls are cut off.
+int Fail(const absl::Status& status, Frontend* frontend) {
+  LogFailure("the engine has failed", status);
+  // A device or a group that hangs does not keep the process.
+  std::thread([] {
+    absl::SleepFor(kFailureGrace);
+    std::_Exit(kExitFailed);
+  }).detach();
+  frontend->StartDraining();
+  frontend->Shutdown(kStreamGrace);
+  return kExitFailed;
+}
+
 int Serve(const Settings& settings, const EngineStarter& start_engine,
           const StopSignals& signals, Frontend* frontend,
-          prometheus::Registry* registry) {
+          prometheus::Registry* registry, LocalRanks* others) {
   StageLog stages;
   frontend->SetLoading();
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Load(settings.engine, start_engine, signals, registry);
+      Load(settings.engine, start_engine, signals, registry, others);
   if (!engine.ok()) {
-    Log(LogLevel::kError, "the engine did not start",
-        {{"code", absl::StatusCodeToString(engine.status().code())},
-         {"error", std::string(engine.status().message())}});
+    LogFailure("the engine did not start", engine.status());
     return kExitFailed;
   }
   stages.Done("engine started");
@@ -150,7 +177,10 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
        {"listen", frontend->address()},
        {"metrics", frontend->metrics_address()}});
 
-  while (signals.Wait(absl::Hours(1)) == 0) {
+  while (signals.Wait(kWatchInterval) == 0) {
+    absl::Status status = (*engine)->failure();
+    if (status.ok()) status = others->Check();
+    if (!status.ok()) return Fail(status, frontend);
   }
   Log(LogLevel::kInfo, "draining",
       {{"timeout_seconds", settings.server.drain_timeout_seconds}});
@@ -166,7 +196,19 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 
 }  // namespace
 
-int RunDaemon(const Settings& settings, const EngineStarter& start_engine) {
+int RunFollower(
+    const Settings& settings,
+    const std::function<absl::Status(const EngineOptions&)>& follow) {
+  SetUpLog(settings.server);
+  const StopSignals signals;
+  const absl::Status status = follow(settings.engine);
+  if (status.ok()) return 0;
+  LogFailure("the rank stops", status);
+  return kExitFailed;
+}
+
+int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
+              LocalRanks* others) {
   SetUpLog(settings.server);
   const StopSignals signals;
   RaiseFileLimit();
@@ -184,8 +226,8 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine) {
   Log(LogLevel::kInfo, "addresses",
       {{"listen", (*frontend)->address()},
        {"metrics", (*frontend)->metrics_address()}});
-  return Serve(settings, start_engine, signals, frontend->get(),
-               registry.get());
+  return Serve(settings, start_engine, signals, frontend->get(), registry.get(),
+               others);
 }
 
 }  // namespace weft

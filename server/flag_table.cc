@@ -155,8 +155,16 @@ std::vector<Flag> ModelFlags() {
       MakeFlag(kGroup, "load-format", WEFT_ENGINE(load_format),
                "auto: safetensors or .bin files of --model. dummy: seeded "
                "random weights from its config.json alone."),
+      MakeFlag(kGroup, "tensor-parallel-size",
+               WEFT_ENGINE(tensor_parallel_size),
+               "Processes that share every layer, one CUDA device each, "
+               "[1, 64]."),
+      MakeFlag(kGroup, "data-parallel-size", WEFT_ENGINE(data_parallel_size),
+               "Groups of such processes, each with the whole model, that "
+               "share the data of a training micro-batch, [1, 64]."),
       MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
-               "Compute threads on the CPU, [0, 4096]. 0: all cores."),
+               "Compute threads of a process on the CPU, [0, 4096]. 0: its "
+               "share of all cores."),
       MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),
                "Longest sequence in tokens. 0: the model's own limit."),
   };

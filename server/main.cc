@@ -3,15 +3,20 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "server/flags.h"
+#include "server/local_ranks.h"
 #include "server/service.h"
 #include "server/version.h"
+#include "src/config/world.h"
 
 namespace {
 
@@ -36,8 +41,36 @@ void SetLibraryDefaults() {
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
-int Serve(const weft::Settings& settings) {
+// Which rank this is. Starts the others when there are several and nobody else
+// has.
+absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
+                                      char** argv, weft::LocalRanks* others) {
+  absl::StatusOr<std::optional<weft::World>> given =
+      weft::WorldFromEnvironment(weft::ProcessEnvironment());
+  if (!given.ok()) return given.status();
+  weft::World world = given->value_or(weft::World());
+  const int size = options.tensor_parallel_size * options.data_parallel_size;
+  if (!given->has_value() && size > 1) {
+    absl::StatusOr<weft::LocalRanks> spawned =
+        weft::LocalRanks::Spawn(argv, size, &world);
+    if (!spawned.ok()) return spawned.status();
+    *others = *std::move(spawned);
+  }
+  const absl::Status fits = weft::CheckWorldSize(
+      world, options.tensor_parallel_size, options.data_parallel_size);
+  if (!fits.ok()) return fits;
+  return world;
+}
+
+int Serve(const weft::Settings& settings, char** argv) {
   SetLibraryDefaults();
+  weft::LocalRanks others;
+  const absl::StatusOr<weft::World> world =
+      MakeWorld(settings.engine, argv, &others);
+  if (!world.ok()) {
+    PrintLines(world.status());
+    return kExitBadConfig;
+  }
   // Found through this binary's RUNPATH; global, as LibTorch's own libraries
   // look for each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
@@ -47,7 +80,8 @@ int Serve(const weft::Settings& settings) {
     std::fprintf(stderr, "weftd: %s\n", ::dlerror());
     return kExitCannotStart;
   }
-  return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings);
+  return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings, &*world,
+                                                       &others);
 }
 
 }  // namespace
@@ -77,5 +111,5 @@ int main(int argc, char** argv) {
     std::puts("configuration is good");
     return 0;
   }
-  return Serve(*settings);
+  return Serve(*settings, argv);
 }

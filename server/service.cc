@@ -4,6 +4,18 @@
 #include "server/daemon.h"
 #include "src/engine/engine.h"
 
-extern "C" int WeftServe(const weft::Settings* settings) {
-  return weft::RunDaemon(*settings, &weft::StartEngine);
+extern "C" int WeftServe(const weft::Settings* settings,
+                         const weft::World* world, weft::LocalRanks* others) {
+  if (world->rank > 0) {
+    return weft::RunFollower(*settings,
+                             [&](const weft::EngineOptions& options) {
+                               return weft::FollowEngine(options, *world);
+                             });
+  }
+  return weft::RunDaemon(
+      *settings,
+      [&](const weft::EngineOptions& options, prometheus::Registry* registry) {
+        return weft::StartEngine(options, *world, registry);
+      },
+      others);
 }

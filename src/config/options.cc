@@ -52,6 +52,8 @@ absl::Status EngineOptions::Validate() const {
         "--model is required: a folder with config.json and weights in "
         "safetensors or .bin files");
   }
+  complaints.InRange("tensor-parallel-size", tensor_parallel_size, 1, 64);
+  complaints.InRange("data-parallel-size", data_parallel_size, 1, 64);
   complaints.InRange("threads", num_threads, 0, 4096);
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
   complaints.InRange("max-adapters-per-tenant", max_adapters_per_tenant, 0,

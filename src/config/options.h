@@ -30,7 +30,9 @@ struct EngineOptions {
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
   LoadFormat load_format = LoadFormat::kAuto;
-  int num_threads = 0;              // Compute threads on the CPU; 0: all cores.
+  int tensor_parallel_size = 1;     // Ranks that share every layer, [1, 64].
+  int data_parallel_size = 1;       // Replicas that share the data, [1, 64].
+  int num_threads = 0;              // Of a rank, on the CPU; 0: all cores.
   int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // 0: max_adapters; never more.
   int max_resident_adapters = 64;   // Of these, on the device; [1, 100000].

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/config/options.h"
+#include "src/config/world.h"
 #include "src/request/adapter.h"
 #include "src/request/sample.h"
 #include "src/request/train.h"
@@ -116,15 +117,26 @@ class Engine {
 
   // Refuses new work from now on; `done` runs when all accepted work is done.
   virtual void Drain(Callback<bool> done) = 0;
+
+  // UNAVAILABLE once nothing can be computed any more: the process must end.
+  // Any thread.
+  [[nodiscard]] virtual absl::Status failure() const = 0;
 };
 
 // Loads the base model and starts the engine thread. Shows progress on stderr.
 // Errors: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED (architecture or field),
 // DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device).
 // `registry` outlives the engine. Destroying the engine cancels queued work and
-// joins its threads.
+// joins its threads. In a world of several ranks this is rank 0, and returns
+// when all are there.
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
-    const EngineOptions& options, prometheus::Registry* registry);
+    const EngineOptions& options, const World& world,
+    prometheus::Registry* registry);
+
+// Any other rank: loads its part of the model and computes until rank 0 ends.
+// Errors: those of StartEngine; INTERNAL when rank 0 or another rank is gone.
+[[nodiscard]] absl::Status FollowEngine(const EngineOptions& options,
+                                        const World& world);
 
 }  // namespace weft
 

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/engine/head_options.h"
+#include "src/engine/torch_guard.h"
 
 namespace weft::engine {
 namespace {
@@ -32,19 +34,18 @@ std::vector<std::string> NamedTenants(const EngineOptions& options) {
 EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
     : parts_(std::move(parts)),
       probe_(registry, NamedTenants(parts_.options)),
+      group_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
+             std::move(parts_.links)),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
                 parts_.decoder->device(), parts_.options.max_adapters,
                 parts_.options.max_adapters_per_tenant),
       adapter_io_(parts_.options.checkpoint_dir, parts_.model_name,
                   parts_.decoder->config().shape()),
       train_runner_(
-          *parts_.decoder,
-          {.head = {.chunk_rows = parts_.options.loss_chunk_size,
-                    .softcap = parts_.decoder->config().final_softcap},
-           .share_prompts = parts_.options.share_prompts,
-           .checkpointing = parts_.options.gradient_checkpointing,
-           .memory_budget_bytes = parts_.options.memory_budget_bytes}),
-      sample_loop_(*parts_.decoder,
+          &group_, {.share_prompts = parts_.options.share_prompts,
+                    .checkpointing = parts_.options.gradient_checkpointing,
+                    .memory_budget_bytes = parts_.options.memory_budget_bytes}),
+      sample_loop_(&group_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,
                     .max_decode_sequences = parts_.options.max_decode_sequences,
                     .max_prefill_tokens = parts_.options.max_batch_tokens},
@@ -64,6 +65,10 @@ EngineImpl::~EngineImpl() {
   }
   changed_.NotifyAll();
   thread_.join();
+  // Who is gone already was logged.
+  RunGuarded("stopping the other ranks", [this] {
+    group_.Stop();
+  }).IgnoreError();
   // Nothing runs any more: whoever still waits is told.
   const absl::Status stopped =
       absl::UnavailableError("the server stopped before the request ran");

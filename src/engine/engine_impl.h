@@ -31,6 +31,7 @@
 #include "src/engine/sample_loop.h"
 #include "src/engine/train_runner.h"
 #include "src/engine/work.h"
+#include "src/group/group.h"
 #include "src/journal/replay_table.h"
 #include "src/journal/spill_folder.h"
 #include "src/sampling/stop_matcher.h"
@@ -43,6 +44,7 @@ namespace weft::engine {
 struct EngineParts {
   EngineOptions options;
   EngineInfo info;
+  parallel::Links links;  // Of rank 0.
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
   std::string model_name;
@@ -86,6 +88,7 @@ class EngineImpl final : public Engine {
   void ImportAdapter(ImportAdapterRequest request,
                      Callback<AdapterInfo> done) override;
   void Drain(Callback<bool> done) override;
+  [[nodiscard]] absl::Status failure() const override;
 
  private:
   // Progress of a training request over its slices. Engine thread only.
@@ -125,6 +128,10 @@ class EngineImpl final : public Engine {
   // The engine thread (engine_loop.cc).
 
   void Loop();
+  // As RunGuarded, with a body that computes. UNAVAILABLE, from now on for
+  // whatever computes, when another rank is gone.
+  [[nodiscard]] absl::Status Compute(const char* what,
+                                     const std::function<void()>& body);
   // Waits for something to do. False: stop.
   bool WaitForWork(std::deque<std::function<void()>>* control,
                    sched::Plan* plan);
@@ -217,6 +224,7 @@ class EngineImpl final : public Engine {
 
   EngineParts parts_;
   EngineProbe probe_;
+  group::Group group_;
   AdapterTable adapters_;
   AdapterIo adapter_io_;
   TrainRunner train_runner_;
@@ -239,6 +247,7 @@ class EngineImpl final : public Engine {
   std::map<uint64_t, RoomTask> slot_tasks_ ABSL_GUARDED_BY(mu_);  // By ticket.
   std::deque<std::function<void()>> control_ ABSL_GUARDED_BY(mu_);
   std::vector<Callback<bool>> drain_waiters_ ABSL_GUARDED_BY(mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
   int64_t pending_io_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -3,9 +3,11 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "src/base/log.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/torch_guard.h"
 
@@ -33,6 +35,25 @@ void EngineImpl::Loop() {
     RunPlan(plan);
     probe_.Heartbeat();
   }
+}
+
+absl::Status EngineImpl::Compute(const char* what,
+                                 const std::function<void()>& body) {
+  if (absl::Status failed = failure(); !failed.ok()) return failed;
+  const absl::Status status = RunGuarded(what, body);
+  if (!group_.failed()) return status;
+  Log(LogLevel::kError, "the group of ranks has failed",
+      {{"work", what}, {"error", std::string(status.message())}});
+  MutexLock lock(&mu_);
+  failure_ = absl::UnavailableError(
+      "another rank of the server is gone; it restarts, and what was not "
+      "acknowledged has not been done");
+  return failure_;
+}
+
+absl::Status EngineImpl::failure() const {
+  MutexLock lock(&mu_);
+  return failure_;
 }
 
 bool EngineImpl::WaitForWork(std::deque<std::function<void()>>* control,
@@ -192,7 +213,7 @@ absl::Status EngineImpl::RunTrainPieces(
   const absl::Time start = absl::Now();
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
   absl::Status status =
-      RunGuarded(plan.backward ? "ForwardBackward" : "Forward", [&] {
+      Compute(plan.backward ? "ForwardBackward" : "Forward", [&] {
         for (lora::Adapter* adapter : fresh) adapter->ClearScratch();
         outcome = train_runner_.Run(pieces, plan.backward, metrics);
         if (!outcome.ok()) return;
@@ -269,7 +290,7 @@ void EngineImpl::RunDecode() {
   AdmitSamples();
   std::vector<SampleEvent> events;
   const absl::Status status =
-      RunGuarded("Sample", [&] { events = sample_loop_.Step(); });
+      Compute("Sample", [&] { events = sample_loop_.Step(); });
   MutexLock lock(&mu_);
   if (!status.ok()) {
     for (const uint64_t id : sample_loop_.CancelAll()) DropSample(id, status);

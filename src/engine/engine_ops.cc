@@ -28,7 +28,7 @@ void EngineImpl::RunOptim(uint64_t work_id, const OptimStepRequest& request) {
   lora::Adapter& adapter = *adapters_.Find(request.adapter_id);
   const absl::Time start = absl::Now();
   double norm = 0;
-  const absl::Status status = RunGuarded("OptimStep", [&] {
+  const absl::Status status = Compute("OptimStep", [&] {
     norm = optim::GradientNorm(adapter.gradient());
     if (!std::isfinite(norm)) {
       adapter.gradient().zero_();

@@ -1,43 +1,17 @@
 #include "src/engine/kv_pool.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
-#include "src/base/huge_pages.h"
-
 namespace weft::engine {
-namespace {
-
-int64_t BytesPerPage(const model::ModelConfig& config, at::ScalarType dtype) {
-  return 2 * config.num_layers * kPageTokens * config.num_kv_heads *
-         config.head_dim * static_cast<int64_t>(at::elementSize(dtype));
-}
-
-}  // namespace
-
-KvPool::KvPool(const model::ModelConfig& config, int64_t bytes,
-               at::ScalarType dtype, at::Device device)
-    : bytes_per_page_(BytesPerPage(config, dtype)),
+KvPool::KvPool(int64_t bytes_per_page, int64_t bytes,
+               std::function<void(const kv::PageCopy&)> copy_page)
+    : bytes_per_page_(bytes_per_page),
       num_pages_(
           std::max<int64_t>(1, bytes / std::max<int64_t>(1, bytes_per_page_))),
       allocator_(static_cast<int32_t>(num_pages_)),
-      prefixes_(&allocator_, kPageTokens) {
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    for (std::vector<at::Tensor>* pages :
-         {&store_.k_pages_PSKC, &store_.v_pages_PSKC}) {
-      const at::Tensor& layer_pages = pages->emplace_back(at::empty(
-          {num_pages_, kPageTokens, config.num_kv_heads, config.head_dim},
-          at::TensorOptions().dtype(dtype).device(device)));
-      if (!layer_pages.is_cpu()) continue;
-      PreferHugePages(absl::MakeSpan(
-          static_cast<std::byte*>(layer_pages.mutable_data_ptr()),
-          layer_pages.nbytes()));
-    }
-  }
-}
+      prefixes_(&allocator_, kPageTokens),
+      copy_page_(std::move(copy_page)) {}
 
 kv::SequencePages KvPool::Begin(uint64_t version,
                                 absl::Span<const int32_t> tokens) {
@@ -54,7 +28,7 @@ std::optional<kv::SequencePages> KvPool::Fork(const kv::SequencePages& source) {
   if (source.num_tokens() % kPageTokens > 0) MakeFree(1);
   std::optional<kv::SequencePages::Fork> fork = source.ForkSequence();
   if (!fork.has_value()) return std::nullopt;
-  if (fork->copy.has_value()) Copy(*fork->copy);
+  if (fork->copy.has_value()) copy_page_(*fork->copy);
   return std::move(fork->sequence);
 }
 
@@ -66,17 +40,6 @@ void KvPool::Remember(uint64_t version, absl::Span<const int32_t> tokens,
 void KvPool::MakeFree(int64_t count) {
   const int64_t missing = count - allocator_.num_free();
   if (missing > 0) prefixes_.Evict(missing);
-}
-
-void KvPool::Copy(const kv::PageCopy& copy) {
-  for (std::vector<at::Tensor>* pages :
-       {&store_.k_pages_PSKC, &store_.v_pages_PSKC}) {
-    for (at::Tensor& layer : *pages) {
-      layer[copy.to]
-          .narrow(0, 0, copy.num_rows)
-          .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
-    }
-  }
 }
 
 }  // namespace weft::engine

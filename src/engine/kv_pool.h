@@ -1,20 +1,17 @@
-// The key/value cache: the memory behind kv::PageAllocator's page numbers, with
-// the prefixes that it remembers. Pages of prefixes that no sequence uses give
-// way to whoever needs pages.
+// The pages of the key/value cache, with the prefixes that it remembers. Pages
+// of prefixes that no sequence uses give way to whoever needs pages. The memory
+// behind them is the group's.
 #ifndef WEFT_SRC_ENGINE_KV_POOL_H_
 #define WEFT_SRC_ENGINE_KV_POOL_H_
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "absl/types/span.h"
 #include "src/kv/page_allocator.h"
 #include "src/kv/prefix_cache.h"
 #include "src/kv/sequence_pages.h"
-#include "src/model/model_config.h"
-#include "src/model/packed_batch.h"
 
 namespace weft::engine {
 
@@ -23,9 +20,10 @@ inline constexpr int64_t kPageTokens = 16;
 // Threads: engine thread only, but for num_pages and bytes_per_page.
 class KvPool {
  public:
-  // At least one page, however few `bytes`.
-  KvPool(const model::ModelConfig& config, int64_t bytes, at::ScalarType dtype,
-         at::Device device);
+  // At least one page, however few `bytes`. `copy_page` copies the rows of one
+  // in memory.
+  KvPool(int64_t bytes_per_page, int64_t bytes,
+         std::function<void(const kv::PageCopy&)> copy_page);
 
   [[nodiscard]] static int64_t PagesFor(int64_t num_tokens) {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
@@ -38,7 +36,6 @@ class KvPool {
   // Pages of remembered prefixes, whether sequences use them or not.
   [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
   [[nodiscard]] int64_t bytes_per_page() const { return bytes_per_page_; }
-  [[nodiscard]] model::KvStore& store() { return store_; }
 
   // A sequence that begins with what is remembered of `tokens` under `version`,
   // in whole pages: empty when that is nothing.
@@ -59,7 +56,6 @@ class KvPool {
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:
-  void Copy(const kv::PageCopy& copy);
   // As many free pages as can be, up to `count`.
   void MakeFree(int64_t count);
 
@@ -67,7 +63,7 @@ class KvPool {
   const int64_t num_pages_;
   kv::PageAllocator allocator_;
   kv::PrefixCache prefixes_;
-  model::KvStore store_;
+  const std::function<void(const kv::PageCopy&)> copy_page_;
 };
 
 }  // namespace weft::engine

@@ -8,7 +8,6 @@
 
 #include "absl/time/clock.h"
 #include "src/engine/sample_routing.h"
-#include "src/loss/logits.h"
 
 namespace weft::engine {
 namespace {
@@ -21,16 +20,18 @@ StopRule StopOf(const SampleRequest& request,
 
 }  // namespace
 
-SampleLoop::SampleLoop(const model::Decoder& decoder,
-                       const SampleLoopOptions& options,
+SampleLoop::SampleLoop(group::Group* group, const SampleLoopOptions& options,
                        const sampling::TokenBytes* token_bytes,
                        EngineProbe* probe)
-    : decoder_(decoder),
+    : group_(*group),
       options_(options),
       token_bytes_(token_bytes),
       probe_(probe),
-      pool_(decoder.config(), options.kv_cache_bytes, decoder.dtype(),
-            decoder.device()) {}
+      pool_(group::PageBytes(group->decoder(), kPageTokens),
+            options.kv_cache_bytes,
+            [group](const kv::PageCopy& copy) { group->CopyPage(copy); }) {
+  group->MakeCache(pool_.num_pages(), kPageTokens);
+}
 
 void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
                        bool streams, absl::Time accepted_at,
@@ -44,7 +45,7 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
   job.result.version = version == nullptr ? 0 : version->number;
   job.version = std::move(version);
   if (job.version != nullptr) versions_[job.weights_id()] = job.version;
-  job.stop = StopOf(*request, decoder_.config());
+  job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
   // Nothing comes before the first token.
   if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
@@ -163,7 +164,7 @@ void SampleLoop::Decode() {
   std::vector<int64_t> tokens, slots;
   std::vector<int32_t> positions, lengths;
   std::vector<int32_t> table(count * table_width, 0);
-  model::PackedBatch batch;
+  group::CachePlan plan;
   for (int64_t r = 0; r < count; ++r) {
     const Sequence& s = *rows[r];
     tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
@@ -171,24 +172,19 @@ void SampleLoop::Decode() {
     slots.push_back(s.pages->Slot(s.length));
     lengths.push_back(static_cast<int32_t>(s.length + 1));
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
-    AddRows(batch.routing, s.job->version, r, r + 1);
+    AddRows(plan.batch.routing, s.job->version, r, r + 1);
+    plan.logit_rows.push_back(r);
   }
-  const at::Device device = decoder_.device();
-  batch.tokens_T = at::tensor(tokens, at::kLong).to(device);
-  batch.positions_T = at::tensor(positions, at::kInt).to(device);
-  model::KvAccess kv{
-      .store = &pool_.store(),
-      .slots_T = at::tensor(slots, at::kLong).to(device),
+  plan.logit_routing = plan.batch.routing;
+  plan.batch.tokens_T = at::tensor(tokens, at::kLong);
+  plan.batch.positions_T = at::tensor(positions, at::kInt);
+  plan.kv = {
+      .slots_T = at::tensor(slots, at::kLong),
       .decode = true,
       .page_table_TL = at::tensor(table, at::kInt)
-                           .view({count, static_cast<int64_t>(table_width)})
-                           .to(device),
-      .lengths_T = at::tensor(lengths, at::kInt).to(device)};
-  const at::Tensor x_TH = decoder_.ForwardLayers(
-      model::Mode::kEval, batch, /*tape=*/nullptr, /*num_recomputed=*/0, &kv);
-  const at::Tensor logits_RV =
-      loss::HeadLogits(decoder_.FinalNorm(x_TH), decoder_.weights().head_VH,
-                       batch.routing, decoder_.config().final_softcap);
+                           .view({count, static_cast<int64_t>(table_width)}),
+      .lengths_T = at::tensor(lengths, at::kInt)};
+  const at::Tensor logits_RV = group_.Run(std::move(plan)).logits_RV;
 
   std::vector<std::optional<sampling::DrawResult>> drawn(count);
   const float* logits = logits_RV.const_data_ptr<float>();
@@ -222,7 +218,7 @@ std::optional<sampling::DrawResult> SampleLoop::Draw(
   const auto position =
       static_cast<uint32_t>(job.result.samples[sample_index].tokens.size());
   return sampling::DrawToken(
-      absl::MakeConstSpan(logits, decoder_.config().vocab),
+      absl::MakeConstSpan(logits, this->config().vocab),
       {.temperature = config.temperature,
        .top_k = config.top_k,
        .top_p = config.top_p,

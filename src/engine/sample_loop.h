@@ -22,11 +22,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/kv_pool.h"
 #include "src/engine/work.h"
+#include "src/group/group.h"
 #include "src/lora/adapter.h"
-#include "src/model/decoder.h"
 #include "src/sampling/sampler.h"
 #include "src/sampling/stop_matcher.h"
 
@@ -48,8 +49,9 @@ struct SampleEvent {
 
 class SampleLoop {
  public:
-  // decoder, token_bytes (may be null) and probe outlive the loop.
-  SampleLoop(const model::Decoder& decoder, const SampleLoopOptions& options,
+  // Makes the group's cache. group, token_bytes (may be null) and probe outlive
+  // the loop.
+  SampleLoop(group::Group* group, const SampleLoopOptions& options,
              const sampling::TokenBytes* token_bytes, EngineProbe* probe);
 
   // Any thread.
@@ -72,7 +74,7 @@ class SampleLoop {
   std::vector<uint64_t> CancelAll();
 
   // Prefills what was admitted, starts samples, draws one token for each
-  // running sequence. Throws c10::Error.
+  // running sequence. Throws what Group does.
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
@@ -146,10 +148,11 @@ class SampleLoop {
   [[nodiscard]] std::vector<Piece> PlanPrefill();
   // Gives a sequence that waits its pages, with what the cache remembers.
   [[nodiscard]] bool TakePages(Sequence& sequence);
+  // Tokens of the prompt whose log-probabilities are wanted and come out of
+  // this piece; the first one's follows from the token at `begin`.
+  [[nodiscard]] absl::Span<const int32_t> UnscoredPrompt(const Piece& piece,
+                                                         int64_t* begin) const;
   void RunPieces(const std::vector<Piece>& pieces);
-  void ReadPromptLogprobs(const Piece& piece, const at::Tensor& x_TH);
-  void ReadFirstLogits(const std::vector<Piece>& pieces,
-                       const at::Tensor& x_TH);
 
   // Pages (sample_pages.cc).
 
@@ -180,7 +183,11 @@ class SampleLoop {
       const Job& job, int sample_index, const float* logits) const;
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
 
-  const model::Decoder& decoder_;
+  [[nodiscard]] const model::ModelConfig& config() const {
+    return group_.decoder().config();
+  }
+
+  group::Group& group_;
   const SampleLoopOptions options_;
   const sampling::TokenBytes* const token_bytes_;
   EngineProbe* const probe_;

@@ -8,8 +8,6 @@
 #include "absl/time/clock.h"
 #include "src/engine/sample_loop.h"
 #include "src/engine/sample_routing.h"
-#include "src/loss/fused_head.h"
-#include "src/loss/logits.h"
 
 namespace weft::engine {
 namespace {
@@ -19,57 +17,84 @@ namespace {
 constexpr int64_t kMaxKeysPerToken = 8;
 
 // The rows of one pass, as the decoder wants them.
-struct PrefillBatch {
-  std::vector<int64_t> tokens;
-  std::vector<int32_t> positions;
-  std::vector<int64_t> slots;
-  std::vector<int64_t> key_slots;
-  std::vector<ops::SuffixRows> suffixes;
-  bool has_past = false;
-  model::PackedBatch batch;
-
+class PrefillRows {
+ public:
   // Tokens [begin, tokens_so_far.size()) of a sequence with these pages.
   void Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
            const kv::SequencePages& pages,
            const lora::AdapterVersionPtr& version);
-  [[nodiscard]] at::Tensor Run(const model::Decoder& decoder,
-                               model::KvStore* store);
+  // Scores rows [begin, begin + targets.size()) against these tokens.
+  void Score(int64_t begin, absl::Span<const int32_t> targets,
+             const lora::AdapterVersionPtr& version);
+  void WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
+
+  [[nodiscard]] int64_t size() const {
+    return static_cast<int64_t>(tokens_.size());
+  }
+  [[nodiscard]] group::CachePlan Plan() &&;
+
+ private:
+  std::vector<int64_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<int64_t> slots_;
+  std::vector<int64_t> key_slots_;
+  std::vector<ops::SuffixRows> suffixes_;
+  bool has_past_ = false;
+  group::CachePlan plan_{.scores = {.row_offsets = {0}}};
 };
 
-void PrefillBatch::Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
-                       const kv::SequencePages& pages,
-                       const lora::AdapterVersionPtr& version) {
+void PrefillRows::Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
+                      const kv::SequencePages& pages,
+                      const lora::AdapterVersionPtr& version) {
   const auto size = static_cast<int64_t>(tokens_so_far.size());
-  const auto row = static_cast<int64_t>(tokens.size());
+  const int64_t row = this->size();
   const int64_t end_row = row + size - begin;
-  suffixes.push_back({.q_begin = row,
-                      .q_size = size - begin,
-                      .k_begin = static_cast<int64_t>(key_slots.size()),
-                      .k_size = size});
-  for (int64_t i = 0; i < size; ++i) key_slots.push_back(pages.Slot(i));
-  slots.insert(slots.end(), key_slots.end() - (size - begin), key_slots.end());
+  suffixes_.push_back({.q_begin = row,
+                       .q_size = size - begin,
+                       .k_begin = static_cast<int64_t>(key_slots_.size()),
+                       .k_size = size});
+  for (int64_t i = 0; i < size; ++i) key_slots_.push_back(pages.Slot(i));
+  slots_.insert(slots_.end(), key_slots_.end() - (size - begin),
+                key_slots_.end());
   for (int64_t i = begin; i < size; ++i) {
-    tokens.push_back(tokens_so_far[i]);
-    positions.push_back(static_cast<int32_t>(i));
+    tokens_.push_back(tokens_so_far[i]);
+    positions_.push_back(static_cast<int32_t>(i));
   }
-  has_past |= begin > 0;
-  batch.nodes.push_back({.begin = row, .end = end_row, .subtree_end = end_row});
-  AddRows(batch.routing, version, row, end_row);
+  has_past_ |= begin > 0;
+  plan_.batch.nodes.push_back(
+      {.begin = row, .end = end_row, .subtree_end = end_row});
+  AddRows(plan_.batch.routing, version, row, end_row);
 }
 
-at::Tensor PrefillBatch::Run(const model::Decoder& decoder,
-                             model::KvStore* store) {
-  const at::Device device = decoder.device();
-  batch.tokens_T = at::tensor(tokens, at::kLong).to(device);
-  batch.positions_T = at::tensor(positions, at::kInt).to(device);
-  model::KvAccess kv{.store = store,
-                     .slots_T = at::tensor(slots, at::kLong).to(device)};
-  if (has_past) {
-    kv.suffixes = std::move(suffixes);
-    kv.key_slots_S = at::tensor(key_slots, at::kLong).to(device);
+void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
+                        const lora::AdapterVersionPtr& version) {
+  loss::ScoreRows& scores = plan_.scores;
+  for (const int32_t target : targets) {
+    const auto row = static_cast<int64_t>(plan_.score_rows.size());
+    AddRows(scores.routing, version, row, row + 1);
+    plan_.score_rows.push_back(begin++);
+    scores.targets.push_back(target);
+    scores.row_offsets.push_back(row + 1);
+    scores.temperatures.push_back(1.0f);
   }
-  return decoder.ForwardLayers(model::Mode::kEval, batch, /*tape=*/nullptr,
-                               /*num_recomputed=*/0, &kv);
+}
+
+void PrefillRows::WantLogits(int64_t row,
+                             const lora::AdapterVersionPtr& version) {
+  const auto logit = static_cast<int64_t>(plan_.logit_rows.size());
+  AddRows(plan_.logit_routing, version, logit, logit + 1);
+  plan_.logit_rows.push_back(row);
+}
+
+group::CachePlan PrefillRows::Plan() && {
+  plan_.batch.tokens_T = at::tensor(tokens_, at::kLong);
+  plan_.batch.positions_T = at::tensor(positions_, at::kInt);
+  plan_.kv.slots_T = at::tensor(slots_, at::kLong);
+  if (has_past_) {
+    plan_.kv.suffixes = std::move(suffixes_);
+    plan_.kv.key_slots_S = at::tensor(key_slots_, at::kLong);
+  }
+  return std::move(plan_);
 }
 
 }  // namespace
@@ -136,78 +161,53 @@ bool SampleLoop::TakePages(Sequence& sequence) {
   return true;
 }
 
-void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
-  PrefillBatch batch;
-  for (const Piece& piece : pieces) {
-    batch.Add(piece.sequence->Tokens(piece.end), piece.begin,
-              *piece.sequence->pages, piece.sequence->job->version);
-  }
-  const at::Tensor x_TH = batch.Run(decoder_, &pool_.store());
-  int64_t row = 0;
-  for (const Piece& piece : pieces) {
-    const int64_t size = piece.end - piece.begin;
-    ReadPromptLogprobs(piece, x_TH.narrow(0, row, size));
-    row += size;
-  }
-  ReadFirstLogits(pieces, x_TH);
-  for (const Piece& piece : pieces) {
-    piece.sequence->length = piece.end;
-    Remember(*piece.sequence);
-  }
-}
-
-void SampleLoop::ReadPromptLogprobs(const Piece& piece,
-                                    const at::Tensor& x_TH) {
-  Job& job = *piece.sequence->job;
-  std::vector<float>& logprobs = job.result.prompt_logprobs;
+absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const Piece& piece,
+                                                     int64_t* begin) const {
+  const Job& job = *piece.sequence->job;
   const std::vector<int32_t>& prompt = job.request->prompt;
   // Row i scores token i + 1; a prompt that was preempted has some already.
-  const int64_t begin =
-      std::max(piece.begin, static_cast<int64_t>(logprobs.size()) - 1);
+  *begin = std::max(
+      piece.begin, static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1);
   const int64_t end =
       std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
-  if (!job.request->prompt_logprobs || begin >= end) return;
-  loss::ScoreRows rows;
-  rows.row_offsets.push_back(0);
-  for (int64_t i = begin; i < end; ++i) {
-    rows.targets.push_back(prompt[i + 1]);
-    rows.row_offsets.push_back(i + 1 - begin);
-    rows.temperatures.push_back(1.0f);
-  }
-  AddRows(rows.routing, job.version, 0, end - begin);
-  const at::Tensor x_RH = x_TH.narrow(0, begin - piece.begin, end - begin);
-  const loss::HeadResult scores =
-      loss::ScoreHead(decoder_.FinalNorm(x_RH), decoder_.weights().head_VH,
-                      rows, {.softcap = decoder_.config().final_softcap},
-                      /*want_gradient=*/false, /*want_entropy=*/false);
-  const at::Tensor scores_E = scores.logprobs_E.to(at::kCPU);
-  const float* data = scores_E.const_data_ptr<float>();
-  logprobs.insert(logprobs.end(), data, data + (end - begin));
+  if (!job.request->prompt_logprobs || *begin >= end) return {};
+  return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
 }
 
-void SampleLoop::ReadFirstLogits(const std::vector<Piece>& pieces,
-                                 const at::Tensor& x_TH) {
-  std::vector<int64_t> last_rows;
-  lora::LoraRouting routing;
-  int64_t row = 0;
+void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
+  PrefillRows rows;
+  std::vector<size_t> num_scored;
   for (const Piece& piece : pieces) {
-    row += piece.end - piece.begin;
-    if (!piece.ends_prompt()) continue;
-    const auto last = static_cast<int64_t>(last_rows.size());
-    AddRows(routing, piece.sequence->job->version, last, last + 1);
-    last_rows.push_back(row - 1);
+    const lora::AdapterVersionPtr& version = piece.sequence->job->version;
+    const int64_t first_row = rows.size();
+    rows.Add(piece.sequence->Tokens(piece.end), piece.begin,
+             *piece.sequence->pages, version);
+    int64_t begin = 0;
+    const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
+    rows.Score(first_row + begin - piece.begin, targets, version);
+    num_scored.push_back(targets.size());
+    if (piece.ends_prompt()) rows.WantLogits(rows.size() - 1, version);
   }
-  if (last_rows.empty()) return;
-  const at::Tensor last_RH =
-      x_TH.index_select(0, at::tensor(last_rows, at::kLong).to(x_TH.device()));
-  const at::Tensor logits_RV =
-      loss::HeadLogits(decoder_.FinalNorm(last_RH), decoder_.weights().head_VH,
-                       routing, decoder_.config().final_softcap);
-  const float* data = logits_RV.const_data_ptr<float>();
-  for (const Piece& piece : pieces) {
-    if (!piece.ends_prompt()) continue;
-    piece.sequence->job->first_logits.assign(data, data + logits_RV.size(1));
-    data += logits_RV.size(1);
+  const group::CacheOutput output = group_.Run(std::move(rows).Plan());
+  const float* score = output.logprobs_E.defined()
+                           ? output.logprobs_E.const_data_ptr<float>()
+                           : nullptr;
+  const float* logits = output.logits_RV.defined()
+                            ? output.logits_RV.const_data_ptr<float>()
+                            : nullptr;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    Sequence& sequence = *pieces[i].sequence;
+    std::vector<float>& logprobs = sequence.job->result.prompt_logprobs;
+    if (num_scored[i] > 0) {
+      logprobs.insert(logprobs.end(), score, score + num_scored[i]);
+      score += num_scored[i];
+    }
+    if (pieces[i].ends_prompt()) {
+      sequence.job->first_logits.assign(logits, logits + config().vocab);
+      logits += config().vocab;
+    }
+    sequence.length = pieces[i].end;
+    Remember(sequence);
   }
 }
 

@@ -1,6 +1,8 @@
-// Loading: options to a running engine, one line per stage.
+// Loading: options to a running engine, or to a rank that follows one, one line
+// per stage.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,8 +17,12 @@
 #include "src/base/status_macros.h"
 #include "src/engine/activation_budget.h"
 #include "src/engine/engine_impl.h"
+#include "src/engine/head_options.h"
 #include "src/engine/torch_guard.h"
+#include "src/group/follower.h"
 #include "src/model/decoder_weights.h"
+#include "src/model/model_shard.h"
+#include "src/parallel/links.h"
 #include "src/weights/checkpoint.h"
 
 namespace weft {
@@ -30,14 +36,22 @@ constexpr int64_t kCpuKvBytes = int64_t{1} << 30;
 constexpr int64_t kCudaKvBytes = int64_t{8} << 30;
 constexpr uint64_t kDummySeed = 1;
 
-absl::StatusOr<at::Device> PickDevice(Device device) {
+absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
   const bool has_cuda = at::hasCUDA();
   if (device == Device::kCuda && !has_cuda) {
     return absl::FailedPreconditionError(
         "--device=cuda: no CUDA device, or this build has no CUDA");
   }
   if (device == Device::kCpu || !has_cuda) return at::Device(at::kCPU);
-  return at::Device(at::kCUDA, 0);
+  const auto num_devices = at::detail::getCUDAHooks().deviceCount();
+  if (local_rank >= num_devices) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
+                     static_cast<int>(num_devices), " CUDA devices"));
+  }
+  const auto index = static_cast<at::DeviceIndex>(local_rank);
+  at::detail::getCUDAHooks().setCurrentDevice(index);
+  return at::Device(at::kCUDA, index);
 }
 
 at::ScalarType PickDtype(Dtype dtype, at::Device device) {
@@ -67,7 +81,6 @@ void FillDefaults(EngineOptions& options, at::Device device) {
   }
   // On the CPU a buffer would take the memory that the adapter has given back.
   options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
-  if (options.checkpoint_dir.empty()) options.checkpoint_dir = "checkpoints";
   if (options.max_adapters_per_tenant == 0) {
     options.max_adapters_per_tenant = options.max_adapters;
   }
@@ -109,20 +122,22 @@ absl::Status PrepareDirectory(const std::string& path) {
 
 absl::StatusOr<model::DecoderWeights> LoadWeights(
     const EngineOptions& options, const model::ModelConfig& config,
-    at::ScalarType dtype, at::Device device) {
+    at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
   if (options.load_format == LoadFormat::kDummy) {
     Log(LogLevel::kWarning, "weights are random: --load-format=dummy");
-    return model::MakeDummyWeights(config, dtype, device, kDummySeed);
+    return model::MakeDummyWeights(config, dtype, device, kDummySeed, shard);
   }
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
                         weights::Checkpoint::Open(options.model_dir));
-  return model::LoadDecoderWeights(*checkpoint, config, dtype, device);
+  return model::LoadDecoderWeights(*checkpoint, config, dtype, device, shard);
 }
 
 absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
-    EngineOptions& options, at::Device device) {
+    EngineOptions& options, at::Device device, const parallel::Links& links) {
   WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
                         model::ReadModelConfig(options.model_dir));
+  const parallel::Shard shard = links.topology.ShardOf(links.rank);
+  WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(config, shard.size));
   if (options.max_context_tokens == 0 ||
       options.max_context_tokens > config.max_positions) {
     options.max_context_tokens = static_cast<int>(config.max_positions);
@@ -131,34 +146,78 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("loading the model", [&] {
-    loaded = LoadWeights(options, config, dtype, device);
+    loaded = LoadWeights(options, config, dtype, device, shard);
     if (!loaded.ok()) return;
     decoder = std::make_unique<model::Decoder>(config, *std::move(loaded),
-                                               options.max_context_tokens);
+                                               options.max_context_tokens,
+                                               links.tensor.get());
   }));
   WEFT_RETURN_IF_ERROR(loaded.status());
   return decoder;
 }
 
+// A rank with its part of the model.
+struct LoadedRank {
+  EngineOptions options;  // With defaults filled in.
+  parallel::Links links;
+  std::unique_ptr<model::Decoder> decoder;
+};
+
+// Compute threads of one of several ranks on a machine must not be more than
+// its cores.
+void SetThreads(int wanted, int local_size) {
+  if (wanted == 0 && local_size > 1) {
+    wanted = std::max(1, at::get_num_threads() / local_size);
+  }
+  if (wanted > 0) at::set_num_threads(wanted);
+}
+
+// Returns when every rank has its part.
+absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
+                                    const World& world) {
+  LoadedRank rank{.options = options};
+  WEFT_ASSIGN_OR_RETURN(const at::Device device,
+                        PickDevice(options.device, world.local_rank));
+  SetThreads(options.num_threads, world.local_size);
+  FillDefaults(rank.options, device);
+  WEFT_RETURN_IF_ERROR(engine::RunGuarded("meeting the other ranks", [&] {
+    rank.links = parallel::Join(world,
+                                {.tensor_size = options.tensor_parallel_size,
+                                 .num_replicas = options.data_parallel_size},
+                                device);
+  }));
+  WEFT_ASSIGN_OR_RETURN(rank.decoder,
+                        LoadDecoder(rank.options, device, rank.links));
+  if (rank.options.memory_budget_bytes == 0 && device.is_cpu()) {
+    rank.options.memory_budget_bytes =
+        engine::DefaultHostBudget() / world.local_size;
+  }
+  if (rank.links.alone()) return rank;
+  WEFT_RETURN_IF_ERROR(engine::RunGuarded("waiting for the other ranks", [&] {
+    at::Tensor loaded = at::ones({1});
+    rank.links.commands->AllReduce(loaded);
+  }));
+  return rank;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
-    const EngineOptions& options, prometheus::Registry* registry) {
+    const EngineOptions& options, const World& world,
+    prometheus::Registry* registry) {
   const absl::Time start = absl::Now();
   WEFT_RETURN_IF_ERROR(ParseTenantWeights(options.tenant_weights).status());
-  engine::EngineParts parts{.options = options};
-  WEFT_ASSIGN_OR_RETURN(const at::Device device, PickDevice(options.device));
-  if (options.num_threads > 0) at::set_num_threads(options.num_threads);
-  FillDefaults(parts.options, device);
-  WEFT_RETURN_IF_ERROR(PrepareDirectory(parts.options.checkpoint_dir));
-  WEFT_ASSIGN_OR_RETURN(
-      SpillFolder spill,
-      SpillFolder::Open(parts.options.checkpoint_dir + "/.spill"));
-  parts.spill = std::make_unique<SpillFolder>(std::move(spill));
-  WEFT_ASSIGN_OR_RETURN(parts.decoder, LoadDecoder(parts.options, device));
-  if (parts.options.memory_budget_bytes == 0 && device.is_cpu()) {
-    parts.options.memory_budget_bytes = engine::DefaultHostBudget();
-  }
+  EngineOptions chosen = options;
+  if (chosen.checkpoint_dir.empty()) chosen.checkpoint_dir = "checkpoints";
+  WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
+  WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
+                        SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));
+  WEFT_ASSIGN_OR_RETURN(LoadedRank rank, LoadRank(chosen, world));
+  engine::EngineParts parts{
+      .options = std::move(rank.options),
+      .links = std::move(rank.links),
+      .decoder = std::move(rank.decoder),
+      .spill = std::make_unique<SpillFolder>(std::move(spill))};
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =
       sampling::TokenBytes::Load(options.model_dir);
@@ -179,6 +238,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"device", parts.info.device},
        {"dtype", parts.info.dtype},
        {"threads", at::get_num_threads()},
+       {"ranks", world.size},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
 
   std::unique_ptr<Engine> engine;
@@ -186,6 +246,18 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     engine = std::make_unique<engine::EngineImpl>(std::move(parts), registry);
   }));
   return engine;
+}
+
+absl::Status FollowEngine(const EngineOptions& options, const World& world) {
+  WEFT_ASSIGN_OR_RETURN(LoadedRank rank, LoadRank(options, world));
+  Log(LogLevel::kInfo, "rank ready",
+      {{"rank", world.rank}, {"threads", at::get_num_threads()}});
+  return engine::RunGuarded("following rank 0", [&] {
+    group::Follower(*rank.decoder,
+                    engine::HeadOptionsOf(rank.options, *rank.decoder),
+                    &rank.links)
+        .Run();
+  });
 }
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Runs one training micro-batch: pack, forward, head, losses, backward,
-// scatter.
+// Runs one training micro-batch: pack, forward and head, losses, backward,
+// scatter. The replicas of a group share its data.
 #ifndef WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
 #define WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
 
@@ -7,9 +7,8 @@
 
 #include "src/config/options.h"
 #include "src/engine/batch_packer.h"
-#include "src/loss/fused_head.h"
+#include "src/group/group.h"
 #include "src/loss/token_losses.h"
-#include "src/model/decoder.h"
 
 namespace weft::engine {
 
@@ -19,7 +18,6 @@ struct TrainOutcome {
 };
 
 struct TrainRunnerOptions {
-  loss::HeadOptions head;
   bool share_prompts = true;
   GradientCheckpointing checkpointing = GradientCheckpointing::kAuto;
   int64_t memory_budget_bytes = 0;  // 0: no limit.
@@ -28,22 +26,29 @@ struct TrainRunnerOptions {
 // Threads: engine thread only.
 class TrainRunner {
  public:
-  TrainRunner(const model::Decoder& decoder, const TrainRunnerOptions& options)
-      : decoder_(decoder), options_(options) {}
+  // `group` outlives it.
+  TrainRunner(group::Group* group, const TrainRunnerOptions& options)
+      : group_(*group), options_(options) {}
 
   // Computes the results of every datum of the pieces; with `backward` also
   // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
   // for piece p. Errors: RESOURCE_EXHAUSTED before anything ran when the batch
-  // cannot fit; throws c10::Error, and gradients may then hold a part of it.
+  // cannot fit; throws what Group does, and gradients may then hold a part of
+  // it.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces, bool backward,
       const std::vector<loss::MetricSums*>& metrics);
 
  private:
-  [[nodiscard]] absl::StatusOr<int> NumRecomputed(
-      const std::vector<TrainPiece>& pieces, const PackedTrain& packed) const;
+  // The part of one replica.
+  struct Part {
+    std::vector<TrainPiece> pieces;
+    PackedTrain packed;
+  };
 
-  const model::Decoder& decoder_;
+  [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
+
+  group::Group& group_;
   const TrainRunnerOptions options_;
 };
 

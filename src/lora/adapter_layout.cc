@@ -54,8 +54,8 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
 
 }  // namespace
 
-AdapterLayout::AdapterLayout(const ModelShape& shape,
-                             const LoraConfig& config) {
+AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
+    : config_(config) {
   groups_.reserve(shape.num_layers * kGroupsPerLayer + 2);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group :

@@ -66,6 +66,8 @@ class AdapterLayout {
  public:
   AdapterLayout(const ModelShape& shape, const LoraConfig& config);
 
+  // What it was made of.
+  [[nodiscard]] const LoraConfig& config() const { return config_; }
   // The largest rank of a factor; 0 without factors.
   [[nodiscard]] int max_rank() const { return max_rank_; }
   [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
@@ -81,6 +83,7 @@ class AdapterLayout {
   void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
                 ProjectionGroup group);
 
+  LoraConfig config_;
   int max_rank_ = 0;
   int64_t num_parameters_ = 0;
   std::vector<LoraFactor> factors_;

@@ -122,10 +122,11 @@ at::Tensor Communicator::AllGather(const at::Tensor& tensor) {
   CheckContiguous(tensor);
   std::vector<int64_t> sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), shard_.size);
-  at::Tensor all = at::empty(sizes, tensor.options());
-  at::Tensor own = tensor;
+  // Flat: Gloo wants parts of exactly the input's shape.
+  at::Tensor all = at::empty({shard_.size * tensor.numel()}, tensor.options());
+  at::Tensor own = tensor.view({-1});
   backend_->group->_allgather_base(all, own)->wait();
-  return all;
+  return all.view(sizes);
 }
 
 void Communicator::Broadcast(at::Tensor& tensor) {

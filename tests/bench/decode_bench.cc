@@ -105,7 +105,9 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   const int64_t length = arguments.prompt + arguments.tokens;
   prometheus::Registry registry;
   weft::engine::EngineProbe probe(&registry);
-  SampleLoop loop(decoder,
+  weft::group::Group group(
+      decoder, {.softcap = decoder.config().final_softcap}, /*links=*/{});
+  SampleLoop loop(&group,
                   {.kv_cache_bytes = 2 * arguments.batch * (length + 64) *
                                      CacheBytesPerToken(decoder),
                    .max_decode_sequences = static_cast<int>(arguments.batch),

@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
                          .device = weft::Device::kCpu,
                          .dtype = weft::Dtype::kF32,
                          .num_threads = std::atoi(argv[6])},
-                        &registry));
+                        weft::World(), &registry));
   CreateAdapter(*engine, std::atoi(argv[4]));
   const double loss = Step(*engine, data);
   std::vector<double> seconds;

@@ -116,7 +116,7 @@ class EngineFixture : public ::testing::Test {
     engine_.reset();
     registry_ = std::make_unique<prometheus::Registry>();
     absl::StatusOr<std::unique_ptr<Engine>> engine =
-        StartEngine(options, registry_.get());
+        StartEngine(options, World(), registry_.get());
     ASSERT_THAT(engine, IsOk());
     engine_ = *std::move(engine);
   }

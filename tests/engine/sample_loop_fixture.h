@@ -33,8 +33,7 @@ inline model::Decoder MakeDecoder() {
 }
 
 inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
-  return pages *
-         KvPool(decoder.config(), 0, at::kFloat, at::kCPU).bytes_per_page();
+  return pages * group::PageBytes(decoder, kPageTokens);
 }
 
 // A prompt of `length` tokens that begins with `first`.
@@ -74,6 +73,7 @@ class SampleLoopTest : public ::testing::Test {
  protected:
   SampleLoopTest()
       : decoder_(MakeDecoder()),
+        group_(decoder_, {}, {}),
         adapter_(testing::TinyVersion(decoder_.config(),
                                       {.rank = 3, .alpha = 6}, at::kFloat,
                                       /*number=*/5)),
@@ -82,7 +82,7 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   void Restart(const SampleLoopOptions& options) {
-    loop_.emplace(decoder_, options, /*token_bytes=*/nullptr, &probe_);
+    loop_.emplace(&group_, options, /*token_bytes=*/nullptr, &probe_);
   }
 
   void Admit(uint64_t id, const SampleRequest& request,
@@ -132,6 +132,7 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   const model::Decoder decoder_;
+  group::Group group_;
   const lora::AdapterVersionPtr adapter_;
   prometheus::Registry registry_;
   EngineProbe probe_;

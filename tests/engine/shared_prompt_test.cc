@@ -37,7 +37,9 @@ struct Step {
 
 class SharedPromptTest : public ::testing::Test {
  protected:
-  SharedPromptTest() : decoder_(TinyDecoder(at::kFloat, /*seed=*/41)) {
+  SharedPromptTest()
+      : decoder_(TinyDecoder(at::kFloat, /*seed=*/41)),
+        group_(decoder_, {}, {}) {
     for (const int rank : {3, 4}) {
       versions_.push_back(TinyVersion(decoder_.config(),
                                       {.rank = rank, .alpha = 6}, at::kFloat));
@@ -60,7 +62,7 @@ class SharedPromptTest : public ::testing::Test {
            .gradient_N = step.gradients.back()});
       metrics.push_back(&sums[i]);
     }
-    TrainRunner runner(decoder_, options);
+    TrainRunner runner(&group_, options);
     step.data = runner.Run(pieces, /*backward=*/true, metrics).value().data;
     step.num_rows = PackTrain(pieces, options.share_prompts, at::kCPU)
                         .batch.tokens_T.numel();
@@ -112,6 +114,7 @@ class SharedPromptTest : public ::testing::Test {
   }
 
   const model::Decoder decoder_;
+  group::Group group_;
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
@@ -171,7 +174,7 @@ TEST_F(SharedPromptTest, ABatchThatCannotFitChangesNothing) {
                       .version = versions_[0],
                       .gradient_N = at::zeros_like(versions_[0]->weights_N)};
   loss::MetricSums sums;
-  TrainRunner runner(decoder_, {.memory_budget_bytes = 1000});
+  TrainRunner runner(&group_, {.memory_budget_bytes = 1000});
   const absl::Status status =
       runner.Run({piece}, /*backward=*/true, {&sums}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;

@@ -60,7 +60,8 @@ class TrainRunnerTest : public ::testing::Test {
  protected:
   TrainRunnerTest()
       : decoder_(TinyDecoder(at::kFloat, /*seed=*/37)),
-        runner_(decoder_, TrainRunnerOptions()),
+        group_(decoder_, {}, {}),
+        runner_(&group_, TrainRunnerOptions()),
         a_(Version({.rank = 3, .alpha = 6})),
         b_(Version({.rank = 4, .alpha = 4})) {}
 
@@ -91,6 +92,7 @@ class TrainRunnerTest : public ::testing::Test {
   }
 
   const model::Decoder decoder_;
+  group::Group group_;
   TrainRunner runner_;
   const lora::AdapterVersionPtr a_, b_;
 };

@@ -36,7 +36,8 @@ class DaemonProcess {
     if (pid_ == 0) {
       const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
       dup2(quiet, STDERR_FILENO);
-      _exit(RunDaemon(settings, starter));
+      LocalRanks none;
+      _exit(RunDaemon(settings, starter, &none));
     }
   }
   ~DaemonProcess() {
@@ -114,6 +115,7 @@ class StuckEngine final : public Engine {
   void ExportAdapter(ExportAdapterRequest, Callback<PeftFiles>) override {}
   void ImportAdapter(ImportAdapterRequest, Callback<AdapterInfo>) override {}
   void Drain(Callback<bool>) override {}
+  absl::Status failure() const override { return absl::OkStatus(); }
 
  private:
   EngineInfo info_;
@@ -171,12 +173,42 @@ TEST(DaemonTest, EngineThatCannotStartEndsTheDaemon) {
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 
+TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
+  DaemonProcess daemon(
+      [](const EngineOptions&,
+         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        auto engine = std::make_unique<FakeEngine>();
+        engine->FailForGood(absl::UnavailableError("a rank is gone"));
+        return engine;
+      });
+  EXPECT_EQ(daemon.WaitForExit(), 1);
+}
+
+TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
+  for (const auto& [status, expected] :
+       {std::pair(absl::OkStatus(), 0),
+        std::pair(absl::InternalError("rank 0 is gone"), 1)}) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+      dup2(quiet, STDERR_FILENO);
+      _exit(RunFollower({}, [&](const EngineOptions&) { return status; }));
+    }
+    int ended = 0;
+    waitpid(pid, &ended, 0);
+    EXPECT_EQ(WEXITSTATUS(ended), expected);
+  }
+}
+
 TEST(DaemonTest, TakenPortEndsTheDaemon) {
   Settings settings;
   settings.server.listen = "192.0.2.1:1";  // An address of nobody.
   settings.server.metrics_listen = "";
   const pid_t pid = fork();
-  if (pid == 0) _exit(RunDaemon(settings, StartFake));
+  if (pid == 0) {
+    LocalRanks none;
+    _exit(RunDaemon(settings, StartFake, &none));
+  }
   int status = 0;
   waitpid(pid, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 1);

@@ -81,6 +81,15 @@ class FakeEngine final : public Engine {
   void ImportAdapter(ImportAdapterRequest request,
                      Callback<AdapterInfo> done) override;
   void Drain(Callback<bool> done) override;
+  // OK until FailForGood.
+  [[nodiscard]] absl::Status failure() const override ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    return lasting_failure_;
+  }
+  void FailForGood(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    lasting_failure_ = std::move(status);
+  }
 
  private:
   struct Adapter {
@@ -123,6 +132,7 @@ class FakeEngine final : public Engine {
       ABSL_GUARDED_BY(mu_);
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   std::vector<Callback<bool>> drains_ ABSL_GUARDED_BY(mu_);
+  absl::Status lasting_failure_ ABSL_GUARDED_BY(mu_);
   TrainRequest last_train_ ABSL_GUARDED_BY(mu_);
   OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
   SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);

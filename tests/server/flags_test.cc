@@ -42,6 +42,8 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "device",
                                        "dtype",
                                        "load-format",
+                                       "tensor-parallel-size",
+                                       "data-parallel-size",
                                        "threads",
                                        "max-context",
                                        "checkpoint-dir",

@@ -1,0 +1,128 @@
+#include "server/local_ranks.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr absl::Duration kEndGrace = absl::Seconds(10);
+
+absl::Status SystemError(const char* what) {
+  return absl::UnavailableError(absl::StrCat("starting the other ranks: ", what,
+                                             ": ", std::strerror(errno)));
+}
+
+// A socket on any free port of the loopback interface, so that no other program
+// can take it before the ranks meet there.
+absl::Status BindLoopback(World* world) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return SystemError("socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (bind(fd, generic, size) != 0 || getsockname(fd, generic, &size) != 0) {
+    const absl::Status status = SystemError("bind");
+    close(fd);
+    return status;
+  }
+  world->host = "127.0.0.1";
+  world->port = ntohs(address.sin_port);
+  world->listen_fd = fd;
+  return absl::OkStatus();
+}
+
+void SetVariable(const char* name, const std::string& value) {
+  setenv(name, value.c_str(), /*overwrite=*/1);
+}
+
+// In the child: becomes the rank, or ends.
+[[noreturn]] void BecomeRank(char** argv, const World& world, int rank,
+                             pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  SetVariable("RANK", absl::StrCat(rank));
+  SetVariable("LOCAL_RANK", absl::StrCat(rank));
+  SetVariable("WORLD_SIZE", absl::StrCat(world.size));
+  SetVariable("LOCAL_WORLD_SIZE", absl::StrCat(world.local_size));
+  SetVariable("MASTER_ADDR", world.host);
+  SetVariable("MASTER_PORT", absl::StrCat(world.port));
+  execv("/proc/self/exe", argv);
+  _exit(1);
+}
+
+std::string HowItEnded(int status) {
+  return WIFSIGNALED(status)
+             ? absl::StrCat("was ended by signal ", WTERMSIG(status))
+             : absl::StrCat("exited with status ", WEXITSTATUS(status));
+}
+
+}  // namespace
+
+absl::StatusOr<LocalRanks> LocalRanks::Spawn(char** argv, int size,
+                                             World* world) {
+  world->size = world->local_size = size;
+  WEFT_RETURN_IF_ERROR(BindLoopback(world));
+  LocalRanks ranks;
+  const pid_t parent = getpid();
+  for (int rank = 1; rank < size; ++rank) {
+    const pid_t pid = fork();
+    if (pid < 0) return SystemError("fork");
+    if (pid == 0) BecomeRank(argv, *world, rank, parent);
+    ranks.processes_.push_back({.rank = rank, .pid = pid});
+  }
+  return ranks;
+}
+
+LocalRanks::LocalRanks(LocalRanks&& other) noexcept
+    : processes_(std::exchange(other.processes_, {})) {}
+
+LocalRanks& LocalRanks::operator=(LocalRanks&& other) noexcept {
+  std::swap(processes_, other.processes_);
+  return *this;
+}
+
+LocalRanks::~LocalRanks() {
+  const absl::Time limit = absl::Now() + kEndGrace;
+  for (const Process& process : processes_) {
+    int status = 0;
+    while (waitpid(process.pid, &status, WNOHANG) == 0) {
+      if (absl::Now() >= limit) kill(process.pid, SIGKILL);
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+  }
+}
+
+absl::Status LocalRanks::Check() {
+  for (auto process = processes_.begin(); process != processes_.end();
+       ++process) {
+    int status = 0;
+    if (waitpid(process->pid, &status, WNOHANG) == 0) continue;
+    const Process ended = *process;
+    processes_.erase(process);
+    return absl::UnavailableError(absl::StrCat("rank ", ended.rank,
+                                               " (process ", ended.pid, ") ",
+                                               HowItEnded(status)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft

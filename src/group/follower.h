@@ -1,0 +1,53 @@
+// A rank other than 0: does what rank 0 says.
+#ifndef WEFT_SRC_GROUP_FOLLOWER_H_
+#define WEFT_SRC_GROUP_FOLLOWER_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "src/group/gradients.h"
+#include "src/group/message.h"
+#include "src/group/rank.h"
+#include "src/parallel/links.h"
+
+namespace weft::group {
+
+// Threads: one.
+class Follower {
+ public:
+  // decoder and links outlive it.
+  Follower(const model::Decoder& decoder, const loss::HeadOptions& head,
+           parallel::Links* links)
+      : rank_(decoder, head), links_(*links) {}
+
+  // Returns when rank 0 says that all is over; throws std::exception when it,
+  // or another rank, is gone.
+  void Run();
+
+ private:
+  // Those that do nothing here have no effect on this rank.
+  void Do(const CacheSize& message);
+  void Do(const NewVersion& message);
+  void Do(const DropVersions& message);
+  void Do(TrainCommand& message);
+  void Do(const GradientsCommand& message);
+  void Do(CacheCommand& message);
+  void Do(const CopyPageCommand& message);
+  void Do(const StopCommand& message);
+
+  // Only the first replica has the cache.
+  [[nodiscard]] bool samples() const { return links_.replica() == 0; }
+
+  Rank rank_;
+  parallel::Links& links_;
+  model::KvStore cache_;
+  std::map<uint64_t, lora::AdapterVersionPtr> versions_;
+  std::vector<PlanGradient> gradients_;  // Of the plan that waits.
+  bool has_plan_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace weft::group
+
+#endif  // WEFT_SRC_GROUP_FOLLOWER_H_

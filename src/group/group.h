@@ -1,0 +1,106 @@
+// Rank 0's hand on all ranks: the engine computes through it, alone or with
+// others.
+//
+// Adapters live whole on rank 0, with optimizer, versions and files. The other
+// ranks have the weights of the versions that plans name, each its part, and
+// send back its part of the gradients, which are added up here. So a rank that
+// is lost takes nothing with it but the plan under way.
+//
+// Replicas share the plans of a micro-batch. Sampling runs on the first one,
+// which has the cache.
+#ifndef WEFT_SRC_GROUP_GROUP_H_
+#define WEFT_SRC_GROUP_GROUP_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "src/group/gradients.h"
+#include "src/group/message.h"
+#include "src/group/plan.h"
+#include "src/group/rank.h"
+#include "src/lora/adapter_shard.h"
+#include "src/parallel/links.h"
+
+namespace weft::group {
+
+// Threads: engine thread only, but for failed(). What computes throws
+// std::exception; after that, in a group of several ranks, failed() is true:
+// they are out of step, and this process must end with them.
+class Group {
+ public:
+  // `decoder` outlives it. Links of rank 0.
+  Group(const model::Decoder& decoder, const loss::HeadOptions& head,
+        parallel::Links links);
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  [[nodiscard]] const model::Decoder& decoder() const {
+    return rank_.decoder();
+  }
+  [[nodiscard]] const loss::HeadOptions& head() const { return rank_.head(); }
+  [[nodiscard]] int num_replicas() const {
+    return links_.topology.num_replicas;
+  }
+  [[nodiscard]] bool failed() const { return failed_; }
+
+  // Lets the other ranks end. The last call.
+  void Stop();
+
+  // At most one plan for each replica; scores in the order of plans. A plan
+  // with `backward` waits for Backward.
+  [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
+  // dLoss/dlogprob [E] of each plan, f32. Adds to the gradients of the plans'
+  // segments.
+  void Backward(const std::vector<at::Tensor>& gradients_E);
+
+  // Makes the cache, before the first plan that uses it; another one forgets
+  // it.
+  void MakeCache(int64_t num_pages, int64_t page_tokens);
+  void CopyPage(const kv::PageCopy& copy);
+  [[nodiscard]] CacheOutput Run(CachePlan plan);
+
+ private:
+  // A tensor rank's part of an adapter.
+  struct Part {
+    lora::AdapterShard shard;
+    int64_t num_parameters;
+  };
+  // A version that the other ranks have.
+  struct Known {
+    std::weak_ptr<const lora::AdapterVersion> whole;
+    lora::AdapterVersionPtr own;  // This rank's part; null: the whole.
+    std::vector<Part> parts;      // Empty: every rank has the whole.
+  };
+  // Fails the group unless Succeed is called.
+  class Attempt;
+
+  void Tell(const Message& message);
+  // Before plans that name them. Forgets what nobody can name any more.
+  void Announce(const lora::LoraRouting& routing);
+  void AnnounceOne(const lora::AdapterVersionPtr& version);
+  void DropDead();
+  // The routing with this rank's own parts.
+  void UseOwnParts(lora::LoraRouting& routing) const;
+  [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
+  void ReceiveGradients(size_t replica, int from);
+  // Adds the part of a rank to where the plan wants it.
+  void AddPart(const PlanGradient& whole, int tensor_rank,
+               const at::Tensor& part_N) const;
+
+  Rank rank_;
+  parallel::Links links_;
+  model::KvStore cache_;
+  std::map<uint64_t, Known> known_;
+  // Of the plans of the last Forward, by replica; those of rank 0's own part.
+  std::vector<std::vector<PlanGradient>> gradients_;
+  std::vector<PlanGradient> own_gradients_;
+  bool failed_ = false;
+};
+
+}  // namespace weft::group
+
+#endif  // WEFT_SRC_GROUP_GROUP_H_

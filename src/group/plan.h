@@ -1,0 +1,55 @@
+// What the ranks of a group compute together. Rank 0 makes plans; every rank
+// runs the same ones, each on its part of the model. Their tensors are on the
+// host.
+//
+// Legend: R score rows, E score entries, V vocabulary.
+#ifndef WEFT_SRC_GROUP_PLAN_H_
+#define WEFT_SRC_GROUP_PLAN_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+#include "src/model/packed_batch.h"
+
+namespace weft::group {
+
+// A training micro-batch, or one that is scored only.
+struct TrainPlan {
+  model::PackedBatch batch;
+  at::Tensor score_index_R;  // [R] i64: row of the batch of each score row.
+  loss::ScoreRows rows;
+  bool backward = false;
+  bool wants_entropy = false;
+  int num_recomputed = 0;  // Layers that keep their input alone.
+};
+
+// On the host, in f32.
+struct TrainScores {
+  at::Tensor logprobs_E;
+  at::Tensor entropies_R;  // Undefined unless asked for.
+};
+
+// A pass through the key/value cache: a prefill or a decode iteration.
+struct CachePlan {
+  model::PackedBatch batch;
+  model::KvAccess kv;  // The store is each rank's own.
+  // Rows of the batch whose logits are wanted, with their adapters.
+  std::vector<int64_t> logit_rows;
+  lora::LoraRouting logit_routing;
+  // Rows of the batch whose next tokens are scored.
+  std::vector<int64_t> score_rows;
+  loss::ScoreRows scores;
+};
+
+// On the host, in f32.
+struct CacheOutput {
+  at::Tensor logits_RV;   // Undefined when none are wanted.
+  at::Tensor logprobs_E;  // Likewise.
+};
+
+}  // namespace weft::group
+
+#endif  // WEFT_SRC_GROUP_PLAN_H_

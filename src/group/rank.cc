@@ -1,0 +1,147 @@
+#include "src/group/rank.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "src/base/huge_pages.h"
+#include "src/loss/logits.h"
+
+namespace weft::group {
+namespace {
+
+// dLoss/dx of all rows, from that of the normed rows that are scored. In
+// slices: they may be many, and their gathered copies would outweigh a chunk of
+// logits.
+at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
+                        const at::Tensor& x_TH, const at::Tensor& index_R) {
+  constexpr int64_t kSlice = 1024;
+  at::Tensor d_TH = at::zeros_like(x_TH);
+  for (int64_t begin = 0; begin < dy_RH.size(0); begin += kSlice) {
+    const int64_t count = std::min(kSlice, dy_RH.size(0) - begin);
+    const at::Tensor index = index_R.narrow(0, begin, count);
+    d_TH.index_add_(0, index,
+                    decoder.FinalNormBackward(dy_RH.narrow(0, begin, count),
+                                              x_TH.index_select(0, index)));
+  }
+  return d_TH;
+}
+
+void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
+  for (at::Tensor* tensor : tensors) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+}
+
+at::Tensor Rows(const at::Tensor& x_TH, const std::vector<int64_t>& rows) {
+  return x_TH.index_select(0, at::tensor(rows, at::kLong).to(x_TH.device()));
+}
+
+}  // namespace
+
+TrainScores Rank::Forward(TrainPlan own) {
+  Pending pending{.plan = std::move(own)};
+  TrainPlan& plan = pending.plan;
+  MoveTo(decoder_.device(),
+         {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.score_index_R});
+  pending.x_TH = decoder_.ForwardLayers(
+      plan.backward ? model::Mode::kTrain : model::Mode::kEval, plan.batch,
+      plan.backward ? &pending.tape : nullptr, plan.num_recomputed,
+      /*kv=*/nullptr);
+  pending.normed_RH =
+      decoder_.FinalNorm(pending.x_TH.index_select(0, plan.score_index_R));
+  pending.scores = loss::ScoreHead(
+      pending.normed_RH, decoder_.weights().head_VH, plan.rows, head_,
+      /*want_gradient=*/plan.backward, plan.wants_entropy);
+  TrainScores scores{.logprobs_E = pending.scores.logprobs_E.to(at::kCPU)};
+  if (plan.wants_entropy) {
+    scores.entropies_R = pending.scores.entropies_R.to(at::kCPU);
+  }
+  if (plan.backward) pending_ = std::move(pending);
+  return scores;
+}
+
+void Rank::Backward(const at::Tensor& gradients_E) {
+  Pending pending = *std::exchange(pending_, std::nullopt);
+  const TrainPlan& plan = pending.plan;
+  at::Tensor d_TH = NormBackward(
+      decoder_,
+      loss::HeadBackward(std::move(pending.scores), pending.normed_RH,
+                         decoder_.weights().head_VH, plan.rows, head_,
+                         gradients_E.to(decoder_.device())),
+      pending.x_TH, plan.score_index_R);
+  // The layers' backward pass is where memory is short.
+  pending.normed_RH.reset();
+  decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH));
+}
+
+CacheOutput Rank::Run(CachePlan plan, model::KvStore* store) const {
+  model::KvAccess& kv = plan.kv;
+  kv.store = store;
+  MoveTo(decoder_.device(),
+         {&plan.batch.tokens_T, &plan.batch.positions_T, &kv.slots_T,
+          &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
+  const at::Tensor x_TH =
+      decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
+                             /*num_recomputed=*/0, &kv);
+  const at::Tensor& head_VH = decoder_.weights().head_VH;
+  CacheOutput output;
+  if (!plan.score_rows.empty()) {
+    output.logprobs_E =
+        loss::ScoreHead(decoder_.FinalNorm(Rows(x_TH, plan.score_rows)),
+                        head_VH, plan.scores, head_, /*want_gradient=*/false,
+                        /*want_entropy=*/false)
+            .logprobs_E.to(at::kCPU);
+  }
+  if (!plan.logit_rows.empty()) {
+    output.logits_RV = loss::HeadLogits(
+        decoder_.FinalNorm(Rows(x_TH, plan.logit_rows)), head_VH,
+        plan.logit_routing, head_.softcap, head_.shard);
+  }
+  return output;
+}
+
+model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
+                             int64_t page_tokens) {
+  const model::ModelConfig& config = decoder.local_config();
+  const auto options =
+      at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
+  model::KvStore store;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    for (std::vector<at::Tensor>* pages :
+         {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
+      const at::Tensor& layer_pages = pages->emplace_back(at::empty(
+          {num_pages, page_tokens, config.num_kv_heads, config.head_dim},
+          options));
+      if (!layer_pages.is_cpu()) continue;
+      PreferHugePages(absl::MakeSpan(
+          static_cast<std::byte*>(layer_pages.mutable_data_ptr()),
+          layer_pages.nbytes()));
+    }
+  }
+  return store;
+}
+
+int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
+  const model::ModelConfig& config = decoder.local_config();
+  return 2 * config.num_layers * page_tokens * config.num_kv_heads *
+         config.head_dim *
+         static_cast<int64_t>(at::elementSize(decoder.dtype()));
+}
+
+void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
+  for (std::vector<at::Tensor>* pages :
+       {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
+    for (at::Tensor& layer : *pages) {
+      layer[copy.to]
+          .narrow(0, 0, copy.num_rows)
+          .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
+    }
+  }
+}
+
+}  // namespace weft::group

@@ -1,0 +1,62 @@
+// One rank's part of every plan.
+#ifndef WEFT_SRC_GROUP_RANK_H_
+#define WEFT_SRC_GROUP_RANK_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "src/group/plan.h"
+#include "src/kv/sequence_pages.h"
+#include "src/loss/fused_head.h"
+#include "src/model/decoder.h"
+
+namespace weft::group {
+
+// Threads: engine thread only. All of it throws c10::Error.
+class Rank {
+ public:
+  // decoder outlives it.
+  Rank(const model::Decoder& decoder, const loss::HeadOptions& head)
+      : decoder_(decoder), head_(head) {}
+
+  [[nodiscard]] const model::Decoder& decoder() const { return decoder_; }
+  [[nodiscard]] const loss::HeadOptions& head() const { return head_; }
+
+  // Scores of the plan's entries. With `backward` it keeps what Backward needs.
+  [[nodiscard]] TrainScores Forward(TrainPlan plan);
+  // Adds the adapters' gradients to the segments of the plan of the last
+  // Forward, given dLoss/dlogprob [E], f32 on the host.
+  void Backward(const at::Tensor& gradients_E);
+
+  [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store) const;
+
+ private:
+  // Between Forward and Backward.
+  struct Pending {
+    TrainPlan plan;
+    model::Tape tape;
+    at::Tensor x_TH;
+    at::Tensor normed_RH;
+    loss::HeadResult scores;
+  };
+
+  const model::Decoder& decoder_;
+  const loss::HeadOptions head_;
+  std::optional<Pending> pending_;
+};
+
+// Uninitialised pages for this rank's part of every layer.
+[[nodiscard]] model::KvStore AllocateCache(const model::Decoder& decoder,
+                                           int64_t num_pages,
+                                           int64_t page_tokens);
+// Bytes of one page of all layers on this rank.
+[[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
+                                int64_t page_tokens);
+
+// Copies the first rows of a page to another one, in every layer.
+void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
+
+}  // namespace weft::group
+
+#endif  // WEFT_SRC_GROUP_RANK_H_

@@ -1,0 +1,53 @@
+// The groups that a rank belongs to.
+//
+// Ranks are numbered replica by replica: with 2 replicas of 3 ranks each, ranks
+// 0 1 2 share the layers of replica 0 and 3 4 5 those of replica 1.
+#ifndef WEFT_SRC_PARALLEL_LINKS_H_
+#define WEFT_SRC_PARALLEL_LINKS_H_
+
+#include <memory>
+
+#include "src/config/world.h"
+#include "src/parallel/communicator.h"
+
+namespace weft::parallel {
+
+struct Topology {
+  int tensor_size = 1;   // Ranks that share the layers of a replica.
+  int num_replicas = 1;  // Which share the data.
+
+  [[nodiscard]] int size() const { return tensor_size * num_replicas; }
+  [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
+  [[nodiscard]] Shard ShardOf(int rank) const {
+    return {.rank = rank % tensor_size, .size = tensor_size};
+  }
+};
+
+// All null in a world of one rank.
+struct Links {
+  Topology topology;
+  int rank = 0;
+  // All ranks, on the host: what rank 0 tells the others.
+  std::unique_ptr<Communicator> commands;
+  // All ranks, on the device: weights and gradients.
+  std::unique_ptr<Communicator> transfers;
+  // The ranks of this one's replica, on the device; null when it is alone.
+  std::unique_ptr<Communicator> tensor;
+
+  [[nodiscard]] bool alone() const { return topology.size() == 1; }
+  [[nodiscard]] int replica() const { return topology.ReplicaOf(rank); }
+};
+
+// Returns when all ranks are there. `topology` has as many ranks as `world`.
+// Errors: throws c10::Error or std::exception.
+[[nodiscard]] Links Join(const World& world, const Topology& topology,
+                         at::Device device);
+
+// The same over any rendezvous.
+[[nodiscard]] Links Join(const std::shared_ptr<Rendezvous>& rendezvous,
+                         int rank, const Topology& topology, at::Device device,
+                         bool local);
+
+}  // namespace weft::parallel
+
+#endif  // WEFT_SRC_PARALLEL_LINKS_H_
