@@ -8,14 +8,12 @@ Tokens per second count the prompt with every completion, on all sides.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import flops
 import inputs
 import report
-from processes import RANK, StepBench
+from processes import RANK, StepBench, scratch
 
 # Targets of shared over repeated, by group, prompt and completion.
 TARGETS = {(8, 512, 64): 3.3, (16, 2048, 64): 7.0}
@@ -26,8 +24,8 @@ def main(arguments: list[str]) -> int:
     tokens = inputs.group(
         options.model, options.group, options.prompt, options.completion + 1
     )
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        bench = StepBench(options, tokens, Path(scratch), options.prompt)
+    with scratch() as folder:
+        bench = StepBench(options, tokens, folder, options.prompt)
         runs = report.take_turns(
             options.rounds,
             {

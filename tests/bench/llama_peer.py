@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 import gguf
 import llama_cpp
 import numpy as np
+import peer_options
+import timing
 from gguf.quants import dequantize, quantize
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy"))
@@ -45,7 +46,7 @@ def main() -> None:
     )
     tokens = _draw(model, prompt, options.tokens)
     seconds = min(
-        _timed(model, prompt, options.tokens) for _ in range(options.reps)
+        timing.each(lambda: _draw(model, prompt, options.tokens), options.reps)
     )
     print(
         json.dumps(
@@ -92,21 +93,11 @@ def _draw(model: llama_cpp.Llama, prompt: list[int], count: int) -> list[int]:
     return drawn
 
 
-def _timed(model: llama_cpp.Llama, prompt: list[int], count: int) -> float:
-    start = time.perf_counter()
-    _draw(model, prompt, count)
-    return time.perf_counter() - start
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = peer_options.parser()
     parser.add_argument("--dtype", choices=DTYPES, required=True)
     parser.add_argument("--batches", type=int, nargs="+", help="only 1 is drawn")
     parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--reps", type=int, required=True)
     return parser.parse_args()
 
 

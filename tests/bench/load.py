@@ -14,14 +14,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import daemon
-import machine
 import report
+import timing
+from processes import scratch
 
 LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
 # glibc then reuses what was freed, whatever its size.
@@ -34,8 +33,7 @@ SPARE_READ_BYTES = 1e6  # A file, beside the head's tensors.
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=options.scratch) as path:
-        folder = Path(path)
+    with scratch(options.scratch) as folder:
         write_model(folder, options.layers, options.shard)
         files = sorted(folder.glob("*.safetensors"))
         _cat(files)
@@ -46,9 +44,8 @@ def main(arguments: list[str]) -> int:
         head = load(folder, "bf16", "head", 1)
         size = sum(file.stat().st_size for file in files)
     result = _make(options, runs, head, size)
-    ratios = ", ".join(f"{k} {v['value']:.3g}" for k, v in result["ratio"].items())
-    print(f"load: {size / 1e9:.2f} GB; {ratios}", file=sys.stderr)
-    report.write(result, options.output)
+    print(f"load: {size / 1e9:.2f} GB", file=sys.stderr)
+    report.emit_ratios(result, options.output)
     return 0
 
 
@@ -120,9 +117,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _cat(files: list[Path]) -> float:
-    start = time.perf_counter()
-    subprocess.run(["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - start
+    command = ["cat", *map(str, files)]
+    return timing.once(
+        lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    )
 
 
 def _make(
@@ -165,5 +163,4 @@ def _make(
             "rounds": options.rounds,
             "reps": options.reps,
         },
-        "machine": machine.describe(),
     }

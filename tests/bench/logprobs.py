@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import flops
 import inputs
 import numpy as np
 import report
-from processes import HERE, run_program
+from processes import HERE, run_program, scratch
 
 HEAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "head_bench"
 PEERS = ("naive", "selective", "chunked")
@@ -35,8 +34,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     data = make_inputs(options.rows, options.hidden, options.vocab)
     expected = exact(data)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        folder = Path(scratch)
+    with scratch() as folder:
         for name, values in data.items():
             values.tofile(folder / name)
         del data

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import inputs
@@ -27,7 +25,7 @@ import machine
 import numpy as np
 import report
 import weft
-from processes import StepBench
+from processes import StepBench, scratch
 from train_step import add_batch_options, batch_config, batch_work
 
 PEERS = ("naive", "lean")
@@ -38,8 +36,8 @@ HEAD_GROWTH = 1.10
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     tokens = inputs.rows(options.model, options.batch, options.length + 1)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        bench = StepBench(options, tokens, Path(scratch))
+    with scratch() as work:
+        bench = StepBench(options, tokens, work)
         runs = report.take_turns(
             options.rounds,
             {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -21,12 +20,11 @@ from typing import Any
 
 import daemon
 import inputs
-import machine
 import numpy as np
 import plot
 import report
 import weft
-from processes import RANK
+from processes import RANK, running, scratch
 
 FLOODING = 4
 DEPTH = 4  # Most requests that one client has in flight.
@@ -37,8 +35,8 @@ MOST_UNEVEN = 0.1
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        bench = MixedLoad(options, Path(scratch))
+    with scratch() as work:
+        bench = MixedLoad(options, work)
         alone = bench.first_tokens()
         points = [bench.beside(count) for count in options.trainers]
         shares = bench.shares()
@@ -69,13 +67,10 @@ def main(arguments: list[str]) -> int:
             "rank": RANK,
             "threads": options.threads,
         },
-        "machine": machine.describe(),
     }
-    for name, entry in ratios.items():
-        print(f"mixed_load: {name} {entry['value']:.3g}", file=sys.stderr)
     if options.plot is not None:
         draw(points, options.plot)
-    report.write(result, options.output)
+    report.emit_ratios(result, options.output)
     return 0
 
 
@@ -127,14 +122,10 @@ class MixedLoad:
 
     @contextmanager
     def _daemon(self) -> Iterator[tuple[daemon.Daemon, Any]]:
-        options = self._options
-        folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=self._work))
-        flags = ["--threads", str(options.threads)]
-        flags += ["--max-batch-tokens", str(options.batch_tokens)]
-        with daemon.running(options.model, folder, *flags) as process:
-            with process.client(timeout=3600.0) as client:
-                client.sample(self._prompts[0], max_tokens=2)
-                yield process, client
+        flags = ("--max-batch-tokens", str(self._options.batch_tokens))
+        with running(self._options, self._work, *flags) as (process, client):
+            client.sample(self._prompts[0], max_tokens=2)
+            yield process, client
 
     def first_tokens(self) -> dict[str, float]:
         with self._daemon() as (_, client):

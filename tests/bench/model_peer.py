@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peer_options
 import peft
 import torch
 import torch_peer
@@ -28,16 +28,12 @@ def main() -> None:
     run, loss = torch_peer.measure(lambda: _step(model, tokens, options), options.reps)
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
-    run |= {"loss": loss, "grad_norm": _gradient_norm(model)}
+    run |= {"loss": loss, "grad_norm": torch_peer.gradient_norm(model)}
     print(json.dumps(run))
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--reps", type=int, required=True)
+    parser = peer_options.parser()
     parser.add_argument("--prompt", type=int, required=True, help="tokens not learnt")
     parser.add_argument("--slice", type=int, default=0, help="sequences; 0: all")
     parser.add_argument("--checkpoint", action="store_true", help="all layers")
@@ -94,15 +90,6 @@ def _chunked_loss(
         chunk,
     )
     return -logprobs.sum()
-
-
-def _gradient_norm(model: torch.nn.Module) -> float:
-    squares = [
-        parameter.grad.double().square().sum()
-        for parameter in model.parameters()
-        if parameter.grad is not None
-    ]
-    return float(torch.stack(squares).sum().sqrt())
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,9 @@ import machine
 import numpy as np
 import plot
 import report
+import timing
 import weft
-from processes import HERE, RANK, StepBench, run_program
+from processes import RANK, StepBench, run_peer, running, scratch
 
 # Targets over the peer, by adapters, sequences of each and the longest of them;
 # and over one adapter with all the sequences, by adapters.
@@ -34,8 +32,8 @@ SINGLE_TARGETS = {8: 0.95, 64: 0.85}
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     sequences = ragged(options)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        bench = AdapterBench(options, sequences, Path(scratch))
+    with scratch() as folder:
+        bench = AdapterBench(options, sequences, folder)
         runs = report.take_turns(
             options.rounds,
             {
@@ -128,19 +126,14 @@ class AdapterBench(StepBench):
         )
 
     def peer_loop(self) -> report.Run:
-        options = self._options
-        command = [sys.executable, HERE / "multi_adapter_peer.py"]
-        command += ["--model", options.model, "--work", self._work]
-        for name in ("adapters", "threads", "reps"):
-            command += [f"--{name}", str(getattr(options, name))]
-        return run_program(command, options.threads)
+        adapters = ("--adapters", str(self._options.adapters))
+        return run_peer(self._options, self._work, "multi_adapter_peer.py", *adapters)
 
     def _step(self, data: list[list[weft.Datum]]) -> report.Run:
         """One step of each adapter, all in flight together, timed at the client
         from the first request to the last reply."""
-        seconds = []
         flags = ("--max-adapters", str(len(data) + 1))
-        with self._daemon(*flags) as (process, client):
+        with running(self._options, self._work, *flags) as (process, client):
             adapters = [
                 client.import_adapter(f"bench-{i}", self._work / "adapter")
                 for i in range(len(data))
@@ -158,12 +151,8 @@ class AdapterBench(StepBench):
             loss = step()
             # Steps of rate 0 tell the norms and clear the gradients.
             norms = [a.optim_step(learning_rate=0.0).grad_norm for a in adapters]
-            for _ in range(self._options.reps):
-                start = time.perf_counter()
-                step()
-                seconds.append(time.perf_counter() - start)
             return {
-                "seconds": seconds,
+                "seconds": timing.each(step, self._options.reps),
                 "loss": loss,
                 "grad_norms": norms,
                 **memory.read(),
@@ -191,15 +180,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _expect_same_step(run: report.Run, reference: report.Run) -> None:
     """Of all sides the loss; of those that have as many adapters, each one's
     gradient norm, so that rows of the wrong adapter are seen."""
-    pairs = [("loss", run["loss"], reference["loss"], report.LOSS_TOLERANCE)]
+    report.expect_close("loss", run["loss"], reference["loss"], report.LOSS_TOLERANCE)
     if len(run["grad_norms"]) == len(reference["grad_norms"]):
-        norms = zip(run["grad_norms"], reference["grad_norms"], strict=True)
-        pairs += [("grad_norm", a, b, report.NORM_TOLERANCE) for a, b in norms]
-    for name, value, expected, bound in pairs:
-        if not abs(value - expected) <= bound * abs(expected):
-            raise SystemExit(
-                f"{name}: {value!r} and {expected!r}; times mean nothing"
-            )
+        for norms in zip(run["grad_norms"], reference["grad_norms"], strict=True):
+            report.expect_close("grad_norm", *norms, report.NORM_TOLERANCE)
 
 
 def _ratios(sides: report.Sides, options: argparse.Namespace) -> dict[str, Any]:

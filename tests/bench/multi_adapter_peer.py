@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peer_options
 import peft
 import torch
 import torch_peer
@@ -39,12 +39,8 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = peer_options.parser()
     parser.add_argument("--adapters", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--reps", type=int, required=True)
     return parser.parse_args()
 
 
@@ -66,12 +62,7 @@ def _steps(model: Any, batches: list[Any]) -> tuple[float, list[float]]:
     loss, norms = 0.0, []
     for batch in batches:
         loss += _step(model, *batch)
-        gradients = [
-            parameter.grad
-            for parameter in model.parameters()
-            if parameter.requires_grad and parameter.grad is not None
-        ]
-        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        norms.append(torch_peer.gradient_norm(model))
     return loss, norms
 
 

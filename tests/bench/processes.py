@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,19 @@ from typing import Any
 import daemon
 import machine
 import numpy as np
+import timing
 import weft
 from report import Run
 
 HERE = Path(__file__).resolve().parent
 RANK, ALPHA = 16, 32.0
+
+
+@contextmanager
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=parent) as folder:
+        yield Path(folder)
 
 
 def run_program(command: Sequence[str | Path], threads: int) -> Run:
@@ -35,6 +42,33 @@ def run_program(command: Sequence[str | Path], threads: int) -> Run:
     )
     result: Run = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def run_peer(
+    options: argparse.Namespace,
+    work: Path,
+    program: str,
+    *flags: str,
+    python: str = sys.executable,
+) -> Run:
+    """One process of a peer's program, with the options of peer_options.py and
+    `flags`."""
+    command = [python, HERE / program, "--model", options.model, "--work", work]
+    command += ["--threads", str(options.threads), "--reps", str(options.reps)]
+    return run_program([*command, *flags], options.threads)
+
+
+@contextmanager
+def running(
+    options: argparse.Namespace, work: Path, *flags: str, model: Path | None = None
+) -> Iterator[tuple[daemon.Daemon, Any]]:
+    """A fresh weftd of `model`, or else of `options.model`, and a client of it; its
+    files are in a new folder below `work`."""
+    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
+    threads = ("--threads", str(options.threads))
+    with daemon.running(model or options.model, folder, *threads, *flags) as process:
+        with process.client(timeout=3600.0) as client:
+            yield process, client
 
 
 class StepBench:
@@ -70,18 +104,15 @@ class StepBench:
     ) -> Run:
         """Steps of weftd with `flags`, timed at the client, over gRPC."""
         data = self._data if data is None else data
-        seconds = []
-        with self._daemon(*flags) as (process, client):
+        reps = self._options.reps if reps is None else reps
+        with running(self._options, self._work, *flags) as (process, client):
             adapter = client.import_adapter("bench", self._work / "adapter")
             adapter.forward([weft.Datum.next_token(self._tokens[0, :3])])
             memory = machine.PeakMemory(process.pid)
             warm = adapter.forward_backward(data)
             # A step of rate 0 tells the norm, clears the gradient, moves nothing.
             norm = adapter.optim_step(learning_rate=0.0).grad_norm
-            for _ in range(self._options.reps if reps is None else reps):
-                start = time.perf_counter()
-                adapter.forward_backward(data)
-                seconds.append(time.perf_counter() - start)
+            seconds = timing.each(lambda: adapter.forward_backward(data), reps)
             peak = memory.read()
         return {
             "seconds": seconds,
@@ -92,26 +123,14 @@ class StepBench:
 
     def peer(self, *flags: str) -> Run:
         """Steps of transformers + peft; flags are those of model_peer.py."""
-        options = self._options
-        command = [sys.executable, HERE / "model_peer.py", "--model", options.model]
-        command += ["--work", self._work, "--prompt", str(self._prompt)]
-        command += ["--threads", str(options.threads), "--reps", str(options.reps)]
-        return run_program([*command, *flags], options.threads)
+        prompt = ("--prompt", str(self._prompt))
+        return run_peer(self._options, self._work, "model_peer.py", *prompt, *flags)
 
     def _make_adapter(self) -> None:
         """A PEFT folder for all processes, trained a little so that neither A nor
         B is zero; by a daemon of its own, for training leaves memory behind."""
-        with self._daemon() as (_, client):
+        with running(self._options, self._work) as (_, client):
             adapter = client.create_adapter("bench", rank=RANK, alpha=ALPHA, seed=1)
             adapter.forward_backward([weft.Datum.next_token(self._tokens[0, :64])])
             adapter.optim_step(learning_rate=1e-3)
             adapter.export(self._work / "adapter")
-
-    @contextmanager
-    def _daemon(self, *flags: str) -> Iterator[tuple[daemon.Daemon, Any]]:
-        options = self._options
-        folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=self._work))
-        threads = ("--threads", str(options.threads))
-        with daemon.running(options.model, folder, *threads, *flags) as process:
-            with process.client(timeout=3600.0) as client:
-                yield process, client

@@ -84,15 +84,19 @@ def take_turns(
 
 
 def expect_equal_step(run: Run, reference: Run) -> None:
-    """Same loss and gradient norm, or an end: times of different work mean
-    nothing."""
+    """Same loss and gradient norm, or an end."""
     for name, bound in (("loss", LOSS_TOLERANCE), ("grad_norm", NORM_TOLERANCE)):
-        difference = abs(run[name] - reference[name]) / abs(reference[name])
-        if not difference <= bound:
-            raise SystemExit(
-                f"{name}: {run[name]!r} and {reference[name]!r}: relative difference"
-                f" {difference:.1e} > {bound:.0e}; times mean nothing"
-            )
+        expect_close(name, run[name], reference[name], bound)
+
+
+def expect_close(name: str, value: float, reference: float, bound: float) -> None:
+    """Ends the bench when the relative difference is more than `bound`: times of
+    different work mean nothing."""
+    if not abs(value - reference) <= bound * abs(reference):
+        raise SystemExit(
+            f"{name}: {value!r} is not {reference!r} to within {bound:.0e} of it;"
+            " times mean nothing"
+        )
 
 
 def ratio(
@@ -137,19 +141,26 @@ def make(
             "peer_versions": runs[next(iter(peers))][0]["versions"],
         },
         "gemm_gflops": gemm_rate / 1e9,
-        "machine": machine.describe(),
     }
 
 
 def emit(report: dict[str, Any], output: Path | None) -> None:
     """A sentence to stderr; the JSON line to stdout, and to a file if asked."""
     print(sentence(report), file=sys.stderr)
-    write(report, output)
+    _write(report, output)
 
 
-def write(report: dict[str, Any], output: Path | None) -> None:
-    """The JSON line to stdout, and to a file if asked."""
-    line = json.dumps(report)
+def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
+    """As emit, of a report whose sides have no common figures: a sentence for each
+    ratio."""
+    for part in _ratio_parts(report):
+        print(f"{report['bench']}: {part}", file=sys.stderr)
+    _write(report, output)
+
+
+def _write(report: dict[str, Any], output: Path | None) -> None:
+    """The JSON line, which also says what it was measured on."""
+    line = json.dumps({**report, "machine": machine.describe()})
     if output is not None:
         output.write_text(line + "\n", "utf-8")
     print(line)
@@ -162,10 +173,15 @@ def sentence(report: dict[str, Any]) -> str:
         f" {side['extra_rss_bytes'] / 2**20:.0f} MiB)"
         for name, side in {**report["ours"], **report["peer"]}.items()
     ]
+    return f"{report['bench']}: {'; '.join(parts + _ratio_parts(report))}"
+
+
+def _ratio_parts(report: dict[str, Any]) -> list[str]:
+    parts = []
     for name, entry in report["ratio"].items():
         target = f" (target {entry['target']})" if "target" in entry else ""
         parts.append(f"{name} {entry['value']:.3g}{target}")
-    return f"{report['bench']}: {'; '.join(parts)}"
+    return parts
 
 
 def _summary(runs: list[Run], work: Work, gemm_rate: float) -> dict[str, Any]:

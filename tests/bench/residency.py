@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import daemon
 import inputs
 import machine
 import plot
 import report
 import weft
-from processes import RANK
+from processes import RANK, running, scratch
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     points = []
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+    with scratch() as work:
         for count in options.adapters:
-            all_resident = measure(options, Path(scratch), count, count)
-            paged = measure(options, Path(scratch), count, options.slots)
+            all_resident = measure(options, work, count, count)
+            paged = measure(options, work, count, options.slots)
             _expect_same_losses(paged.pop("losses"), all_resident.pop("losses"))
             points.append(
                 {"adapters": count, "resident": all_resident, "paged": paged}
@@ -53,11 +51,10 @@ def main(arguments: list[str]) -> int:
             "rank": RANK,
             "threads": options.threads,
         },
-        "machine": machine.describe(),
     }
     if options.plot is not None:
         draw(points, options.plot)
-    report.write(result, options.output)
+    report.emit_ratios(result, options.output)
     return 0
 
 
@@ -67,33 +64,31 @@ def measure(
     """`rounds` steps (forward_backward and optim_step) of each adapter; clients
     take the adapters in turn."""
     rows = inputs.rows(options.model, count, options.length + 1)
-    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
-    flags = ("--threads", str(options.threads), "--max-resident-adapters", str(slots))
-    with daemon.running(options.model, folder, *flags) as process:
-        with process.client(timeout=3600.0) as client:
-            adapters = [
-                client.create_adapter(f"a{i}", rank=RANK, seed=i) for i in range(count)
+    flags = ("--max-resident-adapters", str(slots))
+    with running(options, work, *flags) as (process, client):
+        adapters = [
+            client.create_adapter(f"a{i}", rank=RANK, seed=i) for i in range(count)
+        ]
+
+        def step(number: int) -> float:
+            data = [weft.Datum.next_token(rows[number])]
+            loss = adapters[number].forward_backward(data).metrics["loss:sum"]
+            adapters[number].optim_step(learning_rate=1e-4)
+            return float(loss)
+
+        memory = machine.PeakMemory(process.pid)
+        with ThreadPoolExecutor(options.clients) as pool:
+            list(pool.map(step, range(count)))
+            start = time.perf_counter()
+            losses = [
+                list(pool.map(step, range(count))) for _ in range(options.rounds)
             ]
-
-            def step(number: int) -> float:
-                data = [weft.Datum.next_token(rows[number])]
-                loss = adapters[number].forward_backward(data).metrics["loss:sum"]
-                adapters[number].optim_step(learning_rate=1e-4)
-                return float(loss)
-
-            memory = machine.PeakMemory(process.pid)
-            with ThreadPoolExecutor(options.clients) as pool:
-                list(pool.map(step, range(count)))
-                start = time.perf_counter()
-                losses = [
-                    list(pool.map(step, range(count))) for _ in range(options.rounds)
-                ]
-                seconds = time.perf_counter() - start
-            return {
-                "steps_per_second": count * options.rounds / seconds,
-                "losses": losses,
-                **memory.read(),
-            }
+            seconds = time.perf_counter() - start
+        return {
+            "steps_per_second": count * options.rounds / seconds,
+            "losses": losses,
+            **memory.read(),
+        }
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
@@ -111,9 +106,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
 
 def _expect_same_losses(paged: list[list[float]], resident: list[list[float]]) -> None:
     for ours, expected in zip(sum(paged, []), sum(resident, []), strict=True):
-        difference = abs(ours - expected) / abs(expected)
-        if not difference <= report.LOSS_TOLERANCE:
-            raise SystemExit(f"loss {ours!r}, not {expected!r}; times mean nothing")
+        report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import daemon
 import inputs
-import machine
 import models
 import numpy as np
 import plot
 import report
+import timing
 import weft
-from processes import RANK, run_program
+from processes import RANK, run_program, running, scratch
 
 ENGINE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "engine_bench"
 ENGINE_THREADS = "weft-engine"
@@ -35,8 +32,7 @@ WARM_CALLS = 50
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        work = Path(scratch)
+    with scratch() as work:
         sides = {
             "calls": _best([_calls(options, work) for _ in range(options.rounds)]),
             "large request": _best(
@@ -72,42 +68,33 @@ def main(arguments: list[str]) -> int:
             "calls": options.calls,
             "rounds": options.rounds,
         },
-        "machine": machine.describe(),
     }
-    for name, entry in ratios.items():
-        print(f"rpc_overhead: {name} {entry['value']:.3g}", file=sys.stderr)
     if options.plot is not None:
         draw(sides["large request"], options.plot)
-    report.write(result, options.output)
+    report.emit_ratios(result, options.output)
     return 0
 
 
 def _calls(options: argparse.Namespace, work: Path) -> dict[str, float]:
     """Median seconds of the smallest calls, one after the other."""
-    with _daemon(models.tiny_model("llama-tied"), options, work) as process:
-        with process.client() as client:
-            adapter = client.create_adapter("bench", rank=8)
-            data = [weft.Datum.next_token(np.arange(3, 20))]
-            return {
-                "forward_backward 1 x 16": _median(
-                    lambda: adapter.forward_backward(data), options.calls
-                ),
-                "optim_step": _median(
-                    lambda: adapter.optim_step(learning_rate=0.0), options.calls
-                ),
-                "sample 1 x 1": _median(
-                    lambda: adapter.sample([5], max_tokens=1), options.calls
-                ),
-            }
+    with running(options, work, model=models.tiny_model("llama-tied")) as (_, client):
+        adapter = client.create_adapter("bench", rank=8)
+        data = [weft.Datum.next_token(np.arange(3, 20))]
+        return {
+            "forward_backward 1 x 16": _median(
+                lambda: adapter.forward_backward(data), options.calls
+            ),
+            "optim_step": _median(
+                lambda: adapter.optim_step(learning_rate=0.0), options.calls
+            ),
+            "sample 1 x 1": _median(
+                lambda: adapter.sample([5], max_tokens=1), options.calls
+            ),
+        }
 
 
 def _median(call: Callable[[], Any], count: int) -> float:
-    seconds = []
-    for _ in range(WARM_CALLS + count):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[WARM_CALLS:])
+    return statistics.median(timing.each(call, WARM_CALLS + count)[WARM_CALLS:])
 
 
 def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
@@ -117,20 +104,19 @@ def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
     length = inputs.config(model)["max_position_embeddings"]
     rows = inputs.rows(model, 8, length + 1)
     result = {}
-    with _daemon(model, options, work) as process:
-        with process.client(timeout=3600.0) as client:
-            adapter = client.create_adapter("bench", rank=8)
-            adapter.forward_backward([weft.Datum.next_token(rows[0])])
-            for part in (8, 4, 2, 1):
-                count = options.tokens // part // length
-                data = [
-                    weft.Datum(row[:-1], row[1:], weights=np.ones(length, np.float32))
-                    for row in (rows[i % len(rows)] for i in range(count))
-                ]
-                before = _cpu_seconds(process.pid)
-                adapter.forward_backward(data)
-                spent = _cpu_seconds(process.pid) - before
-                result[f"{count * length} tokens"] = spent
+    with running(options, work, model=model) as (process, client):
+        adapter = client.create_adapter("bench", rank=8)
+        adapter.forward_backward([weft.Datum.next_token(rows[0])])
+        for part in (8, 4, 2, 1):
+            count = options.tokens // part // length
+            data = [
+                weft.Datum(row[:-1], row[1:], weights=np.ones(length, np.float32))
+                for row in (rows[i % len(rows)] for i in range(count))
+            ]
+            before = _cpu_seconds(process.pid)
+            adapter.forward_backward(data)
+            spent = _cpu_seconds(process.pid) - before
+            result[f"{count * length} tokens"] = spent
     result["cpu_seconds_outside_engine"] = spent
     return result
 
@@ -149,40 +135,30 @@ def _steps(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     tokens = inputs.rows(options.model, options.sequences, options.length + 1)
     path = work / "tokens.i32"
     tokens.astype(np.int32).tofile(path)
-    sides: dict[str, Any] = {
-        "daemon": {"seconds": [], "loss": 0.0},
-        "engine": {"seconds": [], "loss": 0.0},
-    }
     sizes = (options.sequences, RANK, options.reps, options.threads)
+    command = [ENGINE_BENCH, options.model, path, *map(str, sizes)]
+    runs: report.Runs = {"daemon": [], "engine": []}
     for _ in range(options.rounds):
-        run = run_program(
-            [ENGINE_BENCH, options.model, path, *map(str, sizes)], options.threads
-        )
-        sides["engine"]["seconds"] += run["seconds"]
-        sides["engine"]["loss"] = run["loss"]
-        loss, seconds = _daemon_steps(options, work, tokens)
-        sides["daemon"]["seconds"] += seconds
-        sides["daemon"]["loss"] = loss
-    difference = sides["daemon"]["loss"] / sides["engine"]["loss"] - 1
-    if not abs(difference) <= report.LOSS_TOLERANCE:
-        raise SystemExit(f"losses differ by {difference:.1e}; times mean nothing")
+        runs["engine"].append(run_program(command, options.threads))
+        runs["daemon"].append(_daemon_steps(options, work, tokens))
+    sides = {
+        side: {"seconds": sum((r["seconds"] for r in of), []), "loss": of[-1]["loss"]}
+        for side, of in runs.items()
+    }
+    losses = (sides["daemon"]["loss"], sides["engine"]["loss"])
+    report.expect_close("loss", *losses, report.LOSS_TOLERANCE)
     return sides
 
 
 def _daemon_steps(
     options: argparse.Namespace, work: Path, tokens: np.ndarray
-) -> tuple[float, list[float]]:
+) -> report.Run:
     data = [weft.Datum.next_token(row) for row in tokens]
-    seconds = []
-    with _daemon(options.model, options, work) as process:
-        with process.client(timeout=3600.0) as client:
-            adapter = client.create_adapter("bench", rank=RANK)
-            loss = adapter.forward_backward(data).metrics["loss:sum"]
-            for _ in range(options.reps):
-                start = time.perf_counter()
-                adapter.forward_backward(data)
-                seconds.append(time.perf_counter() - start)
-    return loss, seconds
+    with running(options, work) as (_, client):
+        adapter = client.create_adapter("bench", rank=RANK)
+        loss = adapter.forward_backward(data).metrics["loss:sum"]
+        seconds = timing.each(lambda: adapter.forward_backward(data), options.reps)
+    return {"seconds": seconds, "loss": loss}
 
 
 def draw(side: dict[str, float], path: Path) -> None:
@@ -199,11 +175,6 @@ def draw(side: dict[str, float], path: Path) -> None:
         y="milliseconds",
         limits={"limit": [(n, n * MOST_CPU_SECONDS / 1e3) for n, _ in points]},
     )
-
-
-def _daemon(model: Path, options: argparse.Namespace, work: Path, *flags: str) -> Any:
-    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
-    return daemon.running(model, folder, "--threads", str(options.threads), *flags)
 
 
 def _best(runs: list[dict[str, float]]) -> dict[str, float]:

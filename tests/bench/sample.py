@@ -15,18 +15,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import daemon
 import flops
 import inputs
-import machine
 import numpy as np
 import plot
 import report
-from processes import HERE, RANK, run_program
+from processes import RANK, run_peer, run_program, running, scratch
 from sample_client import (
     GROUP_SIZE,
     MIXED_ADAPTERS,
@@ -45,13 +43,11 @@ GROUP_TARGET = 4.0
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        result = SampleBench(options, Path(scratch)).run()
-    for name, entry in result["ratio"].items():
-        print(f"sample: {name} {entry['value']:.3g}", file=sys.stderr)
+    with scratch() as work:
+        result = SampleBench(options, work).run()
     if options.plot is not None:
         draw(result, options.plot)
-    report.write(result, options.output)
+    report.emit_ratios(result, options.output)
     return 0
 
 
@@ -92,33 +88,29 @@ class SampleBench:
 
     def _weft(self, dtype: str) -> dict[str, Any]:
         options = self._options
-        folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=self._work))
-        threads = ("--threads", str(options.threads))
-        with daemon.running(options.model, folder, *threads, "--dtype", dtype) as process:
-            with process.client(timeout=3600.0) as client:
-                side = SampleClient(options, client, self._prompts, self._group)
-                return side.measure(lambda: self._reading_seconds(dtype))
+        with running(options, self._work, "--dtype", dtype) as (_, client):
+            side = SampleClient(options, client, self._prompts, self._group)
+            return side.measure(lambda: self._reading_seconds(dtype))
 
     def _transformers(self) -> dict[str, Any]:
-        return self._peer(sys.executable, "sample_peer.py")
+        return run_peer(self._options, self._work, "sample_peer.py", *self._sizes())
 
     def _llama_cpp(self, dtype: str) -> dict[str, Any]:
-        python = self._options.llama_python
-        return self._peer(python, "llama_peer.py", "--dtype", dtype)
-
-    def _peer(self, python: str, program: str, *flags: str) -> dict[str, Any]:
         options = self._options
-        command = [python, HERE / program, "--model", options.model]
-        command += ["--work", self._work, "--tokens", str(options.tokens)]
-        command += ["--threads", str(options.threads), "--reps", str(options.reps)]
-        command += ["--batches", *map(str, options.batches), *flags]
-        return run_program([*map(str, command)], options.threads)
+        flags = ("--dtype", dtype, *self._sizes())
+        return run_peer(
+            options, self._work, "llama_peer.py", *flags, python=options.llama_python
+        )
+
+    def _sizes(self) -> list[str]:
+        batches = map(str, self._options.batches)
+        return ["--tokens", str(self._options.tokens), "--batches", *batches]
 
     def _decode(self, dtype: str, batch: int) -> dict[str, Any]:
         options = self._options
         sizes = (batch, options.prompt, options.tokens, options.threads)
         command = [DECODE_BENCH, options.model, dtype, *map(str, sizes)]
-        return run_program([*map(str, command)], options.threads)
+        return run_program(command, options.threads)
 
     def _reading_seconds(self, dtype: str) -> float:
         """That an iteration of one sequence takes to be read, now."""
@@ -141,9 +133,7 @@ class SampleBench:
         self, side: str, run: dict[str, Any], reference: dict[str, Any]
     ) -> None:
         """Of the batches that both drew."""
-        if "tokens" not in run:
-            return
-        for batch, rows in run["tokens"].items():
+        for batch, rows in run.get("tokens", {}).items():
             if rows != reference["tokens"][batch]:
                 raise SystemExit(
                     f"{side}: batch {batch} has other tokens than weft's;"
@@ -188,7 +178,6 @@ class SampleBench:
                 },
             },
             "gemm_gflops": gemm / 1e9,
-            "machine": machine.describe(),
         }
 
     def _limits(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import inputs
 import numpy as np
+import timing
 import weft
 from processes import RANK
 
@@ -87,9 +87,7 @@ class SampleClient:
     def _timed(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
         """New first tokens each time: no prompt is in a cache."""
         calls = [(source, self._fresh(row)) for source, row in calls]
-        start = time.perf_counter()
-        self._draw(calls, tokens)
-        return time.perf_counter() - start
+        return timing.once(lambda: self._draw(calls, tokens))
 
     def _fresh(self, row: np.ndarray) -> np.ndarray:
         """With another first token."""
@@ -110,10 +108,10 @@ class SampleClient:
         no prefix cache can share."""
         tokens = self._options.group_tokens
         row = self._fresh(self._group[0])
-        start = time.perf_counter()
-        self._client.sample(
-            row, num_samples=GROUP_SIZE, max_tokens=tokens, temperature=0.0, stop=[]
+        together = timing.once(
+            lambda: self._client.sample(
+                row, num_samples=GROUP_SIZE, max_tokens=tokens, temperature=0.0, stop=[]
+            )
         )
-        together = time.perf_counter() - start
         calls = [(self._client, row) for row in self._group]
         return together, self._timed(calls, tokens)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peer_options
+import timing
 import torch
 import torch_peer
 import transformers
@@ -28,7 +28,7 @@ def main() -> None:
         rows = prompts[:batch]
         tokens[str(batch)] = _generate(model, rows, options.tokens).tolist()
         seconds[str(batch)] = min(
-            _timed(model, rows, options.tokens) for _ in range(options.reps)
+            timing.each(lambda: _generate(model, rows, options.tokens), options.reps)
         )
     versions = {module.__name__: module.__version__ for module in (torch, transformers)}
     print(
@@ -58,20 +58,10 @@ def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
     return output[:, rows.shape[1] :]
 
 
-def _timed(model: Any, rows: torch.Tensor, count: int) -> float:
-    start = time.perf_counter()
-    _generate(model, rows, count)
-    return time.perf_counter() - start
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = peer_options.parser()
     parser.add_argument("--batches", type=int, nargs="+", required=True)
     parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--reps", type=int, required=True)
     return parser.parse_args()
 
 

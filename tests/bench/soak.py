@@ -13,7 +13,6 @@ import asyncio
 import multiprocessing
 import random
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import daemon
-import machine
 import models
 import numpy as np
 import report
 import weft
+from processes import scratch
 from weft import aio
 
 TOKENS = 12
@@ -43,15 +42,13 @@ class Counts:
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+    with scratch() as work:
         flags = ["--max-resident-adapters", str(options.resident)]
         flags += ["--max-adapters", str(options.adapters), "--threads", "1"]
         model = models.tiny_model("llama-tied")
-        with daemon.running(model, Path(scratch), *flags) as process:
+        with daemon.running(model, work, *flags) as process:
             result = asyncio.run(_soak(options, process))
-    for name, entry in result["ratio"].items():
-        print(f"soak: {name} {entry['value']:.3g}", file=sys.stderr)
-    report.write(result, options.output)
+    report.emit_ratios(result, options.output)
     return 0
 
 
@@ -100,7 +97,6 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
             name: getattr(options, name)
             for name in ("clients", "adapters", "resident", "seconds")
         },
-        "machine": machine.describe(),
     }
 
 

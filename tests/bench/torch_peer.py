@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import machine
+import timing
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -22,18 +22,24 @@ def measure(step: Callable[[], T], reps: int) -> tuple[dict[str, Any], T]:
     checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)
     memory = machine.PeakMemory()
     first = step()
-    seconds = []
-    for _ in range(reps):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
     run = {
-        "seconds": seconds,
+        "seconds": timing.each(step, reps),
         **memory.read(),
         "gemm_flops_per_second": gemm_rate(),
         "versions": {"torch": torch.__version__},
     }
     return run, first
+
+
+def gradient_norm(model: torch.nn.Module) -> float:
+    """Of what `model` trains now, which leaves other adapters' gradients out; the
+    squares are summed in f64."""
+    squares = [
+        parameter.grad.double().square().sum()
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.grad is not None
+    ]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def full_logprobs(
@@ -74,9 +80,5 @@ def gemm_rate() -> float:
     rows, inner, columns = GEMM_SHAPE
     left, right = torch.randn(rows, inner), torch.randn(inner, columns)
     output = torch.empty(rows, columns)
-    best = float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        torch.mm(left, right, out=output)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * rows * inner * columns / best
+    seconds = timing.each(lambda: torch.mm(left, right, out=output), 20)
+    return 2.0 * rows * inner * columns / min(seconds)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import flops
 import inputs
 import report
-from processes import RANK, StepBench
+from processes import RANK, StepBench, scratch
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     tokens = inputs.rows(options.model, options.batch, options.length + 1)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
-        bench = StepBench(options, tokens, Path(scratch))
+    with scratch() as work:
+        bench = StepBench(options, tokens, work)
         sides = {"weft": bench.weft, "naive": bench.peer}
         runs = report.take_turns(options.rounds, sides, report.expect_equal_step)
     result = report.make(

@@ -1,12 +1,15 @@
-"""Draining, metrics, admission and client-side losses."""
+"""Draining, metrics, admission, connections and client-side losses."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,36 @@ def test_a_second_daemon_on_the_port_does_not_start(
     second.launch()
     assert 0 < second.wait(20) < 128
     assert address in second.log_tail()
+
+
+def test_clients_of_one_process_have_connections_of_their_own(daemon_for: Any) -> None:
+    import weft
+
+    daemon = daemon_for("llama-tied")
+    before = _sockets(daemon.pid)
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(daemon.client()).info()
+        assert len(_sockets(daemon.pid) - before) == 3
+
+    async def with_asyncio() -> set[str]:
+        async with AsyncExitStack() as stack:
+            for _ in range(3):
+                client = weft.AsyncClient(daemon.address, timeout=60.0)
+                await (await stack.enter_async_context(client)).info()
+            return _sockets(daemon.pid)
+
+    before = _sockets(daemon.pid)
+    assert len(asyncio.run(with_asyncio()) - before) == 3
+
+
+def _sockets(pid: int) -> set[str]:
+    """Of a process, by inode."""
+    links = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # Closed since it was listed.
+            links.add(os.readlink(descriptor))
+    return {link for link in links if link.startswith("socket:")}
 
 
 def test_metrics_are_well_formed_and_move(daemon_for: Any, unique: Any) -> None:

@@ -1,0 +1,16 @@
+"""The options of every peer's program; without torch, which some do not have."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def parser() -> argparse.ArgumentParser:
+    """A parser with what processes.run_peer gives to all of them."""
+    result = argparse.ArgumentParser()
+    result.add_argument("--model", type=Path, required=True)
+    result.add_argument("--work", type=Path, required=True)
+    result.add_argument("--threads", type=int, required=True)
+    result.add_argument("--reps", type=int, required=True)
+    return result

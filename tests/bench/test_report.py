@@ -1,0 +1,72 @@
+"""What all benches share: turns, checks, and what is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run  # noqa: F401  It sets the path for those below.
+import report
+
+
+@pytest.mark.parametrize(("name", "factor"), [("loss", 2e-5), ("grad_norm", 2e-4)])
+def test_a_wrong_result_ends_the_bench(name: str, factor: float) -> None:
+    good: report.Run = {"seconds": [1.0], "extra_rss_bytes": 1}
+    good |= {"loss": 5.0, "grad_norm": 2.0}
+    bad = {**good, name: good[name] * (1 + factor)}
+    sides = {"first": lambda: good, "second": lambda: bad}
+    with pytest.raises(SystemExit, match=name):
+        report.take_turns(1, sides, report.expect_equal_step)
+
+
+def test_sides_take_turns() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> report.Run:
+        order.append(name)
+        return {"seconds": [1.0], "extra_rss_bytes": 1}
+
+    runs = report.take_turns(2, {"a": lambda: side("a"), "b": lambda: side("b")})
+    assert order == ["a", "b", "a", "b"]
+    assert {name: len(of) for name, of in runs.items()} == {"a": 2, "b": 2}
+
+
+def test_the_best_repetition_and_the_highest_peak_count() -> None:
+    def process(seconds: list[float], peak: int) -> report.Run:
+        return {"seconds": seconds, "peak_rss_bytes": peak, "extra_rss_bytes": peak}
+
+    peer = {**process([8.0, 4.0], 70), "gemm_flops_per_second": 50.0, "versions": {}}
+    options = report.parser("x", "").parse_args([])
+    result = report.make(
+        "x",
+        options,
+        {"ours": [process([3.0, 2.0], 10), process([5.0, 6.0], 30)], "peer": [peer]},
+        peers=("peer",),
+        work=dict.fromkeys(("ours", "peer"), report.Work(tokens=100, flops=80.0)),
+        config={},
+        ratios=lambda sides: {
+            "speed": report.ratio(
+                sides["peer"]["seconds"] / sides["ours"]["seconds"], at_least=3
+            )
+        },
+    )
+    assert result["ours"]["ours"]["tokens_per_second"] == 50
+    assert result["ours"]["ours"]["fraction_of_gemm_rate"] == 0.8
+    assert result["ours"]["ours"]["extra_rss_bytes"] == 30
+    assert result["ratio"] == {"speed": {"value": 2, "target": ">= 3", "met": False}}
+    assert "speed 2 (target >= 3)" in report.sentence(result)
+
+
+def test_the_ratios_are_sentences_and_the_rest_is_a_line(
+    capsys: Any, tmp_path: Path
+) -> None:
+    ratios = {"a/b": report.ratio(0.5, at_most=1), "c": report.ratio(2.0)}
+    result = {"bench": "x", "ours": {"points": []}, "ratio": ratios}
+    report.emit_ratios(result, tmp_path / "line.json")
+    printed = capsys.readouterr()
+    assert printed.err == "x: a/b 0.5 (target <= 1)\nx: c 2\n"
+    line = json.loads(printed.out)
+    assert line.pop("machine")["cores"] > 0 and line == result
+    assert (tmp_path / "line.json").read_text("utf-8") == printed.out
