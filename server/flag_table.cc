@@ -165,6 +165,10 @@ std::vector<Flag> ModelFlags() {
       MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
                "Compute threads of a process on the CPU, [0, 4096]. 0: its "
                "share of all cores."),
+      MakeFlag(kGroup, "torch-dir", WEFT_SERVER(torch_dir),
+               "Folder of the torch package whose libraries are used. Empty: "
+               "lib/weft/torch of an installed weftd, or where it was built.",
+               "DIR"),
       MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),
                "Longest sequence in tokens. 0: the model's own limit."),
   };

@@ -41,6 +41,20 @@ void SetLibraryDefaults() {
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
+// Has the libraries of the torch package in `folder` used by weftd.so, which
+// then finds them loaded.
+bool LoadTorch(const std::string& folder) {
+  for (const char* const name : {"libc10.so", "libtorch_cpu.so"}) {
+    const std::string path = folder + "/lib/" + name;
+    if (::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      std::fprintf(stderr, "weftd: --torch-dir=%s: %s\n", folder.c_str(),
+                   ::dlerror());
+      return false;
+    }
+  }
+  return true;
+}
+
 // Which rank this is. Starts the others when there are several and nobody else
 // has.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
@@ -70,6 +84,10 @@ int Serve(const weft::Settings& settings, char** argv) {
   if (!world.ok()) {
     PrintLines(world.status());
     return kExitBadConfig;
+  }
+  if (!settings.server.torch_dir.empty() &&
+      !LoadTorch(settings.server.torch_dir)) {
+    return kExitCannotStart;
   }
   // Found through this binary's RUNPATH; global, as LibTorch's own libraries
   // look for each other's symbols.

@@ -79,6 +79,7 @@ struct ServerOptions {
   std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
   std::string port_file;   // Written once listening: one HOST:PORT a line.
   std::string model_name;  // Empty: last part of the model folder.
+  std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
   int64_t max_import_bytes = 2LL << 30;  // Of all imports under way together.
   int max_data_per_request = 4096;

@@ -45,6 +45,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "tensor-parallel-size",
                                        "data-parallel-size",
                                        "threads",
+                                       "torch-dir",
                                        "max-context",
                                        "checkpoint-dir",
                                        "max-adapters",

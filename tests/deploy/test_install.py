@@ -1,0 +1,120 @@
+"""The installed tree runs from any place, with the system's C and C++ runtimes and
+LibTorch alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "oracle"))
+
+import daemon as daemon_module  # noqa: E402
+import models  # noqa: E402
+
+RUNTIME = re.compile(
+    r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s)\.so.*"
+    # What the C library opens by itself to look up hosts and users.
+    r"|libnss_.*|locale-archive|.*\.mo|gconv-modules\.cache)"
+)
+
+
+def torch_folder() -> Path:
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Installed, then moved elsewhere."""
+    first = tmp_path_factory.mktemp("install") / "weft"
+    subprocess.run(
+        ["cmake", "--install", daemon_module.BUILD_DIR, "--prefix", first],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    moved = tmp_path_factory.mktemp("elsewhere") / "other-name"
+    shutil.move(first, moved)
+    yield moved
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("LD_")}
+
+
+def serve(
+    tree: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str
+) -> set[Path]:
+    """Samples with the tree's weftd; what it has mapped, with links resolved."""
+    monkeypatch.setattr(daemon_module, "WEFTD", tree / "bin" / "weftd")
+    for name in [name for name in os.environ if name.startswith("LD_")]:
+        monkeypatch.delenv(name)
+    model = models.tiny_model("llama-tied")
+    with daemon_module.running(model, folder, *flags) as process:
+        with process.client() as client:
+            drawn = client.sample([5, 6, 7], max_tokens=4, stop=[])
+            assert len(drawn.samples[0].tokens) == 4
+        maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8")
+        status = subprocess.run(
+            [tree / "bin" / "weftctl", "health", "--server", process.address],
+            env=environment(),
+        )
+        assert status.returncode == 0
+    found = re.findall(r"\s(/\S.*\.so\S*)$", maps, re.MULTILINE)
+    return {Path(path).resolve() for path in found}
+
+
+def strangers(libraries: set[Path], *known: Path) -> list[Path]:
+    """Those that are neither the system's runtime nor below a known folder."""
+    return sorted(
+        library
+        for library in libraries
+        if not RUNTIME.fullmatch(library.name)
+        and not any(library.is_relative_to(folder.resolve()) for folder in known)
+    )
+
+
+def test_it_serves_with_a_torch_that_a_flag_names(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = torch_folder()
+    mapped = serve(tree, tmp_path, monkeypatch, "--torch-dir", str(torch))
+    assert any(library.name.startswith("libgrpc++") for library in mapped)
+    assert not strangers(mapped, tree, torch, torch.parent / "nvidia")
+
+
+def test_it_serves_with_a_torch_beside_it(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = torch_folder()
+    (tree / "lib" / "weft" / "torch").symlink_to(torch)
+    try:
+        mapped = serve(tree, tmp_path, monkeypatch)
+    finally:
+        (tree / "lib" / "weft" / "torch").unlink()
+    assert not strangers(mapped, tree, torch, torch.parent / "nvidia")
+
+
+def test_without_torch_it_says_what_is_missing(tree: Path, tmp_path: Path) -> None:
+    weftd = tree / "bin" / "weftd"
+    model = models.tiny_model("llama-tied")
+    flags = ["--model", model, "--checkpoint-dir", tmp_path / "c"]
+    for extra, words in (
+        ([], "libtorch_cpu.so"),
+        (["--torch-dir", tmp_path], f"--torch-dir={tmp_path}"),
+    ):
+        done = subprocess.run(
+            [weftd, *flags, *extra], env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert words in done.stderr
