@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "src/parallel/shard.h"
 #include "src/request/adapter.h"
 
 namespace weft::lora {
@@ -29,6 +30,14 @@ struct ModelShape {
   int64_t kv_width = 0;  // key/value heads * head features
   int64_t ffn = 0;
   int64_t vocab = 0;
+};
+
+// What one of several ranks has of these widths; of `hidden` all have all.
+struct ShapeRanges {
+  parallel::Range q;
+  parallel::Range kv;
+  parallel::Range ffn;
+  parallel::Range vocab;
 };
 
 // One adapted linear layer.

@@ -4,28 +4,64 @@
 
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_products.h"
+#include "src/loss/vocab_shard.h"
 
 namespace weft::loss {
 namespace {
 
-// The softcap's derivative at the chunk's targets; reads the raw logits.
-void TargetSlope(const HeadChunk& chunk, at::Tensor& slope_E) {
-  const at::Tensor raw_E = at::index(
-      chunk.logits_RV, {chunk.RowsOfEntries(), chunk.input.targets_E});
-  slope_E.copy_(1 - (raw_E / chunk.input.softcap).tanh_().square_());
-}
-
 HeadResult AllocateResult(int64_t num_rows, int64_t num_entries, int64_t hidden,
-                          const at::TensorOptions& options, bool has_softcap,
-                          bool want_gradient, bool want_entropy) {
+                          const at::TensorOptions& tensor,
+                          const HeadOptions& options, bool want_gradient,
+                          bool want_entropy) {
   HeadResult result;
-  result.logprobs_E = at::empty({num_entries}, options);
-  if (want_entropy) result.entropies_R = at::empty({num_rows}, options);
+  result.logprobs_E = at::empty({num_entries}, tensor);
+  if (want_entropy) result.entropies_R = at::empty({num_rows}, tensor);
   if (want_gradient) {
-    result.projection_RH = at::empty({num_rows, hidden}, options);
-    if (has_softcap) result.target_slope_E = at::empty({num_entries}, options);
+    result.projection_RH = at::empty({num_rows, hidden}, tensor);
+    if (options.softcap > 0) {
+      result.target_slope_E = at::empty({num_entries}, tensor);
+    }
+    if (options.shard.group != nullptr) {
+      result.share_R = at::empty({num_rows}, tensor);
+    }
   }
   return result;
+}
+
+// The chunk's part of the result.
+ChunkScores ScoresOf(const HeadResult& result, const ScoreRows& rows,
+                     const HeadChunk& chunk) {
+  const auto part = [](const at::Tensor& x, int64_t begin, int64_t end) {
+    return x.defined() ? x.slice(0, begin, end) : x;
+  };
+  const int64_t end = chunk.begin + chunk.count;
+  const int64_t first_entry = rows.row_offsets[chunk.begin];
+  const int64_t end_entry = rows.row_offsets[end];
+  return {
+      .logprobs_E = part(result.logprobs_E, first_entry, end_entry),
+      .entropies_R = part(result.entropies_R, chunk.begin, end),
+      .slopes_E = part(result.target_slope_E, first_entry, end_entry),
+      .share_R = part(result.share_R, chunk.begin, end),
+  };
+}
+
+// Scores a chunk of the whole vocabulary; see ScoreChunkOfShard.
+void ScoreChunk(HeadChunk& chunk, bool want_gradient, ChunkScores& scores) {
+  if (scores.slopes_E.defined()) scores.slopes_E.copy_(chunk.TargetSlopes());
+  if (want_gradient) {
+    chunk.SoftmaxBesideTargets(scores.logprobs_E, scores.entropies_R);
+  } else {
+    ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/false,
+                   scores.logprobs_E, scores.entropies_R);
+  }
+}
+
+void CheckShard(const at::Tensor& weight_VH, const VocabShard& shard) {
+  if (shard.group == nullptr) return;
+  const int64_t expected = shard.group->shard().Of(shard.vocab).size();
+  TORCH_CHECK(weight_VH.size(0) == expected, "the head has ", weight_VH.size(0),
+              " rows of a vocabulary of ", shard.vocab, "; this rank's are ",
+              expected);
 }
 
 void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
@@ -43,9 +79,12 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
 }
 
 // U of the chunk's rows. Rows with a filter and rows without one take their own
-// products: nobody pays for a neighbour's filter.
+// products: nobody pays for a neighbour's filter. With a share [R] the chunk
+// holds the softmax of a part of the vocabulary: filters are for that times the
+// share.
 void ProjectRows(const HeadChunk& chunk, const at::Tensor& weight_VH,
-                 const std::vector<float>& filters, at::Tensor& out_RH) {
+                 const std::vector<float>& filters, const at::Tensor& share_R,
+                 at::Tensor& out_RH) {
   if (filters.empty()) {
     ComputeProjection(chunk.logits_RV, weight_VH, out_RH);
     return;
@@ -59,13 +98,26 @@ void ProjectRows(const HeadChunk& chunk, const at::Tensor& weight_VH,
     const at::Tensor p_RV = chunk.logits_RV.narrow(0, begin, end - begin);
     at::Tensor rows_RH = out_RH.narrow(0, begin, end - begin);
     if (filter[begin] > 0) {
-      const std::vector<float> own(filter + begin, filter + end);
-      ComputeFilteredProjection(p_RV, weight_VH,
-                                at::tensor(own).to(p_RV.options()), rows_RH);
+      at::Tensor own_R =
+          at::tensor(std::vector<float>(filter + begin, filter + end))
+              .to(p_RV.options());
+      if (share_R.defined()) own_R.div_(share_R.slice(0, begin, end));
+      ComputeFilteredProjection(p_RV, weight_VH, own_R, rows_RH);
     } else {
       ComputeProjection(p_RV, weight_VH, rows_RH);
     }
     begin = end;
+  }
+}
+
+// What was projected with the local softmax becomes a term of the whole one.
+void ScaleToShare(HeadResult& result, const lora::LoraRouting& routing) {
+  const at::Tensor share_R1 = result.share_R.unsqueeze(1);
+  result.projection_RH.mul_(share_R1);
+  for (size_t s = 0; s < result.projected_nR.size(); ++s) {
+    if (!result.projected_nR[s].defined()) continue;
+    result.projected_nR[s].mul_(
+        share_R1.slice(0, routing[s].begin, routing[s].end));
   }
 }
 
@@ -75,38 +127,33 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                      const ScoreRows& rows, const HeadOptions& options,
                      bool want_gradient, bool want_entropy) {
   CheckRows(hidden_RH, rows);
+  CheckShard(weight_VH, options.shard);
   const int64_t num_rows = hidden_RH.size(0);
   const auto dtype = weight_VH.options().dtype(HeadComputeType(weight_VH));
   HeadResult result = AllocateResult(
       num_rows, static_cast<int64_t>(rows.targets.size()), weight_VH.size(1),
-      dtype, options.softcap > 0, want_gradient, want_entropy);
+      dtype, options, want_gradient, want_entropy);
   if (num_rows == 0) return result;
-  const HeadChunks chunks(hidden_RH, weight_VH, rows, options);
+  parallel::Communicator* const group = options.shard.group;
+  OwnEntries own;
+  if (group != nullptr) own = EntriesOfShard(rows, options.shard);
+  const HeadChunks chunks(hidden_RH, weight_VH,
+                          group != nullptr ? own.rows : rows, options);
   result.shrunk_nR = chunks.lora().Shrink(hidden_RH);
   chunks.ForEach(0, num_rows, result.shrunk_nR, [&](HeadChunk& chunk) {
-    const auto entries = [&](const at::Tensor& x_E) {
-      return x_E.narrow(0, chunk.first_entry, chunk.num_entries);
-    };
-    if (result.target_slope_E.defined()) {
-      at::Tensor slope_E = entries(result.target_slope_E);
-      TargetSlope(chunk, slope_E);
+    ChunkScores scores = ScoresOf(result, rows, chunk);
+    if (group != nullptr) {
+      ScoreChunkOfShard(chunk, rows, own, *group, scores);
+    } else {
+      ScoreChunk(chunk, want_gradient, scores);
     }
-    at::Tensor logprobs_E = entries(result.logprobs_E);
-    at::Tensor entropies_R;
-    if (want_entropy) {
-      entropies_R = result.entropies_R.narrow(0, chunk.begin, chunk.count);
-    }
-    if (!want_gradient) {
-      ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/false,
-                     logprobs_E, entropies_R);
-      return;
-    }
-    chunk.SoftmaxBesideTargets(logprobs_E, entropies_R);
+    if (!want_gradient) return;
     at::Tensor projection_RH =
         result.projection_RH.narrow(0, chunk.begin, chunk.count);
-    ProjectRows(chunk, weight_VH, rows.filters, projection_RH);
+    ProjectRows(chunk, weight_VH, rows.filters, scores.share_R, projection_RH);
     chunks.lora().Project(chunk.logits_RV, chunk.begin, result.projected_nR);
   });
+  if (result.share_R.defined()) ScaleToShare(result, rows.routing);
   return result;
 }
 

@@ -21,6 +21,12 @@
 // Rows of an adapter that trains lm_head see W + scale B A. Their dA and
 // dhidden follow from p B, kept beside U; dB = scale dz^T (h A^T) needs the
 // logits again, so that such rows, and they alone, cost 6 H V FLOPs.
+//
+// Several ranks may each have a part of the vocabulary (vocab_shard.h): one
+// small exchange per chunk of the forward pass makes the log-probabilities and
+// entropies of all, one sum over ranks of [R, H] ends the backward pass. LoRA
+// of lm_head has all of A and the part's rows of B then; dA is the part's share
+// of a sum over ranks.
 #ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
 #define WEFT_SRC_LOSS_FUSED_HEAD_H_
 
@@ -30,15 +36,24 @@
 #include <vector>
 
 #include "src/lora/lora_linear.h"
+#include "src/parallel/communicator.h"
 
 namespace weft::loss {
+
+// The part of the vocabulary that a rank has.
+struct VocabShard {
+  parallel::Communicator* group = nullptr;  // Null: one rank has all.
+  int64_t vocab = 0;  // Of all ranks; group->shard().Of(vocab) is this one's.
+};
 
 struct HeadOptions {
   int64_t chunk_rows = 1024;  // <= 0: one chunk, the unchunked reference.
   double softcap = 0;         // 0: none.
+  VocabShard shard;
 };
 
 // Rows of a chunk: a large vocabulary takes fewer on a CPU than asked for.
+// Arguments: vocab is what the rank has, rounded up to that of the largest.
 [[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
                                     int64_t num_rows, int64_t vocab,
                                     bool is_cpu);
@@ -48,8 +63,8 @@ struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  // [R] in [0, 1), or empty: all 0. A block of the vocabulary in which all of
-  // the row's p D but its targets' are below this is left out of U.
+  // [R] in [0, 1), or empty: all 0. A block of a rank's vocabulary in which all
+  // of the row's p D but its targets' are below this is left out of U.
   std::vector<float> filters;
   lora::LoraRouting routing;  // Of the rows; may be empty.
 };
@@ -59,13 +74,17 @@ struct HeadResult {
   at::Tensor entropies_R;     // [R] f32; undefined unless asked for.
   at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
   at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
+  // Probability of the rank's vocabulary [R]; undefined when it has all. U and
+  // projected_nR are the rank's terms of their sums.
+  at::Tensor share_R;
   // One per segment of the routing, undefined where it does not train lm_head.
   std::vector<at::Tensor> shrunk_nR;     // h A^T.
   std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
 };
 
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H], of the same dtype, or in bf16
-//          beside f32 on a CPU.
+//          beside f32 on a CPU; with options.shard the rank's rows of it, and
+//          all else the same on all ranks, which call this together.
 // Errors:  throws c10::Error (out of memory).
 // Threads: engine thread only.
 // Source:  derivation above; tests check it against dense f64 autograd.
@@ -78,7 +97,8 @@ struct HeadResult {
 // dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E] f32
 // (CPU or device); adds the gradients of lm_head's LoRA to the segments of
 // rows.routing. The other arguments as in the forward, which must have had
-// want_gradient. Consumes the result: dhidden takes U's memory.
+// want_gradient. Consumes the result: dhidden takes U's memory. Every rank gets
+// the whole dhidden.
 [[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
                                       const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,

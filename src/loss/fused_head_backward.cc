@@ -6,6 +6,7 @@
 #include "src/loss/fused_head.h"
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_coefficients.h"
+#include "src/loss/vocab_shard.h"
 
 namespace weft::loss {
 namespace {
@@ -55,14 +56,19 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
   }
 }
 
-// The chunk's logits become dz.
-void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients) {
+// The chunk's logits become dz. share_R of all rows as in HeadResult.
+void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
+                      const at::Tensor& share_R) {
   const auto dtype = chunk.logits_RV.options();
   at::Tensor logprobs_E = at::empty({chunk.num_entries}, dtype);
   at::Tensor no_entropies;
   chunk.SoftmaxBesideTargets(logprobs_E, no_entropies);
   chunk.logits_RV.mul_(
       Part(coefficients.rows_R, chunk.begin, chunk.count, dtype).unsqueeze(1));
+  if (share_R.defined()) {
+    chunk.logits_RV.mul_(
+        share_R.narrow(0, chunk.begin, chunk.count).unsqueeze(1));
+  }
   for (const EntryLayer& layer :
        LayerEntries(coefficients, chunk.begin, chunk.count)) {
     const auto size = static_cast<int64_t>(layer.rows.size());
@@ -89,7 +95,7 @@ void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
     if (!segment.gradient_N.defined()) continue;
     chunks.ForEach(segment.begin, segment.end, forward.shrunk_nR,
                    [&](HeadChunk& chunk) {
-                     GradientOfLogits(chunk, coefficients);
+                     GradientOfLogits(chunk, coefficients, forward.share_R);
                      lora.AddGradientOfB(s, chunk.logits_RV, chunk.begin,
                                          forward.shrunk_nR[s]);
                    });
@@ -106,15 +112,23 @@ at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
   TORCH_CHECK(g_E.numel() == static_cast<int64_t>(rows.targets.size()),
               "HeadBackward has ", g_E.numel(), " gradients for ",
               rows.targets.size(), " entries");
-  const HeadCoefficients coefficients =
+  HeadCoefficients coefficients =
       MakeHeadCoefficients(rows, ToDoubles(g_E), ToDoubles(forward.logprobs_E),
                            ToDoubles(forward.target_slope_E));
+  parallel::Communicator* const group = options.shard.group;
+  OwnEntries own;
+  if (group != nullptr) {
+    coefficients = CoefficientsOfShard(coefficients, options.shard);
+    own = EntriesOfShard(rows, options.shard);
+  }
   at::Tensor dhidden_RH = std::move(forward.projection_RH);
   Combine(dhidden_RH, weight_VH, coefficients, 0);
   if (std::ranges::any_of(forward.shrunk_nR, &at::Tensor::defined)) {
-    LoraBackward(HeadChunks(hidden_RH, weight_VH, rows, options), forward,
-                 hidden_RH, rows, coefficients, dhidden_RH);
+    const HeadChunks chunks(hidden_RH, weight_VH,
+                            group != nullptr ? own.rows : rows, options);
+    LoraBackward(chunks, forward, hidden_RH, rows, coefficients, dhidden_RH);
   }
+  if (group != nullptr) group->AllReduce(dhidden_RH);
   return dhidden_RH.to(hidden_RH.scalar_type());
 }
 

@@ -53,6 +53,14 @@ ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
           .softcap = softcap};
 }
 
+// What chunks are sized by: the same on all ranks, which exchange something for
+// each of them.
+int64_t LargestVocab(const at::Tensor& weight_VH, const VocabShard& shard) {
+  if (shard.group == nullptr) return weight_VH.size(0);
+  const int size = shard.group->shard().size;
+  return (shard.vocab + size - 1) / size;
+}
+
 }  // namespace
 
 int64_t HeadChunkRows(const HeadOptions& options, int64_t num_rows,
@@ -71,12 +79,22 @@ at::Tensor HeadChunk::RowsOfEntries() const {
   return at::repeat_interleave(input.row_offsets.diff());
 }
 
+at::Tensor HeadChunk::TargetSlopes() const {
+  const at::Tensor raw_E =
+      at::index(logits_RV, {RowsOfEntries(), input.targets_E});
+  return 1 - (raw_E / input.softcap).tanh_().square_();
+}
+
+void HeadChunk::ClearTargets() {
+  at::index_put_(logits_RV, {RowsOfEntries(), input.targets_E},
+                 at::zeros({}, logits_RV.options()));
+}
+
 void HeadChunk::SoftmaxBesideTargets(at::Tensor& logprobs_E,
                                      at::Tensor& entropies_R) {
   ops::VocabRows(logits_RV, input, /*softmax_in_place=*/true, logprobs_E,
                  entropies_R);
-  at::index_put_(logits_RV, {RowsOfEntries(), input.targets_E},
-                 at::zeros({}, logits_RV.options()));
+  ClearTargets();
 }
 
 HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
@@ -86,7 +104,8 @@ HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
       rows_(rows),
       softcap_(options.softcap),
       lora_(rows.routing, HeadComputeType(weight_VH)),
-      chunk_(HeadChunkRows(options, hidden_RH.size(0), weight_VH.size(0),
+      chunk_(HeadChunkRows(options, hidden_RH.size(0),
+                           LargestVocab(weight_VH, options.shard),
                            weight_VH.is_cpu())),
       buffer_(
           LogitsBuffer(chunk_, weight_VH.size(0),

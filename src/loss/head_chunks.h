@@ -27,6 +27,9 @@ struct HeadChunk {
 
   // Row of every entry in the chunk [num_entries].
   [[nodiscard]] at::Tensor RowsOfEntries() const;
+  // The softcap's derivative at the targets [num_entries]; of the raw logits.
+  [[nodiscard]] at::Tensor TargetSlopes() const;
+  void ClearTargets();
   // The logits become softmax * D, 0 at the rows' own targets.
   void SoftmaxBesideTargets(at::Tensor& logprobs_E, at::Tensor& entropies_R);
 };

@@ -6,18 +6,21 @@
 #include <ATen/core/Tensor.h>
 
 #include "src/lora/lora_linear.h"
+#include "src/loss/fused_head.h"
 
 namespace weft::loss {
 
 // softcap(hidden W^T + LoRA) in f32, on the CPU; `routing` names the adapters
-// of the rows.
+// of the rows. With a shard every rank gets the logits of the whole vocabulary,
+// the same bits, from its rows of the weight.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,
 //          V] f32, contiguous.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,
                                     const at::Tensor& weight_VH,
                                     const lora::LoraRouting& routing,
-                                    double softcap);
+                                    double softcap,
+                                    const VocabShard& shard = {});
 
 }  // namespace weft::loss
 

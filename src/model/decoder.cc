@@ -54,13 +54,19 @@ at::ScalarType ActivationType(const DecoderWeights& weights) {
              : embedding_VH.scalar_type();
 }
 
+parallel::Shard ShardOfGroup(const parallel::Communicator* group) {
+  return group == nullptr ? parallel::Shard() : group->shard();
+}
+
 }  // namespace
 
 Decoder::Decoder(ModelConfig config, DecoderWeights weights,
-                 int64_t num_positions)
+                 int64_t num_positions, parallel::Communicator* tensor_group)
     : config_(std::move(config)),
+      tensor_group_(tensor_group),
+      local_config_(LocalConfig(config_, ShardOfGroup(tensor_group))),
       embedding_scale_(EmbeddingScale(config_, weights)),
-      shape_(config_.shape()),
+      shape_(local_config_.shape()),
       dtype_(ActivationType(weights)),
       weights_(WithSmallTensorsIn(dtype_, std::move(weights))) {
   for (const std::vector<double>& frequencies : config_.rope_tables) {
@@ -85,11 +91,27 @@ at::Tensor Decoder::Gated(const at::Tensor& gate_up_T2F) const {
   return product_TF;
 }
 
+Decoder::VocabRows Decoder::RowsOfTokens(const at::Tensor& tokens_T) const {
+  if (tensor_group_ == nullptr) return {.rows_T = tokens_T};
+  const parallel::Range own = ShardOf(config_, tensor_group_->shard()).vocab;
+  const at::Tensor foreign_T =
+      tokens_T.lt(own.begin).logical_or_(tokens_T.ge(own.end));
+  return {.rows_T = (tokens_T - own.begin).masked_fill_(foreign_T, 0),
+          .foreign_T1 = foreign_T.unsqueeze(1)};
+}
+
+void Decoder::SumOverRanks(at::Tensor& partial_TH) const {
+  if (tensor_group_ != nullptr) tensor_group_->AllReduce(partial_TH);
+}
+
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
+  const VocabRows own = RowsOfTokens(batch.tokens_T);
   at::Tensor x_TH =
-      weights_.embedding_VH.index_select(0, batch.tokens_T).to(dtype_);
+      weights_.embedding_VH.index_select(0, own.rows_T).to(dtype_);
   if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
-  lora::AddLoraEmbedding(batch.tokens_T, batch.routing, embedding_scale_, x_TH);
+  lora::AddLoraEmbedding(own.rows_T, batch.routing, embedding_scale_, x_TH);
+  if (own.foreign_T1.defined()) x_TH.masked_fill_(own.foreign_T1, 0);
+  SumOverRanks(x_TH);
   return x_TH;
 }
 
@@ -107,10 +129,11 @@ Decoder::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
     return qkv_TW.narrow(1, column, width)
         .view({num_tokens, count, config_.head_dim});
   };
-  return {.q_TQC = heads(0, shape_.q_width, config_.num_heads),
-          .k_TKC = heads(shape_.q_width, shape_.kv_width, config_.num_kv_heads),
+  const int num_kv_heads = local_config_.num_kv_heads;
+  return {.q_TQC = heads(0, shape_.q_width, local_config_.num_heads),
+          .k_TKC = heads(shape_.q_width, shape_.kv_width, num_kv_heads),
           .v_TKC = heads(shape_.q_width + shape_.kv_width, shape_.kv_width,
-                         config_.num_kv_heads)};
+                         num_kv_heads)};
 }
 
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
@@ -184,6 +207,7 @@ at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
   at::Tensor o_TH =
       LoraLinear(attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO},
                  shape_, tape != nullptr ? &tape->shrunk_o : nullptr);
+  SumOverRanks(o_TH);
   at::Tensor x_mid_TH =
       AddOutput(x_TH, std::move(o_TH), w.attention_out_norm_H,
                 tape != nullptr ? &tape->attention_raw_TH : nullptr);
@@ -201,9 +225,12 @@ at::Tensor Decoder::RunGateUp(int layer, const at::Tensor& x_mid_TH,
 
 at::Tensor Decoder::RunDown(int layer, const at::Tensor& gate_up_T2F,
                             const PackedBatch& batch, LayerTape* tape) const {
-  return LoraLinear(Gated(gate_up_T2F), weights_.layers[layer].down,
-                    batch.routing, {layer, ProjectionGroup::kDown}, shape_,
-                    tape != nullptr ? &tape->shrunk_down : nullptr);
+  at::Tensor down_TH =
+      LoraLinear(Gated(gate_up_T2F), weights_.layers[layer].down, batch.routing,
+                 {layer, ProjectionGroup::kDown}, shape_,
+                 tape != nullptr ? &tape->shrunk_down : nullptr);
+  SumOverRanks(down_TH);
+  return down_TH;
 }
 
 void Decoder::NormalizeHeads(int layer, at::Tensor& qkv_TW,

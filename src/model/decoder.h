@@ -7,6 +7,12 @@
 // recompute (layer inputs, q, k, v, attention output, gate and up) and
 // recomputes norms and the gated product, so nothing is stored twice and
 // buffers die as soon as they are used.
+//
+// With a tensor group every rank runs the same calls on the same batch with its
+// part of the weights (model_shard.h) and of the adapters. The ranks' results
+// are summed after the embedding, after o and down, and in the backward pass
+// after the input gradients of q, k, v and of gate, up; the residual stream
+// then has the same bits on all of them.
 #ifndef WEFT_SRC_MODEL_DECODER_H_
 #define WEFT_SRC_MODEL_DECODER_H_
 
@@ -18,8 +24,10 @@
 
 #include "src/model/decoder_weights.h"
 #include "src/model/model_config.h"
+#include "src/model/model_shard.h"
 #include "src/model/packed_batch.h"
 #include "src/ops/rotary.h"
+#include "src/parallel/communicator.h"
 
 namespace weft::model {
 
@@ -47,15 +55,28 @@ struct Tape {
 
 class Decoder {
  public:
-  Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions);
+  // `config` is that of the whole model, `weights` are the rank's part.
+  // `tensor_group` outlives it; null: one rank has everything.
+  Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions,
+          parallel::Communicator* tensor_group = nullptr);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
+  // With the heads, features and vocabulary of this rank: its shape() is that
+  // of its part of adapters, its key/value heads are those of its cache.
+  [[nodiscard]] const ModelConfig& local_config() const {
+    return local_config_;
+  }
+  [[nodiscard]] parallel::Communicator* tensor_group() const {
+    return tensor_group_;
+  }
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
   // Of activations, cache and adapters: that of the weights, but f32 beside
   // bf16 weights on a CPU, whose products widen them (ops/matmul.h): half the
   // memory and traffic at the speed and precision of f32 arithmetic.
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
+
+  // Adapters of the routing, cache and tape are the rank's parts.
 
   // Runs embedding and layers; returns the residual stream [T, H] before the
   // final norm. `tape` is filled in kTrain and must be null in kEval; the first
@@ -118,6 +139,18 @@ class Decoder {
                                 const at::Tensor& weight_H) const;
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
+  // Adapters of the embedding, from the gradient of its rows.
+  void EmbedBackward(const PackedBatch& batch, const at::Tensor& d_TH) const;
+  // Tokens as rows of this rank's embedding, and which rows of the batch are of
+  // other ranks ([T, 1], undefined for the whole vocabulary): those point to
+  // row 0 and do not count.
+  struct VocabRows {
+    at::Tensor rows_T;
+    at::Tensor foreign_T1;
+  };
+  [[nodiscard]] VocabRows RowsOfTokens(const at::Tensor& tokens_T) const;
+  // The sum over ranks, in place.
+  void SumOverRanks(at::Tensor& partial_TH) const;
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
   // Views of the heads inside a fused row: q [T, Q, C], k and v [T, K, C].
   struct Heads {
@@ -126,10 +159,12 @@ class Decoder {
   [[nodiscard]] Heads SplitHeads(const at::Tensor& qkv_TW) const;
 
   ModelConfig config_;
+  parallel::Communicator* tensor_group_;
+  ModelConfig local_config_;
   // What embeddings are multiplied by, in the precision of the model dtype: the
   // models were trained so.
   double embedding_scale_;
-  lora::ModelShape shape_;
+  lora::ModelShape shape_;  // Of this rank.
   at::ScalarType dtype_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;

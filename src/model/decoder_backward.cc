@@ -33,8 +33,15 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
     d_TH = BackwardLayer(layer, batch, layer_tape, std::move(d_TH));
     layer_tape = LayerTape();
   }
-  lora::LoraEmbeddingBackward(d_TH, batch.tokens_T, batch.routing,
-                              embedding_scale_);
+  EmbedBackward(batch, d_TH);
+}
+
+void Decoder::EmbedBackward(const PackedBatch& batch,
+                            const at::Tensor& d_TH) const {
+  const VocabRows own = RowsOfTokens(batch.tokens_T);
+  lora::LoraEmbeddingBackward(
+      own.foreign_T1.defined() ? d_TH.masked_fill(own.foreign_T1, 0) : d_TH,
+      own.rows_T, batch.routing, embedding_scale_);
 }
 
 at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
@@ -65,10 +72,11 @@ void Decoder::BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
   product_TF.reset();
   // From here gate_up_T2F holds its own gradient.
   ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
-  const at::Tensor d_normed_TH = LoraLinearBackward(
+  at::Tensor d_normed_TH = LoraLinearBackward(
       tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up,
       batch.routing, {layer, ProjectionGroup::kGateUp}, shape_,
       tape.shrunk_gate_up, /*want_input_gradient=*/true);
+  SumOverRanks(d_normed_TH);
   ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H,
                        config_.rms_norm_eps, d_TH);
 }
@@ -95,11 +103,12 @@ void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
   // Below the first layer only an adapter of the embedding learns.
   const bool want_input_gradient =
       layer > 0 || lora::TrainsEmbedding(batch.routing);
-  const at::Tensor d_normed_TH =
+  at::Tensor d_normed_TH =
       LoraLinearBackward(dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv,
                          batch.routing, {layer, ProjectionGroup::kQkv}, shape_,
                          tape.shrunk_qkv, want_input_gradient);
   if (want_input_gradient) {
+    SumOverRanks(d_normed_TH);
     ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H,
                          config_.rms_norm_eps, d_TH);
   }

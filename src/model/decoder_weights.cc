@@ -89,7 +89,7 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
     const bool wide = IsNorm(entry.slot) && config.norms_from_one;
     SlotTensor slot{
         .entry = &entry,
-        .shape = entry.shape,
+        .shape = entry.part_shape,
         .dtype = wide ? at::kFloat : c10::typeMetaToScalarType(options.dtype()),
         .offset = size};
     slot.shape[0] = entry.slot_rows;
@@ -126,14 +126,18 @@ absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
   return absl::OkStatus();
 }
 
+// The rows of its slot's matrix that an entry fills.
+at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
+  return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
+}
+
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const std::vector<WeightEntry>& entries,
                          DecoderWeights& w) {
   weights::ReadPlan plan(checkpoint);
   for (const WeightEntry& entry : entries) {
-    WEFT_RETURN_IF_ERROR(
-        plan.Add(entry.name,
-                 FieldOf(w, entry).narrow(0, entry.first_row, entry.shape[0])));
+    WEFT_RETURN_IF_ERROR(plan.AddSlice(
+        entry.name, {entry.part_row, entry.part_column}, PlaceOf(w, entry)));
   }
   Progress progress("loading weights", static_cast<int64_t>(plan.num_bytes()),
                     "B");
@@ -143,6 +147,7 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
 // A head in the checkpoint of a model that ties it: transformers would use one
 // or the other, depending on its release.
 absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
+                           const parallel::Range& vocab,
                            const at::Tensor& embedding_VH) {
   const auto head = checkpoint.Find(kHeadName);
   if (absl::IsNotFound(head.status())) return absl::OkStatus();
@@ -150,8 +155,9 @@ absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
   WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor embedding,
                         checkpoint.Find(kEmbeddingName));
   if (head->IsSameAs(embedding)) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(
-      const bool same, weights::HasValues(checkpoint, kHeadName, embedding_VH));
+  WEFT_ASSIGN_OR_RETURN(const bool same,
+                        weights::HasValues(checkpoint, kHeadName,
+                                           {.row = vocab.begin}, embedding_VH));
   if (same) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "tensor '", kHeadName, "' differs from '", kEmbeddingName,
@@ -159,25 +165,50 @@ absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
       "or set the field to false"));
 }
 
-// Draws one slot's matrix. Every slot has its own stream of numbers, so that
-// neither order nor threads matter.
-void Draw(const WeightEntry& entry, uint64_t seed, at::Tensor& field) {
-  if (IsNorm(entry.slot)) {
+// Entries of one slot.
+using Slot = absl::Span<const WeightEntry>;
+
+// Draws a slot's whole matrix. Every slot has its own stream of numbers, so
+// that neither order nor threads matter.
+void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
+  at::Generator generator = at::detail::createCPUGenerator(
+      seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(first.layer) * 64 +
+      static_cast<uint64_t>(first.slot));
+  // Uniform with the variance that keeps the length of what it multiplies.
+  const double bound = std::sqrt(3.0 / static_cast<double>(matrix_OI.size(1)));
+  matrix_OI.uniform_(-bound, bound, generator);
+}
+
+// The rank's part of a slot's matrix.
+void FillMatrix(Slot slot, uint64_t seed, DecoderWeights& w) {
+  at::Tensor& field = FieldOf(w, slot.front());
+  int64_t rows = 0;
+  for (const WeightEntry& entry : slot) rows += entry.shape[0];
+  const int64_t columns = slot.front().shape[1];
+  if (field.is_cpu() && field.size(0) == rows && field.size(1) == columns) {
+    Draw(slot.front(), seed, field);
+    return;
+  }
+  at::Tensor whole_OI =
+      at::empty({rows, columns}, field.options().device(at::kCPU));
+  Draw(slot.front(), seed, whole_OI);
+  int64_t first_row = 0;
+  for (const WeightEntry& entry : slot) {
+    PlaceOf(w, entry).copy_(
+        whole_OI.narrow(0, first_row + entry.part_row, entry.part_shape[0])
+            .narrow(1, entry.part_column, entry.part_shape[1]));
+    first_row += entry.shape[0];
+  }
+}
+
+void FillSlot(Slot slot, uint64_t seed, DecoderWeights& w) {
+  at::Tensor& field = FieldOf(w, slot.front());
+  if (IsNorm(slot.front().slot)) {
     field.fill_(1);
   } else if (field.dim() == 1) {
     field.zero_();
   } else {
-    at::Generator generator = at::detail::createCPUGenerator(
-        seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(entry.layer) * 64 +
-        static_cast<uint64_t>(entry.slot));
-    // Uniform with the variance that keeps the length of what it multiplies.
-    const double bound = std::sqrt(3.0 / static_cast<double>(field.size(1)));
-    if (field.is_cpu()) {
-      field.uniform_(-bound, bound, generator);
-    } else {
-      field.copy_(at::empty(field.sizes(), field.options().device(at::kCPU))
-                      .uniform_(-bound, bound, generator));
-    }
+    FillMatrix(slot, seed, w);
   }
 }
 
@@ -185,10 +216,11 @@ void Draw(const WeightEntry& entry, uint64_t seed, at::Tensor& field) {
 
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device) {
+    at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
   WEFT_RETURN_IF_ERROR(CheckNoOtherTensors(checkpoint, config));
-  const std::vector<WeightEntry> entries = ListWeights(config);
-  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, entries));
+  // Of all ranks' tensors, so that each comes to the same verdict.
+  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, ListWeights(config)));
+  const std::vector<WeightEntry> entries = ListWeights(config, shard);
   DecoderWeights w = Allocate(entries, config,
                               at::TensorOptions().dtype(dtype).device(device));
   WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
@@ -198,21 +230,26 @@ absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     }
   }
   if (config.tied_embeddings) {
-    WEFT_RETURN_IF_ERROR(CheckTiedHead(checkpoint, w.embedding_VH));
+    WEFT_RETURN_IF_ERROR(
+        CheckTiedHead(checkpoint, shard.Of(config.vocab), w.embedding_VH));
   }
   return w;
 }
 
 DecoderWeights MakeDummyWeights(const ModelConfig& config, at::ScalarType dtype,
-                                at::Device device, uint64_t seed) {
-  const std::vector<WeightEntry> entries = ListWeights(config);
+                                at::Device device, uint64_t seed,
+                                const parallel::Shard& shard) {
+  const std::vector<WeightEntry> entries = ListWeights(config, shard);
   DecoderWeights w = Allocate(entries, config,
                               at::TensorOptions().dtype(dtype).device(device));
   Progress progress("making weights", static_cast<int64_t>(entries.size()),
                     "tensors");
-  for (const WeightEntry& entry : entries) {
-    if (entry.first_row == 0) Draw(entry, seed, FieldOf(w, entry));
-    progress.Add(1);
+  for (size_t begin = 0; begin < entries.size();) {
+    size_t end = begin + 1;
+    while (end < entries.size() && entries[end].first_row > 0) ++end;
+    FillSlot(absl::MakeConstSpan(entries).subspan(begin, end - begin), seed, w);
+    progress.Add(static_cast<int64_t>(end - begin));
+    begin = end;
   }
   return w;
 }
@@ -226,7 +263,8 @@ absl::StatusOr<HeadWeights> LoadHeadWeights(
                               at::TensorOptions().dtype(dtype).device(device));
   WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
   if (config.tied_embeddings) {
-    WEFT_RETURN_IF_ERROR(CheckTiedHead(checkpoint, w.embedding_VH));
+    WEFT_RETURN_IF_ERROR(CheckTiedHead(
+        checkpoint, {.begin = 0, .end = config.vocab}, w.embedding_VH));
   }
   return HeadWeights{w.embedding_VH, w.head_VH};
 }

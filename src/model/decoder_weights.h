@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "src/lora/lora_linear.h"
 #include "src/model/model_config.h"
+#include "src/parallel/shard.h"
 #include "src/weights/checkpoint.h"
 
 namespace weft::model {
@@ -33,6 +34,8 @@ struct LayerWeights {
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 
+// Of a rank: its rows of all but o and down, its columns of those; the biases
+// of o and down are on rank 0 alone.
 struct DecoderWeights {
   at::Tensor embedding_VH;
   std::vector<LayerWeights> layers;
@@ -40,21 +43,24 @@ struct DecoderWeights {
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
-// Reads every tensor of the model straight into its place, in parallel, with a
-// progress bar. Nothing is read before all of them are found to be there.
+// Reads what the rank has of every tensor of the model, and no other byte,
+// straight into its place, in parallel, with a progress bar. Nothing is read
+// before all of them are found to be there.
+// Arguments: shard as model::CheckTensorParallelSize accepts it; the default is
+//            the whole model.
 // Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor of a layer
 //         that config.json knows nothing of (a bias, say), and for a tied head
 //         that is in the checkpoint with other values than the embedding.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device);
+    at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {});
 
 // Weights of the model's shape without a checkpoint: random matrices that keep
 // activations near one, plain norms, biases of zero. Equal seeds give equal
-// weights, whatever the number of threads.
-[[nodiscard]] DecoderWeights MakeDummyWeights(const ModelConfig& config,
-                                              at::ScalarType dtype,
-                                              at::Device device, uint64_t seed);
+// weights, whatever the number of threads, and ranks the parts of them.
+[[nodiscard]] DecoderWeights MakeDummyWeights(
+    const ModelConfig& config, at::ScalarType dtype, at::Device device,
+    uint64_t seed, const parallel::Shard& shard = {});
 
 // Embedding and head, and nothing else of a model.
 struct HeadWeights {

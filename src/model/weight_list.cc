@@ -11,23 +11,55 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "src/model/model_shard.h"
 #include "src/weights/tensor_types.h"
 
 namespace weft::model {
 namespace {
 
-// A projection inside a slot.
+using parallel::Range;
+using parallel::Shard;
+
+Range Whole(int64_t count) { return {.begin = 0, .end = count}; }
+
+// A projection inside a slot: its rows, and those of them that the rank keeps.
 struct Projection {
   absl::string_view name;
   int64_t rows;
+  Range part;
 };
+
+// The columns of a slot's tensors, likewise. None: vectors.
+struct Columns {
+  int64_t count = 0;
+  Range part;
+};
+
+WeightEntry MakeEntry(std::string name, WeightSlot slot, int layer,
+                      const Projection& projection, const Columns& columns) {
+  WeightEntry entry{.name = std::move(name),
+                    .slot = slot,
+                    .layer = layer,
+                    .shape = {projection.rows},
+                    .part_shape = {projection.part.size()},
+                    .part_row = projection.part.begin,
+                    .part_column = columns.part.begin,
+                    .slot_rows = projection.part.size()};
+  if (columns.count > 0) {
+    entry.shape.push_back(columns.count);
+    entry.part_shape.push_back(columns.part.size());
+  }
+  return entry;
+}
 
 // Lists the tensors of one layer.
 class LayerList {
  public:
-  LayerList(const ModelConfig& config, int layer,
+  LayerList(const ModelConfig& config, const Shard& shard, int layer,
             std::vector<WeightEntry>& entries)
       : config_(config),
+        ranges_(LocalRanges(config, shard)),
+        is_first_rank_(shard.rank == 0),
         layer_(layer),
         prefix_(absl::StrCat("model.layers.", layer, ".")),
         entries_(entries) {}
@@ -35,18 +67,18 @@ class LayerList {
   void AddAttention() {
     const lora::ModelShape shape = config_.shape();
     AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
-    const std::vector<Projection> qkv = {{"self_attn.q_proj", shape.q_width},
-                                         {"self_attn.k_proj", shape.kv_width},
-                                         {"self_attn.v_proj", shape.kv_width}};
-    AddStack(qkv, WeightSlot::kQkv, config_.hidden);
+    const std::vector<Projection> qkv = {
+        {"self_attn.q_proj", shape.q_width, ranges_.q},
+        {"self_attn.k_proj", shape.kv_width, ranges_.kv},
+        {"self_attn.v_proj", shape.kv_width, ranges_.kv}};
+    AddStack(qkv, WeightSlot::kQkv, Hidden());
     if (config_.qkv_bias) AddBiases(qkv, WeightSlot::kQkvBias);
     if (config_.qk_norm) {
       AddVector("self_attn.q_norm", WeightSlot::kQNorm, config_.head_dim);
       AddVector("self_attn.k_norm", WeightSlot::kKNorm, config_.head_dim);
     }
-    const std::vector<Projection> o = {{"self_attn.o_proj", config_.hidden}};
-    AddStack(o, WeightSlot::kO, shape.q_width);
-    if (config_.o_bias) AddBiases(o, WeightSlot::kOBias);
+    AddSummed("self_attn.o_proj", {shape.q_width, ranges_.q}, WeightSlot::kO,
+              config_.o_bias, WeightSlot::kOBias);
     if (config_.output_norms) {
       AddVector("post_attention_layernorm", WeightSlot::kAttentionOutNorm,
                 config_.hidden);
@@ -59,13 +91,13 @@ class LayerList {
     AddVector(config_.output_norms ? "pre_feedforward_layernorm"
                                    : "post_attention_layernorm",
               WeightSlot::kMlpNorm, config_.hidden);
-    const std::vector<Projection> gate_up = {{"mlp.gate_proj", config_.ffn},
-                                             {"mlp.up_proj", config_.ffn}};
-    AddStack(gate_up, WeightSlot::kGateUp, config_.hidden);
-    const std::vector<Projection> down = {{"mlp.down_proj", config_.hidden}};
+    const std::vector<Projection> gate_up = {
+        {"mlp.gate_proj", config_.ffn, ranges_.ffn},
+        {"mlp.up_proj", config_.ffn, ranges_.ffn}};
+    AddStack(gate_up, WeightSlot::kGateUp, Hidden());
     if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
-    AddStack(down, WeightSlot::kDown, config_.ffn);
-    if (config_.mlp_bias) AddBiases(down, WeightSlot::kDownBias);
+    AddSummed("mlp.down_proj", {config_.ffn, ranges_.ffn}, WeightSlot::kDown,
+              config_.mlp_bias, WeightSlot::kDownBias);
     if (config_.output_norms) {
       AddVector("post_feedforward_layernorm", WeightSlot::kMlpOutNorm,
                 config_.hidden);
@@ -73,57 +105,71 @@ class LayerList {
   }
 
  private:
+  [[nodiscard]] Columns Hidden() const {
+    return {config_.hidden, Whole(config_.hidden)};
+  }
   void AddVector(absl::string_view name, WeightSlot slot, int64_t size) {
-    AddRows({{name, size}}, ".weight", slot, {});
+    AddRows({{name, size, Whole(size)}}, ".weight", slot, {});
   }
   void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
-                int64_t columns) {
-    AddRows(projections, ".weight", slot, {columns});
+                const Columns& columns) {
+    AddRows(projections, ".weight", slot, columns);
   }
   void AddBiases(const std::vector<Projection>& projections, WeightSlot slot) {
     AddRows(projections, ".bias", slot, {});
   }
+  // A projection to the residual stream, whose results are summed over ranks.
+  void AddSummed(absl::string_view name, const Columns& columns,
+                 WeightSlot slot, bool has_bias, WeightSlot bias_slot) {
+    const std::vector<Projection> rows = {
+        {name, config_.hidden, Whole(config_.hidden)}};
+    AddStack(rows, slot, columns);
+    if (has_bias && is_first_rank_) AddBiases(rows, bias_slot);
+  }
 
-  // One entry per projection, of shape [rows] + columns.
+  // One entry per projection.
   void AddRows(const std::vector<Projection>& projections,
                absl::string_view suffix, WeightSlot slot,
-               const std::vector<int64_t>& columns) {
+               const Columns& columns) {
     int64_t slot_rows = 0;
     for (const Projection& projection : projections) {
-      slot_rows += projection.rows;
+      slot_rows += projection.part.size();
     }
     int64_t first_row = 0;
-    for (const auto& [name, rows] : projections) {
-      WeightEntry entry{.name = absl::StrCat(prefix_, name, suffix),
-                        .slot = slot,
-                        .layer = layer_,
-                        .shape = {rows},
-                        .first_row = first_row,
-                        .slot_rows = slot_rows};
-      entry.shape.insert(entry.shape.end(), columns.begin(), columns.end());
+    for (const Projection& projection : projections) {
+      WeightEntry entry =
+          MakeEntry(absl::StrCat(prefix_, projection.name, suffix), slot,
+                    layer_, projection, columns);
+      entry.first_row = first_row;
+      entry.slot_rows = slot_rows;
       entries_.push_back(std::move(entry));
-      first_row += rows;
+      first_row += projection.part.size();
     }
   }
 
   const ModelConfig& config_;
+  const lora::ShapeRanges ranges_;
+  const bool is_first_rank_;
   const int layer_;
   const std::string prefix_;
   std::vector<WeightEntry>& entries_;
 };
 
-WeightEntry Embedding(const ModelConfig& config) {
-  return {.name = "model.embed_tokens.weight",
-          .slot = WeightSlot::kEmbedding,
-          .shape = {config.vocab, config.hidden},
-          .slot_rows = config.vocab};
+// One of the matrices of the vocabulary.
+WeightEntry VocabMatrix(const ModelConfig& config, const Shard& shard,
+                        const char* name, WeightSlot slot) {
+  return MakeEntry(name, slot, /*layer=*/0,
+                   {"", config.vocab, shard.Of(config.vocab)},
+                   {config.hidden, Whole(config.hidden)});
 }
 
-WeightEntry Head(const ModelConfig& config) {
-  return {.name = "lm_head.weight",
-          .slot = WeightSlot::kHead,
-          .shape = {config.vocab, config.hidden},
-          .slot_rows = config.vocab};
+WeightEntry Embedding(const ModelConfig& config, const Shard& shard) {
+  return VocabMatrix(config, shard, "model.embed_tokens.weight",
+                     WeightSlot::kEmbedding);
+}
+
+WeightEntry Head(const ModelConfig& config, const Shard& shard) {
+  return VocabMatrix(config, shard, "lm_head.weight", WeightSlot::kHead);
 }
 
 // The layer of "model.layers.3.mlp.up_proj.weight".
@@ -157,18 +203,18 @@ int64_t WeightEntry::num_elements() const {
                          std::multiplies<>());
 }
 
-std::vector<WeightEntry> ListWeights(const ModelConfig& config) {
-  std::vector<WeightEntry> entries = {Embedding(config)};
+std::vector<WeightEntry> ListWeights(const ModelConfig& config,
+                                     const Shard& shard) {
+  std::vector<WeightEntry> entries = {Embedding(config, shard)};
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    LayerList list(config, layer, entries);
+    LayerList list(config, shard, layer, entries);
     list.AddAttention();
     list.AddMlp();
   }
-  entries.push_back({.name = "model.norm.weight",
-                     .slot = WeightSlot::kFinalNorm,
-                     .shape = {config.hidden},
-                     .slot_rows = config.hidden});
-  if (!config.tied_embeddings) entries.push_back(Head(config));
+  entries.push_back(MakeEntry("model.norm.weight", WeightSlot::kFinalNorm,
+                              /*layer=*/0,
+                              {"", config.hidden, Whole(config.hidden)}, {}));
+  if (!config.tied_embeddings) entries.push_back(Head(config, shard));
   return entries;
 }
 
@@ -225,8 +271,8 @@ absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
 }
 
 std::vector<WeightEntry> ListHeadWeights(const ModelConfig& config) {
-  std::vector<WeightEntry> entries = {Embedding(config)};
-  if (!config.tied_embeddings) entries.push_back(Head(config));
+  std::vector<WeightEntry> entries = {Embedding(config, {})};
+  if (!config.tied_embeddings) entries.push_back(Head(config, {}));
   return entries;
 }
 

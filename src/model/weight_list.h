@@ -1,5 +1,6 @@
-// The tensors that a decoder is made of: Hugging Face's names and shapes, and
-// the matrix of ours that each goes to. Torch-free.
+// The tensors that a decoder is made of: Hugging Face's names and shapes, the
+// part of each that a rank keeps, and the matrix of ours that it goes to.
+// Torch-free.
 #ifndef WEFT_SRC_MODEL_WEIGHT_LIST_H_
 #define WEFT_SRC_MODEL_WEIGHT_LIST_H_
 
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "src/model/model_config.h"
+#include "src/parallel/shard.h"
 #include "src/weights/checkpoint.h"
 
 namespace weft::model {
@@ -41,17 +43,24 @@ enum class WeightSlot : uint8_t {
 struct WeightEntry {
   std::string name;  // Canonical: "model.layers.0.mlp.up_proj.weight".
   WeightSlot slot = WeightSlot::kEmbedding;
-  int layer = 0;  // 0 for slots outside of the layers.
-  std::vector<int64_t> shape;
-  int64_t first_row = 0;  // Where its rows begin in the slot's matrix,
-  int64_t slot_rows = 0;  // which has this many.
+  int layer = 0;               // 0 for slots outside of the layers.
+  std::vector<int64_t> shape;  // Of the tensor.
+  // What the rank keeps of it: this shape, from this row and column on.
+  std::vector<int64_t> part_shape;
+  int64_t part_row = 0;
+  int64_t part_column = 0;
+  int64_t first_row = 0;  // Where its rows begin in the rank's matrix of the
+  int64_t slot_rows = 0;  // slot, which has this many.
 
-  [[nodiscard]] int64_t num_elements() const;
+  [[nodiscard]] int64_t num_elements() const;  // Of the tensor.
 };
 
 // In the order of the forward pass, entries of a slot next to each other. A
-// tied head is not listed.
-[[nodiscard]] std::vector<WeightEntry> ListWeights(const ModelConfig& config);
+// tied head is not listed, nor on ranks other than 0 the biases of what is
+// summed over ranks: they are added once.
+// Arguments: shard as model::CheckTensorParallelSize accepts it.
+[[nodiscard]] std::vector<WeightEntry> ListWeights(
+    const ModelConfig& config, const parallel::Shard& shard = {});
 
 // Embedding and head alone.
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(

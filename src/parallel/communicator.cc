@@ -27,6 +27,12 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
+// c10d notes every operation in a log of the process, to which groups on
+// several threads write without a lock. Off before the first group reads the
+// variable.
+[[maybe_unused]] const int kFlightRecorderOff =
+    setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+
 class StoreRendezvous : public Rendezvous {
  public:
   explicit StoreRendezvous(StorePtr store) : store_(std::move(store)) {}

@@ -69,6 +69,16 @@ void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
   }
 }
 
+// Those rows of a slice of `columns`, in its tensor.
+DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
+                          int64_t columns, at::ScalarType dtype) {
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  return {.first_row = begin.row + block.begin,
+          .num_rows = block.end - block.begin,
+          .first_byte = static_cast<uint64_t>(begin.column * element_bytes),
+          .num_bytes = static_cast<uint64_t>(columns * element_bytes)};
+}
+
 // Runs `work` for every block on all compute threads, until one fails. Each
 // thread begins in a part of its own, for sequential reads and pages that no
 // two of them touch at once, and takes what is left of the others' at the end.
@@ -179,13 +189,7 @@ absl::Status ReadPlan::Run(const std::function<void(int64_t)>& on_read) const {
         direct ? rows
                : at::empty(rows.sizes(), at::TensorOptions().dtype(item.dtype));
     WEFT_RETURN_IF_ERROR(item.source.Read(
-        {.first_row = item.begin.row + block.begin,
-         .num_rows = rows.size(0),
-         .first_byte =
-             static_cast<uint64_t>(item.begin.column * item.element_bytes()),
-         .num_bytes =
-             static_cast<uint64_t>(rows.size(1) * item.element_bytes())},
-        BytesOf(target)));
+        BlockOf(item.begin, block, rows.size(1), item.dtype), BytesOf(target)));
     if (!direct) rows.copy_(target);
     on_read(static_cast<int64_t>(target.nbytes()));
     return absl::OkStatus();
@@ -200,17 +204,19 @@ absl::Status ReadTensor(const Checkpoint& checkpoint, std::string_view name,
 }
 
 absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
-                               std::string_view name,
+                               std::string_view name, const SliceBegin& begin,
                                const at::Tensor& tensor) {
   ReadPlan plan(checkpoint);
   // Refuses what cannot be read; nothing is read with it.
-  WEFT_RETURN_IF_ERROR(plan.Add(name, tensor));
+  WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
   if (tensor.numel() == 0) return true;
   const at::ScalarType dtype = *FloatingType(source.dtype());
   const at::Tensor held = AsMatrix(tensor);
   std::vector<RowBlock> blocks;
-  AddBlocks(0, held.size(0), static_cast<int64_t>(source.row_bytes()), blocks);
+  const int64_t row_bytes =
+      held.size(1) * static_cast<int64_t>(c10::elementSize(dtype));
+  AddBlocks(0, held.size(0), row_bytes, blocks);
   std::atomic<bool> same = true;
   const auto compare = [&](const RowBlock& block) -> absl::Status {
     if (!same) return absl::OkStatus();
@@ -219,7 +225,7 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
     const at::Tensor read =
         at::empty(rows.sizes(), at::TensorOptions().dtype(dtype));
     WEFT_RETURN_IF_ERROR(
-        source.ReadRows(block.begin, block.end, BytesOf(read)));
+        source.Read(BlockOf(begin, block, rows.size(1), dtype), BytesOf(read)));
     const at::ScalarType bits = BitsType(rows);
     if (!at::equal(read.to(rows.options()).view(bits), rows.view(bits))) {
       same = false;

@@ -79,11 +79,12 @@ class ReadPlan {
                                       std::string_view name,
                                       const at::Tensor& destination);
 
-// Whether ReadTensor would write the bits that `tensor` (F32, F16 or BF16)
-// has already. Reads it in blocks.
-// Errors: those of ReadTensor.
+// Whether ReadPlan::AddSlice would write the bits that `tensor` (F32, F16 or
+// BF16) has already. Reads the slice in blocks.
+// Errors: those of ReadPlan.
 [[nodiscard]] absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                              std::string_view name,
+                                             const SliceBegin& begin,
                                              const at::Tensor& tensor);
 
 }  // namespace weft::weights

@@ -3,227 +3,32 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <tuple>
 #include <utility>
-#include <vector>
 
+#include "tests/head/head_problem.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::loss {
 namespace {
 
+using ::weft::testing::Adapters;
+using ::weft::testing::Backward;
+using ::weft::testing::DenseOracle;
+using ::weft::testing::Epsilon;
+using ::weft::testing::ExpectAdaptersClose;
+using ::weft::testing::ExpectClose;
 using ::weft::testing::kEpsilonBf16;
 using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
+using ::weft::testing::kHidden;
+using ::weft::testing::kLargestLogit;
+using ::weft::testing::MakeProblem;
+using ::weft::testing::Oracle;
+using ::weft::testing::Problem;
+using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
-
-// Which rows train lm_head, and with whom.
-enum class Adapters { kNone, kOne, kDistinct, kSkewed };
-
-constexpr int64_t kHidden = 24;
-constexpr int64_t kVocab = 211;
-constexpr double kLargestLogit = 40;
-
-// Row r has r % 3 + 1 targets and its own temperature.
-ScoreRows MakeRows(int64_t num_rows) {
-  ScoreRows rows;
-  rows.row_offsets = {0};
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t i = 0; i <= r % 3; ++i) {
-      rows.targets.push_back((r * 29 + i * 53) % kVocab);
-    }
-    rows.row_offsets.push_back(static_cast<int64_t>(rows.targets.size()));
-    rows.temperatures.push_back(0.6F + 0.2F * static_cast<float>(r % 6));
-  }
-  return rows;
-}
-
-// An adapter of lm_head alone, of random weights.
-lora::AdapterVersionPtr HeadVersion(int rank, at::ScalarType dtype) {
-  auto version = std::make_shared<lora::AdapterVersion>();
-  version->layout = std::make_shared<lora::AdapterLayout>(
-      lora::ModelShape{.hidden = kHidden, .vocab = kVocab},
-      LoraConfig{
-          .rank = rank, .alpha = 6, .target_modules = {TargetModule::kLmHead}});
-  version->compute_N =
-      (at::randn({version->layout->num_parameters()}, at::kDouble) * 0.3)
-          .to(dtype);
-  return version;
-}
-
-void AddSegment(lora::LoraRouting& routing, int64_t begin, int64_t end,
-                int rank, at::ScalarType dtype) {
-  if (begin >= end) return;
-  const lora::AdapterVersionPtr version = HeadVersion(rank, dtype);
-  // bf16 adapters have f32 gradients, as all do in service.
-  const auto gradient_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  routing.push_back({.begin = begin,
-                     .end = end,
-                     .version = version,
-                     .gradient_N = at::zeros(
-                         {version->layout->num_parameters()}, gradient_type)});
-}
-
-// Skewed: a first row of its own, then most rows with one adapter, an adapter
-// of layers alone, and rows of the base model at the end.
-lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
-                              at::ScalarType dtype) {
-  lora::LoraRouting routing;
-  if (adapters == Adapters::kOne) AddSegment(routing, 0, num_rows, 3, dtype);
-  if (adapters == Adapters::kDistinct) {
-    for (int64_t r = 0; r < num_rows; ++r) {
-      AddSegment(routing, r, r + 1, static_cast<int>(r % 4) + 1, dtype);
-    }
-  }
-  if (adapters == Adapters::kSkewed) {
-    AddSegment(routing, 0, std::min<int64_t>(num_rows, 1), 2, dtype);
-    AddSegment(routing, 1, num_rows - num_rows / 4, 5, dtype);
-    if (num_rows >= 8) {
-      auto version = std::make_shared<lora::AdapterVersion>();
-      version->layout = std::make_shared<lora::AdapterLayout>(
-          lora::ModelShape{.hidden = kHidden, .vocab = kVocab}, LoraConfig());
-      const int64_t begin = num_rows - num_rows / 4;
-      routing.push_back({.begin = begin, .end = begin + 1, .version = version});
-    }
-  }
-  return routing;
-}
-
-struct Problem {
-  at::Tensor hidden;
-  at::Tensor weight;
-  ScoreRows rows;
-  at::Tensor g;
-};
-
-HeadResult Score(const Problem& problem, const HeadOptions& options = {},
-                 bool want_gradient = true, bool want_entropy = false) {
-  return ScoreHead(problem.hidden, problem.weight, problem.rows, options,
-                   want_gradient, want_entropy);
-}
-
-// The backward pass consumes what it is given.
-HeadResult Copy(HeadResult result) {
-  if (result.projection_RH.defined()) {
-    result.projection_RH = result.projection_RH.clone();
-  }
-  for (at::Tensor& projected : result.projected_nR) {
-    if (projected.defined()) projected = projected.clone();
-  }
-  return result;
-}
-
-at::Tensor Backward(const HeadResult& result, const Problem& problem,
-                    const HeadOptions& options = {}) {
-  return HeadBackward(Copy(result), problem.hidden, problem.weight,
-                      problem.rows, options, problem.g);
-}
-
-// The upstream gradient is signed and sums to zero.
-Problem MakeProblem(int64_t num_rows, at::ScalarType dtype,
-                    Adapters adapters = Adapters::kNone) {
-  at::manual_seed(5);
-  Problem problem{at::randn({num_rows, kHidden}, at::kDouble).to(dtype),
-                  at::randn({kVocab, kHidden}, at::kDouble).to(dtype),
-                  MakeRows(num_rows),
-                  {}};
-  at::Tensor g = at::randn({static_cast<int64_t>(problem.rows.targets.size())},
-                           at::kDouble);
-  if (g.numel() > 1) g -= g.mean();
-  problem.g = g.to(at::kFloat);
-  problem.rows.routing = MakeRouting(adapters, num_rows, dtype);
-  return problem;
-}
-
-struct Oracle {
-  at::Tensor logprobs;
-  at::Tensor entropies;
-  at::Tensor dhidden;
-  std::vector<at::Tensor> dadapters;  // Flat, one per segment.
-};
-
-// Adds every segment's LoRA to the dense logits; returns the leaves.
-std::vector<at::Tensor> AddDenseLora(const Problem& problem,
-                                     const at::Tensor& hidden, at::Tensor& z) {
-  std::vector<at::Tensor> leaves;
-  std::vector<at::Tensor> deltas;
-  int64_t done = 0;
-  for (const lora::LoraSegment& segment : problem.rows.routing) {
-    const lora::AdapterVersion& version = *segment.version;
-    const auto& factors =
-        version.layout->group(0, lora::ProjectionGroup::kLmHead).factors;
-    leaves.emplace_back();
-    if (factors.empty()) continue;
-    leaves.back() = version.compute_N.to(at::kDouble).clone();
-    leaves.back().requires_grad_(true);
-    const int64_t count = segment.end - segment.begin;
-    deltas.push_back(at::zeros({segment.begin - done, kVocab}, at::kDouble));
-    deltas.push_back(hidden.narrow(0, segment.begin, count)
-                         .matmul(version.A(leaves.back(), factors[0]).t())
-                         .matmul(version.B(leaves.back(), factors[0]).t()) *
-                     factors[0].scale);
-    done = segment.end;
-  }
-  deltas.push_back(at::zeros({z.size(0) - done, kVocab}, at::kDouble));
-  z = z + at::cat(deltas);
-  return leaves;
-}
-
-// Dense logits and log_softmax under f64 autograd.
-Oracle DenseOracle(const Problem& problem, double softcap) {
-  const ScoreRows& rows = problem.rows;
-  at::Tensor hidden =
-      problem.hidden.to(at::kDouble).detach().clone().requires_grad_(true);
-  at::Tensor z = hidden.matmul(problem.weight.to(at::kDouble).t());
-  const std::vector<at::Tensor> leaves = AddDenseLora(problem, hidden, z);
-  if (softcap > 0) z = softcap * (z / softcap).tanh();
-  const at::Tensor log_p =
-      (z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1))
-          .log_softmax(1);
-  const at::Tensor row_of_entry =
-      at::repeat_interleave(at::tensor(rows.row_offsets, at::kLong).diff());
-  const at::Tensor logprobs =
-      log_p.index({row_of_entry, at::tensor(rows.targets, at::kLong)});
-  (logprobs * problem.g.to(at::kDouble)).sum().backward();
-  Oracle oracle{logprobs.detach(),
-                -(log_p.exp() * log_p).sum(1).detach(),
-                hidden.grad(),
-                {}};
-  for (const at::Tensor& leaf : leaves) {
-    oracle.dadapters.push_back(leaf.defined() ? leaf.grad() : at::Tensor());
-  }
-  return oracle;
-}
-
-void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
-                 double tolerance) {
-  ASSERT_EQ(actual.sizes(), expected.sizes());
-  if (actual.numel() == 0) return;
-  const at::Tensor error = (actual.to(at::kDouble) - expected).abs();
-  EXPECT_LE(error.max().item<double>(), tolerance);
-}
-
-double Epsilon(at::ScalarType dtype) {
-  return dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
-}
-
-// An adapter's gradient is a sum over its rows, and every probability in it has
-// the rounding of its logit.
-void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
-                         double epsilon) {
-  for (size_t s = 0; s < problem.rows.routing.size(); ++s) {
-    const lora::LoraSegment& segment = problem.rows.routing[s];
-    if (!oracle.dadapters[s].defined()) continue;
-    const double size = oracle.dadapters[s].abs().max().item<double>();
-    EXPECT_GT(size, 0);
-    ExpectClose(segment.gradient_N, oracle.dadapters[s],
-                Tolerance(epsilon, kHidden + segment.end - segment.begin,
-                          std::max(size, kLargestLogit)));
-  }
-}
 
 using Grid = std::tuple<std::pair<int64_t, int64_t>, at::ScalarType, double>;
 class FusedHeadTest : public ::testing::TestWithParam<Grid> {};

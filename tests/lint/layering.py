@@ -19,6 +19,8 @@ TORCH_FREE_FILES = (
     "weight_list.*",
     "checkpoint_report.*",
     "adapter_layout.*",
+    "model_shard.*",
+    "shard.h",
     "peft_format.*",
     "engine.h",
 )

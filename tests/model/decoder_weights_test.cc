@@ -16,6 +16,7 @@
 #include "src/model/decoder.h"
 #include "src/ops/rms_norm.h"
 #include "src/weights/safetensors.h"
+#include "tests/model/shard_weights.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/status_matchers.h"
 
@@ -61,6 +62,19 @@ class GemmaCheckpointTest : public ::testing::Test {
     tensors_[name] = (at::randn(shape) * 0.2).to(at::kBFloat16);
   }
 
+  // A bias of each projection.
+  void AddBiases() {
+    config_.qkv_bias = config_.o_bias = config_.mlp_bias = true;
+    const lora::ModelShape shape = config_.shape();
+    Add(Layer("self_attn.q_proj.bias"), {shape.q_width});
+    Add(Layer("self_attn.k_proj.bias"), {shape.kv_width});
+    Add(Layer("self_attn.v_proj.bias"), {shape.kv_width});
+    Add(Layer("self_attn.o_proj.bias"), {shape.hidden});
+    Add(Layer("mlp.gate_proj.bias"), {shape.ffn});
+    Add(Layer("mlp.up_proj.bias"), {shape.ffn});
+    Add(Layer("mlp.down_proj.bias"), {shape.hidden});
+  }
+
   // Every tensor under `prefix`, and one that is not the decoder's.
   std::unique_ptr<weights::Checkpoint> Store(const std::string& prefix) {
     std::vector<weights::NamedTensor> views;
@@ -73,7 +87,7 @@ class GemmaCheckpointTest : public ::testing::Test {
                                 .bytes = {bytes, tensor.nbytes()}}});
     };
     for (const auto& [name, tensor] : tensors_) {
-      add(prefix + name + ".weight", tensor);
+      add(prefix + name + (name.ends_with(".bias") ? "" : ".weight"), tensor);
     }
     const at::Tensor other = at::ones({3}, at::kBFloat16);
     add("vision_tower.vision_model.layers.0.input_layernorm.weight", other);
@@ -187,6 +201,93 @@ TEST_F(GemmaCheckpointTest, ATiedHeadMayBeThereOnlyWithTheSameValues) {
                        "'model.embed_tokens.weight'"));
 }
 
+void ExpectSame(const at::Tensor& a, const at::Tensor& b, int line) {
+  ASSERT_EQ(a.defined(), b.defined()) << line;
+  EXPECT_TRUE(!a.defined() || at::equal(a, b)) << line;
+}
+
+void ExpectSame(const DecoderWeights& a, const DecoderWeights& b) {
+  ExpectSame(a.embedding_VH, b.embedding_VH, __LINE__);
+  ExpectSame(a.final_norm_H, b.final_norm_H, __LINE__);
+  ExpectSame(a.head_VH, b.head_VH, __LINE__);
+  ASSERT_EQ(a.layers.size(), b.layers.size());
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    const LayerWeights& v = a.layers[i];
+    const LayerWeights& w = b.layers[i];
+    ExpectSame(v.input_norm_H, w.input_norm_H, __LINE__);
+    ExpectSame(v.qkv.weight_OI, w.qkv.weight_OI, __LINE__);
+    ExpectSame(v.qkv.bias_O, w.qkv.bias_O, __LINE__);
+    ExpectSame(v.q_norm_C, w.q_norm_C, __LINE__);
+    ExpectSame(v.k_norm_C, w.k_norm_C, __LINE__);
+    ExpectSame(v.o.weight_OI, w.o.weight_OI, __LINE__);
+    ExpectSame(v.o.bias_O, w.o.bias_O, __LINE__);
+    ExpectSame(v.attention_out_norm_H, w.attention_out_norm_H, __LINE__);
+    ExpectSame(v.mlp_norm_H, w.mlp_norm_H, __LINE__);
+    ExpectSame(v.gate_up.weight_OI, w.gate_up.weight_OI, __LINE__);
+    ExpectSame(v.gate_up.bias_O, w.gate_up.bias_O, __LINE__);
+    ExpectSame(v.down.weight_OI, w.down.weight_OI, __LINE__);
+    ExpectSame(v.down.bias_O, w.down.bias_O, __LINE__);
+    ExpectSame(v.mlp_out_norm_H, w.mlp_out_norm_H, __LINE__);
+  }
+}
+
+// In the file's dtype.
+int64_t NumBytesRead(const DecoderWeights& w, bool tied) {
+  int64_t count = w.embedding_VH.numel() + w.final_norm_H.numel();
+  if (!tied) count += w.head_VH.numel();
+  for (const LayerWeights& l : w.layers) {
+    for (const at::Tensor& tensor :
+         {l.input_norm_H, l.qkv.weight_OI, l.qkv.bias_O, l.q_norm_C, l.k_norm_C,
+          l.o.weight_OI, l.o.bias_O, l.attention_out_norm_H, l.mlp_norm_H,
+          l.gate_up.weight_OI, l.gate_up.bias_O, l.down.weight_OI,
+          l.down.bias_O, l.mlp_out_norm_H}) {
+      if (tensor.defined()) count += tensor.numel();
+    }
+  }
+  return count * 2;
+}
+
+TEST_F(GemmaCheckpointTest, RanksReadTheirPartsAndNoOtherByte) {
+  AddBiases();
+  const at::Tensor head =
+      at::randn({config_.vocab, config_.hidden}).to(at::kBFloat16);
+  for (const bool tied : {false, true}) {
+    config_.tied_embeddings = tied;
+    tensors_.erase("lm_head");
+    if (!tied) tensors_["lm_head"] = head;
+    const DecoderWeights whole = Load("model.", at::kFloat);
+    for (const int size : {2, 3, 4}) {
+      for (int rank = 0; rank < size; ++rank) {
+        SCOPED_TRACE(::testing::Message() << rank << " of " << size);
+        const parallel::Shard shard{.rank = rank, .size = size};
+        const auto checkpoint = Store("model.");
+        const uint64_t before = checkpoint->bytes_read();
+        const auto part = LoadDecoderWeights(*checkpoint, config_, at::kFloat,
+                                             at::kCPU, shard);
+        ASSERT_THAT(part, IsOk());
+        ExpectSame(*part, testing::ShardWeights(whole, config_, shard));
+        EXPECT_EQ(checkpoint->bytes_read() - before, NumBytesRead(*part, tied));
+        EXPECT_EQ(part->head_VH.is_same(part->embedding_VH), tied);
+      }
+    }
+  }
+}
+
+TEST_F(GemmaCheckpointTest, RanksCompareTheirPartOfATiedHead) {
+  config_.tied_embeddings = true;
+  tensors_["lm_head"] = tensors_.at("embed_tokens").clone();
+  tensors_["lm_head"][config_.vocab - 1][2] += 1;
+  const auto checkpoint = Store("");
+  const auto load = [&](int rank) {
+    return LoadDecoderWeights(*checkpoint, config_, at::kFloat, at::kCPU,
+                              {.rank = rank, .size = 2})
+        .status();
+  };
+  EXPECT_THAT(load(0), IsOk());
+  EXPECT_THAT(load(1), IsStatus(absl::StatusCode::kInvalidArgument,
+                                "tensor 'lm_head.weight' differs"));
+}
+
 TEST_F(GemmaCheckpointTest, HeadWeightsReadNothingElse) {
   tensors_["lm_head"] =
       at::randn({config_.vocab, config_.hidden}).to(at::kBFloat16);
@@ -203,6 +304,23 @@ TEST_F(GemmaCheckpointTest, HeadWeightsReadNothingElse) {
     EXPECT_TRUE(at::equal(head->head_VH,
                           tensors_.at(tied ? "embed_tokens" : "lm_head")));
     EXPECT_EQ(checkpoint->bytes_read() - before, matrix_bytes * (tied ? 1 : 2));
+  }
+}
+
+TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
+  ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  config.qk_norm = config.output_norms = true;
+  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  for (const bool tied : {false, true}) {
+    config.tied_embeddings = tied;
+    const DecoderWeights whole =
+        MakeDummyWeights(config, at::kBFloat16, at::kCPU, /*seed=*/3);
+    for (int rank = 0; rank < 3; ++rank) {
+      const parallel::Shard shard{.rank = rank, .size = 3};
+      ExpectSame(
+          MakeDummyWeights(config, at::kBFloat16, at::kCPU, /*seed=*/3, shard),
+          testing::ShardWeights(whole, config, shard));
+    }
   }
 }
 

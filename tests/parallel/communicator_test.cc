@@ -1,11 +1,14 @@
 #include "src/parallel/communicator.h"
 
 #include <ATen/ATen.h>
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/ranks.h"
@@ -64,18 +67,43 @@ TEST(CommunicatorTest, BroadcastsAndSends) {
 
 TEST(CommunicatorTest, ARankThatIsGoneMakesTheOthersThrow) {
   RunRanks(2, [](Communicator& group) {
-    if (group.shard().rank == 1) return;
     at::Tensor tensor = at::ones({8});
+    group.AllReduce(tensor);  // Until here both are there.
+    if (group.shard().rank == 1) return;
     EXPECT_THROW(group.AllReduce(tensor), std::exception);
   });
 }
 
+// A socket that listens on a free port of loopback, and which.
+std::pair<int, int> ListenAnywhere() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{.sin_family = AF_INET,
+                      .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+  socklen_t size = sizeof(address);
+  auto* name = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(bind(fd, name, size), 0);
+  EXPECT_EQ(listen(fd, 8), 0);
+  EXPECT_EQ(getsockname(fd, name, &size), 0);
+  return {fd, ntohs(address.sin_port)};
+}
+
 TEST(CommunicatorTest, RanksMeetOverTcp) {
-  // Rank 0 takes any free port; the other learns which from nobody but the
-  // test, so one process serves and connects.
-  const auto server = Rendezvous::Tcp("127.0.0.1", 0, /*serve=*/true,
-                                      /*listen_fd=*/-1, absl::Seconds(20));
-  EXPECT_NE(server, nullptr);
+  const auto [fd, port] = ListenAnywhere();
+  const auto join = [&, fd = fd, port = port](int rank) {
+    const auto meeting =
+        Rendezvous::Tcp("127.0.0.1", port, /*serve=*/rank == 0,
+                        rank == 0 ? fd : -1, absl::Seconds(20));
+    const auto group = Communicator::Join(
+        meeting, {.name = "tcp", .shard = {.rank = rank, .size = 2}});
+    at::Tensor sum = at::full({3}, rank + 1.0f);
+    group->AllReduce(sum);
+    EXPECT_TRUE(at::equal(sum, at::full({3}, 3.0f)));
+    // The store is rank 0's: it goes last.
+    group->Broadcast(sum);
+  };
+  std::thread other([&] { join(1); });
+  join(0);
+  other.join();
 }
 
 }  // namespace

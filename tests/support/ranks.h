@@ -14,7 +14,8 @@
 
 namespace weft::testing {
 
-// Runs `body` on `size` threads that are a group. An exception fails the test.
+// Runs `body` on `size` threads that are a group, each of which computes on one
+// thread. An exception fails the test.
 inline void RunRanks(int size,
                      const std::function<void(parallel::Communicator&)>& body) {
   const std::shared_ptr<parallel::Rendezvous> meeting =
@@ -22,6 +23,7 @@ inline void RunRanks(int size,
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
       try {
         const auto group = parallel::Communicator::Join(
             meeting, {.name = "test",

@@ -165,12 +165,17 @@ TEST(HasValues, ComparesWhatReadTensorWouldWrite) {
   const auto checkpoint = Store(folder, {{"w", source, ScalarType::kF32}});
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor same = source.to(dtype).clone();
-    EXPECT_THAT(HasValues(*checkpoint, "w", same), IsOkAndHolds(true));
+    EXPECT_THAT(HasValues(*checkpoint, "w", {}, same), IsOkAndHolds(true));
     same[3000][1000] += 1;
-    EXPECT_THAT(HasValues(*checkpoint, "w", same), IsOkAndHolds(false));
+    EXPECT_THAT(HasValues(*checkpoint, "w", {}, same), IsOkAndHolds(false));
+    const at::Tensor slice = source.to(dtype).slice(0, 4, 9).slice(1, 2, 30);
+    EXPECT_THAT(HasValues(*checkpoint, "w", {4, 2}, slice), IsOkAndHolds(true));
+    EXPECT_THAT(HasValues(*checkpoint, "w", {4, 3}, slice),
+                IsOkAndHolds(false));
   }
-  EXPECT_EQ(HasValues(*checkpoint, "w", at::zeros({2, 2})).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      HasValues(*checkpoint, "w", {3000, 0}, at::zeros({2, 2})).status().code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ReadTensor, SaysSoWhenTheFileWasCutShort) {

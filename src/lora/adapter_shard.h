@@ -1,0 +1,61 @@
+// The part of an adapter that one of several ranks trains.
+//
+// Each rank runs an AdapterLayout of its own widths. Where a projection's
+// outputs are split, it has all of A and rows of B; where its inputs are, it
+// has columns of A and all of B (of the embedding: the columns of its tokens).
+// The matrix that every rank has whole has the same values on all of them, and
+// its gradient is the sum of theirs: a rank's own counts what goes through its
+// features alone.
+//
+// Legend: N parameters of the whole adapter, M of the rank's part.
+#ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_
+#define WEFT_SRC_LORA_ADAPTER_SHARD_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/lora/adapter_layout.h"
+
+namespace weft::lora {
+
+class AdapterShard {
+ public:
+  // Layouts of one LoraConfig: of the whole model's shape, and of the rank's,
+  // whose widths are the sizes of `ranges`.
+  AdapterShard(const AdapterLayout& whole, const AdapterLayout& local,
+               const ShapeRanges& ranges);
+
+  // The rank's part [M] of a flat buffer [N], a copy.
+  // Errors: throws c10::Error.   Threads: any, as for AddTo.
+  [[nodiscard]] at::Tensor Slice(const at::Tensor& whole_N) const;
+  // Adds the rank's gradient to the whole one. Once every rank's is added, it
+  // is complete.
+  void AddTo(const at::Tensor& local_M, at::Tensor& whole_N) const;
+
+ private:
+  // A matrix of one layout and the block of it that is a matrix of the other.
+  struct Piece {
+    int64_t whole_offset = 0;
+    int64_t whole_rows = 0;
+    int64_t whole_columns = 0;
+    int64_t first_row = 0;
+    int64_t first_column = 0;
+    int64_t local_offset = 0;
+    int64_t rows = 0;
+    int64_t columns = 0;
+  };
+  [[nodiscard]] static at::Tensor BlockOf(const at::Tensor& whole_N,
+                                          const Piece& piece);
+  [[nodiscard]] static at::Tensor PartOf(const at::Tensor& local_M,
+                                         const Piece& piece);
+
+  int64_t num_whole_ = 0;
+  int64_t num_local_ = 0;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_ADAPTER_SHARD_H_

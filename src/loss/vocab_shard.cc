@@ -1,0 +1,190 @@
+#include "src/loss/vocab_shard.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <utility>
+
+#include "src/ops/vocab_rows.h"
+
+namespace weft::loss {
+namespace {
+
+using parallel::Range;
+
+// Stands for the numbers of an entry that another rank has, below all others.
+constexpr double kAbsent = -std::numeric_limits<double>::infinity();
+
+Range RangeOf(const VocabShard& shard) {
+  return shard.group->shard().Of(shard.vocab);
+}
+
+bool Contains(const Range& range, int64_t target) {
+  return target >= range.begin && target < range.end;
+}
+
+// The largest logit of each row, in units of the log-probability.
+struct LargestLogits {
+  at::Tensor index_R;
+  at::Tensor value_R;  // f64.
+};
+
+LargestLogits FindLargest(const HeadChunk& chunk) {
+  const auto [raw_R, index_R] = chunk.logits_RV.max(1);
+  at::Tensor value_R = raw_R.to(at::kDouble);
+  const double softcap = chunk.input.softcap;
+  if (softcap > 0) value_R = (value_R / softcap).tanh_().mul_(softcap);
+  return {index_R, value_R.div_(chunk.input.temperature_R)};
+}
+
+// Numbers of own entries [O] among all of the chunk's [E], in f64.
+at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
+                    int64_t num_entries) {
+  const auto options = values_O.options().dtype(at::kDouble);
+  return at::full({num_entries}, kAbsent, options)
+      .index_put_({entries_O}, values_O.to(at::kDouble));
+}
+
+// What ops::VocabRows says of the local logits.
+struct LocalScores {
+  at::Tensor lse_R;  // f64.
+  at::Tensor logprobs_O;
+  at::Tensor entropies_R;  // Undefined: not wanted.
+};
+
+// The log-sum-exp is that of the largest logit less its log-probability, which
+// is small where the row is sure and loses no digits.
+LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
+                         bool want_entropy) {
+  const int64_t num_rows = chunk.count;
+  const at::Tensor& targets_O = chunk.input.targets_E;
+  const LargestLogits largest = FindLargest(chunk);
+  // The largest logit as one more target, before the others of its row.
+  const auto index = targets_O.options();
+  ops::VocabRowsInput input = chunk.input;
+  input.row_offsets = chunk.input.row_offsets + at::arange(num_rows + 1, index);
+  const at::Tensor places_R = input.row_offsets.narrow(0, 0, num_rows);
+  const at::Tensor places_O =
+      at::arange(1, targets_O.numel() + 1, index) + chunk.RowsOfEntries();
+  input.targets_E = at::empty({targets_O.numel() + num_rows}, index);
+  input.targets_E.index_put_({places_R}, largest.index_R);
+  input.targets_E.index_put_({places_O}, targets_O);
+
+  const auto options = chunk.logits_RV.options();
+  at::Tensor logprobs = at::empty({input.targets_E.numel()}, options);
+  LocalScores scores;
+  if (want_entropy) scores.entropies_R = at::empty({num_rows}, options);
+  ops::VocabRows(chunk.logits_RV, input, want_gradient, logprobs,
+                 scores.entropies_R);
+  scores.lse_R =
+      largest.value_R - logprobs.index_select(0, places_R).to(at::kDouble);
+  scores.logprobs_O = logprobs.index_select(0, places_O);
+  return scores;
+}
+
+// Of the chunk's own entries, which of all its entries each is; and the row of
+// every entry.
+struct ChunkEntries {
+  at::Tensor own_O;
+  at::Tensor rows_E;
+};
+
+ChunkEntries EntriesOf(const HeadChunk& chunk, const ScoreRows& rows,
+                       const OwnEntries& own) {
+  const int64_t first = rows.row_offsets[chunk.begin];
+  std::vector<int64_t> own_O(
+      own.entries_O.begin() + chunk.first_entry,
+      own.entries_O.begin() + chunk.first_entry + chunk.num_entries);
+  for (int64_t& entry : own_O) entry -= first;
+  std::vector<int64_t> rows_E;
+  for (int64_t r = 0; r < chunk.count; ++r) {
+    const int64_t count = rows.row_offsets[chunk.begin + r + 1] -
+                          rows.row_offsets[chunk.begin + r];
+    rows_E.insert(rows_E.end(), count, r);
+  }
+  const at::Device device = chunk.logits_RV.device();
+  return {.own_O = at::tensor(own_O, at::kLong).to(device),
+          .rows_E = at::tensor(rows_E, at::kLong).to(device)};
+}
+
+}  // namespace
+
+OwnEntries EntriesOfShard(const ScoreRows& rows, const VocabShard& shard) {
+  const Range range = RangeOf(shard);
+  OwnEntries own{.rows = {.row_offsets = {0},
+                          .temperatures = rows.temperatures,
+                          .filters = rows.filters,
+                          .routing = rows.routing}};
+  for (size_t r = 0; r < rows.temperatures.size(); ++r) {
+    for (int64_t e = rows.row_offsets[r]; e < rows.row_offsets[r + 1]; ++e) {
+      if (!Contains(range, rows.targets[e])) continue;
+      own.rows.targets.push_back(rows.targets[e] - range.begin);
+      own.entries_O.push_back(e);
+    }
+    own.rows.row_offsets.push_back(
+        static_cast<int64_t>(own.rows.targets.size()));
+  }
+  return own;
+}
+
+HeadCoefficients CoefficientsOfShard(const HeadCoefficients& coefficients,
+                                     const VocabShard& shard) {
+  const Range range = RangeOf(shard);
+  HeadCoefficients own{.row_offsets = {0}, .rows_R = coefficients.rows_R};
+  for (size_t r = 0; r < coefficients.rows_R.size(); ++r) {
+    const int64_t end = coefficients.row_offsets[r + 1];
+    for (int64_t e = coefficients.row_offsets[r]; e < end; ++e) {
+      if (!Contains(range, coefficients.targets[e])) continue;
+      own.targets.push_back(coefficients.targets[e] - range.begin);
+      own.entries.push_back(coefficients.entries[e]);
+    }
+    own.row_offsets.push_back(static_cast<int64_t>(own.targets.size()));
+  }
+  return own;
+}
+
+void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
+                       const OwnEntries& own, parallel::Communicator& group,
+                       ChunkScores& scores) {
+  const ChunkEntries entries = EntriesOf(chunk, rows, own);
+  const int64_t num_rows = chunk.count;
+  const int64_t num_entries = entries.rows_E.numel();
+  at::Tensor slopes_O;
+  if (scores.slopes_E.defined()) slopes_O = chunk.TargetSlopes();
+  const LocalScores local = ScoreLocally(chunk, scores.share_R.defined(),
+                                         scores.entropies_R.defined());
+  if (scores.share_R.defined()) chunk.ClearTargets();
+
+  std::vector<at::Tensor> told = {
+      local.lse_R, AmongAll(local.logprobs_O, entries.own_O, num_entries)};
+  if (slopes_O.defined()) {
+    told.push_back(AmongAll(slopes_O, entries.own_O, num_entries));
+  }
+  if (local.entropies_R.defined()) {
+    told.push_back(local.entropies_R.to(at::kDouble));
+  }
+  // S ranks. Gone through from the front.
+  at::Tensor rest_SX = group.AllGather(at::cat(told));
+  const auto take = [&rest_SX](int64_t count) {
+    const at::Tensor front = rest_SX.narrow(1, 0, count);
+    rest_SX = rest_SX.narrow(1, count, rest_SX.size(1) - count);
+    return front;
+  };
+  const at::Tensor lse_SR = take(num_rows);
+  const at::Tensor log_share_SR = lse_SR - lse_SR.logsumexp(0);
+  const at::Tensor share_SR = log_share_SR.exp();
+  // A maximum also passes NaN on.
+  scores.logprobs_E.copy_(
+      (take(num_entries) + log_share_SR.index_select(1, entries.rows_E))
+          .amax(0));
+  if (slopes_O.defined()) scores.slopes_E.copy_(take(num_entries).amax(0));
+  if (local.entropies_R.defined()) {
+    scores.entropies_R.copy_(
+        (share_SR * (take(num_rows) - log_share_SR)).sum(0));
+  }
+  if (scores.share_R.defined()) {
+    scores.share_R.copy_(share_SR[group.shard().rank]);
+  }
+}
+
+}  // namespace weft::loss

@@ -1,0 +1,56 @@
+// The head over a part of the vocabulary: what a rank computes of its own
+// logits and what the ranks tell each other. Private to loss/.
+//
+// With lse_s the log-sum-exp of the logits of rank s and lse that of all, the
+// share of a rank's part is w_s = e^(lse_s - lse). A log-probability is the
+// local one plus log w_s, the entropy the sum of w_s (local entropy - log w_s),
+// and every sum over the vocabulary with p is that of the local softmax times
+// w_s.
+//
+// Legend: R score rows of a chunk, E score entries, O those whose target this
+// rank has.
+#ifndef WEFT_SRC_LOSS_VOCAB_SHARD_H_
+#define WEFT_SRC_LOSS_VOCAB_SHARD_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+#include "src/loss/head_chunks.h"
+#include "src/loss/head_coefficients.h"
+
+namespace weft::loss {
+
+// The entries of score rows whose target a rank has.
+struct OwnEntries {
+  ScoreRows rows;                  // With these alone, targets from 0 on.
+  std::vector<int64_t> entries_O;  // Which of all entries they are.
+};
+
+[[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
+                                        const VocabShard& shard);
+// The coefficients of the same.
+[[nodiscard]] HeadCoefficients CoefficientsOfShard(
+    const HeadCoefficients& coefficients, const VocabShard& shard);
+
+// What a chunk's rows and entries get. Undefined: not wanted.
+struct ChunkScores {
+  at::Tensor logprobs_E;
+  at::Tensor entropies_R;
+  at::Tensor slopes_E;
+  at::Tensor share_R;  // Defined with a gradient.
+};
+
+// Scores a chunk of own.rows. With a gradient the logits become the local
+// softmax * D, 0 at the rows' own targets.
+// Arguments: rows are those that `own` is of.
+// Errors: throws c10::Error; std::exception when a rank is gone.
+void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
+                       const OwnEntries& own, parallel::Communicator& group,
+                       ChunkScores& scores);
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_VOCAB_SHARD_H_

@@ -1,0 +1,263 @@
+// The head over a vocabulary that several ranks share.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "src/lora/adapter_shard.h"
+#include "src/loss/fused_head.h"
+#include "src/loss/logits.h"
+#include "tests/head/head_problem.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::loss {
+namespace {
+
+using ::weft::testing::Adapters;
+using ::weft::testing::Backward;
+using ::weft::testing::DenseOracle;
+using ::weft::testing::Epsilon;
+using ::weft::testing::ExpectAdaptersClose;
+using ::weft::testing::ExpectClose;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kHidden;
+using ::weft::testing::kLargestLogit;
+using ::weft::testing::kVocab;
+using ::weft::testing::MakeProblem;
+using ::weft::testing::Oracle;
+using ::weft::testing::Problem;
+using ::weft::testing::RunRanks;
+using ::weft::testing::Score;
+using ::weft::testing::Tolerance;
+
+// What a rank has of the adapters of lm_head: rows of B.
+class SegmentParts {
+ public:
+  SegmentParts(const lora::LoraRouting& whole, const parallel::Range& vocab)
+      : routing_(whole), vocab_(vocab) {
+    for (lora::LoraSegment& segment : routing_) {
+      const lora::AdapterVersion& version = *segment.version;
+      if (version.layout->factors().empty()) continue;
+      const auto rank = static_cast<int>(version.layout->factors()[0].rank);
+      auto local = std::make_shared<lora::AdapterVersion>();
+      local->layout = std::make_shared<lora::AdapterLayout>(
+          lora::ModelShape{.hidden = kHidden, .vocab = vocab.size()},
+          LoraConfig{.rank = rank,
+                     .alpha = 6,
+                     .target_modules = {TargetModule::kLmHead}});
+      local->compute_N =
+          ShardOf(version, *local->layout).Slice(version.compute_N);
+      segment.gradient_N = at::zeros({local->layout->num_parameters()},
+                                     segment.gradient_N.options());
+      segment.version = local;
+    }
+  }
+
+  [[nodiscard]] const lora::LoraRouting& routing() const { return routing_; }
+
+  void AddGradientsTo(const lora::LoraRouting& whole) const {
+    for (size_t s = 0; s < whole.size(); ++s) {
+      if (!whole[s].gradient_N.defined()) continue;
+      at::Tensor gradient_N = whole[s].gradient_N;
+      ShardOf(*whole[s].version, *routing_[s].version->layout)
+          .AddTo(routing_[s].gradient_N, gradient_N);
+    }
+  }
+
+ private:
+  [[nodiscard]] lora::AdapterShard ShardOf(
+      const lora::AdapterVersion& whole,
+      const lora::AdapterLayout& local) const {
+    return {*whole.layout, local, {.vocab = vocab_}};
+  }
+
+  lora::LoraRouting routing_;
+  parallel::Range vocab_;
+};
+
+struct Outcome {
+  at::Tensor logprobs_E;
+  at::Tensor entropies_R;
+  at::Tensor dhidden_RH;
+};
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  const auto bits = [](const at::Tensor& x) {
+    return x.contiguous().view(x.scalar_type() == at::kDouble ? at::kLong
+                                                              : at::kInt);
+  };
+  return at::equal(bits(a), bits(b));
+}
+
+// Forward and backward on `size` ranks, which must agree bit for bit. Adds the
+// adapters' gradients to those of problem.rows.routing.
+Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
+  std::mutex mutex;
+  Outcome outcome;
+  RunRanks(size, [&](parallel::Communicator& group) {
+    const parallel::Range vocab = group.shard().Of(kVocab);
+    const SegmentParts parts(problem.rows.routing, vocab);
+    Problem local = problem;
+    local.weight = problem.weight.slice(0, vocab.begin, vocab.end).contiguous();
+    local.rows.routing = parts.routing();
+    HeadOptions own = options;
+    own.shard = {.group = &group, .vocab = kVocab};
+    const HeadResult result = Score(local, own, true, true);
+    const HeadResult eval = Score(local, own, false, false);
+    EXPECT_TRUE(SameBits(eval.logprobs_E, result.logprobs_E));
+    const at::Tensor dhidden_RH = Backward(result, local, own);
+    const std::lock_guard lock(mutex);
+    parts.AddGradientsTo(problem.rows.routing);
+    if (!outcome.dhidden_RH.defined()) {
+      outcome = {result.logprobs_E, result.entropies_R, dhidden_RH};
+    }
+    EXPECT_TRUE(SameBits(result.logprobs_E, outcome.logprobs_E));
+    EXPECT_TRUE(SameBits(result.entropies_R, outcome.entropies_R));
+    EXPECT_TRUE(SameBits(dhidden_RH, outcome.dhidden_RH));
+  });
+  return outcome;
+}
+
+using Grid =
+    std::tuple<int, std::pair<int64_t, int64_t>, at::ScalarType, double>;
+class VocabShardTest : public ::testing::TestWithParam<Grid> {};
+
+TEST_P(VocabShardTest, MatchesDenseAutograd) {
+  const auto [size, shape, dtype, softcap] = GetParam();
+  const HeadOptions options{.chunk_rows = shape.second, .softcap = softcap};
+  const double tolerance = Tolerance(Epsilon(dtype), kHidden, kLargestLogit);
+  for (const Adapters adapters : {Adapters::kNone, Adapters::kOne,
+                                  Adapters::kDistinct, Adapters::kSkewed}) {
+    SCOPED_TRACE(static_cast<int>(adapters));
+    const Problem problem = MakeProblem(shape.first, dtype, adapters);
+    const Oracle oracle = DenseOracle(problem, softcap);
+    const Outcome outcome = RunOnRanks(problem, options, size);
+    ExpectClose(outcome.logprobs_E, oracle.logprobs, tolerance);
+    ExpectClose(outcome.entropies_R, oracle.entropies, tolerance);
+    ExpectClose(outcome.dhidden_RH, oracle.dhidden, tolerance);
+    ExpectAdaptersClose(problem, oracle, Epsilon(dtype));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    RanksRowsAndChunks, VocabShardTest,
+    ::testing::Combine(::testing::Values(2, 3, 4),
+                       ::testing::Values(std::pair<int64_t, int64_t>{8, 3},
+                                         std::pair{1, 1}, std::pair{200, 64}),
+                       ::testing::Values(at::kFloat, at::kDouble),
+                       ::testing::Values(0.0, 5.0)));
+
+// Row r of the hidden states points at its target's weight: p is nearly 1, and
+// what is left of the gradient is 1 - p, also after the ranks have met.
+TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
+  Problem problem = MakeProblem(8, at::kFloat);
+  problem.rows = {.row_offsets = {0}};
+  for (int64_t r = 0; r < 8; ++r) {
+    const at::Tensor target = problem.weight[r * 25];
+    problem.hidden[r] = target * (12 / target.square().sum());
+    problem.rows.targets.push_back(r * 25);
+    problem.rows.row_offsets.push_back(r + 1);
+    problem.rows.temperatures.push_back(1.0F);
+  }
+  problem.g = at::ones({8}, at::kFloat);
+  const Oracle oracle = DenseOracle(problem, 0);
+  const Outcome outcome = RunOnRanks(problem, {}, /*size=*/3);
+  for (int64_t r = 0; r < 8; ++r) {
+    // Relative to this row's own tiny gradient; p itself is rounded once.
+    const double size = oracle.dhidden[r].abs().max().item<double>();
+    const double weight = problem.weight[r * 25].abs().max().item<double>();
+    ExpectClose(
+        outcome.dhidden_RH[r], oracle.dhidden[r],
+        Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);
+  }
+}
+
+// A filter is for probabilities over the whole vocabulary: just above the
+// largest of them nothing is left but the target, though within the rank's own
+// part of the vocabulary that one is far above the filter; just below it the
+// block stays.
+TEST(VocabShardFilterTest, FiltersAreForTheWholeVocabulary) {
+  Problem problem = MakeProblem(1, at::kFloat);
+  problem.hidden.mul_(0.1);  // Spread over all ranks.
+  problem.rows.targets = {3};
+  problem.rows.row_offsets = {0, 1};
+  problem.g = at::ones({1}, at::kFloat);
+  const at::Tensor z_V =
+      problem.weight.mv(problem.hidden[0]) / problem.rows.temperatures[0];
+  at::Tensor p_V = z_V.softmax(0);
+  const double p = p_V[3].item<double>();
+  p_V[3] = 0;
+  const float largest = p_V.max().item<float>();
+  const Oracle oracle = DenseOracle(problem, 0);
+  const double temperature = problem.rows.temperatures[0];
+  const at::Tensor alone =
+      problem.weight.narrow(0, 3, 1).to(at::kDouble) * ((1 - p) / temperature);
+  const double tolerance = Tolerance(kEpsilonF32, kHidden, kLargestLogit);
+  problem.rows.filters = {largest * 1.01F};
+  ExpectClose(RunOnRanks(problem, {}, /*size=*/4).dhidden_RH, alone, tolerance);
+  problem.rows.filters = {largest * 0.99F};
+  const at::Tensor kept = RunOnRanks(problem, {}, /*size=*/4).dhidden_RH;
+  EXPECT_GT((kept - alone).abs().max().item<double>(), 0.001);
+  problem.rows.filters = {1e-30F};
+  ExpectClose(RunOnRanks(problem, {}, /*size=*/4).dhidden_RH, oracle.dhidden,
+              tolerance);
+}
+
+TEST(VocabShardNanTest, OfOneRowIsSeenByAllRanksAndStaysInItsRow) {
+  Problem problem = MakeProblem(6, at::kFloat);
+  const Outcome clean = RunOnRanks(problem, {}, /*size=*/3);
+  problem.hidden[4][0] = std::nan("");
+  const Outcome outcome = RunOnRanks(problem, {}, /*size=*/3);
+  EXPECT_TRUE(outcome.dhidden_RH[4].isnan().all().item<bool>());
+  EXPECT_TRUE(outcome.entropies_R[4].isnan().item<bool>());
+  for (const int64_t row : {0, 1, 2, 3, 5}) {
+    EXPECT_TRUE(at::equal(outcome.dhidden_RH[row], clean.dhidden_RH[row]));
+    EXPECT_TRUE(at::equal(outcome.entropies_R[row], clean.entropies_R[row]));
+  }
+}
+
+TEST(VocabShardNanTest, OfOneRanksWeightIsSeenByAllRanks) {
+  Problem problem = MakeProblem(6, at::kFloat);
+  problem.weight[kVocab - 1] = std::nan("");
+  const Outcome outcome = RunOnRanks(problem, {}, /*size=*/3);
+  EXPECT_TRUE(outcome.logprobs_E.isnan().all().item<bool>());
+  EXPECT_TRUE(outcome.entropies_R.isnan().all().item<bool>());
+  EXPECT_TRUE(outcome.dhidden_RH.isnan().all().item<bool>());
+}
+
+TEST(VocabShardLogitsTest, EveryRankGetsThoseOfTheWholeVocabulary) {
+  const Problem problem = MakeProblem(5, at::kFloat, Adapters::kSkewed);
+  for (const double softcap : {0.0, 5.0}) {
+    const at::Tensor expected = HeadLogits(problem.hidden, problem.weight,
+                                           problem.rows.routing, softcap);
+    for (const int size : {2, 3}) {
+      RunRanks(size, [&](parallel::Communicator& group) {
+        const parallel::Range vocab = group.shard().Of(kVocab);
+        const SegmentParts parts(problem.rows.routing, vocab);
+        const at::Tensor logits = HeadLogits(
+            problem.hidden, problem.weight.slice(0, vocab.begin, vocab.end),
+            parts.routing(), softcap, {.group = &group, .vocab = kVocab});
+        EXPECT_TRUE(logits.is_contiguous());
+        ExpectClose(logits, expected.to(at::kDouble),
+                    Tolerance(kEpsilonF32, kHidden, kLargestLogit));
+      });
+    }
+  }
+}
+
+TEST(VocabShardRefusalTest, WeightsOfAnotherPartThrow) {
+  const Problem problem = MakeProblem(3, at::kFloat);
+  RunRanks(2, [&](parallel::Communicator& group) {
+    const HeadOptions options{.shard = {.group = &group, .vocab = kVocab}};
+    EXPECT_THROW((void)Score(problem, options), c10::Error);
+  });
+}
+
+}  // namespace
+}  // namespace weft::loss

@@ -1,0 +1,159 @@
+#include "src/lora/adapter_shard.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "src/lora/adapter.h"
+
+namespace weft::lora {
+namespace {
+
+using parallel::Range;
+
+constexpr ModelShape kShape = {.num_layers = 2,
+                               .hidden = 6,
+                               .q_width = 12,
+                               .kv_width = 4,
+                               .ffn = 9,
+                               .vocab = 11};
+
+// Of two ranks; both have the second half of the key/value features.
+const ShapeRanges kRanges[] = {
+    {.q = {0, 4}, .kv = {0, 4}, .ffn = {0, 5}, .vocab = {0, 6}},
+    {.q = {4, 12}, .kv = {2, 4}, .ffn = {5, 9}, .vocab = {6, 11}}};
+
+ModelShape LocalShape(const ShapeRanges& ranges) {
+  ModelShape shape = kShape;
+  shape.q_width = ranges.q.size();
+  shape.kv_width = ranges.kv.size();
+  shape.ffn = ranges.ffn.size();
+  shape.vocab = ranges.vocab.size();
+  return shape;
+}
+
+// Every module, one of another rank and one left out.
+LoraConfig EveryModule() {
+  return {
+      .rank = 3,
+      .alpha = 6,
+      .target_modules = {kAllTargetModules.begin(), kAllTargetModules.end()},
+      .overrides = {{0, TargetModule::kVProj, {2, 5}},
+                    {1, TargetModule::kUpProj, {}}}};
+}
+
+// What a rank has of A [rank, in] and of B [out, rank], from the definition.
+struct Part {
+  Range columns_of_A;
+  Range rows_of_B;
+};
+
+Part PartOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+  Part part{{0, factor.in}, {0, factor.out}};
+  switch (factor.module) {
+    case TargetModule::kQProj:
+      part.rows_of_B = ranges.q;
+      break;
+    case TargetModule::kKProj:
+    case TargetModule::kVProj:
+      part.rows_of_B = ranges.kv;
+      break;
+    case TargetModule::kOProj:
+      part.columns_of_A = ranges.q;
+      break;
+    case TargetModule::kGateProj:
+    case TargetModule::kUpProj:
+      part.rows_of_B = ranges.ffn;
+      break;
+    case TargetModule::kDownProj:
+      part.columns_of_A = ranges.ffn;
+      break;
+    case TargetModule::kLmHead:
+      part.rows_of_B = ranges.vocab;
+      break;
+    case TargetModule::kEmbedTokens:
+      part.columns_of_A = ranges.vocab;
+      break;
+  }
+  return part;
+}
+
+class AdapterShardTest : public ::testing::Test {
+ protected:
+  AdapterShardTest() {
+    for (const ShapeRanges& ranges : kRanges) {
+      locals_.emplace_back(LocalShape(ranges), EveryModule());
+      shards_.emplace_back(whole_, locals_.back(), ranges);
+    }
+  }
+
+  static at::Tensor MatrixA(const at::Tensor& flat, const LoraFactor& factor) {
+    return flat.narrow(0, factor.a_offset, factor.rank * factor.in)
+        .view({factor.rank, factor.in});
+  }
+  static at::Tensor MatrixB(const at::Tensor& flat, const LoraFactor& factor) {
+    return flat.narrow(0, factor.b_offset, factor.out * factor.rank)
+        .view({factor.out, factor.rank});
+  }
+
+  const AdapterLayout whole_{kShape, EveryModule()};
+  std::vector<AdapterLayout> locals_;
+  std::vector<AdapterShard> shards_;
+};
+
+TEST_F(AdapterShardTest, SliceHasTheRanksRowsAndColumns) {
+  const at::Tensor flat = at::arange(whole_.num_parameters(), at::kFloat);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const at::Tensor local = shards_[rank].Slice(flat);
+    ASSERT_EQ(local.numel(), locals_[rank].num_parameters());
+    for (size_t i = 0; i < whole_.factors().size(); ++i) {
+      const LoraFactor& factor = whole_.factors()[i];
+      const LoraFactor& own = locals_[rank].factors()[i];
+      const Part part = PartOf(factor, kRanges[rank]);
+      EXPECT_TRUE(at::equal(
+          MatrixA(local, own),
+          MatrixA(flat, factor)
+              .slice(1, part.columns_of_A.begin, part.columns_of_A.end)))
+          << ModulePath(factor);
+      EXPECT_TRUE(
+          at::equal(MatrixB(local, own),
+                    MatrixB(flat, factor)
+                        .slice(0, part.rows_of_B.begin, part.rows_of_B.end)))
+          << ModulePath(factor);
+    }
+  }
+}
+
+TEST_F(AdapterShardTest, GradientsOfAllRanksAddUp) {
+  // Ones: what is added counts the ranks that have a number.
+  at::Tensor counts = at::ones({whole_.num_parameters()});
+  for (size_t rank = 0; rank < 2; ++rank) {
+    shards_[rank].AddTo(at::ones({locals_[rank].num_parameters()}), counts);
+  }
+  for (const LoraFactor& factor : whole_.factors()) {
+    at::Tensor a = at::ones({factor.rank, factor.in});
+    at::Tensor b = at::ones({factor.out, factor.rank});
+    for (const ShapeRanges& ranges : kRanges) {
+      const Part part = PartOf(factor, ranges);
+      a.slice(1, part.columns_of_A.begin, part.columns_of_A.end).add_(1);
+      b.slice(0, part.rows_of_B.begin, part.rows_of_B.end).add_(1);
+    }
+    EXPECT_TRUE(at::equal(MatrixA(counts, factor), a)) << ModulePath(factor);
+    EXPECT_TRUE(at::equal(MatrixB(counts, factor), b)) << ModulePath(factor);
+  }
+}
+
+TEST_F(AdapterShardTest, BuffersOfOtherAdaptersThrow) {
+  at::Tensor whole = at::zeros({whole_.num_parameters()});
+  EXPECT_THROW((void)shards_[0].Slice(whole.slice(0, 1)), c10::Error);
+  EXPECT_THROW(shards_[0].AddTo(whole, whole), c10::Error);
+  LoraConfig fewer = EveryModule();
+  fewer.target_modules.pop_back();
+  const AdapterLayout other(LocalShape(kRanges[0]), fewer);
+  EXPECT_THROW(AdapterShard(whole_, other, kRanges[0]), c10::Error);
+}
+
+}  // namespace
+}  // namespace weft::lora

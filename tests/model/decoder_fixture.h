@@ -1,0 +1,188 @@
+// The model families in small, a batch of two adapters' and the base model's
+// rows for them, and one training step.
+#ifndef WEFT_TESTS_MODEL_DECODER_FIXTURE_H_
+#define WEFT_TESTS_MODEL_DECODER_FIXTURE_H_
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/model/decoder.h"
+#include "tests/model/tiny_model.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::testing {
+
+inline constexpr int64_t kRows = 26;
+
+struct Family {
+  std::string name;
+  void (*change)(model::ModelConfig&);  // What makes it of TinyConfig.
+};
+
+// Of the tiny batch's paths some are longer than the windows, and a window ends
+// inside the shared prompt.
+inline void SlideEvenLayers(model::ModelConfig& config, int64_t window) {
+  for (size_t i = 0; i < config.attention.size(); i += 2) {
+    config.attention[i].rule.window = window;
+  }
+}
+
+inline void MakeGemma(model::ModelConfig& config) {
+  config.output_norms = true;
+  config.scaled_embeddings = true;
+  config.activation = ops::Activation::kGeluTanh;
+  for (model::LayerAttention& layer : config.attention) layer.rule.scale = 0.25;
+}
+
+inline std::vector<Family> Families() {
+  return {{"llama", [](model::ModelConfig&) {}},
+          {"llama with biases",
+           [](model::ModelConfig& config) {
+             config.qkv_bias = config.o_bias = config.mlp_bias = true;
+           }},
+          {"qwen3", [](model::ModelConfig& config) { config.qk_norm = true; }},
+          {"qwen2 with windows",
+           [](model::ModelConfig& config) {
+             config.qkv_bias = true;
+             SlideEvenLayers(config, 4);
+           }},
+          {"gemma2",
+           [](model::ModelConfig& config) {
+             MakeGemma(config);
+             SlideEvenLayers(config, 5);
+             for (model::LayerAttention& layer : config.attention) {
+               layer.rule.softcap = 2;
+             }
+           }},
+          {"gemma3", [](model::ModelConfig& config) {
+             MakeGemma(config);
+             config.qk_norm = true;
+             SlideEvenLayers(config, 3);
+             config.attention.front().rope_table = 1;
+           }}};
+}
+
+inline model::Decoder MakeDecoder(const Family& family, at::ScalarType dtype,
+                                  int num_layers = 2) {
+  // On a model of this size threads wait for each other, no more.
+  at::set_num_threads(1);
+  at::manual_seed(17);
+  model::ModelConfig config = TinyConfig(num_layers);
+  if (num_layers > 0) family.change(config);
+  model::DecoderWeights weights = TinyWeights(config, dtype);
+  return {config, std::move(weights), config.max_positions};
+}
+
+// Of the batch's two segments.
+inline std::vector<LoraConfig> BatchAdapters(const model::ModelConfig& config) {
+  LoraConfig most = {.rank = 3,
+                     .alpha = 6,
+                     .overrides = {{1, TargetModule::kVProj, {2, 5}},
+                                   {1, TargetModule::kUpProj, {}}}};
+  if (config.num_layers == 0) most.overrides.clear();
+  most.target_modules.push_back(TargetModule::kEmbedTokens);
+  const LoraConfig some = {
+      .rank = 5,
+      .alpha = 5,
+      .target_modules = {TargetModule::kQProj, TargetModule::kUpProj}};
+  return {most, some};
+}
+
+// Rows 0-8 adapter 1 (two sequences; embedding and layers), 9-11 base model,
+// 12-25 adapter 2: a prompt of 6 tokens with two completions, then a sequence
+// of one token.
+inline model::PackedBatch MakeBatch(const model::Decoder& decoder) {
+  at::manual_seed(19);
+  const model::ModelConfig& config = decoder.config();
+  const std::vector<int32_t> positions = {0, 1, 2, 3, 4, 0, 1, 2, 3,
+                                          0, 1, 2, 0, 1, 2, 3, 4, 5,
+                                          6, 7, 8, 6, 7, 8, 9, 0};
+  model::PackedBatch batch{
+      .tokens_T = at::randint(config.vocab, {kRows}, at::kLong),
+      .positions_T = at::tensor(positions, at::kInt),
+      .nodes = {{0, 5, -1, 5},
+                {5, 9, -1, 9},
+                {9, 12, -1, 12},
+                {12, 18, -1, 25},
+                {18, 21, 3, 21},
+                {21, 25, 3, 25},
+                {25, 26, -1, 26}}};
+  // A token twice in a segment.
+  batch.tokens_T[7] = batch.tokens_T[0];
+  const std::vector<LoraConfig> adapters = BatchAdapters(config);
+  const lora::AdapterVersionPtr versions[] = {
+      TinyVersion(config, adapters[0], decoder.dtype()),
+      TinyVersion(config, adapters[1], decoder.dtype())};
+  batch.routing = {{.begin = 0, .end = 9, .version = versions[0]},
+                   {.begin = 12, .end = 26, .version = versions[1]}};
+  return batch;
+}
+
+struct TrainResult {
+  at::Tensor x_TH;  // The residual stream.
+  at::Tensor y_TH;  // After the final norm.
+  std::vector<at::Tensor> gradients;
+};
+
+// The loss weighs all features of all rows.
+inline at::Tensor UpstreamGradient(const model::Decoder& decoder) {
+  at::manual_seed(23);
+  return at::randn({kRows, decoder.config().hidden}, at::kDouble)
+      .to(decoder.dtype());
+}
+
+inline TrainResult Train(const model::Decoder& decoder,
+                         model::PackedBatch batch, const at::Tensor& dy_TH,
+                         int num_recomputed) {
+  for (lora::LoraSegment& segment : batch.routing) {
+    segment.gradient_N = at::zeros_like(
+        segment.version->compute_N,
+        decoder.dtype() == at::kDouble ? at::kDouble : at::kFloat);
+  }
+  model::Tape tape;
+  TrainResult result;
+  result.x_TH = decoder.ForwardLayers(model::Mode::kTrain, batch, &tape,
+                                      num_recomputed, /*kv=*/nullptr);
+  result.y_TH = decoder.FinalNorm(result.x_TH);
+  decoder.BackwardLayers(batch, tape,
+                         decoder.FinalNormBackward(dy_TH, result.x_TH));
+  for (const lora::LoraSegment& segment : batch.routing) {
+    result.gradients.push_back(segment.gradient_N);
+  }
+  return result;
+}
+
+inline TrainResult Train(const model::Decoder& decoder,
+                         const model::PackedBatch& batch, int num_recomputed) {
+  return Train(decoder, batch, UpstreamGradient(decoder), num_recomputed);
+}
+
+inline double MaxAbs(const at::Tensor& x) {
+  return x.abs().max().item<double>();
+}
+
+// Roundings along the longest path: every reduction of every layer.
+inline int64_t PathLength(const model::ModelConfig& config) {
+  const lora::ModelShape shape = config.shape();
+  return config.num_layers * (4 * config.hidden + shape.q_width + shape.ffn +
+                              2 * config.head_dim + kRows);
+}
+
+inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                       double epsilon, int64_t reduction,
+                       const std::string& what) {
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  const double tolerance =
+      Tolerance(epsilon, reduction, std::max(1.0, MaxAbs(expected)));
+  EXPECT_LE(MaxAbs(actual.to(at::kDouble) - expected), tolerance) << what;
+}
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_MODEL_DECODER_FIXTURE_H_

@@ -1,0 +1,61 @@
+// The part of a decoder's weights that a rank has, cut out of the whole.
+#ifndef WEFT_TESTS_MODEL_SHARD_WEIGHTS_H_
+#define WEFT_TESTS_MODEL_SHARD_WEIGHTS_H_
+
+#include <ATen/ATen.h>
+
+#include <utility>
+#include <vector>
+
+#include "src/model/decoder_weights.h"
+#include "src/model/model_shard.h"
+
+namespace weft::testing {
+
+// Rows of a stack of projections: range after range, each counted from where
+// its projection begins.
+inline at::Tensor RowsOf(
+    const at::Tensor& stack,
+    const std::vector<std::pair<int64_t, parallel::Range>>& parts) {
+  if (!stack.defined()) return stack;
+  std::vector<at::Tensor> rows;
+  for (const auto& [begin, range] : parts) {
+    rows.push_back(stack.slice(0, begin + range.begin, begin + range.end));
+  }
+  return at::cat(rows);
+}
+
+inline lora::BaseLinear ColumnsOf(const lora::BaseLinear& linear,
+                                  const parallel::Range& range, int rank) {
+  return {.weight_OI =
+              linear.weight_OI.slice(1, range.begin, range.end).contiguous(),
+          .bias_O = rank == 0 ? linear.bias_O : at::Tensor()};
+}
+
+inline model::DecoderWeights ShardWeights(const model::DecoderWeights& whole,
+                                          const model::ModelConfig& config,
+                                          const parallel::Shard& shard) {
+  const lora::ModelShape shape = config.shape();
+  const lora::ShapeRanges part = model::LocalRanges(config, shard);
+  model::DecoderWeights w = whole;
+  w.embedding_VH = RowsOf(whole.embedding_VH, {{0, part.vocab}});
+  w.head_VH = RowsOf(whole.head_VH, {{0, part.vocab}});
+  for (model::LayerWeights& layer : w.layers) {
+    for (at::Tensor* qkv : {&layer.qkv.weight_OI, &layer.qkv.bias_O}) {
+      *qkv = RowsOf(*qkv, {{0, part.q},
+                           {shape.q_width, part.kv},
+                           {shape.q_width + shape.kv_width, part.kv}});
+    }
+    for (at::Tensor* gate_up :
+         {&layer.gate_up.weight_OI, &layer.gate_up.bias_O}) {
+      *gate_up = RowsOf(*gate_up, {{0, part.ffn}, {shape.ffn, part.ffn}});
+    }
+    layer.o = ColumnsOf(layer.o, part.q, shard.rank);
+    layer.down = ColumnsOf(layer.down, part.ffn, shard.rank);
+  }
+  return w;
+}
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_MODEL_SHARD_WEIGHTS_H_
