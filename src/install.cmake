@@ -20,7 +20,7 @@ install(TARGETS weftd weftctl RUNTIME DESTINATION bin)
 install(TARGETS weftd_service LIBRARY DESTINATION lib/weft)
 install(FILES LICENSE README.md DESTINATION share/doc/weft)
 # Every system has these: the C and C++ runtimes.
-install(CODE "set(_system \"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\\\\+\\\\+|gcc_s)\\\\.so.*)$\")")
+install(CODE "set(_system \"^(ld-linux.*|lib(c|m|dl|rt|util|pthread|resolv|stdc\\\\+\\\\+|gcc_s)\\\\.so.*)$\")")
 install(CODE "set(_torch \"^lib(torch|c10|gomp).*\")")
 install(CODE "
   file(GET_RUNTIME_DEPENDENCIES

@@ -72,7 +72,7 @@ if(WEFT_WITH_TORCH)
   # The wheel's libraries name CUDA libraries that a CPU host lacks; they are
   # resolved at run time, and only for the parts that are used.
   target_link_options(weft_torch INTERFACE -Wl,--allow-shlib-undefined
-    -Wl,--no-as-needed -Wl,-rpath,${WEFT_TORCH_DIR}/lib)
+    -Wl,--no-as-needed)
   target_link_libraries(weft_torch INTERFACE
     ${WEFT_TORCH_DIR}/lib/libtorch_cpu.so ${WEFT_TORCH_DIR}/lib/libc10.so
     ${_weft_openmp})

@@ -133,11 +133,9 @@ absl::StatusOr<model::DecoderWeights> LoadWeights(
 }
 
 absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
-    EngineOptions& options, at::Device device, const parallel::Links& links) {
-  WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
-                        model::ReadModelConfig(options.model_dir));
+    EngineOptions& options, const model::ModelConfig& config, at::Device device,
+    const parallel::Links& links) {
   const parallel::Shard shard = links.topology.ShardOf(links.rank);
-  WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(config, shard.size));
   if (options.max_context_tokens == 0 ||
       options.max_context_tokens > config.max_positions) {
     options.max_context_tokens = static_cast<int>(config.max_positions);
@@ -180,6 +178,10 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                         PickDevice(options.device, world.local_rank));
   SetThreads(options.num_threads, world.local_size);
   FillDefaults(rank.options, device);
+  WEFT_ASSIGN_OR_RETURN(const model::ModelConfig config,
+                        model::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(
+      model::CheckTensorParallelSize(config, options.tensor_parallel_size));
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("meeting the other ranks", [&] {
     rank.links = parallel::Join(world,
                                 {.tensor_size = options.tensor_parallel_size,
@@ -187,7 +189,7 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                                 device);
   }));
   WEFT_ASSIGN_OR_RETURN(rank.decoder,
-                        LoadDecoder(rank.options, device, rank.links));
+                        LoadDecoder(rank.options, config, device, rank.links));
   if (rank.options.memory_budget_bytes == 0 && device.is_cpu()) {
     rank.options.memory_budget_bytes =
         engine::DefaultHostBudget() / world.local_size;

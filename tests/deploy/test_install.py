@@ -20,7 +20,7 @@ import daemon as daemon_module  # noqa: E402
 import models  # noqa: E402
 
 RUNTIME = re.compile(
-    r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s)\.so.*"
+    r"(ld-linux.*|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so.*"
     # What the C library opens by itself to look up hosts and users.
     r"|libnss_.*|locale-archive|.*\.mo|gconv-modules\.cache)"
 )
@@ -114,7 +114,11 @@ def test_without_torch_it_says_what_is_missing(tree: Path, tmp_path: Path) -> No
         (["--torch-dir", tmp_path], f"--torch-dir={tmp_path}"),
     ):
         done = subprocess.run(
-            [weftd, *flags, *extra], env=environment(), capture_output=True, text=True
+            [weftd, *flags, *extra],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 1
         assert words in done.stderr
