@@ -107,6 +107,33 @@ ChunkEntries EntriesOf(const HeadChunk& chunk, const ScoreRows& rows,
           .rows_E = at::tensor(rows_E, at::kLong).to(device)};
 }
 
+// Makes the scores of what all ranks S told: the log-sum-exp of each row, the
+// log-probability of each entry, then slopes and entropies where they are
+// wanted.
+void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
+           int rank, ChunkScores& scores) {
+  const auto take = [&told_SX](int64_t count) {
+    const at::Tensor front = told_SX.narrow(1, 0, count);
+    told_SX = told_SX.narrow(1, count, told_SX.size(1) - count);
+    return front;
+  };
+  const int64_t num_entries = rows_E.numel();
+  const at::Tensor lse_SR = take(num_rows);
+  const at::Tensor log_share_SR = lse_SR - lse_SR.logsumexp(0);
+  const at::Tensor share_SR = log_share_SR.exp();
+  // A maximum also passes NaN on.
+  scores.logprobs_E.copy_(
+      (take(num_entries) + log_share_SR.index_select(1, rows_E)).amax(0));
+  if (scores.slopes_E.defined()) {
+    scores.slopes_E.copy_(take(num_entries).amax(0));
+  }
+  if (scores.entropies_R.defined()) {
+    scores.entropies_R.copy_(
+        (share_SR * (take(num_rows) - log_share_SR)).sum(0));
+  }
+  if (scores.share_R.defined()) scores.share_R.copy_(share_SR[rank]);
+}
+
 }  // namespace
 
 OwnEntries EntriesOfShard(const ScoreRows& rows, const VocabShard& shard) {
@@ -147,8 +174,8 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                        const OwnEntries& own, parallel::Communicator& group,
                        ChunkScores& scores) {
   const ChunkEntries entries = EntriesOf(chunk, rows, own);
-  const int64_t num_rows = chunk.count;
   const int64_t num_entries = entries.rows_E.numel();
+  // Read before the softmax overwrites the logits.
   at::Tensor slopes_O;
   if (scores.slopes_E.defined()) slopes_O = chunk.TargetSlopes();
   const LocalScores local = ScoreLocally(chunk, scores.share_R.defined(),
@@ -163,28 +190,8 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
   if (local.entropies_R.defined()) {
     told.push_back(local.entropies_R.to(at::kDouble));
   }
-  // S ranks. Gone through from the front.
-  at::Tensor rest_SX = group.AllGather(at::cat(told));
-  const auto take = [&rest_SX](int64_t count) {
-    const at::Tensor front = rest_SX.narrow(1, 0, count);
-    rest_SX = rest_SX.narrow(1, count, rest_SX.size(1) - count);
-    return front;
-  };
-  const at::Tensor lse_SR = take(num_rows);
-  const at::Tensor log_share_SR = lse_SR - lse_SR.logsumexp(0);
-  const at::Tensor share_SR = log_share_SR.exp();
-  // A maximum also passes NaN on.
-  scores.logprobs_E.copy_(
-      (take(num_entries) + log_share_SR.index_select(1, entries.rows_E))
-          .amax(0));
-  if (slopes_O.defined()) scores.slopes_E.copy_(take(num_entries).amax(0));
-  if (local.entropies_R.defined()) {
-    scores.entropies_R.copy_(
-        (share_SR * (take(num_rows) - log_share_SR)).sum(0));
-  }
-  if (scores.share_R.defined()) {
-    scores.share_R.copy_(share_SR[group.shard().rank]);
-  }
+  Merge(group.AllGather(at::cat(told)), chunk.count, entries.rows_E,
+        group.shard().rank, scores);
 }
 
 }  // namespace weft::loss
