@@ -87,7 +87,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
 };
 
 TEST_F(CudaVocabRowsTest, MatchesTheReference) {
-  for (const int64_t vocab : {1, 5, 31, 511, 512, 513, 9001}) {
+  for (const int64_t vocab : {1, 31, 512, 513, 5001}) {
     for (const float softcap : {0.0F, 30.0F}) {
       for (const bool softmax : {false, true}) {
         Check(vocab, softcap, softmax, false);

@@ -28,6 +28,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Waits waits = Waits::kNot;
+  unsigned num_exchanges = 0;
 };
 
 // The fibers of the block that runs; they live on for the next block.
@@ -36,7 +37,7 @@ struct Block {
   ucontext_t scheduler;
   unsigned running = 0;
   const std::function<void()>* thread = nullptr;
-  alignas(16) char slots[kMaxThreads * kSlotBytes];
+  alignas(16) char slots[2][kMaxThreads * kSlotBytes];
 };
 Block block;
 
@@ -55,6 +56,7 @@ void RunThread() {
 void StartFiber(Fiber& fiber) {
   if (fiber.stack == nullptr) fiber.stack.reset(new char[kStackBytes]);
   fiber.waits = Waits::kNot;
+  fiber.num_exchanges = 0;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -103,9 +105,11 @@ void RunBlock(unsigned threads) {
 
 }  // namespace
 
-void* LaneSlot(unsigned lane) {
-  return block.slots + (threadIdx.x / kWarp * kWarp + lane) * kSlotBytes;
+void* LaneSlot(unsigned lane, unsigned which) {
+  return block.slots[which] + (threadIdx.x / kWarp * kWarp + lane) * kSlotBytes;
 }
+
+unsigned NextSlot() { return block.fibers[block.running].num_exchanges++ % 2; }
 
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread) {

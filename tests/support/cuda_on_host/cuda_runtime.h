@@ -2,6 +2,7 @@
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -46,8 +47,11 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// 16 bytes per lane, through which the lanes of a warp pass values.
-void* LaneSlot(unsigned lane);
+// 16 bytes per lane, through which the lanes of a warp pass values. `which`
+// alternates: one barrier then parts two exchanges.
+void* LaneSlot(unsigned lane, unsigned which);
+// 0 and 1 in turn, for each thread by itself.
+unsigned NextSlot();
 
 }  // namespace weft::testing::cuda_on_host
 
@@ -56,14 +60,15 @@ T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
   namespace host = weft::testing::cuda_on_host;
   static_assert(sizeof(T) <= 16);
   const unsigned lane = threadIdx.x % 32;
-  std::memcpy(host::LaneSlot(lane), &value, sizeof(T));
+  const unsigned which = host::NextSlot();
+  std::memcpy(host::LaneSlot(lane, which), &value, sizeof(T));
   __syncwarp();
-  std::memcpy(&value, host::LaneSlot(lane ^ static_cast<unsigned>(lane_mask)),
-              sizeof(T));
-  __syncwarp();
+  const unsigned other = lane ^ static_cast<unsigned>(lane_mask);
+  std::memcpy(&value, host::LaneSlot(other, which), sizeof(T));
   return value;
 }
 
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 template <typename... Parameters, typename... Arguments>
