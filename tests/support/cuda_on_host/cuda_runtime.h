@@ -18,9 +18,13 @@
 #define __launch_bounds__(threads)
 
 struct dim3 {
-  unsigned x = 1;
-  unsigned y = 1;
-  unsigned z = 1;
+  // Implicit, as CUDA's is.
+  dim3(unsigned of_x = 1, unsigned of_y = 1, unsigned of_z = 1)
+      : x(of_x), y(of_y), z(of_z) {}
+
+  unsigned x;
+  unsigned y;
+  unsigned z;
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
