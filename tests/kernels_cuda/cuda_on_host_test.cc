@@ -19,6 +19,16 @@ void ShiftKernel(bool waits, int distance, int* out) {
   out[threadIdx.x] = shared[(threadIdx.x + kThreads + distance) % kThreads];
 }
 
+// Every warp overwrites what the others read before the barrier between.
+void OverwriteKernel(bool waits, int* out) {
+  __shared__ int shared;
+  shared = 1;
+  __syncthreads();
+  out[threadIdx.x] = shared;
+  if (waits) __syncthreads();
+  shared = 2;
+}
+
 // Only some threads of the block come to the barrier.
 void DivergentKernel() {
   if (threadIdx.x < kThreads / 2) __syncthreads();
@@ -46,6 +56,15 @@ TEST(CudaOnHostTest, AMissingBarrierComesOutWrong) {
   for (const int distance : {1, -1}) {
     EXPECT_TRUE(IsShifted(true, distance));
     EXPECT_FALSE(IsShifted(false, distance));
+  }
+}
+
+TEST(CudaOnHostTest, AnOverwriteWithoutABarrierComesOutWrong) {
+  for (const bool waits : {true, false}) {
+    std::vector<int> out(kThreads);
+    EXPECT_EQ(RunBlock(kThreads, OverwriteKernel, waits, out.data()),
+              cudaSuccess);
+    EXPECT_EQ(out == std::vector<int>(kThreads, 1), waits);
   }
 }
 

@@ -84,19 +84,25 @@ bool Release(unsigned begin, unsigned end, Waits reason) {
   return true;
 }
 
+// Runs a warp's lanes until they wait for the block or are done.
+void RunWarp(unsigned first, bool forwards) {
+  do {
+    for (unsigned i = 0; i < kWarp; ++i) {
+      const unsigned thread = first + (forwards ? i : kWarp - 1 - i);
+      if (block.fibers[thread].waits == Waits::kNot) ResumeUntilItWaits(thread);
+    }
+    forwards = !forwards;
+  } while (Release(first, first + kWarp, Waits::kForWarp));
+}
+
 void RunBlock(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) StartFiber(block.fibers[i]);
   for (bool forwards = true;; forwards = !forwards) {
-    for (unsigned i = 0; i < threads; ++i) {
-      const unsigned thread = forwards ? i : threads - 1 - i;
-      if (block.fibers[thread].waits == Waits::kNot) ResumeUntilItWaits(thread);
+    for (unsigned i = 0; i < threads; i += kWarp) {
+      RunWarp(forwards ? i : threads - kWarp - i, forwards);
     }
     if (AllWait(0, threads, Waits::kDone)) return;
-    bool released = Release(0, threads, Waits::kForBlock);
-    for (unsigned warp = 0; warp < threads; warp += kWarp) {
-      if (Release(warp, warp + kWarp, Waits::kForWarp)) released = true;
-    }
-    if (!released) {
+    if (!Release(0, threads, Waits::kForBlock)) {
       std::fputs("cuda_on_host: not all threads reach a barrier\n", stderr);
       std::abort();
     }

@@ -3,8 +3,9 @@
 // run where there is neither a GPU nor nvcc.
 //
 // A block's threads are fibers of one thread, run one after the other from
-// barrier to barrier, forwards and backwards in turn: what a missing barrier
-// would leave to chance comes out wrong in one of the two orders. Barriers and
+// barrier to barrier, a warp as far as it gets before the next, forwards and
+// backwards in turn: what a missing barrier would leave to chance comes out
+// wrong in one of the orders. Barriers and
 // warp operations must be reached by all threads (lanes), or the process ends
 // with a message. "Device" memory is the heap, so that the address sanitizer
 // sees every access. Nothing here says anything about speed, or about what is
