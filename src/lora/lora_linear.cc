@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "src/lora/add_product.h"
+#include "src/lora/lora_cuda.h"
 #include "src/lora/lora_few_rows.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/matmul.h"
 
 namespace weft::lora {
@@ -59,6 +61,11 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
 
 ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
                         const LoraSite& site) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (cuda::TakesSegments(x_TI, routing)) {
+      return cuda::Shrink(x_TI, routing, site, ops::cuda::CurrentStream());
+    }
+  }
   ShrunkInputs shrunk =
       SplitShrunk(ShrinkFewRows(x_TI, routing, site), x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
@@ -73,6 +80,15 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraRouting& routing, const LoraSite& site,
                       const ModelShape& shape, ShrunkInputs* shrunk) {
   at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
+  if constexpr (ops::kHasCudaKernels) {
+    if (cuda::TakesSegments(x_TI, routing)) {
+      CUstream_st* stream = ops::cuda::CurrentStream();
+      ShrunkInputs all = cuda::Shrink(x_TI, routing, site, stream);
+      cuda::Expand(all, routing, site, shape, y_TO, stream);
+      if (shrunk != nullptr) *shrunk = std::move(all);
+      return y_TO;
+    }
+  }
   const at::Tensor few_S = ShrinkFewRows(x_TI, routing, site);
   ExpandFewRows(few_S, routing, site, shape, y_TO);
   if (shrunk != nullptr) *shrunk = SplitShrunk(few_S, x_TI, routing, site);
@@ -93,6 +109,13 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               bool want_input_gradient) {
   at::Tensor dx_TI;
   if (want_input_gradient) dx_TI = ops::MatMul(dy_TO, base.weight_OI);
+  if constexpr (ops::kHasCudaKernels) {
+    if (cuda::TakesSegments(x_TI, routing)) {
+      cuda::Backward(dy_TO, x_TI, routing, site, shape, shrunk, dx_TI,
+                     ops::cuda::CurrentStream());
+      return dx_TI;
+    }
+  }
   for (size_t i = 0; i < routing.size(); ++i) {
     const LoraSegment& segment = routing[i];
     const GroupLayout& group = GroupOf(segment, site);

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
@@ -49,6 +50,12 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF) {
   CheckShapes(gate_up_T2F, out_TF);
   const int64_t features = out_TF.size(1);
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(gate_up_T2F)) {
+      cuda::GatedProduct(activation, gate_up_T2F, out_TF);
+      return;
+    }
+  }
   if (!HasCpuKernel(gate_up_T2F)) {
     const at::ScalarType compute = ComputeType(gate_up_T2F);
     const at::Tensor gate = gate_up_T2F.narrow(1, 0, features).to(compute);
@@ -74,6 +81,12 @@ void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F) {
   CheckShapes(gate_up_T2F, dout_TF);
   const int64_t features = dout_TF.size(1);
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(gate_up_T2F)) {
+      cuda::GatedProductBackward(activation, dout_TF, gate_up_T2F);
+      return;
+    }
+  }
   if (!HasCpuKernel(gate_up_T2F)) {
     const at::ScalarType compute = ComputeType(gate_up_T2F);
     at::Tensor gate_view = gate_up_T2F.narrow(1, 0, features);

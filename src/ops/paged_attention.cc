@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
@@ -179,6 +180,13 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
                     at::Tensor& out_BHC) {
   if (q_BHC.size(0) == 0) return;
+  if constexpr (kHasCudaKernels) {
+    if (cuda::TakesPagedAttention(q_BHC)) {
+      cuda::PagedAttention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL,
+                           lengths_B, rule, out_BHC);
+      return;
+    }
+  }
   const auto attention =
       HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
   attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, rule,

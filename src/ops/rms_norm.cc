@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
@@ -35,6 +36,12 @@ void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD) {
   CheckRows(x_TD, weight_D);
   CheckRows(y_TD, weight_D);
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(x_TD)) {
+      cuda::RmsNorm(x_TD, weight_D, eps, y_TD);
+      return;
+    }
+  }
   if (!HasCpuKernel(x_TD)) {
     const at::Tensor n_TD = Normalize(x_TD, eps).n_TD;
     y_TD.copy_(n_TD * weight_D.to(n_TD.scalar_type()));
@@ -61,6 +68,12 @@ void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
   CheckRows(dy_TD, weight_D);
   CheckRows(x_TD, weight_D);
   CheckRows(dx_TD, weight_D);
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(x_TD)) {
+      cuda::RmsNormBackward(dy_TD, x_TD, weight_D, eps, dx_TD);
+      return;
+    }
+  }
   if (!HasCpuKernel(x_TD)) {
     const Normalized norm = Normalize(x_TD, eps);
     const at::ScalarType compute = norm.n_TD.scalar_type();

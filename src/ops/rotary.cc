@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
@@ -52,6 +53,12 @@ void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
               2 * table.cos_PC.size(1));
   TORCH_CHECK(positions_T.numel() == tokens, "rotary has ", positions_T.numel(),
               " positions for ", tokens, " tokens");
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(x_TMC) && (half == 0 || x_TMC.stride(2) == 1)) {
+      cuda::ApplyRotary(x_TMC, positions_T, table, inverse);
+      return;
+    }
+  }
   if (!HasCpuKernel(x_TMC)) {
     RotateReference(x_TMC, positions_T, table, inverse);
     return;

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 std::vector<AttentionPart> SelfParts(const std::vector<AttentionNode>& nodes,
@@ -45,9 +46,14 @@ std::vector<std::vector<AttentionPart>> AncestorParts(
 
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH) {
-  const bool use_kernel = out_NHC.is_cpu() &&
-                          out_NHC.scalar_type() == at::kFloat &&
-                          out_NHC.is_contiguous() && lse_NH.is_contiguous();
+  const bool is_contiguous = out_NHC.is_contiguous() && lse_NH.is_contiguous();
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(out_NHC) && is_contiguous) {
+      cuda::MergeByLse(part.out_THC, part.lse_TH, out_NHC, lse_NH);
+      return;
+    }
+  }
+  const bool use_kernel = HasCpuKernel(out_NHC) && is_contiguous;
   if (!use_kernel) {
     const at::Tensor high = at::maximum(lse_NH, part.lse_TH);
     const at::Tensor ours = (lse_NH - high).exp_();

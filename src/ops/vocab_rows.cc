@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
@@ -83,6 +84,13 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
   TORCH_CHECK(logits_RV.is_contiguous(), "vocab_rows wants contiguous logits");
   TORCH_CHECK(input.row_offsets.numel() == rows + 1, "vocab_rows has ",
               input.row_offsets.numel(), " row offsets for ", rows, " rows");
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(logits_RV) && logits_RV.scalar_type() == at::kFloat) {
+      cuda::VocabRows(logits_RV, input, softmax_in_place, logprobs_E,
+                      entropy_R);
+      return;
+    }
+  }
   if (!HasCpuKernel(logits_RV) || vocab > kernels::cpu::kMaxVocab) {
     VocabRowsReference(logits_RV, input, softmax_in_place, logprobs_E,
                        entropy_R);

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::optim {
 namespace {
@@ -16,8 +18,12 @@ namespace {
 // on the number of threads.
 constexpr int64_t kBlock = 65536;
 
-bool HasCpuKernel(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
+using ops::HasCpuKernel;
+using ops::kHasCudaKernels;
+
+// The CUDA kernels of this module take f32 alone.
+bool HasCudaKernel(const at::Tensor& tensor) {
+  return ops::HasCudaKernel(tensor) && tensor.scalar_type() == at::kFloat;
 }
 
 // The update's numbers in f64.
@@ -63,6 +69,11 @@ void StepReference(const AdamWConfig& config, const Update& update,
 }  // namespace
 
 double GradientNorm(const at::Tensor& gradient_N) {
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(gradient_N)) {
+      return std::sqrt(ops::cuda::SumOfSquares(gradient_N));
+    }
+  }
   if (!HasCpuKernel(gradient_N)) {
     return std::sqrt(gradient_N.to(at::kDouble).square().sum().item<double>());
   }
@@ -89,11 +100,6 @@ void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
                at::Tensor& weights_out_N) {
   TORCH_CHECK(step >= 1, "AdamW counts steps from 1, got ", step);
   const Update update = MakeUpdate(config, step, grad_norm);
-  if (!HasCpuKernel(weights_N)) {
-    StepReference(config, update, weights_N, gradient_N, moment1_N, moment2_N,
-                  weights_out_N);
-    return;
-  }
   const kernels::cpu::AdamWScalars scalars{
       .gradient_scale = static_cast<float>(update.gradient_scale),
       .beta1 = static_cast<float>(config.beta1),
@@ -104,6 +110,18 @@ void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
       .step_size = static_cast<float>(update.step_size),
       .inverse_sqrt_bias2 = static_cast<float>(update.inverse_sqrt_bias2),
       .eps = static_cast<float>(config.eps)};
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(weights_N)) {
+      ops::cuda::AdamW(scalars, weights_N, gradient_N, moment1_N, moment2_N,
+                       weights_out_N);
+      return;
+    }
+  }
+  if (!HasCpuKernel(weights_N)) {
+    StepReference(config, update, weights_N, gradient_N, moment1_N, moment2_N,
+                  weights_out_N);
+    return;
+  }
   const float* weights = weights_N.const_data_ptr<float>();
   const float* gradient = gradient_N.const_data_ptr<float>();
   float* moment1 = moment1_N.mutable_data_ptr<float>();

@@ -138,5 +138,24 @@ TEST(GradientNormTest, IsNotFiniteForNanAndInfinity) {
   EXPECT_FALSE(std::isfinite(GradientNorm(gradient)));
 }
 
+TEST(CudaAdamWStepTest, IsThatOfTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  at::manual_seed(8);
+  const AdamWConfig config = {.weight_decay = 0.1, .max_grad_norm = 0.5};
+  const at::Tensor weights = at::randn({70000}), gradient = at::randn({70000});
+  const auto run = [&](at::TensorOptions options) {
+    const at::Tensor w = weights.to(options), g = gradient.to(options);
+    at::Tensor m = at::zeros_like(w), v = at::zeros_like(w);
+    at::Tensor out = at::empty_like(w);
+    AdamWStep(config, /*step=*/1, GradientNorm(g), w, g, m, v, out);
+    return at::stack({out, m, v}).cpu().to(at::kDouble);
+  };
+  EXPECT_TRUE(at::allclose(run(at::TensorOptions(at::kCUDA).dtype(at::kFloat)),
+                           run(at::TensorOptions(at::kDouble)), 0,
+                           Tolerance(kEpsilonF32, 1, 5)));
+  EXPECT_NEAR(GradientNorm(gradient.to(at::kCUDA)), GradientNorm(gradient),
+              Tolerance(kEpsilonF64, 70000, 300));
+}
+
 }  // namespace
 }  // namespace weft::optim

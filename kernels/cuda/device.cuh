@@ -1,0 +1,109 @@
+// What the kernels share: elements as f32, reductions over a warp and a block,
+// launches. Every reduction has a fixed order, so that the same input gives the
+// same bits. Blocks are one-dimensional, of whole warps.
+#ifndef WEFT_KERNELS_CUDA_DEVICE_CUH_
+#define WEFT_KERNELS_CUDA_DEVICE_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/dtype.h"
+
+namespace weft::kernels::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kMaxWarps = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+// The lowest finite float: a maximum that starts here and not at -inf never
+// makes -inf - -inf.
+inline constexpr float kLowest = -3.402823466e+38F;
+// Blocks of a launch in x, and of it in y and z.
+inline constexpr int64_t kMaxGrid = 2147483647;
+inline constexpr int64_t kMaxGridYz = 65535;
+
+__device__ inline float ToFloat(float x) { return x; }
+__device__ inline float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline void Store(float x, float* to) { *to = x; }
+__device__ inline void Store(float x, __nv_bfloat16* to) {
+  *to = __float2bfloat16_rn(x);
+}
+
+__device__ inline int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int WarpIndex() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+__device__ inline int NumWarps() {
+  return static_cast<int>(blockDim.x) / kWarp;
+}
+
+struct Add {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+// Passes over NaN: what must stay NaN does so in the sum beside the maximum.
+struct Max {
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// The combination of all lanes' values, the same bits in every lane. All lanes
+// call it.
+template <typename T, typename Combine>
+__device__ T WarpReduce(T value, Combine combine) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+  }
+  return value;
+}
+
+// The same over the block. All threads call it; what they wrote to shared
+// memory before is visible to all after it.
+template <typename T, typename Combine>
+__device__ T BlockReduce(T value, Combine combine) {
+  __shared__ T partial[kMaxWarps];
+  value = WarpReduce(value, combine);
+  if (Lane() == 0) partial[WarpIndex()] = value;
+  __syncthreads();
+  value = partial[0];
+  for (int warp = 1; warp < NumWarps(); ++warp) {
+    value = combine(value, partial[warp]);
+  }
+  // Before the next call overwrites what others still read.
+  __syncthreads();
+  return value;
+}
+
+// Threads for a row: one warp for the rows of a head, more for long ones.
+inline unsigned RowThreads(int64_t features) {
+  if (features <= 256) return 32;
+  return features <= 1024 ? 128 : 256;
+}
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Starts the kernel and does not wait. cudaErrorInvalidConfiguration, and
+// nothing started, when the grid is beyond what a device takes.
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
+                   int64_t grid_y, unsigned threads, cudaStream_t stream,
+                   Arguments... arguments) {
+  if (grid_x > kMaxGrid || grid_y > kMaxGridYz) {
+    return cudaErrorInvalidConfiguration;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y), 1);
+  config.blockDim = dim3(threads, 1, 1);
+  config.stream = stream;
+  const cudaError_t status = cudaLaunchKernelEx(
+      &config, kernel, static_cast<Parameters>(arguments)...);
+  return status == cudaSuccess ? cudaGetLastError() : status;
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_DEVICE_CUH_

@@ -1,0 +1,33 @@
+// The gated unit of a feed-forward layer: out = activation(gate) * up.
+// Legend: T rows, F features.
+#ifndef WEFT_KERNELS_CUDA_GATED_PRODUCT_H_
+#define WEFT_KERNELS_CUDA_GATED_PRODUCT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/dtype.h"
+
+namespace weft::kernels::cuda {
+
+enum class GateActivation { kSilu, kGeluTanh };
+
+// Shapes:  gate_up [T, 2F], gate in the first F columns; out [T, F]; both
+//          contiguous and of `dtype`, computed in f32.
+// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Source:  reference::SwiGluRow, GeGluRow.
+[[nodiscard]] cudaError_t GatedProduct(DType dtype, GateActivation activation,
+                                       int64_t num_rows, int64_t features,
+                                       const void* gate_up_T2F, void* out_TF,
+                                       cudaStream_t stream);
+
+// Replaces gate_up by its gradient: afterwards it holds dgate | dup.
+// Source: reference::SwiGluBackwardRow, GeGluBackwardRow.
+[[nodiscard]] cudaError_t GatedProductBackward(
+    DType dtype, GateActivation activation, int64_t num_rows, int64_t features,
+    const void* dout_TF, void* gate_up_T2F, cudaStream_t stream);
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_GATED_PRODUCT_H_

@@ -1,0 +1,57 @@
+// Attention of one new token per sequence over its paged keys and values.
+// Legend: B sequences, H query heads, K key/value heads, C head features, P
+// pages, S tokens per page, L table entries per sequence.
+#ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_H_
+#define WEFT_KERNELS_CUDA_PAGED_ATTENTION_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/dtype.h"
+
+namespace weft::kernels::cuda {
+
+inline constexpr int64_t kMaxHeadFeatures = 256;
+
+// All pointers are the device's.
+struct PagedAttentionBatch {
+  DType dtype = DType::kF32;    // Of q, pages and out.
+  int64_t batch = 0;            // B.
+  int64_t num_heads = 0;        // H, a multiple of K.
+  int64_t num_kv_heads = 1;     // K.
+  int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
+  int64_t page_tokens = 0;      // S.
+  const void* q_BHC = nullptr;  // Contiguous, as out.
+  const void* k_pages_PSKC = nullptr;
+  const void* v_pages_PSKC = nullptr;
+  const int32_t* page_table_BL = nullptr;
+  int64_t table_entries = 0;           // L.
+  const int32_t* lengths_B = nullptr;  // Tokens of each sequence, >= 1.
+  int64_t window = 0;                  // The last tokens that are seen; 0: all.
+  float scale = 1;
+  float softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
+  void* out_BHC = nullptr;
+  // Parts that the tokens of each sequence are split into, 1 to 1024: more
+  // blocks where few sequences are long. `workspace` takes
+  // PagedAttentionWorkspace floats.
+  int num_splits = 1;
+  float* workspace = nullptr;
+};
+
+[[nodiscard]] int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch);
+
+// out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]
+// tokens of the sequence whose pages are page_table[b], or the last `window` of
+// them. Table entries and page slots of other tokens are not read. Keys and
+// values are read once for up to 8 query heads that share them. One launch, or
+// two with splits, whose parts merge in their order.
+// Errors:  cudaErrorInvalidValue for C or splits out of range.
+// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Source:  dense attention in f64; online softmax, Milakov and Gimelshein 2018.
+[[nodiscard]] cudaError_t PagedAttention(const PagedAttentionBatch& batch,
+                                         cudaStream_t stream);
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_PAGED_ATTENTION_H_

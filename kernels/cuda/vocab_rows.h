@@ -1,0 +1,39 @@
+// Row statistics over the vocabulary for the fused head.
+// Legend: R rows, V vocabulary, E score entries (row, target).
+#ifndef WEFT_KERNELS_CUDA_VOCAB_ROWS_H_
+#define WEFT_KERNELS_CUDA_VOCAB_ROWS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace weft::kernels::cuda {
+
+// One chunk of logits. Row r owns the entries [row_offsets[r], row_offsets[r +
+// 1]). All pointers are the device's.
+struct VocabRows {
+  int64_t num_rows = 0;                  // R.
+  int64_t vocab = 0;                     // V.
+  float* logits_RV = nullptr;            // Contiguous.
+  const int64_t* row_offsets = nullptr;  // [R + 1].
+  const int64_t* targets_E = nullptr;    // Each in [0, V).
+  const float* temperature_R = nullptr;  // > 0.
+  float softcap = 0;  // > 0: a logit x becomes softcap * tanh(x / softcap).
+  bool softmax_in_place = false;
+  float* logprobs_E = nullptr;
+  float* entropy_R = nullptr;  // Null: not asked for.
+};
+
+// z = softcap(x) / temperature; logprobs[e] = z[row, target] - logsumexp(z),
+// the entropy of softmax(z) in nats, and, when `softmax_in_place`, softmax(z) *
+// softcap'(x) in place of the logits. Logits of -inf have probability 0; a NaN
+// makes all results of its row NaN and no other's.
+// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
+//          2018.
+[[nodiscard]] cudaError_t ScoreVocabRows(const VocabRows& rows,
+                                         cudaStream_t stream);
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_VOCAB_ROWS_H_

@@ -1,0 +1,220 @@
+#include "src/ops/cuda_dispatch.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/adamw.h"
+#include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/lse_merge.h"
+#include "kernels/cuda/paged_attention.h"
+#include "kernels/cuda/rms_norm.h"
+#include "kernels/cuda/rotary.h"
+#include "kernels/cuda/vocab_rows.h"
+
+namespace weft::ops::cuda {
+namespace {
+
+namespace k = kernels::cuda;
+
+// Blocks that keep every processor of today's devices busy, and tokens that are
+// worth a part of their own.
+constexpr int64_t kWantedBlocks = 264;
+constexpr int64_t kMinPartTokens = 256;
+constexpr int64_t kMaxParts = 64;
+
+k::DType DTypeOf(const at::Tensor& tensor) {
+  TORCH_CHECK(HasCudaKernel(tensor), "the CUDA kernels take f32 and bf16, got ",
+              tensor.scalar_type(), " on ", tensor.device());
+  return tensor.scalar_type() == at::kBFloat16 ? k::DType::kBf16
+                                               : k::DType::kF32;
+}
+
+void CheckSameType(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK(a.scalar_type() == b.scalar_type(), "a kernel's tensors are of ",
+              a.scalar_type(), " and ", b.scalar_type());
+}
+
+// `weight` is contiguous and outlives the launch's queueing: the allocator
+// hands its memory on in the order of the stream.
+k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
+                        double eps) {
+  return {.dtype = DTypeOf(x_TD),
+          .weight_dtype = DTypeOf(weight),
+          .num_rows = x_TD.size(0),
+          .features = x_TD.size(1),
+          .eps = static_cast<float>(eps),
+          .x_TD = x_TD.const_data_ptr(),
+          .x_stride = x_TD.stride(0),
+          .weight_D = weight.const_data_ptr()};
+}
+
+k::GateActivation ActivationOf(Activation activation) {
+  return activation == Activation::kSilu ? k::GateActivation::kSilu
+                                         : k::GateActivation::kGeluTanh;
+}
+
+// Few sequences leave processors idle, so long contexts are split. The lengths
+// are on the device: the table's width says how long one may be.
+int NumParts(const k::PagedAttentionBatch& batch) {
+  int64_t longest = batch.table_entries * batch.page_tokens;
+  if (batch.window > 0) longest = std::min(longest, batch.window);
+  const int64_t items = batch.batch * batch.num_kv_heads;
+  const int64_t wanted = (kWantedBlocks + items - 1) / items;
+  return static_cast<int>(std::clamp<int64_t>(
+      std::min(longest / kMinPartTokens, wanted), 1, kMaxParts));
+}
+
+}  // namespace
+
+CUstream_st* CurrentStream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+             at::Tensor& y_TD) {
+  CheckSameType(x_TD, y_TD);
+  const at::Tensor weight = weight_D.contiguous();
+  C10_CUDA_CHECK(k::RmsNorm(NormRows(x_TD, weight, eps),
+                            y_TD.mutable_data_ptr(), y_TD.stride(0),
+                            CurrentStream()));
+}
+
+void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
+                     const at::Tensor& weight_D, double eps,
+                     at::Tensor& dx_TD) {
+  CheckSameType(x_TD, dy_TD);
+  CheckSameType(x_TD, dx_TD);
+  const at::Tensor weight = weight_D.contiguous();
+  C10_CUDA_CHECK(k::RmsNormBackward(
+      NormRows(x_TD, weight, eps), dy_TD.const_data_ptr(), dy_TD.stride(0),
+      dx_TD.mutable_data_ptr(), dx_TD.stride(0), CurrentStream()));
+}
+
+void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
+                 const RotaryTable& table, bool inverse) {
+  const at::Tensor positions = positions_T.contiguous();
+  const k::RotaryHeads heads = {
+      .dtype = DTypeOf(x_TMC),
+      .num_tokens = x_TMC.size(0),
+      .num_heads = x_TMC.size(1),
+      .half_features = x_TMC.size(2) / 2,
+      .x_TMC = x_TMC.mutable_data_ptr(),
+      .token_stride = x_TMC.stride(0),
+      .head_stride = x_TMC.stride(1),
+      .positions_T = positions.const_data_ptr<int32_t>(),
+      .cos_PC = table.cos_PC.const_data_ptr<float>(),
+      .sin_PC = table.sin_PC.const_data_ptr<float>()};
+  C10_CUDA_CHECK(k::Rotary(heads, inverse, CurrentStream()));
+}
+
+void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
+                  at::Tensor& out_TF) {
+  CheckSameType(gate_up_T2F, out_TF);
+  C10_CUDA_CHECK(k::GatedProduct(DTypeOf(gate_up_T2F), ActivationOf(activation),
+                                 out_TF.size(0), out_TF.size(1),
+                                 gate_up_T2F.const_data_ptr(),
+                                 out_TF.mutable_data_ptr(), CurrentStream()));
+}
+
+void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
+                          at::Tensor& gate_up_T2F) {
+  CheckSameType(gate_up_T2F, dout_TF);
+  C10_CUDA_CHECK(k::GatedProductBackward(
+      DTypeOf(gate_up_T2F), ActivationOf(activation), dout_TF.size(0),
+      dout_TF.size(1), dout_TF.const_data_ptr(), gate_up_T2F.mutable_data_ptr(),
+      CurrentStream()));
+}
+
+void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
+                at::Tensor& out_NHC, at::Tensor& lse_NH) {
+  CheckSameType(part_NHC, out_NHC);
+  const at::Tensor part = part_NHC.contiguous();
+  const at::Tensor part_lse = part_lse_NH.contiguous();
+  C10_CUDA_CHECK(k::LseMergeRows(
+      DTypeOf(out_NHC), lse_NH.numel(), out_NHC.size(2), part.const_data_ptr(),
+      part_lse.const_data_ptr<float>(), out_NHC.mutable_data_ptr(),
+      lse_NH.mutable_data_ptr<float>(), CurrentStream()));
+}
+
+void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
+               bool softmax_in_place, at::Tensor& logprobs_E,
+               at::Tensor& entropy_R) {
+  const k::VocabRows rows = {
+      .num_rows = logits_RV.size(0),
+      .vocab = logits_RV.size(1),
+      .logits_RV = logits_RV.mutable_data_ptr<float>(),
+      .row_offsets = input.row_offsets.const_data_ptr<int64_t>(),
+      .targets_E = input.targets_E.const_data_ptr<int64_t>(),
+      .temperature_R = input.temperature_R.const_data_ptr<float>(),
+      .softcap = static_cast<float>(input.softcap),
+      .softmax_in_place = softmax_in_place,
+      .logprobs_E = logprobs_E.mutable_data_ptr<float>(),
+      .entropy_R =
+          entropy_R.defined() ? entropy_R.mutable_data_ptr<float>() : nullptr};
+  C10_CUDA_CHECK(k::ScoreVocabRows(rows, CurrentStream()));
+}
+
+bool TakesPagedAttention(const at::Tensor& q_BHC) {
+  return HasCudaKernel(q_BHC) && q_BHC.size(2) >= 1 &&
+         q_BHC.size(2) <= k::kMaxHeadFeatures;
+}
+
+void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                    const at::Tensor& v_pages_PSKC,
+                    const at::Tensor& page_table_BL,
+                    const at::Tensor& lengths_B, const AttentionRule& rule,
+                    at::Tensor& out_BHC) {
+  CheckSameType(q_BHC, k_pages_PSKC);
+  CheckSameType(q_BHC, v_pages_PSKC);
+  CheckSameType(q_BHC, out_BHC);
+  const at::Tensor q = q_BHC.contiguous();
+  const at::Tensor table = page_table_BL.contiguous();
+  const at::Tensor lengths = lengths_B.contiguous();
+  k::PagedAttentionBatch batch = {
+      .dtype = DTypeOf(q),
+      .batch = q.size(0),
+      .num_heads = q.size(1),
+      .num_kv_heads = k_pages_PSKC.size(2),
+      .head_features = q.size(2),
+      .page_tokens = k_pages_PSKC.size(1),
+      .q_BHC = q.const_data_ptr(),
+      .k_pages_PSKC = k_pages_PSKC.const_data_ptr(),
+      .v_pages_PSKC = v_pages_PSKC.const_data_ptr(),
+      .page_table_BL = table.const_data_ptr<int32_t>(),
+      .table_entries = table.size(1),
+      .lengths_B = lengths.const_data_ptr<int32_t>(),
+      .window = rule.window,
+      .scale = static_cast<float>(rule.scale),
+      .softcap = static_cast<float>(rule.softcap),
+      .out_BHC = out_BHC.mutable_data_ptr()};
+  batch.num_splits = NumParts(batch);
+  const at::Tensor workspace = at::empty({k::PagedAttentionWorkspace(batch)},
+                                         q.options().dtype(at::kFloat));
+  batch.workspace = workspace.mutable_data_ptr<float>();
+  C10_CUDA_CHECK(k::PagedAttention(batch, CurrentStream()));
+}
+
+void AdamW(const kernels::cpu::AdamWScalars& scalars,
+           const at::Tensor& weights_N, const at::Tensor& gradient_N,
+           at::Tensor& moment1_N, at::Tensor& moment2_N,
+           at::Tensor& weights_out_N) {
+  C10_CUDA_CHECK(k::AdamW(
+      scalars, weights_N.numel(), weights_N.const_data_ptr<float>(),
+      gradient_N.const_data_ptr<float>(), moment1_N.mutable_data_ptr<float>(),
+      moment2_N.mutable_data_ptr<float>(),
+      weights_out_N.mutable_data_ptr<float>(), CurrentStream()));
+}
+
+double SumOfSquares(const at::Tensor& x_N) {
+  const at::Tensor partials = at::empty({k::SumOfSquaresPartials(x_N.numel())},
+                                        x_N.options().dtype(at::kDouble));
+  C10_CUDA_CHECK(k::SumOfSquares(x_N.const_data_ptr<float>(), x_N.numel(),
+                                 partials.mutable_data_ptr<double>(),
+                                 CurrentStream()));
+  return partials[0].item<double>();
+}
+
+}  // namespace weft::ops::cuda

@@ -1,0 +1,79 @@
+// Which tensors the kernels of kernels/cuda take, and the functions that hand
+// them over. In a build without CUDA kHasCudaKernels is false, and what is
+// declared here is neither there nor called:
+//   if constexpr (kHasCudaKernels) {
+//     if (HasCudaKernel(x)) return cuda::RmsNorm(x, weight, eps, y);
+//   }
+// Shapes, aliasing and meaning are those of the ops that call them; they throw
+// c10::Error, also for a launch that fails, and wait for nothing unless they
+// say so.
+#ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
+#define WEFT_SRC_OPS_CUDA_DISPATCH_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/kernels.h"
+#include "src/ops/activation.h"
+#include "src/ops/attention_rule.h"
+#include "src/ops/rotary.h"
+#include "src/ops/vocab_rows.h"
+
+struct CUstream_st;  // CUDA's stream.
+
+namespace weft::ops {
+
+#ifdef WEFT_WITH_CUDA
+inline constexpr bool kHasCudaKernels = true;
+#else
+inline constexpr bool kHasCudaKernels = false;
+#endif
+
+// f32 or bf16 on a CUDA device. Everything else takes the ATen reference.
+[[nodiscard]] inline bool HasCudaKernel(const at::Tensor& tensor) {
+  return tensor.is_cuda() && (tensor.scalar_type() == at::kFloat ||
+                              tensor.scalar_type() == at::kBFloat16);
+}
+
+namespace cuda {
+
+// Where LibTorch queues its work for the calling thread.
+[[nodiscard]] CUstream_st* CurrentStream();
+
+void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+             at::Tensor& y_TD);
+void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
+                     const at::Tensor& weight_D, double eps, at::Tensor& dx_TD);
+void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
+                 const RotaryTable& table, bool inverse);
+void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
+                  at::Tensor& out_TF);
+void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
+                          at::Tensor& gate_up_T2F);
+// out and lse contiguous.
+void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
+                at::Tensor& out_NHC, at::Tensor& lse_NH);
+// Logits of f32.
+void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
+               bool softmax_in_place, at::Tensor& logprobs_E,
+               at::Tensor& entropy_R);
+// Whether the heads are not too wide for it.
+[[nodiscard]] bool TakesPagedAttention(const at::Tensor& q_BHC);
+void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                    const at::Tensor& v_pages_PSKC,
+                    const at::Tensor& page_table_BL,
+                    const at::Tensor& lengths_B, const AttentionRule& rule,
+                    at::Tensor& out_BHC);
+// All [N] f32.
+void AdamW(const kernels::cpu::AdamWScalars& scalars,
+           const at::Tensor& weights_N, const at::Tensor& gradient_N,
+           at::Tensor& moment1_N, at::Tensor& moment2_N,
+           at::Tensor& weights_out_N);
+// Waits for the result.
+[[nodiscard]] double SumOfSquares(const at::Tensor& x_N);
+
+}  // namespace cuda
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_CUDA_DISPATCH_H_

@@ -1,0 +1,293 @@
+// The row kernels of kernels/cuda against the f64 loops of
+// kernels/cpu/reference.h, on ragged sizes and row strides.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/reference.h"
+#include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/lse_merge.h"
+#include "kernels/cuda/rms_norm.h"
+#include "kernels/cuda/rotary.h"
+#include "tests/kernels_cuda/device_array.h"
+
+namespace weft::kernels::cuda {
+namespace {
+
+using weft::testing::kEpsilonF32;
+using weft::testing::Tolerance;
+namespace reference = weft::kernels::cpu::reference;
+
+constexpr float kGap = 77;  // Between the rows, where nobody may write.
+
+class CudaRmsNormTest : public CudaDtypeTest {
+ protected:
+  // Rows of `features` in wider ones; gaps of kGap.
+  void Fill(int64_t rows, int64_t features, int64_t stride, uint32_t seed,
+            std::vector<float>* values) const {
+    const std::vector<float> random = RandomFloats(rows * features, seed);
+    values->assign(static_cast<size_t>(rows * stride), kGap);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(random.begin() + r * features, features,
+                  values->begin() + r * stride);
+    }
+    *values = Rounded(GetParam(), *values);
+  }
+
+  void Check(int64_t rows, int64_t features, DType weight_dtype) {
+    const int64_t stride = features + 3;
+    std::vector<float> x, dy, before;
+    Fill(rows, features, stride, 1, &x);
+    Fill(rows, features, stride + 1, 2, &dy);
+    Fill(rows, features, stride + 2, 3, &before);
+    const std::vector<float> w =
+        Rounded(weight_dtype, RandomFloats(features, 4));
+    const DeviceArray x_device(GetParam(), x), dy_device(GetParam(), dy);
+    const DeviceArray w_device(weight_dtype, w), dx_device(GetParam(), before);
+    const DeviceArray y_device(GetParam(), x);
+    const RmsNormRows args = {.dtype = GetParam(),
+                              .weight_dtype = weight_dtype,
+                              .num_rows = rows,
+                              .features = features,
+                              .eps = 1e-5F,
+                              .x_TD = x_device.data(),
+                              .x_stride = stride,
+                              .weight_D = w_device.data()};
+    ASSERT_EQ(RmsNorm(args, y_device.data(), stride, nullptr), cudaSuccess);
+    ASSERT_EQ(RmsNormBackward(args, dy_device.data(), stride + 1,
+                              dx_device.data(), stride + 2, nullptr),
+              cudaSuccess);
+    const std::vector<float> y = y_device.Read(), dx = dx_device.Read();
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::vector<float> row = Slice(x, r * stride, features);
+      const std::vector<double> y_row = reference::RmsNormRow(row, w, 1e-5);
+      const std::vector<double> dx_row = reference::RmsNormBackwardRow(
+          Slice(dy, r * (stride + 1), features), row, w, 1e-5);
+      // One feature: x / |x| is flat, and terms of size dy / x cancel.
+      const double scale = features == 1 ? 16 + 16 / std::abs(row[0]) : 16;
+      const double tolerance =
+          Tolerance(EpsilonOf(GetParam()), features, scale);
+      for (int64_t i = 0; i < features; ++i) {
+        ASSERT_NEAR(y[r * stride + i], y_row[i], tolerance);
+        const int64_t at = r * (stride + 2) + i;
+        ASSERT_NEAR(dx[at], before[at] + dx_row[i], tolerance);
+      }
+      for (int64_t i = features; i < stride; ++i) {
+        ASSERT_EQ(y[r * stride + i], kGap);
+        ASSERT_EQ(dx[r * (stride + 2) + i], kGap);
+      }
+    }
+  }
+};
+
+TEST_P(CudaRmsNormTest, MatchesTheReferenceForAnyShapeAndRowStride) {
+  for (const int64_t features : {1, 5, 31, 32, 33, 64, 257, 576, 1025, 2049}) {
+    for (const int64_t rows : {1, 3}) {
+      Check(rows, features, GetParam());
+      Check(rows, features, DType::kF32);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(CudaRmsNormTest, WorksInPlaceAndKeepsNanInItsRow) {
+  std::vector<float> x = RandomFloats(4 * 40, 5);
+  x[2 * 40 + 39] = kNan;
+  const DeviceArray device(GetParam(), x);
+  const DeviceArray other(GetParam(), x);
+  const DeviceArray weight(DType::kF32, std::vector<float>(40, 1));
+  const RmsNormRows args = {.dtype = GetParam(),
+                            .weight_dtype = DType::kF32,
+                            .num_rows = 4,
+                            .features = 40,
+                            .eps = 1e-5F,
+                            .x_TD = device.data(),
+                            .x_stride = 40,
+                            .weight_D = weight.data()};
+  ASSERT_EQ(RmsNorm(args, other.data(), 40, nullptr), cudaSuccess);
+  ASSERT_EQ(RmsNorm(args, device.data(), 40, nullptr), cudaSuccess);
+  const std::vector<float> y = other.Read(), in_place = device.Read();
+  for (int i = 0; i < 160; ++i) {
+    ASSERT_EQ(std::isnan(y[i]), i / 40 == 2);
+    if (i / 40 != 2) {
+      ASSERT_EQ(y[i], in_place[i]);
+    }
+  }
+}
+
+TEST_P(CudaRmsNormTest, NoRowsAreNoError) {
+  RmsNormRows args = {.dtype = GetParam(), .weight_dtype = GetParam()};
+  args.features = 8;
+  EXPECT_EQ(RmsNorm(args, nullptr, 8, nullptr), cudaSuccess);
+  EXPECT_EQ(RmsNormBackward(args, nullptr, 8, nullptr, 8, nullptr),
+            cudaSuccess);
+}
+
+TEST_F(CudaKernelTest, RmsNormRefusesABf16WeightBesideF32Rows) {
+  const RmsNormRows args = {.dtype = DType::kF32,
+                            .weight_dtype = DType::kBf16,
+                            .num_rows = 1,
+                            .features = 1};
+  EXPECT_EQ(RmsNorm(args, nullptr, 1, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(RmsNormBackward(args, nullptr, 1, nullptr, 1, nullptr),
+            cudaErrorInvalidValue);
+}
+
+class CudaRotaryTest : public CudaDtypeTest {};
+
+// Heads that are a slice of a wider projection; positions in any order.
+TEST_P(CudaRotaryTest, MatchesTheReferenceAndInverts) {
+  const std::vector<int32_t> positions = {5, 0, 7, 7};
+  for (const int64_t half : {1, 3, 32, 64, 100}) {
+    const int64_t heads = 3, head_stride = 2 * half + 2;
+    const int64_t token_stride = heads * head_stride + 5;
+    const std::vector<float> x =
+        Rounded(GetParam(), RandomFloats(4 * token_stride, 6));
+    const std::vector<float> cos = RandomFloats(8 * half, 7);
+    const std::vector<float> sin = RandomFloats(8 * half, 8);
+    const DeviceArray device(GetParam(), x);
+    const DeviceBuffer<int32_t> positions_device(positions);
+    const DeviceBuffer<float> cos_device(cos), sin_device(sin);
+    const RotaryHeads args = {.dtype = GetParam(),
+                              .num_tokens = 4,
+                              .num_heads = heads,
+                              .half_features = half,
+                              .x_TMC = device.data(),
+                              .token_stride = token_stride,
+                              .head_stride = head_stride,
+                              .positions_T = positions_device.data(),
+                              .cos_PC = cos_device.data(),
+                              .sin_PC = sin_device.data()};
+    for (const bool inverse : {false, true}) {
+      const std::vector<float> before = device.Read();
+      ASSERT_EQ(Rotary(args, inverse, nullptr), cudaSuccess);
+      const std::vector<float> y = device.Read();
+      std::vector<double> expected(before.begin(), before.end());
+      for (int64_t t = 0; t < 4; ++t) {
+        for (int64_t m = 0; m < heads; ++m) {
+          const int64_t at = t * token_stride + m * head_stride;
+          const std::vector<double> head = reference::RotaryHead(
+              Slice(before, at, 2 * half),
+              Slice(cos, positions[t] * half, half),
+              Slice(sin, positions[t] * half, half), inverse);
+          std::copy(head.begin(), head.end(), expected.begin() + at);
+        }
+      }
+      for (size_t i = 0; i < y.size(); ++i) {
+        ASSERT_NEAR(y[i], expected[i], Tolerance(EpsilonOf(GetParam()), 2, 40));
+      }
+    }
+  }
+}
+
+struct GatedCase {
+  GateActivation activation;
+  std::vector<double> (*forward)(const std::vector<float>&,
+                                 const std::vector<float>&);
+  reference::GatedGradient (*backward)(const std::vector<float>&,
+                                       const std::vector<float>&,
+                                       const std::vector<float>&);
+};
+
+class CudaGatedProductTest : public CudaDtypeTest {
+ protected:
+  void Check(const GatedCase& c, int64_t rows, int64_t features) {
+    std::vector<float> gate_up = RandomFloats(rows * 2 * features, 9, 4);
+    gate_up[0] = -200;
+    gate_up[2 * features * (rows - 1)] = 200;
+    gate_up = Rounded(GetParam(), gate_up);
+    const std::vector<float> dout =
+        Rounded(GetParam(), RandomFloats(rows * features, 10));
+    const DeviceArray gate_up_device(GetParam(), gate_up);
+    const DeviceArray dout_device(GetParam(), dout);
+    const DeviceArray out_device(GetParam(), dout);
+    ASSERT_EQ(GatedProduct(GetParam(), c.activation, rows, features,
+                           gate_up_device.data(), out_device.data(), nullptr),
+              cudaSuccess);
+    ASSERT_EQ(GatedProductBackward(GetParam(), c.activation, rows, features,
+                                   dout_device.data(), gate_up_device.data(),
+                                   nullptr),
+              cudaSuccess);
+    const std::vector<float> out = out_device.Read();
+    const std::vector<float> gradient = gate_up_device.Read();
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t at = r * 2 * features;
+      const std::vector<float> gate = Slice(gate_up, at, features);
+      const std::vector<float> up = Slice(gate_up, at + features, features);
+      const std::vector<double> expected = c.forward(gate, up);
+      const reference::GatedGradient d =
+          c.backward(Slice(dout, r * features, features), gate, up);
+      const double tolerance = Tolerance(EpsilonOf(GetParam()), 1, 400);
+      for (int64_t i = 0; i < features; ++i) {
+        ASSERT_NEAR(out[r * features + i], expected[i], tolerance);
+        ASSERT_NEAR(gradient[at + i], d.gate[i], tolerance);
+        ASSERT_NEAR(gradient[at + features + i], d.up[i], tolerance);
+      }
+    }
+  }
+};
+
+TEST_P(CudaGatedProductTest, MatchesTheReferenceForBothActivations) {
+  for (const int64_t features : {1, 33, 255, 256, 1023, 1024, 1025}) {
+    Check({GateActivation::kSilu, reference::SwiGluRow,
+           reference::SwiGluBackwardRow},
+          3, features);
+    Check({GateActivation::kGeluTanh, reference::GeGluRow,
+           reference::GeGluBackwardRow},
+          2, features);
+    if (HasFatalFailure()) return;
+  }
+}
+
+class CudaLseMergeTest : public CudaDtypeTest {};
+
+// Rows: both have keys; only ours; only the other's; neither's.
+TEST_P(CudaLseMergeTest, MatchesTheFormulaAndLeavesEmptyPartsOut) {
+  for (const int64_t features : {1, 20, 64, 300}) {
+    const std::vector<float> lse = {3, 100, -kInf, -kInf};
+    const std::vector<float> part_lse = {4, -kInf, -50, -kInf};
+    const std::vector<float> out =
+        Rounded(GetParam(), RandomFloats(4 * features, 11));
+    const std::vector<float> part =
+        Rounded(GetParam(), RandomFloats(4 * features, 12));
+    const DeviceArray out_device(GetParam(), out);
+    const DeviceArray part_device(GetParam(), part);
+    const DeviceBuffer<float> lse_device(lse), part_lse_device(part_lse);
+    ASSERT_EQ(LseMergeRows(GetParam(), 4, features, part_device.data(),
+                           part_lse_device.data(), out_device.data(),
+                           lse_device.data(), nullptr),
+              cudaSuccess);
+    const std::vector<float> merged = out_device.Read();
+    const std::vector<float> merged_lse = lse_device.Read();
+    const double sum = std::exp(3.0) + std::exp(4.0);
+    EXPECT_NEAR(merged_lse[0], std::log(sum), Tolerance(kEpsilonF32, 1, 4));
+    EXPECT_EQ(Slice(merged_lse, 1, 3), (std::vector<float>{100, -50, -kInf}));
+    for (int64_t c = 0; c < features; ++c) {
+      const double first =
+          (out[c] * std::exp(3.0) + part[c] * std::exp(4.0)) / sum;
+      EXPECT_NEAR(merged[c], first, Tolerance(EpsilonOf(GetParam()), 2, 4));
+      EXPECT_EQ(merged[features + c], out[features + c]);
+      EXPECT_EQ(merged[2 * features + c], part[2 * features + c]);
+      EXPECT_EQ(merged[3 * features + c], out[3 * features + c]);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaRmsNormTest,
+                         ::testing::Values(DType::kF32, DType::kBf16),
+                         DTypeName);
+INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaRotaryTest,
+                         ::testing::Values(DType::kF32, DType::kBf16),
+                         DTypeName);
+INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaGatedProductTest,
+                         ::testing::Values(DType::kF32, DType::kBf16),
+                         DTypeName);
+INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaLseMergeTest,
+                         ::testing::Values(DType::kF32, DType::kBf16),
+                         DTypeName);
+
+}  // namespace
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,168 @@
+// The ops that hand CUDA tensors to kernels/cuda, against themselves on the CPU
+// in f64, whose reference the other tests hold against autograd.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "src/ops/gated_product.h"
+#include "src/ops/paged_attention.h"
+#include "src/ops/rms_norm.h"
+#include "src/ops/rotary.h"
+#include "src/ops/tree_attention_parts.h"
+#include "src/ops/vocab_rows.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::ops {
+namespace {
+
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::Tolerance;
+
+class CudaOpsTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+    at::manual_seed(5);
+  }
+
+  [[nodiscard]] static double Epsilon() {
+    return GetParam() == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
+  }
+  // Numbers that the dtype holds exactly, in f64 on the CPU.
+  [[nodiscard]] static at::Tensor Random(at::IntArrayRef sizes,
+                                         double scale = 1) {
+    return (at::randn(sizes, at::kDouble) * scale)
+        .to(GetParam())
+        .to(at::kDouble);
+  }
+  [[nodiscard]] static at::Tensor OnDevice(const at::Tensor& x) {
+    return x.to(at::TensorOptions(at::kCUDA).dtype(GetParam()));
+  }
+  static void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
+                          double tolerance) {
+    EXPECT_TRUE(
+        at::allclose(actual.cpu().to(at::kDouble), expected, 0, tolerance));
+  }
+};
+
+TEST_P(CudaOpsTest, RmsNormIsThatOfTheCpu) {
+  for (const int64_t features : {1, 64, 577}) {
+    // Views of wider tensors: the row stride is not D.
+    const at::Tensor wide = Random({9, features + 7});
+    const at::Tensor dy = Random({9, features}), weight = Random({features});
+    const auto run = [&](at::Tensor all, const at::Tensor& d,
+                         const at::Tensor& w) {
+      const at::Tensor x = all.narrow(1, 3, features);
+      at::Tensor y = at::empty_like(d), dx = at::ones_like(d);
+      RmsNorm(x, w, 1e-5, y);
+      RmsNormBackward(d, x, w, 1e-5, dx);
+      return at::stack({y, dx});
+    };
+    const double smallest = wide.abs().min().item<double>();
+    ExpectClose(run(OnDevice(wide), OnDevice(dy), OnDevice(weight)),
+                run(wide, dy, weight),
+                Tolerance(Epsilon(), features,
+                          features == 1 ? 16 + 16 / smallest : 16));
+  }
+}
+
+TEST_P(CudaOpsTest, RotaryIsThatOfTheCpu) {
+  const at::Tensor positions = at::randint(0, 50, {37}, at::kInt);
+  const at::Tensor x = Random({37, 5, 64});
+  for (const bool inverse : {false, true}) {
+    const auto run = [&](at::Tensor fused, at::Device device) {
+      at::Tensor heads = fused.narrow(1, 1, 3);
+      const RotaryTable table =
+          MakeRotaryTable(std::vector<double>(32, 0.3), 50, device);
+      ApplyRotary(heads, positions.to(device), table, inverse);
+      return fused;
+    };
+    ExpectClose(run(OnDevice(x), at::kCUDA), run(x.clone(), at::kCPU),
+                Tolerance(Epsilon(), 2, 5));
+  }
+}
+
+TEST_P(CudaOpsTest, GatedProductIsThatOfTheCpu) {
+  const at::Tensor gate_up = Random({29, 2 * 1537}, 3);
+  const at::Tensor dout = Random({29, 1537});
+  for (const Activation activation :
+       {Activation::kSilu, Activation::kGeluTanh}) {
+    const auto run = [&](at::Tensor g, const at::Tensor& d) {
+      at::Tensor out = at::empty_like(d);
+      GatedProduct(activation, g, out);
+      GatedProductBackward(activation, d, g);
+      return at::cat({out, g}, 1);
+    };
+    ExpectClose(run(OnDevice(gate_up), OnDevice(dout)),
+                run(gate_up.clone(), dout), Tolerance(Epsilon(), 1, 150));
+  }
+}
+
+TEST_P(CudaOpsTest, PagedAttentionIsThatOfTheCpu) {
+  // The second sequence is long enough to be split.
+  const at::Tensor lengths = at::tensor(std::vector<int>{5, 900}, at::kInt);
+  const at::Tensor table = at::randperm(120, at::kInt).view({2, 60});
+  const at::Tensor q = Random({2, 6, 64});
+  const at::Tensor k = Random({120, 16, 2, 64}), v = Random({120, 16, 2, 64});
+  for (const int64_t window : {0, 50}) {
+    const AttentionRule rule = {.scale = 0.125, .window = window};
+    const auto run = [&](const at::Tensor& q_in, const at::Tensor& k_in,
+                         const at::Tensor& v_in) {
+      at::Tensor out = at::empty_like(q_in);
+      PagedAttention(q_in, k_in, v_in, table.to(q_in.device()),
+                     lengths.to(q_in.device()), rule, out);
+      return out;
+    };
+    ExpectClose(run(OnDevice(q), OnDevice(k), OnDevice(v)), run(q, k, v),
+                Tolerance(Epsilon(), 964, 1));
+  }
+}
+
+TEST_P(CudaOpsTest, MergeByLseIsThatOfTheCpu) {
+  const at::Tensor out = Random({7, 3, 40}), part = Random({7, 3, 40});
+  const at::Tensor lse = at::randn({7, 3}), part_lse = at::randn({7, 3});
+  const auto run = [](at::Tensor o, at::Tensor l, const at::Tensor& other,
+                      const at::Tensor& other_lse) {
+    MergeByLse({other, other_lse}, o, l);
+    return at::cat({o.to(l.dtype()), l.unsqueeze(2)}, 2);
+  };
+  // The log-sum-exps are f32 beside rows of any dtype.
+  ExpectClose(
+      run(OnDevice(out), lse.to(at::kCUDA), OnDevice(part),
+          part_lse.to(at::kCUDA)),
+      run(out.clone(), lse.to(at::kDouble), part, part_lse.to(at::kDouble)),
+      Tolerance(Epsilon(), 2, 5));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaOpsTest,
+                         ::testing::Values(at::kFloat, at::kBFloat16));
+
+TEST(CudaVocabRowsTest, AreThoseOfTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  at::manual_seed(6);
+  const at::Tensor logits = at::randn({3, 10007}) * 8;
+  for (const double softcap : {0.0, 30.0}) {
+    const auto run = [&](at::Tensor buffer) {
+      const at::Device device = buffer.device();
+      const VocabRowsInput input = {
+          at::tensor(std::vector<int64_t>{0, 2, 2, 3}, at::kLong).to(device),
+          at::tensor(std::vector<int64_t>{7, 10006, 0}, at::kLong).to(device),
+          at::tensor(std::vector<float>{1, 0.7F, 2}).to(device), softcap};
+      at::Tensor logprobs = at::empty({3}, buffer.options());
+      at::Tensor entropy = at::empty({3}, buffer.options());
+      VocabRows(buffer, input, /*softmax_in_place=*/true, logprobs, entropy);
+      return at::cat({logprobs, entropy, buffer.flatten()})
+          .cpu()
+          .to(at::kDouble);
+    };
+    EXPECT_TRUE(at::allclose(run(logits.to(at::kCUDA)),
+                             run(logits.to(at::kDouble)), 0,
+                             Tolerance(kEpsilonF32, 1, 100)));
+  }
+}
+
+}  // namespace
+}  // namespace weft::ops

@@ -1,0 +1,178 @@
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+dim3 gridDim;
+dim3 blockIdx;
+dim3 blockDim;
+dim3 threadIdx;
+
+namespace weft::testing::cuda_on_host {
+namespace {
+
+constexpr unsigned kWarp = 32;
+constexpr unsigned kMaxThreads = 1024;
+constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kSlotBytes = 16;
+
+enum class Waits { kNot, kForWarp, kForBlock, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Waits waits = Waits::kNot;
+  unsigned num_exchanges = 0;
+};
+
+// The fibers of the block that runs; they live on for the next block.
+struct Block {
+  std::vector<Fiber> fibers;
+  ucontext_t scheduler;
+  unsigned running = 0;
+  const std::function<void()>* thread = nullptr;
+  alignas(16) char slots[2][kMaxThreads * kSlotBytes];
+};
+Block block;
+
+void Wait(Waits reason) {
+  Fiber& fiber = block.fibers[block.running];
+  fiber.waits = reason;
+  swapcontext(&fiber.context, &block.scheduler);
+}
+
+void RunThread() {
+  (*block.thread)();
+  // Comes back never: the next block makes the context anew.
+  Wait(Waits::kDone);
+}
+
+void StartFiber(Fiber& fiber) {
+  if (fiber.stack == nullptr) fiber.stack.reset(new char[kStackBytes]);
+  fiber.waits = Waits::kNot;
+  fiber.num_exchanges = 0;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, RunThread, 0);
+}
+
+void ResumeUntilItWaits(unsigned thread) {
+  block.running = thread;
+  threadIdx = {thread, 0, 0};
+  swapcontext(&block.scheduler, &block.fibers[thread].context);
+}
+
+bool AllWait(unsigned begin, unsigned end, Waits reason) {
+  for (unsigned i = begin; i < end; ++i) {
+    if (block.fibers[i].waits != reason) return false;
+  }
+  return true;
+}
+
+// True when the threads [begin, end) all waited for that and now go on.
+bool Release(unsigned begin, unsigned end, Waits reason) {
+  if (!AllWait(begin, end, reason)) return false;
+  for (unsigned i = begin; i < end; ++i) block.fibers[i].waits = Waits::kNot;
+  return true;
+}
+
+// Runs a warp's lanes until they wait for the block or are done.
+void RunWarp(unsigned first, bool forwards) {
+  do {
+    for (unsigned i = 0; i < kWarp; ++i) {
+      const unsigned thread = first + (forwards ? i : kWarp - 1 - i);
+      if (block.fibers[thread].waits == Waits::kNot) ResumeUntilItWaits(thread);
+    }
+    forwards = !forwards;
+  } while (Release(first, first + kWarp, Waits::kForWarp));
+}
+
+void RunBlock(unsigned threads) {
+  for (unsigned i = 0; i < threads; ++i) StartFiber(block.fibers[i]);
+  for (bool forwards = true;; forwards = !forwards) {
+    for (unsigned i = 0; i < threads; i += kWarp) {
+      RunWarp(forwards ? i : threads - kWarp - i, forwards);
+    }
+    if (AllWait(0, threads, Waits::kDone)) return;
+    if (!Release(0, threads, Waits::kForBlock)) {
+      std::fputs("cuda_on_host: not all threads reach a barrier\n", stderr);
+      std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+void* LaneSlot(unsigned lane, unsigned which) {
+  return block.slots[which] + (threadIdx.x / kWarp * kWarp + lane) * kSlotBytes;
+}
+
+unsigned NextSlot() { return block.fibers[block.running].num_exchanges++ % 2; }
+
+cudaError_t RunGrid(const cudaLaunchConfig_t& config,
+                    const std::function<void()>& thread) {
+  const dim3 grid = config.gridDim;
+  const unsigned threads = config.blockDim.x;
+  const bool fits = grid.x >= 1 && grid.y >= 1 && grid.z == 1 &&
+                    grid.x <= 2147483647 && grid.y <= 65535 && threads >= 1 &&
+                    threads <= kMaxThreads && threads % kWarp == 0 &&
+                    config.blockDim.y == 1 && config.blockDim.z == 1;
+  if (!fits) return cudaErrorInvalidConfiguration;
+  if (block.fibers.size() < threads) block.fibers.resize(kMaxThreads);
+  gridDim = grid;
+  blockDim = config.blockDim;
+  block.thread = &thread;
+  for (unsigned y = 0; y < grid.y; ++y) {
+    for (unsigned x = 0; x < grid.x; ++x) {
+      blockIdx = {x, y, 0};
+      RunBlock(threads);
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace weft::testing::cuda_on_host
+
+namespace host = weft::testing::cuda_on_host;
+
+void __syncthreads() { host::Wait(host::Waits::kForBlock); }
+void __syncwarp() { host::Wait(host::Waits::kForWarp); }
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t num_bytes) {
+  // The alignment of a device's memory.
+  constexpr size_t kAlignment = 256;
+  *data = std::aligned_alloc(
+      kAlignment, (num_bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+cudaError_t cudaFree(void* data) {
+  std::free(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes,
+                       cudaMemcpyKind /*kind*/) {
+  if (num_bytes > 0) std::memcpy(to, from, num_bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "an error of cuda_on_host";
+}

@@ -1,0 +1,37 @@
+// What the CUDA kernels and their tests use of CUDA's runtime, on the host:
+// kernels/cuda/*.cu compile against this folder as plain C++, and their tests
+// run where there is neither a GPU nor nvcc.
+//
+// A block's threads are fibers of one thread, run one after the other from
+// barrier to barrier, a warp as far as it gets before the next, forwards and
+// backwards in turn: what a missing barrier would leave to chance comes out
+// wrong in one of the orders. Barriers and
+// warp operations must be reached by all threads (lanes), or the process ends
+// with a message. "Device" memory is the heap, so that the address sanitizer
+// sees every access. Nothing here says anything about speed, or about what is
+// undefined on a device but defined on a host.
+#ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
+#define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
+
+#include <cstddef>
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+using cudaStream_t = struct CUstream_st*;
+
+// One device. Launches have finished when they return.
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaMalloc(void** data, size_t num_bytes);
+cudaError_t cudaFree(void* data);
+cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes,
+                       cudaMemcpyKind kind);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaGetLastError();
+const char* cudaGetErrorString(cudaError_t error);
+
+#endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
