@@ -5,6 +5,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr int64_t kMaxSplits = 64;
+static_assert(kTileSide == kLoraTileSide);
 
 // y of one element of an item.
 __device__ void WriteElement(const LoraProduct& product,

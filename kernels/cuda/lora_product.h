@@ -10,8 +10,10 @@
 
 namespace weft::kernels::cuda {
 
+// Rows and columns that one block computes.
+inline constexpr int64_t kLoraTileSide = 64;
 // Rows that one item has at most; longer segments are several items.
-inline constexpr int64_t kLoraItemRows = 64;
+inline constexpr int64_t kLoraItemRows = kLoraTileSide;
 
 // Rows [row, row + num_rows) of x and y, and one adapter's matrix:
 //   y[:, y_column + o] (+)= scale * sum over i of x[:, x_column + i] W(i, o).

@@ -22,7 +22,6 @@ using k::LoraProductItem;
 constexpr int64_t kWantedBlocks = 264;
 constexpr int64_t kMinPartDepth = 256;
 constexpr int64_t kMaxSplits = 64;
-constexpr int64_t kTileSide = 64;
 
 int NumSplits(int64_t num_items, int64_t tiles_per_item, int64_t depth) {
   const int64_t blocks = std::max<int64_t>(1, num_items * tiles_per_item);
@@ -30,7 +29,9 @@ int NumSplits(int64_t num_items, int64_t tiles_per_item, int64_t depth) {
       std::min(kWantedBlocks / blocks, depth / kMinPartDepth), 1, kMaxSplits));
 }
 
-int64_t Tiles(int64_t columns) { return (columns + kTileSide - 1) / kTileSide; }
+int64_t Tiles(int64_t columns) {
+  return (columns + k::kLoraTileSide - 1) / k::kLoraTileSide;
+}
 
 // The items where the kernels read them.
 template <typename Item>
