@@ -67,10 +67,9 @@ TEST(KvPoolTest, AForkSharesFullPagesAndCopiesTheLast) {
   EXPECT_EQ(fork->pages()[0], source.pages()[0]);
   EXPECT_NE(fork->pages()[1], source.pages()[1]);
   EXPECT_EQ(pool.available_pages(), 3);
-  EXPECT_EQ(copies,
-            std::vector<kv::PageCopy>({{.from = source.pages()[1],
-                                        .to = fork->pages()[1],
-                                        .num_rows = 4}}));
+  EXPECT_EQ(copies, std::vector<kv::PageCopy>({{.from = source.pages()[1],
+                                                .to = fork->pages()[1],
+                                                .num_rows = 4}}));
 }
 
 TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
