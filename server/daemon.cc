@@ -90,7 +90,9 @@ class StageLog {
 
 // Waits until the engine has drained, the timeout has passed or a second signal
 // has come. True when all accepted work is done.
-bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout) {
+// `health` says when waiting has become useless.
+bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
+           const std::function<absl::Status()>& health) {
   // Shared with the callback, which may run after this function gave up.
   const auto drained = std::make_shared<std::atomic<bool>>(false);
   engine->Drain([drained](const absl::StatusOr<bool>& /*result*/) {
@@ -98,6 +100,7 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout) {
   });
   const absl::Time limit = absl::Now() + timeout;
   while (!drained->load()) {
+    if (!health().ok()) return false;
     if (absl::Now() >= limit) {
       Log(LogLevel::kWarning, "drain timed out; cutting work off");
       return false;
@@ -143,15 +146,19 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
+// A device or a group that hangs does not keep the process.
+void ExitLater(int status) {
+  std::thread([status] {
+    absl::SleepFor(kFailureGrace);
+    std::_Exit(status);
+  }).detach();
+}
+
 // Stops without a drain. Who waits hears of it from the engine, or when the
 // calls are cut off.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
-  // A device or a group that hangs does not keep the process.
-  std::thread([] {
-    absl::SleepFor(kFailureGrace);
-    std::_Exit(kExitFailed);
-  }).detach();
+  ExitLater(kExitFailed);
   frontend->StartDraining();
   frontend->Shutdown(kStreamGrace);
   return kExitFailed;
@@ -166,6 +173,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
       Load(settings.engine, start_engine, signals, registry, others);
   if (!engine.ok()) {
     LogFailure("the engine did not start", engine.status());
+    others->Kill();
     return kExitFailed;
   }
   stages.Done("engine started");
@@ -177,17 +185,23 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
        {"listen", frontend->address()},
        {"metrics", frontend->metrics_address()}});
 
+  absl::Status failure;
+  const auto health = [&] {
+    if (failure.ok()) failure = (*engine)->failure();
+    if (failure.ok()) failure = others->Check();
+    return failure;
+  };
   while (signals.Wait(kWatchInterval) == 0) {
-    absl::Status status = (*engine)->failure();
-    if (status.ok()) status = others->Check();
-    if (!status.ok()) return Fail(status, frontend);
+    if (!health().ok()) return Fail(failure, frontend);
   }
   Log(LogLevel::kInfo, "draining",
       {{"timeout_seconds", settings.server.drain_timeout_seconds}});
   frontend->StartDraining();
   const bool clean =
       Drain(engine->get(), signals,
-            absl::Seconds(settings.server.drain_timeout_seconds));
+            absl::Seconds(settings.server.drain_timeout_seconds), health);
+  if (!failure.ok()) return Fail(failure, frontend);
+  if (!clean) ExitLater(kExitCutOff);
   // Calls cut off are cancelled by the shutdown, which waits for their answers.
   frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");

@@ -104,10 +104,19 @@ LocalRanks::~LocalRanks() {
   const absl::Time limit = absl::Now() + kEndGrace;
   for (const Process& process : processes_) {
     int status = 0;
-    while (waitpid(process.pid, &status, WNOHANG) == 0) {
-      if (absl::Now() >= limit) kill(process.pid, SIGKILL);
+    while (waitpid(process.pid, &status, WNOHANG) == 0 && absl::Now() < limit) {
       absl::SleepFor(absl::Milliseconds(10));
     }
+  }
+  Kill();
+}
+
+void LocalRanks::Kill() {
+  // Of those that have ended already waitpid has said so.
+  for (const Process& process : std::exchange(processes_, {})) {
+    int status = 0;
+    if (waitpid(process.pid, &status, WNOHANG) != 0) continue;
+    kill(process.pid, SIGKILL);
   }
 }
 

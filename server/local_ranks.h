@@ -26,6 +26,8 @@ class LocalRanks {
                                                         World* world);
   // Gives those that still run some seconds to end by themselves.
   ~LocalRanks();
+  // Ends them now.
+  void Kill();
   LocalRanks(LocalRanks&& other) noexcept;
   LocalRanks& operator=(LocalRanks&& other) noexcept;
 

@@ -1,6 +1,7 @@
 // weftd: flags; then the service, out of weftd.so.
 #include <dlfcn.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -44,7 +45,13 @@ void SetLibraryDefaults() {
 // Has the libraries of the torch package in `folder` used by weftd.so, which
 // then finds them loaded.
 bool LoadTorch(const std::string& folder) {
-  for (const char* const name : {"libc10.so", "libtorch_cpu.so"}) {
+#ifdef WEFT_WITH_CUDA
+  constexpr std::array kLibraries = {"libc10.so", "libtorch_cpu.so",
+                                     "libc10_cuda.so", "libtorch_cuda.so"};
+#else
+  constexpr std::array kLibraries = {"libc10.so", "libtorch_cpu.so"};
+#endif
+  for (const char* const name : kLibraries) {
     const std::string path = folder + "/lib/" + name;
     if (::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       std::fprintf(stderr, "weftd: --torch-dir=%s: %s\n", folder.c_str(),
@@ -59,12 +66,14 @@ bool LoadTorch(const std::string& folder) {
 // has.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
                                       char** argv, weft::LocalRanks* others) {
+  const int size = options.tensor_parallel_size * options.data_parallel_size;
+  // A job's variables are not about a server that one of its ranks starts.
+  if (size == 1) return weft::World();
   absl::StatusOr<std::optional<weft::World>> given =
       weft::WorldFromEnvironment(weft::ProcessEnvironment());
   if (!given.ok()) return given.status();
   weft::World world = given->value_or(weft::World());
-  const int size = options.tensor_parallel_size * options.data_parallel_size;
-  if (!given->has_value() && size > 1) {
+  if (!given->has_value()) {
     absl::StatusOr<weft::LocalRanks> spawned =
         weft::LocalRanks::Spawn(argv, size, &world);
     if (!spawned.ok()) return spawned.status();
@@ -83,7 +92,8 @@ int Serve(const weft::Settings& settings, char** argv) {
       MakeWorld(settings.engine, argv, &others);
   if (!world.ok()) {
     PrintLines(world.status());
-    return kExitBadConfig;
+    return absl::IsInvalidArgument(world.status()) ? kExitBadConfig
+                                                   : kExitCannotStart;
   }
   if (!settings.server.torch_dir.empty() &&
       !LoadTorch(settings.server.torch_dir)) {

@@ -51,6 +51,8 @@ absl::StatusOr<std::optional<World>> WorldFromEnvironment(
         "MASTER_ADDR: must be rank 0's host where RANK is set");
   }
   world.host = *host;
+  world.has_agent = read("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  world.attempt = read("TORCHELASTIC_RESTART_COUNT").value_or("");
   return world;
 }
 

@@ -20,6 +20,11 @@ struct World {
   std::string host = "127.0.0.1";
   int port = 0;
   int listen_fd = -1;  // Rank 0: bound to that port already; -1: not yet.
+  // Somebody else serves there already: torchrun's agent.
+  bool has_agent = false;
+  // Of the group, where an agent starts it again: ranks of different attempts
+  // do not meet.
+  std::string attempt;
 
   [[nodiscard]] bool local() const { return local_size == size; }
 };
@@ -29,7 +34,8 @@ using ReadVariable =
     std::function<std::optional<std::string>(const std::string& name)>;
 
 // From RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-// MASTER_PORT, as torchrun sets them; none without RANK. Without
+// MASTER_PORT, as torchrun sets them, and TORCHELASTIC_USE_AGENT_STORE and
+// TORCHELASTIC_RESTART_COUNT, which it adds; none without RANK. Without
 // LOCAL_WORLD_SIZE all ranks are on this machine.
 // Errors: INVALID_ARGUMENT naming the variable, its value and the range.
 [[nodiscard]] absl::StatusOr<std::optional<World>> WorldFromEnvironment(

@@ -132,6 +132,8 @@ class EngineImpl final : public Engine {
   // whatever computes, when another rank is gone.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
+  // Between other work: are the other ranks there still?
+  void Ping();
   // Waits for something to do. False: stop.
   bool WaitForWork(std::deque<std::function<void()>>* control,
                    sched::Plan* plan);
@@ -230,6 +232,7 @@ class EngineImpl final : public Engine {
   TrainRunner train_runner_;
   SampleLoop sample_loop_;
   std::unordered_map<uint64_t, TrainProgress> progress_;  // Engine thread.
+  absl::Time last_ping_ = absl::InfinitePast();           // Likewise.
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -1,5 +1,6 @@
 // The engine thread: plan, run, complete.
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -18,6 +19,10 @@ namespace {
 // deadline is noticed and how old the heartbeat gets.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
+// How soon an idle server notices that a rank is gone that somebody else has
+// started.
+constexpr absl::Duration kPingInterval = absl::Seconds(1);
+
 // As `top -H` shows it and its compute threads, which inherit the name.
 constexpr const char* kThreadName = "weft-engine";
 
@@ -27,6 +32,8 @@ void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
   // No autograd anywhere: gradients are written by hand.
   const at::InferenceMode no_autograd;
+  // Of this thread; kernels of ours run on it.
+  const c10::DeviceGuard on_device(parts_.decoder->device());
   std::deque<std::function<void()>> control;
   sched::Plan plan;
   while (WaitForWork(&control, &plan)) {
@@ -46,9 +53,15 @@ absl::Status EngineImpl::Compute(const char* what,
       {{"work", what}, {"error", std::string(status.message())}});
   MutexLock lock(&mu_);
   failure_ = absl::UnavailableError(
-      "another rank of the server is gone; it restarts, and what was not "
-      "acknowledged has not been done");
-  return failure_;
+      "the ranks of the server have lost each other; it restarts, and what was "
+      "not acknowledged has not been done");
+  // Whoever asked for more than there is must not ask the next server again.
+  return absl::IsResourceExhausted(status) ? status : failure_;
+}
+
+void EngineImpl::Ping() {
+  Compute("Ping", [this] { group_.Ping(); }).IgnoreError();
+  last_ping_ = absl::Now();
 }
 
 absl::Status EngineImpl::failure() const {
@@ -81,6 +94,11 @@ bool EngineImpl::WaitForWork(std::deque<std::function<void()>>* control,
     if (plan->kind != sched::Plan::Kind::kNone) return true;
     AnswerDrainWhenIdle();
     probe_.Heartbeat();
+    if (!group_.alone() && failure_.ok() &&
+        absl::Now() - last_ping_ >= kPingInterval) {
+      control->push_back([this] { Ping(); });
+      return true;
+    }
     const absl::Duration wait =
         std::min(kIdleWait, scheduler_.NextDeadline() - absl::Now());
     changed_.WaitFor(

@@ -190,15 +190,17 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
   }));
   WEFT_ASSIGN_OR_RETURN(rank.decoder,
                         LoadDecoder(rank.options, config, device, rank.links));
+  if (!rank.links.alone()) {
+    WEFT_RETURN_IF_ERROR(engine::RunGuarded("waiting for the other ranks", [&] {
+      at::Tensor loaded = at::ones({1});
+      rank.links.commands->AllReduce(loaded);
+    }));
+  }
+  // Of what all ranks of the machine leave.
   if (rank.options.memory_budget_bytes == 0 && device.is_cpu()) {
     rank.options.memory_budget_bytes =
         engine::DefaultHostBudget() / world.local_size;
   }
-  if (rank.links.alone()) return rank;
-  WEFT_RETURN_IF_ERROR(engine::RunGuarded("waiting for the other ranks", [&] {
-    at::Tensor loaded = at::ones({1});
-    rank.links.commands->AllReduce(loaded);
-  }));
   return rank;
 }
 

@@ -81,7 +81,8 @@ class PieceMetrics {
 }  // namespace
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
-  const model::ModelConfig& config = group_.decoder().local_config();
+  const model::ModelConfig config = model::LargestConfig(
+      group_.decoder().config(), group_.decoder().tensor_size());
   int max_rank = 0;
   int64_t head_rank = 0;
   for (const TrainPiece& piece : part.pieces) {
@@ -122,9 +123,9 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     if (backward) {
       WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part));
     }
-    plans.push_back({.batch = part.packed.batch,
+    plans.push_back({.batch = std::move(part.packed.batch),
                      .score_index_R = part.packed.score_index_R,
-                     .rows = part.packed.rows,
+                     .rows = std::move(part.packed.rows),
                      .backward = backward,
                      .wants_entropy = WantsEntropy(pieces),
                      .num_recomputed = num_recomputed});

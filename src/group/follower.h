@@ -26,7 +26,6 @@ class Follower {
   void Run();
 
  private:
-  // Those that do nothing here have no effect on this rank.
   void Do(const CacheSize& message);
   void Do(const NewVersion& message);
   void Do(const DropVersions& message);

@@ -12,8 +12,7 @@ namespace weft::group {
 class Group::Attempt {
  public:
   explicit Attempt(Group* group) : group_(*group) {
-    TORCH_CHECK(!group_.failed_, "a rank of the group is gone");
-    group_.failed_ = !group_.links_.alone();
+    TORCH_CHECK(!group_.failed_, "the group of ranks has failed");
   }
   void Succeed() { group_.failed_ = false; }
 
@@ -30,12 +29,21 @@ void Group::Stop() {
 }
 
 void Group::Tell(const Message& message) {
-  if (!links_.alone()) SendMessage(message, *links_.commands);
+  if (links_.alone()) return;
+  failed_ = true;
+  SendMessage(message, *links_.commands);
+}
+
+void Group::Ping() {
+  Attempt attempt(this);
+  Tell(DropVersions{.ids = TakeDead()});
+  attempt.Succeed();
 }
 
 void Group::Announce(const lora::LoraRouting& routing) {
   if (links_.alone()) return;
-  DropDead();
+  DropVersions dead{.ids = TakeDead()};
+  if (!dead.ids.empty()) Tell(dead);
   for (const lora::LoraSegment& segment : routing) {
     if (!known_.contains(segment.version->id.value())) {
       AnnounceOne(segment.version);
@@ -43,14 +51,14 @@ void Group::Announce(const lora::LoraRouting& routing) {
   }
 }
 
-void Group::DropDead() {
-  DropVersions dead;
+std::vector<uint64_t> Group::TakeDead() {
+  std::vector<uint64_t> dead;
   std::erase_if(known_, [&](const auto& entry) {
     if (!entry.second.whole.expired()) return false;
-    dead.ids.push_back(entry.first);
+    dead.push_back(entry.first);
     return true;
   });
-  if (!dead.ids.empty()) Tell(dead);
+  return dead;
 }
 
 void Group::AnnounceOne(const lora::AdapterVersionPtr& version) {
@@ -100,17 +108,20 @@ std::vector<TrainScores> Group::Forward(std::vector<TrainPlan> plans) {
     Announce(plan.batch.routing);
     gradients_.push_back(GradientsOf(plan));
   }
-  TrainPlan own = plans.front();
-  Tell(TrainCommand{.plans = plans});
+  TrainCommand command{.plans = std::move(plans)};
+  Tell(command);
+  const std::vector<TrainPlan>& told = command.plans;
+  TrainPlan own =
+      links_.alone() ? std::move(command.plans.front()) : command.plans.front();
   if (links_.tensor != nullptr) {
     UseOwnParts(own.batch.routing);
     UseOwnParts(own.rows.routing);
     own_gradients_ = MakeGradients(own, rank_.decoder().device());
   }
   std::vector<TrainScores> scores = {rank_.Forward(std::move(own))};
-  for (size_t i = 1; i < plans.size(); ++i) {
+  for (size_t i = 1; i < told.size(); ++i) {
     scores.push_back(ReceiveScores(
-        plans[i], static_cast<int>(i) * links_.topology.tensor_size));
+        told[i], static_cast<int>(i) * links_.topology.tensor_size));
   }
   attempt.Succeed();
   return scores;

@@ -27,9 +27,9 @@
 
 namespace weft::group {
 
-// Threads: engine thread only, but for failed(). What computes throws
-// std::exception; after that, in a group of several ranks, failed() is true:
-// they are out of step, and this process must end with them.
+// Threads: engine thread only. What computes throws std::exception. When that
+// happens after the other ranks were told something, failed() is true: they are
+// out of step, and this process must end with them.
 class Group {
  public:
   // `decoder` outlives it. Links of rank 0.
@@ -46,6 +46,11 @@ class Group {
     return links_.topology.num_replicas;
   }
   [[nodiscard]] bool failed() const { return failed_; }
+
+  // Finds out whether the other ranks are there still, and lets them forget
+  // weights that nobody uses. Cheap; for when there is nothing else to do.
+  void Ping();
+  [[nodiscard]] bool alone() const { return links_.alone(); }
 
   // Lets the other ranks end. The last call.
   void Stop();
@@ -75,14 +80,16 @@ class Group {
     lora::AdapterVersionPtr own;  // This rank's part; null: the whole.
     std::vector<Part> parts;      // Empty: every rank has the whole.
   };
-  // Fails the group unless Succeed is called.
+  // Checks that the group has not failed, and says at its end that it has not.
   class Attempt;
 
+  // Fails the group until the Attempt succeeds.
   void Tell(const Message& message);
-  // Before plans that name them. Forgets what nobody can name any more.
+  // Before plans that name them.
   void Announce(const lora::LoraRouting& routing);
   void AnnounceOne(const lora::AdapterVersionPtr& version);
-  void DropDead();
+  // The versions that no plan can name any more, forgotten here.
+  [[nodiscard]] std::vector<uint64_t> TakeDead();
   // The routing with this rank's own parts.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);

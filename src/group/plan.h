@@ -36,10 +36,10 @@ struct TrainScores {
 struct CachePlan {
   model::PackedBatch batch;
   model::KvAccess kv;  // The store is each rank's own.
-  // Rows of the batch whose logits are wanted, with their adapters.
+  // Rows of the batch whose logits are wanted, each once, with their adapters.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
-  // Rows of the batch whose next tokens are scored.
+  // Rows of the batch whose next tokens are scored, each once.
   std::vector<int64_t> score_rows;
   loss::ScoreRows scores;
 };

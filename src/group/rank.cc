@@ -37,9 +37,26 @@ void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
   }
 }
 
-at::Tensor Rows(const at::Tensor& x_TH, const std::vector<int64_t>& rows) {
-  return x_TH.index_select(0, at::tensor(rows, at::kLong).to(x_TH.device()));
-}
+// Which rows of a pass are read afterwards. On the device before the pass, so
+// that nothing waits for it.
+class RowIndex {
+ public:
+  RowIndex(const std::vector<int64_t>& rows, int64_t num_rows,
+           at::Device device)
+      : all_(static_cast<int64_t>(rows.size()) == num_rows &&
+             std::ranges::is_sorted(rows)) {
+    if (!all_ && !rows.empty()) {
+      index_R_ = at::tensor(rows, at::kLong).to(device);
+    }
+  }
+  [[nodiscard]] at::Tensor Of(const at::Tensor& x_TH) const {
+    return all_ ? x_TH : x_TH.index_select(0, index_R_);
+  }
+
+ private:
+  const bool all_;
+  at::Tensor index_R_;
+};
 
 }  // namespace
 
@@ -85,6 +102,9 @@ CacheOutput Rank::Run(CachePlan plan, model::KvStore* store) const {
   MoveTo(decoder_.device(),
          {&plan.batch.tokens_T, &plan.batch.positions_T, &kv.slots_T,
           &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
+  const int64_t num_rows = plan.batch.tokens_T.size(0);
+  const RowIndex scored(plan.score_rows, num_rows, decoder_.device());
+  const RowIndex drawn(plan.logit_rows, num_rows, decoder_.device());
   const at::Tensor x_TH =
       decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
                              /*num_recomputed=*/0, &kv);
@@ -92,15 +112,15 @@ CacheOutput Rank::Run(CachePlan plan, model::KvStore* store) const {
   CacheOutput output;
   if (!plan.score_rows.empty()) {
     output.logprobs_E =
-        loss::ScoreHead(decoder_.FinalNorm(Rows(x_TH, plan.score_rows)),
-                        head_VH, plan.scores, head_, /*want_gradient=*/false,
+        loss::ScoreHead(decoder_.FinalNorm(scored.Of(x_TH)), head_VH,
+                        plan.scores, head_, /*want_gradient=*/false,
                         /*want_entropy=*/false)
             .logprobs_E.to(at::kCPU);
   }
   if (!plan.logit_rows.empty()) {
-    output.logits_RV = loss::HeadLogits(
-        decoder_.FinalNorm(Rows(x_TH, plan.logit_rows)), head_VH,
-        plan.logit_routing, head_.softcap, head_.shard);
+    output.logits_RV =
+        loss::HeadLogits(decoder_.FinalNorm(drawn.Of(x_TH)), head_VH,
+                         plan.logit_routing, head_.softcap, head_.shard);
   }
   return output;
 }
@@ -127,7 +147,8 @@ model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
 }
 
 int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
-  const model::ModelConfig& config = decoder.local_config();
+  const model::ModelConfig config =
+      model::LargestConfig(decoder.config(), decoder.tensor_size());
   return 2 * config.num_layers * page_tokens * config.num_kv_heads *
          config.head_dim *
          static_cast<int64_t>(at::elementSize(decoder.dtype()));

@@ -13,7 +13,7 @@
 
 namespace weft::group {
 
-// Threads: engine thread only. All of it throws c10::Error.
+// Threads: one. All of it throws c10::Error.
 class Rank {
  public:
   // decoder outlives it.
@@ -50,7 +50,7 @@ class Rank {
 [[nodiscard]] model::KvStore AllocateCache(const model::Decoder& decoder,
                                            int64_t num_pages,
                                            int64_t page_tokens);
-// Bytes of one page of all layers on this rank.
+// Bytes of one page of all layers on the rank that has most of it.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
 

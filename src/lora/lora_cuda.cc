@@ -128,13 +128,15 @@ at::Tensor EmptyShrunk(const at::Tensor& like_TI, const LoraRouting& routing,
 }
 
 // The S that the segments' entries are views into; undefined without any.
-at::Tensor WholeShrunk(const ShrunkInputs& shrunk) {
+at::Tensor WholeShrunk(const ShrunkInputs& shrunk, int64_t num_rows) {
   for (const at::Tensor& view_nR : shrunk) {
     if (!view_nR.defined()) continue;
     const int64_t columns = view_nR.stride(0);
     const auto num_bytes = static_cast<int64_t>(view_nR.storage().nbytes());
     const int64_t rows =
         num_bytes / static_cast<int64_t>(view_nR.element_size()) / columns;
+    TORCH_CHECK(rows == num_rows, "the forward pass kept ", rows,
+                " rows of x A^T, the backward pass has ", num_rows);
     return view_nR.as_strided({rows, columns}, {columns, 1}, 0);
   }
   return {};
@@ -255,7 +257,7 @@ ShrunkInputs Shrink(const at::Tensor& x_TI, const LoraRouting& routing,
 void Expand(const ShrunkInputs& shrunk, const LoraRouting& routing,
             const LoraSite& site, const ModelShape& shape, at::Tensor& y_TO,
             CUstream_st* stream) {
-  const at::Tensor all_TR = WholeShrunk(shrunk);
+  const at::Tensor all_TR = WholeShrunk(shrunk, y_TO.size(0));
   std::vector<LoraProductItem> items;
   for (const LoraSegment& segment : routing) {
     int64_t column = 0;
@@ -272,7 +274,7 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const LoraRouting& routing, const LoraSite& site,
               const ModelShape& shape, const ShrunkInputs& shrunk,
               at::Tensor& dx_TI, CUstream_st* stream) {
-  const at::Tensor all_TR = WholeShrunk(shrunk);
+  const at::Tensor all_TR = WholeShrunk(shrunk, dy_TO.size(0));
   if (!all_TR.defined()) return;
   const at::Tensor ds_TR = at::empty_like(all_TR);
   std::vector<LoraProductItem> of_b, of_a;

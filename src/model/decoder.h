@@ -69,6 +69,10 @@ class Decoder {
   [[nodiscard]] parallel::Communicator* tensor_group() const {
     return tensor_group_;
   }
+  // Ranks of it; 1 without.
+  [[nodiscard]] int tensor_size() const {
+    return tensor_group_ == nullptr ? 1 : tensor_group_->shard().size;
+  }
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
   // Of activations, cache and adapters: that of the weights, but f32 beside
   // bf16 weights on a CPU, whose products widen them (ops/matmul.h): half the

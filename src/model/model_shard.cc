@@ -1,5 +1,6 @@
 #include "src/model/model_shard.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -125,6 +126,18 @@ ModelConfig LocalConfig(const ModelConfig& config, const Shard& shard) {
   local.ffn = part.ffn.size();
   local.vocab = part.vocab.size();
   return local;
+}
+
+ModelConfig LargestConfig(const ModelConfig& config, int size) {
+  ModelConfig largest = LocalConfig(config, {.rank = 0, .size = size});
+  for (int rank = 1; rank < size; ++rank) {
+    const ModelConfig local = LocalConfig(config, {.rank = rank, .size = size});
+    largest.num_heads = std::max(largest.num_heads, local.num_heads);
+    largest.num_kv_heads = std::max(largest.num_kv_heads, local.num_kv_heads);
+    largest.ffn = std::max(largest.ffn, local.ffn);
+    largest.vocab = std::max(largest.vocab, local.vocab);
+  }
+  return largest;
 }
 
 lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {

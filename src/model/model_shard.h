@@ -42,6 +42,10 @@ struct ModelShard {
 [[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
                                       const parallel::Shard& shard);
 
+// The model with the largest numbers that a rank of so many has: for budgets
+// that must hold on all of them.
+[[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
+
 // The same parts, in features.
 [[nodiscard]] lora::ShapeRanges LocalRanges(const ModelConfig& config,
                                             const parallel::Shard& shard);

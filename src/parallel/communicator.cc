@@ -87,7 +87,8 @@ struct Communicator::Backend {
 
 std::shared_ptr<Rendezvous> Rendezvous::Tcp(const std::string& host, int port,
                                             bool serve, int listen_fd,
-                                            absl::Duration timeout) {
+                                            absl::Duration timeout,
+                                            const std::string& attempt) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.isServer = serve;
@@ -95,7 +96,8 @@ std::shared_ptr<Rendezvous> Rendezvous::Tcp(const std::string& host, int port,
   options.timeout = absl::ToChronoMilliseconds(timeout);
   if (listen_fd >= 0) options.masterListenFd = listen_fd;
   return std::make_shared<StoreRendezvous>(
-      c10::make_intrusive<c10d::TCPStore>(host, options));
+      c10::make_intrusive<c10d::PrefixStore>(
+          attempt, c10::make_intrusive<c10d::TCPStore>(host, options)));
 }
 
 std::shared_ptr<Rendezvous> Rendezvous::InProcess() {
@@ -116,6 +118,10 @@ std::unique_ptr<Communicator> Communicator::Join(
   backend->group = MakeBackend(stores.ForGroup(options.name), options);
   return std::unique_ptr<Communicator>(
       new Communicator(options.shard, std::move(backend)));
+}
+
+void Communicator::SetTimeout(absl::Duration timeout) {
+  backend_->group->setTimeout(absl::ToChronoMilliseconds(timeout));
 }
 
 void Communicator::AllReduce(at::Tensor& tensor) {

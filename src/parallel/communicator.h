@@ -1,9 +1,11 @@
 // Ranks that compute together: c10d's process groups, NCCL for tensors on CUDA
 // devices, Gloo for those of the CPU.
 //
-// All ranks of a group call the same operations in the same order. A rank that
-// is gone makes the others' operations throw; nothing can be done with the
-// group from then on.
+// All ranks of a group call the same operations in the same order. Over Gloo a
+// rank that is gone makes the others' operations throw at once; over NCCL they
+// wait on the device until its watchdog ends the process, so that whoever
+// watches the ranks should be quicker. Nothing can be done with the group from
+// then on.
 #ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 #define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 
@@ -20,12 +22,13 @@ namespace weft::parallel {
 // Where ranks find each other.
 class Rendezvous {
  public:
-  // Over TCP. Rank 0 serves it at `host`:`port`, or on `listen_fd`, a bound
-  // socket that it takes over, when that is not -1. Throws c10::Error after
-  // `timeout`.
+  // Over TCP. One process serves it at `host`:`port`, or on `listen_fd`, a
+  // bound socket that it takes over, when that is not -1. Throws c10::Error
+  // after `timeout`. Only ranks that give the same `attempt` meet.
   static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
                                          bool serve, int listen_fd,
-                                         absl::Duration timeout);
+                                         absl::Duration timeout,
+                                         const std::string& attempt = "");
   // Between threads of this process, for tests.
   static std::shared_ptr<Rendezvous> InProcess();
 
@@ -59,6 +62,9 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   [[nodiscard]] const Shard& shard() const { return shard_; }
+
+  // Of operations from now on.
+  void SetTimeout(absl::Duration timeout);
 
   // All of these: contiguous tensors on the group's device, alike on all ranks
   // in shape and dtype. They throw std::exception; on CUDA devices they only

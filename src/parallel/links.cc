@@ -5,8 +5,8 @@
 namespace weft::parallel {
 namespace {
 
-// Models take long to load, and some ranks are faster than others.
-constexpr absl::Duration kJoinTimeout = absl::Minutes(30);
+// Of a job some machines start later than others.
+constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
 // Commands come when clients ask for something.
 constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);
 
@@ -19,8 +19,9 @@ Links Join(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
   const Shard all{.rank = rank, .size = topology.size()};
   links.commands = Communicator::Join(rendezvous, {.name = "commands",
                                                    .shard = all,
-                                                   .timeout = kCommandTimeout,
+                                                   .timeout = kJoinTimeout,
                                                    .local = local});
+  links.commands->SetTimeout(kCommandTimeout);
   links.transfers = Communicator::Join(
       rendezvous,
       {.name = "transfers", .shard = all, .device = device, .local = local});
@@ -36,8 +37,9 @@ Links Join(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
 
 Links Join(const World& world, const Topology& topology, at::Device device) {
   if (topology.size() == 1) return {};
-  return Join(Rendezvous::Tcp(world.host, world.port, world.rank == 0,
-                              world.listen_fd, kJoinTimeout),
+  const bool serves = world.rank == 0 && !world.has_agent;
+  return Join(Rendezvous::Tcp(world.host, world.port, serves, world.listen_fd,
+                              kJoinTimeout, world.attempt),
               world.rank, topology, device, world.local());
 }
 

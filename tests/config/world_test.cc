@@ -47,6 +47,18 @@ TEST(WorldTest, ReadsWhatTorchrunSets) {
   EXPECT_FALSE((*world)->local());
 }
 
+TEST(WorldTest, KnowsThatAnAgentServesTheRendezvous) {
+  Variables variables = {{"RANK", "0"},
+                         {"WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "a"},
+                         {"MASTER_PORT", "7"}};
+  EXPECT_FALSE((*Read(variables))->has_agent);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["TORCHELASTIC_RESTART_COUNT"] = "3";
+  EXPECT_TRUE((*Read(variables))->has_agent);
+  EXPECT_EQ((*Read(variables))->attempt, "3");
+}
+
 TEST(WorldTest, IsOnOneMachineUnlessToldOtherwise) {
   const auto world = Read({{"RANK", "1"},
                            {"WORLD_SIZE", "2"},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -53,42 +56,55 @@ def start(folder: Path, *flags: str) -> daemon_module.Daemon:
     return process
 
 
-def train(process: daemon_module.Daemon, until: threading.Event) -> list[Any]:
-    """Steps of one adapter until one fails; what was acknowledged."""
-    import weft
+class Training(threading.Thread):
+    """Steps of one adapter until one fails; `norms` of those acknowledged."""
 
-    replies: list[Any] = []
-    with process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
-        adapter = client.create_adapter("a", rank=4, seed=1)
-        try:
-            while not until.is_set():
-                adapter.forward_backward(data(len(replies)))
-                replies.append(adapter.optim_step(learning_rate=1e-2).grad_norm)
-        except weft.WeftError:
-            pass
-    return replies
+    def __init__(self, process: daemon_module.Daemon):
+        super().__init__()
+        self.norms: list[float] = []
+        self._process = process
+
+    def run(self) -> None:
+        import weft
+
+        with self._process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
+            adapter = client.create_adapter("a", rank=4, seed=1)
+            # Anything but a server that is gone fails the test's thread.
+            with contextlib.suppress(weft.Unavailable):
+                while True:
+                    adapter.forward_backward(data(len(self.norms)))
+                    step = adapter.optim_step(learning_rate=1e-2)
+                    self.norms.append(step.grad_norm)
+
+    def wait_for_steps(self, count: int) -> None:
+        limit = time.monotonic() + STOP_SECONDS
+        while len(self.norms) < count:
+            assert self.is_alive() and time.monotonic() < limit, self.norms
+            time.sleep(0.001)
 
 
-@pytest.mark.parametrize("flags", SIZES, ids=" ".join)
-@pytest.mark.parametrize("victim", range(2))
-@pytest.mark.parametrize("seconds", (0.0, 0.05, 0.3))
+@pytest.mark.parametrize(
+    ("flags", "victim", "delay"),
+    [(SIZES[0], victim, s) for victim in (0, 1) for s in (None, 0.0, 0.005, 0.01)]
+    + [(SIZES[1], victim, 0.01) for victim in range(4)],
+)
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_killed_rank_ends_the_group_and_no_step_is_half_done(
-    flags: tuple[str, ...], victim: int, seconds: float, tmp_path: Path
+    flags: tuple[str, ...], victim: int, delay: float | None, tmp_path: Path
 ) -> None:
+    """Some time after the second step, or, without a delay, while all are idle."""
     process = start(tmp_path / "first", *flags)
     ranks = [process.pid, *children(process.pid)]
     assert len(ranks) == int(np.prod([int(size) for size in flags[1::2]]))
-    stop = threading.Event()
-    replies: list[Any] = []
-    worker = threading.Thread(target=lambda: replies.extend(train(process, stop)))
-    if seconds > 0:  # Otherwise the group is idle.
-        worker.start()
-        time.sleep(seconds)
+    training = Training(process)
+    if delay is not None:
+        training.start()
+        training.wait_for_steps(2)
+        time.sleep(delay)
     os.kill(ranks[victim], signal.SIGKILL)
     assert process.wait(STOP_SECONDS) != 0
-    stop.set()
-    if seconds > 0:
-        worker.join()
+    if delay is not None:
+        training.join()
     limit = time.monotonic() + STOP_SECONDS
     while not all(gone(rank) for rank in ranks[1:]):
         assert time.monotonic() < limit, "ranks outlive their group"
@@ -98,7 +114,7 @@ def test_a_killed_rank_ends_the_group_and_no_step_is_half_done(
     try:
         with again.client() as client:
             adapter = client.create_adapter("a", rank=4, seed=1)
-            for number, norm in enumerate(replies):
+            for number, norm in enumerate(training.norms):
                 adapter.forward_backward(data(number))
                 expected = adapter.optim_step(learning_rate=1e-2).grad_norm
                 assert norm == pytest.approx(expected, rel=1e-4)
@@ -109,7 +125,11 @@ def test_a_killed_rank_ends_the_group_and_no_step_is_half_done(
 def test_a_drain_ends_all_ranks(tmp_path: Path) -> None:
     process = start(tmp_path, *SIZES[0])
     ranks = children(process.pid)
+    begin = time.monotonic()
     assert process.stop() == 0
+    # They were told: nobody waited for them, nobody killed them.
+    assert time.monotonic() - begin < 8
+    assert "the rank stops" not in process.log_tail()
     assert all(gone(rank) for rank in ranks)
 
 
@@ -120,3 +140,47 @@ def test_a_rank_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
     process.launch()
     assert process.wait(STOP_SECONDS) == 1
     assert "--tensor-parallel-size" in process.log_tail()
+
+
+def test_torchrun_starts_a_group(tmp_path: Path) -> None:
+    """Its agent serves the rendezvous, and is the parent of all ranks."""
+    process = daemon_module.Daemon(
+        models.tiny_model("llama-tied"), tmp_path, *SIZES[0]
+    )
+    agent = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
+    process.start_with(*agent, "--standalone", "--nproc-per-node=2")
+    try:
+        with process.client() as client:
+            drawn = client.sample([5, 6, 7], max_tokens=4, stop=[])
+        assert len(drawn.samples[0].tokens) == 4
+        ranks = children(process.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        assert process.wait(STOP_SECONDS) != 0
+        assert all(gone(rank) for rank in ranks)
+    finally:
+        process.kill()
+
+
+def test_an_idle_rank_0_notices_that_another_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that somebody else has started, so that nobody tells it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = models.tiny_model("llama-tied")
+    other = daemon_module.Daemon(model, tmp_path / "1", *SIZES[0])
+    process = daemon_module.Daemon(model, tmp_path / "0", *SIZES[0])
+    monkeypatch.setenv("RANK", "1")
+    other.launch()
+    try:
+        monkeypatch.setenv("RANK", "0")
+        process.start()
+        other.kill()
+        assert process.wait(STOP_SECONDS) == 1
+    finally:
+        other.kill()
+        process.kill()

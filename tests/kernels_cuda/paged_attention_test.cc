@@ -15,7 +15,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::Tolerance;
+using weft::testing::StoredTolerance;
 
 struct AttentionCase {
   int64_t heads;
@@ -147,8 +147,9 @@ class CudaPagedAttentionTest : public CudaDtypeTest {
         const std::vector<double> expected = Dense(c, cache, q, b, head);
         for (int64_t i = 0; i < c.features; ++i) {
           ASSERT_NEAR(out[(b * c.heads + head) * c.features + i], expected[i],
-                      Tolerance(EpsilonOf(dtype), c.lengths[b] + c.features,
-                                std::max(1.0, std::abs(expected[i]))))
+                      StoredTolerance(
+                          EpsilonOf(dtype), c.lengths[b] + c.features,
+                          std::max(1.0, std::abs(expected[i])), expected[i]))
               << "sequence " << b << " head " << head;
         }
       }

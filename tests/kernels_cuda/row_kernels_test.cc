@@ -18,6 +18,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 using weft::testing::kEpsilonF32;
+using weft::testing::StoredTolerance;
 using weft::testing::Tolerance;
 namespace reference = weft::kernels::cpu::reference;
 
@@ -68,12 +69,14 @@ class CudaRmsNormTest : public CudaDtypeTest {
           Slice(dy, r * (stride + 1), features), row, w, 1e-5);
       // One feature: x / |x| is flat, and terms of size dy / x cancel.
       const double scale = features == 1 ? 16 + 16 / std::abs(row[0]) : 16;
-      const double tolerance =
-          Tolerance(EpsilonOf(GetParam()), features, scale);
+      const auto tolerance = [&](double value) {
+        return StoredTolerance(EpsilonOf(GetParam()), features, scale, value);
+      };
       for (int64_t i = 0; i < features; ++i) {
-        ASSERT_NEAR(y[r * stride + i], y_row[i], tolerance);
+        ASSERT_NEAR(y[r * stride + i], y_row[i], tolerance(y_row[i]));
         const int64_t at = r * (stride + 2) + i;
-        ASSERT_NEAR(dx[at], before[at] + dx_row[i], tolerance);
+        const double sum = before[at] + dx_row[i];
+        ASSERT_NEAR(dx[at], sum, tolerance(sum));
       }
       for (int64_t i = features; i < stride; ++i) {
         ASSERT_EQ(y[r * stride + i], kGap);
@@ -220,11 +223,13 @@ class CudaGatedProductTest : public CudaDtypeTest {
       const std::vector<double> expected = c.forward(gate, up);
       const reference::GatedGradient d =
           c.backward(Slice(dout, r * features, features), gate, up);
-      const double tolerance = Tolerance(EpsilonOf(GetParam()), 1, 400);
+      const auto tolerance = [](double value) {
+        return StoredTolerance(EpsilonOf(GetParam()), 1, 400, value);
+      };
       for (int64_t i = 0; i < features; ++i) {
-        ASSERT_NEAR(out[r * features + i], expected[i], tolerance);
-        ASSERT_NEAR(gradient[at + i], d.gate[i], tolerance);
-        ASSERT_NEAR(gradient[at + features + i], d.up[i], tolerance);
+        ASSERT_NEAR(out[r * features + i], expected[i], tolerance(expected[i]));
+        ASSERT_NEAR(gradient[at + i], d.gate[i], tolerance(d.gate[i]));
+        ASSERT_NEAR(gradient[at + features + i], d.up[i], tolerance(d.up[i]));
       }
     }
   }

@@ -94,13 +94,13 @@ LoraRouting Converted(const LoraRouting& routing, at::Device device,
 }
 
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                int64_t reduction, const char* what) {
+                const char* what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   const double largest = expected.abs().max().item<double>();
   const double error =
       (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>();
-  EXPECT_LE(error, Tolerance(kEpsilonBf16, reduction, std::max(1.0, largest)))
-      << what;
+  // Sums are f32; what is stored on the way, or at the end, is rounded.
+  EXPECT_LE(error, Tolerance(kEpsilonBf16, 1, largest)) << what;
 }
 
 class LoraCudaTest : public ::testing::Test {
@@ -149,12 +149,12 @@ TEST_F(LoraCudaTest, IsTheCpusWayForMixedRanksAndLengths) {
   for (size_t i = 0; i < routing.size(); ++i) {
     ASSERT_EQ(shrunk[i].defined(), exact_shrunk[i].defined());
     if (shrunk[i].defined()) {
-      ExpectNear(shrunk[i], exact_shrunk[i], kShape.hidden, "shrunk");
+      ExpectNear(shrunk[i], exact_shrunk[i], "shrunk");
     }
-    ExpectNear(routing[i].gradient_N, exact[i].gradient_N, kRows, "gradient");
+    ExpectNear(routing[i].gradient_N, exact[i].gradient_N, "gradient");
   }
-  ExpectNear(y, exact_y, kShape.hidden, "y");
-  ExpectNear(dx, exact_dx, kOut, "dx");
+  ExpectNear(y, exact_y, "y");
+  ExpectNear(dx, exact_dx, "dx");
   // Rows of no segment keep every bit.
   EXPECT_TRUE(
       at::equal(y.slice(0, 304, 310), OnDevice(y_TO_.slice(0, 304, 310))));

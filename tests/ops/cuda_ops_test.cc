@@ -19,6 +19,7 @@ namespace {
 
 using ::weft::testing::kEpsilonBf16;
 using ::weft::testing::kEpsilonF32;
+using ::weft::testing::StoredTolerance;
 using ::weft::testing::Tolerance;
 
 class CudaOpsTest : public ::testing::TestWithParam<at::ScalarType> {
@@ -64,8 +65,8 @@ TEST_P(CudaOpsTest, RmsNormIsThatOfTheCpu) {
     const double smallest = wide.abs().min().item<double>();
     ExpectClose(run(OnDevice(wide), OnDevice(dy), OnDevice(weight)),
                 run(wide, dy, weight),
-                Tolerance(Epsilon(), features,
-                          features == 1 ? 16 + 16 / smallest : 16));
+                StoredTolerance(Epsilon(), features,
+                                features == 1 ? 16 + 16 / smallest : 16, 16));
   }
 }
 
@@ -97,7 +98,8 @@ TEST_P(CudaOpsTest, GatedProductIsThatOfTheCpu) {
       return at::cat({out, g}, 1);
     };
     ExpectClose(run(OnDevice(gate_up), OnDevice(dout)),
-                run(gate_up.clone(), dout), Tolerance(Epsilon(), 1, 150));
+                run(gate_up.clone(), dout),
+                StoredTolerance(Epsilon(), 1, 150, 150));
   }
 }
 
@@ -117,7 +119,7 @@ TEST_P(CudaOpsTest, PagedAttentionIsThatOfTheCpu) {
       return out;
     };
     ExpectClose(run(OnDevice(q), OnDevice(k), OnDevice(v)), run(q, k, v),
-                Tolerance(Epsilon(), 964, 1));
+                StoredTolerance(Epsilon(), 964, 1, 1));
   }
 }
 

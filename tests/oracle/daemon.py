@@ -74,6 +74,11 @@ class Daemon:
                 self._expect_alive(limit, "did not become SERVING")
                 time.sleep(0.02)
 
+    def start_with(self, *launcher: str) -> None:
+        """As start, by a program that starts weftd."""
+        self._arguments[:0] = launcher
+        self.start()
+
     def client(self, **options: Any) -> Any:
         import weft
 

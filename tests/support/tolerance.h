@@ -27,6 +27,15 @@ inline constexpr double kEpsilonBf16 = 0x1p-7;
   return kSafety * epsilon * std::sqrt(terms) * std::max(magnitude, 1e-30);
 }
 
+// Of a `value` that was added up in f32, with `magnitude` the largest on the
+// way, and stored in a dtype of this epsilon.
+[[nodiscard]] inline double StoredTolerance(double stored_epsilon,
+                                            int64_t reduction_length,
+                                            double magnitude, double value) {
+  return Tolerance(kEpsilonF32, reduction_length, magnitude) +
+         stored_epsilon * std::abs(value);
+}
+
 }  // namespace weft::testing
 
 #endif  // WEFT_TESTS_SUPPORT_TOLERANCE_H_
