@@ -6,14 +6,13 @@
 #ifndef WEFT_SERVER_FLAGS_H_
 #define WEFT_SERVER_FLAGS_H_
 
-#include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "src/config/options.h"
+#include "src/config/world.h"
 
 namespace weft {
 
@@ -36,9 +35,6 @@ struct FlagInfo {
 };
 [[nodiscard]] std::vector<FlagInfo> AllFlags();
 
-// Value of an environment variable, or absent.
-using Environment =
-    std::function<std::optional<std::string>(const std::string& name)>;
 [[nodiscard]] Environment ProcessEnvironment();
 
 // Reads `args` (without the program's name): "--name=value", "--name value",

@@ -72,16 +72,17 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
   absl::StatusOr<std::optional<weft::World>> given =
       weft::WorldFromEnvironment(weft::ProcessEnvironment());
   if (!given.ok()) return given.status();
-  weft::World world = given->value_or(weft::World());
-  if (!given->has_value()) {
-    absl::StatusOr<weft::LocalRanks> spawned =
-        weft::LocalRanks::Spawn(argv, size, &world);
-    if (!spawned.ok()) return spawned.status();
-    *others = *std::move(spawned);
+  if (given->has_value()) {
+    const absl::Status fits = weft::CheckWorldSize(
+        **given, options.tensor_parallel_size, options.data_parallel_size);
+    if (!fits.ok()) return fits;
+    return **given;
   }
-  const absl::Status fits = weft::CheckWorldSize(
-      world, options.tensor_parallel_size, options.data_parallel_size);
-  if (!fits.ok()) return fits;
+  weft::World world;
+  absl::StatusOr<weft::LocalRanks> spawned =
+      weft::LocalRanks::Spawn(argv, size, &world);
+  if (!spawned.ok()) return spawned.status();
+  *others = *std::move(spawned);
   return world;
 }
 

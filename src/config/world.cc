@@ -11,7 +11,7 @@ constexpr int kMostRanks = 4096;
 constexpr int kMostPort = 65535;
 
 // The variable's number in [least, most]; `fallback` when it is not set.
-absl::StatusOr<int> ReadNumber(const ReadVariable& read, const char* name,
+absl::StatusOr<int> ReadNumber(const Environment& read, const char* name,
                                int least, int most,
                                std::optional<int> fallback) {
   const std::optional<std::string> text = read(name);
@@ -29,7 +29,7 @@ absl::StatusOr<int> ReadNumber(const ReadVariable& read, const char* name,
 }  // namespace
 
 absl::StatusOr<std::optional<World>> WorldFromEnvironment(
-    const ReadVariable& read) {
+    const Environment& read) {
   if (!read("RANK").has_value()) return std::nullopt;
   World world;
   WEFT_ASSIGN_OR_RETURN(

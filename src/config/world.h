@@ -30,7 +30,7 @@ struct World {
 };
 
 // The value of an environment variable, none when it is not set.
-using ReadVariable =
+using Environment =
     std::function<std::optional<std::string>(const std::string& name)>;
 
 // From RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
@@ -39,7 +39,7 @@ using ReadVariable =
 // LOCAL_WORLD_SIZE all ranks are on this machine.
 // Errors: INVALID_ARGUMENT naming the variable, its value and the range.
 [[nodiscard]] absl::StatusOr<std::optional<World>> WorldFromEnvironment(
-    const ReadVariable& read);
+    const Environment& read);
 
 // INVALID_ARGUMENT unless the world has `tensor_size` times `data_size` ranks.
 [[nodiscard]] absl::Status CheckWorldSize(const World& world, int tensor_size,
