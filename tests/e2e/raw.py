@@ -93,6 +93,13 @@ class Raw:
         )
         return self.call(methods.CREATE_ADAPTER, request)
 
+    def load(self, adapter_id: str, name: str, source: str = "") -> Outcome:
+        """Loading makes the adapter when it does not exist."""
+        request = adapters_pb2.LoadCheckpointRequest(
+            adapter_id=adapter_id, source_adapter_id=source, name=name
+        )
+        return self.call(methods.LOAD_CHECKPOINT, request)
+
     def import_files(
         self, adapter_id: str, files: Iterable[tuple[str, bytes]]
     ) -> Outcome:

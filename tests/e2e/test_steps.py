@@ -137,7 +137,8 @@ def test_a_save_behind_a_gap_can_be_given_up(daemon_for: Any, unique: Any) -> No
         expect(raw.forward_backward(name, DATA, step=1))
         expect(raw.optim_step(name, step=2, adamw=ADAMW))
         listed = raw.call(
-            methods.LIST_CHECKPOINTS, adapters_pb2.ListCheckpointsRequest(adapter_id=name)
+            methods.LIST_CHECKPOINTS,
+            adapters_pb2.ListCheckpointsRequest(adapter_id=name),
         )
         assert not expect(listed).reply.checkpoints
 
@@ -171,7 +172,8 @@ def test_training_goes_on_bit_equal_after_a_crash(tmp_path: Path) -> None:
             expected = exported.saved(daemon, adapter, "end")
         daemon.kill()
         daemon.start()
-        _load_into_new(daemon, "tenant", "middle")
+        with Raw(daemon.address) as raw:
+            expect(raw.load("tenant", "middle"))
         with daemon.client() as client:
             names = {checkpoint.name for checkpoint in client.checkpoints("tenant")}
             assert {"middle", "end"} <= names
@@ -182,16 +184,6 @@ def test_training_goes_on_bit_equal_after_a_crash(tmp_path: Path) -> None:
             assert exported.saved(daemon, adapter, "end-again") == expected
     finally:
         daemon.kill()
-
-
-def _load_into_new(daemon: Any, name: str, checkpoint: str) -> None:
-    """Loading makes the adapter when it does not exist."""
-    from weft import methods
-    from weft._proto import adapters_pb2
-
-    request = adapters_pb2.LoadCheckpointRequest(adapter_id=name, name=checkpoint)
-    with Raw(daemon.address) as raw:
-        expect(raw.call(methods.LOAD_CHECKPOINT, request))
 
 
 def _two_steps(adapter: Any) -> None:

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# run_device_test.sh BINARY NAME: runs one GoogleTest. Exit status 77: it was
+# skipped, or preset cuda was not built here.
+set -euo pipefail
+readonly binary="$1" name="$2"
+
+if [[ ! -x "${binary}" ]]; then
+  echo "SKIPPED: preset cuda was not built, so there is no ${binary}."
+  exit 77
+fi
+output="$("${binary}" --gtest_filter="${name}")" || {
+  status=$?
+  echo "${output}"
+  exit "${status}"
+}
+echo "${output}"
+if [[ "${output}" == *"[  SKIPPED ] 1 test"* ]]; then exit 77; fi
+# A name that this binary lacks would pass by running nothing.
+[[ "${output}" == *"[  PASSED  ] 1 test"* ]]

@@ -1,0 +1,62 @@
+"""Daemons of several ranks, and their processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import daemon as daemon_module
+import models
+import numpy as np
+
+TENSOR_2 = ("--tensor-parallel-size", "2")
+TENSOR_2_DATA_2 = (*TENSOR_2, "--data-parallel-size", "2")
+STOP_SECONDS = 20.0
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent it is, in the order of their start."""
+    tasks = Path(f"/proc/{pid}/task")
+    found = {
+        int(child)
+        for task in tasks.iterdir()
+        for child in (task / "children").read_text("ascii").split()
+    }
+    return sorted(found)
+
+
+def gone(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii")
+    except FileNotFoundError:
+        return True
+    return "State:\tZ" in status
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + STOP_SECONDS
+    while not holds():
+        assert time.monotonic() < limit, what
+        time.sleep(0.002)
+
+
+def expect_all_gone(ranks: list[int]) -> None:
+    wait_until(lambda: all(map(gone, ranks)), "ranks outlive their group")
+
+
+def make(folder: Path, *flags: str, model: Path | None = None) -> daemon_module.Daemon:
+    """Of a tiny model unless one is given; not started."""
+    return daemon_module.Daemon(
+        model or models.tiny_model("llama-tied"), folder, *flags
+    )
+
+
+def data(seed: int, count: int = 4, length: int = 24) -> list[Any]:
+    import weft
+
+    generator = np.random.default_rng(seed)
+    return [
+        weft.Datum.next_token(generator.integers(3, 300, length)) for _ in range(count)
+    ]

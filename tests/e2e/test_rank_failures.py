@@ -1,0 +1,195 @@
+"""kill -9 of any rank, whatever the group is doing: the group ends, comes back,
+and what was acknowledged is there and was done once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import daemon as daemon_module
+import pytest
+from groups import (
+    STOP_SECONDS,
+    TENSOR_2,
+    TENSOR_2_DATA_2,
+    children,
+    data,
+    expect_all_gone,
+    make,
+    wait_until,
+)
+from raw import Raw
+
+LEARNING_RATE = 1e-2
+pytestmark = pytest.mark.filterwarnings(
+    "error::pytest.PytestUnhandledThreadExceptionWarning"
+)
+
+
+def one_step(adapter: Any, number: int) -> float:
+    """The norm of the gradient."""
+    adapter.forward_backward(data(number))
+    norm: float = adapter.optim_step(learning_rate=LEARNING_RATE).grad_norm
+    return norm
+
+
+class Work(threading.Thread):
+    """Calls of one adapter until the server is gone; what it acknowledged."""
+
+    def __init__(self, process: daemon_module.Daemon, phase: str):
+        super().__init__()
+        self.norms: list[float] = []
+        self.saved: list[str] = []
+        self.rounds = 0
+        self._process = process
+        self._call: Callable[[Any], object] = {
+            "train": self._train,
+            "save": self.save,
+            "sample": self._sample,
+        }[phase]
+
+    def run(self) -> None:
+        import weft
+
+        with self._process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
+            adapter = client.create_adapter("a", rank=4, seed=1)
+            self.save(adapter)
+            # Anything but a server that is gone fails the test's thread.
+            with contextlib.suppress(weft.Unavailable):
+                while True:
+                    self._call(adapter)
+                    self.rounds += 1
+
+    def wait_for_rounds(self, count: int) -> None:
+        wait_until(lambda: self.rounds >= count, "no progress")
+
+    def _train(self, adapter: Any) -> None:
+        self.norms.append(one_step(adapter, len(self.norms)))
+
+    def save(self, adapter: Any) -> None:
+        self._train(adapter)
+        name = f"after-{len(self.norms)}"
+        adapter.save(name)
+        self.saved.append(name)
+
+    def _sample(self, adapter: Any) -> None:
+        drawn = adapter.sample([5, 6, 7], max_tokens=48, num_samples=3, stop=[])
+        assert [len(sample.tokens) for sample in drawn.samples] == [48] * 3
+
+
+def expect_what_was_acknowledged(process: daemon_module.Daemon, work: Work) -> None:
+    """From the start again, and on from the last checkpoint."""
+    kept = int(work.saved[-1].split("-")[1])
+    with Raw(process.address) as raw:
+        assert raw.load("kept", work.saved[-1], source="a").code == "OK"
+    with process.client() as client:
+        again = client.create_adapter("b", rank=4, seed=1)
+        kept_on = client.adapter("kept")
+        assert kept_on.info().optim_steps == kept
+        for number, norm in enumerate(work.norms):
+            assert one_step(again, number) == pytest.approx(norm, rel=1e-4)
+            if number >= kept:
+                assert one_step(kept_on, number) == pytest.approx(norm, rel=1e-4)
+        following = len(work.norms)
+        if following == kept:
+            expected = one_step(again, following)
+            assert one_step(kept_on, following) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "phase", "victim", "delay"),
+    [
+        (TENSOR_2, phase, victim, delay)
+        for phase, delays in {
+            "train": (0.0, 0.01),
+            "save": (0.005,),
+            "sample": (0.05,),
+        }.items()
+        for victim in (0, 1)
+        for delay in delays
+    ]
+    + [(TENSOR_2_DATA_2, "train", victim, 0.005) for victim in (1, 2)],
+)
+def test_at_work(
+    flags: tuple[str, ...], phase: str, victim: int, delay: float, tmp_path: Path
+) -> None:
+    process = make(tmp_path, *flags)
+    process.start()
+    ranks = [process.pid, *children(process.pid)]
+    work = Work(process, phase)
+    work.start()
+    work.wait_for_rounds(2)
+    time.sleep(delay)
+    os.kill(ranks[victim], signal.SIGKILL)
+    assert process.wait(STOP_SECONDS) != 0
+    work.join()
+    expect_all_gone(ranks[1:])
+    process.start()
+    try:
+        expect_what_was_acknowledged(process, work)
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize("victim", range(2))
+def test_idle(victim: int, tmp_path: Path) -> None:
+    process = make(tmp_path, *TENSOR_2)
+    process.start()
+    ranks = [process.pid, *children(process.pid)]
+    os.kill(ranks[victim], signal.SIGKILL)
+    assert process.wait(STOP_SECONDS) != 0
+    expect_all_gone(ranks[1:])
+
+
+@pytest.mark.parametrize("victim", range(2))
+@pytest.mark.parametrize("delay", (0.0, 0.3, 0.8))
+def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
+    """From before the ranks meet until their weights are there."""
+    import models
+
+    process = make(tmp_path, *TENSOR_2, model=models.DEMO_MODEL)
+    process.launch()
+    try:
+        wait_until(lambda: len(children(process.pid)) == 1, "no second rank")
+        ranks = [process.pid, *children(process.pid)]
+        time.sleep(delay)
+        os.kill(ranks[victim], signal.SIGKILL)
+        assert process.wait(STOP_SECONDS) != 0
+        expect_all_gone(ranks[1:])
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("victim", range(2))
+def test_while_draining(victim: int, tmp_path: Path) -> None:
+    """Steps that were waiting are told; none of them was half done."""
+    import weft
+
+    process = make(tmp_path, *TENSOR_2)
+    process.start()
+    ranks = [process.pid, *children(process.pid)]
+    work = Work(process, "train")
+    with process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
+        adapter = client.create_adapter("a", rank=4, seed=1)
+        work.save(adapter)
+        long = data(99, count=200, length=200)
+        waiting = [adapter.submit.forward_backward(long) for _ in range(12)]
+        waiting[0].result(STOP_SECONDS)
+        process.terminate()
+        wait_until(lambda: "draining" in process.log_tail(), "no drain")
+        os.kill(ranks[victim], signal.SIGKILL)
+        assert process.wait(STOP_SECONDS) != 0
+        with pytest.raises(weft.Unavailable):
+            waiting[-1].result(STOP_SECONDS)
+    expect_all_gone(ranks[1:])
+    process.start()
+    try:
+        expect_what_was_acknowledged(process, work)
+    finally:
+        process.stop()
