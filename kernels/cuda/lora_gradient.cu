@@ -4,104 +4,113 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr int64_t kMaxSplits = 64;
+// Elements that one block adds up.
+constexpr int64_t kSumElements = int64_t{kTileThreads} * 32;
 
-// The tiles of an item's gradient, those of Q fastest.
-struct TileGrid {
-  int64_t of_p;
-  int64_t of_q;
-};
-
-__host__ __device__ inline TileGrid TilesOf(const LoraGradient& gradient) {
-  return {(gradient.max_p + kTileSide - 1) / kTileSide,
-          (gradient.max_q + kTileSide - 1) / kTileSide};
+// Columns of all projections before this one.
+__host__ __device__ inline int64_t FeaturesBefore(const LoraProduct& product,
+                                                  int projection) {
+  int64_t features = 0;
+  for (int i = 0; i < projection; ++i) {
+    features += product.projections[i].features;
+  }
+  return features;
 }
 
-__device__ void AddElement(const LoraGradientItem& item, int64_t i, int64_t j,
-                           float sum) {
-  item.gradient_PQ[i * item.num_q + j] += item.scale * sum;
+// The gradient of one projection in a partial, as it lies in the adapter.
+__device__ float* PartialOf(const LoraProduct& product, int projection,
+                            int64_t partial) {
+  const int64_t all = FeaturesBefore(product, product.num_projections);
+  return product.workspace +
+         (partial * all + FeaturesBefore(product, projection)) *
+             product.max_rank;
 }
 
-// Block (item, tile and split, split fastest).
+// Block (rows; projection, tile of features and tile of ranks, ranks fastest).
+template <LoraOrder kOrder>
 __global__ void __launch_bounds__(kTileThreads)
-    LoraGradientKernel(LoraGradient gradient) {
+    LoraGradientKernel(LoraProduct product) {
   __shared__ TileMemory<true, true> memory;
-  const LoraGradientItem item = gradient.items[blockIdx.x];
-  const TileGrid tiles = TilesOf(gradient);
-  const int split = static_cast<int>(blockIdx.y) % gradient.num_splits;
-  const int64_t tile = static_cast<int>(blockIdx.y) / gradient.num_splits;
-  const int64_t first_p = tile / tiles.of_q * kTileSide;
-  const int64_t first_q = tile % tiles.of_q * kTileSide;
-  if (first_p >= item.num_p || first_q >= item.num_q || item.num_rows == 0) {
-    return;
-  }
-  const MatrixView p = {static_cast<const Bf16*>(gradient.p_TP) +
-                            item.row * gradient.p_stride + item.p_column,
-                        gradient.p_stride, item.num_rows, item.num_p};
-  const MatrixView q = {static_cast<const Bf16*>(gradient.q_TQ) +
-                            item.row * gradient.q_stride + item.q_column,
-                        gradient.q_stride, item.num_rows, item.num_q};
-  const DepthRange rows = SplitDepth(item.num_rows, split, gradient.num_splits);
-  MultiplyTile(p.Shifted(0, first_p), q.Shifted(0, first_q), rows.begin,
-               rows.end, &memory);
-  if (gradient.num_splits == 1) {
-    ForTileElements([&](int i, int j, int /*index*/) {
-      if (first_p + i < item.num_p && first_q + j < item.num_q) {
-        AddElement(item, first_p + i, first_q + j, memory.sums[i][j]);
-      }
-    });
-    return;
-  }
-  const int64_t num_tiles = tiles.of_p * tiles.of_q;
-  float* partial = PartialTile(gradient.workspace, gridDim.x * num_tiles,
-                               blockIdx.x * num_tiles + tile, split);
-  ForTileElements(
-      [&](int i, int j, int index) { partial[index] = memory.sums[i][j]; });
+  const LoraRowPart part = product.table.parts[blockIdx.x];
+  const auto rank_tiles = static_cast<int>(RankTiles(product));
+  const FeatureTile tile =
+      FeatureTileAt(product, static_cast<int>(blockIdx.y) / rank_tiles);
+  const int64_t first_rank =
+      static_cast<int64_t>(static_cast<int>(blockIdx.y) % rank_tiles) *
+      kTileSide;
+  const LoraProjection projection = product.projections[tile.projection];
+  const LoraMatrix matrix =
+      MatrixOf(product.table, part.layout, projection.slot);
+  if (first_rank >= matrix.rank) return;
+  const MatrixView features = {
+      static_cast<const Bf16*>(product.features_TF) +
+          part.row * product.features_stride + projection.column + tile.first,
+      product.features_stride, part.num_rows, projection.features - tile.first};
+  const MatrixView shrunk = {
+      static_cast<const Bf16*>(product.shrunk_TR) +
+          part.row * product.shrunk_stride + matrix.column + first_rank,
+      product.shrunk_stride, part.num_rows, matrix.rank - first_rank};
+  constexpr bool kRanksAreRows = kOrder == LoraOrder::kRankByFeatures;
+  MultiplyTile(kRanksAreRows ? shrunk : features,
+               kRanksAreRows ? features : shrunk, 0, part.num_rows, &memory);
+  float* to = part.partial < 0
+                  ? part.gradient + matrix.offset
+                  : PartialOf(product, tile.projection, part.partial);
+  ForTileElements([&](int i, int j) {
+    const int64_t rank = first_rank + (kRanksAreRows ? i : j);
+    const int64_t feature = tile.first + (kRanksAreRows ? j : i);
+    if (rank >= matrix.rank || feature >= projection.features) return;
+    const int64_t at = kRanksAreRows ? rank * projection.features + feature
+                                     : feature * matrix.rank + rank;
+    const float sum = memory.sums[i][j];
+    to[at] = part.partial < 0 ? to[at] + matrix.scale * sum : sum;
+  });
 }
 
-// Block (item, tile): adds up the parts in their order.
+// Block (gradient; projection and elements): adds up the partials in their
+// order.
 __global__ void __launch_bounds__(kTileThreads)
-    AddSplitsKernel(LoraGradient gradient) {
-  const LoraGradientItem item = gradient.items[blockIdx.x];
-  const TileGrid tiles = TilesOf(gradient);
-  const int64_t tile = blockIdx.y;
-  const int64_t first_p = tile / tiles.of_q * kTileSide;
-  const int64_t first_q = tile % tiles.of_q * kTileSide;
-  if (item.num_rows == 0) return;
-  const int64_t num_tiles = tiles.of_p * tiles.of_q;
-  ForTileElements([&](int i, int j, int index) {
-    if (first_p + i >= item.num_p || first_q + j >= item.num_q) return;
-    float sum = 0;
-    for (int split = 0; split < gradient.num_splits; ++split) {
-      sum += PartialTile(gradient.workspace, gridDim.x * num_tiles,
-                         blockIdx.x * num_tiles + tile, split)[index];
+    AddPartialsKernel(LoraProduct product, int blocks_per_projection) {
+  const LoraPartialSum sum = product.table.sums[blockIdx.x];
+  const int which = static_cast<int>(blockIdx.y) / blocks_per_projection;
+  const LoraProjection projection = product.projections[which];
+  const LoraMatrix matrix =
+      MatrixOf(product.table, sum.layout, projection.slot);
+  const int64_t num_elements = projection.features * matrix.rank;
+  const int64_t first = static_cast<int64_t>(static_cast<int>(blockIdx.y) %
+                                             blocks_per_projection) *
+                        kSumElements;
+  for (int64_t i = first + threadIdx.x;
+       i < first + kSumElements && i < num_elements; i += kTileThreads) {
+    float total = 0;
+    for (int p = 0; p < sum.count; ++p) {
+      total += PartialOf(product, which, sum.first + p)[i];
     }
-    AddElement(item, first_p + i, first_q + j, sum);
-  });
+    sum.gradient[matrix.offset + i] += matrix.scale * total;
+  }
 }
 
 }  // namespace
 
-int64_t LoraGradientWorkspace(const LoraGradient& gradient) {
-  if (gradient.num_splits == 1) return 0;
-  const TileGrid tiles = TilesOf(gradient);
-  return gradient.num_splits * gradient.num_items * tiles.of_p * tiles.of_q *
-         kTileFloats;
+int64_t LoraGradientWorkspace(const LoraProduct& product) {
+  return product.table.num_partials *
+         FeaturesBefore(product, product.num_projections) * product.max_rank;
 }
 
-cudaError_t AddLoraGradient(const LoraGradient& gradient, cudaStream_t stream) {
-  if (gradient.num_splits < 1 || gradient.num_splits > kMaxSplits) {
-    return cudaErrorInvalidValue;
-  }
-  const TileGrid tiles = TilesOf(gradient);
-  const int64_t num_tiles = tiles.of_p * tiles.of_q;
-  if (gradient.num_items == 0 || num_tiles == 0) return cudaSuccess;
-  const cudaError_t status =
-      Launch(LoraGradientKernel, gradient.num_items,
-             num_tiles * gradient.num_splits, kTileThreads, stream, gradient);
-  if (status != cudaSuccess || gradient.num_splits == 1) return status;
-  return Launch(AddSplitsKernel, gradient.num_items, num_tiles, kTileThreads,
-                stream, gradient);
+cudaError_t AddLoraGradient(const LoraProduct& product, cudaStream_t stream) {
+  const int64_t tiles = FeatureTiles(product) * RankTiles(product);
+  if (product.table.num_parts == 0 || tiles == 0) return cudaSuccess;
+  const auto kernel = product.order == LoraOrder::kRankByFeatures
+                          ? LoraGradientKernel<LoraOrder::kRankByFeatures>
+                          : LoraGradientKernel<LoraOrder::kFeaturesByRank>;
+  const cudaError_t status = Launch(kernel, product.table.num_parts, tiles,
+                                    kTileThreads, stream, product);
+  if (status != cudaSuccess || product.table.num_sums == 0) return status;
+  const int64_t blocks =
+      CeilDiv(MaxFeatures(product) * product.max_rank, kSumElements);
+  return Launch(AddPartialsKernel, product.table.num_sums,
+                product.num_projections * blocks, kTileThreads, stream, product,
+                blocks);
 }
 
 }  // namespace weft::kernels::cuda

@@ -4,99 +4,190 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr int64_t kMaxSplits = 64;
 static_assert(kTileSide == kLoraTileSide);
 
-// y of one element of an item.
-__device__ void WriteElement(const LoraProduct& product,
-                             const LoraProductItem& item, int row,
-                             int64_t output, float sum) {
-  Bf16* y = static_cast<Bf16*>(product.y_TO) +
-            (item.row + row) * product.y_stride + item.y_column + output;
-  const float scaled = item.scale * sum;
-  Store(product.adds ? ToFloat(*y) + scaled : scaled, y);
+__device__ MatrixView FeaturesOf(const LoraProduct& product,
+                                 const LoraProjection& projection,
+                                 const LoraRowBlock& block) {
+  return {static_cast<const Bf16*>(product.features_TF) +
+              block.row * product.features_stride + projection.column,
+          product.features_stride, block.num_rows, projection.features};
 }
 
-// Block (item, tile of outputs and split, split fastest).
-template <bool kInputsByOutputs>
-__global__ void __launch_bounds__(kTileThreads)
-    LoraProductKernel(LoraProduct product) {
-  __shared__ TileMemory<false, kInputsByOutputs> memory;
-  const LoraProductItem item = product.items[blockIdx.x];
-  const int split = static_cast<int>(blockIdx.y) % product.num_splits;
-  const int64_t tile = static_cast<int>(blockIdx.y) / product.num_splits;
-  const int64_t first = tile * kTileSide;
-  if (first >= item.num_outputs || item.num_rows == 0) return;
-  const MatrixView x = {static_cast<const Bf16*>(product.x_TI) +
-                            item.row * product.x_stride + item.x_column,
-                        product.x_stride, item.num_rows, item.num_inputs};
-  const auto* weight = static_cast<const Bf16*>(item.weight);
-  const MatrixView w = kInputsByOutputs
-                           ? MatrixView{weight, item.num_outputs,
-                                        item.num_inputs, item.num_outputs}
-                                 .Shifted(0, first)
-                           : MatrixView{weight, item.num_inputs,
-                                        item.num_outputs, item.num_inputs}
-                                 .Shifted(first, 0);
-  const DepthRange depth =
-      SplitDepth(item.num_inputs, split, product.num_splits);
-  MultiplyTile(x, w, depth.begin, depth.end, &memory);
-  if (product.num_splits == 1) {
-    ForTileElements([&](int row, int column, int /*index*/) {
-      if (row < item.num_rows && first + column < item.num_outputs) {
-        WriteElement(product, item, row, first + column,
-                     memory.sums[row][column]);
-      }
-    });
-    return;
+__device__ MatrixView ShrunkOf(const LoraProduct& product,
+                               const LoraMatrix& matrix,
+                               const LoraRowBlock& block) {
+  return {static_cast<const Bf16*>(product.shrunk_TR) +
+              block.row * product.shrunk_stride + matrix.column,
+          product.shrunk_stride, block.num_rows, matrix.rank};
+}
+
+// The adapter's matrix, from rank `rank` and feature `feature` on.
+template <LoraOrder kOrder>
+__device__ MatrixView WeightOf(const LoraProjection& projection,
+                               const LoraMatrix& matrix,
+                               const LoraRowBlock& block, int64_t rank,
+                               int64_t feature) {
+  const auto* weight = static_cast<const Bf16*>(block.weights) + matrix.offset;
+  if constexpr (kOrder == LoraOrder::kRankByFeatures) {
+    return MatrixView{weight, projection.features, matrix.rank,
+                      projection.features}
+        .Shifted(rank, feature);
+  } else {
+    return MatrixView{weight, matrix.rank, projection.features, matrix.rank}
+        .Shifted(feature, rank);
   }
-  const int64_t tiles = gridDim.y / product.num_splits;
-  float* partial = PartialTile(product.workspace, gridDim.x * tiles,
-                               blockIdx.x * tiles + tile, split);
-  ForTileElements([&](int row, int column, int index) {
-    partial[index] = memory.sums[row][column];
+}
+
+// Parts of a sum over the features.
+__device__ int64_t NumParts(const LoraProjection& projection,
+                            const LoraRowBlock& block) {
+  const int64_t depth = kLoraSpan / block.cuts;
+  return (projection.features + depth - 1) / depth;
+}
+
+// Spans of kLoraSpan features of the widest projection.
+__host__ __device__ inline int64_t NumSpans(const LoraProduct& product) {
+  return (MaxFeatures(product) + kLoraSpan - 1) / kLoraSpan;
+}
+
+// Part `part` of a block's sums, [rows, R]: those of one projection, then of
+// the next.
+__device__ float* PartOf(const LoraProduct& product, int projection,
+                         const LoraRowBlock& block, int64_t part) {
+  const int64_t spans = NumSpans(product);
+  const int64_t index =
+      (projection * product.table.num_cuts + block.cuts_before) * spans + part;
+  return product.workspace + index * kLoraBlockRows * product.max_rank;
+}
+
+__device__ void WriteShrunk(const LoraProduct& product,
+                            const LoraMatrix& matrix, const LoraRowBlock& block,
+                            int64_t row, int64_t rank, float sum) {
+  Store(matrix.scale * sum, static_cast<Bf16*>(product.shrunk_TR) +
+                                (block.row + row) * product.shrunk_stride +
+                                matrix.column + rank);
+}
+
+// Block (rows; projection, tile of ranks and part, part fastest).
+template <LoraOrder kOrder>
+__global__ void __launch_bounds__(kTileThreads)
+    ShrinkKernel(LoraProduct product, int max_parts) {
+  __shared__ TileMemory<false, kOrder == LoraOrder::kFeaturesByRank> memory;
+  const LoraRowBlock block = product.table.blocks[blockIdx.x];
+  const int part = static_cast<int>(blockIdx.y) % max_parts;
+  const int64_t tile = static_cast<int>(blockIdx.y) / max_parts;
+  const int64_t tiles = RankTiles(product);
+  const int which = static_cast<int>(tile / tiles);
+  const int64_t first = tile % tiles * kTileSide;
+  const LoraProjection projection = product.projections[which];
+  const LoraMatrix matrix =
+      MatrixOf(product.table, block.layout, projection.slot);
+  const int64_t num_parts = NumParts(projection, block);
+  if (first >= matrix.rank || part >= num_parts) return;
+  const int64_t depth = kLoraSpan / block.cuts;
+  const int64_t end = (part + 1) * depth;
+  MultiplyTile(FeaturesOf(product, projection, block),
+               WeightOf<kOrder>(projection, matrix, block, first, 0),
+               part * depth,
+               end < projection.features ? end : projection.features, &memory);
+  float* sums = PartOf(product, which, block, part);
+  ForTileElements([&](int row, int column) {
+    const int64_t rank = first + column;
+    if (row >= block.num_rows || rank >= matrix.rank) return;
+    const float sum = memory.sums[row][column];
+    if (num_parts == 1) {
+      WriteShrunk(product, matrix, block, row, rank, sum);
+    } else {
+      sums[row * matrix.rank + rank] = sum;
+    }
   });
 }
 
-// Block (item, tile of outputs): adds up the parts in their order.
+// Block (rows, projection): adds up the parts in their order.
 __global__ void __launch_bounds__(kTileThreads)
-    AddSplitsKernel(LoraProduct product) {
-  const LoraProductItem item = product.items[blockIdx.x];
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTileSide;
-  const int64_t tiles = gridDim.y;
-  ForTileElements([&](int row, int column, int index) {
-    if (row >= item.num_rows || first + column >= item.num_outputs) return;
+    AddPartsKernel(LoraProduct product) {
+  const LoraRowBlock block = product.table.blocks[blockIdx.x];
+  const int which = static_cast<int>(blockIdx.y);
+  const LoraProjection projection = product.projections[which];
+  const LoraMatrix matrix =
+      MatrixOf(product.table, block.layout, projection.slot);
+  const int64_t num_parts = NumParts(projection, block);
+  if (num_parts == 1) return;
+  for (int i = static_cast<int>(threadIdx.x); i < block.num_rows * matrix.rank;
+       i += static_cast<int>(kTileThreads)) {
     float sum = 0;
-    for (int split = 0; split < product.num_splits; ++split) {
-      sum += PartialTile(product.workspace, gridDim.x * tiles,
-                         blockIdx.x * tiles + blockIdx.y, split)[index];
+    for (int64_t part = 0; part < num_parts; ++part) {
+      sum += PartOf(product, which, block, part)[i];
     }
-    WriteElement(product, item, row, first + column, sum);
+    WriteShrunk(product, matrix, block, i / matrix.rank, i % matrix.rank, sum);
+  }
+}
+
+// Block (rows; projection and tile of features).
+template <LoraOrder kOrder>
+__global__ void __launch_bounds__(kTileThreads)
+    ExpandKernel(LoraProduct product) {
+  __shared__ TileMemory<false, kOrder == LoraOrder::kRankByFeatures> memory;
+  const LoraRowBlock block = product.table.blocks[blockIdx.x];
+  const FeatureTile tile = FeatureTileAt(product, static_cast<int>(blockIdx.y));
+  const LoraProjection projection = product.projections[tile.projection];
+  const LoraMatrix matrix =
+      MatrixOf(product.table, block.layout, projection.slot);
+  if (matrix.rank == 0) return;
+  MultiplyTile(ShrunkOf(product, matrix, block),
+               WeightOf<kOrder>(projection, matrix, block, 0, tile.first), 0,
+               matrix.rank, &memory);
+  ForTileElements([&](int row, int column) {
+    const int64_t feature = tile.first + column;
+    if (row >= block.num_rows || feature >= projection.features) return;
+    Bf16* y = static_cast<Bf16*>(product.features_TF) +
+              (block.row + row) * product.features_stride + projection.column +
+              feature;
+    Store(ToFloat(*y) + matrix.scale * memory.sums[row][column], y);
   });
+}
+
+// Parts of the widest projection in the block with the most cuts.
+int64_t MaxParts(const LoraProduct& product) {
+  return product.table.max_cuts == 0
+             ? 0
+             : CeilDiv(MaxFeatures(product),
+                       kLoraSpan / product.table.max_cuts);
 }
 
 }  // namespace
 
-int64_t LoraProductWorkspace(const LoraProduct& product) {
-  if (product.num_splits == 1) return 0;
-  return product.num_splits * product.num_items *
-         CeilDiv(product.max_outputs, kTileSide) * kTileFloats;
+int64_t LoraShrinkWorkspace(const LoraProduct& product) {
+  if (MaxParts(product) <= 1) return 0;
+  return product.num_projections * product.table.num_cuts * NumSpans(product) *
+         kLoraBlockRows * product.max_rank;
 }
 
-cudaError_t RunLoraProduct(const LoraProduct& product, cudaStream_t stream) {
-  if (product.num_splits < 1 || product.num_splits > kMaxSplits) {
-    return cudaErrorInvalidValue;
-  }
-  if (product.num_items == 0 || product.max_outputs == 0) return cudaSuccess;
-  const int64_t tiles = CeilDiv(product.max_outputs, kTileSide);
-  const auto kernel = product.order == LoraWeightOrder::kInputsByOutputs
-                          ? LoraProductKernel<true>
-                          : LoraProductKernel<false>;
+cudaError_t RunLoraShrink(const LoraProduct& product, cudaStream_t stream) {
+  const int64_t max_parts = MaxParts(product);
+  if (product.max_rank == 0 || max_parts == 0) return cudaSuccess;
+  const auto kernel = product.order == LoraOrder::kRankByFeatures
+                          ? ShrinkKernel<LoraOrder::kRankByFeatures>
+                          : ShrinkKernel<LoraOrder::kFeaturesByRank>;
   const cudaError_t status =
-      Launch(kernel, product.num_items, tiles * product.num_splits,
-             kTileThreads, stream, product);
-  if (status != cudaSuccess || product.num_splits == 1) return status;
-  return Launch(AddSplitsKernel, product.num_items, tiles, kTileThreads, stream,
+      Launch(kernel, product.table.num_blocks,
+             product.num_projections * RankTiles(product) * max_parts,
+             kTileThreads, stream, product, max_parts);
+  if (status != cudaSuccess || max_parts == 1) return status;
+  return Launch(AddPartsKernel, product.table.num_blocks,
+                product.num_projections, kTileThreads, stream, product);
+}
+
+cudaError_t RunLoraExpand(const LoraProduct& product, cudaStream_t stream) {
+  const int64_t tiles = FeatureTiles(product);
+  if (product.max_rank == 0 || product.table.num_blocks == 0 || tiles == 0) {
+    return cudaSuccess;
+  }
+  const auto kernel = product.order == LoraOrder::kRankByFeatures
+                          ? ExpandKernel<LoraOrder::kRankByFeatures>
+                          : ExpandKernel<LoraOrder::kFeaturesByRank>;
+  return Launch(kernel, product.table.num_blocks, tiles, kTileThreads, stream,
                 product);
 }
 

@@ -1,6 +1,11 @@
-// Products of segments of rows with their adapters' matrices: the shrink x A^T,
-// the expand y += scale s B^T, and their transposed forms in the backward pass.
-// Legend: T packed rows, I inputs and O outputs of one item.
+// The adapters' part of a linear layer: products of segments of rows with their
+// adapters' matrices and, in lora_gradient.h, those matrices' gradients.
+//
+//   shrink   S = X A^T          dS = scale dY B
+//   expand   Y += scale S B^T   dX += dS A
+//
+// Legend: as lora_table.h. X [T, F]: the features' side of a product, x, y or a
+// gradient of them; of a stacked layer one projection has F of its columns.
 #ifndef WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 #define WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 
@@ -8,56 +13,50 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/lora_table.h"
+
 namespace weft::kernels::cuda {
 
-// Rows and columns that one block computes.
-inline constexpr int64_t kLoraTileSide = 64;
-// Rows that one item has at most; longer segments are several items.
-inline constexpr int64_t kLoraItemRows = kLoraTileSide;
+inline constexpr int kMaxLoraProjections = 3;
 
-// Rows [row, row + num_rows) of x and y, and one adapter's matrix:
-//   y[:, y_column + o] (+)= scale * sum over i of x[:, x_column + i] W(i, o).
-struct LoraProductItem {
-  int64_t row = 0;
-  int64_t num_rows = 0;  // <= kLoraItemRows; 0: nothing.
-  int64_t x_column = 0;
-  int64_t num_inputs = 0;  // I; 0: the product is 0.
-  int64_t y_column = 0;
-  int64_t num_outputs = 0;       // O.
-  const void* weight = nullptr;  // bf16, contiguous, of the product's order.
-  float scale = 1;
+// The matrices of one slot, and which columns of X are theirs.
+struct LoraProjection {
+  int64_t slot = 0;
+  int64_t column = 0;
+  int64_t features = 0;  // F.
 };
 
-// How an item's weight lies: a linear layer's [O, I], as in the forward pass,
-// or [I, O], the same matrix seen from the backward pass.
-enum class LoraWeightOrder { kOutputsByInputs, kInputsByOutputs };
+// How a matrix lies, contiguous: A [R, F] or B [F, R].
+enum class LoraOrder { kRankByFeatures, kFeaturesByRank };
 
 struct LoraProduct {
-  const LoraProductItem* items = nullptr;  // On the device.
-  int64_t num_items = 0;
-  int64_t max_outputs = 0;  // The largest O of an item.
-  LoraWeightOrder order = LoraWeightOrder::kOutputsByInputs;
-  bool adds = false;           // To what y has; otherwise y is overwritten.
-  const void* x_TI = nullptr;  // bf16, as y; strides in elements.
-  int64_t x_stride = 0;
-  void* y_TO = nullptr;
-  int64_t y_stride = 0;
-  // Parts that the sum over the inputs is cut into, 1 to 64: more blocks where
-  // the rows alone make few. `workspace` takes LoraProductWorkspace floats.
-  int num_splits = 1;
-  float* workspace = nullptr;
+  LoraTable table;
+  LoraOrder order = LoraOrder::kRankByFeatures;
+  LoraProjection projections[kMaxLoraProjections];
+  int num_projections = 0;
+  int64_t max_rank = 0;  // The largest R of these slots; 0: nothing to do.
+  void* features_TF = nullptr;  // bf16, as S; strides in elements.
+  int64_t features_stride = 0;
+  void* shrunk_TR = nullptr;
+  int64_t shrunk_stride = 0;
+  float* workspace = nullptr;  // What the function's own ...Workspace says.
 };
 
-[[nodiscard]] int64_t LoraProductWorkspace(const LoraProduct& product);
+// Floats of workspace.
+[[nodiscard]] int64_t LoraShrinkWorkspace(const LoraProduct& product);
 
-// Runs all items in one launch, or two with splits. No two items may write the
-// same element. Sums in f32 in an order that depends on the sizes and
-// num_splits alone; a NaN stays in its row of x or its output.
-// Errors:  cudaErrorInvalidValue for splits out of range.
+// Writes S for the segments' rows and ranks; the rest keeps its bits. One
+// launch, or two where sums are cut into parts. Sums in f32 in an order that
+// depends on the segment's rows and the features alone; a NaN stays in its row
+// of X or its rank.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
-// Source:  reference::SkinnyProduct; segments as in Punica (Chen et al. 2023).
-[[nodiscard]] cudaError_t RunLoraProduct(const LoraProduct& product,
-                                         cudaStream_t stream);
+// Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
+[[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,
+                                        cudaStream_t stream);
+
+// Adds to X from S, one launch without workspace. Otherwise as RunLoraShrink.
+[[nodiscard]] cudaError_t RunLoraExpand(const LoraProduct& product,
+                                        cudaStream_t stream);
 
 }  // namespace weft::kernels::cuda
 

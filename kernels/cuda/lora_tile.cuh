@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/lora_product.h"
 
 namespace weft::kernels::cuda {
 
@@ -184,31 +185,58 @@ __device__ void MultiplyTile(
   __syncthreads();
 }
 
-// The depths of part `split` of `num_splits`, [begin, end), whole steps.
-struct DepthRange {
-  int64_t begin;
-  int64_t end;
+// What a launch's blocks find out about their part of it.
+
+__device__ inline LoraMatrix MatrixOf(const LoraTable& table, int layout,
+                                      int64_t slot) {
+  return table.matrices[layout * table.num_slots + slot];
+}
+
+__host__ __device__ inline int64_t MaxFeatures(const LoraProduct& product) {
+  int64_t features = 0;
+  for (int i = 0; i < product.num_projections; ++i) {
+    const int64_t own = product.projections[i].features;
+    features = own > features ? own : features;
+  }
+  return features;
+}
+
+__host__ __device__ inline int64_t RankTiles(const LoraProduct& product) {
+  return (product.max_rank + kTileSide - 1) / kTileSide;
+}
+
+// Tiles of the features of all projections, those of one after the other's.
+__host__ __device__ inline int64_t TilesOf(const LoraProjection& projection) {
+  return (projection.features + kTileSide - 1) / kTileSide;
+}
+inline int64_t FeatureTiles(const LoraProduct& product) {
+  int64_t tiles = 0;
+  for (int i = 0; i < product.num_projections; ++i) {
+    tiles += TilesOf(product.projections[i]);
+  }
+  return tiles;
+}
+
+struct FeatureTile {
+  int projection;
+  int64_t first;  // Feature of it.
 };
-__device__ inline DepthRange SplitDepth(int64_t depth, int split,
-                                        int num_splits) {
-  const int64_t steps = (depth + kTileDepth - 1) / kTileDepth;
-  const int64_t end = steps * (split + 1) / num_splits * kTileDepth;
-  return {steps * split / num_splits * kTileDepth, end < depth ? end : depth};
+__device__ inline FeatureTile FeatureTileAt(const LoraProduct& product,
+                                            int64_t tile) {
+  int projection = 0;
+  while (tile >= TilesOf(product.projections[projection])) {
+    tile -= TilesOf(product.projections[projection]);
+    ++projection;
+  }
+  return {projection, tile * kTileSide};
 }
 
-// Where a part of a split tile waits for its sum: one tile after the other,
-// then the next part.
-__device__ inline float* PartialTile(float* workspace, int64_t num_tiles,
-                                     int64_t tile, int split) {
-  return workspace + (split * num_tiles + tile) * kTileFloats;
-}
-
-// Calls run(row, column, index) for this thread's elements of a tile.
+// Calls run(row, column) for this thread's elements of a tile.
 template <typename Run>
 __device__ void ForTileElements(Run run) {
   for (int i = static_cast<int>(threadIdx.x); i < kTileFloats;
        i += static_cast<int>(kTileThreads)) {
-    run(i / kTileSide, i % kTileSide, i);
+    run(i / kTileSide, i % kTileSide);
   }
 }
 

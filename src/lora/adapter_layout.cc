@@ -5,22 +5,29 @@
 #include "absl/strings/str_cat.h"
 
 namespace weft::lora {
-namespace {
 
-std::vector<TargetModule> ModulesOf(ProjectionGroup group) {
+std::span<const TargetModule> ModulesOf(ProjectionGroup group) {
+  static constexpr TargetModule kQkv[] = {
+      TargetModule::kQProj, TargetModule::kKProj, TargetModule::kVProj};
+  static constexpr TargetModule kO[] = {TargetModule::kOProj};
+  static constexpr TargetModule kGateUp[] = {TargetModule::kGateProj,
+                                             TargetModule::kUpProj};
+  static constexpr TargetModule kDown[] = {TargetModule::kDownProj};
+  static constexpr TargetModule kLmHead[] = {TargetModule::kLmHead};
+  static constexpr TargetModule kEmbedTokens[] = {TargetModule::kEmbedTokens};
   switch (group) {
     case ProjectionGroup::kQkv:
-      return {TargetModule::kQProj, TargetModule::kKProj, TargetModule::kVProj};
+      return kQkv;
     case ProjectionGroup::kO:
-      return {TargetModule::kOProj};
+      return kO;
     case ProjectionGroup::kGateUp:
-      return {TargetModule::kGateProj, TargetModule::kUpProj};
+      return kGateUp;
     case ProjectionGroup::kDown:
-      return {TargetModule::kDownProj};
+      return kDown;
     case ProjectionGroup::kLmHead:
-      return {TargetModule::kLmHead};
+      return kLmHead;
     case ProjectionGroup::kEmbedTokens:
-      return {TargetModule::kEmbedTokens};
+      return kEmbedTokens;
   }
   return {};
 }
@@ -51,8 +58,6 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
   }
   return 0;
 }
-
-}  // namespace
 
 AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
     : config_(config) {

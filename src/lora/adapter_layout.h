@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,12 @@ enum class ProjectionGroup : uint8_t {
   kEmbedTokens
 };
 inline constexpr int kGroupsPerLayer = 4;
+
+// The linear layers of a group, in the order of their outputs.
+[[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+// Inputs and outputs of one; an embedding's inputs are tokens.
+[[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
+[[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
 
 // The adapted projections of one group: their A matrices start at a_offset and
 // are adjacent, in the order of `factors`.

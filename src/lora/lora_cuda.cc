@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "kernels/cuda/lora_gradient.h"
@@ -14,290 +14,221 @@ namespace weft::lora::cuda {
 namespace {
 
 namespace k = kernels::cuda;
-using k::LoraGradientItem;
-using k::LoraProductItem;
 
-// Blocks that keep every processor of today's devices busy; sums are split to
-// reach them as long as a part has this many elements.
-constexpr int64_t kWantedBlocks = 264;
-constexpr int64_t kMinPartDepth = 256;
-constexpr int64_t kMaxSplits = 64;
+// A site's slots: its stacked A, then B of each of its projections.
+constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
 
-int NumSplits(int64_t num_items, int64_t tiles_per_item, int64_t depth) {
-  const int64_t blocks = std::max<int64_t>(1, num_items * tiles_per_item);
-  return static_cast<int>(std::clamp<int64_t>(
-      std::min(kWantedBlocks / blocks, depth / kMinPartDepth), 1, kMaxSplits));
+constexpr std::array kLayerGroups = {ProjectionGroup::kQkv, ProjectionGroup::kO,
+                                     ProjectionGroup::kGateUp,
+                                     ProjectionGroup::kDown};
+
+int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
+  const int64_t index =
+      site.group == ProjectionGroup::kLmHead
+          ? shape.num_layers * kGroupsPerLayer
+          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
+  return index * kSlotsPerSite;
 }
 
-int64_t Tiles(int64_t columns) {
-  return (columns + k::kLoraTileSide - 1) / k::kLoraTileSide;
+int64_t NumSlots(const ModelShape& shape) {
+  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
 }
 
-// The items where the kernels read them.
-template <typename Item>
-at::Tensor Upload(const std::vector<Item>& items, const at::Tensor& like) {
-  const auto num_bytes = static_cast<int64_t>(items.size() * sizeof(Item));
+// Configurations that lay an adapter out alike.
+bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
+  if (&a == &b) return true;
+  const LoraConfig& x = a.config();
+  const LoraConfig& y = b.config();
+  return x.rank == y.rank && x.alpha == y.alpha &&
+         x.target_modules == y.target_modules && x.overrides == y.overrides;
+}
+
+at::Tensor Upload(const std::vector<std::byte>& bytes, at::Device device) {
+  const auto num_bytes = static_cast<int64_t>(bytes.size());
   // Pinned, so that the copy waits for nothing; its memory is reused only when
   // the stream has read it.
-  const at::Tensor host = at::empty(
-      {num_bytes}, at::TensorOptions(at::kByte).pinned_memory(like.is_cuda()));
-  std::memcpy(host.mutable_data_ptr(), items.data(),
-              static_cast<size_t>(num_bytes));
-  return host.to(like.device(), at::kByte, /*non_blocking=*/true);
-}
-
-at::Tensor Workspace(int64_t num_floats, const at::Tensor& like) {
-  return at::empty({num_floats}, like.options().dtype(at::kFloat));
+  const at::Tensor host =
+      at::empty({num_bytes},
+                at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
+  std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
+  return host.to(device, at::kByte, /*non_blocking=*/true);
 }
 
 void Check(cudaError_t status, const char* what) {
   TORCH_CHECK(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
 }
 
-// x and y, 2-D with unit stride in their columns.
-void RunProduct(const std::vector<LoraProductItem>& items,
-                k::LoraWeightOrder order, bool adds, const at::Tensor& x,
-                const at::Tensor& y, CUstream_st* stream) {
-  if (items.empty()) return;
-  k::LoraProduct product = {.num_items = static_cast<int64_t>(items.size()),
-                            .order = order,
-                            .adds = adds,
-                            .x_TI = x.const_data_ptr(),
-                            .x_stride = x.stride(0),
-                            .y_TO = y.mutable_data_ptr(),
-                            .y_stride = y.stride(0)};
-  int64_t depth = 0;
-  for (const LoraProductItem& item : items) {
-    product.max_outputs = std::max(product.max_outputs, item.num_outputs);
-    depth = std::max(depth, item.num_inputs);
+at::Tensor Workspace(int64_t num_floats, const at::Tensor& like) {
+  return at::empty({num_floats}, like.options().dtype(at::kFloat));
+}
+
+// What every product of x A^T's side has, and what every one of B's has.
+k::LoraProduct ProductsOfA(const RoutingTable& table, const LoraSite& site) {
+  const int64_t slot = FirstSlot(table.shape(), site);
+  k::LoraProduct product = {.table = table.table(),
+                            .order = k::LoraOrder::kRankByFeatures,
+                            .num_projections = 1,
+                            .max_rank = table.MaxRank(slot)};
+  product.projections[0] = {
+      .slot = slot,
+      .features = InWidth(table.shape(), ModulesOf(site.group).front())};
+  return product;
+}
+
+k::LoraProduct ProductsOfB(const RoutingTable& table, const LoraSite& site) {
+  const int64_t first = FirstSlot(table.shape(), site);
+  k::LoraProduct product = {.table = table.table(),
+                            .order = k::LoraOrder::kFeaturesByRank};
+  int64_t slot = first;
+  for (const TargetModule module : ModulesOf(site.group)) {
+    ++slot;
+    if (table.MaxRank(slot) == 0) continue;
+    product.max_rank = std::max(product.max_rank, table.MaxRank(slot));
+    product.projections[product.num_projections++] = {
+        .slot = slot,
+        .column = LoraSite::ColumnOf(module, table.shape()),
+        .features = OutWidth(table.shape(), module)};
   }
-  product.num_splits =
-      NumSplits(product.num_items, Tiles(product.max_outputs), depth);
-  const at::Tensor on_device = Upload(items, x);
-  product.items =
-      reinterpret_cast<const LoraProductItem*>(on_device.const_data_ptr());
-  const at::Tensor workspace = Workspace(LoraProductWorkspace(product), x);
+  return product;
+}
+
+// The product on tensors, 2-D with unit stride in their columns.
+k::LoraProduct On(const at::Tensor& features_TF, const at::Tensor& shrunk_TR,
+                  k::LoraProduct product) {
+  product.features_TF = features_TF.data_ptr();
+  product.features_stride = features_TF.stride(0);
+  product.shrunk_TR = shrunk_TR.data_ptr();
+  product.shrunk_stride = shrunk_TR.stride(0);
+  return product;
+}
+
+void RunShrink(k::LoraProduct product, const at::Tensor& shrunk_TR,
+               CUstream_st* stream) {
+  const at::Tensor workspace =
+      Workspace(LoraShrinkWorkspace(product), shrunk_TR);
   product.workspace = workspace.mutable_data_ptr<float>();
-  Check(k::RunLoraProduct(product, stream), "product of the adapters");
+  Check(RunLoraShrink(product, stream), "product of the adapters");
 }
 
-void AddGradients(const std::vector<LoraGradientItem>& items,
-                  const at::Tensor& p, const at::Tensor& q,
-                  CUstream_st* stream) {
-  if (items.empty()) return;
-  k::LoraGradient gradient = {.num_items = static_cast<int64_t>(items.size()),
-                              .p_TP = p.const_data_ptr(),
-                              .p_stride = p.stride(0),
-                              .q_TQ = q.const_data_ptr(),
-                              .q_stride = q.stride(0)};
-  int64_t depth = 0;
-  for (const LoraGradientItem& item : items) {
-    gradient.max_p = std::max(gradient.max_p, item.num_p);
-    gradient.max_q = std::max(gradient.max_q, item.num_q);
-    depth = std::max(depth, item.num_rows);
-  }
-  gradient.num_splits = NumSplits(
-      gradient.num_items, Tiles(gradient.max_p) * Tiles(gradient.max_q), depth);
-  const at::Tensor on_device = Upload(items, p);
-  gradient.items =
-      reinterpret_cast<const LoraGradientItem*>(on_device.const_data_ptr());
-  const at::Tensor workspace = Workspace(LoraGradientWorkspace(gradient), p);
-  gradient.workspace = workspace.mutable_data_ptr<float>();
-  Check(k::AddLoraGradient(gradient, stream), "gradient of the adapters");
+void RunGradient(k::LoraProduct product, const at::Tensor& shrunk_TR,
+                 CUstream_st* stream) {
+  const at::Tensor workspace =
+      Workspace(LoraGradientWorkspace(product), shrunk_TR);
+  product.workspace = workspace.mutable_data_ptr<float>();
+  Check(AddLoraGradient(product, stream), "gradient of the adapters");
 }
 
-// Adds one copy of `item` per kLoraItemRows rows of the segment.
-void AddRows(const LoraSegment& segment, LoraProductItem item,
-             std::vector<LoraProductItem>* items) {
-  for (int64_t row = segment.begin; row < segment.end;
-       row += k::kLoraItemRows) {
-    item.row = row;
-    item.num_rows = std::min(k::kLoraItemRows, segment.end - row);
-    items->push_back(item);
-  }
-}
-
-// One matrix of the packed rows for what belongs to S.
-at::Tensor EmptyShrunk(const at::Tensor& like_TI, const LoraRouting& routing,
-                       const LoraSite& site) {
-  int64_t columns = 0;
-  for (const LoraSegment& segment : routing) {
-    columns = std::max(columns, GroupOf(segment, site).total_rank);
-  }
-  return at::empty({like_TI.size(0), columns}, like_TI.options());
-}
-
-// The S that the segments' entries are views into; undefined without any.
-at::Tensor WholeShrunk(const ShrunkInputs& shrunk, int64_t num_rows) {
-  for (const at::Tensor& view_nR : shrunk) {
-    if (!view_nR.defined()) continue;
-    const int64_t columns = view_nR.stride(0);
-    const auto num_bytes = static_cast<int64_t>(view_nR.storage().nbytes());
-    const int64_t rows =
-        num_bytes / static_cast<int64_t>(view_nR.element_size()) / columns;
-    TORCH_CHECK(rows == num_rows, "the forward pass kept ", rows,
-                " rows of x A^T, the backward pass has ", num_rows);
-    return view_nR.as_strided({rows, columns}, {columns, 1}, 0);
-  }
-  return {};
-}
-
-LoraProductItem ItemOfA(const LoraSegment& segment, const GroupLayout& group) {
-  const AdapterVersion& version = *segment.version;
-  return {
-      .num_inputs = group.factors.front().in,
-      .num_outputs = group.total_rank,
-      .weight = version.StackedA(version.compute_N, group).const_data_ptr()};
-}
-
-// s B^T of one factor, whose part of S begins at `column`.
-LoraProductItem ItemOfB(const LoraSegment& segment, const LoraFactor& factor,
-                        int64_t column, const ModelShape& shape) {
-  const AdapterVersion& version = *segment.version;
-  return {.x_column = column,
-          .num_inputs = factor.rank,
-          .y_column = LoraSite::ColumnOf(factor.module, shape),
-          .num_outputs = factor.out,
-          .weight = version.B(version.compute_N, factor).const_data_ptr(),
-          .scale = static_cast<float>(factor.scale)};
-}
-
-// The same product seen from dS = scale dY B.
-LoraProductItem Transposed(LoraProductItem item) {
-  std::swap(item.x_column, item.y_column);
-  std::swap(item.num_inputs, item.num_outputs);
-  return item;
-}
-
-// Items of which no two add to the same gradient.
-struct GradientRound {
-  std::vector<const void*> gradients;
-  std::vector<LoraGradientItem> of_a;  // dS^T X.
-  std::vector<LoraGradientItem> of_b;  // dY^T S.
-};
-
-GradientRound& RoundFor(const at::Tensor& gradient_N,
-                        std::vector<GradientRound>* rounds) {
-  const void* data = gradient_N.const_data_ptr();
-  for (GradientRound& round : *rounds) {
-    if (std::ranges::find(round.gradients, data) == round.gradients.end()) {
-      round.gradients.push_back(data);
-      return round;
-    }
-  }
-  rounds->push_back({.gradients = {data}});
-  return rounds->back();
-}
-
-std::vector<GradientRound> GradientRounds(const LoraRouting& routing,
-                                          const LoraSite& site,
-                                          const ModelShape& shape) {
-  std::vector<GradientRound> rounds;
-  for (const LoraSegment& segment : routing) {
-    const GroupLayout& group = GroupOf(segment, site);
-    if (group.factors.empty() || !segment.gradient_N.defined()) continue;
-    const AdapterVersion& version = *segment.version;
-    GradientRound& round = RoundFor(segment.gradient_N, &rounds);
-    const int64_t num_rows = segment.end - segment.begin;
-    // dS has the scale already.
-    round.of_a.push_back(
-        {.row = segment.begin,
-         .num_rows = num_rows,
-         .num_p = group.total_rank,
-         .num_q = group.factors.front().in,
-         .gradient_PQ = version.StackedA(segment.gradient_N, group)
-                            .mutable_data_ptr<float>()});
-    int64_t column = 0;
-    for (const LoraFactor& factor : group.factors) {
-      round.of_b.push_back(
-          {.row = segment.begin,
-           .num_rows = num_rows,
-           .p_column = LoraSite::ColumnOf(factor.module, shape),
-           .num_p = factor.out,
-           .q_column = column,
-           .num_q = factor.rank,
-           .gradient_PQ =
-               version.B(segment.gradient_N, factor).mutable_data_ptr<float>(),
-           .scale = static_cast<float>(factor.scale)});
-      column += factor.rank;
-    }
-  }
-  return rounds;
+void CheckRows(const at::Tensor& rows_T, const RoutingTable& table) {
+  TORCH_CHECK(rows_T.size(0) >= table.end_row(), "the segments end at row ",
+              table.end_row(), " > ", rows_T.size(0), " rows");
 }
 
 }  // namespace
 
-bool TakesSegments(const at::Tensor& x_TI, const LoraRouting& routing) {
-  if (!x_TI.is_cuda() || x_TI.scalar_type() != at::kBFloat16) return false;
-  return std::ranges::all_of(routing, [](const LoraSegment& segment) {
-    return segment.version->compute_N.scalar_type() == at::kBFloat16 &&
-           (!segment.gradient_N.defined() ||
-            segment.gradient_N.scalar_type() == at::kFloat);
-  });
+bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
+                   at::Device device) {
+  if (!device.is_cuda() || dtype != at::kBFloat16) return false;
+  return !routing.empty() &&
+         std::ranges::all_of(routing, [](const LoraSegment& segment) {
+           return segment.version->compute_N.scalar_type() == at::kBFloat16 &&
+                  (!segment.gradient_N.defined() ||
+                   segment.gradient_N.scalar_type() == at::kFloat);
+         });
 }
 
-ShrunkInputs Shrink(const at::Tensor& x_TI, const LoraRouting& routing,
-                    const LoraSite& site, CUstream_st* stream) {
-  const at::Tensor all_TR = EmptyShrunk(x_TI, routing, site);
-  std::vector<LoraProductItem> items;
-  ShrunkInputs shrunk(routing.size());
-  for (size_t i = 0; i < routing.size(); ++i) {
-    const LoraSegment& segment = routing[i];
-    const GroupLayout& group = GroupOf(segment, site);
-    if (group.factors.empty()) continue;
-    AddRows(segment, ItemOfA(segment, group), &items);
-    shrunk[i] = all_TR.narrow(0, segment.begin, segment.end - segment.begin)
-                    .narrow(1, 0, group.total_rank);
-  }
-  RunProduct(items, k::LoraWeightOrder::kOutputsByInputs, /*adds=*/false, x_TI,
-             all_TR, stream);
-  return shrunk;
-}
-
-void Expand(const ShrunkInputs& shrunk, const LoraRouting& routing,
-            const LoraSite& site, const ModelShape& shape, at::Tensor& y_TO,
-            CUstream_st* stream) {
-  const at::Tensor all_TR = WholeShrunk(shrunk, y_TO.size(0));
-  std::vector<LoraProductItem> items;
+RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
+                           at::Device device)
+    : shape_(shape),
+      max_ranks_(NumSlots(shape)),
+      end_row_(routing.empty() ? 0 : routing.back().end) {
+  k::LoraTableBuilder builder(NumSlots(shape));
+  std::vector<const AdapterLayout*> layouts;
   for (const LoraSegment& segment : routing) {
+    const AdapterLayout& layout = *segment.version->layout;
+    const auto known = std::ranges::find_if(
+        layouts,
+        [&](const AdapterLayout* other) { return SameLayout(*other, layout); });
+    const auto number = static_cast<int>(known - layouts.begin());
+    if (known == layouts.end()) {
+      layouts.push_back(&layout);
+      builder.AddLayout(SlotsOf(layout));
+    }
+    builder.AddSegment(segment.begin, segment.end - segment.begin, number,
+                       segment.version->compute_N.const_data_ptr(),
+                       segment.gradient_N.defined()
+                           ? segment.gradient_N.mutable_data_ptr<float>()
+                           : nullptr);
+  }
+  bytes_ = Upload(builder.Finish(), device);
+  table_ = builder.At(bytes_.const_data_ptr());
+}
+
+std::vector<k::LoraMatrix> RoutingTable::SlotsOf(const AdapterLayout& layout) {
+  std::vector<k::LoraMatrix> slots(max_ranks_.size());
+  const auto set = [&](int64_t slot, int64_t offset, int64_t rank,
+                       int64_t column, double scale) {
+    slots[slot] = {.offset = offset,
+                   .rank = static_cast<int32_t>(rank),
+                   .column = static_cast<int32_t>(column),
+                   .scale = static_cast<float>(scale)};
+    max_ranks_[slot] = std::max(max_ranks_[slot], slots[slot].rank);
+  };
+  const auto set_site = [&](const LoraSite& site) {
+    const GroupLayout& group = layout.group(site.layer, site.group);
+    if (group.factors.empty()) return;
+    const int64_t first = FirstSlot(shape_, site);
+    set(first, group.factors.front().a_offset, group.total_rank, 0, 1);
+    const auto modules = ModulesOf(site.group);
     int64_t column = 0;
-    for (const LoraFactor& factor : GroupOf(segment, site).factors) {
-      AddRows(segment, ItemOfB(segment, factor, column, shape), &items);
+    for (const LoraFactor& factor : group.factors) {
+      const auto at = std::ranges::find(modules, factor.module);
+      set(first + 1 + (at - modules.begin()), factor.b_offset, factor.rank,
+          column, factor.scale);
       column += factor.rank;
     }
+  };
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    for (const ProjectionGroup group : kLayerGroups) set_site({layer, group});
   }
-  RunProduct(items, k::LoraWeightOrder::kOutputsByInputs, /*adds=*/true, all_TR,
-             y_TO, stream);
+  set_site({shape_.num_layers, ProjectionGroup::kLmHead});
+  return slots;
+}
+
+at::Tensor Shrink(const at::Tensor& x_TI, const RoutingTable& table,
+                  const LoraSite& site, CUstream_st* stream) {
+  const k::LoraProduct product = ProductsOfA(table, site);
+  if (product.max_rank == 0) return {};
+  CheckRows(x_TI, table);
+  at::Tensor s_TR = at::empty({x_TI.size(0), product.max_rank}, x_TI.options());
+  RunShrink(On(x_TI, s_TR, product), s_TR, stream);
+  return s_TR;
+}
+
+void Expand(const at::Tensor& s_TR, const RoutingTable& table,
+            const LoraSite& site, at::Tensor& y_TO, CUstream_st* stream) {
+  if (!s_TR.defined()) return;
+  CheckRows(y_TO, table);
+  Check(RunLoraExpand(On(y_TO, s_TR, ProductsOfB(table, site)), stream),
+        "product of the adapters");
 }
 
 void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
-              const LoraRouting& routing, const LoraSite& site,
-              const ModelShape& shape, const ShrunkInputs& shrunk,
-              at::Tensor& dx_TI, CUstream_st* stream) {
-  const at::Tensor all_TR = WholeShrunk(shrunk, dy_TO.size(0));
-  if (!all_TR.defined()) return;
-  const at::Tensor ds_TR = at::empty_like(all_TR);
-  std::vector<LoraProductItem> of_b, of_a;
-  for (const LoraSegment& segment : routing) {
-    const GroupLayout& group = GroupOf(segment, site);
-    if (group.factors.empty()) continue;
-    AddRows(segment, Transposed(ItemOfA(segment, group)), &of_a);
-    int64_t column = 0;
-    for (const LoraFactor& factor : group.factors) {
-      AddRows(segment, Transposed(ItemOfB(segment, factor, column, shape)),
-              &of_b);
-      column += factor.rank;
-    }
-  }
-  RunProduct(of_b, k::LoraWeightOrder::kInputsByOutputs, /*adds=*/false, dy_TO,
-             ds_TR, stream);
-  for (const GradientRound& round : GradientRounds(routing, site, shape)) {
-    AddGradients(round.of_b, dy_TO, all_TR, stream);
-    AddGradients(round.of_a, ds_TR, x_TI, stream);
-  }
+              const at::Tensor& s_TR, const RoutingTable& table,
+              const LoraSite& site, at::Tensor& dx_TI, CUstream_st* stream) {
+  if (!s_TR.defined()) return;
+  TORCH_CHECK(s_TR.size(0) == dy_TO.size(0), "the forward pass kept ",
+              s_TR.size(0), " rows of x A^T, the backward pass has ",
+              dy_TO.size(0));
+  const k::LoraProduct of_a = ProductsOfA(table, site);
+  const k::LoraProduct of_b = ProductsOfB(table, site);
+  // With the scale, so that A's products of all projections are one.
+  const at::Tensor ds_TR = at::empty_like(s_TR);
+  RunShrink(On(dy_TO, ds_TR, of_b), ds_TR, stream);
+  RunGradient(On(dy_TO, s_TR, of_b), s_TR, stream);
+  RunGradient(On(x_TI, ds_TR, of_a), ds_TR, stream);
   if (!dx_TI.defined()) return;
-  RunProduct(of_a, k::LoraWeightOrder::kInputsByOutputs, /*adds=*/true, ds_TR,
-             dx_TI, stream);
+  Check(RunLoraExpand(On(dx_TI, ds_TR, of_a), stream),
+        "product of the adapters");
 }
 
 }  // namespace weft::lora::cuda

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <utility>
 
 #include "src/lora/add_product.h"
@@ -44,6 +45,41 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
   }
 }
 
+// Adds to the segment's gradients and, when it is defined, to its rows of dx.
+void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                     const LoraSegment& segment, const LoraSite& site,
+                     const ModelShape& shape, const at::Tensor& input_nR,
+                     const at::Tensor& dx_TI) {
+  const GroupLayout& group = GroupOf(segment, site);
+  const AdapterVersion& version = *segment.version;
+  const at::Tensor ds_nR = at::empty_like(input_nR);
+  int64_t column = 0;
+  for (const LoraFactor& factor : group.factors) {
+    const at::Tensor dy_view =
+        Rows(dy_TO, segment)
+            .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
+    at::Tensor ds_view = ds_nR.narrow(1, column, factor.rank);
+    // With the scale, so that A's products of all factors are one.
+    at::addmm_out(ds_view, ds_view, dy_view,
+                  version.B(version.compute_N, factor), /*beta=*/0,
+                  /*alpha=*/factor.scale);
+    if (segment.gradient_N.defined()) {
+      AddProduct(version.B(segment.gradient_N, factor), dy_view.t(),
+                 input_nR.narrow(1, column, factor.rank), factor.scale);
+    }
+    column += factor.rank;
+  }
+  if (segment.gradient_N.defined()) {
+    AddProduct(version.StackedA(segment.gradient_N, group), ds_nR.t(),
+               Rows(x_TI, segment), /*scale=*/1);
+  }
+  if (dx_TI.defined()) {
+    at::Tensor dx_view = Rows(dx_TI, segment);
+    at::addmm_out(dx_view, dx_view, ds_nR,
+                  version.StackedA(version.compute_N, group));
+  }
+}
+
 }  // namespace
 
 int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
@@ -59,13 +95,26 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
   }
 }
 
-ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
-                        const LoraSite& site) {
+RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
+                                 const ModelShape& shape, at::ScalarType dtype,
+                                 at::Device device) {
   if constexpr (ops::kHasCudaKernels) {
-    if (cuda::TakesSegments(x_TI, routing)) {
-      return cuda::Shrink(x_TI, routing, site, ops::cuda::CurrentStream());
+    if (cuda::TakesSegments(routing, dtype, device)) {
+      return std::make_shared<cuda::RoutingTable>(routing, shape, device);
     }
   }
+  return nullptr;
+}
+
+ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraPass& pass,
+                        const LoraSite& site) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (pass.table != nullptr) {
+      return {
+          cuda::Shrink(x_TI, *pass.table, site, ops::cuda::CurrentStream())};
+    }
+  }
+  const LoraRouting& routing = pass.routing;
   ShrunkInputs shrunk =
       SplitShrunk(ShrinkFewRows(x_TI, routing, site), x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
@@ -77,76 +126,48 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraRouting& routing,
 }
 
 at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
-                      const LoraRouting& routing, const LoraSite& site,
-                      const ModelShape& shape, ShrunkInputs* shrunk) {
+                      const LoraPass& pass, const LoraSite& site,
+                      ShrunkInputs* shrunk) {
   at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
   if constexpr (ops::kHasCudaKernels) {
-    if (cuda::TakesSegments(x_TI, routing)) {
+    if (pass.table != nullptr) {
       CUstream_st* stream = ops::cuda::CurrentStream();
-      ShrunkInputs all = cuda::Shrink(x_TI, routing, site, stream);
-      cuda::Expand(all, routing, site, shape, y_TO, stream);
-      if (shrunk != nullptr) *shrunk = std::move(all);
+      at::Tensor s_TR = cuda::Shrink(x_TI, *pass.table, site, stream);
+      cuda::Expand(s_TR, *pass.table, site, y_TO, stream);
+      if (shrunk != nullptr) *shrunk = {std::move(s_TR)};
       return y_TO;
     }
   }
+  const LoraRouting& routing = pass.routing;
   const at::Tensor few_S = ShrinkFewRows(x_TI, routing, site);
-  ExpandFewRows(few_S, routing, site, shape, y_TO);
+  ExpandFewRows(few_S, routing, site, pass.shape, y_TO);
   if (shrunk != nullptr) *shrunk = SplitShrunk(few_S, x_TI, routing, site);
   for (size_t i = 0; i < routing.size(); ++i) {
     if (HasFewRows(x_TI, routing[i])) continue;
     const at::Tensor input_nR = Shrink(x_TI, routing[i], site);
-    Expand(input_nR, routing[i], site, shape, y_TO);
+    Expand(input_nR, routing[i], site, pass.shape, y_TO);
     if (shrunk != nullptr) (*shrunk)[i] = input_nR;
   }
   return y_TO;
 }
 
 at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
-                              const BaseLinear& base,
-                              const LoraRouting& routing, const LoraSite& site,
-                              const ModelShape& shape,
-                              const ShrunkInputs& shrunk,
+                              const BaseLinear& base, const LoraPass& pass,
+                              const LoraSite& site, const ShrunkInputs& shrunk,
                               bool want_input_gradient) {
   at::Tensor dx_TI;
   if (want_input_gradient) dx_TI = ops::MatMul(dy_TO, base.weight_OI);
   if constexpr (ops::kHasCudaKernels) {
-    if (cuda::TakesSegments(x_TI, routing)) {
-      cuda::Backward(dy_TO, x_TI, routing, site, shape, shrunk, dx_TI,
+    if (pass.table != nullptr) {
+      cuda::Backward(dy_TO, x_TI, shrunk.front(), *pass.table, site, dx_TI,
                      ops::cuda::CurrentStream());
       return dx_TI;
     }
   }
-  for (size_t i = 0; i < routing.size(); ++i) {
-    const LoraSegment& segment = routing[i];
-    const GroupLayout& group = GroupOf(segment, site);
-    if (group.factors.empty()) continue;
-    const AdapterVersion& version = *segment.version;
-    at::Tensor ds_nR = at::empty_like(shrunk[i]);
-    int64_t column = 0;
-    for (const LoraFactor& factor : group.factors) {
-      const at::Tensor dy_view =
-          Rows(dy_TO, segment)
-              .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
-      at::Tensor ds_view = ds_nR.narrow(1, column, factor.rank);
-      // With the scale, so that A's products of all factors are one.
-      at::addmm_out(ds_view, ds_view, dy_view,
-                    version.B(version.compute_N, factor), /*beta=*/0,
-                    /*alpha=*/factor.scale);
-      if (segment.gradient_N.defined()) {
-        AddProduct(version.B(segment.gradient_N, factor), dy_view.t(),
-                   shrunk[i].narrow(1, column, factor.rank), factor.scale);
-      }
-      column += factor.rank;
-    }
-    if (segment.gradient_N.defined()) {
-      AddProduct(version.StackedA(segment.gradient_N, group), ds_nR.t(),
-                 Rows(x_TI, segment), /*scale=*/1);
-    }
-    if (want_input_gradient) {
-      at::Tensor dx_view = Rows(dx_TI, segment);
-      at::addmm_out(dx_view, dx_view, ds_nR,
-                    version.StackedA(version.compute_N, group));
-    }
+  for (size_t i = 0; i < pass.routing.size(); ++i) {
+    if (!shrunk[i].defined()) continue;
+    SegmentBackward(dy_TO, x_TI, pass.routing[i], site, pass.shape, shrunk[i],
+                    dx_TI);
   }
   return dx_TI;
 }

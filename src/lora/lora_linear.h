@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 #include "src/lora/adapter.h"
@@ -51,30 +52,53 @@ struct LoraSite {
   return segment.version->layout->group(site.layer, site.group);
 }
 
-// x A^T of every segment, kept for the backward pass: [rows, R] each, or
-// undefined where the adapter has nothing at the site.
+namespace cuda {
+class RoutingTable;  // lora_cuda.h.
+}  // namespace cuda
+using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
+
+// The routing as the kernels of kernels/cuda read it, its upload queued; null
+// where they do not take it. Made once before a pass through the layers, of the
+// gradients too that its backward pass adds to, and kept until that is over.
+// Arguments: those of the rows that the layers see.
+[[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
+                                               const ModelShape& shape,
+                                               at::ScalarType dtype,
+                                               at::Device device);
+
+// What all linear layers of a pass have in common.
+struct LoraPass {
+  const LoraRouting& routing;
+  const ModelShape& shape;
+  const cuda::RoutingTable* table = nullptr;  // Null: segment after segment.
+};
+
+// x A^T, kept for the backward pass: [rows, R] of every segment, undefined
+// where its adapter has nothing at the site. With a table instead one entry for
+// all rows, lora_cuda.h's S.
 using ShrunkInputs = std::vector<at::Tensor>;
 
-// Returns y [T, O]. Sets `shrunk` to one entry per segment when not null.
+// Returns y [T, O]. Sets `shrunk` when not null.
 // Shapes:  x_TI [T, I] contiguous, dtype of the base weight, or
 //          f32 beside bf16 on a CPU.
 // Errors:  throws c10::Error.   Threads: engine thread only.
-[[nodiscard]] at::Tensor LoraLinear(
-    const at::Tensor& x_TI, const BaseLinear& base, const LoraRouting& routing,
-    const LoraSite& site, const ModelShape& shape, ShrunkInputs* shrunk);
+[[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
+                                    const BaseLinear& base,
+                                    const LoraPass& pass, const LoraSite& site,
+                                    ShrunkInputs* shrunk);
 
 // The `shrunk` of LoraLinear, without y.
 [[nodiscard]] ShrunkInputs LoraShrink(const at::Tensor& x_TI,
-                                      const LoraRouting& routing,
+                                      const LoraPass& pass,
                                       const LoraSite& site);
 
 // Adds dLoss/dA and dLoss/dB to each segment's gradient and returns dLoss/dx
 // [T, I], or an undefined tensor when `want_input_gradient` is false.
-// Shapes: dy_TO as y; x_TI and shrunk as in the forward pass.
+// Shapes: dy_TO as y; x_TI, pass and shrunk as in the forward pass.
 [[nodiscard]] at::Tensor LoraLinearBackward(
     const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
-    const LoraRouting& routing, const LoraSite& site, const ModelShape& shape,
-    const ShrunkInputs& shrunk, bool want_input_gradient);
+    const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,
+    bool want_input_gradient);
 
 }  // namespace weft::lora
 

@@ -139,18 +139,23 @@ Decoder::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                   Tape* tape, int num_recomputed,
                                   KvAccess* kv) const {
+  lora::RoutingTablePtr table =
+      lora::MakeRoutingTable(batch.routing, shape_, dtype_, device());
+  const Pass pass = {.batch = batch,
+                     .lora = {batch.routing, shape_, table.get()}};
   at::Tensor x_TH = Embed(batch);
   if (mode == Mode::kEval) {
     for (int layer = 0; layer < config_.num_layers; ++layer) {
-      x_TH = RunLayer(layer, x_TH, batch, /*tape=*/nullptr, kv);
+      x_TH = RunLayer(layer, x_TH, pass, /*tape=*/nullptr, kv);
     }
     return x_TH;
   }
+  tape->routing_table = std::move(table);
   tape->layers.resize(config_.num_layers);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     LayerTape& layer_tape = tape->layers[layer];
     layer_tape.x_in_TH = x_TH;
-    x_TH = RunLayer(layer, x_TH, batch,
+    x_TH = RunLayer(layer, x_TH, pass,
                     layer < num_recomputed ? nullptr : &layer_tape,
                     /*kv=*/nullptr);
   }
@@ -158,12 +163,12 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
 }
 
 at::Tensor Decoder::RunLayer(int layer, const at::Tensor& x_TH,
-                             const PackedBatch& batch, LayerTape* tape,
+                             const Pass& pass, LayerTape* tape,
                              KvAccess* kv) const {
-  at::Tensor x_mid_TH = RunAttention(layer, x_TH, batch, tape, kv);
-  at::Tensor gate_up_T2F = RunGateUp(layer, x_mid_TH, batch, tape);
+  at::Tensor x_mid_TH = RunAttention(layer, x_TH, pass, tape, kv);
+  at::Tensor gate_up_T2F = RunGateUp(layer, x_mid_TH, pass, tape);
   at::Tensor x_out_TH =
-      AddOutput(x_mid_TH, RunDown(layer, gate_up_T2F, batch, tape),
+      AddOutput(x_mid_TH, RunDown(layer, gate_up_T2F, pass, tape),
                 weights_.layers[layer].mlp_out_norm_H,
                 tape != nullptr ? &tape->mlp_raw_TH : nullptr);
   if (tape != nullptr) {
@@ -173,15 +178,15 @@ at::Tensor Decoder::RunLayer(int layer, const at::Tensor& x_TH,
   return x_out_TH;
 }
 
-void Decoder::RecomputeLayer(int layer, const PackedBatch& batch,
+void Decoder::RecomputeLayer(int layer, const Pass& pass,
                              LayerTape& tape) const {
   tape.x_mid_TH =
-      RunAttention(layer, tape.x_in_TH, batch, &tape, /*kv=*/nullptr);
-  tape.gate_up_T2F = RunGateUp(layer, tape.x_mid_TH, batch, &tape);
+      RunAttention(layer, tape.x_in_TH, pass, &tape, /*kv=*/nullptr);
+  tape.gate_up_T2F = RunGateUp(layer, tape.x_mid_TH, pass, &tape);
   if (config_.output_norms) {
-    tape.mlp_raw_TH = RunDown(layer, tape.gate_up_T2F, batch, &tape);
+    tape.mlp_raw_TH = RunDown(layer, tape.gate_up_T2F, pass, &tape);
   } else {
-    tape.shrunk_down = lora::LoraShrink(Gated(tape.gate_up_T2F), batch.routing,
+    tape.shrunk_down = lora::LoraShrink(Gated(tape.gate_up_T2F), pass.lora,
                                         {layer, ProjectionGroup::kDown});
   }
 }
@@ -196,17 +201,16 @@ at::Tensor Decoder::AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
 }
 
 at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
-                                 const PackedBatch& batch, LayerTape* tape,
+                                 const Pass& pass, LayerTape* tape,
                                  KvAccess* kv) const {
   const LayerWeights& w = weights_.layers[layer];
-  at::Tensor qkv_TW =
-      LoraLinear(Norm(x_TH, w.input_norm_H), w.qkv, batch.routing,
-                 {layer, ProjectionGroup::kQkv}, shape_,
-                 tape != nullptr ? &tape->shrunk_qkv : nullptr);
-  const at::Tensor attended_TW = Attend(layer, qkv_TW, batch, tape, kv);
+  at::Tensor qkv_TW = LoraLinear(Norm(x_TH, w.input_norm_H), w.qkv, pass.lora,
+                                 {layer, ProjectionGroup::kQkv},
+                                 tape != nullptr ? &tape->shrunk_qkv : nullptr);
+  const at::Tensor attended_TW = Attend(layer, qkv_TW, pass, tape, kv);
   at::Tensor o_TH =
-      LoraLinear(attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO},
-                 shape_, tape != nullptr ? &tape->shrunk_o : nullptr);
+      LoraLinear(attended_TW, w.o, pass.lora, {layer, ProjectionGroup::kO},
+                 tape != nullptr ? &tape->shrunk_o : nullptr);
   SumOverRanks(o_TH);
   at::Tensor x_mid_TH =
       AddOutput(x_TH, std::move(o_TH), w.attention_out_norm_H,
@@ -216,18 +220,18 @@ at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
 }
 
 at::Tensor Decoder::RunGateUp(int layer, const at::Tensor& x_mid_TH,
-                              const PackedBatch& batch, LayerTape* tape) const {
+                              const Pass& pass, LayerTape* tape) const {
   const LayerWeights& w = weights_.layers[layer];
-  return LoraLinear(Norm(x_mid_TH, w.mlp_norm_H), w.gate_up, batch.routing,
-                    {layer, ProjectionGroup::kGateUp}, shape_,
+  return LoraLinear(Norm(x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
+                    {layer, ProjectionGroup::kGateUp},
                     tape != nullptr ? &tape->shrunk_gate_up : nullptr);
 }
 
 at::Tensor Decoder::RunDown(int layer, const at::Tensor& gate_up_T2F,
-                            const PackedBatch& batch, LayerTape* tape) const {
+                            const Pass& pass, LayerTape* tape) const {
   at::Tensor down_TH =
-      LoraLinear(Gated(gate_up_T2F), weights_.layers[layer].down, batch.routing,
-                 {layer, ProjectionGroup::kDown}, shape_,
+      LoraLinear(Gated(gate_up_T2F), weights_.layers[layer].down, pass.lora,
+                 {layer, ProjectionGroup::kDown},
                  tape != nullptr ? &tape->shrunk_down : nullptr);
   SumOverRanks(down_TH);
   return down_TH;
@@ -253,14 +257,13 @@ void Decoder::NormalizeHeads(int layer, at::Tensor& qkv_TW,
   }
 }
 
-at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW,
-                           const PackedBatch& batch, LayerTape* tape,
-                           KvAccess* kv) const {
+at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
+                           LayerTape* tape, KvAccess* kv) const {
   if (config_.qk_norm) NormalizeHeads(layer, qkv_TW, tape);
   Heads heads = SplitHeads(qkv_TW);
-  ops::ApplyRotary(heads.q_TQC, batch.positions_T, RotaryOf(layer),
+  ops::ApplyRotary(heads.q_TQC, pass.batch.positions_T, RotaryOf(layer),
                    /*inverse=*/false);
-  ops::ApplyRotary(heads.k_TKC, batch.positions_T, RotaryOf(layer),
+  ops::ApplyRotary(heads.k_TKC, pass.batch.positions_T, RotaryOf(layer),
                    /*inverse=*/false);
   const ops::AttentionRule& rule = config_.attention[layer].rule;
   const int64_t num_tokens = qkv_TW.size(0);
@@ -284,7 +287,7 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW,
     }
   }
   ops::AttentionOutput attention = ops::TreeAttention(
-      heads.q_TQC, heads.k_TKC, heads.v_TKC, batch.nodes, rule);
+      heads.q_TQC, heads.k_TKC, heads.v_TKC, pass.batch.nodes, rule);
   at::Tensor out = attention.out_THC.reshape({num_tokens, shape_.q_width});
   if (tape != nullptr) tape->attention = std::move(attention);
   return out;

@@ -51,6 +51,7 @@ struct LayerTape {
 
 struct Tape {
   std::vector<LayerTape> layers;
+  lora::RoutingTablePtr routing_table;  // Of the batch's routing.
 };
 
 class Decoder {
@@ -91,8 +92,8 @@ class Decoder {
                                          KvAccess* kv) const;
 
   // Runs the layers backwards from d_out = dLoss/d(residual stream) and adds
-  // the adapters' gradients to the segments of batch.routing. Consumes the tape
-  // and d_out_TH's storage.
+  // the adapters' gradients to the segments of batch.routing, which are those
+  // of the forward pass. Consumes the tape and d_out_TH's storage.
   void BackwardLayers(const PackedBatch& batch, Tape& tape,
                       at::Tensor d_out_TH) const;
 
@@ -103,21 +104,23 @@ class Decoder {
                                              const at::Tensor& x_RH) const;
 
  private:
-  at::Tensor RunLayer(int layer, const at::Tensor& x_TH,
-                      const PackedBatch& batch, LayerTape* tape,
-                      KvAccess* kv) const;
+  // What every layer of a pass reads.
+  struct Pass {
+    const PackedBatch& batch;
+    const lora::LoraPass lora;
+  };
+  at::Tensor RunLayer(int layer, const at::Tensor& x_TH, const Pass& pass,
+                      LayerTape* tape, KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input: the same code again,
   // but for the layer's last product where nobody needs it any more.
-  void RecomputeLayer(int layer, const PackedBatch& batch,
-                      LayerTape& tape) const;
+  void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
   // The two halves of RunLayer, up to the last product of each.
-  at::Tensor RunAttention(int layer, const at::Tensor& x_TH,
-                          const PackedBatch& batch, LayerTape* tape,
-                          KvAccess* kv) const;
-  at::Tensor RunGateUp(int layer, const at::Tensor& x_mid_TH,
-                       const PackedBatch& batch, LayerTape* tape) const;
-  at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F,
-                     const PackedBatch& batch, LayerTape* tape) const;
+  at::Tensor RunAttention(int layer, const at::Tensor& x_TH, const Pass& pass,
+                          LayerTape* tape, KvAccess* kv) const;
+  at::Tensor RunGateUp(int layer, const at::Tensor& x_mid_TH, const Pass& pass,
+                       LayerTape* tape) const;
+  at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
+                     LayerTape* tape) const;
   // x + y, or x + norm(y) where the model norms outputs; `raw` takes y then.
   // Consumes y.
   at::Tensor AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
@@ -126,17 +129,17 @@ class Decoder {
   at::Tensor AddOutputBackward(const at::Tensor& d_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& raw_TH) const;
-  at::Tensor Attend(int layer, at::Tensor& qkv_TW, const PackedBatch& batch,
+  at::Tensor Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
                     LayerTape* tape, KvAccess* kv) const;
   void NormalizeHeads(int layer, at::Tensor& qkv_TW, LayerTape* tape) const;
-  at::Tensor BackwardLayer(int layer, const PackedBatch& batch, LayerTape& tape,
+  at::Tensor BackwardLayer(int layer, const Pass& pass, LayerTape& tape,
                            at::Tensor d_TH) const;
   // Both add to d_TH, the gradient of the residual stream.
-  void BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
+  void BackwardMlp(int layer, const Pass& pass, LayerTape& tape,
                    at::Tensor& d_TH) const;
-  void BackwardAttention(int layer, const PackedBatch& batch, LayerTape& tape,
+  void BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const;
-  void BackwardHeads(int layer, const PackedBatch& batch, const LayerTape& tape,
+  void BackwardHeads(int layer, const Pass& pass, const LayerTape& tape,
                      at::Tensor& dqkv_TW) const;
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,

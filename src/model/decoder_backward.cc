@@ -24,13 +24,15 @@ at::Tensor Decoder::FinalNormBackward(const at::Tensor& dy_RH,
 
 void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
                              at::Tensor d_out_TH) const {
+  const Pass pass = {.batch = batch,
+                     .lora = {batch.routing, shape_, tape.routing_table.get()}};
   at::Tensor d_TH = std::move(d_out_TH);
   for (int layer = config_.num_layers - 1; layer >= 0; --layer) {
     LayerTape& layer_tape = tape.layers[layer];
     if (!layer_tape.qkv_TW.defined()) {
-      RecomputeLayer(layer, batch, layer_tape);
+      RecomputeLayer(layer, pass, layer_tape);
     }
-    d_TH = BackwardLayer(layer, batch, layer_tape, std::move(d_TH));
+    d_TH = BackwardLayer(layer, pass, layer_tape, std::move(d_TH));
     layer_tape = LayerTape();
   }
   EmbedBackward(batch, d_TH);
@@ -44,10 +46,10 @@ void Decoder::EmbedBackward(const PackedBatch& batch,
       own.rows_T, batch.routing, embedding_scale_);
 }
 
-at::Tensor Decoder::BackwardLayer(int layer, const PackedBatch& batch,
-                                  LayerTape& tape, at::Tensor d_TH) const {
-  BackwardMlp(layer, batch, tape, d_TH);
-  BackwardAttention(layer, batch, tape, d_TH);
+at::Tensor Decoder::BackwardLayer(int layer, const Pass& pass, LayerTape& tape,
+                                  at::Tensor d_TH) const {
+  BackwardMlp(layer, pass, tape, d_TH);
+  BackwardAttention(layer, pass, tape, d_TH);
   return d_TH;
 }
 
@@ -61,52 +63,52 @@ at::Tensor Decoder::AddOutputBackward(const at::Tensor& d_TH,
   return d_raw_TH;
 }
 
-void Decoder::BackwardMlp(int layer, const PackedBatch& batch, LayerTape& tape,
+void Decoder::BackwardMlp(int layer, const Pass& pass, LayerTape& tape,
                           at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
   at::Tensor product_TF = Gated(tape.gate_up_T2F);
   const at::Tensor d_product_TF = LoraLinearBackward(
       AddOutputBackward(d_TH, w.mlp_out_norm_H, tape.mlp_raw_TH), product_TF,
-      w.down, batch.routing, {layer, ProjectionGroup::kDown}, shape_,
-      tape.shrunk_down, /*want_input_gradient=*/true);
+      w.down, pass.lora, {layer, ProjectionGroup::kDown}, tape.shrunk_down,
+      /*want_input_gradient=*/true);
   product_TF.reset();
   // From here gate_up_T2F holds its own gradient.
   ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
   at::Tensor d_normed_TH = LoraLinearBackward(
-      tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up,
-      batch.routing, {layer, ProjectionGroup::kGateUp}, shape_,
-      tape.shrunk_gate_up, /*want_input_gradient=*/true);
+      tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
+      {layer, ProjectionGroup::kGateUp}, tape.shrunk_gate_up,
+      /*want_input_gradient=*/true);
   SumOverRanks(d_normed_TH);
   ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H,
                        config_.rms_norm_eps, d_TH);
 }
 
-void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
-                                LayerTape& tape, at::Tensor& d_TH) const {
+void Decoder::BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
+                                at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
   const at::Tensor attended_TW =
       tape.attention.out_THC.reshape({d_TH.size(0), shape_.q_width});
   const at::Tensor d_attended_TW = LoraLinearBackward(
       AddOutputBackward(d_TH, w.attention_out_norm_H, tape.attention_raw_TH),
-      attended_TW, w.o, batch.routing, {layer, ProjectionGroup::kO}, shape_,
-      tape.shrunk_o, /*want_input_gradient=*/true);
+      attended_TW, w.o, pass.lora, {layer, ProjectionGroup::kO}, tape.shrunk_o,
+      /*want_input_gradient=*/true);
 
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
   const Heads heads = SplitHeads(tape.qkv_TW);
   Heads d_heads = SplitHeads(dqkv_TW);
-  ops::TreeAttentionBackward(
-      d_attended_TW.view_as(tape.attention.out_THC), heads.q_TQC, heads.k_TKC,
-      heads.v_TKC, tape.attention, batch.nodes, config_.attention[layer].rule,
-      d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
-  BackwardHeads(layer, batch, tape, dqkv_TW);
+  ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
+                             heads.q_TQC, heads.k_TKC, heads.v_TKC,
+                             tape.attention, pass.batch.nodes,
+                             config_.attention[layer].rule, d_heads.q_TQC,
+                             d_heads.k_TKC, d_heads.v_TKC);
+  BackwardHeads(layer, pass, tape, dqkv_TW);
 
   // Below the first layer only an adapter of the embedding learns.
   const bool want_input_gradient =
-      layer > 0 || lora::TrainsEmbedding(batch.routing);
-  at::Tensor d_normed_TH =
-      LoraLinearBackward(dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv,
-                         batch.routing, {layer, ProjectionGroup::kQkv}, shape_,
-                         tape.shrunk_qkv, want_input_gradient);
+      layer > 0 || lora::TrainsEmbedding(pass.batch.routing);
+  at::Tensor d_normed_TH = LoraLinearBackward(
+      dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv, pass.lora,
+      {layer, ProjectionGroup::kQkv}, tape.shrunk_qkv, want_input_gradient);
   if (want_input_gradient) {
     SumOverRanks(d_normed_TH);
     ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H,
@@ -114,13 +116,13 @@ void Decoder::BackwardAttention(int layer, const PackedBatch& batch,
   }
 }
 
-void Decoder::BackwardHeads(int layer, const PackedBatch& batch,
-                            const LayerTape& tape, at::Tensor& dqkv_TW) const {
+void Decoder::BackwardHeads(int layer, const Pass& pass, const LayerTape& tape,
+                            at::Tensor& dqkv_TW) const {
   const LayerWeights& w = weights_.layers[layer];
   Heads d_heads = SplitHeads(dqkv_TW);
-  ops::ApplyRotary(d_heads.q_TQC, batch.positions_T, RotaryOf(layer),
+  ops::ApplyRotary(d_heads.q_TQC, pass.batch.positions_T, RotaryOf(layer),
                    /*inverse=*/true);
-  ops::ApplyRotary(d_heads.k_TKC, batch.positions_T, RotaryOf(layer),
+  ops::ApplyRotary(d_heads.k_TKC, pass.batch.positions_T, RotaryOf(layer),
                    /*inverse=*/true);
   if (!config_.qk_norm) return;
   const auto backward = [&](at::Tensor d_heads_TMC, const at::Tensor& raw_TMC,

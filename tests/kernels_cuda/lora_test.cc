@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
+#include "kernels/cuda/lora_table.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {
@@ -19,163 +20,300 @@ using weft::testing::kEpsilonF32;
 using weft::testing::Tolerance;
 
 constexpr int64_t kRows = 300;
+// Strides that no vector load divides.
+constexpr int64_t kStride = 411;
+constexpr int64_t kShrunkStride = 213;
 
-// A segment of rows of one adapter, and what is its own in the product.
 struct Segment {
   int64_t begin;
   int64_t end;
-  int64_t inputs;
-  int64_t outputs;
-  int64_t x_column;
-  int64_t y_column;
-  float scale;
+  int layout;
 };
 
-struct ProductCase {
-  LoraWeightOrder order;
-  bool adds;
-  int num_splits;
-  std::vector<Segment> segments;
+// A linear layer with two projections of its columns, and adapters of three
+// layouts on it: of both, of the second alone, of none.
+struct Problem {
+  LoraOrder order;
+  int64_t features[2] = {260, 70};
+  std::vector<Segment> segments = {{0, 1, 0},     {1, 131, 1},   {132, 140, 0},
+                                   {140, 142, 2}, {142, 207, 1}, {207, 299, 0}};
+
+  [[nodiscard]] static std::vector<std::vector<LoraMatrix>> Layouts() {
+    return {{{.offset = 4, .rank = 96, .column = 8, .scale = 2},
+             {.offset = 96 * 260 + 4, .rank = 3, .column = 104, .scale = -1}},
+            {{}, {.offset = 1, .rank = 16, .column = 5, .scale = 0.5F}},
+            {{}, {}}};
+  }
+  [[nodiscard]] int64_t Column(int projection) const {
+    return projection == 0 ? 3 : 3 + features[0];
+  }
+  // Element (rank, feature) of a projection's matrix.
+  [[nodiscard]] int64_t At(const LoraMatrix& matrix, int projection, int64_t r,
+                           int64_t f) const {
+    return matrix.offset + (order == LoraOrder::kRankByFeatures
+                                ? r * features[projection] + f
+                                : f * matrix.rank + r);
+  }
 };
 
-class CudaLoraProductTest : public CudaKernelTest {
+constexpr int64_t kParameters = 96 * 260 + 3 * 70 + 8;
+
+class CudaLoraTest : public CudaKernelTest {
  protected:
-  // Strides that no vector load divides.
-  static constexpr int64_t kXStride = 211;
-  static constexpr int64_t kYStride = 213;
-
-  std::vector<float> Expected(const ProductCase& c,
-                              const std::vector<std::vector<float>>& weights,
-                              std::vector<float> y) const {
-    std::vector<double> sums(y.begin(), y.end());
-    for (size_t s = 0; s < c.segments.size(); ++s) {
-      const Segment& segment = c.segments[s];
+  // Calls visit(row, segment, projection, matrix) for each row's matrices.
+  template <typename Visit>
+  static void ForRows(const Problem& problem, Visit visit) {
+    const auto layouts = Problem::Layouts();
+    for (size_t s = 0; s < problem.segments.size(); ++s) {
+      const Segment& segment = problem.segments[s];
       for (int64_t t = segment.begin; t < segment.end; ++t) {
-        for (int64_t o = 0; o < segment.outputs; ++o) {
-          double sum = 0;
-          for (int64_t i = 0; i < segment.inputs; ++i) {
-            const int64_t at = c.order == LoraWeightOrder::kOutputsByInputs
-                                   ? o * segment.inputs + i
-                                   : i * segment.outputs + o;
-            sum +=
-                static_cast<double>(x_[t * kXStride + segment.x_column + i]) *
-                weights[s][at];
-          }
-          double& out = sums[t * kYStride + segment.y_column + o];
-          out = (c.adds ? out : 0) + segment.scale * sum;
+        for (int p = 0; p < 2; ++p) {
+          visit(t, s, p, layouts[segment.layout][p]);
         }
       }
     }
-    return {sums.begin(), sums.end()};
   }
 
-  void Check(const ProductCase& c) {
-    const std::vector<float> y =
-        Rounded(DType::kBf16, RandomFloats(kRows * kYStride, 22));
-    std::vector<std::vector<float>> weights;
-    std::vector<std::unique_ptr<DeviceArray>> weights_device;
-    std::vector<LoraProductItem> items(1);  // The first: no rows.
-    LoraProduct product = {.order = c.order,
-                           .adds = c.adds,
-                           .x_stride = kXStride,
-                           .y_stride = kYStride,
-                           .num_splits = c.num_splits};
-    for (const Segment& segment : c.segments) {
-      weights.push_back(
-          Rounded(DType::kBf16, RandomFloats(segment.inputs * segment.outputs,
-                                             23 + segment.begin, 0.2F)));
-      weights_device.push_back(
-          std::make_unique<DeviceArray>(DType::kBf16, weights.back()));
-      for (int64_t row = segment.begin; row < segment.end;
-           row += kLoraItemRows) {
-        items.push_back({.row = row,
-                         .num_rows = std::min(kLoraItemRows, segment.end - row),
-                         .x_column = segment.x_column,
-                         .num_inputs = segment.inputs,
-                         .y_column = segment.y_column,
-                         .num_outputs = segment.outputs,
-                         .weight = weights_device.back()->data(),
-                         .scale = segment.scale});
+  // Everything on the device; segment s trains gradient s % num_gradients.
+  struct OnDevice {
+    OnDevice(const CudaLoraTest& test, const Problem& problem,
+             size_t num_gradients)
+        : x(DType::kBf16, test.x_), shrunk(DType::kBf16, test.shrunk_) {
+      LoraTableBuilder builder(2);
+      for (const auto& layout : Problem::Layouts()) builder.AddLayout(layout);
+      for (size_t s = 0; s < problem.segments.size(); ++s) {
+        weights.push_back(
+            std::make_unique<DeviceArray>(DType::kBf16, test.weights_[s]));
       }
-      product.max_outputs = std::max(product.max_outputs, segment.outputs);
+      for (size_t g = 0; g < num_gradients; ++g) {
+        gradients.push_back(
+            std::make_unique<DeviceBuffer<float>>(test.before_));
+      }
+      for (size_t s = 0; s < problem.segments.size(); ++s) {
+        const Segment& segment = problem.segments[s];
+        builder.AddSegment(segment.begin, segment.end - segment.begin,
+                           segment.layout, weights[s]->data(),
+                           num_gradients == 0
+                               ? nullptr
+                               : gradients[s % num_gradients]->data());
+      }
+      bytes = std::make_unique<DeviceBuffer<std::byte>>(builder.Finish());
+      product = {.table = builder.At(bytes->data()),
+                 .order = problem.order,
+                 .projections = {{.slot = 0,
+                                  .column = problem.Column(0),
+                                  .features = problem.features[0]},
+                                 {.slot = 1,
+                                  .column = problem.Column(1),
+                                  .features = problem.features[1]}},
+                 .num_projections = 2,
+                 .max_rank = 96,
+                 .features_TF = x.data(),
+                 .features_stride = kStride,
+                 .shrunk_TR = shrunk.data(),
+                 .shrunk_stride = kShrunkStride};
+      workspace = std::make_unique<DeviceBuffer<float>>(std::vector<float>(
+          static_cast<size_t>(std::max(LoraShrinkWorkspace(product),
+                                       LoraGradientWorkspace(product))),
+          kNan));
+      product.workspace = workspace->data();
     }
-    const DeviceBuffer<LoraProductItem> items_device(items);
-    const DeviceArray x_device(DType::kBf16, x_), y_device(DType::kBf16, y);
-    product.items = items_device.data();
-    product.num_items = static_cast<int64_t>(items.size());
-    product.x_TI = x_device.data();
-    product.y_TO = y_device.data();
-    const DeviceBuffer<float> workspace(std::vector<float>(
-        static_cast<size_t>(LoraProductWorkspace(product)), kNan));
-    product.workspace = workspace.data();
-    ASSERT_EQ(RunLoraProduct(product, nullptr), cudaSuccess);
-    const std::vector<float> actual = y_device.Read();
-    const std::vector<float> expected = Expected(c, weights, y);
+
+    DeviceArray x, shrunk;
+    std::vector<std::unique_ptr<DeviceArray>> weights;
+    std::vector<std::unique_ptr<DeviceBuffer<float>>> gradients;
+    std::unique_ptr<DeviceBuffer<std::byte>> bytes;
+    std::unique_ptr<DeviceBuffer<float>> workspace;
+    LoraProduct product;
+  };
+
+  static void ExpectNear(const std::vector<float>& actual,
+                         const std::vector<double>& expected, int64_t stride) {
     for (size_t i = 0; i < actual.size(); ++i) {
-      const double magnitude = std::max(4.0F, std::abs(expected[i]));
-      ASSERT_NEAR(actual[i], expected[i], Tolerance(kEpsilonBf16, 1, magnitude))
-          << "row " << i / kYStride << " column " << i % kYStride;
+      ASSERT_NEAR(
+          actual[i], expected[i],
+          Tolerance(kEpsilonBf16, 1, std::max(4.0, std::abs(expected[i]))))
+          << "row " << i / stride << " column " << i % stride;
     }
+  }
+
+  static std::vector<std::vector<float>> Weights() {
+    std::vector<std::vector<float>> weights;
+    for (int s = 0; s < 6; ++s) {
+      weights.push_back(
+          Rounded(DType::kBf16, RandomFloats(kParameters, 23 + s, 0.2F)));
+    }
+    return weights;
   }
 
   std::vector<float> x_ =
-      Rounded(DType::kBf16, RandomFloats(kRows* kXStride, 21));
+      Rounded(DType::kBf16, RandomFloats(kRows* kStride, 21));
+  std::vector<float> shrunk_ =
+      Rounded(DType::kBf16, RandomFloats(kRows* kShrunkStride, 22));
+  std::vector<std::vector<float>> weights_ = Weights();
+  std::vector<float> before_ = RandomFloats(kParameters, 33);
 };
 
-// Ranks 1 to 96 mixed, rows per adapter 1 to 130, and a row of no adapter.
-std::vector<Segment> ShrinkSegments() {
-  return {{0, 1, 200, 16, 3, 5, 1},
-          {1, 131, 200, 1, 3, 5, 2},
-          {132, 140, 200, 96, 3, 5, 1},
-          {140, 205, 200, 64, 3, 5, 0.5F},
-          {205, 300, 200, 8, 3, 5, 1}};
-}
+constexpr LoraOrder kOrders[] = {LoraOrder::kRankByFeatures,
+                                 LoraOrder::kFeaturesByRank};
 
-TEST_F(CudaLoraProductTest, ShrinksSegmentsOfMixedRanks) {
-  for (const int splits : {1, 3, 16}) {
-    Check({LoraWeightOrder::kOutputsByInputs, false, splits, ShrinkSegments()});
-    Check({LoraWeightOrder::kInputsByOutputs, false, splits, ShrinkSegments()});
-    if (HasFatalFailure()) return;
+// Sums over 260 features in one part for many rows, in two for few.
+TEST_F(CudaLoraTest, ShrinksSegmentsOfMixedRanks) {
+  for (const LoraOrder order : kOrders) {
+    const Problem problem = {.order = order};
+    std::vector<double> expected(shrunk_.begin(), shrunk_.end());
+    ForRows(problem, [&](int64_t t, size_t s, int p, const LoraMatrix& m) {
+      for (int64_t r = 0; r < m.rank; ++r) {
+        double sum = 0;
+        for (int64_t f = 0; f < problem.features[p]; ++f) {
+          sum += static_cast<double>(x_[t * kStride + problem.Column(p) + f]) *
+                 weights_[s][problem.At(m, p, r, f)];
+        }
+        expected[t * kShrunkStride + m.column + r] = m.scale * sum;
+      }
+    });
+    const OnDevice device(*this, problem, 0);
+    ASSERT_EQ(RunLoraShrink(device.product, nullptr), cudaSuccess);
+    ExpectNear(device.shrunk.Read(), expected, kShrunkStride);
   }
 }
 
-// Rank as inputs; two projections of one adapter side by side in y.
-std::vector<Segment> ExpandSegments() {
-  return {{0, 70, 16, 128, 0, 0, 2},   {0, 70, 3, 60, 16, 128, -1},
-          {71, 72, 1, 128, 8, 0, 1},   {72, 73, 64, 128, 8, 0, 0.25F},
-          {73, 299, 33, 188, 0, 7, 1}, {299, 300, 0, 188, 0, 7, 1}};
+TEST_F(CudaLoraTest, ExpandsSegmentsOfMixedRanksOntoWhatIsThere) {
+  for (const LoraOrder order : kOrders) {
+    const Problem problem = {.order = order};
+    std::vector<double> expected(x_.begin(), x_.end());
+    ForRows(problem, [&](int64_t t, size_t s, int p, const LoraMatrix& m) {
+      for (int64_t f = 0; f < problem.features[p]; ++f) {
+        double sum = 0;
+        for (int64_t r = 0; r < m.rank; ++r) {
+          sum +=
+              static_cast<double>(shrunk_[t * kShrunkStride + m.column + r]) *
+              weights_[s][problem.At(m, p, r, f)];
+        }
+        expected[t * kStride + problem.Column(p) + f] += m.scale * sum;
+      }
+    });
+    const OnDevice device(*this, problem, 0);
+    ASSERT_EQ(RunLoraExpand(device.product, nullptr), cudaSuccess);
+    ExpectNear(device.x.Read(), expected, kStride);
+  }
 }
 
-TEST_F(CudaLoraProductTest, ExpandsSegmentsOfMixedRanksOntoWhatIsThere) {
-  for (const int splits : {1, 2}) {
-    Check({LoraWeightOrder::kOutputsByInputs, true, splits, ExpandSegments()});
-    Check({LoraWeightOrder::kInputsByOutputs, true, splits, ExpandSegments()});
-    if (HasFatalFailure()) return;
+// Two gradients of three segments each: partials; or one of each segment.
+TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
+  for (const LoraOrder order : kOrders) {
+    for (const size_t num_gradients : {6, 2}) {
+      Problem problem = {.order = order};
+      // Of one layout where they share a gradient.
+      for (size_t s = 0; s < 6; ++s) problem.segments[s].layout = s % 2;
+      const std::vector<double> start(before_.begin(), before_.end());
+      std::vector<std::vector<double>> expected(num_gradients, start);
+      ForRows(problem, [&](int64_t t, size_t s, int p, const LoraMatrix& m) {
+        for (int64_t r = 0; r < m.rank; ++r) {
+          const double ds = shrunk_[t * kShrunkStride + m.column + r];
+          for (int64_t f = 0; f < problem.features[p]; ++f) {
+            expected[s % num_gradients][problem.At(m, p, r, f)] +=
+                m.scale * ds * x_[t * kStride + problem.Column(p) + f];
+          }
+        }
+      });
+      const OnDevice device(*this, problem, num_gradients);
+      ASSERT_EQ(AddLoraGradient(device.product, nullptr), cudaSuccess);
+      for (size_t g = 0; g < num_gradients; ++g) {
+        const std::vector<float> actual = device.gradients[g]->Read();
+        for (size_t i = 0; i < actual.size(); ++i) {
+          // Products of bf16 numbers are exact in f32: only sums round.
+          ASSERT_NEAR(actual[i], expected[g][i],
+                      Tolerance(kEpsilonF32, kRows, 40))
+              << "gradient " << g << " at " << i;
+        }
+      }
+    }
+  }
+}
+
+// More rows than one part takes, so that even a lone segment has partials.
+TEST_F(CudaLoraTest, CutsLongSegmentsIntoParts) {
+  constexpr int64_t kLong = 2 * kLoraPartRows + 5;
+  constexpr int64_t kRank = 2, kFeatures = 3;
+  const std::vector<float> ones(kLong * kFeatures, 1);
+  const DeviceArray x(DType::kBf16, ones), shrunk(DType::kBf16, ones);
+  const DeviceBuffer<float> gradient(std::vector<float>(kRank * kFeatures, 7));
+  LoraTableBuilder builder(1);
+  builder.AddLayout({{.rank = kRank, .scale = 2}});
+  builder.AddSegment(0, kLong, 0, nullptr, gradient.data());
+  const DeviceBuffer<std::byte> bytes(builder.Finish());
+  LoraProduct product = {.table = builder.At(bytes.data()),
+                         .projections = {{.slot = 0, .features = kFeatures}},
+                         .num_projections = 1,
+                         .max_rank = kRank,
+                         .features_TF = x.data(),
+                         .features_stride = kFeatures,
+                         .shrunk_TR = shrunk.data(),
+                         .shrunk_stride = kFeatures};
+  const DeviceBuffer<float> workspace(std::vector<float>(
+      static_cast<size_t>(LoraGradientWorkspace(product)), kNan));
+  product.workspace = workspace.data();
+  EXPECT_EQ(product.table.num_partials, 3);
+  ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);
+  EXPECT_EQ(gradient.Read(),
+            std::vector<float>(kRank * kFeatures, 7 + 2 * kLong));
+}
+
+// The bits of a segment's rows are the same beside any others.
+TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
+  const auto run = [](const LoraProduct& product) {
+    ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
+    ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);
+    ASSERT_EQ(RunLoraExpand(product, nullptr), cudaSuccess);
+  };
+  for (const LoraOrder order : kOrders) {
+    const Problem all = {.order = order};
+    const OnDevice with(*this, all, 6);
+    run(with.product);
+    for (const size_t s : {1, 2, 5}) {
+      Problem alone = all;
+      alone.segments = {all.segments[s]};
+      std::swap(weights_[0], weights_[s]);
+      const OnDevice without(*this, alone, 1);
+      std::swap(weights_[0], weights_[s]);
+      run(without.product);
+      const auto rows = [&](const DeviceArray& array, int64_t stride) {
+        const Segment& segment = all.segments[s];
+        return Slice(array.Read(), segment.begin * stride,
+                     (segment.end - segment.begin) * stride);
+      };
+      EXPECT_EQ(rows(with.shrunk, kShrunkStride),
+                rows(without.shrunk, kShrunkStride));
+      EXPECT_EQ(rows(with.x, kStride), rows(without.x, kStride));
+      EXPECT_EQ(with.gradients[s]->Read(), without.gradients[0]->Read());
+    }
   }
 }
 
 // Widths, columns and strides that are multiples of 8: the wide loads.
-TEST_F(CudaLoraProductTest, NanStaysInItsRowAndItsOutput) {
+TEST_F(CudaLoraTest, NanStaysInItsRowAndItsRank) {
   constexpr int64_t kSide = 64;
   std::vector<float> x(kSide * kSide, 1), weight(kSide * kSide, 1);
   x[3 * kSide + 40] = kNan;
   weight[5 * kSide + 33] = kNan;
   const DeviceArray x_device(DType::kBf16, x), w_device(DType::kBf16, weight);
-  const DeviceArray y_device(DType::kBf16, x);
-  const DeviceBuffer<LoraProductItem> items(
-      std::vector<LoraProductItem>{{.num_rows = kSide,
-                                    .num_inputs = kSide,
-                                    .num_outputs = kSide,
-                                    .weight = w_device.data()}});
-  const LoraProduct product = {.items = items.data(),
-                               .num_items = 1,
-                               .max_outputs = kSide,
-                               .x_TI = x_device.data(),
-                               .x_stride = kSide,
-                               .y_TO = y_device.data(),
-                               .y_stride = kSide};
-  ASSERT_EQ(RunLoraProduct(product, nullptr), cudaSuccess);
-  const std::vector<float> y = y_device.Read();
+  const DeviceArray shrunk(DType::kBf16, x);
+  LoraTableBuilder builder(1);
+  builder.AddLayout({{.rank = kSide}});
+  builder.AddSegment(0, kSide, 0, w_device.data(), nullptr);
+  const DeviceBuffer<std::byte> bytes(builder.Finish());
+  const LoraProduct product = {.table = builder.At(bytes.data()),
+                               .projections = {{.slot = 0, .features = kSide}},
+                               .num_projections = 1,
+                               .max_rank = kSide,
+                               .features_TF = x_device.data(),
+                               .features_stride = kSide,
+                               .shrunk_TR = shrunk.data(),
+                               .shrunk_stride = kSide};
+  ASSERT_EQ(LoraShrinkWorkspace(product), 0);
+  ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
+  const std::vector<float> y = shrunk.Read();
   for (int64_t i = 0; i < kSide * kSide; ++i) {
     if (i / kSide == 3 || i % kSide == 5) {
       ASSERT_TRUE(std::isnan(y[i])) << i;
@@ -185,117 +323,13 @@ TEST_F(CudaLoraProductTest, NanStaysInItsRowAndItsOutput) {
   }
 }
 
-TEST_F(CudaLoraProductTest, RefusesSplitsOutOfRangeAndTakesNoItems) {
-  EXPECT_EQ(RunLoraProduct({}, nullptr), cudaSuccess);
-  EXPECT_EQ(RunLoraProduct({.num_splits = 0}, nullptr), cudaErrorInvalidValue);
-  EXPECT_EQ(RunLoraProduct({.num_splits = 65}, nullptr), cudaErrorInvalidValue);
-}
-
-struct GradientCase {
-  int64_t max_p;
-  int64_t max_q;
-  int num_splits;
-  std::vector<LoraGradientItem> items;  // Without their gradients.
-};
-
-class CudaLoraGradientTest : public CudaKernelTest {
- protected:
-  static constexpr int64_t kPStride = 211;
-  static constexpr int64_t kQStride = 152;
-
-  double Expected(const LoraGradientItem& item, int64_t i, int64_t j) const {
-    double sum = 0;
-    for (int64_t t = item.row; t < item.row + item.num_rows; ++t) {
-      sum += static_cast<double>(p_[t * kPStride + item.p_column + i]) *
-             q_[t * kQStride + item.q_column + j];
-    }
-    return item.scale * sum;
-  }
-
-  void Check(GradientCase c) {
-    const DeviceArray p_device(DType::kBf16, p_), q_device(DType::kBf16, q_);
-    std::vector<std::vector<float>> before;
-    std::vector<std::unique_ptr<DeviceBuffer<float>>> gradients;
-    for (LoraGradientItem& item : c.items) {
-      before.push_back(
-          RandomFloats(item.num_p * item.num_q, 33 + item.num_rows));
-      gradients.push_back(std::make_unique<DeviceBuffer<float>>(before.back()));
-      item.gradient_PQ = gradients.back()->data();
-    }
-    const DeviceBuffer<LoraGradientItem> items(c.items);
-    LoraGradient gradient = {.items = items.data(),
-                             .num_items = static_cast<int64_t>(c.items.size()),
-                             .max_p = c.max_p,
-                             .max_q = c.max_q,
-                             .p_TP = p_device.data(),
-                             .p_stride = kPStride,
-                             .q_TQ = q_device.data(),
-                             .q_stride = kQStride,
-                             .num_splits = c.num_splits};
-    const DeviceBuffer<float> workspace(std::vector<float>(
-        static_cast<size_t>(LoraGradientWorkspace(gradient)), kNan));
-    gradient.workspace = workspace.data();
-    ASSERT_EQ(AddLoraGradient(gradient, nullptr), cudaSuccess);
-    for (size_t n = 0; n < c.items.size(); ++n) {
-      const LoraGradientItem& item = c.items[n];
-      const std::vector<float> sums = gradients[n]->Read();
-      for (int64_t i = 0; i < item.num_p; ++i) {
-        for (int64_t j = 0; j < item.num_q; ++j) {
-          const int64_t at = i * item.num_q + j;
-          // Products of bf16 numbers are exact in f32: only sums round.
-          ASSERT_NEAR(sums[at], before[n][at] + Expected(item, i, j),
-                      Tolerance(kEpsilonF32, item.num_rows, 40))
-              << "item " << n << " at " << i << ", " << j;
-        }
-      }
-    }
-  }
-
-  std::vector<float> p_ =
-      Rounded(DType::kBf16, RandomFloats(kRows* kPStride, 31));
-  std::vector<float> q_ =
-      Rounded(DType::kBf16, RandomFloats(kRows* kQStride, 32));
-};
-
-// dB of wide outputs and small ranks; dA is the same with the sides changed.
-TEST_F(CudaLoraGradientTest, AddsSumsOverSegmentsOfMixedRanks) {
-  for (const int splits : {1, 2, 5}) {
-    Check({190,
-           96,
-           splits,
-           {{.row = 0, .num_rows = 1, .num_p = 190, .num_q = 16},
-            {.row = 1,
-             .num_rows = 130,
-             .num_p = 190,
-             .q_column = 8,
-             .num_q = 96,
-             .scale = 2},
-            {.row = 131, .num_rows = 0, .num_p = 190, .num_q = 4},
-            {.row = 140,
-             .num_rows = 160,
-             .p_column = 5,
-             .num_p = 64,
-             .q_column = 3,
-             .num_q = 1,
-             .scale = -0.5F}}});
-    Check({7,
-           150,
-           splits,
-           {{.row = 2, .num_rows = 32, .num_p = 7, .num_q = 150},
-            {.row = 34,
-             .num_rows = 97,
-             .p_column = 7,
-             .num_p = 3,
-             .num_q = 150}}});
-    if (HasFatalFailure()) return;
-  }
-}
-
-TEST_F(CudaLoraGradientTest, RefusesSplitsOutOfRangeAndTakesNoItems) {
+TEST_F(CudaLoraTest, TakesNothing) {
+  EXPECT_EQ(RunLoraShrink({}, nullptr), cudaSuccess);
+  EXPECT_EQ(RunLoraExpand({}, nullptr), cudaSuccess);
   EXPECT_EQ(AddLoraGradient({}, nullptr), cudaSuccess);
-  EXPECT_EQ(AddLoraGradient({.num_splits = 0}, nullptr), cudaErrorInvalidValue);
-  EXPECT_EQ(AddLoraGradient({.num_splits = 65}, nullptr),
-            cudaErrorInvalidValue);
+  LoraTableBuilder builder(1);
+  builder.AddSegment(5, 0, 0, nullptr, nullptr);
+  EXPECT_TRUE(builder.Finish().empty());
 }
 
 }  // namespace

@@ -1,18 +1,19 @@
-// The CUDA way through the adapters' part of a linear layer against the CPU's
-// in f64, which lora_linear_test.cc holds against autograd. Without CUDA its
-// kernels run on the host, on the CPU's tensors.
+// The CUDA way through the adapters' part of a linear layer against two others
+// in f64: the CPU's, which lora_linear_test.cc holds against autograd, and the
+// stacked and masked form. Without CUDA its kernels run on the host, on the
+// CPU's tensors.
 #include "src/lora/lora_cuda.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <memory>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "src/ops/cuda_dispatch.h"
+#include "tests/lora/mixed_routing.h"
+#include "tests/lora/stacked_masked.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::lora {
@@ -21,15 +22,7 @@ namespace {
 using ::weft::testing::kEpsilonBf16;
 using ::weft::testing::Tolerance;
 
-constexpr ModelShape kShape = {.num_layers = 1,
-                               .hidden = 96,
-                               .q_width = 80,
-                               .kv_width = 24,
-                               .ffn = 100,
-                               .vocab = 56};
 constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
-constexpr int64_t kRows = 400;
-constexpr int64_t kOut = 80 + 2 * 24;
 
 CUstream_st* Stream() {
   if constexpr (ops::kHasCudaKernels) return ops::cuda::CurrentStream();
@@ -38,59 +31,8 @@ CUstream_st* Stream() {
 
 at::Device TheDevice() { return ops::kHasCudaKernels ? at::kCUDA : at::kCPU; }
 
-// Rounded to bf16, in f64 on the CPU.
-at::Tensor Random(at::IntArrayRef sizes, double scale) {
-  return (at::randn(sizes, at::kDouble) * scale)
-      .to(at::kBFloat16)
-      .to(at::kDouble);
-}
-
-AdapterVersionPtr MakeVersion(int rank, std::vector<TargetModule> modules) {
-  auto version = std::make_shared<AdapterVersion>();
-  version->layout = std::make_shared<AdapterLayout>(
-      kShape,
-      LoraConfig{
-          .rank = rank, .alpha = 8, .target_modules = std::move(modules)});
-  version->compute_N = Random({version->layout->num_parameters()}, 0.3);
-  return version;
-}
-
-// Ranks 1 to 33, rows 1 to 300, rows of no segment, two segments of one
-// adapter, an adapter without anything at the site.
-LoraRouting MakeRouting() {
-  const AdapterVersionPtr long_one = MakeVersion(33, DefaultTargetModules());
-  const AdapterVersionPtr versions[] = {
-      long_one, MakeVersion(1, {TargetModule::kVProj}),
-      MakeVersion(7, {TargetModule::kQProj, TargetModule::kVProj}), long_one,
-      MakeVersion(4, {TargetModule::kLmHead})};
-  const int64_t ranges[][2] = {
-      {3, 303}, {303, 304}, {310, 380}, {380, 385}, {390, 395}};
-  LoraRouting routing;
-  for (int i = 0; i < 5; ++i) {
-    routing.push_back(
-        {.begin = ranges[i][0],
-         .end = ranges[i][1],
-         .version = versions[i],
-         .gradient_N = Random(versions[i]->compute_N.sizes(), 1)});
-  }
-  routing[3].gradient_N = routing[0].gradient_N;
-  return routing;
-}
-
-// The same routing with copies of its tensors, where two were one too.
-LoraRouting Converted(const LoraRouting& routing, at::Device device,
-                      at::ScalarType weights, at::ScalarType gradients) {
-  LoraRouting converted = routing;
-  for (LoraSegment& segment : converted) {
-    auto version = std::make_shared<AdapterVersion>(*segment.version);
-    version->compute_N =
-        segment.version->compute_N.to(device, weights, false, /*copy=*/true);
-    segment.version = version;
-    segment.gradient_N =
-        segment.gradient_N.to(device, gradients, false, /*copy=*/true);
-  }
-  converted[3].gradient_N = converted[0].gradient_N;
-  return converted;
+at::Tensor OnDevice(const at::Tensor& x) {
+  return x.to(TheDevice(), at::kBFloat16);
 }
 
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
@@ -103,6 +45,18 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
   EXPECT_LE(error, Tolerance(kEpsilonBf16, 1, largest)) << what;
 }
 
+// What goes through one site, and what comes out of it.
+struct Passage {
+  explicit Passage(const LoraSite& site)
+      : x_TI(RandomBf16({kMixedRows, InputsOf(site)}, 1)),
+        dy_TO(RandomBf16({kMixedRows, OutputsOf(site)}, 1)),
+        y_TO(RandomBf16({kMixedRows, OutputsOf(site)}, 1)),
+        dx_TI(RandomBf16({kMixedRows, InputsOf(site)}, 1)) {}
+
+  at::Tensor x_TI, dy_TO;
+  at::Tensor y_TO, dx_TI;  // Added to.
+};
+
 class LoraCudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -110,86 +64,147 @@ class LoraCudaTest : public ::testing::Test {
       GTEST_SKIP() << "no CUDA device";
     }
     at::manual_seed(12);
-    routing_ = MakeRouting();
-    x_TI_ = Random({kRows, kShape.hidden}, 1);
-    y_TO_ = Random({kRows, kOut}, 1);
-    dy_TO_ = Random({kRows, kOut}, 1);
+    made_ = MakeMixedRouting();
   }
-  static at::Tensor OnDevice(const at::Tensor& x) {
-    return x.to(TheDevice(), at::kBFloat16);
+  [[nodiscard]] LoraRouting Exact() const {
+    return Converted(made_, at::kCPU, at::kDouble, at::kDouble);
+  }
+  [[nodiscard]] LoraRouting RoutingOnDevice() const {
+    return Converted(made_, TheDevice(), at::kBFloat16, at::kFloat);
+  }
+  // Runs the CUDA way.
+  static void Run(const RoutingTablePtr& table, const LoraSite& site,
+                  Passage* p) {
+    const at::Tensor x = OnDevice(p->x_TI), dy = OnDevice(p->dy_TO);
+    p->y_TO = OnDevice(p->y_TO).clone();
+    p->dx_TI = OnDevice(p->dx_TI).clone();
+    const at::Tensor s = cuda::Shrink(x, *table, site, Stream());
+    cuda::Expand(s, *table, site, p->y_TO, Stream());
+    cuda::Backward(dy, x, s, *table, site, p->dx_TI, Stream());
+  }
+  static RoutingTablePtr TableOf(const LoraRouting& routing) {
+    return std::make_shared<cuda::RoutingTable>(routing, kMixedShape,
+                                                TheDevice());
   }
 
-  LoraRouting routing_;
-  at::Tensor x_TI_;
-  at::Tensor y_TO_;
-  at::Tensor dy_TO_;
+  LoraRouting made_;
 };
 
-TEST_F(LoraCudaTest, IsTheCpusWayForMixedRanksAndLengths) {
-  // A base of zeros leaves the adapters' part.
-  const BaseLinear zeros = {.weight_OI =
-                                at::zeros({kOut, kShape.hidden}, at::kDouble)};
-  const LoraRouting exact =
-      Converted(routing_, at::kCPU, at::kDouble, at::kDouble);
-  ShrunkInputs exact_shrunk;
-  const at::Tensor exact_y =
-      y_TO_ + LoraLinear(x_TI_, zeros, exact, kQkv, kShape, &exact_shrunk);
-  const at::Tensor exact_dx =
-      x_TI_ + LoraLinearBackward(dy_TO_, x_TI_, zeros, exact, kQkv, kShape,
-                                 exact_shrunk, /*want_input_gradient=*/true);
-
-  const LoraRouting routing =
-      Converted(routing_, TheDevice(), at::kBFloat16, at::kFloat);
-  const at::Tensor x = OnDevice(x_TI_), dy = OnDevice(dy_TO_);
-  at::Tensor y = OnDevice(y_TO_), dx = OnDevice(x_TI_).clone();
-  const ShrunkInputs shrunk = cuda::Shrink(x, routing, kQkv, Stream());
-  cuda::Expand(shrunk, routing, kQkv, kShape, y, Stream());
-  cuda::Backward(dy, x, routing, kQkv, kShape, shrunk, dx, Stream());
-
-  for (size_t i = 0; i < routing.size(); ++i) {
-    ASSERT_EQ(shrunk[i].defined(), exact_shrunk[i].defined());
-    if (shrunk[i].defined()) {
-      ExpectNear(shrunk[i], exact_shrunk[i], "shrunk");
-    }
-    ExpectNear(routing[i].gradient_N, exact[i].gradient_N, "gradient");
+// One table, all sites of all layers: gradients add up in it.
+TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
+  const LoraRouting routing = RoutingOnDevice();
+  const RoutingTablePtr table = TableOf(routing);
+  const LoraRouting segments = Exact(), stacked = Exact();
+  for (const LoraSite& site : kMixedSites) {
+    SCOPED_TRACE("layer " + std::to_string(site.layer) + " group " +
+                 std::to_string(static_cast<int>(site.group)));
+    Passage p(site);
+    const Passage before = p;
+    // A base of zeros leaves the adapters' part.
+    const BaseLinear zeros = {
+        .weight_OI = at::zeros({OutputsOf(site), InputsOf(site)}, at::kDouble)};
+    const LoraPass pass = {.routing = segments, .shape = kMixedShape};
+    ShrunkInputs shrunk;
+    const at::Tensor y =
+        p.y_TO + LoraLinear(p.x_TI, zeros, pass, site, &shrunk);
+    const at::Tensor dx =
+        p.dx_TI + LoraLinearBackward(p.dy_TO, p.x_TI, zeros, pass, site, shrunk,
+                                     /*want_input_gradient=*/true);
+    at::Tensor stacked_y = p.y_TO.clone(), stacked_dx = p.dx_TI.clone();
+    AddStackedAndMasked(p.x_TI, p.dy_TO, stacked, site, kMixedShape, stacked_y,
+                        stacked_dx);
+    Run(table, site, &p);
+    ExpectNear(p.y_TO, y, "y");
+    ExpectNear(p.dx_TI, dx, "dx");
+    ExpectNear(p.y_TO, stacked_y, "y, stacked");
+    ExpectNear(p.dx_TI, stacked_dx, "dx, stacked");
+    // Rows of no segment keep every bit.
+    EXPECT_TRUE(at::equal(p.y_TO.slice(0, 204, 210),
+                          OnDevice(before.y_TO.slice(0, 204, 210))));
+    EXPECT_TRUE(
+        at::equal(p.dx_TI.slice(0, 395), OnDevice(before.dx_TI.slice(0, 395))));
   }
-  ExpectNear(y, exact_y, "y");
-  ExpectNear(dx, exact_dx, "dx");
-  // Rows of no segment keep every bit.
-  EXPECT_TRUE(
-      at::equal(y.slice(0, 304, 310), OnDevice(y_TO_.slice(0, 304, 310))));
-  EXPECT_TRUE(at::equal(dx.slice(0, 385), OnDevice(x_TI_.slice(0, 385))));
+  for (size_t i = 0; i < routing.size(); ++i) {
+    ExpectNear(routing[i].gradient_N, segments[i].gradient_N, "gradient");
+    ExpectNear(routing[i].gradient_N, stacked[i].gradient_N,
+               "gradient, stacked");
+  }
+}
+
+TEST_F(LoraCudaTest, GivesAnAdapterTheSameBitsWithoutItsNeighbours) {
+  const LoraRouting all = RoutingOnDevice(), others = RoutingOnDevice();
+  const LoraRouting alone = {others[2]};
+  const Passage start(kQkv);
+  Passage with = start, without = start;
+  Run(TableOf(all), kQkv, &with);
+  Run(TableOf(alone), kQkv, &without);
+  const auto rows = [&](const at::Tensor& x) {
+    return x.slice(0, alone[0].begin, alone[0].end);
+  };
+  EXPECT_TRUE(at::equal(rows(with.y_TO), rows(without.y_TO)));
+  EXPECT_TRUE(at::equal(rows(with.dx_TI), rows(without.dx_TI)));
+  EXPECT_TRUE(at::equal(all[2].gradient_N, alone[0].gradient_N));
 }
 
 TEST_F(LoraCudaTest, LeavesGradientsOutOnDemand) {
-  LoraRouting routing =
-      Converted(routing_, TheDevice(), at::kBFloat16, at::kFloat);
-  const at::Tensor x = OnDevice(x_TI_), dy = OnDevice(dy_TO_);
-  const at::Tensor trained = routing[2].gradient_N.clone();
+  LoraRouting routing = RoutingOnDevice();
+  const at::Tensor frozen = routing[1].gradient_N;
+  const std::vector<at::Tensor> before = {frozen.clone(),
+                                          routing[2].gradient_N.clone()};
   routing[1].gradient_N.reset();
+  const RoutingTablePtr table = TableOf(routing);
+  const Passage p(kQkv);
+  const at::Tensor x = OnDevice(p.x_TI);
   at::Tensor none;
-  cuda::Backward(dy, x, routing, kQkv, kShape,
-                 cuda::Shrink(x, routing, kQkv, Stream()), none, Stream());
+  cuda::Backward(OnDevice(p.dy_TO), x, cuda::Shrink(x, *table, kQkv, Stream()),
+                 *table, kQkv, none, Stream());
   EXPECT_FALSE(none.defined());
-  EXPECT_FALSE(at::equal(routing[2].gradient_N, trained));
+  EXPECT_TRUE(at::equal(frozen, before[0]));
+  EXPECT_FALSE(at::equal(routing[2].gradient_N, before[1]));
 }
 
-TEST_F(LoraCudaTest, TakesNoSegments) {
-  const at::Tensor x = OnDevice(x_TI_);
-  at::Tensor y = OnDevice(y_TO_), dx;
-  const LoraRouting nothing = {routing_.back()};
-  for (const LoraRouting& routing : {LoraRouting(), nothing}) {
-    const ShrunkInputs shrunk = cuda::Shrink(x, routing, kQkv, Stream());
-    cuda::Expand(shrunk, routing, kQkv, kShape, y, Stream());
-    cuda::Backward(OnDevice(dy_TO_), x, routing, kQkv, kShape, shrunk, dx,
-                   Stream());
-  }
-  EXPECT_TRUE(at::equal(y, OnDevice(y_TO_)));
+TEST_F(LoraCudaTest, TakesAdaptersWithNothingAtTheSite) {
+  const LoraRouting head_only = {RoutingOnDevice().back()};
+  const RoutingTablePtr table = TableOf(head_only);
+  const at::Tensor before = head_only[0].gradient_N.clone();
+  const Passage start(kQkv);
+  Passage p = start;
+  EXPECT_FALSE(
+      cuda::Shrink(OnDevice(p.x_TI), *table, kQkv, Stream()).defined());
+  Run(table, kQkv, &p);
+  EXPECT_TRUE(at::equal(p.y_TO, OnDevice(start.y_TO)));
+  EXPECT_TRUE(at::equal(p.dx_TI, OnDevice(start.dx_TI)));
+  EXPECT_TRUE(at::equal(head_only[0].gradient_N, before));
 }
 
-TEST_F(LoraCudaTest, TakesBf16OnADeviceAlone) {
-  EXPECT_FALSE(cuda::TakesSegments(x_TI_, {}));
-  EXPECT_FALSE(cuda::TakesSegments(x_TI_.to(at::kBFloat16), {}));
+TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
+  const LoraRouting routing = RoutingOnDevice();
+  const RoutingTablePtr table = TableOf(routing);
+  const Passage p(kQkv);
+  const at::Tensor x = OnDevice(p.x_TI), dy = OnDevice(p.dy_TO);
+  EXPECT_THROW(static_cast<void>(
+                   cuda::Shrink(x.slice(0, 0, 394), *table, kQkv, Stream())),
+               c10::Error);
+  const at::Tensor s = cuda::Shrink(x, *table, kQkv, Stream());
+  at::Tensor none, y = OnDevice(p.y_TO).slice(0, 0, 394);
+  EXPECT_THROW(cuda::Expand(s, *table, kQkv, y, Stream()), c10::Error);
+  EXPECT_THROW(
+      cuda::Backward(dy, x, s.slice(0, 0, 399), *table, kQkv, none, Stream()),
+      c10::Error);
+}
+
+TEST_F(LoraCudaTest, IsForBf16OnADeviceAlone) {
+  const LoraRouting routing = RoutingOnDevice();
+  const auto makes_table = [&](const LoraRouting& r, at::ScalarType dtype,
+                               at::Device device) {
+    return MakeRoutingTable(r, kMixedShape, dtype, device) != nullptr;
+  };
+  EXPECT_EQ(makes_table(routing, at::kBFloat16, TheDevice()),
+            ops::kHasCudaKernels);
+  EXPECT_FALSE(makes_table(routing, at::kFloat, TheDevice()));
+  EXPECT_FALSE(makes_table(routing, at::kBFloat16, at::kCPU));
+  EXPECT_FALSE(makes_table({}, at::kBFloat16, TheDevice()));
+  EXPECT_FALSE(makes_table(Exact(), at::kBFloat16, TheDevice()));
 }
 
 }  // namespace

@@ -192,12 +192,13 @@ Result Evaluate(const Problem& problem, bool want_input_gradient = true) {
   }
   Result result;
   ShrunkInputs shrunk;
-  result.y_TO = LoraLinear(problem.x_TI, problem.base, routing, problem.site,
-                           kShape, &shrunk);
+  const LoraPass pass = {.routing = routing, .shape = kShape};
+  result.y_TO =
+      LoraLinear(problem.x_TI, problem.base, pass, problem.site, &shrunk);
   EXPECT_EQ(shrunk.size(), routing.size());
   result.dx_TI =
-      LoraLinearBackward(problem.dy_TO, problem.x_TI, problem.base, routing,
-                         problem.site, kShape, shrunk, want_input_gradient);
+      LoraLinearBackward(problem.dy_TO, problem.x_TI, problem.base, pass,
+                         problem.site, shrunk, want_input_gradient);
   for (const LoraSegment& segment : routing) {
     result.gradients.push_back(segment.gradient_N);
   }
@@ -352,10 +353,10 @@ TEST(LoraLinearGradientTest, OfTwoSegmentsOfOneAdapterAddUp) {
   const at::Tensor both =
       expected.gradients[0] + expected.gradients[1] - first.gradient_N;
   ShrunkInputs shrunk;
-  (void)LoraLinear(problem.x_TI, problem.base, problem.routing, problem.site,
-                   kShape, &shrunk);
-  (void)LoraLinearBackward(problem.dy_TO, problem.x_TI, problem.base,
-                           problem.routing, problem.site, kShape, shrunk,
+  const LoraPass pass = {.routing = problem.routing, .shape = kShape};
+  (void)LoraLinear(problem.x_TI, problem.base, pass, problem.site, &shrunk);
+  (void)LoraLinearBackward(problem.dy_TO, problem.x_TI, problem.base, pass,
+                           problem.site, shrunk,
                            /*want_input_gradient=*/false);
   ExpectNear(first.gradient_N, both, kEpsilonF64, kRows, "gradient");
 }
@@ -371,8 +372,9 @@ TEST(LoraLinearShapeTest, NoRowsAreValid) {
 
 TEST(LoraLinearShapeTest, GivesTheSameWhenNoTapeIsWanted) {
   const Problem problem = MakeProblem(kSites[0], at::kFloat, true);
-  EXPECT_TRUE(at::equal(LoraLinear(problem.x_TI, problem.base, problem.routing,
-                                   problem.site, kShape, /*shrunk=*/nullptr),
+  EXPECT_TRUE(at::equal(LoraLinear(problem.x_TI, problem.base,
+                                   {problem.routing, kShape}, problem.site,
+                                   /*shrunk=*/nullptr),
                         Evaluate(problem).y_TO));
 }
 

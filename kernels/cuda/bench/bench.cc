@@ -1,0 +1,155 @@
+#include "kernels/cuda/bench/bench.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::kernels::cuda::bench {
+namespace {
+
+constexpr int kWarmUps = 3;
+constexpr int kRepetitions = 20;
+// More than any device's cache.
+constexpr int64_t kFlushFloats = int64_t{1} << 26;
+
+void CheckCublas(cublasStatus_t status) {
+  Check(status == CUBLAS_STATUS_SUCCESS, cublasGetStatusString(status));
+}
+
+}  // namespace
+
+void Check(bool is_right, const std::string& what) {
+  if (is_right) return;
+  std::fprintf(stderr, "cuda_kernel_bench: %s\n", what.c_str());
+  std::exit(1);
+}
+
+void Check(cudaError_t status) {
+  Check(status == cudaSuccess, cudaGetErrorString(status));
+}
+
+void CheckNear(double actual, double expected, double stored_epsilon,
+               int64_t terms, double magnitude, const std::string& what) {
+  const double tolerance = weft::testing::StoredTolerance(
+      stored_epsilon, terms, std::max(1.0, magnitude), expected);
+  Check(std::abs(actual - expected) <= tolerance,
+        what + " is " + std::to_string(actual) + ", not " +
+            std::to_string(expected));
+}
+
+float FromBf16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+template <typename T>
+void FillRandom(std::vector<T>* values) {
+  std::minstd_rand generator(7);
+  for (T& x : *values) {
+    const float value = static_cast<float>(generator() % 2048) / 1024 - 1;
+    if constexpr (sizeof(T) == 4) {
+      x = value;
+    } else {
+      x = static_cast<T>(std::bit_cast<uint32_t>(value) >> 16);
+    }
+  }
+}
+template void FillRandom(std::vector<float>* values);
+template void FillRandom(std::vector<uint16_t>* values);
+
+Device::Device() : flush_(kFlushFloats) {
+  CheckCublas(cublasCreate(&cublas_));
+  constexpr int64_t kCopied = int64_t{1} << 26;
+  const FloatBuffer from(kCopied), to(kCopied);
+  const double seconds = Seconds([&] {
+    Check(cudaMemcpyAsync(to.data(), from.data(), kCopied * sizeof(float),
+                          cudaMemcpyDeviceToDevice, nullptr));
+  });
+  copy_rate_ = 2.0 * kCopied * sizeof(float) / seconds;
+}
+
+Device::~Device() { cublasDestroy(cublas_); }
+
+double Device::Seconds(const std::function<void()>& run) const {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  Check(cudaEventCreate(&begin));
+  Check(cudaEventCreate(&end));
+  float best = INFINITY;
+  for (int i = 0; i < kWarmUps + kRepetitions; ++i) {
+    // The launches that follow queue up behind it, so that their cost on the
+    // host is not timed.
+    Check(cudaMemsetAsync(flush_.data(), i, kFlushFloats * sizeof(float),
+                          nullptr));
+    Check(cudaEventRecord(begin, nullptr));
+    run();
+    Check(cudaEventRecord(end, nullptr));
+    Check(cudaEventSynchronize(end));
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, begin, end));
+    if (i >= kWarmUps) best = std::min(best, milliseconds);
+  }
+  Check(cudaEventDestroy(begin));
+  Check(cudaEventDestroy(end));
+  return best / 1e3;
+}
+
+void RunGemm(const Device& device, const Gemm& gemm) {
+  const float one = 1;
+  const auto op = [](const Operand& operand) {
+    return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  };
+  // Column-major: c^T [n, m] = b^T [n, k] a^T [k, m].
+  CheckCublas(cublasGemmEx(
+      device.cublas(), op(gemm.b), op(gemm.a), static_cast<int>(gemm.n),
+      static_cast<int>(gemm.m), static_cast<int>(gemm.k), &one, gemm.b.data,
+      CUDA_R_16BF, static_cast<int>(gemm.b.stride), gemm.a.data, CUDA_R_16BF,
+      static_cast<int>(gemm.a.stride), &gemm.beta, gemm.c,
+      gemm.c_is_f32 ? CUDA_R_32F : CUDA_R_16BF, static_cast<int>(gemm.c_stride),
+      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+Line::Line(const std::string& bench) : text_("{\"bench\": \"" + bench + "\"") {}
+
+Line& Line::Add(const char* name, int64_t value) {
+  text_ += std::string(", \"") + name + "\": " + std::to_string(value);
+  return *this;
+}
+
+Line& Line::Add(const char* name, const char* value) {
+  text_ += std::string(", \"") + name + "\": \"" + value + "\"";
+  return *this;
+}
+
+Line& Line::AddTime(const char* name, double seconds) {
+  char number[32];
+  std::snprintf(number, sizeof(number), "%.1f", seconds * 1e6);
+  text_ += std::string(", \"") + name + "_us\": " + number;
+  return *this;
+}
+
+Line& Line::AddRatio(const char* name, double ratio) {
+  char number[32];
+  std::snprintf(number, sizeof(number), "%.3f", ratio);
+  text_ += std::string(", \"") + name + "\": " + number;
+  return *this;
+}
+
+void Line::Print() const {
+  std::printf("%s}\n", text_.c_str());
+  std::fflush(stdout);
+}
+
+void AddBytes(const Device& device, double num_bytes,
+              const std::function<void()>& run, Line* line) {
+  const double seconds = device.Seconds(run);
+  const double copy_seconds = num_bytes / device.copy_rate();
+  line->AddTime("time", seconds)
+      .AddTime("copy_time", copy_seconds)
+      .AddRatio("of_copy", copy_seconds / seconds);
+}
+
+}  // namespace weft::kernels::cuda::bench

@@ -1,0 +1,84 @@
+// What the benches share: time on the device, cuBLAS, and the line of JSON that
+// each measurement prints.
+#ifndef WEFT_KERNELS_CUDA_BENCH_BENCH_H_
+#define WEFT_KERNELS_CUDA_BENCH_BENCH_H_
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "kernels/cuda/bench/buffer.h"
+
+namespace weft::kernels::cuda::bench {
+
+// The device, and what it reaches without our kernels.
+class Device {
+ public:
+  Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device();
+
+  // Seconds of one call on the default stream, the best of several, each with a
+  // cold cache.
+  [[nodiscard]] double Seconds(const std::function<void()>& run) const;
+  // Bytes per second that a copy from device to device reads and writes.
+  [[nodiscard]] double copy_rate() const { return copy_rate_; }
+  [[nodiscard]] cublasHandle_t cublas() const { return cublas_; }
+
+ private:
+  cublasHandle_t cublas_ = nullptr;
+  FloatBuffer flush_;
+  double copy_rate_ = 0;
+};
+
+// Row-major operand of a product, or the transposed of one that lies so.
+struct Operand {
+  const void* data = nullptr;  // bf16.
+  int64_t stride = 0;
+  bool transposed = false;
+};
+// c [m, n] = a [m, k] b [k, n] + beta c, on tensor cores with f32 sums.
+struct Gemm {
+  int64_t m = 0, n = 0, k = 0;
+  Operand a, b;
+  float beta = 0;
+  void* c = nullptr;
+  int64_t c_stride = 0;
+  bool c_is_f32 = false;  // Otherwise bf16.
+};
+void RunGemm(const Device& device, const Gemm& gemm);
+
+// {"bench": "Name", ...}
+class Line {
+ public:
+  explicit Line(const std::string& bench);
+  Line& Add(const char* name, int64_t value);
+  Line& Add(const char* name, const char* value);
+  // Times in microseconds, rates and ratios.
+  Line& AddTime(const char* name, double seconds);
+  Line& AddRatio(const char* name, double ratio);
+  void Print() const;
+
+ private:
+  std::string text_;
+};
+
+// Times `run`, whose peer is the copy of the `num_bytes` that must move.
+void AddBytes(const Device& device, double num_bytes,
+              const std::function<void()>& run, Line* line);
+
+void BenchRows(const Device& device);
+void BenchOptimizer(const Device& device);
+void BenchHead(const Device& device);
+void BenchAttention(const Device& device);
+void BenchSampler(const Device& device);
+void BenchLora(const Device& device);
+void BenchLoraAddOn(const Device& device);
+
+}  // namespace weft::kernels::cuda::bench
+
+#endif  // WEFT_KERNELS_CUDA_BENCH_BENCH_H_

@@ -1,0 +1,90 @@
+// Device memory of random numbers, and the checks of what kernels write there.
+#ifndef WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
+#define WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft::kernels::cuda::bench {
+
+// A bench that goes wrong, or whose kernel is, ends the process with status 1.
+void Check(bool is_right, const std::string& what);
+void Check(cudaError_t status);
+// Of a result stored in a dtype of this epsilon, a sum of `terms` in f32 with
+// `magnitude` the largest on the way.
+void CheckNear(double actual, double expected, double stored_epsilon,
+               int64_t terms, double magnitude, const std::string& what);
+
+[[nodiscard]] float FromBf16(uint16_t bits);
+
+// Device memory. Random numbers in [-1, 1): zeros would run faster than real
+// data.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count);
+  explicit Buffer(const std::vector<T>& values);
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+
+  [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
+  // `count` elements from `begin` on.
+  [[nodiscard]] std::vector<T> Read(int64_t begin, int64_t count) const {
+    std::vector<T> host(static_cast<size_t>(count));
+    Check(cudaMemcpy(host.data(), data() + begin, host.size() * sizeof(T),
+                     cudaMemcpyDeviceToHost));
+    return host;
+  }
+  // The same as floats.
+  [[nodiscard]] std::vector<float> Floats(int64_t begin, int64_t count) const {
+    std::vector<float> floats;
+    for (const T x : Read(begin, count)) {
+      if constexpr (sizeof(T) == 2) {
+        floats.push_back(FromBf16(x));
+      } else {
+        floats.push_back(static_cast<float>(x));
+      }
+    }
+    return floats;
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+using Bf16Buffer = Buffer<uint16_t>;
+using FloatBuffer = Buffer<float>;
+
+template <typename T>
+void FillRandom(std::vector<T>* values);
+
+template <typename T>
+Buffer<T>::Buffer(const std::vector<T>& values) {
+  Check(cudaMalloc(&data_, values.size() * sizeof(T)));
+  Check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T),
+                   cudaMemcpyHostToDevice));
+}
+
+template <typename T>
+Buffer<T>::Buffer(int64_t count) {
+  // One pattern again and again: to make all numbers takes longer than the
+  // bench.
+  constexpr int64_t kPattern = (int64_t{1} << 20) + 7;
+  std::vector<T> pattern(static_cast<size_t>(std::min(count, kPattern)));
+  FillRandom(&pattern);
+  Check(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)));
+  for (int64_t done = 0; done < count; done += kPattern) {
+    Check(cudaMemcpy(
+        data() + done, pattern.data(),
+        static_cast<size_t>(std::min(kPattern, count - done)) * sizeof(T),
+        cudaMemcpyHostToDevice));
+  }
+}
+
+}  // namespace weft::kernels::cuda::bench
+
+#endif  // WEFT_KERNELS_CUDA_BENCH_BUFFER_H_

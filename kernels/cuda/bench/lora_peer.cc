@@ -1,0 +1,223 @@
+// The stacked and masked form of LoraProblem, and the check of both.
+#include <cmath>
+#include <string>
+
+#include "kernels/cuda/bench/lora_problem.h"
+#include "kernels/cuda/bench/peer_passes.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::kernels::cuda::bench {
+namespace {
+
+using weft::testing::kEpsilonBf16;
+using weft::testing::kEpsilonF32;
+
+constexpr int64_t N = kLoraRows;
+constexpr int64_t K = kLoraWidth;
+
+// Elements that lie `stride` apart.
+struct Strided {
+  const uint16_t* data = nullptr;
+  int64_t stride = 0;
+
+  [[nodiscard]] std::vector<uint16_t> Read(int64_t count) const {
+    std::vector<uint16_t> host(static_cast<size_t>(count));
+    Check(cudaMemcpy2D(host.data(), sizeof(uint16_t), data,
+                       static_cast<size_t>(stride) * sizeof(uint16_t),
+                       sizeof(uint16_t), host.size(), cudaMemcpyDeviceToHost));
+    return host;
+  }
+};
+
+template <typename T>
+T ReadOne(const T* device) {
+  T value;
+  Check(cudaMemcpy(&value, device, sizeof(T), cudaMemcpyDeviceToHost));
+  return value;
+}
+
+}  // namespace
+
+void LoraProblem::MaskPeer(const Bf16Buffer& shrunk_NR) const {
+  MaskColumns(N, total_rank_, rows_each_, peer_->adapter_R.data(),
+              peer_->scale_R.data(), shrunk_NR.data());
+}
+
+void LoraProblem::RunPeer(LoraStep step) const {
+  const int64_t R = total_rank_;
+  const Peer& p = *peer_;
+  const LoraActivations& a = activations_;
+  switch (step) {
+    case LoraStep::kShrink:
+      RunGemm(device_, {.m = N,
+                        .n = R,
+                        .k = K,
+                        .a = {a.x.data(), K},
+                        .b = {p.a.data(), K, /*transposed=*/true},
+                        .c = p.s.data(),
+                        .c_stride = R});
+      return MaskPeer(p.s);
+    case LoraStep::kExpand:
+      return RunGemm(device_, {.m = N,
+                               .n = K,
+                               .k = R,
+                               .a = {p.s.data(), R},
+                               .b = {p.b.data(), R, /*transposed=*/true},
+                               .beta = 1,
+                               .c = a.y.data(),
+                               .c_stride = K});
+    case LoraStep::kShrunkGradient:
+      RunGemm(device_, {.m = N,
+                        .n = R,
+                        .k = K,
+                        .a = {a.dy.data(), K},
+                        .b = {p.b.data(), R},
+                        .c = p.ds.data(),
+                        .c_stride = R});
+      return MaskPeer(p.ds);
+    case LoraStep::kInputGradient:
+      return RunGemm(device_, {.m = N,
+                               .n = K,
+                               .k = R,
+                               .a = {p.ds.data(), R},
+                               .b = {p.a.data(), K},
+                               .beta = 1,
+                               .c = a.dx.data(),
+                               .c_stride = K});
+    case LoraStep::kGradientOfA:
+      return RunGemm(device_, {.m = R,
+                               .n = K,
+                               .k = N,
+                               .a = {p.ds.data(), R, /*transposed=*/true},
+                               .b = {a.x.data(), K},
+                               .beta = 1,
+                               .c = p.da.data(),
+                               .c_stride = K,
+                               .c_is_f32 = true});
+    case LoraStep::kGradientOfB:
+      return RunGemm(device_, {.m = K,
+                               .n = R,
+                               .k = N,
+                               .a = {a.dy.data(), K, /*transposed=*/true},
+                               .b = {p.s.data(), R},
+                               .beta = 1,
+                               .c = p.db.data(),
+                               .c_stride = R,
+                               .c_is_f32 = true});
+  }
+}
+
+// result (+)= factor * sum of left[i] right[i].
+struct LoraProblem::Element {
+  const uint16_t* bf16 = nullptr;  // The result, or
+  const float* f32 = nullptr;      // this.
+  bool adds = true;
+  double factor = 1;
+  int64_t count = 0;
+  Strided left, right;
+
+  [[nodiscard]] double Read() const {
+    return f32 != nullptr ? ReadOne(f32) : FromBf16(ReadOne(bf16));
+  }
+};
+
+// The first row, rank and feature of an adapter, or the last.
+LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
+                                            bool last, bool of_peer) const {
+  const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];
+  const int64_t begin = adapter * rows_each_;
+  const int64_t row = last ? begin + rows_each_ - 1 : begin;
+  const int64_t r = last ? rank - 1 : 0;
+  const int64_t f = last ? K - 1 : 0;
+  // Ours, or the adapter's part of the stacked ones, which have the scale.
+  const int64_t s_stride = of_peer ? total_rank_ : max_rank_;
+  const int64_t b_stride = of_peer ? total_rank_ : rank;
+  const uint16_t* s = of_peer ? peer_->s.data() + column : s_->data();
+  const uint16_t* ds = of_peer ? peer_->ds.data() + column : ds_->data();
+  const uint16_t* a =
+      of_peer ? peer_->a.data() + column * K : weights_->data() + offset;
+  const uint16_t* b =
+      of_peer ? peer_->b.data() + column : weights_->data() + offset + rank * K;
+  const float* da =
+      of_peer ? peer_->da.data() + column * K : gradients_->data() + offset;
+  const float* db = of_peer ? peer_->db.data() + column
+                            : gradients_->data() + offset + rank * K;
+  const double unscaled = of_peer ? 1 : kLoraScale;
+  const LoraActivations& x = activations_;
+  switch (step) {
+    case LoraStep::kShrink:
+      return {.bf16 = s + row * s_stride + r,
+              .adds = false,
+              .factor = of_peer ? kLoraScale : 1,
+              .count = K,
+              .left = {x.x.data() + row * K, 1},
+              .right = {a + r * K, 1}};
+    case LoraStep::kExpand:
+      return {.bf16 = x.y.data() + row * K + f,
+              .factor = unscaled,
+              .count = rank,
+              .left = {s + row * s_stride, 1},
+              .right = {b + f * b_stride, 1}};
+    case LoraStep::kShrunkGradient:
+      return {.bf16 = ds + row * s_stride + r,
+              .adds = false,
+              .factor = kLoraScale,
+              .count = K,
+              .left = {x.dy.data() + row * K, 1},
+              .right = {b + r, b_stride}};
+    case LoraStep::kInputGradient:
+      return {.bf16 = x.dx.data() + row * K + f,
+              .count = rank,
+              .left = {ds + row * s_stride, 1},
+              .right = {a + f, K}};
+    case LoraStep::kGradientOfA:
+      return {.f32 = da + r * K + f,
+              .count = rows_each_,
+              .left = {ds + begin * s_stride + r, s_stride},
+              .right = {x.x.data() + begin * K + f, K}};
+    case LoraStep::kGradientOfB:
+      return {.f32 = db + f * b_stride + r,
+              .factor = unscaled,
+              .count = rows_each_,
+              .left = {x.dy.data() + begin * K + f, K},
+              .right = {s + begin * s_stride + r, s_stride}};
+  }
+  return {};
+}
+
+void LoraProblem::CheckStep(LoraStep step, bool of_peer) const {
+  const auto last_adapter = static_cast<int64_t>(adapters_.size()) - 1;
+  std::vector<Element> elements;
+  std::vector<double> expected, largest;
+  for (const int64_t adapter : {int64_t{0}, last_adapter / 2, last_adapter}) {
+    for (const bool last : {false, true}) {
+      const Element e = ElementOf(step, adapter, last, of_peer);
+      const std::vector<uint16_t> left = e.left.Read(e.count);
+      const std::vector<uint16_t> right = e.right.Read(e.count);
+      double sum = 0, on_the_way = 0;
+      for (size_t i = 0; i < left.size(); ++i) {
+        sum += e.factor * FromBf16(left[i]) * FromBf16(right[i]);
+        on_the_way = std::max(on_the_way, std::abs(sum));
+      }
+      elements.push_back(e);
+      expected.push_back((e.adds ? e.Read() : 0) + sum);
+      largest.push_back(on_the_way);
+    }
+  }
+  of_peer ? RunPeer(step) : Run(step);
+  for (size_t i = 0; i < elements.size(); ++i) {
+    CheckNear(elements[i].Read(), expected[i],
+              elements[i].f32 != nullptr ? kEpsilonF32 : kEpsilonBf16,
+              elements[i].count, largest[i],
+              std::string(of_peer ? "the stacked " : "the ") + NameOf(step));
+  }
+}
+
+void LoraProblem::CheckResults() const {
+  for (const LoraStep step : kLoraSteps) {
+    CheckStep(step, /*of_peer=*/false);
+    if (HasPeer()) CheckStep(step, /*of_peer=*/true);
+  }
+}
+
+}  // namespace weft::kernels::cuda::bench

@@ -1,0 +1,171 @@
+#include "kernels/cuda/bench/lora_problem.h"
+
+#include <algorithm>
+
+namespace weft::kernels::cuda::bench {
+namespace {
+
+constexpr int64_t N = kLoraRows;
+constexpr int64_t K = kLoraWidth;
+
+// The table's slots, one adapted layer.
+constexpr int64_t kSlotOfA = 0;
+constexpr int64_t kSlotOfB = 1;
+
+bool IsOfA(LoraStep step) {
+  return step == LoraStep::kShrink || step == LoraStep::kInputGradient ||
+         step == LoraStep::kGradientOfA;
+}
+
+}  // namespace
+
+const char* NameOf(LoraStep step) {
+  switch (step) {
+    case LoraStep::kShrink:
+      return "shrink";
+    case LoraStep::kExpand:
+      return "expand";
+    case LoraStep::kShrunkGradient:
+      return "dS";
+    case LoraStep::kInputGradient:
+      return "dX";
+    case LoraStep::kGradientOfA:
+      return "dA";
+    case LoraStep::kGradientOfB:
+      return "dB";
+  }
+  return "";
+}
+
+LoraProblem::LoraProblem(const Device& device,
+                         const LoraActivations& activations,
+                         int64_t num_adapters,
+                         const std::vector<int64_t>& ranks)
+    : device_(device), activations_(activations), rows_each_(N / num_adapters) {
+  int64_t num_parameters = 0;
+  for (int64_t i = 0; i < num_adapters; ++i) {
+    const int64_t rank = ranks[static_cast<size_t>(i) % ranks.size()];
+    adapters_.push_back(
+        {.rank = rank, .offset = num_parameters, .column = total_rank_});
+    num_parameters += 2 * rank * K;
+    total_rank_ += rank;
+    max_rank_ = std::max(max_rank_, rank);
+  }
+  weights_ = std::make_unique<Bf16Buffer>(num_parameters);
+  gradients_ = std::make_unique<FloatBuffer>(num_parameters);
+  s_ = std::make_unique<Bf16Buffer>(N * max_rank_);
+  ds_ = std::make_unique<Bf16Buffer>(N * max_rank_);
+  MakeTable(ranks);
+  if (total_rank_ <= kMaxStackedRank) MakePeer();
+}
+
+void LoraProblem::MakeTable(const std::vector<int64_t>& ranks) {
+  LoraTableBuilder builder(2);
+  for (const int64_t rank : ranks) {
+    const LoraMatrix a = {.rank = static_cast<int32_t>(rank)};
+    LoraMatrix b = a;
+    b.offset = rank * K;
+    b.scale = kLoraScale;
+    builder.AddLayout({a, b});
+  }
+  for (size_t i = 0; i < adapters_.size(); ++i) {
+    builder.AddSegment(static_cast<int64_t>(i) * rows_each_, rows_each_,
+                       static_cast<int>(i % ranks.size()),
+                       weights_->data() + adapters_[i].offset,
+                       gradients_->data() + adapters_[i].offset);
+  }
+  table_bytes_ = std::make_unique<Buffer<std::byte>>(builder.Finish());
+  table_ = builder.At(table_bytes_->data());
+  int64_t num_floats = 1;
+  for (const LoraStep step : kLoraSteps) {
+    const LoraProduct product = Product(step);
+    num_floats = std::max({num_floats, LoraShrinkWorkspace(product),
+                           LoraGradientWorkspace(product)});
+  }
+  workspace_ = std::make_unique<FloatBuffer>(num_floats);
+}
+
+void LoraProblem::MakePeer() {
+  std::vector<uint16_t> a(static_cast<size_t>(total_rank_ * K)), b(a.size());
+  std::vector<int32_t> adapter_of_column;
+  for (size_t i = 0; i < adapters_.size(); ++i) {
+    const auto& [rank, offset, column] = adapters_[i];
+    const std::vector<uint16_t> own = weights_->Read(offset, 2 * rank * K);
+    std::copy_n(own.begin(), rank * K, a.begin() + column * K);
+    for (int64_t m = 0; m < K; ++m) {
+      std::copy_n(own.begin() + (K + m) * rank, rank,
+                  b.begin() + m * total_rank_ + column);
+    }
+    adapter_of_column.insert(adapter_of_column.end(), rank,
+                             static_cast<int32_t>(i));
+  }
+  peer_.reset(new Peer{.a = Bf16Buffer(a),
+                       .b = Bf16Buffer(b),
+                       .s = Bf16Buffer(N * total_rank_),
+                       .ds = Bf16Buffer(N * total_rank_),
+                       .da = FloatBuffer(total_rank_ * K),
+                       .db = FloatBuffer(total_rank_ * K),
+                       .adapter_R = Buffer<int32_t>(adapter_of_column),
+                       .scale_R = FloatBuffer(std::vector<float>(
+                           adapter_of_column.size(), kLoraScale))});
+}
+
+LoraProduct LoraProblem::Product(LoraStep step) const {
+  const bool of_a = IsOfA(step);
+  // X is read by all of A's steps but the one that adds to dX; Y alike.
+  const Bf16Buffer& features =
+      of_a ? (step == LoraStep::kInputGradient ? activations_.dx
+                                               : activations_.x)
+           : (step == LoraStep::kExpand ? activations_.y : activations_.dy);
+  const bool reads_s = step == LoraStep::kShrink || step == LoraStep::kExpand ||
+                       step == LoraStep::kGradientOfB;
+  return {
+      .table = table_,
+      .order = of_a ? LoraOrder::kRankByFeatures : LoraOrder::kFeaturesByRank,
+      .projections = {{.slot = of_a ? kSlotOfA : kSlotOfB, .features = K}},
+      .num_projections = 1,
+      .max_rank = max_rank_,
+      .features_TF = features.data(),
+      .features_stride = K,
+      .shrunk_TR = (reads_s ? *s_ : *ds_).data(),
+      .shrunk_stride = max_rank_,
+      .workspace = workspace_ == nullptr ? nullptr : workspace_->data()};
+}
+
+void LoraProblem::Run(LoraStep step) const {
+  const LoraProduct product = Product(step);
+  switch (step) {
+    case LoraStep::kShrink:
+    case LoraStep::kShrunkGradient:
+      return Check(RunLoraShrink(product, nullptr));
+    case LoraStep::kExpand:
+    case LoraStep::kInputGradient:
+      return Check(RunLoraExpand(product, nullptr));
+    case LoraStep::kGradientOfA:
+    case LoraStep::kGradientOfB:
+      return Check(AddLoraGradient(product, nullptr));
+  }
+}
+
+double LoraProblem::NumBytes(LoraStep step) const {
+  double num_shrunk = 0;
+  for (const Adapter& adapter : adapters_) {
+    num_shrunk += static_cast<double>(adapter.rank * rows_each_);
+  }
+  const double features = 2.0 * N * K + 2 * num_shrunk;
+  const auto num_weights = static_cast<double>(total_rank_ * K);
+  switch (step) {
+    case LoraStep::kShrink:
+    case LoraStep::kShrunkGradient:
+      return features + 2 * num_weights;
+    case LoraStep::kExpand:
+    case LoraStep::kInputGradient:
+      return features + 2.0 * N * K + 2 * num_weights;
+    case LoraStep::kGradientOfA:
+    case LoraStep::kGradientOfB:
+      return features + 8 * num_weights;
+  }
+  return 0;
+}
+
+}  // namespace weft::kernels::cuda::bench

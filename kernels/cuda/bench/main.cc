@@ -1,0 +1,64 @@
+// Each kernel beside a peer of the same run: what a copy from device to device
+// moves in a second, and cuBLAS. Every result is checked before it is timed.
+// One line of JSON for each measurement, times in microseconds, the best of
+// several with a cold cache. Not part of ctest.
+//   ninja cuda_kernel_bench && kernels/cuda/cuda_kernel_bench [NAME...]
+// Exit status: 0, also without a device; 1 for an error or a wrong result; 2
+// for a name that is none.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/cuda/bench/bench.h"
+
+namespace weft::kernels::cuda::bench {
+namespace {
+
+struct Bench {
+  std::string_view name;
+  void (*run)(const Device& device);
+};
+
+constexpr Bench kBenches[] = {{"rows", BenchRows},
+                              {"optimizer", BenchOptimizer},
+                              {"head", BenchHead},
+                              {"attention", BenchAttention},
+                              {"sampler", BenchSampler},
+                              {"lora", BenchLora},
+                              {"lora_add_on", BenchLoraAddOn}};
+
+int Run(const std::vector<std::string_view>& names) {
+  for (const std::string_view name : names) {
+    if (std::ranges::find(kBenches, name, &Bench::name) == std::end(kBenches)) {
+      std::fprintf(stderr, "no bench %s; there are", std::string(name).c_str());
+      for (const Bench& bench : kBenches) {
+        std::fprintf(stderr, " %s", std::string(bench.name).c_str());
+      }
+      std::fputs("\n", stderr);
+      return 2;
+    }
+  }
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    std::puts("no CUDA device");
+    return 0;
+  }
+  const Device device;
+  Line("copy").AddRatio("gb_per_second", device.copy_rate() / 1e9).Print();
+  for (const Bench& bench : kBenches) {
+    if (names.empty() || std::ranges::find(names, bench.name) != names.end()) {
+      bench.run(device);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft::kernels::cuda::bench
+
+int main(int argc, char** argv) {
+  return weft::kernels::cuda::bench::Run(
+      std::vector<std::string_view>(argv + 1, argv + argc));
+}

@@ -1,0 +1,216 @@
+// Kernels that pass over rows once: norms, rotary, the gated product, merging.
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/reference.h"
+#include "kernels/cuda/bench/bench.h"
+#include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/lse_merge.h"
+#include "kernels/cuda/rms_norm.h"
+#include "kernels/cuda/rotary.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::kernels::cuda::bench {
+namespace {
+
+namespace reference = cpu::reference;
+using weft::testing::kEpsilonBf16;
+
+constexpr int64_t kRows = 8192;
+constexpr int64_t kHidden = 4096;
+constexpr int64_t kHeads = 32;
+constexpr int64_t kHeadFeatures = kHidden / kHeads;
+constexpr float kEps = 1e-5F;
+// Whose results are compared with loops in f64.
+constexpr int64_t kCheckedRows[] = {0, kRows / 2 - 1, kRows - 1};
+
+void CheckRow(const Bf16Buffer& actual, int64_t begin,
+              const std::vector<double>& expected, int64_t terms,
+              const char* what) {
+  const std::vector<float> row =
+      actual.Floats(begin, static_cast<int64_t>(expected.size()));
+  for (size_t i = 0; i < row.size(); ++i) {
+    CheckNear(row[i], expected[i], kEpsilonBf16, terms, 1, what);
+  }
+}
+
+// What was there, and what is added to it.
+std::vector<double> Sum(const std::vector<float>& before,
+                        std::vector<double> added) {
+  for (size_t i = 0; i < added.size(); ++i) added[i] += before[i];
+  return added;
+}
+
+void BenchNorms(const Device& device) {
+  const Bf16Buffer x(kRows * kHidden), y(kRows * kHidden), weight(kHidden);
+  const Bf16Buffer dy(kRows * kHidden), dx(kRows * kHidden);
+  const RmsNormRows rows = {.dtype = DType::kBf16,
+                            .weight_dtype = DType::kBf16,
+                            .num_rows = kRows,
+                            .features = kHidden,
+                            .eps = kEps,
+                            .x_TD = x.data(),
+                            .x_stride = kHidden,
+                            .weight_D = weight.data()};
+  const auto forward = [&] {
+    Check(RmsNorm(rows, y.data(), kHidden, nullptr));
+  };
+  const auto backward = [&] {
+    Check(
+        RmsNormBackward(rows, dy.data(), kHidden, dx.data(), kHidden, nullptr));
+  };
+  std::vector<std::vector<float>> before;
+  for (const int64_t r : kCheckedRows) {
+    before.push_back(dx.Floats(r * kHidden, kHidden));
+  }
+  forward();
+  backward();
+  const std::vector<float> w = weight.Floats(0, kHidden);
+  size_t i = 0;
+  for (const int64_t r : kCheckedRows) {
+    const std::vector<float> row = x.Floats(r * kHidden, kHidden);
+    CheckRow(y, r * kHidden, reference::RmsNormRow(row, w, kEps), kHidden,
+             "RmsNorm");
+    CheckRow(
+        dx, r * kHidden,
+        Sum(before[i++], reference::RmsNormBackwardRow(
+                             dy.Floats(r * kHidden, kHidden), row, w, kEps)),
+        kHidden, "RmsNormBackward");
+  }
+  Line line("RmsNorm");
+  AddBytes(device, 4.0 * kRows * kHidden, forward, &line);
+  line.Print();
+  Line backward_line("RmsNormBackward");
+  AddBytes(device, 8.0 * kRows * kHidden, backward, &backward_line);
+  backward_line.Print();
+}
+
+void BenchGated(const Device& device) {
+  const Bf16Buffer gate_up(2 * kRows * kHidden), dout(kRows * kHidden);
+  const Bf16Buffer out(kRows * kHidden);
+  const auto forward = [&] {
+    Check(GatedProduct(DType::kBf16, GateActivation::kSilu, kRows, kHidden,
+                       gate_up.data(), out.data(), nullptr));
+  };
+  const auto backward = [&] {
+    Check(GatedProductBackward(DType::kBf16, GateActivation::kSilu, kRows,
+                               kHidden, dout.data(), gate_up.data(), nullptr));
+  };
+  std::vector<std::vector<float>> gates, ups;
+  for (const int64_t r : kCheckedRows) {
+    gates.push_back(gate_up.Floats(2 * r * kHidden, kHidden));
+    ups.push_back(gate_up.Floats((2 * r + 1) * kHidden, kHidden));
+  }
+  forward();
+  backward();
+  size_t i = 0;
+  for (const int64_t r : kCheckedRows) {
+    CheckRow(out, r * kHidden, reference::SwiGluRow(gates[i], ups[i]), 1,
+             "GatedProduct");
+    const reference::GatedGradient gradient = reference::SwiGluBackwardRow(
+        dout.Floats(r * kHidden, kHidden), gates[i], ups[i]);
+    CheckRow(gate_up, 2 * r * kHidden, gradient.gate, 1,
+             "GatedProductBackward, gate");
+    CheckRow(gate_up, (2 * r + 1) * kHidden, gradient.up, 1,
+             "GatedProductBackward, up");
+    ++i;
+  }
+  Line line("GatedProduct");
+  AddBytes(device, 6.0 * kRows * kHidden, forward, &line);
+  line.Print();
+  Line backward_line("GatedProductBackward");
+  AddBytes(device, 10.0 * kRows * kHidden, backward, &backward_line);
+  backward_line.Print();
+}
+
+void BenchRotary(const Device& device) {
+  constexpr int64_t kHalf = kHeadFeatures / 2;
+  const Bf16Buffer x(kRows * kHidden);
+  std::vector<int32_t> positions(static_cast<size_t>(kRows));
+  std::vector<float> cos, sin;
+  for (int64_t t = 0; t < kRows; ++t) {
+    positions[static_cast<size_t>(t)] = static_cast<int32_t>(t);
+    for (int64_t c = 0; c < kHalf; ++c) {
+      const double angle =
+          static_cast<double>(t) *
+          std::pow(1e4, -static_cast<double>(c) / static_cast<double>(kHalf));
+      cos.push_back(static_cast<float>(std::cos(angle)));
+      sin.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  const Buffer<int32_t> positions_device(positions);
+  const FloatBuffer cos_device(cos), sin_device(sin);
+  const RotaryHeads heads = {.dtype = DType::kBf16,
+                             .num_tokens = kRows,
+                             .num_heads = kHeads,
+                             .half_features = kHalf,
+                             .x_TMC = x.data(),
+                             .token_stride = kHidden,
+                             .head_stride = kHeadFeatures,
+                             .positions_T = positions_device.data(),
+                             .cos_PC = cos_device.data(),
+                             .sin_PC = sin_device.data()};
+  std::vector<std::vector<double>> expected;
+  for (const int64_t r : kCheckedRows) {
+    const auto begin = static_cast<size_t>(r * kHalf);
+    const auto angles = [&](const std::vector<float>& all) {
+      return std::vector<float>(all.begin() + begin,
+                                all.begin() + begin + kHalf);
+    };
+    expected.push_back(
+        reference::RotaryHead(x.Floats(r * kHidden, kHeadFeatures), angles(cos),
+                              angles(sin), /*inverse=*/false));
+  }
+  const auto run = [&] { Check(Rotary(heads, /*inverse=*/false, nullptr)); };
+  run();
+  size_t i = 0;
+  for (const int64_t r : kCheckedRows) {
+    CheckRow(x, r * kHidden, expected[i++], 2, "Rotary");
+  }
+  Line line("Rotary");
+  AddBytes(device, 4.0 * kRows * kHidden + 8.0 * kRows * kHalf, run, &line);
+  line.Print();
+}
+
+void BenchMerge(const Device& device) {
+  constexpr int64_t kMerged = kRows * kHeads;
+  const Bf16Buffer part(kRows * kHidden), out(kRows * kHidden);
+  const FloatBuffer part_lse(kMerged), lse(kMerged);
+  std::vector<std::vector<double>> expected;
+  for (const int64_t r : kCheckedRows) {
+    const double own = lse.Floats(r, 1)[0];
+    const double other = part_lse.Floats(r, 1)[0];
+    const double both = std::log(std::exp(own) + std::exp(other));
+    const std::vector<float> o = out.Floats(r * kHeadFeatures, kHeadFeatures);
+    const std::vector<float> p = part.Floats(r * kHeadFeatures, kHeadFeatures);
+    expected.emplace_back();
+    for (size_t c = 0; c < o.size(); ++c) {
+      expected.back().push_back(o[c] * std::exp(own - both) +
+                                p[c] * std::exp(other - both));
+    }
+  }
+  const auto run = [&] {
+    Check(LseMergeRows(DType::kBf16, kMerged, kHeadFeatures, part.data(),
+                       part_lse.data(), out.data(), lse.data(), nullptr));
+  };
+  run();
+  size_t i = 0;
+  for (const int64_t r : kCheckedRows) {
+    CheckRow(out, r * kHeadFeatures, expected[i++], 2, "LseMergeRows");
+  }
+  Line line("LseMergeRows");
+  AddBytes(device, 6.0 * kRows * kHidden + 12.0 * kMerged, run, &line);
+  line.Print();
+}
+
+}  // namespace
+
+void BenchRows(const Device& device) {
+  BenchNorms(device);
+  BenchGated(device);
+  BenchRotary(device);
+  BenchMerge(device);
+}
+
+}  // namespace weft::kernels::cuda::bench

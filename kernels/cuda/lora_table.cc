@@ -1,0 +1,116 @@
+#include "kernels/cuda/lora_table.h"
+
+#include <algorithm>
+
+namespace weft::kernels::cuda {
+namespace {
+
+// A few rows alone must keep the device busy; many do, and then parts only
+// cost the traffic of their sums.
+int32_t CutsOf(int64_t segment_rows) {
+  if (segment_rows <= kLoraBlockRows) return 4;
+  return segment_rows <= 2 * kLoraBlockRows ? 2 : 1;
+}
+
+template <typename T>
+size_t NumBytes(const std::vector<T>& array) {
+  static_assert(sizeof(T) % 8 == 0);
+  return array.size() * sizeof(T);
+}
+
+template <typename T>
+void Append(const std::vector<T>& array, std::vector<std::byte>* bytes) {
+  const auto* begin = reinterpret_cast<const std::byte*>(array.data());
+  bytes->insert(bytes->end(), begin, begin + NumBytes(array));
+}
+
+// The array at `*bytes`, which moves behind it.
+template <typename T>
+const T* Take(const std::vector<T>& array, const std::byte** bytes) {
+  const auto* begin = reinterpret_cast<const T*>(*bytes);
+  *bytes += NumBytes(array);
+  return begin;
+}
+
+}  // namespace
+
+void LoraTableBuilder::AddLayout(const std::vector<LoraMatrix>& slots) {
+  matrices_.insert(matrices_.end(), slots.begin(), slots.end());
+}
+
+void LoraTableBuilder::AddSegment(int64_t row, int64_t num_rows, int layout,
+                                  const void* weights, float* gradient) {
+  if (num_rows <= 0) return;
+  const int32_t cuts = CutsOf(num_rows);
+  for (int64_t done = 0; done < num_rows; done += kLoraBlockRows) {
+    blocks_.push_back({.weights = weights,
+                       .row = row + done,
+                       .num_rows = static_cast<int32_t>(
+                           std::min(kLoraBlockRows, num_rows - done)),
+                       .layout = layout,
+                       .cuts = cuts,
+                       .cuts_before = num_cuts_});
+    num_cuts_ += cuts;
+  }
+  max_cuts_ = std::max(max_cuts_, cuts);
+  if (gradient != nullptr) AddParts(row, num_rows, layout, gradient);
+}
+
+void LoraTableBuilder::AddParts(int64_t row, int64_t num_rows, int layout,
+                                float* gradient) {
+  auto owner = std::ranges::find(gradients_, gradient, &Gradient::data);
+  if (owner == gradients_.end()) {
+    owner = gradients_.insert(owner, Gradient{.data = gradient, .parts = {}});
+  }
+  for (int64_t done = 0; done < num_rows; done += kLoraPartRows) {
+    owner->parts.push_back({.gradient = gradient,
+                            .row = row + done,
+                            .num_rows = static_cast<int32_t>(
+                                std::min(kLoraPartRows, num_rows - done)),
+                            .layout = layout});
+  }
+}
+
+void LoraTableBuilder::CollectParts() {
+  for (Gradient& gradient : gradients_) {
+    const auto count = static_cast<int32_t>(gradient.parts.size());
+    if (count > 1) {
+      sums_.push_back({.gradient = gradient.data,
+                       .layout = gradient.parts.front().layout,
+                       .first = num_partials_,
+                       .count = count});
+      for (LoraRowPart& part : gradient.parts) part.partial = num_partials_++;
+    }
+    parts_.insert(parts_.end(), gradient.parts.begin(), gradient.parts.end());
+  }
+}
+
+std::vector<std::byte> LoraTableBuilder::Finish() {
+  CollectParts();
+  std::vector<std::byte> bytes;
+  bytes.reserve(NumBytes(matrices_) + NumBytes(blocks_) + NumBytes(parts_) +
+                NumBytes(sums_));
+  Append(matrices_, &bytes);
+  Append(blocks_, &bytes);
+  Append(parts_, &bytes);
+  Append(sums_, &bytes);
+  return bytes;
+}
+
+LoraTable LoraTableBuilder::At(const void* bytes) const {
+  const auto* next = static_cast<const std::byte*>(bytes);
+  LoraTable table = {.num_slots = num_slots_,
+                     .num_blocks = static_cast<int64_t>(blocks_.size()),
+                     .num_cuts = num_cuts_,
+                     .max_cuts = max_cuts_,
+                     .num_parts = static_cast<int64_t>(parts_.size()),
+                     .num_sums = static_cast<int64_t>(sums_.size()),
+                     .num_partials = num_partials_};
+  table.matrices = Take(matrices_, &next);
+  table.blocks = Take(blocks_, &next);
+  table.parts = Take(parts_, &next);
+  table.sums = Take(sums_, &next);
+  return table;
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,112 @@
+// A batch of adapters that differ in all that they may differ in, for the tests
+// of what takes all segments at once.
+#ifndef WEFT_TESTS_LORA_MIXED_ROUTING_H_
+#define WEFT_TESTS_LORA_MIXED_ROUTING_H_
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::lora {
+
+constexpr ModelShape kMixedShape = {.num_layers = 2,
+                                    .hidden = 96,
+                                    .q_width = 80,
+                                    .kv_width = 24,
+                                    .ffn = 100,
+                                    .vocab = 56};
+constexpr int64_t kMixedRows = 400;
+// Sites of both layers: what a table says of one must not serve another.
+constexpr LoraSite kMixedSites[] = {
+    {0, ProjectionGroup::kQkv},    {1, ProjectionGroup::kQkv},
+    {0, ProjectionGroup::kGateUp}, {1, ProjectionGroup::kGateUp},
+    {0, ProjectionGroup::kDown},   {1, ProjectionGroup::kDown},
+    {2, ProjectionGroup::kLmHead}};
+
+inline int64_t InputsOf(const LoraSite& site) {
+  return InWidth(kMixedShape, ModulesOf(site.group).front());
+}
+inline int64_t OutputsOf(const LoraSite& site) {
+  int64_t outputs = 0;
+  for (const TargetModule module : ModulesOf(site.group)) {
+    outputs += OutWidth(kMixedShape, module);
+  }
+  return outputs;
+}
+
+// Rounded to bf16, in f64 on the CPU.
+inline at::Tensor RandomBf16(at::IntArrayRef sizes, double scale) {
+  return (at::randn(sizes, at::kDouble) * scale)
+      .to(at::kBFloat16)
+      .to(at::kDouble);
+}
+
+inline AdapterVersionPtr MakeMixedVersion(
+    int rank, std::vector<TargetModule> modules,
+    std::vector<LoraOverride> overrides = {}) {
+  auto version = std::make_shared<AdapterVersion>();
+  version->layout = std::make_shared<AdapterLayout>(
+      kMixedShape, LoraConfig{.rank = rank,
+                              .alpha = 8,
+                              .target_modules = std::move(modules),
+                              .overrides = std::move(overrides)});
+  version->compute_N = RandomBf16({version->layout->num_parameters()}, 0.3);
+  return version;
+}
+
+// Ranks 1 to 70, rows 1 to 200, rows of no segment, an adapter whose
+// projections have ranks of their own, two segments of one adapter, two
+// adapters of one configuration, an adapter of the head alone.
+inline LoraRouting MakeMixedRouting() {
+  using enum TargetModule;
+  const AdapterVersionPtr long_one =
+      MakeMixedVersion(33, DefaultTargetModules());
+  const AdapterVersionPtr versions[] = {
+      long_one,
+      MakeMixedVersion(1, {kVProj, kUpProj, kDownProj}),
+      MakeMixedVersion(7, {kQProj, kVProj, kOProj, kGateProj, kUpProj},
+                       {{0, kQProj, {.rank = 2, .alpha = 6}},
+                        {1, kVProj, {.rank = 70, .alpha = 3}},
+                        {1, kUpProj, {}}}),
+      long_one,
+      MakeMixedVersion(33, DefaultTargetModules()),
+      MakeMixedVersion(4, {kLmHead})};
+  const int64_t ranges[][2] = {{3, 203},   {203, 204}, {210, 280},
+                               {280, 285}, {285, 350}, {360, 395}};
+  LoraRouting routing;
+  for (int i = 0; i < 6; ++i) {
+    routing.push_back(
+        {.begin = ranges[i][0],
+         .end = ranges[i][1],
+         .version = versions[i],
+         .gradient_N = RandomBf16(versions[i]->compute_N.sizes(), 1)});
+  }
+  routing[3].gradient_N = routing[0].gradient_N;
+  return routing;
+}
+
+// The same routing with copies of its tensors, where two were one too.
+inline LoraRouting Converted(const LoraRouting& routing, at::Device device,
+                             at::ScalarType weights, at::ScalarType gradients) {
+  LoraRouting converted = routing;
+  for (LoraSegment& segment : converted) {
+    auto version = std::make_shared<AdapterVersion>(*segment.version);
+    version->compute_N =
+        segment.version->compute_N.to(device, weights, false, /*copy=*/true);
+    segment.version = version;
+    segment.gradient_N =
+        segment.gradient_N.to(device, gradients, false, /*copy=*/true);
+  }
+  converted[3].version = converted[0].version;
+  converted[3].gradient_N = converted[0].gradient_N;
+  return converted;
+}
+
+}  // namespace weft::lora
+
+#endif  // WEFT_TESTS_LORA_MIXED_ROUTING_H_

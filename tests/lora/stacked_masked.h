@@ -1,0 +1,26 @@
+// The adapters' part of a linear layer without segments, an oracle for those
+// that have them: the matrices of all k adapters stacked, and a mask that
+// leaves each row its own adapter's columns, times the scale.
+//
+//   S  = mask * (X [A_1 .. A_k]^T)    Y  += S [B_1 .. B_k]^T
+//   dS = mask * (dY [B_1 .. B_k])     dX += dS [A_1 .. A_k]
+//   dA += dS^T X                      dB += dY^T S
+#ifndef WEFT_TESTS_LORA_STACKED_MASKED_H_
+#define WEFT_TESTS_LORA_STACKED_MASKED_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::lora {
+
+// Adds to y [T, O], to dx [T, I] and to the segments' gradients. Plain ATen on
+// dense matrices, in the dtype of the tensors.
+void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
+                         const LoraRouting& routing, const LoraSite& site,
+                         const ModelShape& shape, at::Tensor& y_TO,
+                         at::Tensor& dx_TI);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_TESTS_LORA_STACKED_MASKED_H_

@@ -1,0 +1,60 @@
+// Segment after segment against the stacked and masked form, in f64.
+#include "tests/lora/stacked_masked.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tests/lora/mixed_routing.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::lora {
+namespace {
+
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Tolerance;
+
+void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                const char* what) {
+  const double largest = std::max(1.0, expected.abs().max().item<double>());
+  EXPECT_LE((actual - expected).abs().max().item<double>(),
+            Tolerance(kEpsilonF64, kMixedRows, largest))
+      << what;
+}
+
+TEST(StackedMaskedTest, IsTheSegmentsWayInF64) {
+  at::manual_seed(12);
+  const LoraRouting made = MakeMixedRouting();
+  for (const LoraSite& site : kMixedSites) {
+    SCOPED_TRACE("layer " + std::to_string(site.layer) + " group " +
+                 std::to_string(static_cast<int>(site.group)));
+    const at::Tensor x_TI = RandomBf16({kMixedRows, InputsOf(site)}, 1);
+    const at::Tensor dy_TO = RandomBf16({kMixedRows, OutputsOf(site)}, 1);
+    const BaseLinear base = {
+        .weight_OI = RandomBf16({OutputsOf(site), InputsOf(site)}, 0.1)};
+
+    const LoraRouting stacked =
+        Converted(made, at::kCPU, at::kDouble, at::kDouble);
+    at::Tensor y_TO = at::mm(x_TI, base.weight_OI.t());
+    at::Tensor dx_TI = at::mm(dy_TO, base.weight_OI);
+    AddStackedAndMasked(x_TI, dy_TO, stacked, site, kMixedShape, y_TO, dx_TI);
+
+    const LoraRouting routing =
+        Converted(made, at::kCPU, at::kDouble, at::kDouble);
+    const LoraPass pass = {.routing = routing, .shape = kMixedShape};
+    ShrunkInputs shrunk;
+    ExpectNear(LoraLinear(x_TI, base, pass, site, &shrunk), y_TO, "y");
+    ExpectNear(LoraLinearBackward(dy_TO, x_TI, base, pass, site, shrunk,
+                                  /*want_input_gradient=*/true),
+               dx_TI, "dx");
+    for (size_t i = 0; i < routing.size(); ++i) {
+      ExpectNear(routing[i].gradient_N, stacked[i].gradient_N, "gradient");
+      EXPECT_EQ(at::equal(stacked[i].gradient_N, made[i].gradient_N),
+                GroupOf(made[i], site).factors.empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::lora
