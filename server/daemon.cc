@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -27,6 +28,8 @@ constexpr int kExitCutOff = 3;
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
 // How long the rest of the process gets once the engine has failed.
 constexpr absl::Duration kFailureGrace = absl::Seconds(15);
+// How long loading gets to say why another rank has ended.
+constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
 void SetUpLog(const ServerOptions& options) {
@@ -121,7 +124,8 @@ void LogFailure(const char* what, const absl::Status& status) {
 
 // Starts the engine while watching for signals. A signal ends the process on
 // the spot: nothing was accepted yet, and loading cannot be interrupted.
-// So does the end of another rank, for which loading would wait.
+// So does the end of another rank, for which loading would wait; unless loading
+// has heard of it and says why.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -133,11 +137,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
     engine = start_engine(options, registry);
     done.store(true);
   });
+  absl::Time give_up = absl::InfiniteFuture();
   while (!done.load()) {
     if (const absl::Status ended = others->Check(); !ended.ok()) {
-      LogFailure("the engine did not start", ended);
-      std::_Exit(kExitFailed);
+      LogFailure("another rank has ended", ended);
+      give_up = std::min(give_up, absl::Now() + kReasonGrace);
     }
+    if (absl::Now() >= give_up) std::_Exit(kExitFailed);
     if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
     Log(LogLevel::kInfo, "stopped while loading");
     std::_Exit(0);
@@ -210,12 +216,22 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 
 }  // namespace
 
-int RunFollower(
-    const Settings& settings,
-    const std::function<absl::Status(const EngineOptions&)>& follow) {
+int RunFollower(const Settings& settings, const FollowerStarter& follow) {
   SetUpLog(settings.server);
   const StopSignals signals;
-  const absl::Status status = follow(settings.engine);
+  std::atomic<bool> met{false};
+  std::atomic<bool> done{false};
+  absl::Status status;
+  std::thread follower([&] {
+    status = follow(settings.engine, [&] { met.store(true); });
+    done.store(true);
+  });
+  while (!met.load() && !done.load()) {
+    if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
+    Log(LogLevel::kInfo, "stopped before rank 0 was met");
+    std::_Exit(0);
+  }
+  follower.join();
   if (status.ok()) return 0;
   LogFailure("the rank stops", status);
   return kExitFailed;

@@ -25,12 +25,15 @@ using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
                             const EngineStarter& start_engine,
                             LocalRanks* others);
 
-// Runs `follow` to its end. Signals do not end it: rank 0 drains first. Returns
-// 0, or 1 when it fails.
+// Follows rank 0; calls the second argument once it has met it.
+using FollowerStarter = std::function<absl::Status(
+    const EngineOptions&, const std::function<void()>& met)>;
+
+// Runs `follow` to its end. A signal ends it at once until it has met rank 0,
+// and not from then on: rank 0 drains first. Returns 0, or 1 when it fails.
 // Threads: as RunDaemon.
-[[nodiscard]] int RunFollower(
-    const Settings& settings,
-    const std::function<absl::Status(const EngineOptions&)>& follow);
+[[nodiscard]] int RunFollower(const Settings& settings,
+                              const FollowerStarter& follow);
 
 }  // namespace weft
 

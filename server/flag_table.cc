@@ -188,9 +188,9 @@ std::vector<Flag> AdapterFlags() {
                "Adapters of one tenant, at most --max-adapters. 0: as many."),
       MakeFlag(kGroup, "max-resident-adapters",
                WEFT_ENGINE(max_resident_adapters),
-               "Of these, adapters on the device, [1, 100000]; the others "
+               "Of these, adapters on the device, [0, 100000]; the others "
                "wait in host memory or in a folder .spill of "
-               "--checkpoint-dir."),
+               "--checkpoint-dir. 0: 64, on CUDA as many of them as fit."),
       MakeFlag(kGroup, "adapter-host-bytes", WEFT_ENGINE(adapter_host_bytes),
                "Host memory for adapters that are not on the device; beyond "
                "it they go to disk. 0: none on the CPU, on CUDA a quarter of "
@@ -207,7 +207,8 @@ std::vector<Flag> WorkFlags() {
   static constexpr char kGroup[] = "Training and sampling";
   return {
       MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
-               "Tokens of a micro-batch. 0: 2048 on the CPU, 16384 on CUDA.",
+               "Tokens of a micro-batch. 0: 2048 on the CPU, on CUDA 16384 or "
+               "the part of it that --memory-budget has room for.",
                "TOKENS"),
       MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
                "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
@@ -218,8 +219,12 @@ std::vector<Flag> WorkFlags() {
       MakeFlag(
           kGroup, "memory-budget", WEFT_ENGINE(memory_budget_bytes),
           "Memory for the activations of a micro-batch. 0: on the CPU half "
-          "of what is free at the start, on CUDA no limit.",
+          "of what is free at the start, on CUDA what the others leave.",
           "BYTES"),
+      MakeFlag(kGroup, "device-memory-share", WEFT_ENGINE(device_memory_share),
+               "Share of a CUDA device's memory that a process may take, "
+               "[0.05, 1].",
+               "SHARE"),
       MakeFlag(kGroup, "share-prompts", WEFT_ENGINE(share_prompts),
                "Run what the sequences of an adapter have in common at their "
                "beginning once."),
@@ -242,7 +247,8 @@ std::vector<Flag> WorkFlags() {
                "those not named. Metrics tell the named ones apart.",
                "NAME=WEIGHT,..."),
       MakeFlag(kGroup, "kv-cache-bytes", WEFT_ENGINE(kv_cache_bytes),
-               "Memory of the key/value cache. 0: sized from the machine.",
+               "Memory of the key/value cache. 0: 1 GiB on the CPU, on CUDA a "
+               "quarter of what the model leaves, or one --max-context.",
                "BYTES"),
       MakeFlag(kGroup, "max-decode-sequences",
                WEFT_ENGINE(max_decode_sequences),

@@ -1,16 +1,18 @@
 // Entry point of weftd.so, which weftd opens in order to serve.
 #include "server/service.h"
 
+#include <functional>
+
 #include "server/daemon.h"
 #include "src/engine/engine.h"
 
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others) {
   if (world->rank > 0) {
-    return weft::RunFollower(*settings,
-                             [&](const weft::EngineOptions& options) {
-                               return weft::FollowEngine(options, *world);
-                             });
+    return weft::RunFollower(*settings, [&](const weft::EngineOptions& options,
+                                            const std::function<void()>& met) {
+      return weft::FollowEngine(options, *world, met);
+    });
   }
   return weft::RunDaemon(
       *settings,

@@ -58,7 +58,7 @@ absl::Status EngineOptions::Validate() const {
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
   complaints.InRange("max-adapters-per-tenant", max_adapters_per_tenant, 0,
                      max_adapters);
-  complaints.InRange("max-resident-adapters", max_resident_adapters, 1, 100000);
+  complaints.InRange("max-resident-adapters", max_resident_adapters, 0, 100000);
   complaints.InRange<int64_t>("adapter-host-bytes", adapter_host_bytes, -1,
                               kMaxBytes);
   complaints.InRange("max-rank", max_rank, 1, 1024);
@@ -69,6 +69,7 @@ absl::Status EngineOptions::Validate() const {
                               kMaxTokens);
   complaints.InRange<int64_t>("memory-budget", memory_budget_bytes, 0,
                               kMaxBytes);
+  complaints.InRange("device-memory-share", device_memory_share, 0.05, 1.0);
   complaints.InRange<int64_t>("max-queue-requests", max_queue_requests, 1,
                               1 << 24);
   complaints.InRange<int64_t>("max-queue-tokens", max_queue_tokens, 1,

@@ -19,6 +19,9 @@ enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
 // kAuto: from the model's folder. kDummy: random ones, from config.json alone.
 enum class LoadFormat { kAuto, kDummy };
+// Of --max-resident-adapters, where the device does not say less.
+inline constexpr int kDefaultResidentAdapters = 64;
+
 // Which layers keep their input alone and run again in the backward pass.
 // kAuto: as few as the memory budget asks for.
 enum class GradientCheckpointing { kOff, kAll, kAuto };
@@ -35,7 +38,9 @@ struct EngineOptions {
   int num_threads = 0;              // Of a rank, on the CPU; 0: all cores.
   int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // 0: max_adapters; never more.
-  int max_resident_adapters = 64;   // Of these, on the device; [1, 100000].
+  // Of these, on the device; [0, 100000]. 0: 64, on CUDA as many as fit of
+  // them.
+  int max_resident_adapters = 0;
   // Host memory for adapters off the device; beyond it they go to disk.
   // 0: by device; -1: none.
   int64_t adapter_host_bytes = 0;
@@ -44,8 +49,9 @@ struct EngineOptions {
   int64_t max_batch_tokens = 0;  // Of a training micro-batch; 0: by device.
   int64_t loss_chunk_size = 1024;  // Score rows per head chunk; <= 0: all.
   GradientCheckpointing gradient_checkpointing = GradientCheckpointing::kAuto;
-  int64_t memory_budget_bytes = 0;  // Of a micro-batch's activations; 0: auto.
-  bool share_prompts = true;        // Run equal beginnings of data once.
+  int64_t memory_budget_bytes = 0;   // Of a micro-batch's activations; 0: auto.
+  double device_memory_share = 0.9;  // Of a CUDA device's memory; [0.05, 1].
+  bool share_prompts = true;         // Run equal beginnings of data once.
   int64_t max_queue_requests = 1024;   // Waiting requests; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Their tokens; >= 1.
   // Of one tenant, never more than of all. 0: a quarter of that.

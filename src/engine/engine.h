@@ -125,7 +125,9 @@ class Engine {
 
 // Loads the base model and starts the engine thread. Shows progress on stderr.
 // Errors: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED (architecture or field),
-// DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device).
+// DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device),
+// RESOURCE_EXHAUSTED (the device's memory); of another rank they begin with
+// "rank N: ".
 // `registry` outlives the engine. Destroying the engine cancels queued work and
 // joins its threads. In a world of several ranks this is rank 0, and returns
 // when all are there.
@@ -134,9 +136,12 @@ class Engine {
     prometheus::Registry* registry);
 
 // Any other rank: loads its part of the model and computes until rank 0 ends.
+// `met` runs once all ranks have met; until then ending this one is nobody
+// else's matter.
 // Errors: those of StartEngine; INTERNAL when rank 0 or another rank is gone.
 [[nodiscard]] absl::Status FollowEngine(const EngineOptions& options,
-                                        const World& world);
+                                        const World& world,
+                                        const std::function<void()>& met);
 
 }  // namespace weft
 

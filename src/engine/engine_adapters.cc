@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
 #include "src/engine/engine_impl.h"
-#include "src/engine/torch_guard.h"
 #include "src/lora/peft_format.h"
 
 namespace weft::engine {
@@ -241,8 +240,8 @@ void EngineImpl::ExportNow(const ExportAdapterRequest& request,
         adapters_.Version(request.adapter_id, request.snapshot);
     status = version.status();
     if (status.ok()) {
-      status = RunGuarded("ExportAdapter",
-                          [&] { weights = (*version)->HostWeights(); });
+      status = Guarded("ExportAdapter",
+                       [&] { weights = (*version)->HostWeights(); });
     }
   }
   if (!status.ok()) {

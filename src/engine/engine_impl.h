@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "src/base/worker.h"
 #include "src/engine/adapter_io.h"
 #include "src/engine/adapter_table.h"
+#include "src/engine/compute_device.h"
 #include "src/engine/engine.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/sample_loop.h"
@@ -45,6 +47,7 @@ struct EngineParts {
   EngineOptions options;
   EngineInfo info;
   parallel::Links links;  // Of rank 0.
+  std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
   std::string model_name;
@@ -128,10 +131,19 @@ class EngineImpl final : public Engine {
   // The engine thread (engine_loop.cc).
 
   void Loop();
-  // As RunGuarded, with a body that computes. UNAVAILABLE, from now on for
-  // whatever computes, when another rank is gone.
+  // As RunGuarded. After an error gives back memory that nobody uses, and asks
+  // the device whether it still computes: if not, this and all that computes
+  // from now on is UNAVAILABLE.
+  [[nodiscard]] absl::Status Guarded(const char* what,
+                                     const std::function<void()>& body);
+  // As Guarded, with a body that computes. UNAVAILABLE, likewise, when another
+  // rank is gone.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
+  // Nothing can be computed any more: sets failure(), and returns it.
+  absl::Status Fail(const char* what, const absl::Status& reason,
+                    std::string_view message);
+  void ShowDevice();
   // Between other work: are the other ranks there still?
   void Ping();
   // Waits for something to do. False: stop.
@@ -139,18 +151,34 @@ class EngineImpl final : public Engine {
                    sched::Plan* plan);
   void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunPlan(const sched::Plan& plan);
+  void RunExclusive(uint64_t work_id);
+
+  // Micro-batches (engine_train.cc).
+
   void RunTrain(const sched::Plan& plan);
-  absl::Status RunTrainPieces(const sched::Plan& plan,
-                              const std::vector<const StepWork*>& works);
+  // A plan's slices, ready to run.
+  struct MicroBatch;
+  [[nodiscard]] MicroBatch MakeMicroBatch(
+      const sched::Plan& plan, const std::vector<const StepWork*>& works);
+  [[nodiscard]] absl::Status RunTrainPieces(
+      const sched::Plan& plan, const std::vector<const StepWork*>& works);
+  // One attempt, up to the adapters' scratch.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
+                                                      Recompute recompute);
   // Adapters of a plan cannot go before it has ended: deleting runs between.
   void CountTenantTokens(const sched::Plan& plan,
                          const std::vector<const StepWork*>& works);
-  void CountTenantTokens(const SampleWork& work, const SampleResult& result);
   // After a slice that is not the request's last one.
   void FinishSlice(uint64_t work_id);
-  void RunExclusive(uint64_t work_id);
+
+  // Samples (engine_samples.cc).
+
   void RunDecode();
   void AdmitSamples();
+  void CountTenantTokens(const SampleWork& work, const SampleResult& result);
+
+  // The end of work (engine_complete.cc).
+
   // Gives the result to all who wait, tells scheduler and replay table.
   void CompleteStep(uint64_t work_id, absl::StatusOr<ErasedResult> result);
   // Fails work that left the scheduler without having run.
@@ -159,6 +187,7 @@ class EngineImpl final : public Engine {
   void DropSample(uint64_t work_id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerDrainWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Steps that run alone (engine_ops.cc). They complete the work themselves.
 
   void RunOptim(uint64_t work_id, const OptimStepRequest& request);

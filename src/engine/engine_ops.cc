@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
 #include "src/engine/engine_impl.h"
-#include "src/engine/torch_guard.h"
 #include "src/lora/peft_format.h"
 #include "src/optim/adamw.h"
 
@@ -77,7 +76,7 @@ void EngineImpl::RunSave(uint64_t work_id,
         step > 0 ? step : scheduler_.LastStep(request.adapter_id).value_or(0);
   }
   const absl::Status status =
-      RunGuarded("SaveCheckpoint", [&] { state = adapter.GetState(); });
+      Guarded("SaveCheckpoint", [&] { state = adapter.GetState(); });
   if (!status.ok()) {
     CompleteStep(work_id, status);
     return;
@@ -139,7 +138,7 @@ void EngineImpl::InstallCheckpoint(uint64_t work_id,
       last_step = loaded->info.last_step;
     }
     status =
-        RunGuarded("LoadCheckpoint", [&] { adapter->SetState(loaded->state); });
+        Guarded("LoadCheckpoint", [&] { adapter->SetState(loaded->state); });
   }
   if (!status.ok()) {
     CompleteStep(work_id, status);

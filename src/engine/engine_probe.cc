@@ -127,6 +127,12 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
                              "in use or not.")),
       kv_capacity_(AddGauge(registry, "weft_kv_cache_capacity_bytes",
                             "Bytes of all key/value pages.")),
+      device_total_(AddGauge(registry, "weft_device_memory_bytes",
+                             "Memory of the device; 0 on the CPU.")),
+      device_reserved_(AddGauge(registry, "weft_device_reserved_bytes",
+                                "What this process has taken of it.")),
+      device_allocated_(AddGauge(registry, "weft_device_allocated_bytes",
+                                 "What is in use of that.")),
       optim_steps_(AddCounter(registry, "weft_optim_steps_total",
                               "OptimSteps applied.")),
       grad_norm_(AddHistogram(registry, "weft_grad_norm",
@@ -227,6 +233,13 @@ void EngineProbe::SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity) {
   prefix_bytes_.Set(static_cast<double>(prefixes));
   kv_used_.Set(static_cast<double>(used));
   kv_capacity_.Set(static_cast<double>(capacity));
+}
+
+void EngineProbe::SetDeviceMemory(int64_t total, int64_t reserved,
+                                  int64_t allocated) {
+  device_total_.Set(static_cast<double>(total));
+  device_reserved_.Set(static_cast<double>(reserved));
+  device_allocated_.Set(static_cast<double>(allocated));
 }
 
 void EngineProbe::SetAdapters(

@@ -41,6 +41,8 @@ class EngineProbe {
   void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
   void CountPreemption();
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
+  // Bytes, as DeviceMemory has them.
+  void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
   // `by_location` in the order of AdapterLocation; `bytes` on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
@@ -79,6 +81,9 @@ class EngineProbe {
   prometheus::Gauge& kv_used_;
   prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& kv_capacity_;
+  prometheus::Gauge& device_total_;
+  prometheus::Gauge& device_reserved_;
+  prometheus::Gauge& device_allocated_;
   prometheus::Counter& optim_steps_;
   prometheus::Histogram& grad_norm_;
   prometheus::Counter& nonfinite_;

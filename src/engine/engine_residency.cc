@@ -23,8 +23,9 @@ absl::Status MoveFailed(const sched::Move& move, const absl::Status& status) {
                          "' could not be moved in: ", status.message())
           : absl::StrCat("no room on the device: adapter '", move.adapter,
                          "' could not be moved out: ", status.message());
-  return absl::IsResourceExhausted(status) ? absl::ResourceExhaustedError(text)
-                                           : absl::InternalError(text);
+  const bool known =
+      absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+  return {known ? status.code() : absl::StatusCode::kInternal, text};
 }
 
 // Makes the image's tensors, of `size` floats each, and reads them.
@@ -114,7 +115,7 @@ void EngineImpl::RunMove(const sched::Move& move) {
 
 void EngineImpl::MoveToHost(const sched::Move& move) {
   const uint64_t bytes = adapters_.ImageBytes(move.adapter);
-  const absl::Status status = RunGuarded("moving an adapter out", [&] {
+  const absl::Status status = Guarded("moving an adapter out", [&] {
     adapters_.MoveToHost(move.adapter, adapters_.Image(move.adapter));
   });
   FinishMove(move, bytes, status);
@@ -123,7 +124,7 @@ void EngineImpl::MoveToHost(const sched::Move& move) {
 void EngineImpl::MoveToDisk(const sched::Move& move) {
   const uint64_t bytes = adapters_.ImageBytes(move.adapter);
   lora::AdapterImage image;
-  const absl::Status copied = RunGuarded(
+  const absl::Status copied = Guarded(
       "moving an adapter out", [&] { image = adapters_.Image(move.adapter); });
   if (!copied.ok()) {
     FinishMove(move, bytes, copied);
@@ -155,7 +156,7 @@ void EngineImpl::MoveToDisk(const sched::Move& move) {
 
 void EngineImpl::MoveFromHost(const sched::Move& move) {
   const uint64_t bytes = adapters_.ImageBytes(move.adapter);
-  const absl::Status status = RunGuarded("moving an adapter in", [&] {
+  const absl::Status status = Guarded("moving an adapter in", [&] {
     adapters_.MoveToDevice(move.adapter, adapters_.Image(move.adapter));
   });
   FinishMove(move, bytes, status);
@@ -175,9 +176,8 @@ void EngineImpl::MoveFromDisk(const sched::Move& move) {
         if (!residency_.IsUnderway(move)) return;
       }
       if (status.ok()) {
-        status = RunGuarded("moving an adapter in", [&] {
-          adapters_.MoveToDevice(move.adapter, image);
-        });
+        status = Guarded("moving an adapter in",
+                         [&] { adapters_.MoveToDevice(move.adapter, image); });
       }
       if (status.ok()) RemoveSpillFile(file);
       FinishMove(move, bytes, status);
@@ -287,7 +287,7 @@ absl::StatusOr<AdapterInfo> EngineImpl::Create(
     uint64_t last_step) {
   const std::string& adapter_id = request.adapter_id;
   absl::StatusOr<lora::Adapter*> adapter = absl::InternalError("not run");
-  absl::Status status = RunGuarded("CreateAdapter", [&] {
+  absl::Status status = Guarded("CreateAdapter", [&] {
     adapter = adapters_.Create(adapter_id, request.tenant, request.config);
     if (adapter.ok() && state != nullptr) (*adapter)->SetState(*state);
   });

@@ -55,6 +55,18 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   return result;
 }
 
+// Keeps no tape of a pass whose backward part was not reached.
+class PassGuard {
+ public:
+  explicit PassGuard(group::Group* group) : group_(*group) {}
+  ~PassGuard() { group_.DropPending(); }
+  PassGuard(const PassGuard&) = delete;
+  PassGuard& operator=(const PassGuard&) = delete;
+
+ private:
+  group::Group& group_;
+};
+
 bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
   for (const TrainPiece& piece : pieces) {
     if (piece.request->loss.return_entropy) return true;
@@ -111,8 +123,11 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
 
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, bool backward,
-    const std::vector<loss::MetricSums*>& metrics) {
+    const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
   const at::InferenceMode no_autograd;
+  const int num_layers = group_.decoder().config().num_layers;
+  bool kept_layers = false;
+  kept_layers_ = false;
   std::vector<Part> parts;
   std::vector<group::TrainPlan> plans;
   for (std::vector<TrainPiece>& own :
@@ -120,9 +135,13 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     Part part{.pieces = std::move(own)};
     part.packed = PackTrain(part.pieces, options_.share_prompts, at::kCPU);
     int num_recomputed = 0;
-    if (backward) {
+    if (backward && recompute == Recompute::kAll) {
+      num_recomputed = num_layers;
+    } else if (backward) {
       WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part));
     }
+    kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
+                   backward && num_recomputed < num_layers;
     plans.push_back({.batch = std::move(part.packed.batch),
                      .score_index_R = part.packed.score_index_R,
                      .rows = std::move(part.packed.rows),
@@ -131,6 +150,8 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
                      .num_recomputed = num_recomputed});
     parts.push_back(std::move(part));
   }
+  kept_layers_ = kept_layers;
+  const PassGuard pass(&group_);
   const std::vector<group::TrainScores> scores =
       group_.Forward(std::move(plans));
 

@@ -17,6 +17,10 @@ struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
 };
 
+// How many layers a micro-batch recomputes: as its policy and budget say, or
+// all, for one that has run out of memory nevertheless.
+enum class Recompute { kByBudget, kAll };
+
 struct TrainRunnerOptions {
   bool share_prompts = true;
   GradientCheckpointing checkpointing = GradientCheckpointing::kAuto;
@@ -33,11 +37,14 @@ class TrainRunner {
   // Computes the results of every datum of the pieces; with `backward` also
   // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
   // for piece p. Errors: RESOURCE_EXHAUSTED before anything ran when the batch
-  // cannot fit; throws what Group does, and gradients may then hold a part of
-  // it.
+  // cannot fit; throws what Group does, and gradients and metrics may then hold
+  // a part of it.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces, bool backward,
-      const std::vector<loss::MetricSums*>& metrics);
+      const std::vector<loss::MetricSums*>& metrics,
+      Recompute recompute = Recompute::kByBudget);
+  // Of the last Run: whether it kept layers that Recompute::kAll would not.
+  [[nodiscard]] bool kept_layers() const { return kept_layers_; }
 
  private:
   // The part of one replica.
@@ -50,6 +57,7 @@ class TrainRunner {
 
   group::Group& group_;
   const TrainRunnerOptions options_;
+  bool kept_layers_ = false;
 };
 
 }  // namespace weft::engine

@@ -157,6 +157,12 @@ void Group::Backward(const std::vector<at::Tensor>& gradients_E) {
   attempt.Succeed();
 }
 
+void Group::DropPending() {
+  rank_.DropPending();
+  own_gradients_.clear();
+  gradients_.clear();
+}
+
 void Group::ReceiveGradients(size_t replica, int from) {
   const int tensor_rank = links_.topology.ShardOf(from).rank;
   for (const PlanGradient& whole : gradients_[replica]) {

@@ -61,6 +61,9 @@ class Group {
   // dLoss/dlogprob [E] of each plan, f32. Adds to the gradients of the plans'
   // segments.
   void Backward(const std::vector<at::Tensor>& gradients_E);
+  // Frees what rank 0 keeps for a Backward that will not come. The other ranks
+  // do with their next plan.
+  void DropPending();
 
   // Makes the cache, before the first plan that uses it; another one forgets
   // it.

@@ -28,6 +28,8 @@ class Rank {
   // Adds the adapters' gradients to the segments of the plan of the last
   // Forward, given dLoss/dlogprob [E], f32 on the host.
   void Backward(const at::Tensor& gradients_E);
+  // Frees what a Forward keeps whose Backward will not come.
+  void DropPending() { pending_.reset(); }
 
   [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store) const;
 

@@ -12,35 +12,45 @@ constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);
 
 }  // namespace
 
-Links Join(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
-           const Topology& topology, at::Device device, bool local) {
-  Links links{.topology = topology, .rank = rank};
+Links Meet(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
+           const Topology& topology, bool local) {
+  Links links{.topology = topology,
+              .rank = rank,
+              .rendezvous = rendezvous,
+              .local = local};
   if (links.alone()) return links;
-  const Shard all{.rank = rank, .size = topology.size()};
-  links.commands = Communicator::Join(rendezvous, {.name = "commands",
-                                                   .shard = all,
-                                                   .timeout = kJoinTimeout,
-                                                   .local = local});
+  links.commands = Communicator::Join(
+      rendezvous, {.name = "commands",
+                   .shard = {.rank = rank, .size = topology.size()},
+                   .timeout = kJoinTimeout,
+                   .local = local});
   links.commands->SetTimeout(kCommandTimeout);
-  links.transfers = Communicator::Join(
-      rendezvous,
-      {.name = "transfers", .shard = all, .device = device, .local = local});
-  if (topology.tensor_size > 1) {
-    links.tensor = Communicator::Join(
-        rendezvous, {.name = absl::StrCat("tensor-", links.replica()),
-                     .shard = topology.ShardOf(rank),
-                     .device = device,
-                     .local = local});
-  }
   return links;
 }
 
-Links Join(const World& world, const Topology& topology, at::Device device) {
+Links Meet(const World& world, const Topology& topology) {
   if (topology.size() == 1) return {};
   const bool serves = world.rank == 0 && !world.has_agent;
-  return Join(Rendezvous::Tcp(world.host, world.port, serves, world.listen_fd,
+  return Meet(Rendezvous::Tcp(world.host, world.port, serves, world.listen_fd,
                               kJoinTimeout, world.attempt),
-              world.rank, topology, device, world.local());
+              world.rank, topology, world.local());
+}
+
+void JoinOn(at::Device device, Links* links) {
+  if (links->alone()) return;
+  links->transfers = Communicator::Join(
+      links->rendezvous,
+      {.name = "transfers",
+       .shard = {.rank = links->rank, .size = links->topology.size()},
+       .device = device,
+       .local = links->local});
+  if (links->topology.tensor_size > 1) {
+    links->tensor = Communicator::Join(
+        links->rendezvous, {.name = absl::StrCat("tensor-", links->replica()),
+                            .shard = links->topology.ShardOf(links->rank),
+                            .device = device,
+                            .local = links->local});
+  }
 }
 
 }  // namespace weft::parallel

@@ -27,6 +27,8 @@ struct Topology {
 struct Links {
   Topology topology;
   int rank = 0;
+  std::shared_ptr<Rendezvous> rendezvous;
+  bool local = true;  // All ranks are on this machine.
   // All ranks, on the host: what rank 0 tells the others.
   std::unique_ptr<Communicator> commands;
   // All ranks, on the device: weights and gradients.
@@ -38,15 +40,18 @@ struct Links {
   [[nodiscard]] int replica() const { return topology.ReplicaOf(rank); }
 };
 
-// Returns when all ranks are there. `topology` has as many ranks as `world`.
-// Errors: throws c10::Error or std::exception.
-[[nodiscard]] Links Join(const World& world, const Topology& topology,
-                         at::Device device);
+// In two parts, so that ranks can tell each other what is wrong before they
+// need a device. Both return when all ranks are there and throw c10::Error or
+// std::exception.
 
+// With `commands` alone. `topology` has as many ranks as `world`.
+[[nodiscard]] Links Meet(const World& world, const Topology& topology);
 // The same over any rendezvous.
-[[nodiscard]] Links Join(const std::shared_ptr<Rendezvous>& rendezvous,
-                         int rank, const Topology& topology, at::Device device,
-                         bool local);
+[[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
+                         int rank, const Topology& topology, bool local);
+
+// Adds the groups on `device`.
+void JoinOn(at::Device device, Links* links);
 
 }  // namespace weft::parallel
 

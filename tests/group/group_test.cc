@@ -50,7 +50,8 @@ void WithGroup(const model::ModelConfig& config,
       at::set_num_threads(1);
       const at::InferenceMode no_autograd;
       parallel::Links links =
-          parallel::Join(meeting, rank, topology, at::kCPU, /*local=*/true);
+          parallel::Meet(meeting, rank, topology, /*local=*/true);
+      parallel::JoinOn(at::kCPU, &links);
       const model::Decoder decoder = MakeDecoder(config, links);
       if (rank > 0) {
         Follower(decoder, HeadOf(decoder), &links).Run();

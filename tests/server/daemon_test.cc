@@ -9,15 +9,20 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/fake_engine.h"
 
 namespace weft {
 namespace {
+
+using ::testing::HasSubstr;
 
 // Runs RunDaemon in a fork of this single-threaded process. "Threadsafe" death
 // tests would do the same, but cannot send signals.
@@ -192,12 +197,95 @@ TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
     if (pid == 0) {
       const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
       dup2(quiet, STDERR_FILENO);
-      _exit(RunFollower({}, [&](const EngineOptions&) { return status; }));
+      _exit(RunFollower(
+          {}, [&](const EngineOptions&, const std::function<void()>& /*met*/) {
+            return status;
+          }));
     }
     int ended = 0;
     waitpid(pid, &ended, 0);
     EXPECT_EQ(WEXITSTATUS(ended), expected);
   }
+}
+
+// Runs a follower that sleeps for `seconds`, before or after it has met rank 0,
+// sends it SIGTERM and waits for its end.
+absl::Duration TimeToEnd(bool has_met, double seconds, int* exit_status) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    dup2(quiet, STDERR_FILENO);
+    _exit(RunFollower(
+        {}, [&](const EngineOptions&, const std::function<void()>& met) {
+          if (has_met) met();
+          absl::SleepFor(absl::Seconds(seconds));
+          return absl::OkStatus();
+        }));
+  }
+  absl::SleepFor(absl::Milliseconds(200));
+  const absl::Time start = absl::Now();
+  kill(pid, SIGTERM);
+  int ended = 0;
+  waitpid(pid, &ended, 0);
+  *exit_status = WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  return absl::Now() - start;
+}
+
+TEST(DaemonTest, AFollowerThatHasNotMetRank0EndsAtOnce) {
+  int exit_status = -1;
+  EXPECT_LT(TimeToEnd(/*has_met=*/false, /*seconds=*/60, &exit_status),
+            absl::Seconds(10));
+  EXPECT_EQ(exit_status, 0);
+}
+
+TEST(DaemonTest, AFollowerThatHasMetRank0LeavesSignalsToIt) {
+  int exit_status = -1;
+  EXPECT_GT(TimeToEnd(/*has_met=*/true, /*seconds=*/1, &exit_status),
+            absl::Milliseconds(500));
+  EXPECT_EQ(exit_status, 0);
+}
+
+// Runs a daemon whose other rank ends at once, while loading takes `seconds`.
+// Returns the log, and checks the exit status.
+std::string LogOfAStartWithoutARank(double seconds) {
+  const std::string log =
+      absl::StrCat(::testing::TempDir(), "/weft_daemon_log_", getpid());
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(open(log.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600),
+         STDERR_FILENO);
+    World world;
+    // The other rank is this program, with no test to run.
+    std::string program = "rank";
+    std::string no_test = "--gtest_filter=-*";
+    char* argv[] = {program.data(), no_test.data(), nullptr};
+    absl::StatusOr<LocalRanks> others = LocalRanks::Spawn(argv, 2, &world);
+    Settings settings;
+    settings.server.listen = "127.0.0.1:0";
+    settings.server.metrics_listen = "";
+    const auto start =
+        [&](const EngineOptions&,
+            prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+      absl::SleepFor(absl::Seconds(seconds));
+      return absl::DataLossError("rank 1: a damaged file");
+    };
+    _exit(RunDaemon(settings, start, &*others));
+  }
+  int ended = 0;
+  waitpid(pid, &ended, 0);
+  EXPECT_EQ(WEXITSTATUS(ended), 1);
+  std::ifstream file(log);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::filesystem::remove(log);
+  return text;
+}
+
+TEST(DaemonTest, ARankThatEndsWhileLoadingIsNamedWithItsReason) {
+  EXPECT_THAT(LogOfAStartWithoutARank(1), HasSubstr("rank 1: a damaged file"));
+}
+
+TEST(DaemonTest, ARankThatEndsWhileLoadingWithoutAReasonEndsTheDaemon) {
+  EXPECT_THAT(LogOfAStartWithoutARank(600), HasSubstr("exited with status 0"));
 }
 
 TEST(DaemonTest, TakenPortEndsTheDaemon) {

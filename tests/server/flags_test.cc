@@ -58,6 +58,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "loss-chunk-size",
                                        "gradient-checkpointing",
                                        "memory-budget",
+                                       "device-memory-share",
                                        "share-prompts",
                                        "max-queue-requests",
                                        "max-queue-tokens",

@@ -1,0 +1,229 @@
+#include "src/engine/load_rank.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+#include "src/engine/activation_budget.h"
+#include "src/engine/memory_plan.h"
+#include "src/engine/torch_guard.h"
+#include "src/model/decoder_weights.h"
+#include "src/model/model_shard.h"
+#include "src/parallel/agreement.h"
+#include "src/weights/checkpoint.h"
+
+namespace weft::engine {
+namespace {
+
+// A micro-batch long enough for full GEMM rate, short enough that nobody waits
+// long for a running one.
+constexpr int64_t kCpuBatchTokens = 2048;
+constexpr int64_t kCpuKvBytes = int64_t{1} << 30;
+constexpr uint64_t kDummySeed = 1;
+
+absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
+  const bool has_cuda = at::hasCUDA();
+  if (device == Device::kCuda && !has_cuda) {
+    return absl::FailedPreconditionError(
+        "--device=cuda: no CUDA device, or this build has no CUDA");
+  }
+  if (device == Device::kCpu || !has_cuda) return at::Device(at::kCPU);
+  const auto num_devices = at::detail::getCUDAHooks().deviceCount();
+  if (local_rank >= num_devices) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
+                     static_cast<int>(num_devices), " CUDA devices"));
+  }
+  const auto index = static_cast<at::DeviceIndex>(local_rank);
+  at::detail::getCUDAHooks().setCurrentDevice(index);
+  return at::Device(at::kCUDA, index);
+}
+
+at::ScalarType PickDtype(Dtype dtype, at::Device device) {
+  if (dtype == Dtype::kAuto) {
+    return device.is_cuda() ? at::kBFloat16 : at::kFloat;
+  }
+  return dtype == Dtype::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+void FillQueueDefaults(EngineOptions& options) {
+  if (options.max_adapters_per_tenant == 0) {
+    options.max_adapters_per_tenant = options.max_adapters;
+  }
+  const auto quarter = [](int64_t& limit, int64_t of_all) {
+    if (limit == 0) limit = std::max<int64_t>(of_all / 4, 1);
+  };
+  quarter(options.max_queue_requests_per_tenant, options.max_queue_requests);
+  quarter(options.max_queue_tokens_per_tenant, options.max_queue_tokens);
+}
+
+// Of the host's memory, of which nobody knows how much will be there. It is
+// that of all ranks of the machine.
+void FillHostDefaults(int local_size, EngineOptions& options) {
+  if (options.max_batch_tokens == 0) options.max_batch_tokens = kCpuBatchTokens;
+  if (options.kv_cache_bytes == 0) options.kv_cache_bytes = kCpuKvBytes;
+  if (options.max_resident_adapters == 0) {
+    options.max_resident_adapters = kDefaultResidentAdapters;
+  }
+  if (options.memory_budget_bytes == 0) {
+    options.memory_budget_bytes = DefaultHostBudget() / local_size;
+  }
+  // A buffer would take the memory that the adapter has given back.
+  options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
+}
+
+absl::StatusOr<model::DecoderWeights> LoadWeights(
+    const EngineOptions& options, const model::ModelConfig& config,
+    at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
+  if (options.load_format == LoadFormat::kDummy) {
+    Log(LogLevel::kWarning, "weights are random: --load-format=dummy");
+    return model::MakeDummyWeights(config, dtype, device, kDummySeed, shard);
+  }
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
+                        weights::Checkpoint::Open(options.model_dir));
+  return model::LoadDecoderWeights(*checkpoint, config, dtype, device, shard);
+}
+
+absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
+    EngineOptions& options, const model::ModelConfig& config, at::Device device,
+    const parallel::Links& links) {
+  const parallel::Shard shard = links.topology.ShardOf(links.rank);
+  if (options.max_context_tokens == 0 ||
+      options.max_context_tokens > config.max_positions) {
+    options.max_context_tokens = static_cast<int>(config.max_positions);
+  }
+  const at::ScalarType dtype = PickDtype(options.dtype, device);
+  absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
+  std::unique_ptr<model::Decoder> decoder;
+  WEFT_RETURN_IF_ERROR(RunGuarded("loading the model", [&] {
+    loaded = LoadWeights(options, config, dtype, device, shard);
+    if (!loaded.ok()) return;
+    decoder = std::make_unique<model::Decoder>(config, *std::move(loaded),
+                                               options.max_context_tokens,
+                                               links.tensor.get());
+  }));
+  WEFT_RETURN_IF_ERROR(loaded.status());
+  return decoder;
+}
+
+// Compute threads of one of several ranks on a machine must not be more than
+// its cores.
+void SetThreads(int wanted, int local_size) {
+  if (wanted == 0 && local_size > 1) {
+    wanted = std::max(1, at::get_num_threads() / local_size);
+  }
+  if (wanted > 0) at::set_num_threads(wanted);
+}
+
+// What a rank finds out by itself, before it has met the others.
+struct Ground {
+  at::Device device = at::kCPU;
+  model::ModelConfig config;
+};
+
+absl::StatusOr<Ground> FindGround(const EngineOptions& options,
+                                  const World& world) {
+  Ground ground;
+  WEFT_ASSIGN_OR_RETURN(ground.device,
+                        PickDevice(options.device, world.local_rank));
+  WEFT_ASSIGN_OR_RETURN(ground.config,
+                        model::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(
+      ground.config, options.tensor_parallel_size));
+  return ground;
+}
+
+// `own`, or the error of another rank.
+absl::Status AgreeOn(const parallel::Links& links, const absl::Status& own) {
+  if (links.alone()) return own;
+  absl::Status all;
+  WEFT_RETURN_IF_ERROR(RunGuarded("waiting for the other ranks", [&] {
+    all = parallel::Agree(*links.commands, own);
+  }));
+  return all;
+}
+
+// On rank 0, whose numbers they are, with the least memory of any rank's
+// device.
+absl::Status PlanDevice(LoadedRank& rank) {
+  int64_t available = 0;
+  WEFT_RETURN_IF_ERROR(AgreeOn(
+      rank.links, RunGuarded("asking the device for its memory", [&] {
+        available = rank.device->LimitTo(rank.options.device_memory_share);
+      })));
+  if (!rank.links.alone()) {
+    WEFT_RETURN_IF_ERROR(RunGuarded("comparing the ranks' devices", [&] {
+      available = parallel::Smallest(*rank.links.commands, available);
+    }));
+  }
+  absl::StatusOr<MemorySplit> split = MemorySplit();
+  if (rank.links.rank == 0) {
+    split = PlanMemory(*rank.decoder, available, &rank.options);
+  }
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, split.status()));
+  if (rank.links.rank > 0) return absl::OkStatus();
+  if (rank.options.adapter_host_bytes == 0) {
+    rank.options.adapter_host_bytes = DefaultHostBudget() / 2;
+  }
+  rank.options.adapter_host_bytes =
+      std::max<int64_t>(rank.options.adapter_host_bytes, 0);
+  Log(LogLevel::kInfo, "device memory",
+      {{"total_bytes", rank.device->Memory().total},
+       {"left_by_model_bytes", available},
+       {"resident_adapters", split->num_adapters},
+       {"adapter_bytes", split->adapters},
+       {"kv_cache_bytes", split->cache},
+       {"activation_bytes", split->activations},
+       {"reserve_bytes", split->reserve},
+       {"max_batch_tokens", rank.options.max_batch_tokens}});
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
+                                    const World& world,
+                                    const std::function<void()>& met) {
+  LoadedRank rank{.options = options};
+  FillQueueDefaults(rank.options);
+  const absl::StatusOr<Ground> ground = FindGround(options, world);
+  if (!ground.ok()) {
+    // The others are not there yet: nobody has to be told but who started this.
+    if (world.rank == 0) return ground.status();
+    Log(LogLevel::kError, "the rank cannot load; it tells rank 0",
+        {{"rank", world.rank}, {"error", ground.status().message()}});
+  }
+  SetThreads(options.num_threads, world.local_size);
+  WEFT_RETURN_IF_ERROR(RunGuarded("meeting the other ranks", [&] {
+    rank.links =
+        parallel::Meet(world, {.tensor_size = options.tensor_parallel_size,
+                               .num_replicas = options.data_parallel_size});
+  }));
+  if (met) met();
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, ground.status()));
+  WEFT_RETURN_IF_ERROR(RunGuarded("joining the other ranks", [&] {
+    parallel::JoinOn(ground->device, &rank.links);
+  }));
+  absl::StatusOr<std::unique_ptr<model::Decoder>> decoder =
+      LoadDecoder(rank.options, ground->config, ground->device, rank.links);
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, decoder.status()));
+  rank.decoder = *std::move(decoder);
+  WEFT_RETURN_IF_ERROR(RunGuarded("opening the device", [&] {
+    rank.device = MakeComputeDevice(ground->device);
+  }));
+  if (ground->device.is_cpu()) {
+    FillHostDefaults(world.local_size, rank.options);
+  } else {
+    WEFT_RETURN_IF_ERROR(PlanDevice(rank));
+  }
+  return rank;
+}
+
+}  // namespace weft::engine

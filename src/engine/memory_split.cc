@@ -1,0 +1,72 @@
+#include "src/engine/memory_split.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace weft::engine {
+namespace {
+
+// cuBLAS, NCCL and attention ask for some hundred megabytes, whatever the
+// device; pieces that no request fits into grow with it.
+constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
+constexpr int64_t kFragmentShare = 16;
+// Of what is there without the reserve, for the cache and for the adapters.
+constexpr int64_t kFillShare = 4;
+
+absl::Status TooLittle(const MemoryNeeds& needs, const MemorySplit& least) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the model leaves ", needs.available,
+      " bytes of device memory "
+      "(--device-memory-share), at least ",
+      least.adapters + least.cache + least.activations + least.reserve,
+      " are needed: ", least.adapters, " for ", least.num_adapters,
+      " adapters (--max-resident-adapters, --max-rank), ", least.cache,
+      " for keys and values (--kv-cache-bytes, --max-context), ",
+      least.activations,
+      " for activations (--memory-budget, --max-batch-tokens, "
+      "--loss-chunk-size) and a reserve of ",
+      least.reserve));
+}
+
+}  // namespace
+
+absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs) {
+  const auto given = [](int64_t wanted, int64_t least) {
+    return wanted > 0 ? wanted : least;
+  };
+  MemorySplit split{
+      .num_adapters = given(needs.wanted_adapters, 1),
+      .cache = given(needs.wanted_cache, needs.context),
+      .activations = given(needs.wanted_activations, needs.activations),
+      .reserve = kWorkspaceBytes + needs.available / kFragmentShare};
+  split.adapters = split.num_adapters * needs.adapter;
+  const int64_t usable = needs.available - split.reserve;
+  int64_t spare = usable - split.adapters - split.cache - split.activations;
+  if (spare < 0) return TooLittle(needs, split);
+
+  const int64_t target = usable / kFillShare;
+  // What `own` may still grow by.
+  const auto growth = [&](int64_t own) {
+    return std::clamp<int64_t>(target - own, 0, spare);
+  };
+  if (needs.wanted_cache == 0) {
+    const int64_t more =
+        std::min(growth(split.cache),
+                 std::max<int64_t>(needs.most_cache - split.cache, 0));
+    split.cache += more;
+    spare -= more;
+  }
+  if (needs.wanted_adapters == 0) {
+    const int64_t more = std::min(growth(split.adapters) / needs.adapter,
+                                  needs.most_adapters - 1);
+    split.num_adapters += more;
+    split.adapters += more * needs.adapter;
+    spare -= more * needs.adapter;
+  }
+  if (needs.wanted_activations == 0) split.activations += spare;
+  return split;
+}
+
+}  // namespace weft::engine

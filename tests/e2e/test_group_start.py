@@ -1,0 +1,81 @@
+"""Ranks that somebody else starts: how a start fails, and how it is stopped."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import daemon as daemon_module
+import models
+import pytest
+
+SIZE = ("--tensor-parallel-size", "2")
+STOP_SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def launch(
+    monkeypatch: pytest.MonkeyPatch, rank: int, model: Path, folder: Path
+) -> daemon_module.Daemon:
+    monkeypatch.setenv("RANK", str(rank))
+    process = daemon_module.Daemon(model, folder, *SIZE)
+    process.launch()
+    return process
+
+
+def damaged(model: Path, folder: Path, file: str) -> Path:
+    """A copy of the model whose `file` has lost its second half."""
+    copy = shutil.copytree(model, folder)
+    content = (copy / file).read_bytes()
+    (copy / file).write_bytes(content[: len(content) // 2])
+    return copy
+
+
+# Rank 0 looks at its config.json before it meets anybody.
+@pytest.mark.parametrize(
+    ("bad_rank", "file"),
+    [(1, "config.json"), (0, "model.safetensors"), (1, "model.safetensors")],
+)
+def test_a_rank_that_cannot_load_is_named_by_all(
+    bad_rank: int, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = models.tiny_model("llama-tied")
+    bad = damaged(good, tmp_path / "model", file)
+    ranks = [
+        launch(
+            monkeypatch, rank, bad if rank == bad_rank else good, tmp_path / str(rank)
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.wait(STOP_SECONDS) == 1
+            assert f"rank {bad_rank}: " in rank.log_tail()
+            assert file in rank.log_tail()
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_a_rank_that_waits_for_rank_0_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = launch(monkeypatch, 1, models.tiny_model("llama-tied"), tmp_path)
+    try:
+        time.sleep(2)
+        begin = time.monotonic()
+        assert other.stop() == 0
+        assert time.monotonic() - begin < 2
+        assert "before rank 0 was met" in other.log_tail()
+    finally:
+        other.kill()

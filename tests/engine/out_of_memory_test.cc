@@ -1,0 +1,321 @@
+// The engine when its device runs out of memory, or breaks. The device is the
+// host with an allocator that fails.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/engine/engine_impl.h"
+#include "src/group/follower.h"
+#include "tests/engine/engine_fixture.h"
+#include "tests/model/tiny_model.h"
+#include "tests/support/limited_memory.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::engine {
+namespace {
+
+using ::weft::testing::LimitedMemory;
+using ::weft::testing::TinyConfig;
+using ::weft::testing::TinyWeights;
+using ::weft::testing::Wait;
+
+constexpr int kLayers = 8;
+constexpr int64_t kDatumTokens = 32;
+
+// A device that answers as it is told.
+class ToldDevice final : public ComputeDevice {
+ public:
+  struct State {
+    std::atomic<int> num_releases = 0;
+    std::atomic<bool> lost = false;
+  };
+  explicit ToldDevice(State* state) : state_(*state) {}
+  [[nodiscard]] DeviceMemory Memory() const override {
+    return {.total = 300, .reserved = 200, .allocated = 100};
+  }
+  [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
+  void ReleaseCached() override { ++state_.num_releases; }
+  [[nodiscard]] absl::Status CheckAnswers() override {
+    if (!state_.lost) return absl::OkStatus();
+    return absl::UnavailableError("CUDA device 0: an illegal address");
+  }
+
+ private:
+  State& state_;
+};
+
+model::Decoder MakeDecoder(int num_layers) {
+  at::set_num_threads(1);
+  at::manual_seed(7);
+  const model::ModelConfig config = TinyConfig(num_layers);
+  return {config, TinyWeights(config, at::kFloat), config.max_positions};
+}
+
+class OutOfMemoryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              absl::StrCat("weft_out_of_memory_", getpid());
+    std::filesystem::create_directories(folder_);
+    Start(GradientCheckpointing::kAuto);
+  }
+  void TearDown() override {
+    engine_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  // A new engine with adapter "a", after one step.
+  void Start(GradientCheckpointing checkpointing) {
+    memory_.SetLimit(LimitedMemory::kNoLimit);
+    engine_.reset();
+    registry_ = std::make_unique<prometheus::Registry>();
+    EngineParts parts{
+        .options = {.checkpoint_dir = folder_,
+                    .max_adapters = 4,
+                    .max_adapters_per_tenant = 4,
+                    .max_resident_adapters = 4,
+                    .max_batch_tokens = 2 * kDatumTokens,
+                    .gradient_checkpointing = checkpointing,
+                    .max_queue_requests_per_tenant = 100,
+                    .max_queue_tokens_per_tenant = 100000,
+                    .kv_cache_bytes = 1 << 16},
+        .device = std::make_unique<ToldDevice>(&device_),
+        .decoder = std::make_unique<model::Decoder>(MakeDecoder(kLayers)),
+        .spill = std::make_unique<SpillFolder>(
+            *SpillFolder::Open(folder_ / ".spill"))};
+    engine_ = std::make_unique<EngineImpl>(std::move(parts), registry_.get());
+    ASSERT_THAT(Create("a"), IsOk());
+    ASSERT_THAT(Train(1), IsOk());
+    ASSERT_THAT(Optim(), IsOk());
+  }
+
+  absl::StatusOr<AdapterInfo> Create(const std::string& id) {
+    return Wait<AdapterInfo>([&](auto done) {
+      engine_->CreateAdapter(
+          {.adapter_id = id, .config = {.rank = 4, .alpha = 4, .seed = 5}},
+          done);
+    });
+  }
+
+  // `num_micro_batches` of two data each, in one request.
+  absl::StatusOr<TrainResult> Train(int num_micro_batches) {
+    TrainRequest request{.adapter_id = "a"};
+    for (int32_t d = 0; d < 2 * num_micro_batches; ++d) {
+      Datum& datum = request.data.emplace_back();
+      for (int32_t i = 0; i < kDatumTokens; ++i) {
+        datum.tokens.push_back((11 * d + 3 * i) % 53);
+        datum.targets.push_back((11 * d + 3 * i + 3) % 53);
+      }
+    }
+    const auto reply = Wait<StepReply<TrainResult>>(
+        [&](auto done) { engine_->Train(request, done); });
+    if (!reply.ok()) return reply.status();
+    return reply->result;
+  }
+
+  absl::StatusOr<double> Optim() {
+    const auto reply = Wait<StepReply<OptimStepResult>>([&](auto done) {
+      engine_->OptimStep({.adapter_id = "a", .adamw = {.learning_rate = 1e-2}},
+                         done);
+    });
+    if (!reply.ok()) return reply.status();
+    return reply->result.grad_norm;
+  }
+
+  absl::Status Sample() {
+    return Wait<SampleResult>([&](auto done) {
+             engine_->Sample({.prompt = {1, 2, 3},
+                              .config = {.max_tokens = 4, .stop = StopRule()}},
+                             /*on_delta=*/{}, done);
+           })
+        .status();
+  }
+
+  // The most that a request takes.
+  int64_t PeakOfTraining(GradientCheckpointing checkpointing) {
+    Start(checkpointing);
+    static_cast<void>(memory_.TakePeak());
+    EXPECT_THAT(Train(2), IsOk());
+    return memory_.TakePeak();
+  }
+
+  // Fewer bytes than a step takes that keeps its layers, enough for one that
+  // recomputes them.
+  int64_t ScarceBytes() {
+    const int64_t kept = PeakOfTraining(GradientCheckpointing::kOff);
+    const int64_t recomputed = PeakOfTraining(GradientCheckpointing::kAll);
+    EXPECT_LT(recomputed, kept);
+    return (kept + recomputed) / 2;
+  }
+
+  LimitedMemory memory_;
+  ToldDevice::State device_;
+  std::filesystem::path folder_;
+  std::unique_ptr<prometheus::Registry> registry_;
+  std::unique_ptr<EngineImpl> engine_;
+};
+
+TEST_F(OutOfMemoryTest, AStepIsTheSameWhenItHadToRecomputeAllLayers) {
+  const absl::StatusOr<TrainResult> expected = Train(3);
+  const absl::StatusOr<double> expected_norm = Optim();
+  ASSERT_THAT(expected_norm, IsOk());
+
+  const int64_t scarce = ScarceBytes();
+  Start(GradientCheckpointing::kAuto);
+  memory_.SetLimit(scarce);
+  // Three micro-batches: those after the first add to the gradient before them.
+  const absl::StatusOr<TrainResult> result = Train(3);
+  ASSERT_THAT(result, IsOk());
+  EXPECT_GE(device_.num_releases, 3);
+  EXPECT_EQ(result->metrics, expected->metrics);
+  ASSERT_EQ(result->data.size(), expected->data.size());
+  for (size_t d = 0; d < result->data.size(); ++d) {
+    EXPECT_EQ(result->data[d].logprobs, expected->data[d].logprobs);
+  }
+  EXPECT_THAT(Optim(), IsOkAndHolds(*expected_norm));
+}
+
+TEST_F(OutOfMemoryTest, TheOperatorsOffIsNotOverruled) {
+  const int64_t scarce = ScarceBytes();
+  Start(GradientCheckpointing::kOff);
+  memory_.SetLimit(scarce);
+  EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kResourceExhausted,
+                                 "ForwardBackward: out of device memory"));
+}
+
+TEST_F(OutOfMemoryTest, AStepWithoutMemoryLeavesTheAdapterAsItWas) {
+  ASSERT_THAT(Train(1), IsOk());
+  const absl::StatusOr<double> expected = Optim();
+  const int64_t recomputed = PeakOfTraining(GradientCheckpointing::kAll);
+
+  Start(GradientCheckpointing::kAuto);
+  ASSERT_THAT(Train(1), IsOk());
+  const int64_t used = memory_.used();
+  // Wherever the second attempt ends.
+  constexpr int kPlaces = 8;
+  for (int place = 0; place < kPlaces; ++place) {
+    memory_.SetLimit(used + place * (recomputed - used) / kPlaces);
+    EXPECT_THAT(Train(2), IsStatus(absl::StatusCode::kResourceExhausted, ""));
+    memory_.SetLimit(LimitedMemory::kNoLimit);
+    EXPECT_THAT(Sample(), IsOk());
+  }
+  EXPECT_GT(device_.num_releases, kPlaces);
+  EXPECT_THAT(engine_->failure(), IsOk());
+  // Nobody keeps anything of what failed.
+  EXPECT_LE(memory_.used(), used);
+  EXPECT_THAT(Optim(), IsOkAndHolds(*expected));
+}
+
+TEST_F(OutOfMemoryTest, AnAdapterWithoutMemoryIsRefusedAlone) {
+  memory_.SetLimit(memory_.used());
+  EXPECT_THAT(Create("b"), IsStatus(absl::StatusCode::kResourceExhausted,
+                                    "CreateAdapter: out of device memory"));
+  EXPECT_EQ(device_.num_releases, 1);
+  memory_.SetLimit(LimitedMemory::kNoLimit);
+  EXPECT_THAT(Create("b"), IsOk());
+  EXPECT_THAT(Train(1), IsOk());
+}
+
+TEST_F(OutOfMemoryTest, AnErrorThatTheDeviceGetsOverIsThatRequestsAlone) {
+  memory_.SetHook([] { TORCH_CHECK(false, "a launch with bad arguments"); });
+  EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kInternal, "bad arguments"));
+  memory_.SetHook({});
+  EXPECT_THAT(engine_->failure(), IsOk());
+  EXPECT_THAT(Train(1), IsOk());
+}
+
+TEST_F(OutOfMemoryTest, AfterTheDeviceIsLostNothingIsComputed) {
+  device_.lost = true;
+  EXPECT_THAT(Train(1), IsOk());  // Nobody asked.
+  memory_.SetHook([] { TORCH_CHECK(false, "an illegal address"); });
+  EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kUnavailable,
+                                 "the server has lost its device"));
+  memory_.SetHook({});
+  EXPECT_THAT(engine_->failure(),
+              IsStatus(absl::StatusCode::kUnavailable, "lost its device"));
+  EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kUnavailable, ""));
+  EXPECT_THAT(Optim(), IsStatus(absl::StatusCode::kUnavailable, ""));
+  EXPECT_THAT(Sample(), IsStatus(absl::StatusCode::kUnavailable, ""));
+}
+
+TEST_F(OutOfMemoryTest, ADeviceIsAlsoLostOutsideOfComputing) {
+  device_.lost = true;
+  memory_.SetHook([] { TORCH_CHECK(false, "an illegal address"); });
+  EXPECT_THAT(Create("b"), IsStatus(absl::StatusCode::kUnavailable, ""));
+  memory_.SetHook({});
+  EXPECT_THAT(engine_->failure(),
+              IsStatus(absl::StatusCode::kUnavailable, "lost its device"));
+}
+
+TEST_F(OutOfMemoryTest, TheDevicesMemoryIsOnTheMetricsPage) {
+  for (const auto& [name, bytes] :
+       {std::pair("weft_device_memory_bytes", 300.0),
+        std::pair("weft_device_reserved_bytes", 200.0),
+        std::pair("weft_device_allocated_bytes", 100.0)}) {
+    EXPECT_EQ(AddGauge(registry_.get(), name, "").Value(), bytes) << name;
+  }
+}
+
+// Four tokens of the base model, each of which scores one.
+group::TrainPlan SmallPlan() {
+  group::TrainPlan plan;
+  plan.batch.tokens_T = at::arange(4);
+  plan.batch.positions_T = at::arange(4).to(at::kInt);
+  plan.batch.nodes = {{.begin = 0, .end = 4, .subtree_end = 4}};
+  plan.score_index_R = at::arange(4);
+  plan.rows.row_offsets = {0, 1, 2, 3, 4};
+  plan.rows.targets = {1, 2, 3, 4};
+  plan.rows.temperatures = {1, 1, 1, 1};
+  return plan;
+}
+
+TEST(GroupOutOfMemoryTest, ARankThatRunsOutEndsTheGroup) {
+  static thread_local bool is_follower = false;
+  std::atomic<bool> short_of_memory{false};
+  LimitedMemory memory;
+  memory.SetHook([&] {
+    TORCH_CHECK_WITH(OutOfMemoryError, !(is_follower && short_of_memory),
+                     "nothing left");
+  });
+  const auto meeting = parallel::Rendezvous::InProcess();
+  const auto join = [&](int rank) {
+    parallel::Links links = parallel::Meet(
+        meeting, rank, {.tensor_size = 1, .num_replicas = 2}, /*local=*/true);
+    parallel::JoinOn(at::kCPU, &links);
+    return links;
+  };
+  std::thread other([&] {
+    const at::InferenceMode no_autograd;
+    parallel::Links links = join(1);
+    const model::Decoder decoder = MakeDecoder(2);
+    is_follower = true;
+    EXPECT_THROW(group::Follower(decoder, {}, &links).Run(),
+                 c10::OutOfMemoryError);
+  });
+  parallel::Links links = join(0);
+  const model::Decoder decoder = MakeDecoder(2);
+  group::Group group(decoder, {}, std::move(links));
+  const at::InferenceMode no_autograd;
+  const auto forward = [&] {
+    std::vector<group::TrainPlan> plans(2);
+    for (group::TrainPlan& plan : plans) plan = SmallPlan();
+    return group.Forward(std::move(plans));
+  };
+  EXPECT_EQ(forward().size(), 2);
+  // Rank 0 waits for its scores.
+  short_of_memory = true;
+  EXPECT_THROW(static_cast<void>(forward()), std::exception);
+  EXPECT_TRUE(group.failed());
+  other.join();
+}
+
+}  // namespace
+}  // namespace weft::engine
