@@ -68,9 +68,12 @@ def make_inputs(options: argparse.Namespace) -> Arrays:
     """Seeded noise in the dtype of all sides, stored in f32; logits have a standard
     deviation of 3."""
     generator = np.random.default_rng(inputs.SEED)
-    normal = partial(generator.standard_normal, dtype=np.float32)
-    hidden = normal((options.rows, options.hidden))
-    weight = normal((options.vocab, options.hidden))
+
+    def normal(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape, dtype=np.float32)
+
+    hidden = normal(options.rows, options.hidden)
+    weight = normal(options.vocab, options.hidden)
     weight *= np.float32(3 / options.hidden**0.5)
     if DTYPES[options.device] == "bf16":
         hidden, weight = bf16(hidden), bf16(weight)
@@ -156,7 +159,7 @@ def _measure(
 
 def _take(path: Path, dtype: type) -> np.ndarray:
     """What a process wrote; the next one must write it itself."""
-    values = np.fromfile(path, dtype=dtype)
+    values: np.ndarray = np.fromfile(path, dtype=dtype)
     path.unlink()
     return values
 

@@ -189,7 +189,8 @@ def make(
 
 def gemm_rate(runs: Runs, peers: Collection[str]) -> float:
     """The best that torch reached, in floating-point operations per second."""
-    return max(run["gemm_flops_per_second"] for peer in peers for run in runs[peer])
+    rates = [run["gemm_flops_per_second"] for peer in peers for run in runs[peer]]
+    return float(max(rates))
 
 
 def emit(report: dict[str, Any], output: Path | None) -> None:

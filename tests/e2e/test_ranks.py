@@ -16,6 +16,7 @@ import daemon as daemon_module
 import models
 import numpy as np
 import pytest
+from parallel import need_devices, num_ranks
 
 SIZES = (
     ("--tensor-parallel-size", "2"),
@@ -51,6 +52,7 @@ def data(seed: int) -> list[Any]:
 
 
 def start(folder: Path, *flags: str) -> daemon_module.Daemon:
+    need_devices(flags)
     process = daemon_module.Daemon(models.tiny_model("llama-tied"), folder, *flags)
     process.start()
     return process
@@ -95,7 +97,7 @@ def test_a_killed_rank_ends_the_group_and_no_step_is_half_done(
     """Some time after the second step, or, without a delay, while all are idle."""
     process = start(tmp_path / "first", *flags)
     ranks = [process.pid, *children(process.pid)]
-    assert len(ranks) == int(np.prod([int(size) for size in flags[1::2]]))
+    assert len(ranks) == num_ranks(flags)
     training = Training(process)
     if delay is not None:
         training.start()
@@ -144,9 +146,8 @@ def test_a_rank_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
 
 def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     """Its agent serves the rendezvous, and is the parent of all ranks."""
-    process = daemon_module.Daemon(
-        models.tiny_model("llama-tied"), tmp_path, *SIZES[0]
-    )
+    need_devices(SIZES[0])
+    process = daemon_module.Daemon(models.tiny_model("llama-tied"), tmp_path, *SIZES[0])
     agent = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     process.start_with(*agent, "--standalone", "--nproc-per-node=2")
     try:
@@ -166,6 +167,7 @@ def test_an_idle_rank_0_notices_that_another_one_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that somebody else has started, so that nobody tells it."""
+    need_devices(SIZES[0])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
