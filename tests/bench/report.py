@@ -208,9 +208,10 @@ def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
 
 
 def _write(report: dict[str, Any], output: Path | None) -> None:
-    """The JSON line, which also says what it was measured on."""
+    """The JSON line, which also says by what command and on what it was measured."""
     device = report["config"].get("device", "cpu")
-    line = json.dumps({**report, "machine": machine.describe(device)})
+    described = {"command": sys.argv, "machine": machine.describe(device)}
+    line = json.dumps({**report, **described})
     if output is not None:
         output.write_text(line + "\n", "utf-8")
     print(line)

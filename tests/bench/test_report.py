@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,5 +119,6 @@ def test_the_ratios_are_sentences_and_the_rest_is_a_line(
     printed = capsys.readouterr()
     assert printed.err == "x: a/b 0.5 (target <= 1)\nx: c 2\n"
     line = json.loads(printed.out)
-    assert line.pop("machine")["cores"] > 0 and line == result
+    assert line.pop("machine")["cores"] > 0 and line.pop("command") == sys.argv
+    assert line == result
     assert (tmp_path / "line.json").read_text("utf-8") == printed.out
