@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ def main() -> None:
     dtype = torch.float64 if exact else torch_peer.dtype_on(options.device)
 
     def read(name: str, kind: type, *shape: int) -> torch.Tensor:
-        values = np.fromfile(options.folder / name, dtype=kind)
+        values: np.ndarray = np.fromfile(options.folder / name, dtype=kind)
         return torch.from_numpy(values).view(shape).to(options.device)
 
     rows, hidden_size = options.rows, options.hidden
@@ -53,8 +54,9 @@ def main() -> None:
         logprobs.backward(gradients)
         return logprobs.detach()
 
+    run: dict[str, Any] = {}
     if exact:
-        run, logprobs = {}, step()
+        logprobs = step()
     else:
         run, logprobs = torch_peer.measure(step, options.reps, options.device)
     assert hidden.grad is not None

@@ -67,7 +67,7 @@ def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
 @torch.inference_mode()
 def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
     """[rows, count] tokens, the most likely ones, on the CPU."""
-    output = model.generate(
+    output: torch.Tensor = model.generate(
         input_ids=rows,
         attention_mask=torch.ones_like(rows),
         do_sample=False,

@@ -45,7 +45,7 @@ def write(config: dict[str, Any], folder: Path, device: str) -> None:
         drawn = {name: _draw(sizes, generator, device) for name, sizes in part}
         save_file(drawn, folder / file, metadata={"format": "pt"})
         index["weight_map"] |= dict.fromkeys(drawn, file)
-    total = 2 * sum(_elements(sizes) for part in parts for _, sizes in part)
+    total = 2 * sum(elements(sizes) for part in parts for _, sizes in part)
     index["metadata"]["total_size"] = total
     for file, values in (
         ("model.safetensors.index.json", index),
@@ -84,7 +84,7 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
 
 def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
     """Cut where a file has its share of the elements."""
-    total = sum(_elements(sizes) for _, sizes in named)
+    total = sum(elements(sizes) for _, sizes in named)
     count = max(FEWEST_SHARDS, -(-2 * total // MOST_SHARD_BYTES))
     result: list[list[tuple[str, Sizes]]] = [[]]
     written = 0
@@ -92,7 +92,7 @@ def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
         if written >= total * len(result) / count:
             result.append([])
         result[-1].append((name, sizes))
-        written += _elements(sizes)
+        written += elements(sizes)
     return result
 
 
@@ -103,7 +103,7 @@ def _draw(sizes: Sizes, generator: torch.Generator, device: str) -> torch.Tensor
     return tensor.normal_(0.0, sizes[1] ** -0.5, generator=generator).cpu()
 
 
-def _elements(sizes: Sizes) -> int:
+def elements(sizes: Sizes) -> int:
     return torch.Size(sizes).numel()
 
 

@@ -146,4 +146,4 @@ def best_seconds(call: Callable[[], object], count: int, device: str) -> float:
         end.record()
         marks.append((begin, end))
     torch.cuda.synchronize()
-    return min(begin.elapsed_time(end) for begin, end in marks[3:]) / 1e3
+    return float(min(begin.elapsed_time(end) for begin, end in marks[3:])) / 1e3

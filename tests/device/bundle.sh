@@ -15,7 +15,7 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly ROOT PYTHON="${ROOT}/.venv/bin/python"
 # What every machine has, and what comes with torch there.
-readonly THERE='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so|lib(torch|c10|gomp|cu|nv))'
+readonly THERE='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so|lib(torch|c10|gomp|cu(da|blas|pti)|nv))'
 readonly SITE_PACKAGES=(grpcio protobuf typing_extensions)
 
 usage() { sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"; }
