@@ -1,10 +1,10 @@
 // Weft's decode loop by itself, without a server:
-//   decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS THREADS
+//   decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS THREADS cpu|cuda
 // BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints as one JSON
 // line the seconds of the fastest and of the middle iteration, tokens per
 // second of both, the bytes that an iteration must read (weights once, keys and
-// values of every sequence), and the rate at which the same threads read plain
-// memory in the same run.
+// values of every sequence), and the rate at which the same threads, or the
+// device, read plain memory in the same run.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -36,6 +36,7 @@ struct Arguments {
   std::string model_dir;
   at::ScalarType dtype;
   int64_t batch, prompt, tokens;
+  at::Device device;
 };
 
 template <typename T>
@@ -54,10 +55,24 @@ double Middle(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// As ReadMemory, by a device: the mean of so many times, for one alone may take
+// no longer than to ask for it.
+void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
+                      std::vector<double>* rates) {
+  static_cast<void>(memory.sum().item());  // Warms up.
+  const auto start = std::chrono::steady_clock::now();
+  at::Tensor sum;
+  for (int64_t time = 0; time < times; ++time) sum = memory.sum();
+  static_cast<void>(sum.item());
+  rates->push_back(static_cast<double>(times * memory.nbytes()) /
+                   SecondsSince(start));
+}
+
 // Appends the bytes per second at which all threads together read `memory`, of
 // each of so many times.
 void ReadMemory(const at::Tensor& memory, int64_t times,
                 std::vector<double>* rates) {
+  if (memory.is_cuda()) return ReadDeviceMemory(memory, times, rates);
   // Independent sums of whole cache lines: nothing but memory is waited for.
   typedef int64_t Line __attribute__((vector_size(64)));
   constexpr int64_t kLines = 4;
@@ -147,12 +162,14 @@ void Run(const Arguments& arguments) {
       ValueOrDie(weft::model::ReadModelConfig(arguments.model_dir));
   const auto checkpoint =
       ValueOrDie(weft::weights::Checkpoint::Open(arguments.model_dir));
-  const Decoder decoder(config,
-                        ValueOrDie(weft::model::LoadDecoderWeights(
-                            *checkpoint, config, arguments.dtype, at::kCPU)),
-                        arguments.prompt + arguments.tokens);
+  const Decoder decoder(
+      config,
+      ValueOrDie(weft::model::LoadDecoderWeights(
+          *checkpoint, config, arguments.dtype, arguments.device)),
+      arguments.prompt + arguments.tokens);
   const int64_t weight_bytes = WeightBytes(decoder);
-  const at::Tensor memory = at::ones({weight_bytes / 8}, at::kLong);
+  const at::Tensor memory = at::ones(
+      {weight_bytes / 8}, at::dtype(at::kLong).device(arguments.device));
   std::vector<double> rates;
   ReadMemory(memory, arguments.tokens, &rates);
   const std::vector<double> seconds = Decode(decoder, arguments);
@@ -182,10 +199,12 @@ void Run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string dtype = argc == 7 ? argv[2] : "";
-  if (dtype != "f32" && dtype != "bf16") {
+  const std::string dtype = argc == 8 ? argv[2] : "";
+  const std::string device = argc == 8 ? argv[7] : "";
+  if ((dtype != "f32" && dtype != "bf16") ||
+      (device != "cpu" && device != "cuda")) {
     std::cerr << "usage: decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS "
-                 "THREADS\n";
+                 "THREADS cpu|cuda\n";
     return 2;
   }
   at::set_num_threads(std::atoi(argv[6]));
@@ -194,7 +213,8 @@ int main(int argc, char** argv) {
          .dtype = dtype == "bf16" ? at::kBFloat16 : at::kFloat,
          .batch = std::atoll(argv[3]),
          .prompt = std::atoll(argv[4]),
-         .tokens = std::atoll(argv[5])});
+         .tokens = std::atoll(argv[5]),
+         .device = at::Device(device)});
   } catch (const std::exception& e) {
     std::cerr << "decode_bench: " << e.what() << "\n";
     return 1;

@@ -47,6 +47,31 @@ def decode(config: dict[str, Any], length: int) -> float:
     return float(layers * per_layer + 2 * config["hidden_size"] * config["vocab_size"])
 
 
+def model_flops(config: dict[str, Any], tokens: int) -> float:
+    """4 P a token: forward, and the gradient of inputs, by the base's P weights in
+    matrix products alone; without attention, LoRA and what is run again."""
+    return 4.0 * tokens * _matrix_weights(config)
+
+
+def decode_bytes(
+    config: dict[str, Any], batch: int, length: int, weight: int, cache: int
+) -> float:
+    """That one iteration of `batch` sequences of `length` tokens must read: every
+    weight once, keys and values of all; both are bytes of an element."""
+    head = config.get("head_dim") or (
+        config["hidden_size"] // config["num_attention_heads"]
+    )
+    width = config["num_key_value_heads"] * head
+    pairs = 2 * config["num_hidden_layers"] * width
+    return float(weight * _matrix_weights(config) + cache * batch * length * pairs)
+
+
+def _matrix_weights(config: dict[str, Any]) -> int:
+    layers, _, _, shapes = _shapes(config)
+    head = config["hidden_size"] * config["vocab_size"]
+    return layers * sum(a * b for a, b in shapes) + int(head)
+
+
 def head_flops(rows: int, hidden: int, vocab: int) -> float:
     """Logits, and the gradient of their input."""
     return 4.0 * rows * hidden * vocab

@@ -13,7 +13,7 @@ from typing import Any
 import flops
 import inputs
 import report
-from processes import RANK, StepBench, scratch
+from processes import StepBench, scratch
 
 # Targets of shared over repeated, by group, prompt and completion.
 TARGETS = {(8, 512, 64): 3.3, (16, 2048, 64): 7.0}
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
                 "shared": lambda: bench.weft("--share-prompts"),
                 "peer": lambda: bench.peer("--slice", str(options.slice)),
             },
-            report.expect_equal_step,
+            report.equal_steps(options),
         )
     result = report.make(
         "group_prompt",
@@ -55,7 +55,7 @@ def work(options: argparse.Namespace) -> dict[str, report.Work]:
     model, scored = inputs.config(options.model), group * (completion + 1)
     tokens = group * (prompt + completion)
     return {
-        side: report.Work(tokens, flops.step(model, RANK, runs, scored))
+        side: report.Work(tokens, flops.step(model, options.rank, runs, scored))
         for side, runs in (
             ("repeated", repeated),
             ("shared", shared),
@@ -72,7 +72,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--slice", type=int, help="sequences of the peer at a time; 4096 tokens or one"
     )
-    options = report.parse_with_model(parser, arguments)
+    options = report.parse_with_device(parser, arguments)
     options.slice = options.slice or max(
         4096 // (options.prompt + options.completion), 1
     )
@@ -82,15 +82,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _config(options: argparse.Namespace) -> dict[str, Any]:
     names = ("group", "prompt", "completion", "slice")
     sizes = {name: getattr(options, name) for name in names}
-    return {"model": options.model.name, "rank": RANK, **sizes}
+    return {"model": options.model.name, "rank": options.rank, **sizes}
 
 
 def _ratios(sides: report.Sides, options: argparse.Namespace) -> dict[str, Any]:
     size = (options.group, options.prompt, options.completion)
     shared = sides["shared"]["seconds"]
+    speed = sides["repeated"]["seconds"] / shared
+    group, prompt, completion = size
+    most = group * (prompt + completion) / (prompt + group * completion)
     return {
-        "speed shared/repeated": report.ratio(
-            sides["repeated"]["seconds"] / shared, at_least=TARGETS.get(size)
-        ),
+        "speed shared/repeated": report.ratio(speed, at_least=TARGETS.get(size)),
+        "speed shared/repeated over that of the tokens": report.ratio(speed / most),
         "speed shared/peer": report.ratio(sides["peer"]["seconds"] / shared),
     }

@@ -1,8 +1,10 @@
 // Weft's head by itself, for tests/bench/logprobs.py:
-//   head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS REPS
+//   head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS REPS cpu|cuda
 // Reads hidden [R, H], weight [V, H], gradients [R] (f32) and targets [R] (i64)
 // from FOLDER, raw and little-endian; writes logprobs [R] and dhidden [R, H]
-// there; prints seconds and memory above the inputs as one JSON line.
+// there, in f32; prints as one JSON line the seconds with gradient and of the
+// forward pass alone, and memory above the inputs. Computes in f32 on a CPU and
+// in bf16 on CUDA.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -48,6 +50,24 @@ int64_t StatusBytes(const std::string& field) {
   return weft::bench::ProcSelf("status", field) * kKilobyte;
 }
 
+// Ends when what was queued on the device has been done.
+void WaitFor(const at::Tensor& result) {
+  if (result.is_cuda()) static_cast<void>(result.view(-1)[0].item());
+}
+
+template <typename Call>
+std::vector<double> Times(int64_t reps, const Call& call) {
+  std::vector<double> seconds;
+  for (int64_t i = 0; i <= reps; ++i) {  // The first warms up.
+    const auto start = std::chrono::steady_clock::now();
+    WaitFor(call());
+    const std::chrono::duration<double> taken =
+        std::chrono::steady_clock::now() - start;
+    if (i > 0) seconds.push_back(taken.count());
+  }
+  return seconds;
+}
+
 ScoreRows OneTargetPerRow(const at::Tensor& targets) {
   const int64_t* data = targets.const_data_ptr<int64_t>();
   const int64_t count = targets.numel();
@@ -58,16 +78,20 @@ ScoreRows OneTargetPerRow(const at::Tensor& targets) {
   return rows;
 }
 
-void Run(const std::string& folder, const std::vector<int64_t>& numbers) {
+void Run(const std::string& folder, const std::vector<int64_t>& numbers,
+         const at::Device& device) {
   const int64_t num_rows = numbers[0], hidden_size = numbers[1],
                 vocab = numbers[2], reps = numbers[5];
   at::set_num_threads(static_cast<int>(numbers[4]));
+  const at::ScalarType dtype = device.is_cuda() ? at::kBFloat16 : at::kFloat;
   const at::Tensor hidden =
-      ReadTensor(folder + "/hidden", {num_rows, hidden_size}, at::kFloat);
+      ReadTensor(folder + "/hidden", {num_rows, hidden_size}, at::kFloat)
+          .to(device, dtype);
   const at::Tensor weight =
-      ReadTensor(folder + "/weight", {vocab, hidden_size}, at::kFloat);
+      ReadTensor(folder + "/weight", {vocab, hidden_size}, at::kFloat)
+          .to(device, dtype);
   const at::Tensor gradients =
-      ReadTensor(folder + "/gradients", {num_rows}, at::kFloat);
+      ReadTensor(folder + "/gradients", {num_rows}, at::kFloat).to(device);
   const ScoreRows rows =
       OneTargetPerRow(ReadTensor(folder + "/targets", {num_rows}, at::kLong));
   // Sets the high-water mark back to what is resident now.
@@ -76,23 +100,25 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers) {
   const weft::loss::HeadOptions options{.chunk_rows = numbers[3]};
   at::Tensor logprobs;
   at::Tensor dhidden;
-  std::vector<double> seconds;
-  for (int64_t i = 0; i <= reps; ++i) {  // The first warms up.
-    const auto start = std::chrono::steady_clock::now();
+  const std::vector<double> seconds = Times(reps, [&] {
     HeadResult forward = ScoreHead(hidden, weight, rows, options,
                                    /*want_gradient=*/true,
                                    /*want_entropy=*/false);
     logprobs = forward.logprobs_E;
     dhidden = HeadBackward(std::move(forward), hidden, weight, rows, options,
                            gradients);
-    const std::chrono::duration<double> taken =
-        std::chrono::steady_clock::now() - start;
-    if (i > 0) seconds.push_back(taken.count());
-  }
+    return dhidden;
+  });
   const int64_t peak_bytes = StatusBytes("VmHWM");
-  WriteTensor(folder + "/logprobs", logprobs);
-  WriteTensor(folder + "/dhidden", dhidden);
+  WriteTensor(folder + "/logprobs", logprobs.cpu());
+  WriteTensor(folder + "/dhidden", dhidden.to(at::kCPU, at::kFloat));
+  const std::vector<double> forward_seconds = Times(reps, [&] {
+    return ScoreHead(hidden, weight, rows, options, /*want_gradient=*/false,
+                     /*want_entropy=*/false)
+        .logprobs_E;
+  });
   std::cout << nlohmann::json{{"seconds", seconds},
+                              {"forward_seconds", forward_seconds},
                               {"peak_rss_bytes", peak_bytes},
                               {"extra_rss_bytes", peak_bytes - before_bytes}}
             << std::endl;
@@ -101,15 +127,16 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 8) {
+  const std::string device = argc == 9 ? argv[8] : "";
+  if (device != "cpu" && device != "cuda") {
     std::cerr << "usage: head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS "
-                 "REPS\n";
+                 "REPS cpu|cuda\n";
     return 2;
   }
   std::vector<int64_t> numbers;
-  for (int i = 2; i < argc; ++i) numbers.push_back(std::atoll(argv[i]));
+  for (int i = 2; i < 8; ++i) numbers.push_back(std::atoll(argv[i]));
   try {
-    Run(argv[1], numbers);
+    Run(argv[1], numbers, at::Device(device));
   } catch (const std::exception& e) {
     std::cerr << "head_bench: " << e.what() << "\n";
     return 1;

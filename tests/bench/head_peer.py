@@ -1,5 +1,7 @@
 """One process of a peer of Weft's head; prints one JSON line. Files are those of
-head_bench.cc; run by logprobs.py, which sets allocator and threads."""
+head_bench.cc; run by logprobs.py, which sets allocator and threads. The side
+`exact` gives what all others are held against: the chunked head in f64, whose
+files are f64, too."""
 
 from __future__ import annotations
 
@@ -8,22 +10,32 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch_peer
+from peer_options import DTYPES
 
 SEQUENCES = 8  # TRL's loop is over sequences.
+EXACT_ROWS = 256  # At a time.
 
 
 def main() -> None:
     options = _parse()
     torch.set_num_threads(options.threads)
-    rows, hidden_size, vocab = options.rows, options.hidden, options.vocab
-    hidden = _read(options.folder / "hidden", np.float32).view(rows, hidden_size)
-    weight = _read(options.folder / "weight", np.float32).view(vocab, hidden_size)
-    targets = _read(options.folder / "targets", np.int64)
-    gradients = _read(options.folder / "gradients", np.float32)
+    exact = options.side == "exact"
+    dtype = torch.float64 if exact else torch_peer.dtype_on(options.device)
+
+    def read(name: str, kind: type, *shape: int) -> torch.Tensor:
+        values: np.ndarray = np.fromfile(options.folder / name, dtype=kind)
+        return torch.from_numpy(values).view(shape).to(options.device)
+
+    rows, hidden_size = options.rows, options.hidden
+    hidden = read("hidden", np.float32, rows, hidden_size).to(dtype)
+    weight = read("weight", np.float32, options.vocab, hidden_size).to(dtype)
+    targets = read("targets", np.int64, rows)
+    gradients = read("gradients", np.float32, rows).to(dtype)
     if options.side == "selective":
         hidden = hidden.view(SEQUENCES, -1, hidden_size)
         targets, gradients = (x.view(SEQUENCES, -1) for x in (targets, gradients))
@@ -32,6 +44,7 @@ def main() -> None:
         "naive": torch_peer.full_logprobs,
         "selective": torch_peer.selective_logprobs,
         "chunked": partial(torch_peer.chunked_logprobs, chunk=options.chunk),
+        "exact": partial(torch_peer.chunked_logprobs, chunk=EXACT_ROWS),
     }
     logprobs_of = heads[options.side]
 
@@ -41,10 +54,15 @@ def main() -> None:
         logprobs.backward(gradients)
         return logprobs.detach()
 
-    run, logprobs = torch_peer.measure(step, options.reps)
-    logprobs.numpy().tofile(options.folder / "logprobs")
+    run: dict[str, Any] = {}
+    if exact:
+        logprobs = step()
+    else:
+        run, logprobs = torch_peer.measure(step, options.reps, options.device)
     assert hidden.grad is not None
-    hidden.grad.numpy().tofile(options.folder / "dhidden")
+    for name, values in (("logprobs", logprobs), ("dhidden", hidden.grad)):
+        stored = values.double() if exact else values.float()
+        stored.cpu().numpy().tofile(options.folder / name)
     print(json.dumps(run))
 
 
@@ -53,12 +71,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     for name in ("rows", "hidden", "vocab", "chunk", "threads", "reps"):
         parser.add_argument(name, type=int)
-    parser.add_argument("side", choices=("naive", "selective", "chunked"))
+    parser.add_argument("device", choices=DTYPES)
+    parser.add_argument("side", choices=("naive", "selective", "chunked", "exact"))
     return parser.parse_args()
-
-
-def _read(path: Path, dtype: type) -> torch.Tensor:
-    return torch.from_numpy(np.fromfile(path, dtype=dtype))
 
 
 if __name__ == "__main__":

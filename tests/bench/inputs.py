@@ -19,7 +19,7 @@ def config(model: Path) -> dict[str, Any]:
 
 def rows(model: Path, count: int, length: int) -> np.ndarray:
     """[count, length] passages that do not overlap, seeded."""
-    stream = _stream(model)
+    stream = _stream(model, count * length)
     passages = len(stream) // length
     if passages < count:
         raise SystemExit(
@@ -36,12 +36,12 @@ def group(model: Path, count: int, prompt: int, completion: int) -> np.ndarray:
     return passages
 
 
-def _stream(model: Path) -> np.ndarray:
-    """The reference manual that comes with Python; random ids for a model that
-    has no tokenizer."""
+def _stream(model: Path, wanted: int) -> np.ndarray:
+    """The reference manual that comes with Python; `wanted` random ids for a model
+    that has no tokenizer."""
     if not (model / "tokenizer.json").exists():
         vocab = config(model)["vocab_size"]
-        return np.random.default_rng(SEED).integers(3, vocab, 1 << 16)
+        return np.random.default_rng(SEED).integers(3, vocab, wanted)
     from pydoc_data.topics import topics
     from tokenizers import Tokenizer
 

@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
         _cat(files)
         runs: dict[str, list[dict[str, Any]]] = {"cat": [], "weft": []}
         for _ in range(options.rounds):
-            runs["cat"].append({"seconds": min(_cat(files) for _ in range(options.reps))})
+            runs["cat"].append(
+                {"seconds": min(_cat(files) for _ in range(options.reps))}
+            )
             runs["weft"].append(load(folder, "bf16", "all", options.reps))
         head = load(folder, "bf16", "head", 1)
         size = sum(file.stat().st_size for file in files)

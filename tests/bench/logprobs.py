@@ -1,6 +1,7 @@
 """The head alone: log-probabilities of targets and the gradient of the hidden
-rows, with a frozen weight, in f32. Weft's fused head against torch with all
-logits (naive), TRL's way (selective) and torch in checkpointed chunks (chunked).
+rows, with a frozen weight, in f32 (on cuda in bf16). Weft's fused head against
+torch with all logits (naive), TRL's way (selective) and torch in checkpointed
+chunks (chunked).
 
 Every side's numbers are held against f64 before its times count. Memory is what
 a process needs above its inputs.
@@ -20,24 +21,28 @@ import flops
 import inputs
 import numpy as np
 import report
+import shapes
+import tolerance
+from peer_options import DTYPES
 from processes import HERE, run_program, scratch
 
 HEAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "head_bench"
 PEERS = ("naive", "selective", "chunked")
 TOLERANCE = 1e-5  # Relative, by norm; sums of some ten thousand f32 terms.
-EXACT_ROWS = 256  # At a time.
+RESULTS = ("logprobs", "dhidden")
+# Of the forward pass, over the GEMM rate of a GPU.
+FORWARD_TARGET = 0.85
+NUMBERS = ("rows", "hidden", "vocab", "chunk", "threads", "reps")
 
 Arrays = dict[str, np.ndarray]
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    data = make_inputs(options.rows, options.hidden, options.vocab)
-    expected = exact(data)
     with scratch() as folder:
-        for name, values in data.items():
+        for name, values in make_inputs(options).items():
             values.tofile(folder / name)
-        del data
+        expected = _exact(options, folder)
         sides: dict[str, Callable[[], report.Run]] = {
             side: partial(_measure, options, folder, expected, side)
             for side in ("fused", *PEERS)
@@ -46,55 +51,45 @@ def main(arguments: list[str]) -> int:
     work = report.Work(
         options.rows, flops.head_flops(options.rows, options.hidden, options.vocab)
     )
-    names = ("rows", "hidden", "vocab", "chunk")
     result = report.make(
         "logprobs",
         options,
         runs,
         peers=PEERS,
         work=dict.fromkeys(runs, work),
-        config={name: getattr(options, name) for name in names},
-        ratios=_ratios,
+        config={name: getattr(options, name) for name in NUMBERS[:4]},
+        ratios=partial(_ratios, options, runs),
     )
     report.emit(result, options.output)
     return 0
 
 
-def make_inputs(rows: int, hidden: int, vocab: int) -> Arrays:
-    """Seeded noise; logits have a standard deviation of 3."""
+def make_inputs(options: argparse.Namespace) -> Arrays:
+    """Seeded noise in the dtype of all sides, stored in f32; logits have a standard
+    deviation of 3."""
     generator = np.random.default_rng(inputs.SEED)
 
     def normal(*shape: int) -> np.ndarray:
         return generator.standard_normal(shape, dtype=np.float32)
 
+    hidden = normal(options.rows, options.hidden)
+    weight = normal(options.vocab, options.hidden)
+    weight *= np.float32(3 / options.hidden**0.5)
+    if DTYPES[options.device] == "bf16":
+        hidden, weight = bf16(hidden), bf16(weight)
     return {
-        "hidden": normal(rows, hidden),
-        "weight": normal(vocab, hidden) * np.float32(3 / hidden**0.5),
-        "targets": generator.integers(0, vocab, rows),
-        "gradients": normal(rows),
+        "hidden": hidden,
+        "weight": weight,
+        "targets": generator.integers(0, options.vocab, options.rows),
+        "gradients": normal(options.rows),
     }
 
 
-def exact(data: Arrays) -> Arrays:
-    """Log-probabilities [N] and the gradient of hidden [N, H], in f64."""
-    weight = data["weight"].astype(np.float64)
-    logprobs, gradients = [], []
-    for begin in range(0, len(data["hidden"]), EXACT_ROWS):
-        rows = slice(begin, begin + EXACT_ROWS)
-        targets = data["targets"][rows]
-        here = np.arange(len(targets))
-        logits = data["hidden"][rows].astype(np.float64) @ weight.T
-        logits -= logits.max(axis=1, keepdims=True)
-        selected = logits[here, targets]
-        np.exp(logits, out=logits)
-        sums = logits.sum(axis=1, keepdims=True)
-        logprobs.append(selected - np.log(sums[:, 0]))
-        # dlogprob/dlogits = onehot - softmax.
-        logits /= -sums
-        logits[here, targets] += 1.0
-        logits *= data["gradients"][rows, None]
-        gradients.append(logits @ weight)
-    return {"logprobs": np.concatenate(logprobs), "dhidden": np.concatenate(gradients)}
+def bf16(values: np.ndarray) -> np.ndarray:
+    """Finite f32 values rounded to bf16, ties to even, still stored in f32."""
+    bits = values.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -103,38 +98,75 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(difference) / np.linalg.norm(expected))
 
 
+def bound(side: str, result: str, dtype: str) -> float:
+    """How far a side may be from f64. Weft's log-probabilities are f32 whatever the
+    dtype of hidden rows and weight."""
+    if dtype == "f32" or (side, result) == ("fused", "logprobs"):
+        return TOLERANCE
+    return tolerance.summed(dtype, 1)
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = report.parser("logprobs", __doc__)
+    report.add_device(parser)
     parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--hidden", type=int, default=576)
-    parser.add_argument("--vocab", type=int, default=49152)
+    parser.add_argument(
+        "--shape", choices=shapes.SHAPES, help="for --hidden and --vocab"
+    )
+    parser.add_argument("--hidden", type=int, help="576, or of --shape")
+    parser.add_argument("--vocab", type=int, help="49152, or of --shape")
     parser.add_argument("--chunk", type=int, default=1024, help="rows of logits")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    shape = shapes.SHAPES[options.shape or "smollm2-135m"]
+    options.hidden = options.hidden or shape["hidden_size"]
+    options.vocab = options.vocab or shape["vocab_size"]
+    return options
+
+
+def _run(options: argparse.Namespace, program: list[Any], *last: str) -> report.Run:
+    numbers = [str(getattr(options, name)) for name in NUMBERS]
+    return run_program([*program, *numbers, options.device, *last], options.threads)
+
+
+def _peer(options: argparse.Namespace, folder: Path, side: str) -> report.Run:
+    return _run(options, [sys.executable, HERE / "head_peer.py", folder], side)
+
+
+def _exact(options: argparse.Namespace, folder: Path) -> Arrays:
+    """Log-probabilities [N] and the gradient of hidden [N, H], by f64."""
+    _peer(options, folder, "exact")
+    return {name: _take(folder / name, np.float64) for name in RESULTS}
 
 
 def _measure(
     options: argparse.Namespace, folder: Path, expected: Arrays, side: str
 ) -> report.Run:
     """A process of a side; ends the bench when its numbers are wrong."""
-    names = ("rows", "hidden", "vocab", "chunk", "threads", "reps")
-    numbers = [str(getattr(options, name)) for name in names]
-    command: list[str | Path] = [HEAD_BENCH, folder, *numbers]
     if side in PEERS:
-        command = [sys.executable, HERE / "head_peer.py", folder, *numbers, side]
-    run = run_program(command, options.threads)
+        run = _peer(options, folder, side)
+    else:
+        run = _run(options, [HEAD_BENCH, folder])
     for name, values in expected.items():
-        path = folder / name
-        found = error(np.fromfile(path, dtype=np.float32), values)
-        path.unlink()
+        found = error(_take(folder / name, np.float32), values)
         run[f"{name}_error"] = found
-        if not found <= TOLERANCE:
+        most = bound(side, name, DTYPES[options.device])
+        if not found <= most:
             raise SystemExit(
-                f"{side}: {name} off by {found:.1e} > {TOLERANCE:.0e}; times mean nothing"
+                f"{side}: {name} off by {found:.1e} > {most:.0e}; times mean nothing"
             )
     return run
 
 
-def _ratios(sides: report.Sides) -> dict[str, Any]:
+def _take(path: Path, dtype: type) -> np.ndarray:
+    """What a process wrote; the next one must write it itself."""
+    values: np.ndarray = np.fromfile(path, dtype=dtype)
+    path.unlink()
+    return values
+
+
+def _ratios(
+    options: argparse.Namespace, runs: report.Runs, sides: report.Sides
+) -> dict[str, Any]:
     def over(name: str, peer: str) -> float:
         return float(sides["fused"][name] / sides[peer][name])
 
@@ -145,4 +177,10 @@ def _ratios(sides: report.Sides) -> dict[str, Any]:
             result[f"{name} fused/{peer}"] = report.ratio(
                 over(name, peer), at_most=limit if peer == "naive" else None
             )
+    seconds = min(second for run in runs["fused"] for second in run["forward_seconds"])
+    rate = flops.head_flops(options.rows, options.hidden, options.vocab) / 2 / seconds
+    result["forward fused/GEMM rate"] = report.ratio(
+        rate / report.gemm_rate(runs, PEERS),
+        at_least=FORWARD_TARGET if options.device == "cuda" else None,
+    )
     return result

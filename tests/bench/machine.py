@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def describe() -> dict[str, Any]:
-    """CPU model, instruction sets, cores and memory of this machine."""
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """CPU model, instruction sets, cores and memory of this machine; of "cuda" also
+    the device's name, driver and memory."""
     info = Path("/proc/cpuinfo").read_text("ascii", errors="replace")
     fields = dict(
         (key.strip(), value.strip())
@@ -31,7 +33,25 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES,
         "load_average": os.getloadavg()[0],
+        **(gpu() if device == "cuda" else {}),
     }
+
+
+def gpu() -> dict[str, Any]:
+    """Name, driver and memory of the first CUDA device."""
+    name, driver, memory = nvidia_smi("name,driver_version,memory.total")
+    return {
+        "device": name,
+        "driver": driver,
+        "device_memory_bytes": int(memory) * 2**20,
+    }
+
+
+def nvidia_smi(fields: str) -> list[str]:
+    """The values of the first device; memory is in MiB."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [value.strip() for value in done.stdout.splitlines()[0].split(",")]
 
 
 def tcmalloc() -> str | None:
@@ -46,23 +66,36 @@ def tcmalloc() -> str | None:
 
 
 class PeakMemory:
-    """How far the resident memory of a process rises from here on.
+    """How far the resident memory of a process rises from here on, and on "cuda"
+    that of the device, where nothing else may run.
 
     The kernel's high-water mark (VmHWM) is set back to what is resident now
     (VmRSS): what loading took for a moment does not count, what is loaded does
-    not either.
+    not either. What a process once had of a device it keeps, so that the use at the
+    end is the highest.
     """
 
-    def __init__(self, pid: int | str = "self"):
+    def __init__(self, pid: int | str = "self", device: str = "cpu"):
+        self._device = device
         self._status = Path(f"/proc/{pid}/status")
         Path(f"/proc/{pid}/clear_refs").write_text("5", "ascii")
         self._before = self._bytes("VmRSS")
+        self._device_before = self._device_bytes()
 
     def read(self) -> dict[str, int]:
-        """`peak_rss_bytes`, and `extra_rss_bytes` of it above the start."""
+        """`peak_rss_bytes`, and `extra_rss_bytes` of it above the start; on "cuda"
+        also `extra_device_bytes`."""
         peak = self._bytes("VmHWM")
         extra = max(peak - self._before, PAGE_BYTES)
-        return {"peak_rss_bytes": peak, "extra_rss_bytes": extra}
+        result = {"peak_rss_bytes": peak, "extra_rss_bytes": extra}
+        if self._device == "cuda":
+            result["extra_device_bytes"] = self._device_bytes() - self._device_before
+        return result
+
+    def _device_bytes(self) -> int:
+        if self._device != "cuda":
+            return 0
+        return int(nvidia_smi("memory.used")[0]) * 2**20
 
     def _bytes(self, name: str) -> int:
         for line in self._status.read_text("ascii").splitlines():

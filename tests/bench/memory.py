@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
                 "lean": lambda: bench.peer("--checkpoint", "--chunk", _chunk(options)),
                 "off": lambda: bench.weft("--gradient-checkpointing", "off"),
             },
-            report.expect_equal_step,
+            report.equal_steps(options),
         )
         head = _head_bytes(options, bench, tokens, runs["naive"][0])
     result = report.make(
@@ -121,6 +121,6 @@ def _head_bytes(
         extra[rows] = run["extra_rss_bytes"]
         print(f"{rows} rows: {extra[rows] / 2**20:.0f} MiB", file=sys.stderr)
         if rows == options.batch * options.length:
-            report.expect_equal_step(run, reference)
+            report.equal_steps(options)(run, reference)
     base = extra.pop(options.batch)
     return {rows: max(used - base, machine.PAGE_BYTES) for rows, used in extra.items()}

@@ -22,10 +22,12 @@ def main() -> None:
     options = _parse()
     torch.set_num_threads(options.threads)
     model = _load(options)
-    tokens = torch.from_numpy(np.load(options.work / "tokens.npy"))
+    tokens = torch.from_numpy(np.load(options.work / "tokens.npy")).to(options.device)
     with torch.no_grad():
         model(input_ids=tokens[:1, :2], use_cache=False)
-    run, loss = torch_peer.measure(lambda: _step(model, tokens, options), options.reps)
+    run, loss = torch_peer.measure(
+        lambda: _step(model, tokens, options), options.reps, options.device
+    )
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
     run |= {"loss": loss, "grad_norm": torch_peer.gradient_norm(model)}
@@ -42,11 +44,11 @@ def _parse() -> argparse.Namespace:
 
 
 def _load(options: argparse.Namespace) -> Any:
-    base = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype=torch.float32, attn_implementation="sdpa"
-    )
     model = peft.PeftModel.from_pretrained(
-        base, options.work / "adapter", is_trainable=True
+        torch_peer.load_base(options),
+        options.work / "adapter",
+        is_trainable=True,
+        autocast_adapter_dtype=False,
     )
     if options.checkpoint:
         model.enable_input_require_grads()

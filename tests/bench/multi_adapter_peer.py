@@ -20,8 +20,10 @@ def main() -> None:
     options = _parse()
     torch.set_num_threads(options.threads)
     model = _load(options)
-    tokens = torch.from_numpy(np.load(options.work / "tokens.npy"))
-    lengths = torch.from_numpy(np.load(options.work / "lengths.npy"))
+    tokens, lengths = (
+        torch.from_numpy(np.load(options.work / f"{name}.npy")).to(options.device)
+        for name in ("tokens", "lengths")
+    )
     batches = [
         (f"a{i}", rows[:, : int(own.max()) + 1], own)
         for i, (rows, own) in enumerate(
@@ -31,7 +33,7 @@ def main() -> None:
     with torch.no_grad():
         model(input_ids=tokens[:1, :2], use_cache=False)
     run, (loss, norms) = torch_peer.measure(
-        lambda: _steps(model, batches), options.reps
+        lambda: _steps(model, batches), options.reps, options.device
     )
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
@@ -45,15 +47,13 @@ def _parse() -> argparse.Namespace:
 
 
 def _load(options: argparse.Namespace) -> Any:
-    base = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype=torch.float32, attn_implementation="sdpa"
-    )
     folder = options.work / "adapter"
+    how: dict[str, Any] = {"is_trainable": True, "autocast_adapter_dtype": False}
     model = peft.PeftModel.from_pretrained(
-        base, folder, adapter_name="a0", is_trainable=True
+        torch_peer.load_base(options), folder, adapter_name="a0", **how
     )
     for i in range(1, options.adapters):
-        model.load_adapter(folder, adapter_name=f"a{i}", is_trainable=True)
+        model.load_adapter(folder, adapter_name=f"a{i}", **how)
     return model.train()
 
 
@@ -75,7 +75,7 @@ def _step(
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is not None:
             parameter.grad.zero_()
-    real = torch.arange(tokens.shape[1] - 1) < lengths[:, None]
+    real = torch.arange(tokens.shape[1] - 1, device=tokens.device) < lengths[:, None]
     logits = model(
         input_ids=tokens[:, :-1], attention_mask=real.long(), use_cache=False
     ).logits

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+# What models compute in, on all sides, by device.
+DTYPES = {"cpu": "f32", "cuda": "bf16"}
+
 
 def parser() -> argparse.ArgumentParser:
     """A parser with what processes.run_peer gives to all of them."""
@@ -13,4 +16,5 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--work", type=Path, required=True)
     result.add_argument("--threads", type=int, required=True)
     result.add_argument("--reps", type=int, required=True)
+    result.add_argument("--device", choices=DTYPES, required=True)
     return result

@@ -21,7 +21,8 @@ def lines(
     limits: Mapping[str, Points] | None = None,
 ) -> None:
     """Writes a PNG with one line for each of `sides` and a gray one for each of at
-    most three `limits`; x axis logarithmic to the base 2, with ticks where points are."""
+    most three `limits`; x axis logarithmic to the base 2, with ticks where points are.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,9 +32,7 @@ def lines(
     for name, points in sides.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
     for style, (name, points) in zip(LIMIT_STYLES, (limits or {}).items()):
-        axes.plot(
-            *zip(*points, strict=True), linestyle=style, color="gray", label=name
-        )
+        axes.plot(*zip(*points, strict=True), linestyle=style, color="gray", label=name)
     ticks = sorted({point[0] for points in sides.values() for point in points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -18,10 +18,12 @@ import machine
 import numpy as np
 import timing
 import weft
+from peer_options import DTYPES
+from report import RANK as RANK  # Of all benches.
 from report import Run
 
 HERE = Path(__file__).resolve().parent
-RANK, ALPHA = 16, 32.0
+ALPHA = 32.0
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def run_peer(
     `flags`."""
     command = [python, HERE / program, "--model", options.model, "--work", work]
     command += ["--threads", str(options.threads), "--reps", str(options.reps)]
+    command += ["--device", options.device]
     return run_program([*command, *flags], options.threads)
 
 
@@ -65,8 +68,9 @@ def running(
     """A fresh weftd of `model`, or else of `options.model`, and a client of it; its
     files are in a new folder below `work`."""
     folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
-    threads = ("--threads", str(options.threads))
-    with daemon.running(model or options.model, folder, *threads, *flags) as process:
+    own = ["--threads", str(options.threads), "--device", options.device]
+    own += ["--dtype", DTYPES[options.device]]
+    with daemon.running(model or options.model, folder, *own, *flags) as process:
         with process.client(timeout=3600.0) as client:
             yield process, client
 
@@ -108,7 +112,7 @@ class StepBench:
         with running(self._options, self._work, *flags) as (process, client):
             adapter = client.import_adapter("bench", self._work / "adapter")
             adapter.forward([weft.Datum.next_token(self._tokens[0, :3])])
-            memory = machine.PeakMemory(process.pid)
+            memory = machine.PeakMemory(process.pid, self._options.device)
             warm = adapter.forward_backward(data)
             # A step of rate 0 tells the norm, clears the gradient, moves nothing.
             norm = adapter.optim_step(learning_rate=0.0).grad_norm
@@ -130,7 +134,9 @@ class StepBench:
         """A PEFT folder for all processes, trained a little so that neither A nor
         B is zero; by a daemon of its own, for training leaves memory behind."""
         with running(self._options, self._work) as (_, client):
-            adapter = client.create_adapter("bench", rank=RANK, alpha=ALPHA, seed=1)
+            adapter = client.create_adapter(
+                "bench", rank=self._options.rank, alpha=ALPHA, seed=1
+            )
             adapter.forward_backward([weft.Datum.next_token(self._tokens[0, :64])])
             adapter.optim_step(learning_rate=1e-3)
             adapter.export(self._work / "adapter")

@@ -13,6 +13,9 @@ from typing import Any
 
 import machine
 import models
+import shapes
+import tolerance
+from peer_options import DTYPES
 
 # One process of one side: its seconds, memory, and results to check.
 Run = dict[str, Any]
@@ -20,6 +23,7 @@ Runs = dict[str, list[Run]]
 # The best of each side, as reported.
 Sides = Mapping[str, dict[str, Any]]
 
+RANK = 16  # Of adapters, on all linear layers.
 LOSS_TOLERANCE = 1e-5  # Relative; both sum some thousand f32 terms.
 NORM_TOLERANCE = 1e-4  # Relative; what the oracle tests allow a tensor.
 
@@ -43,7 +47,14 @@ def parser(bench: str, description: str | None) -> argparse.ArgumentParser:
     result.add_argument("--rounds", type=int, default=2, help="processes of each side")
     result.add_argument("--reps", type=int, default=2, help="timed steps per process")
     result.add_argument("--output", type=Path, help="also write the JSON line here")
+    result.set_defaults(device="cpu", rank=RANK)
     return result
+
+
+def add_device(options_parser: argparse.ArgumentParser) -> None:
+    options_parser.add_argument(
+        "--device", choices=DTYPES, help="of all sides: f32 on cpu, bf16 on cuda"
+    )
 
 
 def parse_with_model(
@@ -53,6 +64,28 @@ def parse_with_model(
         "--model", type=Path, help="model folder; SmolLM2 by default"
     )
     options = options_parser.parse_args(arguments)
+    options.model = options.model or models.demo_model()
+    return options
+
+
+def parse_with_device(
+    options_parser: argparse.ArgumentParser, arguments: list[str]
+) -> argparse.Namespace:
+    """As parse_with_model, of a bench that runs on any device, for adapters of any
+    rank and models that are shapes alone."""
+    add_device(options_parser)
+    options_parser.add_argument("--rank", type=int, help="of adapters")
+    options_parser.add_argument(
+        "--shape",
+        choices=shapes.SHAPES,
+        help="instead of --model: a published model's sizes with random weights",
+    )
+    options_parser.add_argument("--model", type=Path, help="model folder")
+    options = options_parser.parse_args(arguments)
+    if options.shape is not None:
+        if options.model is not None:
+            options_parser.error("--shape and --model exclude each other")
+        options.model = shapes.folder(options.shape, options.device)
     options.model = options.model or models.demo_model()
     return options
 
@@ -72,9 +105,8 @@ def take_turns(
         for side, measure in sides.items():
             runs[side].append(measure())
             seconds = "/".join(f"{second:.2f}" for second in runs[side][-1]["seconds"])
-            extra = runs[side][-1]["extra_rss_bytes"] / 2**20
             print(
-                f"round {number + 1}: {side} {seconds} s, {extra:.0f} MiB",
+                f"round {number + 1}: {side} {seconds} s, {_mebibytes(runs[side][-1])}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -83,10 +115,22 @@ def take_turns(
     return runs
 
 
-def expect_equal_step(run: Run, reference: Run) -> None:
-    """Same loss and gradient norm, or an end."""
-    for name, bound in (("loss", LOSS_TOLERANCE), ("grad_norm", NORM_TOLERANCE)):
-        expect_close(name, run[name], reference[name], bound)
+def bounds(dtype: str) -> dict[str, float]:
+    """How far a loss and the norm of a gradient may be from another side's that
+    computes in `dtype`, relatively."""
+    if dtype == "f32":
+        return {"loss": LOSS_TOLERANCE, "grad_norm": NORM_TOLERANCE}
+    return dict.fromkeys(("loss", "grad_norm"), tolerance.summed(dtype, 1))
+
+
+def equal_steps(options: argparse.Namespace) -> Callable[[Run, Run], None]:
+    """A check of take_turns: same loss and gradient norm, or an end."""
+
+    def check(run: Run, reference: Run) -> None:
+        for name, bound in bounds(DTYPES[options.device]).items():
+            expect_close(name, run[name], reference[name], bound)
+
+    return check
 
 
 def expect_close(name: str, value: float, reference: float, bound: float) -> None:
@@ -122,10 +166,8 @@ def make(
     ratios: Callable[[Sides], dict[str, Any]],
 ) -> dict[str, Any]:
     """The report; `peers` are the sides that are not ours."""
-    gemm_rate = max(
-        run["gemm_flops_per_second"] for peer in peers for run in runs[peer]
-    )
-    sides = {side: _summary(runs[side], work[side], gemm_rate) for side in runs}
+    rate = gemm_rate(runs, peers)
+    sides = {side: _summary(runs[side], work[side], rate) for side in runs}
     return {
         "bench": bench,
         "ours": {side: sides[side] for side in sides if side not in peers},
@@ -133,15 +175,22 @@ def make(
         "ratio": ratios(sides),
         "config": {
             **config,
-            "dtype": "f32",
+            "device": options.device,
+            "dtype": DTYPES[options.device],
             "threads": options.threads,
             "rounds": options.rounds,
             "reps": options.reps,
             "peer_allocator": "tcmalloc" if machine.tcmalloc() else "glibc",
             "peer_versions": runs[next(iter(peers))][0]["versions"],
         },
-        "gemm_gflops": gemm_rate / 1e9,
+        "gemm_gflops": rate / 1e9,
     }
+
+
+def gemm_rate(runs: Runs, peers: Collection[str]) -> float:
+    """The best that torch reached, in floating-point operations per second."""
+    rates = [run["gemm_flops_per_second"] for peer in peers for run in runs[peer]]
+    return float(max(rates))
 
 
 def emit(report: dict[str, Any], output: Path | None) -> None:
@@ -159,8 +208,10 @@ def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
 
 
 def _write(report: dict[str, Any], output: Path | None) -> None:
-    """The JSON line, which also says what it was measured on."""
-    line = json.dumps({**report, "machine": machine.describe()})
+    """The JSON line, which also says by what command and on what it was measured."""
+    device = report["config"].get("device", "cpu")
+    described = {"command": sys.argv, "machine": machine.describe(device)}
+    line = json.dumps({**report, **described})
     if output is not None:
         output.write_text(line + "\n", "utf-8")
     print(line)
@@ -170,10 +221,16 @@ def sentence(report: dict[str, Any]) -> str:
     parts = [
         f"{name} {side['tokens_per_second']:.0f} tok/s ({side['seconds']:.2f} s,"
         f" {side['fraction_of_gemm_rate']:.0%} of the GEMM rate,"
-        f" {side['extra_rss_bytes'] / 2**20:.0f} MiB)"
+        f" {_mebibytes(side)})"
         for name, side in {**report["ours"], **report["peer"]}.items()
     ]
     return f"{report['bench']}: {'; '.join(parts + _ratio_parts(report))}"
+
+
+def _mebibytes(side: Mapping[str, Any]) -> str:
+    """Of the device, where there is one."""
+    used = side.get("extra_device_bytes", side["extra_rss_bytes"])
+    return f"{used / 2**20:.0f} MiB"
 
 
 def _ratio_parts(report: dict[str, Any]) -> list[str]:
@@ -188,6 +245,7 @@ def _summary(runs: list[Run], work: Work, gemm_rate: float) -> dict[str, Any]:
     seconds = [second for run in runs for second in run["seconds"]]
     rate = work.flops / min(seconds)
     results = ("loss", "grad_norm", "logprobs_error", "dhidden_error")
+    extra = ("extra_rss_bytes", "extra_device_bytes")
     return {
         "seconds": min(seconds),
         "all_seconds": seconds,
@@ -195,6 +253,6 @@ def _summary(runs: list[Run], work: Work, gemm_rate: float) -> dict[str, Any]:
         "gflops": rate / 1e9,
         "fraction_of_gemm_rate": rate / gemm_rate,
         "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs),
-        "extra_rss_bytes": max(run["extra_rss_bytes"] for run in runs),
+        **{name: max(run[name] for run in runs) for name in extra if name in runs[0]},
         **{name: runs[0][name] for name in results if name in runs[0]},
     }

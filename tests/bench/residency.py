@@ -28,9 +28,7 @@ def main(arguments: list[str]) -> int:
             all_resident = measure(options, work, count, count)
             paged = measure(options, work, count, options.slots)
             _expect_same_losses(paged.pop("losses"), all_resident.pop("losses"))
-            points.append(
-                {"adapters": count, "resident": all_resident, "paged": paged}
-            )
+            points.append({"adapters": count, "resident": all_resident, "paged": paged})
             print(f"residency: {points[-1]}", file=sys.stderr)
     result = {
         "bench": "residency",
@@ -80,9 +78,7 @@ def measure(
         with ThreadPoolExecutor(options.clients) as pool:
             list(pool.map(step, range(count)))
             start = time.perf_counter()
-            losses = [
-                list(pool.map(step, range(count))) for _ in range(options.rounds)
-            ]
+            losses = [list(pool.map(step, range(count))) for _ in range(options.rounds)]
             seconds = time.perf_counter() - start
         return {
             "steps_per_second": count * options.rounds / seconds,

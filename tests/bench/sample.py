@@ -3,42 +3,38 @@ transformers' generate and (with --llama-python) llama.cpp, and against what the
 machine could do at most.
 
 Every sequence has a prompt of its own and draws the most likely tokens, so that
-all f32 sides must draw the same. The limit of a batch is the larger of (bytes
-that one iteration must read) over the rate at which the same threads read memory,
-and its floating-point operations over torch's GEMM rate. That rate changes by the
-minute on machines that are shared: one sequence is therefore drawn between two
-readings of it, again and again, and the middle of these fractions counts.
+all f32 sides must draw the same; what is drawn in bf16 must be the likeliest to
+transformers, too, up to rounding. Memory's rate changes by the minute on machines
+that are shared: on a CPU one sequence is therefore drawn between two readings of it,
+again and again, and the middle of these fractions counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import daemon
-import flops
 import inputs
 import numpy as np
 import plot
 import report
-from processes import RANK, run_peer, run_program, running, scratch
-from sample_client import (
-    GROUP_SIZE,
-    MIXED_ADAPTERS,
-    Points,
-    SampleClient,
-    decoding_seconds,
-)
+import sample_limits
+import tolerance
+from peer_options import DTYPES
+from processes import run_peer, run_program, running, scratch
+from sample_client import GROUP_SIZE, MIXED_ADAPTERS, Points, SampleClient
 
+CONFIG = (
+    *("prompt", "tokens", "group_prompt", "group_tokens"),
+    *("rank", "device", "threads", "rounds", "reps"),
+)
+MOST_SEQUENCES = 64  # As weftd has it.
 DECODE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
-# Times transformers' tokens per second, or this fraction of the limit if less.
-PEER_TARGETS = {1: 2.5, 8: 2.5, 32: 2.0}
-LIMIT_TARGET = 0.8
-MIXED_TARGET = 0.85
-GROUP_TARGET = 4.0
 
 
 def main(arguments: list[str]) -> int:
@@ -54,6 +50,8 @@ def main(arguments: list[str]) -> int:
 class SampleBench:
     def __init__(self, options: argparse.Namespace, work: Path):
         self._options, self._work = options, work
+        # Weft is measured in all of them, the peer in the first.
+        self._dtypes = ("f32", "bf16") if options.device == "cpu" else ("bf16",)
         most = max(*options.batches, MIXED_ADAPTERS)
         self._prompts = inputs.rows(options.model, most, options.prompt)
         self._group = inputs.rows(options.model, GROUP_SIZE, options.group_prompt)
@@ -65,32 +63,41 @@ class SampleBench:
             for side, measure in self._sides().items():
                 run = measure()
                 sides.setdefault(side, []).append(run)
-                dtype = "bf16" if side.endswith("bf16") else "f32"
-                self._expect_same_tokens(side, run, sides[f"weft {dtype}"][0])
+                self._check(side, sides)
                 times = {k: round(v, 3) for k, v in run["seconds"].items()}
                 print(f"round {number + 1}: {side} {times}", file=sys.stderr)
         return self._make(sides)
 
     def _sides(self) -> dict[str, Any]:
-        sides = {
-            "weft f32": lambda: self._weft("f32"),
-            "weft bf16": lambda: self._weft("bf16"),
-            "transformers": self._transformers,
-            "limit f32": lambda: self._limit("f32"),
-            "limit bf16": lambda: self._limit("bf16"),
+        """How each is measured; weft's first, for others are held against it."""
+        sides: dict[str, Any] = {
+            f"weft {dtype}": partial(self._weft, dtype) for dtype in self._dtypes
         }
+        sides["transformers"] = self._transformers
+        if self._options.device == "cpu":
+            for dtype in self._dtypes:
+                sides[f"limit {dtype}"] = partial(self._limit, dtype)
         if self._options.llama_python is not None:
-            sides["llama.cpp f32"] = lambda: self._llama_cpp("f32")
-            sides["llama.cpp bf16"] = lambda: self._llama_cpp("bf16")
+            for dtype in self._dtypes:
+                sides[f"llama.cpp {dtype}"] = partial(self._llama_cpp, dtype)
         return sides
 
     # Each returns `seconds` by what was timed; those that draw, also `tokens`.
 
     def _weft(self, dtype: str) -> dict[str, Any]:
         options = self._options
-        with running(options, self._work, "--dtype", dtype) as (_, client):
+        most = str(max(MOST_SEQUENCES, *options.batches))
+        flags = ("--dtype", dtype, "--max-decode-sequences", most)
+        with running(options, self._work, *flags) as (_, client):
             side = SampleClient(options, client, self._prompts, self._group)
-            return side.measure(lambda: self._reading_seconds(dtype))
+            on_cpu = options.device == "cpu"
+            run = side.measure(
+                partial(self._reading_seconds, dtype) if on_cpu else None
+            )
+        if dtype == self._dtypes[0]:
+            drawn = json.dumps(run["tokens"])
+            (self._work / "drawn.json").write_text(drawn, "utf-8")
+        return run
 
     def _transformers(self) -> dict[str, Any]:
         return run_peer(self._options, self._work, "sample_peer.py", *self._sizes())
@@ -109,7 +116,7 @@ class SampleBench:
     def _decode(self, dtype: str, batch: int) -> dict[str, Any]:
         options = self._options
         sizes = (batch, options.prompt, options.tokens, options.threads)
-        command = [DECODE_BENCH, options.model, dtype, *map(str, sizes)]
+        command = [DECODE_BENCH, options.model, dtype, *map(str, sizes), "cpu"]
         return run_program(command, options.threads)
 
     def _reading_seconds(self, dtype: str) -> float:
@@ -129,48 +136,43 @@ class SampleBench:
             "read_bytes_per_second": rate,
         }
 
-    def _expect_same_tokens(
-        self, side: str, run: dict[str, Any], reference: dict[str, Any]
-    ) -> None:
-        """Of the batches that both drew."""
-        for batch, rows in run.get("tokens", {}).items():
-            if rows != reference["tokens"][batch]:
-                raise SystemExit(
-                    f"{side}: batch {batch} has other tokens than weft's;"
-                    " times mean nothing"
-                )
+    def _check(self, side: str, sides: dict[str, list[dict[str, Any]]]) -> None:
+        """The last run of a side. On a GPU rounding depends on what else is in an
+        iteration, so that tokens may differ."""
+        run, device = sides[side][-1], self._options.device
+        if side == "transformers":
+            _expect_likely_tokens(run["gaps"], tolerance.summed(DTYPES[device], 1))
+        if device == "cpu":
+            dtype = "f32" if side == "transformers" else side.split()[-1]
+            _expect_same_tokens(side, run, sides[f"weft {dtype}"][0])
 
     def _make(self, sides: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        options = self._options
         best = {side: _best(runs) for side, runs in sides.items()}
-        gemm = max(run["gemm_flops_per_second"] for run in sides["transformers"])
-        model = inputs.config(self._options.model)
-        limits = {
-            dtype: self._limits(sides[f"limit {dtype}"], gemm, model)
-            for dtype in ("f32", "bf16")
-        }
         peers = [side for side in best if side.startswith(("trans", "llama"))]
+        gemm = max(run["gemm_flops_per_second"] for run in sides["transformers"])
+        if options.device == "cuda":
+            read = {"bf16": sample_limits.of_device(sides["transformers"], options)}
+        else:
+            read = {dtype: sides[f"limit {dtype}"] for dtype in self._dtypes}
+        limits = {
+            dtype: sample_limits.by_batch(runs, gemm, options)
+            for dtype, runs in read.items()
+        }
+        pairs = {dtype: _pairs(sides[f"weft {dtype}"]) for dtype in self._dtypes}
         return {
             "bench": "sample",
             "ours": {
-                side: {**best[side], "pairs": _pairs(sides[side])}
-                for side in ("weft f32", "weft bf16")
+                f"weft {dtype}": {**best[f"weft {dtype}"], "pairs": own}
+                for dtype, own in pairs.items()
             },
             "peer": {s: best[s] for s in peers},
             "limit": limits,
-            "ratio": {
-                **_speeds(best, limits, self._options),
-                **_read_fractions(sides),
-            },
+            "ratio": sample_limits.ratios(best, limits, pairs, options),
             "config": {
-                "model": self._options.model.name,
-                "prompt": self._options.prompt,
-                "tokens": self._options.tokens,
-                "group_prompt": self._options.group_prompt,
-                "group_tokens": self._options.group_tokens,
-                "rank": RANK,
-                "threads": self._options.threads,
-                "rounds": self._options.rounds,
-                "reps": self._options.reps,
+                "model": options.model.name,
+                **{name: getattr(options, name) for name in CONFIG},
+                "peer_dtype": DTYPES[options.device],
                 "peer_versions": {
                     name: version
                     for side in peers
@@ -179,19 +181,6 @@ class SampleBench:
             },
             "gemm_gflops": gemm / 1e9,
         }
-
-    def _limits(
-        self, runs: list[dict[str, Any]], gemm: float, model: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Tokens per second at most, by batch, and what they come from."""
-        read = max(run["read_bytes_per_second"] for run in runs)
-        length = self._options.prompt + self._options.tokens // 2
-        result: dict[str, Any] = {"read_gb_per_second": read / 1e9}
-        for batch in self._options.batches:
-            reading = runs[0]["bytes"][str(batch)] / read
-            working = batch * flops.decode(model, length) / gemm
-            result[f"tokens_per_second {batch}"] = batch / max(reading, working)
-        return result
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -230,52 +219,26 @@ def _pairs(runs: list[dict[str, Any]]) -> list[Points]:
     return [pair for run in runs for pair in run["pairs"]]
 
 
-def _read_fractions(sides: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Of one sequence, at the client."""
-    ratios = {}
-    for dtype in ("f32", "bf16"):
-        pairs = _pairs(sides[f"weft {dtype}"])
-        middle = statistics.median(pair["reading"] / pair["token"] for pair in pairs)
-        name = f"fraction of the rate of reading, batch 1, {dtype}"
-        ratios[name] = report.ratio(middle, at_least=LIMIT_TARGET)
-    return ratios
-
-
-def _speeds(
-    best: dict[str, Any], limits: dict[str, Any], options: argparse.Namespace
-) -> dict[str, Any]:
-    ours, peer = best["weft f32"]["seconds"], best["transformers"]["seconds"]
-    ratios: dict[str, Any] = {}
-    for batch in options.batches:
-        speed = peer[str(batch)] / ours[str(batch)]
-        limit = limits["f32"][f"tokens_per_second {batch}"]
-        fraction = _decode_rate(ours, batch, options.tokens) / limit
-        ratios[f"speed weft/transformers, batch {batch}"] = report.ratio(speed)
-        ratios[f"fraction of the limit, batch {batch}"] = report.ratio(fraction)
-        if batch in PEER_TARGETS:
-            # Either target will do.
-            reached = max(speed / PEER_TARGETS[batch], fraction / LIMIT_TARGET)
-            ratios[f"of the target, batch {batch}"] = report.ratio(reached, at_least=1)
-    for dtype in ("f32", "bf16"):
-        side = best[f"weft {dtype}"]["seconds"]
-        if f"llama.cpp {dtype}" in best:
-            other = best[f"llama.cpp {dtype}"]["seconds"]["1"]
-            ratios[f"speed weft/llama.cpp, batch 1, {dtype}"] = report.ratio(
-                other / side["1"], at_least=1
+def _expect_same_tokens(
+    side: str, run: dict[str, Any], reference: dict[str, Any]
+) -> None:
+    """Of the batches that both drew."""
+    for batch, rows in run.get("tokens", {}).items():
+        if rows != reference["tokens"][batch]:
+            raise SystemExit(
+                f"{side}: batch {batch} has other tokens than weft's;"
+                " times mean nothing"
             )
-    ratios["speed mixed/one adapter"] = report.ratio(
-        ours["one adapter"] / ours["mixed adapters"], at_least=MIXED_TARGET
-    )
-    ratios["speed group/separate"] = report.ratio(
-        ours["separate"] / ours["group"], at_least=GROUP_TARGET
-    )
-    return ratios
 
 
-def _decode_rate(seconds: Points, batch: int, tokens: int) -> float:
-    """Tokens per second without prefill and first token."""
-    prefill = seconds[f"{batch} prefill"]
-    return batch * (tokens - 1) / decoding_seconds(seconds[str(batch)], prefill)
+def _expect_likely_tokens(gaps: dict[str, float], bound: float) -> None:
+    """By transformers' own logits, relatively."""
+    for batch, gap in gaps.items():
+        if not gap <= bound:
+            raise SystemExit(
+                f"weft: batch {batch} has a token that is {gap:.1e} > {bound:.1e} of a"
+                " logit from transformers' likeliest; times mean nothing"
+            )
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -289,7 +252,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--llama-python", help="a Python with llama-cpp-python, to measure it too"
     )
     parser.add_argument("--plot", type=Path, help="PNG of tokens/s against batch")
-    options = report.parse_with_model(parser, arguments)
+    options = report.parse_with_device(parser, arguments)
     if 1 not in options.batches:
         parser.error("--batches must have 1")
     return options

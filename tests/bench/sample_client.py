@@ -11,7 +11,6 @@ import inputs
 import numpy as np
 import timing
 import weft
-from processes import RANK
 
 MIXED_ADAPTERS = 8
 GROUP_SIZE = 16
@@ -42,7 +41,9 @@ class SampleClient:
         self._random = np.random.default_rng(inputs.SEED)
         self._pool = ThreadPoolExecutor(max(*options.batches, GROUP_SIZE))
 
-    def measure(self, reading_seconds: Callable[[], float]) -> dict[str, Any]:
+    def measure(self, reading_seconds: Callable[[], float] | None) -> dict[str, Any]:
+        """Seconds by what was timed, and tokens by batch; `pairs`, where it is said
+        how long one sequence takes to be read."""
         options, seconds, tokens = self._options, {}, {}
         for batch in options.batches:
             calls = [(self._client, row) for row in self._prompts[:batch]]
@@ -56,7 +57,7 @@ class SampleClient:
         seconds["one adapter"] = self._time(one, options.tokens)
         seconds["mixed adapters"] = self._time(mixed, options.tokens)
         seconds["group"], seconds["separate"] = self._time_group()
-        pairs = self._pairs(reading_seconds)
+        pairs = [] if reading_seconds is None else self._pairs(reading_seconds)
         return {"seconds": seconds, "tokens": tokens, "pairs": pairs}
 
     def _pairs(self, reading_seconds: Callable[[], float]) -> list[Points]:
@@ -75,7 +76,7 @@ class SampleClient:
         return pairs
 
     def _adapter(self, name: str) -> Any:
-        adapter = self._client.create_adapter(name, rank=RANK)
+        adapter = self._client.create_adapter(name, rank=self._options.rank)
         row = self._prompts[0]
         adapter.forward_backward([weft.Datum.next_token(row)])
         adapter.optim_step(learning_rate=1e-3)
@@ -95,7 +96,9 @@ class SampleClient:
         row[0] = self._random.integers(3, self._vocab)
         return row
 
-    def _draw(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> list[list[int]]:
+    def _draw(
+        self, calls: list[tuple[Any, np.ndarray]], tokens: int
+    ) -> list[list[int]]:
         def one(call: tuple[Any, np.ndarray]) -> list[int]:
             source, row = call
             drawn = source.sample(row, max_tokens=tokens, temperature=0.0, stop=[])

@@ -19,13 +19,13 @@ import transformers
 def main() -> None:
     options = _parse()
     torch.set_num_threads(options.threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
-    prompts = torch.from_numpy(np.load(options.work / "prompts.npy"))
-    seconds, tokens = {}, {}
+    model = torch_peer.load_base(options).eval()
+    prompts = torch.from_numpy(np.load(options.work / "prompts.npy")).to(model.device)
+    drawn = json.loads((options.work / "drawn.json").read_text("utf-8"))
+    seconds, tokens, gaps = {}, {}, {}
     for batch in options.batches:
         rows = prompts[:batch]
+        gaps[str(batch)] = _gap(model, rows, drawn[str(batch)])
         tokens[str(batch)] = _generate(model, rows, options.tokens).tolist()
         seconds[str(batch)] = min(
             timing.each(lambda: _generate(model, rows, options.tokens), options.reps)
@@ -36,7 +36,9 @@ def main() -> None:
             {
                 "seconds": seconds,
                 "tokens": tokens,
-                "gemm_flops_per_second": torch_peer.gemm_rate(),
+                "gaps": gaps,
+                "gemm_flops_per_second": torch_peer.gemm_rate(options.device),
+                **torch_peer.memory_rates(options.device),
                 "versions": versions,
             }
         )
@@ -44,9 +46,28 @@ def main() -> None:
 
 
 @torch.inference_mode()
+def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
+    """By how much a token of `drawn` is less likely than the likeliest, at most: the
+    difference of their logits over the largest logit there."""
+    worst = 0.0
+    for prompt, own in zip(prompts, drawn, strict=True):
+        tokens = torch.tensor(own, device=prompt.device)
+        ids = torch.cat([prompt, tokens])[None, :-1]
+        logits = (
+            model(input_ids=ids, use_cache=False, logits_to_keep=len(own))
+            .logits[0]
+            .double()
+        )
+        chosen = logits.gather(1, tokens[:, None])[:, 0]
+        gaps = (logits.amax(dim=1) - chosen) / logits.abs().amax(dim=1)
+        worst = max(worst, float(gaps.max()))
+    return worst
+
+
+@torch.inference_mode()
 def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
-    """[rows, count] tokens, the most likely ones."""
-    output = model.generate(
+    """[rows, count] tokens, the most likely ones, on the CPU."""
+    output: torch.Tensor = model.generate(
         input_ids=rows,
         attention_mask=torch.ones_like(rows),
         do_sample=False,
@@ -55,7 +76,7 @@ def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
         eos_token_id=None,
         pad_token_id=0,
     )
-    return output[:, rows.shape[1] :]
+    return output[:, rows.shape[1] :].cpu()
 
 
 def _parse() -> argparse.Namespace:

@@ -60,7 +60,11 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
         share = options.clients // options.processes
         runs = [
             loop.run_in_executor(
-                pool, _clients, process.address, range(i * share, (i + 1) * share), options
+                pool,
+                _clients,
+                process.address,
+                range(i * share, (i + 1) * share),
+                options,
             )
             for i in range(options.processes)
         ]

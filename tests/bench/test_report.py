@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run  # noqa: F401  It sets the path for those below.
+import machine
 import report
 
+# 600 MiB more are in use each time it is asked.
+NVIDIA_SMI = """#!/bin/sh
+case $1 in
+  --query-gpu=name,driver_version,memory.total) echo "NVIDIA H100, 580.1, 81559" ;;
+  --query-gpu=memory.used) echo x >>"$0.asked"; echo $((600 * $(wc -l <"$0.asked"))) ;;
+esac
+"""
 
-@pytest.mark.parametrize(("name", "factor"), [("loss", 2e-5), ("grad_norm", 2e-4)])
-def test_a_wrong_result_ends_the_bench(name: str, factor: float) -> None:
+
+@pytest.mark.parametrize(
+    ("device", "name", "factor"),
+    [
+        ("cpu", "loss", 2e-5),
+        ("cpu", "grad_norm", 2e-4),
+        ("cuda", "loss", 0.1),
+        ("cuda", "grad_norm", 0.1),
+    ],
+)
+def test_a_wrong_result_ends_the_bench(device: str, name: str, factor: float) -> None:
     good: report.Run = {"seconds": [1.0], "extra_rss_bytes": 1}
     good |= {"loss": 5.0, "grad_norm": 2.0}
     bad = {**good, name: good[name] * (1 + factor)}
     sides = {"first": lambda: good, "second": lambda: bad}
     with pytest.raises(SystemExit, match=name):
-        report.take_turns(1, sides, report.expect_equal_step)
+        report.take_turns(
+            1, sides, report.equal_steps(argparse.Namespace(device=device))
+        )
 
 
 def test_sides_take_turns() -> None:
@@ -59,14 +81,44 @@ def test_the_best_repetition_and_the_highest_peak_count() -> None:
     assert "speed 2 (target >= 3)" in report.sentence(result)
 
 
+def test_a_device_is_described_and_its_memory_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(NVIDIA_SMI, "utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    described = machine.describe("cuda")
+    assert described["device"] == "NVIDIA H100"
+    assert described["driver"] == "580.1"
+    assert described["device_memory_bytes"] == 81559 * 2**20
+    assert "device" not in machine.describe()
+    memory = machine.PeakMemory(device="cuda").read()
+    assert memory["extra_device_bytes"] == 600 * 2**20
+    run: report.Run = {"seconds": [1.0], "peak_rss_bytes": 1, **memory}
+    run["gemm_flops_per_second"], run["versions"] = 1.0, {}
+    result = report.make(
+        "x",
+        report.parser("x", "").parse_args([]),
+        {"peer": [run]},
+        peers=("peer",),
+        work={"peer": report.Work(tokens=1, flops=1.0)},
+        config={},
+        ratios=lambda sides: {},
+    )
+    assert result["peer"]["peer"]["extra_device_bytes"] == 600 * 2**20
+    assert "600 MiB" in report.sentence(result)
+
+
 def test_the_ratios_are_sentences_and_the_rest_is_a_line(
     capsys: Any, tmp_path: Path
 ) -> None:
     ratios = {"a/b": report.ratio(0.5, at_most=1), "c": report.ratio(2.0)}
-    result = {"bench": "x", "ours": {"points": []}, "ratio": ratios}
+    result = {"bench": "x", "ours": {"points": []}, "ratio": ratios, "config": {}}
     report.emit_ratios(result, tmp_path / "line.json")
     printed = capsys.readouterr()
     assert printed.err == "x: a/b 0.5 (target <= 1)\nx: c 2\n"
     line = json.loads(printed.out)
-    assert line.pop("machine")["cores"] > 0 and line == result
+    assert line.pop("machine")["cores"] > 0 and line.pop("command") == sys.argv
+    assert line == result
     assert (tmp_path / "line.json").read_text("utf-8") == printed.out

@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import machine
 import timing
 import torch
+from peer_options import DTYPES
 from torch.utils.checkpoint import checkpoint
 
-GEMM_SHAPE = (4096, 576, 1536)  # Rows, in, out: SmolLM2's MLP.
+# Rows, in, out: SmolLM2's MLP; what fills a large device.
+GEMM_SHAPE = {"cpu": (4096, 576, 1536), "cuda": (8192, 8192, 8192)}
+READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}  # More than any cache.
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 T = TypeVar("T")
 
 
-def measure(step: Callable[[], T], reps: int) -> tuple[dict[str, Any], T]:
+def dtype_on(device: str) -> torch.dtype:
+    return TORCH_DTYPES[DTYPES[device]]
+
+
+def load_base(options: argparse.Namespace) -> Any:
+    """transformers' model of peer_options.py's options, adapters of which are to be
+    in its dtype, too: the fastest that peft has."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        options.model,
+        dtype=dtype_on(options.device),
+        attn_implementation="sdpa",
+        device_map=options.device,
+    )
+
+
+def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, Any], T]:
     """Seconds of `reps` steps after a first one, the memory they needed, torch's
     GEMM rate and version; and what the first step gave."""
     # The first checkpoint of a process imports a compiler: code, not activations.
     checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)
-    memory = machine.PeakMemory()
+    memory = machine.PeakMemory(device=device)
     first = step()
     run = {
-        "seconds": timing.each(step, reps),
+        "seconds": timing.each(waiting(step, device), reps),
         **memory.read(),
-        "gemm_flops_per_second": gemm_rate(),
+        "gemm_flops_per_second": gemm_rate(device),
         "versions": {"torch": torch.__version__},
     }
     return run, first
+
+
+def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
+    """`call`, until the device has done what it queues."""
+    if device == "cpu":
+        return call
+
+    def run() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return run
 
 
 def gradient_norm(model: torch.nn.Module) -> float:
@@ -75,10 +109,41 @@ def chunked_logprobs(
     return torch.cat(parts)
 
 
-def gemm_rate() -> float:
-    """Floating-point operations per second of torch's f32 matrix product."""
-    rows, inner, columns = GEMM_SHAPE
-    left, right = torch.randn(rows, inner), torch.randn(inner, columns)
-    output = torch.empty(rows, columns)
-    seconds = timing.each(lambda: torch.mm(left, right, out=output), 20)
-    return 2.0 * rows * inner * columns / min(seconds)
+def gemm_rate(device: str) -> float:
+    """Floating-point operations per second of torch's matrix product of random
+    data, in the dtype of all sides."""
+    rows, inner, columns = GEMM_SHAPE[device]
+    options: dict[str, Any] = {"dtype": dtype_on(device), "device": device}
+    left = torch.randn(rows, inner, **options)
+    right = torch.randn(inner, columns, **options)
+    output = torch.empty(rows, columns, **options)
+    seconds = best_seconds(lambda: torch.mm(left, right, out=output), 20, device)
+    return 2.0 * rows * inner * columns / seconds
+
+
+def memory_rates(device: str) -> dict[str, float]:
+    """Bytes per second of a copy (read and written ones) and of a sum (read ones)."""
+    source = torch.randn(READ_BYTES[device] // 4, device=device)
+    target = torch.empty_like(source)
+    copying = best_seconds(lambda: target.copy_(source), 10, device)
+    reading = best_seconds(source.sum, 10, device)
+    return {
+        "copy_bytes_per_second": 2 * source.nbytes / copying,
+        "read_bytes_per_second": source.nbytes / reading,
+    }
+
+
+def best_seconds(call: Callable[[], object], count: int, device: str) -> float:
+    """Of `count` calls, one after the other; on a device by its own clock, after
+    some that warm it up."""
+    if device == "cpu":
+        return min(timing.each(call, count))
+    marks = []
+    for _ in range(count + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        marks.append((begin, end))
+    torch.cuda.synchronize()
+    return float(min(begin.elapsed_time(end) for begin, end in marks[3:])) / 1e3

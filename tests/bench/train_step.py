@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import flops
 import inputs
 import report
-from processes import RANK, StepBench, scratch
+from processes import StepBench, scratch
+
+MODEL_FLOPS = "model FLOPs/GEMM rate"
+MODEL_FLOPS_TARGET = 0.45  # On a GPU.
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +21,7 @@ def main(arguments: list[str]) -> int:
     with scratch() as work:
         bench = StepBench(options, tokens, work)
         sides = {"weft": bench.weft, "naive": bench.peer}
-        runs = report.take_turns(options.rounds, sides, report.expect_equal_step)
+        runs = report.take_turns(options.rounds, sides, report.equal_steps(options))
     result = report.make(
         "train_step",
         options,
@@ -25,7 +29,7 @@ def main(arguments: list[str]) -> int:
         peers=("naive",),
         work=dict.fromkeys(runs, batch_work(options)),
         config=batch_config(options),
-        ratios=_ratios,
+        ratios=partial(_ratios, options),
     )
     report.emit(result, options.output)
     return 0
@@ -40,7 +44,7 @@ def batch_work(options: argparse.Namespace) -> report.Work:
     tokens = options.batch * options.length
     runs = [flops.Run(options.length)] * options.batch
     config = inputs.config(options.model)
-    return report.Work(tokens, flops.step(config, RANK, runs, tokens))
+    return report.Work(tokens, flops.step(config, options.rank, runs, tokens))
 
 
 def batch_config(options: argparse.Namespace) -> dict[str, Any]:
@@ -48,16 +52,30 @@ def batch_config(options: argparse.Namespace) -> dict[str, Any]:
         "model": options.model.name,
         "batch": options.batch,
         "length": options.length,
-        "rank": RANK,
+        "rank": options.rank,
     }
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = report.parser("train_step", __doc__)
     add_batch_options(parser)
-    return report.parse_with_model(parser, arguments)
+    return report.parse_with_device(parser, arguments)
 
 
-def _ratios(sides: report.Sides) -> dict[str, Any]:
+def _ratios(options: argparse.Namespace, sides: report.Sides) -> dict[str, Any]:
     value = sides["naive"]["seconds"] / sides["weft"]["seconds"]
-    return {"speed weft/naive": report.ratio(value)}
+    return {
+        "speed weft/naive": report.ratio(value),
+        MODEL_FLOPS: model_flops_ratio(options, batch_work(options), sides["weft"]),
+    }
+
+
+def model_flops_ratio(
+    options: argparse.Namespace, work: report.Work, side: dict[str, Any]
+) -> dict[str, Any]:
+    """Of a side that does `work`: the base's own operations over the GEMM rate."""
+    model = flops.model_flops(inputs.config(options.model), work.tokens)
+    return report.ratio(
+        side["fraction_of_gemm_rate"] * model / work.flops,
+        at_least=MODEL_FLOPS_TARGET if options.device == "cuda" else None,
+    )

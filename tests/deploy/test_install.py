@@ -3,6 +3,7 @@ LibTorch alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -122,3 +123,88 @@ def test_without_torch_it_says_what_is_missing(tree: Path, tmp_path: Path) -> No
         )
         assert done.returncode == 1
         assert words in done.stderr
+
+
+class Bundle:
+    """The device's tests, packed with the tree and unpacked elsewhere."""
+
+    def __init__(self, tree: Path, folder: Path):
+        archive = folder / "bundle.tar.gz"
+        script = REPOSITORY / "tests" / "device" / "bundle.sh"
+        subprocess.run([script, "--preset", "cpu", "--tree", tree, archive], check=True)
+        subprocess.run(["tar", "-C", folder, "-xzf", archive], check=True)
+        self.folder = folder / "weft-device"
+
+    def run(self, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
+        """Its run.sh, with this Python, and with tools in `path`."""
+        return subprocess.run(
+            [self.folder / "tests" / "device" / "run.sh", *words],
+            env={
+                **environment(),
+                "PYTHON": sys.executable,
+                "PATH": f"{path}:{os.environ['PATH']}",
+            },
+            cwd=self.folder.parent,
+            capture_output=True,
+            text=True,
+        )
+
+
+def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -> None:
+    bundle = Bundle(tree, tmp_path)
+    steps = ("optim", "memcheck", "train_step", "decode_bench")
+    done = bundle.run("--device", "cpu", "--output", "out", *steps)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), done.stdout
+    assert "skipped  memcheck: for a CUDA device alone\n" in done.stdout
+    for name in ("train_step", "decode_bench"):
+        line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
+        assert line["bench"] == name
+        assert line["machine"]["cores"] > 0 and line["command"]
+    # The client runs with what came along, nothing else of this Python.
+    program = (
+        "import grpc, google.protobuf.message as m; print(grpc.__file__, m.__file__)"
+    )
+    own = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(bundle.folder / "python")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert all(Path(p).is_relative_to(bundle.folder) for p in own.stdout.split())
+
+    check_bad_ends(bundle, tmp_path)
+
+
+def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
+    """Of its run.sh: a device that is not there, or that a program does not see; a
+    program that fails, or hangs; a wrong name."""
+    if daemon_module.num_devices() == 0:
+        done = bundle.run("optim", "sample")
+        assert done.returncode == 0
+        assert "skipped  optim: no CUDA device\n" in done.stdout
+        assert done.stdout.endswith("0 passed, 0 failed, 2 skipped\n")
+    write_program(tmp_path / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
+    done = bundle.run("optim", path=str(tmp_path))
+    assert done.returncode == 1
+    assert "  | run.sh: the program saw no device\n" in done.stdout
+
+    optim = bundle.folder / "libexec" / "optim_test"
+    write_program(optim, "echo broken; exit 3")
+    done = bundle.run("--device", "cpu", "optim")
+    assert done.returncode == 1
+    assert "exit status 3" in done.stdout and "  | broken\n" in done.stdout
+    assert done.stdout.endswith("0 passed, 1 failed, 0 skipped\n")
+    write_program(optim, "sleep 60")
+    done = bundle.run("--device", "cpu", "--seconds", "1", "optim")
+    assert done.returncode == 1
+    assert "not done in 1 s" in done.stdout
+    done = bundle.run("sgd")
+    assert done.returncode == 2 and "no step sgd" in done.stderr
+
+
+def write_program(path: Path, commands: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{commands}\n", "utf-8")
+    path.chmod(0o755)

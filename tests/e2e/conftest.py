@@ -19,4 +19,6 @@ _spec.loader.exec_module(fixtures)
 daemon_for = fixtures.daemon_for
 reference_for = fixtures.reference_for
 unique = fixtures.unique
+pytest_configure = fixtures.pytest_configure
+pytest_collection_modifyitems = fixtures.pytest_collection_modifyitems
 pytest_runtest_makereport = fixtures.pytest_runtest_makereport

@@ -10,9 +10,10 @@ from typing import Any
 import daemon as daemon_module
 import models
 import numpy as np
+from parallel import SIZES, need_devices
 
-TENSOR_2 = ("--tensor-parallel-size", "2")
-TENSOR_2_DATA_2 = (*TENSOR_2, "--data-parallel-size", "2")
+TENSOR_2 = SIZES["tensor 2"]
+TENSOR_2_DATA_2 = SIZES["tensor 2, data 2"]
 STOP_SECONDS = 20.0
 
 
@@ -48,6 +49,7 @@ def expect_all_gone(ranks: list[int]) -> None:
 
 def make(folder: Path, *flags: str, model: Path | None = None) -> daemon_module.Daemon:
     """Of a tiny model unless one is given; not started."""
+    need_devices(flags)
     return daemon_module.Daemon(
         model or models.tiny_model("llama-tied"), folder, *flags
     )

@@ -1,4 +1,4 @@
-"""Ranks that somebody else starts: how a start fails, and how it is stopped."""
+"""Ranks that somebody else starts, so that nobody watches them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pathlib import Path
 import daemon as daemon_module
 import models
 import pytest
-
-SIZE = ("--tensor-parallel-size", "2")
-STOP_SECONDS = 30.0
+from groups import STOP_SECONDS, TENSOR_2, make
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +26,7 @@ def launch(
     monkeypatch: pytest.MonkeyPatch, rank: int, model: Path, folder: Path
 ) -> daemon_module.Daemon:
     monkeypatch.setenv("RANK", str(rank))
-    process = daemon_module.Daemon(model, folder, *SIZE)
+    process = make(folder, *TENSOR_2, model=model)
     process.launch()
     return process
 
@@ -79,3 +77,19 @@ def test_a_rank_that_waits_for_rank_0_can_be_stopped(
         assert "before rank 0 was met" in other.log_tail()
     finally:
         other.kill()
+
+
+def test_an_idle_rank_0_notices_that_another_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.tiny_model("llama-tied")
+    other = launch(monkeypatch, 1, model, tmp_path / "1")
+    process = make(tmp_path / "0", *TENSOR_2, model=model)
+    try:
+        monkeypatch.setenv("RANK", "0")
+        process.start()
+        other.kill()
+        assert process.wait(STOP_SECONDS) == 1
+    finally:
+        other.kill()
+        process.kill()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
-import pytest
 from groups import STOP_SECONDS, TENSOR_2, children, gone, make
 
 
@@ -47,27 +45,4 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
         assert process.wait(STOP_SECONDS) != 0
         assert all(gone(rank) for rank in ranks)
     finally:
-        process.kill()
-
-
-def test_an_idle_rank_0_notices_that_another_one_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that somebody else has started, so that nobody tells it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    other = make(tmp_path / "1", *TENSOR_2)
-    process = make(tmp_path / "0", *TENSOR_2)
-    monkeypatch.setenv("RANK", "1")
-    other.launch()
-    try:
-        monkeypatch.setenv("RANK", "0")
-        process.start()
-        other.kill()
-        assert process.wait(STOP_SECONDS) == 1
-    finally:
-        other.kill()
         process.kill()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from daemon import WEFTD, Daemon, running
+from daemon import DEVICE, DTYPE, WEFTD, Daemon, running
 from models import tiny_model
 
 START_SECONDS = 10.0
@@ -182,7 +182,7 @@ def test_info_describes_the_model(daemon_for: Any) -> None:
     with daemon_for("qwen3").client() as client:
         assert client.healthy()
         info = client.info()
-    assert (info.device, info.model.dtype) == ("cpu", "f32")
+    assert (info.device, info.model.dtype) == (DEVICE, DTYPE)
     assert info.model.architecture == "qwen3"
     assert info.model.num_layers == 3
     assert info.model.vocab_size == 320

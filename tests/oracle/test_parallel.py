@@ -15,7 +15,7 @@ import pytest
 import tolerance
 from batching import together
 from conftest import SMOLLM2, model_folder
-from parallel import SIZES
+from parallel import SIZES, need_devices
 from reference import MIXED
 from test_gradients import assert_gradients
 from texts import next_token, sequences
@@ -32,6 +32,7 @@ def ranks_for(
         last: dict[tuple[str, str], daemon_module.Daemon] = {}
 
         def get(kind: str, size: str) -> daemon_module.Daemon:
+            need_devices(SIZES[size])
             if (kind, size) not in last:
                 stack.pop_all().close()
                 last.clear()
@@ -116,12 +117,12 @@ def test_sampling_is_that_of_one_rank(
             adapter = client.import_adapter(unique("ranks"), folder)
             for source in (client, adapter):
                 for _ in range(2):
-                    drawn.append(
-                        source.sample(prompt, prompt_logprobs=True, **options)
-                    )
+                    drawn.append(source.sample(prompt, prompt_logprobs=True, **options))
     half = len(drawn) // 2
     for own, other in zip(drawn[:half], drawn[half:], strict=True):
-        difference = tolerance.max_difference(own.prompt_logprobs, other.prompt_logprobs)
+        difference = tolerance.max_difference(
+            own.prompt_logprobs, other.prompt_logprobs
+        )
         assert difference <= tolerance.LOGPROBS
         for sample, wanted in zip(own.samples, other.samples, strict=True):
             np.testing.assert_array_equal(sample.tokens, wanted.tokens)

@@ -21,6 +21,19 @@ SAMPLER_VERSUS_TRAINER = 1e-4  # Largest absolute difference of a logprob.
 EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7}
 
 
+def logprobs(dtype: str, expected: Any) -> float:
+    """Largest absolute difference of log-probabilities from the `expected` ones of a
+    sequence: promised for f32, the roundings of the largest one else."""
+    if dtype == "f32":
+        return LOGPROBS
+    return summed(dtype, 1) * float(np.max(np.abs(np.asarray(expected))))
+
+
+def gradients(dtype: str) -> float:
+    """As GRADIENTS, which is for f32; roundings of what they are sums of else."""
+    return GRADIENTS if dtype == "f32" else summed(dtype, 1)
+
+
 def max_difference(actual: Any, expected: Any) -> float:
     """Largest absolute difference; infinite when shapes differ or a NaN is in it."""
     left = np.asarray(actual, dtype=np.float64)

@@ -1,0 +1,117 @@
+"""What a machine could do at most when it samples, and what was reached of it.
+
+The limit of a batch is the larger of (bytes that one iteration must read) over the
+rate at which memory is read, and its floating-point operations over torch's GEMM
+rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import flops
+import inputs
+import report
+from peer_options import DTYPES
+from sample_client import Points, decoding_seconds
+
+# Times transformers' tokens per second, or this fraction of the limit if less.
+PEER_TARGETS = {1: 2.5, 8: 2.5, 32: 2.0}
+LIMIT_TARGETS = {"cpu": 0.8, "cuda": 0.75}
+MIXED_TARGET = 0.85
+GROUP_TARGET = 4.0
+BF16_BYTES = 2
+
+Runs = list[dict[str, Any]]
+
+
+def by_batch(runs: Runs, gemm: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second at most, and the rate of reading that they come from; `runs`
+    have bytes by batch."""
+    read = max(run["read_bytes_per_second"] for run in runs)
+    length = options.prompt + options.tokens // 2
+    model = inputs.config(options.model)
+    result: dict[str, Any] = {"read_gb_per_second": read / 1e9}
+    for batch in options.batches:
+        reading = runs[0]["bytes"][str(batch)] / read
+        working = batch * flops.decode(model, length) / gemm
+        result[f"tokens_per_second {batch}"] = batch / max(reading, working)
+    return result
+
+
+def of_device(peers: Runs, options: argparse.Namespace) -> Runs:
+    """Runs as by_batch takes them, by what torch moved on the device: the faster of
+    copying and reading."""
+    model = inputs.config(options.model)
+    length = options.prompt + options.tokens // 2
+    bytes_read = {
+        str(batch): flops.decode_bytes(model, batch, length, BF16_BYTES, BF16_BYTES)
+        for batch in options.batches
+    }
+    return [
+        {
+            "bytes": bytes_read,
+            "read_bytes_per_second": max(
+                run["read_bytes_per_second"], run["copy_bytes_per_second"]
+            ),
+        }
+        for run in peers
+    ]
+
+
+def ratios(
+    best: dict[str, Any],
+    limits: dict[str, Any],
+    pairs: dict[str, list[Points]],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Of the best seconds of each side, the limits by dtype, and pairs by dtype."""
+    dtype = DTYPES[options.device]
+    ours, peer = best[f"weft {dtype}"]["seconds"], best["transformers"]["seconds"]
+    result: dict[str, Any] = {}
+    for batch in options.batches:
+        speed = peer[str(batch)] / ours[str(batch)]
+        limit = limits[dtype][f"tokens_per_second {batch}"]
+        fraction = _decode_rate(ours, batch, options.tokens) / limit
+        result |= _of_batch(batch, speed, fraction, options.device)
+    for other in (side for side in best if side.startswith("llama.cpp")):
+        own = best[other.replace("llama.cpp", "weft")]["seconds"]["1"]
+        name = f"speed weft/llama.cpp, batch 1, {other.split()[1]}"
+        speed = best[other]["seconds"]["1"] / own
+        result[name] = report.ratio(speed, at_least=1)
+    result["speed mixed/one adapter"] = report.ratio(
+        ours["one adapter"] / ours["mixed adapters"], at_least=MIXED_TARGET
+    )
+    result["speed group/separate"] = report.ratio(
+        ours["separate"] / ours["group"], at_least=GROUP_TARGET
+    )
+    for name, own_pairs in pairs.items():
+        if own_pairs:
+            middle = statistics.median(p["reading"] / p["token"] for p in own_pairs)
+            result[f"fraction of the rate of reading, batch 1, {name}"] = report.ratio(
+                middle, at_least=LIMIT_TARGETS["cpu"]
+            )
+    return result
+
+
+def _of_batch(batch: int, speed: float, fraction: float, device: str) -> dict[str, Any]:
+    least = LIMIT_TARGETS[device]
+    result = {
+        f"speed weft/transformers, batch {batch}": report.ratio(speed),
+        f"fraction of the limit, batch {batch}": report.ratio(
+            fraction, at_least=least if (device, batch) == ("cuda", 1) else None
+        ),
+    }
+    if device == "cpu" and batch in PEER_TARGETS:
+        # Either target will do.
+        reached = max(speed / PEER_TARGETS[batch], fraction / least)
+        result[f"of the target, batch {batch}"] = report.ratio(reached, at_least=1)
+    return result
+
+
+def _decode_rate(seconds: Points, batch: int, tokens: int) -> float:
+    """Tokens per second without prefill and first token."""
+    prefill = seconds[f"{batch} prefill"]
+    return batch * (tokens - 1) / decoding_seconds(seconds[str(batch)], prefill)

@@ -1,0 +1,111 @@
+"""Writes a model of shapes.py: shape_peer.py CONFIG_JSON FOLDER DEVICE.
+
+Weights are bf16, as published. A matrix has the variance of one over its inputs, so
+that activations, losses and gradients have the sizes of a trained model's; norms
+are near one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+SEED = 11
+MOST_SHARD_BYTES = 2 << 30
+FEWEST_SHARDS = 3  # So that the smallest model has several, too.
+
+Sizes = tuple[int, ...]
+
+
+def main() -> None:
+    config, folder, device = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        write(config, draft, device)
+        os.rename(draft, folder)  # Complete or absent.
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write(config: dict[str, Any], folder: Path, device: str) -> None:
+    parts = shards(list(tensors(config)))
+    generator = torch.Generator(device).manual_seed(SEED)
+    index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
+    for number, part in enumerate(parts, start=1):
+        file = f"model-{number:05}-of-{len(parts):05}.safetensors"
+        drawn = {name: _draw(sizes, generator, device) for name, sizes in part}
+        save_file(drawn, folder / file, metadata={"format": "pt"})
+        index["weight_map"] |= dict.fromkeys(drawn, file)
+    total = 2 * sum(elements(sizes) for part in parts for _, sizes in part)
+    index["metadata"]["total_size"] = total
+    for file, values in (
+        ("model.safetensors.index.json", index),
+        ("config.json", config),
+    ):
+        (folder / file).write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+
+def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
+    """Names and sizes of all tensors, in the order of computation."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    heads, ffn = config["num_attention_heads"], config["intermediate_size"]
+    head = config.get("head_dim") or hidden // heads
+    kv = config["num_key_value_heads"] * head
+    layer: dict[str, Sizes] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (heads * head, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, heads * head),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+    }
+    if config["model_type"] == "qwen3":
+        layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for number in range(config["num_hidden_layers"]):
+        for name, sizes in layer.items():
+            yield f"model.layers.{number}.{name}.weight", sizes
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
+    """Cut where a file has its share of the elements."""
+    total = sum(elements(sizes) for _, sizes in named)
+    count = max(FEWEST_SHARDS, -(-2 * total // MOST_SHARD_BYTES))
+    result: list[list[tuple[str, Sizes]]] = [[]]
+    written = 0
+    for name, sizes in named:
+        if written >= total * len(result) / count:
+            result.append([])
+        result[-1].append((name, sizes))
+        written += elements(sizes)
+    return result
+
+
+def _draw(sizes: Sizes, generator: torch.Generator, device: str) -> torch.Tensor:
+    tensor = torch.empty(sizes, dtype=torch.bfloat16, device=device)
+    if len(sizes) == 1:
+        return tensor.normal_(1.0, 0.1, generator=generator).cpu()
+    return tensor.normal_(0.0, sizes[1] ** -0.5, generator=generator).cpu()
+
+
+def elements(sizes: Sizes) -> int:
+    return torch.Size(sizes).numel()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Models that are shapes alone: what transformers and Weft take them for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import run  # noqa: F401  It sets the path for those below.
+import daemon
+import shape_peer
+import shapes
+
+PUBLISHED = {
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-8b": 8_190_735_360,
+    "smollm2-135m": 134_515_008,
+}
+
+
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = shapes.SHAPES[name]
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    wanted = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    assert dict(shape_peer.tensors(config)) == wanted
+    total = sum(p.numel() for p in model.parameters())
+    assert total == PUBLISHED.get(name, total)
+
+
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_weft_reads_every_tensor(name: str, tmp_path: Path) -> None:
+    """Of a file with holes for data."""
+    header, end = {}, 0
+    for tensor, sizes in shape_peer.tensors(shapes.SHAPES[name]):
+        begin, end = end, end + 2 * shape_peer.elements(sizes)
+        header[tensor] = {"dtype": "BF16", "shape": sizes, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode("ascii")
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    (tmp_path / "config.json").write_text(json.dumps(shapes.SHAPES[name]), "utf-8")
+    weftctl = daemon.BUILD_DIR / "client" / "weftctl" / "weftctl"
+    done = subprocess.run(
+        [weftctl, "weights", "inspect", tmp_path, "-o", "json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    seen = json.loads(done.stdout)
+    assert seen["num_read_tensors"] == seen["num_tensors"] == len(header)
+    assert seen["num_parameters"] == PUBLISHED.get(name, end // 2)
+
+
+def test_shards_have_all_tensors_once_and_not_too_much_each() -> None:
+    for config in shapes.SHAPES.values():
+        named = list(shape_peer.tensors(config))
+        parts = shape_peer.shards(named)
+        assert sum(parts, []) == named
+        assert len(parts) >= shape_peer.FEWEST_SHARDS
+        largest = max(shape_peer.elements(sizes) for _, sizes in named)
+        most = shape_peer.MOST_SHARD_BYTES + 2 * largest
+        for part in parts:
+            assert 2 * sum(shape_peer.elements(sizes) for _, sizes in part) <= most

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Packs what run.sh needs on a machine with a GPU, Python, torch, transformers and
+# peft, but without Debian's packages, a compiler's output or a network:
+#
+#   tests/device/bundle.sh [OPTIONS] OUTPUT.tar.gz
+#
+#   --preset NAME      cuda (default); cpu to try the bundle itself
+#   --python VERSION   of the Python there, 3.12 say (default: that of .venv)
+#   --tree FOLDER      installed by cmake --install of this preset's build, whose
+#                      programs are built: nothing is built or installed again
+#
+# There: tar xf OUTPUT.tar.gz && weft-device/tests/device/run.sh
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+readonly ROOT PYTHON="${ROOT}/.venv/bin/python"
+# What every machine has, and what comes with torch there.
+readonly THERE='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so|lib(torch|c10|gomp|cu(da|blas|pti)|nv))'
+readonly SITE_PACKAGES=(grpcio protobuf typing_extensions)
+
+usage() { sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"; }
+
+preset=cuda python='' tree='' output=''
+while (($# > 0)); do
+  case "$1" in
+    --preset) preset="$2" && shift ;;
+    --python) python="$2" && shift ;;
+    --tree) tree="$2" && shift ;;
+    -h | --help) usage && exit 0 ;;
+    -*) echo "bundle.sh: unknown option $1" >&2 && exit 2 ;;
+    *) output="$1" ;;
+  esac
+  shift
+done
+if [[ -z "${output}" ]]; then
+  usage >&2
+  exit 2
+fi
+
+build="${ROOT}/build/${preset}"
+programs=(ops/ops_test lora/lora_test head/head_test optim/optim_test
+  model/model_test bench/decode_bench bench/head_bench oracle/dump_weights)
+if [[ "${preset}" == cuda ]]; then
+  programs+=(kernels_cuda/kernels_cuda_test ../kernels/cuda/cuda_kernel_bench)
+else
+  programs+=(kernels_cuda/cuda_kernels_on_host_test)
+fi
+
+scratch="$(mktemp -d)"
+trap 'rm -rf "${scratch}"' EXIT
+bundle="${scratch}/weft-device"
+mkdir -p "${bundle}"/{bin,libexec,lib,build/client,build/tests,tests,client}
+
+if [[ -z "${tree}" ]]; then
+  cmake -S "${ROOT}" --preset "${preset}"
+  cmake --build "${build}" --target weftd weftctl "${programs[@]##*/}"
+  tree="${scratch}/tree"
+  cmake --install "${build}" --prefix "${tree}" --strip >/dev/null
+fi
+cp -r "${tree}" "${bundle}/weft"
+rm -f "${bundle}/weft/lib/weft/torch" # That of the machine there.
+
+# Programs are stripped, and started by one script that finds their libraries.
+cp "${ROOT}/tests/device/with_libraries.sh" "${bundle}/bin/"
+for program in "${programs[@]}"; do
+  name="${program##*/}"
+  strip -o "${bundle}/libexec/${name}" "${build}/tests/${program}"
+  ln -s with_libraries.sh "${bundle}/bin/${name}"
+done
+for file in "${bundle}"/weft/bin/* "${bundle}"/weft/lib/weft/*.so*; do
+  strip --strip-unneeded "${file}"
+done
+ldd "${build}/tests/"{ops/ops_test,bench/decode_bench,oracle/dump_weights} |
+  awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+  while read -r library; do
+    name="${library##*/}"
+    if [[ ! "${name}" =~ ${THERE} && ! -e "${bundle}/weft/lib/weft/${name}" ]]; then
+      cp -L "${library}" "${bundle}/lib/"
+    fi
+  done
+
+# Where the Python tests and benches look in a build folder.
+ln -s ../weft/bin "${bundle}/build/server"
+ln -s ../../weft/bin "${bundle}/build/client/weftctl"
+ln -s ../../bin "${bundle}/build/tests/bench"
+ln -s ../../bin "${bundle}/build/tests/oracle"
+
+for folder in tests/bench tests/oracle tests/e2e tests/device client/python proto; do
+  mkdir -p "${bundle}/$(dirname "${folder}")"
+  cp -r "${ROOT}/${folder}" "${bundle}/${folder}"
+done
+rm -rf "${bundle}/client/python/build"
+find "${bundle}" -name __pycache__ -prune -exec rm -rf {} +
+"${PYTHON}" "${bundle}/client/python/generate.py"
+
+# What the Python client needs and the machine there may lack.
+own="$("${PYTHON}" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+if [[ "${python:-${own}}" == "${own}" ]]; then
+  "${PYTHON}" "${bundle}/tests/device/copy_packages.py" "${bundle}/python" \
+    "${SITE_PACKAGES[@]}"
+else
+  mapfile -t pinned < <("${PYTHON}" -m pip freeze |
+    grep -E "^($(IFS='|' && echo "${SITE_PACKAGES[*]}"))==")
+  "${PYTHON}" -m pip install --quiet --target "${bundle}/python" --no-deps \
+    --only-binary=:all: --python-version "${python}" "${pinned[@]}"
+fi
+
+{
+  echo "commit $(git -C "${ROOT}" describe --always --dirty 2>/dev/null || echo unknown)"
+  echo "preset ${preset}"
+} >"${bundle}/VERSION"
+tar -C "${scratch}" -czf "${output}" weft-device
+echo "${output}: $(du -m "${output}" | cut -f1) MiB," \
+  "$(du -sm "${bundle}" | cut -f1) MiB unpacked"

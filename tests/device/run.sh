@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# Runs the device's tests and benches out of an unpacked bundle (bundle.sh), and says
+# in one line each how they ended:
+#
+#   tests/device/run.sh [OPTIONS] [STEP...]     all steps without one
+#
+#   --device NAME     cuda (default); cpu tries the steps on tiny sizes
+#   --output FOLDER   logs, and one JSON line per bench (default: results)
+#   --seconds N       after which a step has failed (default: 300)
+#   --list            names of the steps
+#
+# Steps that want a device, a tool or a package that is not there are skipped, with
+# the reason. PYTHON is the Python with torch (default: python3). Exit status: 1 if
+# a step failed.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+readonly ROOT PYTHON="${PYTHON:-python3}"
+export WEFT_BUILD_DIR="${ROOT}/build"
+
+usage() { sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"; }
+
+readonly TESTS=(kernels ops lora head optim model memcheck racecheck)
+readonly SUITES=(oracle oracle_bf16 parallel e2e)
+readonly BENCHES=(kernel_bench decode_bench logprobs train_step train_step_qwen
+  adapters_8 adapters_64 group_prompt sample train_step_small sample_small)
+
+device=cuda output=results seconds=300 steps=()
+while (($# > 0)); do
+  case "$1" in
+    --device) device="$2" && shift ;;
+    --output) output="$2" && shift ;;
+    --seconds) seconds="$2" && shift ;;
+    --list) printf '%s\n' "${TESTS[@]}" "${SUITES[@]}" "${BENCHES[@]}" && exit 0 ;;
+    -h | --help) usage && exit 0 ;;
+    -*) echo "run.sh: unknown option $1" >&2 && exit 2 ;;
+    *) steps+=("$1") ;;
+  esac
+  shift
+done
+if ((${#steps[@]} == 0)); then
+  steps=("${TESTS[@]}" "${SUITES[@]}" "${BENCHES[@]}")
+fi
+for step in "${steps[@]}"; do
+  if [[ " ${TESTS[*]} ${SUITES[*]} ${BENCHES[*]} " != *" ${step} "* ]]; then
+    echo "run.sh: no step ${step}; --list names them" >&2
+    exit 2
+  fi
+done
+mkdir -p "${output}"
+output="$(cd "${output}" && pwd)"
+cd "${ROOT}"
+
+# --- What is there -------------------------------------------------------------
+
+# Found, not imported: that would take seconds.
+torch="$("${PYTHON}" -c 'import importlib.util
+print(importlib.util.find_spec("torch").submodule_search_locations[0])' 2>/dev/null || true)"
+if [[ -n "${torch}" ]]; then
+  ln -sfn "${torch}" weft/lib/weft/torch
+fi
+# The machine's own gRPC if it has one, the bundle's else.
+export PYTHONPATH="${ROOT}/client/python${PYTHONPATH:+:${PYTHONPATH}}"
+if ! "${PYTHON}" -c 'import weft' 2>/dev/null; then
+  PYTHONPATH="${PYTHONPATH}:${ROOT}/python"
+fi
+
+# The reason why a step cannot run, or nothing.
+missing() {
+  if [[ -z "${torch}" ]]; then
+    echo "no torch in ${PYTHON}"
+  elif [[ "${device}" == cuda ]] && ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    echo "no CUDA device"
+  elif [[ "${device}" != cuda && " memcheck racecheck parallel oracle_bf16 kernel_bench " == *" $1 "* ]]; then
+    echo "for a CUDA device alone"
+  elif [[ "$1" == *check ]] && ! command -v compute-sanitizer >/dev/null; then
+    echo "no compute-sanitizer"
+  elif [[ " ${TESTS[*]} kernel_bench " != *" $1 "* ]]; then
+    "${PYTHON}" -c 'import sys, importlib.util as found
+for name in sys.argv[1:]:
+    if found.find_spec(name) is None: sys.exit(print(f"no Python package {name}"))
+' grpc numpy peft pytest safetensors transformers
+  fi
+}
+
+# --- Steps ---------------------------------------------------------------------
+
+kernels() {
+  if [[ "${device}" == cuda ]]; then
+    bin/kernels_cuda_test
+  else
+    bin/cuda_kernels_on_host_test
+  fi
+}
+
+oracles() {
+  OMP_WAIT_POLICY=passive WEFT_TEST_DEVICE="${device}" \
+    "${PYTHON}" -m pytest -q -rs -p no:cacheprovider "$@"
+}
+
+# A bench of tests/bench/run.py on the device, or else of tiny sizes.
+bench() {
+  local name="$1" shape="$2"
+  shift 2
+  if [[ "${device}" == cpu ]]; then
+    shape=tiny
+    case "${name}" in
+      logprobs) set -- --rows 32 ;;
+      train_step) set -- --batch 2 --length 16 ;;
+      multi_adapter) set -- --adapters 2 --sequences 2 --shortest 4 --longest 16 ;;
+      group_prompt) set -- --group 2 --prompt 16 --completion 4 ;;
+      sample) set -- --batches 1 2 --prompt 8 --tokens 4 --group-prompt 16 ;;
+    esac
+    set -- "$@" --threads 1 --reps 1
+  fi
+  "${PYTHON}" tests/bench/run.py "${name}" --device "${device}" --shape "${shape}" \
+    --rounds 1 --output "${output}/${step}.json" "$@"
+}
+
+record() {
+  "${PYTHON}" tests/device/record.py "${step}" "${output}/${step}.json" "${device}" "$@"
+}
+
+decode() {
+  local shape=llama-3.1-8b dtype=bf16
+  if [[ "${device}" == cpu ]]; then
+    shape=tiny dtype=f32
+  fi
+  local folder
+  folder="$("${PYTHON}" -c 'import sys
+sys.path[:0] = ["tests/bench", "tests/oracle"]
+import shapes
+print(shapes.folder(*sys.argv[1:]))' "${shape}" "${device}")"
+  record bin/decode_bench "${folder}" "${dtype}" 1 32 64 "$(nproc)" "${device}"
+}
+
+run_step() {
+  case "$1" in
+    kernels) kernels ;;
+    ops | lora | head | optim | model) "bin/$1_test" ;;
+    memcheck | racecheck)
+      WEFT_UNDER="compute-sanitizer --tool $1 --error-exitcode 9" kernels
+      ;;
+    oracle) oracles tests/oracle/test_{logprobs,gradients,training,peft_folders,sampling}.py ;;
+    oracle_bf16) WEFT_TEST_DTYPE=bf16 oracles -m bf16 tests/oracle ;;
+    parallel) oracles tests/oracle/test_parallel.py ;;
+    e2e) oracles tests/e2e/test_{isolation,steps,residency}.py ;;
+    kernel_bench) record bin/cuda_kernel_bench ;;
+    decode_bench) decode ;;
+    logprobs) bench logprobs llama-3.1-8b --hidden 4096 --vocab 131072 ;;
+    train_step) bench train_step llama-3.1-8b --rank 32 ;;
+    train_step_qwen) bench train_step qwen3-8b --rank 32 ;;
+    train_step_small) bench train_step smollm2-135m --batch 32 ;;
+    adapters_8) bench multi_adapter llama-3.1-8b --rank 32 --adapters 8 ;;
+    # Rank 8: weights, gradients and moments of 64 adapters of rank 32 are 86 GB.
+    adapters_64) bench multi_adapter llama-3.1-8b --rank 8 --adapters 64 --sequences 2 ;;
+    group_prompt)
+      bench group_prompt llama-3.1-8b --prompt 5000 --completion 256 --group 16
+      ;;
+    sample) bench sample llama-3.1-8b --batches 1 8 64 256 ;;
+    sample_small) bench sample smollm2-135m --batches 1 8 64 256 ;;
+  esac
+}
+
+# What a log says in the end, for people.
+outcome() {
+  { grep -E '^(\[  PASSED|[a-z_]+: )|[0-9]+ passed' "$1" || true; } | tail -n 1 | cut -c 1-300
+}
+
+passed=0 failed=0 skipped=0
+for step in "${steps[@]}"; do
+  reason="$(missing "${step}")"
+  if [[ -n "${reason}" ]]; then
+    echo "skipped  ${step}: ${reason}"
+    skipped=$((skipped + 1))
+    continue
+  fi
+  begin="${SECONDS}"
+  log="${output}/${step}.log"
+  # In a shell of its own, whose whole group ends when time is up.
+  status=0
+  setsid bash -c "$(declare -p ROOT PYTHON device output step)
+$(declare -f kernels oracles bench record decode run_step)
+set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
+  group=$!
+  while kill -0 "${group}" 2>/dev/null; do
+    if ((SECONDS - begin > seconds)); then
+      echo "run.sh: not done in ${seconds} s" >>"${log}"
+      kill -KILL -- "-${group}" 2>/dev/null || true
+    fi
+    sleep 0.1
+  done
+  wait "${group}" || status=$?
+  # There is one: a program that did not see it has tested nothing.
+  if [[ "${device}" == cuda ]] && grep -q 'no CUDA device' "${log}"; then
+    echo "run.sh: the program saw no device" >>"${log}"
+    status=1
+  fi
+  took="$((SECONDS - begin)) s"
+  if ((status == 0)); then
+    passed=$((passed + 1))
+    echo "passed   ${step}: ${took}; $(outcome "${log}")"
+  else
+    failed=$((failed + 1))
+    echo "FAILED   ${step}: ${took}, exit status ${status}; ${log} ends:"
+    tail -n 15 "${log}" | sed 's/^/  | /'
+  fi
+done
+echo "${passed} passed, ${failed} failed, ${skipped} skipped"
+((failed == 0))
