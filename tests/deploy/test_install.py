@@ -178,8 +178,8 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
 
 
 def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
-    """Of its run.sh: a device that is not there, or that a program does not see; a
-    program that fails, or hangs; a wrong name."""
+    """Of its run.sh: a device that is not there, or that a program does not see, or
+    too few of them; a program that fails, or hangs; a wrong name."""
     if daemon_module.num_devices() == 0:
         done = bundle.run("optim", "sample")
         assert done.returncode == 0
@@ -189,6 +189,12 @@ def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
     done = bundle.run("optim", path=str(tmp_path))
     assert done.returncode == 1
     assert "  | run.sh: the program saw no device\n" in done.stdout
+
+    suite = bundle.folder / "tests" / "oracle" / "test_parallel.py"
+    suite.write_text(SKIPPING, "utf-8")
+    done = bundle.run("parallel", path=str(tmp_path))
+    assert done.returncode == 0
+    assert "skipped  parallel: 4 ranks need as many CUDA devices;" in done.stdout
 
     optim = bundle.folder / "libexec" / "optim_test"
     write_program(optim, "echo broken; exit 3")
@@ -202,6 +208,15 @@ def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
     assert "not done in 1 s" in done.stdout
     done = bundle.run("sgd")
     assert done.returncode == 2 and "no step sgd" in done.stderr
+
+
+SKIPPING = """
+from parallel import SIZES, need_devices
+
+
+def test_four():
+    need_devices(SIZES["tensor 4"])
+"""
 
 
 def write_program(path: Path, commands: str) -> None:

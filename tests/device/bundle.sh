@@ -101,7 +101,7 @@ if [[ "${python:-${own}}" == "${own}" ]]; then
 else
   mapfile -t pinned < <("${PYTHON}" -m pip freeze |
     grep -E "^($(IFS='|' && echo "${SITE_PACKAGES[*]}"))==")
-  "${PYTHON}" -m pip install --quiet --target "${bundle}/python" --no-deps \
+  "${PYTHON}" -m pip install --quiet --target "${bundle}/python" --no-deps --no-compile \
     --only-binary=:all: --python-version "${python}" "${pinned[@]}"
 fi
 

@@ -167,6 +167,13 @@ outcome() {
   { grep -E '^(\[  PASSED|[a-z_]+: )|[0-9]+ passed' "$1" || true; } | tail -n 1 | cut -c 1-300
 }
 
+# Why pytest ran none of a step's tests, or nothing.
+all_skipped() {
+  if tail -n 1 "$1" | grep -qE '^[0-9]+ skipped'; then
+    sed -n 's/^SKIPPED \[[0-9]*\] [^ ]* //p' "$1" | tail -n 1
+  fi
+}
+
 passed=0 failed=0 skipped=0
 for step in "${steps[@]}"; do
   reason="$(missing "${step}")"
@@ -197,7 +204,11 @@ set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
     status=1
   fi
   took="$((SECONDS - begin)) s"
-  if ((status == 0)); then
+  reason="$(all_skipped "${log}")"
+  if ((status == 0)) && [[ -n "${reason}" ]]; then
+    skipped=$((skipped + 1))
+    echo "skipped  ${step}: ${reason}"
+  elif ((status == 0)); then
     passed=$((passed + 1))
     echo "passed   ${step}: ${took}; $(outcome "${log}")"
   else

