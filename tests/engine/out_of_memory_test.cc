@@ -264,6 +264,43 @@ TEST_F(OutOfMemoryTest, TheDevicesMemoryIsOnTheMetricsPage) {
   }
 }
 
+// A micro-batch that fails at its first allocation, its second, and so on, up
+// to the one that finds all it needs: forward, scatter and backward.
+TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
+  LimitedMemory memory;
+  const at::InferenceMode no_autograd;
+  const model::Decoder decoder = MakeDecoder(2);
+  group::Group group(decoder, {}, {});
+  TrainRunner runner(&group, TrainRunnerOptions());
+  const TrainRequest request{
+      .data = {{.tokens = {1, 2, 3}, .targets = {2, 3, 4}}}};
+  const lora::AdapterVersionPtr version = weft::testing::TinyVersion(
+      decoder.config(), {.rank = 2, .alpha = 2}, at::kFloat);
+  const TrainPiece piece{.request = &request,
+                         .num_data = 1,
+                         .version = version,
+                         .gradient_N = at::zeros_like(version->weights_N)};
+  loss::MetricSums metrics;
+  const auto run = [&] {
+    return runner.Run({piece}, /*backward=*/true, {&metrics}).ok();
+  };
+  ASSERT_TRUE(run());  // What is made once is there.
+  const int64_t used = memory.used();
+  int num_failures = 0;
+  for (bool done = false; !done; ++num_failures) {
+    memory.SetHook([left = num_failures]() mutable {
+      TORCH_CHECK_WITH(OutOfMemoryError, left-- > 0, "nothing left");
+    });
+    try {
+      done = run();
+    } catch (const c10::OutOfMemoryError&) {
+    }
+    memory.SetHook({});
+    ASSERT_EQ(memory.used(), used) << "after " << num_failures;
+  }
+  EXPECT_GT(num_failures, 20);
+}
+
 // Four tokens of the base model, each of which scores one.
 group::TrainPlan SmallPlan() {
   group::TrainPlan plan;
