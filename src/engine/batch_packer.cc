@@ -58,12 +58,12 @@ class Builder {
     }
   }
 
-  PackedTrain Build(at::Device device) && {
+  PackedTrain Build() && {
     AddScoreRows();
     RouteScoreRows();
-    packed_.batch.tokens_T = at::tensor(tokens_, at::kLong).to(device);
-    packed_.batch.positions_T = at::tensor(positions_, at::kInt).to(device);
-    packed_.score_index_R = at::tensor(score_index_, at::kLong).to(device);
+    packed_.batch.tokens_T = at::tensor(tokens_, at::kLong);
+    packed_.batch.positions_T = at::tensor(positions_, at::kInt);
+    packed_.score_index_R = at::tensor(score_index_, at::kLong);
     return std::move(packed_);
   }
 
@@ -172,8 +172,8 @@ bool IsScored(const Datum& datum, int64_t target) {
   return datum.weights.empty() || datum.weights[target] != 0.0f;
 }
 
-PackedTrain PackTrain(const std::vector<TrainPiece>& pieces, bool share_prompts,
-                      at::Device device) {
+PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
+                      bool share_prompts) {
   Builder builder(share_prompts);
   for (size_t first = 0; first < pieces.size();) {
     size_t last = first + 1;
@@ -184,7 +184,7 @@ PackedTrain PackTrain(const std::vector<TrainPiece>& pieces, bool share_prompts,
     builder.AddSegment(pieces.data() + first, pieces.data() + last);
     first = last;
   }
-  return std::move(builder).Build(device);
+  return std::move(builder).Build();
 }
 
 }  // namespace weft::engine

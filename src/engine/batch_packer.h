@@ -44,11 +44,11 @@ struct PackedTrain {
 // True when a target (index into the datum's) is scored: its weight is not 0.
 [[nodiscard]] bool IsScored(const Datum& datum, int64_t target);
 
-// Tensors are made on `device`. With `share_prompts`, data of one adapter that
+// Tensors are made on the host. With `share_prompts`, data of one adapter that
 // begin alike get common rows for what they have in common (prefix_tree.h);
 // gradients add up there.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
-                                    bool share_prompts, at::Device device);
+                                    bool share_prompts);
 
 }  // namespace weft::engine
 

@@ -1,7 +1,6 @@
 #include "src/engine/sample_loop.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <utility>
@@ -130,9 +129,9 @@ bool SampleLoop::StartSample(Job& job) {
                   .length = prompt.length,
                   .stop = prompt.stop};
   const std::optional<sampling::DrawResult> drawn =
-      Draw(job, index, job.first_logits.data());
+      sampling::DrawRows(job.first_logits_1V, {DrawRuleOf(job, index)}).front();
   if (!job.HasMoreToStart()) {
-    job.first_logits = {};
+    job.first_logits_1V.reset();
     sequences_.erase({job.order, kPrompt});
   }
   if (!drawn.has_value()) {
@@ -174,6 +173,7 @@ void SampleLoop::Decode() {
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
     AddRows(plan.batch.routing, s.job->version, r, r + 1);
     plan.logit_rows.push_back(r);
+    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index));
   }
   plan.logit_routing = plan.batch.routing;
   plan.batch.tokens_T = at::tensor(tokens, at::kLong);
@@ -184,16 +184,8 @@ void SampleLoop::Decode() {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
-  const at::Tensor logits_RV = group_.Run(std::move(plan)).logits_RV;
-
-  std::vector<std::optional<sampling::DrawResult>> drawn(count);
-  const float* logits = logits_RV.const_data_ptr<float>();
-  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      drawn[r] = Draw(*rows[r]->job, rows[r]->sample_index,
-                      logits + r * logits_RV.size(1));
-    }
-  });
+  const std::vector<std::optional<sampling::DrawResult>> drawn =
+      group_.Run(std::move(plan)).drawn;
   for (int64_t r = 0; r < count; ++r) {
     Sequence& s = *rows[r];
     if (!drawn[r].has_value()) {
@@ -212,19 +204,16 @@ void SampleLoop::Decode() {
   probe_->ObserveDecode(count, absl::Now() - start);
 }
 
-std::optional<sampling::DrawResult> SampleLoop::Draw(
-    const Job& job, int sample_index, const float* logits) const {
+sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index) {
   const SamplingConfig& config = job.request->config;
-  const auto position =
-      static_cast<uint32_t>(job.result.samples[sample_index].tokens.size());
-  return sampling::DrawToken(
-      absl::MakeConstSpan(logits, this->config().vocab),
-      {.temperature = config.temperature,
-       .top_k = config.top_k,
-       .top_p = config.top_p,
-       .top_logprobs = job.request->top_logprobs},
-      sampling::CounterUniform(config.seed, static_cast<uint32_t>(sample_index),
-                               position));
+  return {.config = {.temperature = config.temperature,
+                     .top_k = config.top_k,
+                     .top_p = config.top_p,
+                     .top_logprobs = job.request->top_logprobs},
+          .seed = config.seed,
+          .sample_index = static_cast<uint32_t>(sample_index),
+          .position = static_cast<uint32_t>(
+              job.result.samples[sample_index].tokens.size())};
 }
 
 bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,

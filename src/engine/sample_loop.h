@@ -14,6 +14,8 @@
 #ifndef WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 #define WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <list>
 #include <map>
 #include <memory>
@@ -28,7 +30,7 @@
 #include "src/engine/work.h"
 #include "src/group/group.h"
 #include "src/lora/adapter.h"
-#include "src/sampling/sampler.h"
+#include "src/sampling/draw_rows.h"
 #include "src/sampling/stop_matcher.h"
 
 namespace weft::engine {
@@ -87,7 +89,7 @@ class SampleLoop {
     absl::Time accepted_at;
     lora::AdapterVersionPtr version;
     StopRule stop;
-    std::vector<float> first_logits;  // [V], from prefill to the last start.
+    at::Tensor first_logits_1V;  // [1, V], from prefill to the last start.
     SampleResult result;
     int num_started = 0;
     int num_finished = 0;
@@ -179,8 +181,9 @@ class SampleLoop {
   // Appends the token to its sample; true when the sample ends with it.
   bool Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  [[nodiscard]] std::optional<sampling::DrawResult> Draw(
-      const Job& job, int sample_index, const float* logits) const;
+  // Of the sample's next token.
+  [[nodiscard]] static sampling::DrawRule DrawRuleOf(const Job& job,
+                                                     int sample_index);
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
 
   [[nodiscard]] const model::ModelConfig& config() const {

@@ -101,7 +101,7 @@ group::CachePlan PrefillRows::Plan() && {
 
 bool SampleLoop::Piece::ends_prompt() const {
   return sequence->sample_index == kPrompt &&
-         sequence->job->first_logits.empty() && end == sequence->target();
+         !sequence->job->first_logits_1V.defined() && end == sequence->target();
 }
 
 void SampleLoop::Prefill() {
@@ -143,7 +143,7 @@ bool SampleLoop::TakePages(Sequence& sequence) {
   // Hidden states are not remembered: rows that are still to be scored, the
   // last one of a prompt at least, are computed.
   int64_t reusable = target;
-  if (sequence.sample_index == kPrompt && job.first_logits.empty()) {
+  if (sequence.sample_index == kPrompt && !job.first_logits_1V.defined()) {
     reusable = job.request->prompt_logprobs
                    ? static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1
                    : target - 1;
@@ -192,9 +192,7 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
   const float* score = output.logprobs_E.defined()
                            ? output.logprobs_E.const_data_ptr<float>()
                            : nullptr;
-  const float* logits = output.logits_RV.defined()
-                            ? output.logits_RV.const_data_ptr<float>()
-                            : nullptr;
+  int64_t num_prompts = 0;  // Whose logits have been taken.
   for (size_t i = 0; i < pieces.size(); ++i) {
     Sequence& sequence = *pieces[i].sequence;
     std::vector<float>& logprobs = sequence.job->result.prompt_logprobs;
@@ -203,8 +201,8 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
       score += num_scored[i];
     }
     if (pieces[i].ends_prompt()) {
-      sequence.job->first_logits.assign(logits, logits + config().vocab);
-      logits += config().vocab;
+      sequence.job->first_logits_1V =
+          output.logits_RV.narrow(0, num_prompts++, 1).clone();
     }
     sequence.length = pieces[i].end;
     Remember(sequence);

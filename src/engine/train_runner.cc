@@ -133,7 +133,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   for (std::vector<TrainPiece>& own :
        SplitPieces(pieces, group_.num_replicas())) {
     Part part{.pieces = std::move(own)};
-    part.packed = PackTrain(part.pieces, options_.share_prompts, at::kCPU);
+    part.packed = PackTrain(part.pieces, options_.share_prompts);
     int num_recomputed = 0;
     if (backward && recompute == Recompute::kAll) {
       num_recomputed = num_layers;

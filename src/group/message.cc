@@ -77,6 +77,7 @@ void EachField(Plan& plan, const Each& each) requires
   each(plan.kv.lengths_T);
   each(plan.logit_rows);
   each(plan.logit_routing);
+  each(plan.draws);
   each(plan.score_rows);
   EachField(plan.scores, each);
 }

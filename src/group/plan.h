@@ -9,10 +9,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "src/loss/fused_head.h"
 #include "src/model/packed_batch.h"
+#include "src/sampling/draw_rows.h"
 
 namespace weft::group {
 
@@ -39,15 +41,20 @@ struct CachePlan {
   // Rows of the batch whose logits are wanted, each once, with their adapters.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
+  // How their next tokens are drawn, one for each; empty: their logits come to
+  // the host.
+  std::vector<sampling::DrawRule> draws;
   // Rows of the batch whose next tokens are scored, each once.
   std::vector<int64_t> score_rows;
   loss::ScoreRows scores;
 };
 
-// On the host, in f32.
+// On the host, in f32. Of a replica's first rank; the others have none.
 struct CacheOutput {
   at::Tensor logits_RV;   // Undefined when none are wanted.
   at::Tensor logprobs_E;  // Likewise.
+  // One for each of plan.draws; none where the logits are no distribution.
+  std::vector<std::optional<sampling::DrawResult>> drawn;
 };
 
 }  // namespace weft::group

@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
 #include "src/loss/logits.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::group {
 namespace {
@@ -33,21 +34,18 @@ at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
 
 void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
   for (at::Tensor* tensor : tensors) {
-    if (tensor->defined()) *tensor = tensor->to(device);
+    if (tensor->defined()) *tensor = ops::ToDevice(*tensor, device);
   }
 }
 
-// Which rows of a pass are read afterwards. On the device before the pass, so
-// that nothing waits for it.
+// Which rows of a pass are read afterwards.
 class RowIndex {
  public:
   RowIndex(const std::vector<int64_t>& rows, int64_t num_rows,
            at::Device device)
       : all_(static_cast<int64_t>(rows.size()) == num_rows &&
              std::ranges::is_sorted(rows)) {
-    if (!all_ && !rows.empty()) {
-      index_R_ = at::tensor(rows, at::kLong).to(device);
-    }
+    if (!all_ && !rows.empty()) index_R_ = ops::ToDevice(rows, device);
   }
   [[nodiscard]] at::Tensor Of(const at::Tensor& x_TH) const {
     return all_ ? x_TH : x_TH.index_select(0, index_R_);
@@ -74,10 +72,10 @@ TrainScores Rank::Forward(TrainPlan own) {
   pending.scores = loss::ScoreHead(
       pending.normed_RH, decoder_.weights().head_VH, plan.rows, head_,
       /*want_gradient=*/plan.backward, plan.wants_entropy);
-  TrainScores scores{.logprobs_E = pending.scores.logprobs_E.to(at::kCPU)};
-  if (plan.wants_entropy) {
-    scores.entropies_R = pending.scores.entropies_R.to(at::kCPU);
-  }
+  ops::ToHost({&pending.scores.logprobs_E, &pending.scores.entropies_R,
+               &pending.scores.target_slope_E});
+  TrainScores scores{.logprobs_E = pending.scores.logprobs_E,
+                     .entropies_R = pending.scores.entropies_R};
   if (plan.backward) pending_ = std::move(pending);
   return scores;
 }
@@ -89,7 +87,7 @@ void Rank::Backward(const at::Tensor& gradients_E) {
       decoder_,
       loss::HeadBackward(std::move(pending.scores), pending.normed_RH,
                          decoder_.weights().head_VH, plan.rows, head_,
-                         gradients_E.to(decoder_.device())),
+                         gradients_E),
       pending.x_TH, plan.score_index_R);
   // The layers' backward pass is where memory is short.
   pending.normed_RH.reset();
@@ -109,19 +107,26 @@ CacheOutput Rank::Run(CachePlan plan, model::KvStore* store) const {
       decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
                              /*num_recomputed=*/0, &kv);
   const at::Tensor& head_VH = decoder_.weights().head_VH;
-  CacheOutput output;
+  at::Tensor logprobs_E, logits_RV;
   if (!plan.score_rows.empty()) {
-    output.logprobs_E =
-        loss::ScoreHead(decoder_.FinalNorm(scored.Of(x_TH)), head_VH,
-                        plan.scores, head_, /*want_gradient=*/false,
-                        /*want_entropy=*/false)
-            .logprobs_E.to(at::kCPU);
+    logprobs_E = loss::ScoreHead(decoder_.FinalNorm(scored.Of(x_TH)), head_VH,
+                                 plan.scores, head_, /*want_gradient=*/false,
+                                 /*want_entropy=*/false)
+                     .logprobs_E;
   }
   if (!plan.logit_rows.empty()) {
-    output.logits_RV =
+    logits_RV =
         loss::HeadLogits(decoder_.FinalNorm(drawn.Of(x_TH)), head_VH,
                          plan.logit_routing, head_.softcap, head_.shard);
   }
+  if (!IsFirst()) return {};
+  CacheOutput output;
+  if (!plan.draws.empty()) {
+    output.drawn = sampling::DrawRows(std::exchange(logits_RV, {}), plan.draws);
+  }
+  ops::ToHost({&logprobs_E, &logits_RV});
+  output.logprobs_E = std::move(logprobs_E);
+  output.logits_RV = std::move(logits_RV);
   return output;
 }
 

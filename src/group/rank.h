@@ -34,6 +34,11 @@ class Rank {
   [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store) const;
 
  private:
+  // Whether it is the first one of its replica, which has the results.
+  [[nodiscard]] bool IsFirst() const {
+    return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
+  }
+
   // Between Forward and Backward.
   struct Pending {
     TrainPlan plan;

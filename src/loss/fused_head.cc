@@ -5,6 +5,7 @@
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_products.h"
 #include "src/loss/vocab_shard.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::loss {
 namespace {
@@ -99,8 +100,8 @@ void ProjectRows(const HeadChunk& chunk, const at::Tensor& weight_VH,
     at::Tensor rows_RH = out_RH.narrow(0, begin, end - begin);
     if (filter[begin] > 0) {
       at::Tensor own_R =
-          at::tensor(std::vector<float>(filter + begin, filter + end))
-              .to(p_RV.options());
+          ops::ToDevice(std::vector<float>(filter + begin, filter + end),
+                        p_RV.device(), p_RV.scalar_type());
       if (share_R.defined()) own_R.div_(share_R.slice(0, begin, end));
       ComputeFilteredProjection(p_RV, weight_VH, own_R, rows_RH);
     } else {
@@ -136,14 +137,18 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   if (num_rows == 0) return result;
   parallel::Communicator* const group = options.shard.group;
   OwnEntries own;
-  if (group != nullptr) own = EntriesOfShard(rows, options.shard);
+  EntryPlaces places;
+  if (group != nullptr) {
+    own = EntriesOfShard(rows, options.shard);
+    places = PlacesOf(rows, own, weight_VH.device());
+  }
   const HeadChunks chunks(hidden_RH, weight_VH,
                           group != nullptr ? own.rows : rows, options);
   result.shrunk_nR = chunks.lora().Shrink(hidden_RH);
   chunks.ForEach(0, num_rows, result.shrunk_nR, [&](HeadChunk& chunk) {
     ChunkScores scores = ScoresOf(result, rows, chunk);
     if (group != nullptr) {
-      ScoreChunkOfShard(chunk, rows, own, *group, scores);
+      ScoreChunkOfShard(chunk, rows, places, *group, scores);
     } else {
       ScoreChunk(chunk, want_gradient, scores);
     }

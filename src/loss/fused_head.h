@@ -82,6 +82,7 @@ struct HeadResult {
   std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
 };
 
+// Waits for nothing but gradient filters, whose rows are counted.
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H], of the same dtype, or in bf16
 //          beside f32 on a CPU; with options.shard the rank's rows of it, and
 //          all else the same on all ranks, which call this together.
@@ -94,17 +95,18 @@ struct HeadResult {
                                    const HeadOptions& options,
                                    bool want_gradient, bool want_entropy);
 
-// dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E] f32
-// (CPU or device); adds the gradients of lm_head's LoRA to the segments of
+// dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E]
+// f32; adds the gradients of lm_head's LoRA to the segments of
 // rows.routing. The other arguments as in the forward, which must have had
 // want_gradient. Consumes the result: dhidden takes U's memory. Every rank gets
-// the whole dhidden.
+// the whole dhidden. Waits for the device only when g_E, or the result's
+// logprobs_E or target_slope_E, are not on the host yet (ops::ToHost).
 [[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
                                       const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,
                                       const ScoreRows& rows,
                                       const HeadOptions& options,
-                                      const at::Tensor& g_E);
+                                      at::Tensor g_E);
 
 }  // namespace weft::loss
 

@@ -7,6 +7,7 @@
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_coefficients.h"
 #include "src/loss/vocab_shard.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::loss {
 namespace {
@@ -14,43 +15,45 @@ namespace {
 // Rows whose targets' weights are gathered at a time.
 constexpr int64_t kCombineRows = 1024;
 
+// Of the host.
 std::vector<double> ToDoubles(const at::Tensor& values) {
   if (!values.defined()) return {};
-  const at::Tensor doubles = values.to(at::kCPU, at::kDouble).contiguous();
+  const at::Tensor doubles = values.to(at::kDouble).contiguous();
   const double* data = doubles.const_data_ptr<double>();
   return {data, data + doubles.numel()};
 }
 
-// [first, first + count) of host numbers as a tensor.
-template <typename T>
-at::Tensor Part(const std::vector<T>& values, int64_t first, int64_t count,
-                const at::TensorOptions& options) {
-  const auto begin = values.begin() + first;
-  return at::tensor(std::vector<T>(begin, begin + count)).to(options);
+// Row coefficients [first, first + count) as a column beside these rows.
+at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
+                      int64_t count, const at::Tensor& like) {
+  const auto begin = coefficients.rows_R.begin() + first;
+  return ops::ToDevice(std::vector<double>(begin, begin + count), like.device(),
+                       like.scalar_type())
+      .unsqueeze(1);
 }
 
 // Turns the saved p W of rows [begin, begin + n), [n, X], into their dz W.
 void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
              const HeadCoefficients& coefficients, int64_t begin) {
-  const auto dtype = projection_nX.options();
-  const auto index = dtype.dtype(at::kLong);
+  const at::Device device = projection_nX.device();
+  const at::ScalarType dtype = projection_nX.scalar_type();
   const int64_t num_rows = projection_nX.size(0);
   for (int64_t done = 0; done < num_rows; done += kCombineRows) {
     const int64_t count = std::min(kCombineRows, num_rows - done);
     at::Tensor result_nX = projection_nX.narrow(0, done, count);
-    result_nX.mul_(
-        Part(coefficients.rows_R, begin + done, count, dtype).unsqueeze(1));
+    result_nX.mul_(RowFactors(coefficients, begin + done, count, result_nX));
     for (const EntryLayer& layer :
          LayerEntries(coefficients, begin + done, count)) {
       const auto size = static_cast<int64_t>(layer.rows.size());
       const at::Tensor scaled =
-          weight_VX.index_select(0, Part(layer.targets, 0, size, index))
+          weight_VX.index_select(0, ops::ToDevice(layer.targets, device))
               .to(dtype)
-              .mul_(Part(layer.coefficients, 0, size, dtype).unsqueeze(1));
+              .mul_(ops::ToDevice(layer.coefficients, device, dtype)
+                        .unsqueeze(1));
       if (size == count) {
         result_nX.add_(scaled);
       } else {
-        result_nX.index_add_(0, Part(layer.rows, 0, size, index), scaled);
+        result_nX.index_add_(0, ops::ToDevice(layer.rows, device), scaled);
       }
     }
   }
@@ -59,24 +62,24 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
 // The chunk's logits become dz. share_R of all rows as in HeadResult.
 void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
                       const at::Tensor& share_R) {
-  const auto dtype = chunk.logits_RV.options();
-  at::Tensor logprobs_E = at::empty({chunk.num_entries}, dtype);
+  const at::TensorOptions options = chunk.logits_RV.options();
+  at::Tensor logprobs_E = at::empty({chunk.num_entries}, options);
   at::Tensor no_entropies;
   chunk.SoftmaxBesideTargets(logprobs_E, no_entropies);
   chunk.logits_RV.mul_(
-      Part(coefficients.rows_R, chunk.begin, chunk.count, dtype).unsqueeze(1));
+      RowFactors(coefficients, chunk.begin, chunk.count, chunk.logits_RV));
   if (share_R.defined()) {
     chunk.logits_RV.mul_(
         share_R.narrow(0, chunk.begin, chunk.count).unsqueeze(1));
   }
   for (const EntryLayer& layer :
        LayerEntries(coefficients, chunk.begin, chunk.count)) {
-    const auto size = static_cast<int64_t>(layer.rows.size());
-    const auto index = dtype.dtype(at::kLong);
-    at::index_put_(
-        chunk.logits_RV,
-        {Part(layer.rows, 0, size, index), Part(layer.targets, 0, size, index)},
-        Part(layer.coefficients, 0, size, dtype));
+    const at::Device device = options.device();
+    at::index_put_(chunk.logits_RV,
+                   {ops::ToDevice(layer.rows, device),
+                    ops::ToDevice(layer.targets, device)},
+                   ops::ToDevice(layer.coefficients, device,
+                                 chunk.logits_RV.scalar_type()));
   }
 }
 
@@ -106,12 +109,13 @@ void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
 
 at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
                         const at::Tensor& weight_VH, const ScoreRows& rows,
-                        const HeadOptions& options, const at::Tensor& g_E) {
+                        const HeadOptions& options, at::Tensor g_E) {
   TORCH_CHECK(forward.projection_RH.defined(),
               "HeadBackward needs want_gradient in the forward");
   TORCH_CHECK(g_E.numel() == static_cast<int64_t>(rows.targets.size()),
               "HeadBackward has ", g_E.numel(), " gradients for ",
               rows.targets.size(), " entries");
+  ops::ToHost({&g_E, &forward.logprobs_E, &forward.target_slope_E});
   HeadCoefficients coefficients =
       MakeHeadCoefficients(rows, ToDoubles(g_E), ToDoubles(forward.logprobs_E),
                            ToDoubles(forward.target_slope_E));

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "src/loss/head_products.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::loss {
 namespace {
@@ -30,27 +31,12 @@ at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
   return kept;
 }
 
-// The rows and entries of one chunk, on the device of the head.
-ops::VocabRowsInput ChunkInput(const ScoreRows& rows, int64_t begin,
-                               int64_t count, double softcap,
-                               at::Device device) {
-  const auto offsets = rows.row_offsets.begin() + begin;
-  const int64_t first = offsets[0];
-  const int64_t last = offsets[count];
-  std::vector<int64_t> local(offsets, offsets + count + 1);
-  for (int64_t& offset : local) offset -= first;
-  const auto targets = rows.targets.begin();
-  const auto temperatures = rows.temperatures.begin() + begin;
-  return {.row_offsets = at::tensor(local, at::kLong).to(device),
-          .targets_E =
-              at::tensor(std::vector<int64_t>(targets + first, targets + last),
-                         at::kLong)
-                  .to(device),
-          .temperature_R =
-              at::tensor(std::vector<float>(temperatures, temperatures + count),
-                         at::kFloat)
-                  .to(device),
-          .softcap = softcap};
+// Once for all chunks.
+DeviceRows Upload(const ScoreRows& rows, at::Device device) {
+  return {.row_offsets = ops::ToDevice(rows.row_offsets, device),
+          .targets_E = ops::ToDevice(rows.targets, device),
+          .rows_E = ops::ToDevice(RowsOfEntries(rows), device),
+          .temperature_R = ops::ToDevice(rows.temperatures, device)};
 }
 
 // What chunks are sized by: the same on all ranks, which exchange something for
@@ -75,18 +61,23 @@ int64_t HeadChunkRows(const HeadOptions& options, int64_t num_rows,
   return chunk;
 }
 
-at::Tensor HeadChunk::RowsOfEntries() const {
-  return at::repeat_interleave(input.row_offsets.diff());
+std::vector<int64_t> RowsOfEntries(const ScoreRows& rows) {
+  std::vector<int64_t> rows_E;
+  rows_E.reserve(rows.targets.size());
+  for (size_t r = 0; r + 1 < rows.row_offsets.size(); ++r) {
+    rows_E.insert(rows_E.end(), rows.row_offsets[r + 1] - rows.row_offsets[r],
+                  static_cast<int64_t>(r));
+  }
+  return rows_E;
 }
 
 at::Tensor HeadChunk::TargetSlopes() const {
-  const at::Tensor raw_E =
-      at::index(logits_RV, {RowsOfEntries(), input.targets_E});
+  const at::Tensor raw_E = at::index(logits_RV, {rows_E, input.targets_E});
   return 1 - (raw_E / input.softcap).tanh_().square_();
 }
 
 void HeadChunk::ClearTargets() {
-  at::index_put_(logits_RV, {RowsOfEntries(), input.targets_E},
+  at::index_put_(logits_RV, {rows_E, input.targets_E},
                  at::zeros({}, logits_RV.options()));
 }
 
@@ -102,6 +93,7 @@ HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
     : hidden_RH_(hidden_RH),
       weight_VH_(weight_VH),
       rows_(rows),
+      device_rows_(Upload(rows, weight_VH.device())),
       softcap_(options.softcap),
       lora_(rows.routing, HeadComputeType(weight_VH)),
       chunk_(HeadChunkRows(options, hidden_RH.size(0),
@@ -119,12 +111,21 @@ void HeadChunks::ForEach(int64_t begin, int64_t end,
   for (; begin < end; begin += chunk_) {
     const int64_t count = std::min(chunk_, end - begin);
     const int64_t first = rows_.row_offsets[begin];
+    const int64_t num_entries = rows_.row_offsets[begin + count] - first;
     HeadChunk chunk{
         .begin = begin,
         .count = count,
         .first_entry = first,
-        .num_entries = rows_.row_offsets[begin + count] - first,
-        .input = ChunkInput(rows_, begin, count, softcap_, weight_VH_.device()),
+        .num_entries = num_entries,
+        .input = {.row_offsets =
+                      device_rows_.row_offsets.narrow(0, begin, count + 1) -
+                      first,
+                  .targets_E =
+                      device_rows_.targets_E.narrow(0, first, num_entries),
+                  .temperature_R =
+                      device_rows_.temperature_R.narrow(0, begin, count),
+                  .softcap = softcap_},
+        .rows_E = device_rows_.rows_E.narrow(0, first, num_entries) - begin,
         .logits_RV = buffer_.narrow(0, 0, count * vocab).view({count, vocab})};
     ComputeLogits(hidden_RH_.narrow(0, begin, count), weight_VH_,
                   chunk.logits_RV);

@@ -22,16 +22,26 @@ struct HeadChunk {
   int64_t count = 0;
   int64_t first_entry = 0;
   int64_t num_entries = 0;
-  ops::VocabRowsInput input;  // Counted from the chunk's first row.
+  ops::VocabRowsInput input;  // Counted from the chunk's first entry.
+  at::Tensor rows_E;          // Row of every entry, in the chunk.
   at::Tensor logits_RV;
 
-  // Row of every entry in the chunk [num_entries].
-  [[nodiscard]] at::Tensor RowsOfEntries() const;
   // The softcap's derivative at the targets [num_entries]; of the raw logits.
   [[nodiscard]] at::Tensor TargetSlopes() const;
   void ClearTargets();
   // The logits become softmax * D, 0 at the rows' own targets.
   void SoftmaxBesideTargets(at::Tensor& logprobs_E, at::Tensor& entropies_R);
+};
+
+// Row of every entry [E].
+[[nodiscard]] std::vector<int64_t> RowsOfEntries(const ScoreRows& rows);
+
+// Score rows where the head computes.
+struct DeviceRows {
+  at::Tensor row_offsets;    // [R + 1] i64.
+  at::Tensor targets_E;      // i64.
+  at::Tensor rows_E;         // i64: row of every entry.
+  at::Tensor temperature_R;  // f32.
 };
 
 // Keeps references to its arguments.
@@ -52,6 +62,7 @@ class HeadChunks {
   const at::Tensor& hidden_RH_;
   const at::Tensor& weight_VH_;
   const ScoreRows& rows_;
+  const DeviceRows device_rows_;
   const double softcap_;
   const HeadLora lora_;
   const int64_t chunk_;

@@ -40,7 +40,7 @@ at::Tensor HeadLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   lora.AddLogits(lora.Shrink(hidden_RH), /*chunk_begin=*/0, logits_RV);
   if (softcap > 0) logits_RV.div_(softcap).tanh_().mul_(softcap);
   if (shard.group != nullptr) logits_RV = GatherColumns(logits_RV, shard);
-  return logits_RV.to(at::kFloat).to(at::kCPU).contiguous();
+  return logits_RV.to(at::kFloat).contiguous();
 }
 
 }  // namespace weft::loss

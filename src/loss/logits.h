@@ -10,7 +10,7 @@
 
 namespace weft::loss {
 
-// softcap(hidden W^T + LoRA) in f32, on the CPU; `routing` names the adapters
+// softcap(hidden W^T + LoRA) in f32; `routing` names the adapters
 // of the rows. With a shard every rank gets the logits of the whole vocabulary,
 // the same bits, from its rows of the weight.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,

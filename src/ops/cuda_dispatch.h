@@ -4,9 +4,10 @@
 //   if constexpr (kHasCudaKernels) {
 //     if (HasCudaKernel(x)) return cuda::RmsNorm(x, weight, eps, y);
 //   }
-// Shapes, aliasing and meaning are those of the ops that call them; they throw
-// c10::Error, also for a launch that fails, and wait for nothing unless they
-// say so.
+// Shapes, aliasing and meaning are those of the ops that call them, which check
+// their arguments (check_argument.h): what comes here goes to a kernel as raw
+// pointers. They throw c10::Error, also for a launch that fails, and wait for
+// nothing unless they say so.
 #ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
 #define WEFT_SRC_OPS_CUDA_DISPATCH_H_
 
@@ -40,6 +41,8 @@ namespace cuda {
 
 // Where LibTorch queues its work for the calling thread.
 [[nodiscard]] CUstream_st* CurrentStream();
+// Until the device has done all that is queued there.
+void WaitForStream();
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);

@@ -7,20 +7,22 @@
 #include <numbers>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
 
-void CheckShapes(const at::Tensor& gate_up_T2F, const at::Tensor& out_TF) {
-  TORCH_CHECK(gate_up_T2F.dim() == 2 && out_TF.dim() == 2 &&
-                  gate_up_T2F.size(0) == out_TF.size(0) &&
-                  gate_up_T2F.size(1) == 2 * out_TF.size(1),
-              "gated product wants [T, 2F] and [T, F], got ",
-              gate_up_T2F.sizes(), " and ", out_TF.sizes());
-  TORCH_CHECK(gate_up_T2F.is_contiguous() && out_TF.is_contiguous(),
-              "gated product wants contiguous tensors");
+// `name` is that of the narrow one.
+void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
+                    const at::Tensor& narrow_TF) {
+  TORCH_CHECK(gate_up_T2F.dim() == 2 && gate_up_T2F.size(1) % 2 == 0,
+              "gate_up_T2F is ", gate_up_T2F.sizes(), ", wanted [T, 2F]");
+  CheckArgument("gate_up_T2F", gate_up_T2F, gate_up_T2F,
+                gate_up_T2F.scalar_type(), gate_up_T2F.sizes());
+  CheckArgument(name, narrow_TF, gate_up_T2F, gate_up_T2F.scalar_type(),
+                {gate_up_T2F.size(0), gate_up_T2F.size(1) / 2});
 }
 
 // Both activations are x sigmoid(z(x)): SiLU with z = x, GELU's tanh form with
@@ -48,7 +50,7 @@ Gate Activate(Activation activation, const at::Tensor& x) {
 
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF) {
-  CheckShapes(gate_up_T2F, out_TF);
+  CheckArguments(gate_up_T2F, "out_TF", out_TF);
   const int64_t features = out_TF.size(1);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(gate_up_T2F)) {
@@ -79,7 +81,7 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
 
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F) {
-  CheckShapes(gate_up_T2F, dout_TF);
+  CheckArguments(gate_up_T2F, "dout_TF", dout_TF);
   const int64_t features = dout_TF.size(1);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(gate_up_T2F)) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
@@ -165,6 +166,33 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
                     .reshape({batch, heads, C}));
 }
 
+void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                    const at::Tensor& v_pages_PSKC,
+                    const at::Tensor& page_table_BL,
+                    const at::Tensor& lengths_B, const at::Tensor& out_BHC) {
+  TORCH_CHECK(
+      q_BHC.dim() == 3 && k_pages_PSKC.dim() == 4 && page_table_BL.dim() == 2,
+      "paged attention wants q_BHC, k_pages_PSKC and page_table_BL, "
+      "got ",
+      q_BHC.sizes(), ", ", k_pages_PSKC.sizes(), " and ",
+      page_table_BL.sizes());
+  const at::ScalarType dtype = q_BHC.scalar_type();
+  const int64_t batch = q_BHC.size(0);
+  const int64_t kv_heads = k_pages_PSKC.size(2);
+  TORCH_CHECK(kv_heads > 0 && q_BHC.size(1) % kv_heads == 0, "q_BHC has ",
+              q_BHC.size(1), " heads, no multiple of the ", kv_heads,
+              " of k_pages_PSKC");
+  CheckArgument(
+      "k_pages_PSKC", k_pages_PSKC, q_BHC, dtype,
+      {k_pages_PSKC.size(0), k_pages_PSKC.size(1), kv_heads, q_BHC.size(2)});
+  CheckArgument("v_pages_PSKC", v_pages_PSKC, q_BHC, dtype,
+                k_pages_PSKC.sizes());
+  CheckArgument("page_table_BL", page_table_BL, q_BHC, at::kInt,
+                {batch, page_table_BL.size(1)}, Layout::kAny);
+  CheckArgument("lengths_B", lengths_B, q_BHC, at::kInt, {batch}, Layout::kAny);
+  CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
+}
+
 }  // namespace
 
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
@@ -179,6 +207,8 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
                     at::Tensor& out_BHC) {
+  CheckArguments(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B,
+                 out_BHC);
   if (q_BHC.size(0) == 0) return;
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesPagedAttention(q_BHC)) {

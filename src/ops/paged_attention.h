@@ -24,7 +24,8 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 // them. lengths[b] >= 1; table entries of pages without such tokens are
 // ignored. Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL
 // [B, L] i32;
-//          lengths_B [B] i32, all on the device.
+//          lengths_B [B] i32, all on the device; one dtype but for these two.
+// Errors:  throws c10::Error, which names the argument.
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "src/ops/host_copy.h"
 #include "src/ops/tree_attention_parts.h"
 
 namespace weft::ops {
@@ -29,12 +30,6 @@ struct VarlenCall {
   int64_t max_k = 1;
 };
 
-at::Tensor ToDevice(const std::vector<int64_t>& values, at::ScalarType type,
-                    at::Device device) {
-  return at::tensor(values, at::TensorOptions().dtype(at::kLong))
-      .to(at::TensorOptions().dtype(type).device(device));
-}
-
 VarlenCall MakeCall(const std::vector<AttentionPart>& parts, bool all_rows,
                     at::Device device) {
   VarlenCall call;
@@ -49,11 +44,11 @@ VarlenCall MakeCall(const std::vector<AttentionPart>& parts, bool all_rows,
     call.max_q = std::max(call.max_q, part.q_size);
     call.max_k = std::max(call.max_k, part.k_size);
   }
-  call.q_ends = ToDevice(q_ends, at::kInt, device);
-  call.k_ends = ToDevice(k_ends, at::kInt, device);
+  call.q_ends = ToDevice(q_ends, device, at::kInt);
+  call.k_ends = ToDevice(k_ends, device, at::kInt);
   if (!all_rows) {
-    call.q_rows = ToDevice(q_rows, at::kLong, device);
-    call.k_rows = ToDevice(k_rows, at::kLong, device);
+    call.q_rows = ToDevice(q_rows, device);
+    call.k_rows = ToDevice(k_rows, device);
   }
   return call;
 }

@@ -4,8 +4,10 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
@@ -56,8 +58,10 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
                         bool softmax_in_place, at::Tensor& logprobs_E,
                         at::Tensor& entropy_R) {
   const int64_t rows = logits_RV.size(0);
+  // With the result's size, or a device would have to say it.
   const at::Tensor row_of_entry_E =
-      at::repeat_interleave(input.row_offsets.diff());
+      at::repeat_interleave(input.row_offsets.diff(),
+                            std::optional<int64_t>(input.targets_E.numel()));
   // Read before the softmax overwrites them.
   const at::Tensor target_E =
       logits_RV.index({row_of_entry_E, input.targets_E});
@@ -74,16 +78,33 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
   logprobs_E.copy_(scaled.z - lse_R.index_select(0, row_of_entry_E));
 }
 
+void CheckArguments(const at::Tensor& logits_RV, const VocabRowsInput& input,
+                    const at::Tensor& logprobs_E, const at::Tensor& entropy_R) {
+  TORCH_CHECK(logits_RV.dim() == 2, "vocab_rows wants logits_RV, got ",
+              logits_RV.sizes());
+  const at::ScalarType dtype = logits_RV.scalar_type();
+  const int64_t rows = logits_RV.size(0);
+  const int64_t entries = input.targets_E.numel();
+  CheckArgument("logits_RV", logits_RV, logits_RV, dtype, logits_RV.sizes());
+  CheckArgument("row_offsets", input.row_offsets, logits_RV, at::kLong,
+                {rows + 1});
+  CheckArgument("targets_E", input.targets_E, logits_RV, at::kLong, {entries});
+  CheckArgument("temperature_R", input.temperature_R, logits_RV, at::kFloat,
+                {rows});
+  CheckArgument("logprobs_E", logprobs_E, logits_RV, dtype, {entries});
+  if (entropy_R.defined()) {
+    CheckArgument("entropy_R", entropy_R, logits_RV, dtype, {rows});
+  }
+}
+
 }  // namespace
 
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R) {
+  CheckArguments(logits_RV, input, logprobs_E, entropy_R);
   const int64_t rows = logits_RV.size(0);
   const int64_t vocab = logits_RV.size(1);
-  TORCH_CHECK(logits_RV.is_contiguous(), "vocab_rows wants contiguous logits");
-  TORCH_CHECK(input.row_offsets.numel() == rows + 1, "vocab_rows has ",
-              input.row_offsets.numel(), " row offsets for ", rows, " rows");
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(logits_RV) && logits_RV.scalar_type() == at::kFloat) {
       cuda::VocabRows(logits_RV, input, softmax_in_place, logprobs_E,

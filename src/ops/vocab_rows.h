@@ -20,8 +20,9 @@ struct VocabRowsInput {
 // logprobs[e] = z[row, target] - logsumexp(z[row]) and, when `entropy_R` is
 // defined, the entropy of softmax(z[row]) in nats. When `softmax_in_place`, the
 // buffer then holds softmax(z) * D with D the softcap's derivative (1 without).
-// Shapes:  logits_RV [R, V] f32 contiguous; logprobs_E [E] f32; entropy_R [R]
-//          f32 or undefined.
+// Shapes:  logits_RV [R, V] f32; logprobs_E [E] f32; entropy_R [R] f32 or
+//          undefined; all contiguous. Targets and offsets are not checked.
+// Errors:  throws c10::Error, which names the argument.
 // Units:   statistics in f32, sums compensated by blocking.
 // Threads: engine thread only.
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,

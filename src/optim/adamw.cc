@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
@@ -69,6 +70,8 @@ void StepReference(const AdamWConfig& config, const Update& update,
 }  // namespace
 
 double GradientNorm(const at::Tensor& gradient_N) {
+  ops::CheckArgument("gradient_N", gradient_N, gradient_N,
+                     gradient_N.scalar_type(), {gradient_N.numel()});
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(gradient_N)) {
       return std::sqrt(ops::cuda::SumOfSquares(gradient_N));
@@ -99,6 +102,15 @@ void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
                at::Tensor& moment1_N, at::Tensor& moment2_N,
                at::Tensor& weights_out_N) {
   TORCH_CHECK(step >= 1, "AdamW counts steps from 1, got ", step);
+  const auto check = [&](const char* name, const at::Tensor& tensor_N) {
+    ops::CheckArgument(name, tensor_N, weights_N, weights_N.scalar_type(),
+                       {weights_N.numel()});
+  };
+  check("weights_N", weights_N);
+  check("gradient_N", gradient_N);
+  check("moment1_N", moment1_N);
+  check("moment2_N", moment2_N);
+  check("weights_out_N", weights_out_N);
   const Update update = MakeUpdate(config, step, grad_norm);
   const kernels::cpu::AdamWScalars scalars{
       .gradient_scale = static_cast<float>(update.gradient_scale),

@@ -24,6 +24,7 @@ namespace weft::optim {
 //          place; weights_out may be weights (in place) or another buffer (the
 //          old version stays readable).
 // Units:   step counts from 1: the number of this update.
+// Errors:  throws c10::Error, which names the argument, and changes nothing.
 // Threads: engine thread only.   Source: Loshchilov and Hutter 2019.
 void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
                const at::Tensor& weights_N, const at::Tensor& gradient_N,

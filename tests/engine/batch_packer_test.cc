@@ -42,7 +42,7 @@ TrainPiece Whole(const TrainRequest& request, lora::AdapterVersionPtr version,
 }
 
 PackedTrain Pack(const std::vector<TrainPiece>& pieces) {
-  return PackTrain(pieces, /*share_prompts=*/false, at::kCPU);
+  return PackTrain(pieces, /*share_prompts=*/false);
 }
 
 template <typename T>

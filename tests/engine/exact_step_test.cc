@@ -69,8 +69,7 @@ class ExactStepTest : public ::testing::Test {
            .version = versions_[i],
            .gradient_N = step.gradients.back()});
     }
-    const PackedTrain packed =
-        PackTrain(pieces, settings.share_prompts, at::kCPU);
+    const PackedTrain packed = PackTrain(pieces, settings.share_prompts);
     model::Tape tape;
     const at::Tensor x_TH =
         decoder_.ForwardLayers(model::Mode::kTrain, packed.batch, &tape,

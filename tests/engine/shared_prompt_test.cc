@@ -64,8 +64,8 @@ class SharedPromptTest : public ::testing::Test {
     }
     TrainRunner runner(&group_, options);
     step.data = runner.Run(pieces, /*backward=*/true, metrics).value().data;
-    step.num_rows = PackTrain(pieces, options.share_prompts, at::kCPU)
-                        .batch.tokens_T.numel();
+    step.num_rows =
+        PackTrain(pieces, options.share_prompts).batch.tokens_T.numel();
     return step;
   }
 

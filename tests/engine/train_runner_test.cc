@@ -146,7 +146,7 @@ TEST_F(TrainRunnerTest, MatchesAutogradOfTheWholeStep) {
   const Outcome actual = Run(pieces);
 
   const model::PackedBatch batch =
-      PackTrain(pieces, /*share_prompts=*/false, at::kCPU).batch;
+      PackTrain(pieces, /*share_prompts=*/false).batch;
   const auto reference = [&](const at::Tensor& dy_TH) {
     return RunReference(decoder_.config(), decoder_.weights(), batch, dy_TH);
   };

@@ -4,7 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -207,8 +209,9 @@ TEST_P(GroupTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
 }
 
 TEST_P(GroupTest, SamplesAsOneRankDoes) {
-  const auto sample = [this](std::vector<at::Tensor>* outputs) {
-    return [this, outputs](Group& group) {
+  using Drawn = std::vector<std::optional<sampling::DrawResult>>;
+  const auto sample = [this](std::vector<at::Tensor>* outputs, Drawn* drawn) {
+    return [this, outputs, drawn](Group& group) {
       constexpr int64_t kPageTokens = 4;
       group.MakeCache(/*num_pages=*/4, kPageTokens);
       CachePlan prefill{
@@ -231,26 +234,40 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
       outputs->push_back(first.logprobs_E);
       // A second sequence that begins as the first one.
       group.CopyPage({.from = 1, .to = 2, .num_rows = 2});
-      const CacheOutput second = group.Run(
-          {.batch =
-               {.tokens_T = at::tensor({30L, 31L}),
-                .positions_T = at::tensor({6, 6}, at::kInt),
-                .routing = {{.begin = 0, .end = 1, .version = versions_[0]}}},
-           .kv = {.slots_T = at::tensor({6L, 10L}),
-                  .decode = true,
-                  .page_table_TL =
-                      at::tensor({0, 1, 0, 2}, at::kInt).view({2, 2}),
-                  .lengths_T = at::tensor({7, 7}, at::kInt)},
-           .logit_rows = {0, 1},
-           .logit_routing = {{.begin = 0, .end = 1, .version = versions_[0]}}});
-      outputs->push_back(second.logits_RV);
+      CachePlan decode{
+          .batch =
+              {.tokens_T = at::tensor({30L, 31L}),
+               .positions_T = at::tensor({6, 6}, at::kInt),
+               .routing = {{.begin = 0, .end = 1, .version = versions_[0]}}},
+          .kv = {.slots_T = at::tensor({6L, 10L}),
+                 .decode = true,
+                 .page_table_TL =
+                     at::tensor({0, 1, 0, 2}, at::kInt).view({2, 2}),
+                 .lengths_T = at::tensor({7, 7}, at::kInt)},
+          .logit_rows = {0, 1},
+          .logit_routing = {{.begin = 0, .end = 1, .version = versions_[0]}}};
+      outputs->push_back(group.Run(decode).logits_RV);
+      // The same tokens again, drawn from.
+      decode.draws = {{.seed = 5, .position = 7},
+                      {.config = {.temperature = 0}}};
+      const CacheOutput second = group.Run(decode);
+      EXPECT_FALSE(second.logits_RV.defined());
+      *drawn = second.drawn;
     };
   };
   std::vector<at::Tensor> expected, actual;
-  WithGroup(config_, {}, sample(&expected));
-  WithGroup(config_, topology(), sample(&actual));
+  Drawn expected_drawn, drawn;
+  WithGroup(config_, {}, sample(&expected, &expected_drawn));
+  WithGroup(config_, topology(), sample(&actual, &drawn));
   EXPECT_EQ(expected[0].sizes(), (std::vector<int64_t>{1, config_.vocab}));
   ExpectNear(actual, expected);
+  ASSERT_EQ(drawn.size(), 2);
+  for (size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(drawn[r].value().token, expected_drawn[r].value().token);
+    EXPECT_NEAR(drawn[r]->logprob, expected_drawn[r]->logprob,
+                Tolerance(kEpsilonF32, 400, 10));
+  }
+  EXPECT_EQ(drawn[1]->token, actual.back()[1].argmax().item<int64_t>());
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GroupTest,

@@ -142,7 +142,8 @@ class VocabShardTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(VocabShardTest, MatchesDenseAutograd) {
   for (const auto& [num_rows, chunk_rows] :
-       {std::pair{8, 3}, std::pair{1, 1}, std::pair{100, 64}}) {
+       {std::pair{8, 3}, std::pair{1, 1}, std::pair{100, 64},
+        std::pair{0, 4}}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       for (const double softcap : {0.0, 5.0}) {
         for (const Adapters adapters :
@@ -158,6 +159,27 @@ TEST_P(VocabShardTest, MatchesDenseAutograd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, VocabShardTest, ::testing::Values(2, 3, 4));
+
+// The other ranks then have no entry of their own, in whole chunks.
+TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
+  for (const int owner : {0, GetParam() - 1}) {
+    for (const double softcap : {0.0, 5.0}) {
+      Problem problem = MakeProblem(8, at::kFloat, Adapters::kSkewed);
+      const parallel::Range own =
+          parallel::Shard{.rank = owner, .size = GetParam()}.Of(kVocab);
+      for (int64_t& target : problem.rows.targets) {
+        target = own.begin + target % own.size();
+      }
+      const Oracle oracle = DenseOracle(problem, softcap);
+      const Outcome outcome = RunOnRanks(
+          problem, {.chunk_rows = 3, .softcap = softcap}, GetParam());
+      const double tolerance = Tolerance(kEpsilonF32, kHidden, kLargestLogit);
+      ExpectClose(outcome.logprobs_E, oracle.logprobs, tolerance);
+      ExpectClose(outcome.dhidden_RH, oracle.dhidden, tolerance);
+      ExpectAdaptersClose(problem, oracle, kEpsilonF32);
+    }
+  }
+}
 
 // Row r of the hidden states points at its target's weight: p is nearly 1, and
 // what is left of the gradient is 1 - p, also after the ranks have met.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "tests/support/tolerance.h"
@@ -136,6 +137,31 @@ TEST(GradientNormTest, IsNotFiniteForNanAndInfinity) {
   EXPECT_TRUE(std::isnan(GradientNorm(gradient)));
   gradient[99] = std::numeric_limits<float>::infinity();
   EXPECT_FALSE(std::isfinite(GradientNorm(gradient)));
+}
+
+TEST(AdamWStepTest, RefusesWhatDoesNotFitAndChangesNothing) {
+  at::Tensor weights = at::ones({8}), moment = at::ones({8});
+  const auto error = [&](const at::Tensor& gradient, at::Tensor moment2,
+                         at::Tensor out) -> std::string {
+    try {
+      AdamWStep({}, /*step=*/1, /*grad_norm=*/1, weights, gradient, moment,
+                moment2, out);
+    } catch (const c10::Error& refused) {
+      return refused.what_without_backtrace();
+    }
+    return "";
+  };
+  const at::Tensor good = at::ones({8});
+  EXPECT_EQ(error(at::ones({7}), good, weights).substr(0, 24),
+            "gradient_N is Float [7] ");
+  EXPECT_EQ(error(good, good.to(at::kDouble), weights).substr(0, 19),
+            "moment2_N is Double");
+  EXPECT_EQ(error(good, good, at::ones({16}).slice(0, 0, 16, 2)).substr(0, 31),
+            "weights_out_N is not contiguous");
+  EXPECT_TRUE(at::equal(weights, good));
+  EXPECT_TRUE(at::equal(moment, good));
+  EXPECT_THROW((void)GradientNorm(at::ones({16}).slice(0, 0, 16, 2)),
+               c10::Error);
 }
 
 TEST(CudaAdamWStepTest, IsThatOfTheCpu) {

@@ -1,0 +1,39 @@
+// What goes between the host and the device within a step. A copy of ordinary
+// host memory first waits for all that the stream has queued, and the device
+// then idles while the host prepares the next kernel; so nothing here but
+// ToHost waits.
+#ifndef WEFT_SRC_OPS_HOST_COPY_H_
+#define WEFT_SRC_OPS_HOST_COPY_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <initializer_list>
+#include <vector>
+
+namespace weft::ops {
+
+// The values of a tensor of the host on the device, through pinned memory and
+// without a wait. A tensor that is there already is returned as it is.
+// Errors:  throws c10::Error.   Threads: engine thread only.
+[[nodiscard]] at::Tensor ToDevice(const at::Tensor& host, at::Device device);
+
+// The same for [N] numbers, in the dtype of T or in another one.
+template <typename T>
+[[nodiscard]] at::Tensor ToDevice(
+    const std::vector<T>& values, at::Device device,
+    at::ScalarType dtype = c10::CppTypeToScalarType<T>::value) {
+  return ToDevice(at::tensor(c10::ArrayRef<T>(values), dtype), device);
+}
+
+// Puts copies on the host in the place of these tensors, contiguous ones,
+// undefined ones or those of the host left as they are. Waits for the stream
+// once when there is something to copy: the one wait of a pass.
+// Errors:  throws c10::Error, also that of an operation queued before.
+// Threads: engine thread only.
+void ToHost(std::initializer_list<at::Tensor*> tensors);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_HOST_COPY_H_
