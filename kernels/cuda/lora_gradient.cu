@@ -90,6 +90,15 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+int64_t MaxFeatures(const LoraProduct& product) {
+  int64_t features = 0;
+  for (int i = 0; i < product.num_projections; ++i) {
+    const int64_t own = product.projections[i].features;
+    features = own > features ? own : features;
+  }
+  return features;
+}
+
 }  // namespace
 
 int64_t LoraGradientWorkspace(const LoraProduct& product) {

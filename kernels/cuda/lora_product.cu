@@ -39,26 +39,26 @@ __device__ MatrixView WeightOf(const LoraProjection& projection,
   }
 }
 
-// Parts of a sum over the features.
-__device__ int64_t NumParts(const LoraProjection& projection,
-                            const LoraRowBlock& block) {
-  const int64_t depth = kLoraSpan / block.cuts;
-  return (projection.features + depth - 1) / depth;
+// Features of one part of a sum over them, whole steps of the tile.
+__host__ __device__ inline int64_t PartDepth(int64_t features, int64_t cuts) {
+  const int64_t steps = (features + kLoraMaxParts * kTileDepth - 1) /
+                        (kLoraMaxParts * kTileDepth);
+  const int64_t least = kLoraSpan / cuts;
+  return steps * kTileDepth > least ? steps * kTileDepth : least;
 }
 
-// Spans of kLoraSpan features of the widest projection.
-__host__ __device__ inline int64_t NumSpans(const LoraProduct& product) {
-  return (MaxFeatures(product) + kLoraSpan - 1) / kLoraSpan;
+__host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts) {
+  const int64_t depth = PartDepth(features, cuts);
+  return (features + depth - 1) / depth;
 }
 
-// Part `part` of a block's sums, [rows, R]: those of one projection, then of
-// the next.
+// Sums [rows, R] of a part: each block of rows has room for max_parts, those of
+// one projection after those of the one before.
 __device__ float* PartOf(const LoraProduct& product, int projection,
-                         const LoraRowBlock& block, int64_t part) {
-  const int64_t spans = NumSpans(product);
-  const int64_t index =
-      (projection * product.table.num_cuts + block.cuts_before) * spans + part;
-  return product.workspace + index * kLoraBlockRows * product.max_rank;
+                         int max_parts, int64_t part) {
+  const int64_t block = projection * product.table.num_blocks + blockIdx.x;
+  return product.workspace +
+         (block * max_parts + part) * kLoraBlockRows * product.max_rank;
 }
 
 __device__ void WriteShrunk(const LoraProduct& product,
@@ -83,15 +83,15 @@ __global__ void __launch_bounds__(kTileThreads)
   const LoraProjection projection = product.projections[which];
   const LoraMatrix matrix =
       MatrixOf(product.table, block.layout, projection.slot);
-  const int64_t num_parts = NumParts(projection, block);
+  const int64_t num_parts = NumParts(projection.features, block.cuts);
   if (first >= matrix.rank || part >= num_parts) return;
-  const int64_t depth = kLoraSpan / block.cuts;
+  const int64_t depth = PartDepth(projection.features, block.cuts);
   const int64_t end = (part + 1) * depth;
   MultiplyTile(FeaturesOf(product, projection, block),
                WeightOf<kOrder>(projection, matrix, block, first, 0),
                part * depth,
                end < projection.features ? end : projection.features, &memory);
-  float* sums = PartOf(product, which, block, part);
+  float* sums = PartOf(product, which, max_parts, part);
   ForTileElements([&](int row, int column) {
     const int64_t rank = first + column;
     if (row >= block.num_rows || rank >= matrix.rank) return;
@@ -106,19 +106,19 @@ __global__ void __launch_bounds__(kTileThreads)
 
 // Block (rows, projection): adds up the parts in their order.
 __global__ void __launch_bounds__(kTileThreads)
-    AddPartsKernel(LoraProduct product) {
+    AddPartsKernel(LoraProduct product, int max_parts) {
   const LoraRowBlock block = product.table.blocks[blockIdx.x];
   const int which = static_cast<int>(blockIdx.y);
   const LoraProjection projection = product.projections[which];
   const LoraMatrix matrix =
       MatrixOf(product.table, block.layout, projection.slot);
-  const int64_t num_parts = NumParts(projection, block);
+  const int64_t num_parts = NumParts(projection.features, block.cuts);
   if (num_parts == 1) return;
   for (int i = static_cast<int>(threadIdx.x); i < block.num_rows * matrix.rank;
        i += static_cast<int>(kTileThreads)) {
     float sum = 0;
     for (int64_t part = 0; part < num_parts; ++part) {
-      sum += PartOf(product, which, block, part)[i];
+      sum += PartOf(product, which, max_parts, part)[i];
     }
     WriteShrunk(product, matrix, block, i / matrix.rank, i % matrix.rank, sum);
   }
@@ -148,19 +148,24 @@ __global__ void __launch_bounds__(kTileThreads)
   });
 }
 
-// Parts of the widest projection in the block with the most cuts.
+// The most parts that a projection has in a block; 0 without blocks.
 int64_t MaxParts(const LoraProduct& product) {
-  return product.table.max_cuts == 0
-             ? 0
-             : CeilDiv(MaxFeatures(product),
-                       kLoraSpan / product.table.max_cuts);
+  if (product.table.num_blocks == 0) return 0;
+  int64_t max_parts = 0;
+  for (int i = 0; i < product.num_projections; ++i) {
+    const int64_t own =
+        NumParts(product.projections[i].features, product.table.max_cuts);
+    max_parts = own > max_parts ? own : max_parts;
+  }
+  return max_parts;
 }
 
 }  // namespace
 
 int64_t LoraShrinkWorkspace(const LoraProduct& product) {
-  if (MaxParts(product) <= 1) return 0;
-  return product.num_projections * product.table.num_cuts * NumSpans(product) *
+  const int64_t max_parts = MaxParts(product);
+  if (max_parts <= 1) return 0;
+  return product.num_projections * product.table.num_blocks * max_parts *
          kLoraBlockRows * product.max_rank;
 }
 
@@ -176,7 +181,8 @@ cudaError_t RunLoraShrink(const LoraProduct& product, cudaStream_t stream) {
              kTileThreads, stream, product, max_parts);
   if (status != cudaSuccess || max_parts == 1) return status;
   return Launch(AddPartsKernel, product.table.num_blocks,
-                product.num_projections, kTileThreads, stream, product);
+                product.num_projections, kTileThreads, stream, product,
+                max_parts);
 }
 
 cudaError_t RunLoraExpand(const LoraProduct& product, cudaStream_t stream) {

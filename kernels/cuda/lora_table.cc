@@ -7,7 +7,7 @@ namespace {
 
 // A few rows alone must keep the device busy; many do, and then parts only
 // cost the traffic of their sums.
-int32_t CutsOf(int64_t segment_rows) {
+int64_t CutsOf(int64_t segment_rows) {
   if (segment_rows <= kLoraBlockRows) return 4;
   return segment_rows <= 2 * kLoraBlockRows ? 2 : 1;
 }
@@ -41,16 +41,14 @@ void LoraTableBuilder::AddLayout(const std::vector<LoraMatrix>& slots) {
 void LoraTableBuilder::AddSegment(int64_t row, int64_t num_rows, int layout,
                                   const void* weights, float* gradient) {
   if (num_rows <= 0) return;
-  const int32_t cuts = CutsOf(num_rows);
+  const int64_t cuts = CutsOf(num_rows);
   for (int64_t done = 0; done < num_rows; done += kLoraBlockRows) {
     blocks_.push_back({.weights = weights,
                        .row = row + done,
                        .num_rows = static_cast<int32_t>(
                            std::min(kLoraBlockRows, num_rows - done)),
                        .layout = layout,
-                       .cuts = cuts,
-                       .cuts_before = num_cuts_});
-    num_cuts_ += cuts;
+                       .cuts = cuts});
   }
   max_cuts_ = std::max(max_cuts_, cuts);
   if (gradient != nullptr) AddParts(row, num_rows, layout, gradient);
@@ -101,7 +99,6 @@ LoraTable LoraTableBuilder::At(const void* bytes) const {
   const auto* next = static_cast<const std::byte*>(bytes);
   LoraTable table = {.num_slots = num_slots_,
                      .num_blocks = static_cast<int64_t>(blocks_.size()),
-                     .num_cuts = num_cuts_,
                      .max_cuts = max_cuts_,
                      .num_parts = static_cast<int64_t>(parts_.size()),
                      .num_sums = static_cast<int64_t>(sums_.size()),

@@ -17,8 +17,10 @@ namespace weft::kernels::cuda {
 inline constexpr int64_t kLoraTileSide = 64;
 // Rows of a LoraRowBlock at most.
 inline constexpr int64_t kLoraBlockRows = kLoraTileSide;
-// Sums over features are cut into `cuts` parts per so many.
+// Sums over features are cut into `cuts` parts per so many, but in all into no
+// more than kLoraMaxParts.
 inline constexpr int64_t kLoraSpan = 1024;
+inline constexpr int64_t kLoraMaxParts = 16;
 // Sums over rows are cut into parts of so many.
 inline constexpr int64_t kLoraPartRows = 1024;
 
@@ -36,8 +38,7 @@ struct LoraRowBlock {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t cuts = 1;         // The fewer rows the segment has, the more.
-  int32_t cuts_before = 0;  // Those of the blocks before it.
+  int64_t cuts = 1;  // The fewer rows the segment has, the more.
 };
 
 // Rows of one segment, for a gradient.
@@ -63,8 +64,7 @@ struct LoraTable {
   int64_t num_slots = 0;
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
-  int64_t num_cuts = 0;  // Of all blocks.
-  int64_t max_cuts = 0;  // Of one.
+  int64_t max_cuts = 0;
   const LoraRowPart* parts = nullptr;
   int64_t num_parts = 0;
   const LoraPartialSum* sums = nullptr;
@@ -109,8 +109,7 @@ class LoraTableBuilder {
   std::vector<Gradient> gradients_;
   std::vector<LoraRowPart> parts_;
   std::vector<LoraPartialSum> sums_;
-  int32_t num_cuts_ = 0;
-  int32_t max_cuts_ = 0;
+  int64_t max_cuts_ = 0;
   int32_t num_partials_ = 0;
 };
 

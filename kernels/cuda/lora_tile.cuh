@@ -192,15 +192,6 @@ __device__ inline LoraMatrix MatrixOf(const LoraTable& table, int layout,
   return table.matrices[layout * table.num_slots + slot];
 }
 
-__host__ __device__ inline int64_t MaxFeatures(const LoraProduct& product) {
-  int64_t features = 0;
-  for (int i = 0; i < product.num_projections; ++i) {
-    const int64_t own = product.projections[i].features;
-    features = own > features ? own : features;
-  }
-  return features;
-}
-
 __host__ __device__ inline int64_t RankTiles(const LoraProduct& product) {
   return (product.max_rank + kTileSide - 1) / kTileSide;
 }

@@ -234,32 +234,63 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
   }
 }
 
+// One segment of one adapter with one matrix, A [R, F], on all rows.
+struct OneMatrix {
+  OneMatrix(int64_t num_rows, int32_t rank, int64_t features,
+            const std::vector<float>& x_values,
+            const std::vector<float>& weight_values)
+      : x(DType::kBf16, x_values),
+        weight(DType::kBf16, weight_values),
+        shrunk(DType::kBf16, std::vector<float>(num_rows * rank, 1)),
+        gradient(std::vector<float>(rank * features, 7)),
+        builder(1) {
+    builder.AddLayout({{.rank = rank, .scale = 2}});
+    builder.AddSegment(0, num_rows, 0, weight.data(), gradient.data());
+    bytes = std::make_unique<DeviceBuffer<std::byte>>(builder.Finish());
+    product = {.table = builder.At(bytes->data()),
+               .projections = {{.slot = 0, .features = features}},
+               .num_projections = 1,
+               .max_rank = rank,
+               .features_TF = x.data(),
+               .features_stride = features,
+               .shrunk_TR = shrunk.data(),
+               .shrunk_stride = rank};
+  }
+  // With `num_floats` of workspace.
+  LoraProduct ProductWith(int64_t num_floats) {
+    workspace = std::make_unique<DeviceBuffer<float>>(
+        std::vector<float>(static_cast<size_t>(num_floats), kNan));
+    product.workspace = workspace->data();
+    return product;
+  }
+
+  DeviceArray x, weight, shrunk;
+  DeviceBuffer<float> gradient;
+  LoraTableBuilder builder;
+  std::unique_ptr<DeviceBuffer<std::byte>> bytes;
+  std::unique_ptr<DeviceBuffer<float>> workspace;
+  LoraProduct product;
+};
+
 // More rows than one part takes, so that even a lone segment has partials.
 TEST_F(CudaLoraTest, CutsLongSegmentsIntoParts) {
   constexpr int64_t kLong = 2 * kLoraPartRows + 5;
-  constexpr int64_t kRank = 2, kFeatures = 3;
-  const std::vector<float> ones(kLong * kFeatures, 1);
-  const DeviceArray x(DType::kBf16, ones), shrunk(DType::kBf16, ones);
-  const DeviceBuffer<float> gradient(std::vector<float>(kRank * kFeatures, 7));
-  LoraTableBuilder builder(1);
-  builder.AddLayout({{.rank = kRank, .scale = 2}});
-  builder.AddSegment(0, kLong, 0, nullptr, gradient.data());
-  const DeviceBuffer<std::byte> bytes(builder.Finish());
-  LoraProduct product = {.table = builder.At(bytes.data()),
-                         .projections = {{.slot = 0, .features = kFeatures}},
-                         .num_projections = 1,
-                         .max_rank = kRank,
-                         .features_TF = x.data(),
-                         .features_stride = kFeatures,
-                         .shrunk_TR = shrunk.data(),
-                         .shrunk_stride = kFeatures};
-  const DeviceBuffer<float> workspace(std::vector<float>(
-      static_cast<size_t>(LoraGradientWorkspace(product)), kNan));
-  product.workspace = workspace.data();
-  EXPECT_EQ(product.table.num_partials, 3);
-  ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);
-  EXPECT_EQ(gradient.Read(),
-            std::vector<float>(kRank * kFeatures, 7 + 2 * kLong));
+  const std::vector<float> ones(kLong * 3, 1);
+  OneMatrix one(kLong, /*rank=*/2, /*features=*/3, ones, ones);
+  EXPECT_EQ(one.product.table.num_partials, 3);
+  EXPECT_EQ(LoraGradientWorkspace(one.product), 3 * 2 * 3);
+  ASSERT_EQ(AddLoraGradient(one.ProductWith(3 * 2 * 3), nullptr), cudaSuccess);
+  EXPECT_EQ(one.gradient.Read(), std::vector<float>(2 * 3, 7 + 2 * kLong));
+}
+
+TEST_F(CudaLoraTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
+  constexpr int64_t kWide = 5 * kLoraSpan;
+  constexpr int64_t kFloats = kLoraMaxParts * kLoraBlockRows;
+  const std::vector<float> ones(kWide, 1);
+  OneMatrix one(/*num_rows=*/1, /*rank=*/1, kWide, ones, ones);
+  EXPECT_EQ(LoraShrinkWorkspace(one.product), kFloats);
+  ASSERT_EQ(RunLoraShrink(one.ProductWith(kFloats), nullptr), cudaSuccess);
+  EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
 }
 
 // The bits of a segment's rows are the same beside any others.
@@ -299,28 +330,15 @@ TEST_F(CudaLoraTest, NanStaysInItsRowAndItsRank) {
   std::vector<float> x(kSide * kSide, 1), weight(kSide * kSide, 1);
   x[3 * kSide + 40] = kNan;
   weight[5 * kSide + 33] = kNan;
-  const DeviceArray x_device(DType::kBf16, x), w_device(DType::kBf16, weight);
-  const DeviceArray shrunk(DType::kBf16, x);
-  LoraTableBuilder builder(1);
-  builder.AddLayout({{.rank = kSide}});
-  builder.AddSegment(0, kSide, 0, w_device.data(), nullptr);
-  const DeviceBuffer<std::byte> bytes(builder.Finish());
-  const LoraProduct product = {.table = builder.At(bytes.data()),
-                               .projections = {{.slot = 0, .features = kSide}},
-                               .num_projections = 1,
-                               .max_rank = kSide,
-                               .features_TF = x_device.data(),
-                               .features_stride = kSide,
-                               .shrunk_TR = shrunk.data(),
-                               .shrunk_stride = kSide};
-  ASSERT_EQ(LoraShrinkWorkspace(product), 0);
-  ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
-  const std::vector<float> y = shrunk.Read();
+  OneMatrix one(kSide, kSide, kSide, x, weight);
+  EXPECT_EQ(LoraShrinkWorkspace(one.product), 0);
+  ASSERT_EQ(RunLoraShrink(one.product, nullptr), cudaSuccess);
+  const std::vector<float> y = one.shrunk.Read();
   for (int64_t i = 0; i < kSide * kSide; ++i) {
     if (i / kSide == 3 || i % kSide == 5) {
       ASSERT_TRUE(std::isnan(y[i])) << i;
     } else {
-      ASSERT_EQ(y[i], kSide) << i;
+      ASSERT_EQ(y[i], 2 * kSide) << i;
     }
   }
 }
