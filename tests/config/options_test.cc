@@ -32,12 +32,15 @@ TEST(EngineOptionsTest, NamesEveryValueOutOfRangeAtOnce) {
   EngineOptions options = GoodEngine();
   options.max_rank = 0;
   options.num_threads = -1;
+  options.device_memory_share = 0.01;
   options.sampling_share = std::numeric_limits<double>::quiet_NaN();
   const absl::Status status = options.Validate();
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("--max-rank=0 is outside [1, 1024]"),
-                    HasSubstr("--threads=-1 is outside [0, 4096]"),
-                    HasSubstr("--sampling-share=nan")));
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("--max-rank=0 is outside [1, 1024]"),
+            HasSubstr("--threads=-1 is outside [0, 4096]"),
+            HasSubstr("--device-memory-share=0.01 is outside [0.05, 1]"),
+            HasSubstr("--sampling-share=nan")));
 }
 
 TEST(EngineOptionsTest, RefusesMoreForATenantThanForAll) {
