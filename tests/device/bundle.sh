@@ -14,8 +14,8 @@ set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly ROOT PYTHON="${ROOT}/.venv/bin/python"
-# What every machine has, and what comes with torch there.
-readonly THERE='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so|lib(torch|c10|gomp|cu(da|blas|pti)|nv))'
+# What every machine has; what comes with torch is there, too.
+readonly SYSTEM='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so)'
 readonly SITE_PACKAGES=(grpcio protobuf typing_extensions)
 
 usage() { sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"; }
@@ -70,11 +70,13 @@ done
 for file in "${bundle}"/weft/bin/* "${bundle}"/weft/lib/weft/*.so*; do
   strip --strip-unneeded "${file}"
 done
+packages="$(readlink -f "${ROOT}/.venv")"
 ldd "${build}/tests/"{ops/ops_test,bench/decode_bench,oracle/dump_weights} |
   awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
   while read -r library; do
     name="${library##*/}"
-    if [[ ! "${name}" =~ ${THERE} && ! -e "${bundle}/weft/lib/weft/${name}" ]]; then
+    if [[ ! "${name}" =~ ${SYSTEM} && ! -e "${bundle}/weft/lib/weft/${name}" &&
+      "$(readlink -f "${library}")" != "${packages}"/* ]]; then
       cp -L "${library}" "${bundle}/lib/"
     fi
   done
