@@ -10,9 +10,9 @@
 
 namespace weft::loss {
 
-// softcap(hidden W^T + LoRA) in f32; `routing` names the adapters
-// of the rows. With a shard every rank gets the logits of the whole vocabulary,
-// the same bits, from its rows of the weight.
+// softcap(hidden W^T + LoRA) in f32, where hidden is; `routing` names the
+// adapters of the rows. With a shard every rank gets the logits of the whole
+// vocabulary, the same bits, from its rows of the weight.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,
 //          V] f32, contiguous.
 // Threads: engine thread only.

@@ -31,6 +31,7 @@ struct OwnEntries {
 
 [[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
                                         const VocabShard& shard);
+
 // Which of all entries an own one is, and the row of every entry, on the device
 // of the head: both from the first of all on.
 struct EntryPlaces {
@@ -52,10 +53,10 @@ struct ChunkScores {
   at::Tensor share_R;  // Defined with a gradient.
 };
 
-// Scores a chunk of the own entries' rows. With a gradient the logits become
-// the local softmax * D, 0 at the rows' own targets. Arguments: rows are all,
-// `places` those of own entries among them. Errors: throws c10::Error;
-// std::exception when a rank is gone.
+// Scores a chunk of OwnEntries::rows, where `rows` are all and `places` says
+// which of them are own. With a gradient the logits become the local softmax *
+// D, 0 at the rows' own targets.
+// Errors: throws c10::Error; std::exception when a rank is gone.
 void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                        const EntryPlaces& places, parallel::Communicator& group,
                        ChunkScores& scores);
