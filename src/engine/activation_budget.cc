@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "src/lora/lora_linear.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::engine {
@@ -49,17 +50,26 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   }
   // Backward: the products and gradients of the wider half of a layer.
   const int64_t passing = 4 * shape.hidden + std::max(3 * shape.ffn, 2 * qkv);
+  // In bf16 the head's second product takes a copy of the softmax.
+  const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
   const int64_t head =
-      std::min(batch.scored, batch.chunk) * config.vocab * kFloatBytes +
+      std::min(batch.scored, batch.chunk) * config.vocab *
+          (kFloatBytes + narrow_bytes) +
       4 * batch.scored * shape.hidden * kFloatBytes +
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
       batch.entries * kEntryBytes;
+  // The kernels that bf16 takes on CUDA add up gradients in parts.
+  const int64_t lora =
+      narrow_bytes == 0
+          ? 0
+          : lora::TableWorkspaceBytes(batch.rows, std::max(2 * shape.ffn, qkv),
+                                      max_rank);
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
-  return {
-      .kept_layer = kept_layer,
-      .recomputed_layer = batch.rows * shape.hidden * element_bytes,
-      .working = std::max(
-          head, kept_layer + batch.rows * passing * element_bytes + scores)};
+  return {.kept_layer = kept_layer,
+          .recomputed_layer = batch.rows * shape.hidden * element_bytes,
+          .working =
+              std::max(head, kept_layer + batch.rows * passing * element_bytes +
+                                 scores + lora)};
 }
 
 absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,

@@ -10,6 +10,7 @@ class HostDevice final : public ComputeDevice {
  public:
   [[nodiscard]] DeviceMemory Memory() const override { return {}; }
   [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
+  void Wait() override {}
   void ReleaseCached() override {}
   [[nodiscard]] absl::Status CheckAnswers() override {
     return absl::OkStatus();

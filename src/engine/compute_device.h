@@ -31,6 +31,10 @@ class ComputeDevice {
   // says how much of that it can still have. Not for the host's memory.
   [[nodiscard]] virtual int64_t LimitTo(double share) = 0;
 
+  // Until it has done all that is queued, so that the time of work is its own
+  // and an error is met by the work that made it.
+  virtual void Wait() = 0;
+
   // After work that ran out of memory: gives back what nobody uses. After any
   // failed work: UNAVAILABLE, with the device's word for it, when it computes
   // nothing any more for this process. Neither throws.

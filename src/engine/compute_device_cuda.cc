@@ -8,6 +8,7 @@
 #include "src/base/log.h"
 #include "src/engine/compute_device.h"
 #include "src/engine/device_error.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::engine {
 namespace {
@@ -42,6 +43,8 @@ class CudaDevice final : public ComputeDevice {
     return std::max<int64_t>(0, std::min(free, limit - memory.reserved)) +
            memory.reserved - memory.allocated;
   }
+
+  void Wait() override { ops::cuda::WaitForStream(); }
 
   void ReleaseCached() override {
     try {

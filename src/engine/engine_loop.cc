@@ -48,6 +48,8 @@ void EngineImpl::Loop() {
 }
 
 void EngineImpl::ShowDevice() {
+  // A lost device is asked nothing.
+  if (!failure().ok()) return;
   const DeviceMemory memory = parts_.device->Memory();
   probe_.SetDeviceMemory(memory.total, memory.reserved, memory.allocated);
 }

@@ -80,6 +80,7 @@ struct EngineImpl::MicroBatch {
     at::Tensor before_N;  // The scratch before, unless fresh.
   };
   bool backward = false;
+  bool ran = false;  // The last try got as far as that.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
@@ -120,6 +121,12 @@ EngineImpl::MicroBatch EngineImpl::MakeMicroBatch(
 absl::StatusOr<TrainOutcome> EngineImpl::TryBatch(MicroBatch& batch,
                                                   Recompute recompute) {
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
+  batch.ran = false;
+  // On the host a batch that needs too much ends otherwise than by an error
+  // that one could try again after.
+  const bool may_retry =
+      parts_.device->Memory().total > 0 &&
+      parts_.options.gradient_checkpointing == GradientCheckpointing::kAuto;
   WEFT_RETURN_IF_ERROR(
       Compute(batch.backward ? "ForwardBackward" : "Forward", [&] {
         for (MicroBatch::Touched& touched : batch.touched) {
@@ -127,13 +134,14 @@ absl::StatusOr<TrainOutcome> EngineImpl::TryBatch(MicroBatch& batch,
             touched.adapter->ClearScratch();
           } else if (touched.before_N.defined()) {
             touched.adapter->scratch().copy_(touched.before_N);
-          } else if (parts_.options.gradient_checkpointing ==
-                     GradientCheckpointing::kAuto) {
+          } else if (may_retry) {
             touched.before_N = touched.adapter->scratch().clone();
           }
         }
+        batch.ran = true;
         outcome = train_runner_.Run(batch.pieces, batch.backward, batch.metrics,
                                     recompute);
+        parts_.device->Wait();
       }));
   return outcome;
 }
@@ -148,7 +156,7 @@ absl::Status EngineImpl::RunTrainPieces(
   const absl::Time start = absl::Now();
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
   if (absl::IsResourceExhausted(outcome.status()) && failure().ok() &&
-      train_runner_.kept_layers()) {
+      batch.ran && train_runner_.kept_layers()) {
     Log(LogLevel::kWarning,
         "a micro-batch runs once more, with all layers recomputed",
         {{"tokens", batch.num_tokens}});

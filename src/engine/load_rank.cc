@@ -125,14 +125,19 @@ void SetThreads(int wanted, int local_size) {
 // What a rank finds out by itself, before it has met the others.
 struct Ground {
   at::Device device = at::kCPU;
+  std::unique_ptr<ComputeDevice> compute;
   model::ModelConfig config;
 };
 
 absl::StatusOr<Ground> FindGround(const EngineOptions& options,
                                   const World& world) {
   Ground ground;
-  WEFT_ASSIGN_OR_RETURN(ground.device,
-                        PickDevice(options.device, world.local_rank));
+  absl::StatusOr<at::Device> device = at::Device(at::kCPU);
+  WEFT_RETURN_IF_ERROR(RunGuarded("taking the device", [&] {
+    device = PickDevice(options.device, world.local_rank);
+    if (device.ok()) ground.compute = MakeComputeDevice(*device);
+  }));
+  WEFT_ASSIGN_OR_RETURN(ground.device, std::move(device));
   WEFT_ASSIGN_OR_RETURN(ground.config,
                         model::ReadModelConfig(options.model_dir));
   WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(
@@ -178,6 +183,8 @@ absl::Status PlanDevice(LoadedRank& rank) {
       {{"total_bytes", rank.device->Memory().total},
        {"left_by_model_bytes", available},
        {"resident_adapters", split->num_adapters},
+       {"bytes_of_the_largest_adapter",
+        LargestAdapterBytes(*rank.decoder, rank.options.max_rank)},
        {"adapter_bytes", split->adapters},
        {"kv_cache_bytes", split->cache},
        {"activation_bytes", split->activations},
@@ -193,11 +200,11 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                                     const std::function<void()>& met) {
   LoadedRank rank{.options = options};
   FillQueueDefaults(rank.options);
-  const absl::StatusOr<Ground> ground = FindGround(options, world);
+  absl::StatusOr<Ground> ground = FindGround(options, world);
   if (!ground.ok()) {
-    // The others are not there yet: nobody has to be told but who started this.
-    if (world.rank == 0) return ground.status();
-    Log(LogLevel::kError, "the rank cannot load; it tells rank 0",
+    // Ranks that this process has started end with it.
+    if (world.size == 1 || world.listen_fd >= 0) return ground.status();
+    Log(LogLevel::kError, "the rank cannot load; it tells the others",
         {{"rank", world.rank}, {"error", ground.status().message()}});
   }
   SetThreads(options.num_threads, world.local_size);
@@ -215,9 +222,7 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
       LoadDecoder(rank.options, ground->config, ground->device, rank.links);
   WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, decoder.status()));
   rank.decoder = *std::move(decoder);
-  WEFT_RETURN_IF_ERROR(RunGuarded("opening the device", [&] {
-    rank.device = MakeComputeDevice(ground->device);
-  }));
+  rank.device = std::move(ground->compute);
   if (ground->device.is_cpu()) {
     FillHostDefaults(world.local_size, rank.options);
   } else {

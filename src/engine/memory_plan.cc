@@ -69,6 +69,9 @@ absl::StatusOr<MemorySplit> PlanMemory(const model::Decoder& decoder,
   const int64_t least_tokens = options->max_batch_tokens == 0
                                    ? kLeastBatchTokens
                                    : options->max_batch_tokens;
+  const int64_t full_tokens = options->max_batch_tokens == 0
+                                  ? kMostBatchTokens
+                                  : options->max_batch_tokens;
   WEFT_ASSIGN_OR_RETURN(
       const MemorySplit split,
       SplitMemory(
@@ -76,6 +79,7 @@ absl::StatusOr<MemorySplit> PlanMemory(const model::Decoder& decoder,
            .adapter = LargestAdapterBytes(decoder, options->max_rank),
            .context = context_bytes,
            .activations = LeastActivationBytes(decoder, *options, least_tokens),
+           .full_batch = LeastActivationBytes(decoder, *options, full_tokens),
            .most_adapters =
                std::min(kDefaultResidentAdapters, options->max_adapters),
            .most_cache = context_bytes * options->max_decode_sequences,

@@ -12,8 +12,8 @@ namespace {
 // device; pieces that no request fits into grow with it.
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 constexpr int64_t kFragmentShare = 16;
-// Of what is there without the reserve, for the cache and for the adapters.
-constexpr int64_t kFillShare = 4;
+// Of what is there without the reserve, for the cache.
+constexpr int64_t kCacheShare = 4;
 
 absl::Status TooLittle(const MemoryNeeds& needs, const MemorySplit& least) {
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -21,9 +21,8 @@ absl::Status TooLittle(const MemoryNeeds& needs, const MemorySplit& least) {
       " bytes of device memory "
       "(--device-memory-share), at least ",
       least.adapters + least.cache + least.activations + least.reserve,
-      " are needed: ", least.adapters, " for ", least.num_adapters,
-      " adapters (--max-resident-adapters, --max-rank), ", least.cache,
-      " for keys and values (--kv-cache-bytes, --max-context), ",
+      " are needed: ", least.adapters, " for an adapter (--max-rank), ",
+      least.cache, " for keys and values (--kv-cache-bytes, --max-context), ",
       least.activations,
       " for activations (--memory-budget, --max-batch-tokens, "
       "--loss-chunk-size) and a reserve of ",
@@ -38,33 +37,29 @@ absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs) {
   };
   MemorySplit split{
       .num_adapters = given(needs.wanted_adapters, 1),
+      .adapters = needs.adapter,
       .cache = given(needs.wanted_cache, needs.context),
       .activations = given(needs.wanted_activations, needs.activations),
       .reserve = kWorkspaceBytes + needs.available / kFragmentShare};
-  split.adapters = split.num_adapters * needs.adapter;
   const int64_t usable = needs.available - split.reserve;
   int64_t spare = usable - split.adapters - split.cache - split.activations;
   if (spare < 0) return TooLittle(needs, split);
 
-  const int64_t target = usable / kFillShare;
-  // What `own` may still grow by.
-  const auto growth = [&](int64_t own) {
-    return std::clamp<int64_t>(target - own, 0, spare);
-  };
-  if (needs.wanted_cache == 0) {
-    const int64_t more =
-        std::min(growth(split.cache),
-                 std::max<int64_t>(needs.most_cache - split.cache, 0));
-    split.cache += more;
+  const auto grow_to = [&](int64_t target, int64_t& part) {
+    const int64_t more = std::clamp<int64_t>(target - part, 0, spare);
+    part += more;
     spare -= more;
+  };
+  if (needs.wanted_activations == 0) {
+    grow_to(needs.full_batch, split.activations);
   }
-  if (needs.wanted_adapters == 0) {
-    const int64_t more = std::min(growth(split.adapters) / needs.adapter,
-                                  needs.most_adapters - 1);
-    split.num_adapters += more;
-    split.adapters += more * needs.adapter;
-    spare -= more * needs.adapter;
+  if (needs.wanted_cache == 0) {
+    grow_to(std::min(usable / kCacheShare, needs.most_cache), split.cache);
   }
+  const int64_t most = given(needs.wanted_adapters, needs.most_adapters);
+  const int64_t fitting = std::min(most, 1 + spare / needs.adapter);
+  grow_to(fitting * needs.adapter, split.adapters);
+  if (needs.wanted_adapters == 0) split.num_adapters = fitting;
   if (needs.wanted_activations == 0) split.activations += spare;
   return split;
 }

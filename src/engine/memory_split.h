@@ -16,6 +16,7 @@ struct MemoryNeeds {
   int64_t adapter = 0;        // Of one of the largest rank, in training.
   int64_t context = 0;        // Keys and values of the longest sequence.
   int64_t activations = 0;    // Of the least micro-batch, with a head's chunk.
+  int64_t full_batch = 0;     // Likewise of one that is long enough.
   int64_t most_adapters = 1;  // No use for more.
   int64_t most_cache = 0;     // Likewise.
   // What the operator has set, which is neither lowered nor raised; 0: nothing.
@@ -26,17 +27,19 @@ struct MemoryNeeds {
 
 struct MemorySplit {
   int64_t num_adapters = 0;
-  int64_t adapters = 0;
+  int64_t adapters = 0;  // For fewer of the largest if the operator wants more.
   int64_t cache = 0;
   int64_t activations = 0;
   int64_t reserve = 0;
 };
 
 // Everybody gets what it needs: one adapter, one context, the least
-// micro-batch. Of what is then left the cache and the adapters fill up to a
-// quarter each of what is there without the reserve; the activations have the
-// rest. The reserve is for libraries' workspaces, further versions of adapters
-// and fragmentation.
+// micro-batch. Then what is left goes to the activations of a full micro-batch,
+// to the cache up to a quarter of what is there without the reserve, to further
+// adapters, and the rest again to the activations. The reserve is for
+// libraries' workspaces, further versions of adapters and fragmentation.
+// Adapters that the operator wants are rarely of the largest rank on every
+// layer: all of them are taken, with the memory that there is for them.
 // Errors: RESOURCE_EXHAUSTED with the bytes of each and the flags that change
 // them.
 [[nodiscard]] absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs);

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <span>
 #include <vector>
 
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::lora::cuda {
 namespace {
@@ -41,17 +42,6 @@ bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
   const LoraConfig& y = b.config();
   return x.rank == y.rank && x.alpha == y.alpha &&
          x.target_modules == y.target_modules && x.overrides == y.overrides;
-}
-
-at::Tensor Upload(const std::vector<std::byte>& bytes, at::Device device) {
-  const auto num_bytes = static_cast<int64_t>(bytes.size());
-  // Pinned, so that the copy waits for nothing; its memory is reused only when
-  // the stream has read it.
-  const at::Tensor host =
-      at::empty({num_bytes},
-                at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
-  std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
-  return host.to(device, at::kByte, /*non_blocking=*/true);
 }
 
 void Check(cudaError_t status, const char* what) {
@@ -159,7 +149,8 @@ RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
                            ? segment.gradient_N.mutable_data_ptr<float>()
                            : nullptr);
   }
-  bytes_ = Upload(builder.Finish(), device);
+  const std::vector<std::byte> bytes = builder.Finish();
+  bytes_ = ops::ToDevice(std::span(bytes), device);
   table_ = builder.At(bytes_.const_data_ptr());
 }
 

@@ -106,6 +106,12 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
   return nullptr;
 }
 
+int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features, int64_t rank) {
+  constexpr int64_t kPart = kernels::cuda::kLoraPartRows;
+  return (num_rows + kPart - 1) / kPart * features * rank *
+         static_cast<int64_t>(sizeof(float));
+}
+
 ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraPass& pass,
                         const LoraSite& site) {
   if constexpr (ops::kHasCudaKernels) {

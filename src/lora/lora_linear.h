@@ -66,6 +66,11 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::ScalarType dtype,
                                                at::Device device);
 
+// Bytes that a table's products take beside their operands at most: partial
+// sums of a gradient, of `features` x `rank`, over the batch's rows.
+[[nodiscard]] int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features,
+                                          int64_t rank);
+
 // What all linear layers of a pass have in common.
 struct LoraPass {
   const LoraRouting& routing;

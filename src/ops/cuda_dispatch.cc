@@ -79,6 +79,17 @@ void WaitForStream() {
   C10_CUDA_CHECK(cudaStreamSynchronize(CurrentStream()));
 }
 
+void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
+  // Not LibTorch's copy, which has pinned memory ask the device when it is
+  // freed: of a device that was lost meanwhile that ends the process.
+  for (const auto& [from, to] : copies) {
+    C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(),
+                                   from.nbytes(), cudaMemcpyDeviceToHost,
+                                   CurrentStream()));
+  }
+  WaitForStream();
+}
+
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD) {
   CheckSameType(x_TD, y_TD);

@@ -14,6 +14,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/activation.h"
@@ -43,6 +45,9 @@ namespace cuda {
 [[nodiscard]] CUstream_st* CurrentStream();
 // Until the device has done all that is queued there.
 void WaitForStream();
+// Each first tensor to the second, on the host and pinned; contiguous both, and
+// of one size and dtype. Waits.
+void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);

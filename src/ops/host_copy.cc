@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
+#include <utility>
+#include <vector>
+
 #include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
@@ -13,19 +17,26 @@ at::Tensor ToDevice(const at::Tensor& host, at::Device device) {
   return source.to(device, /*non_blocking=*/true);
 }
 
+at::Tensor ToDevice(std::span<const std::byte> bytes, at::Device device) {
+  const at::Tensor host =
+      at::empty({static_cast<int64_t>(bytes.size())},
+                at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
+  std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
+  return host.to(device, /*non_blocking=*/true);
+}
+
 void ToHost(std::initializer_list<at::Tensor*> tensors) {
   if constexpr (kHasCudaKernels) {
-    bool waits = false;
+    std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // From and to.
     for (at::Tensor* tensor : tensors) {
       if (!tensor->defined() || !tensor->is_cuda()) continue;
-      const at::Tensor host =
+      copies.emplace_back(
+          tensor->contiguous(),
           at::empty(tensor->sizes(),
-                    tensor->options().device(at::kCPU).pinned_memory(true));
-      host.copy_(*tensor, /*non_blocking=*/true);
-      *tensor = host;
-      waits = true;
+                    tensor->options().device(at::kCPU).pinned_memory(true)));
+      *tensor = copies.back().second;
     }
-    if (waits) cuda::WaitForStream();
+    if (!copies.empty()) cuda::CopyToHost(copies);
   }
 }
 

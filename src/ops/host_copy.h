@@ -9,7 +9,9 @@
 #include <ATen/ops/tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstddef>
 #include <initializer_list>
+#include <span>
 #include <vector>
 
 namespace weft::ops {
@@ -18,6 +20,10 @@ namespace weft::ops {
 // without a wait. A tensor that is there already is returned as it is.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor ToDevice(const at::Tensor& host, at::Device device);
+
+// Any bytes, [N].
+[[nodiscard]] at::Tensor ToDevice(std::span<const std::byte> bytes,
+                                  at::Device device);
 
 // The same for [N] numbers, in the dtype of T or in another one.
 template <typename T>

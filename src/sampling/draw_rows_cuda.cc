@@ -4,8 +4,8 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "kernels/cuda/sampler.h"
@@ -36,11 +36,7 @@ at::Tensor Upload(const std::vector<DrawRule>& rules, at::Device device) {
   std::vector<k::SampleRule> items;
   items.reserve(rules.size());
   for (const DrawRule& rule : rules) items.push_back(RuleOf(rule));
-  const size_t num_bytes = items.size() * sizeof(k::SampleRule);
-  const at::Tensor bytes =
-      at::empty({static_cast<int64_t>(num_bytes)}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), items.data(), num_bytes);
-  return ops::ToDevice(bytes, device);
+  return ops::ToDevice(std::as_bytes(std::span(items)), device);
 }
 
 }  // namespace

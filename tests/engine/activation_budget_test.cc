@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "tests/model/tiny_model.h"
 
@@ -60,6 +62,27 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
   EXPECT_LT(bytes(10, 0, 8).recomputed_layer, bytes(10, 0, 8).kept_layer / 8);
   // A head that is larger than a layer, in chunks and whole.
   EXPECT_LT(bytes(1, 1000, 10).working, bytes(1, 1000, 1000).working);
+}
+
+TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
+  const model::ModelConfig config = weft::testing::TinyConfig();
+  const auto working = [&](int64_t element_bytes, const BatchRows& batch) {
+    return ActivationsOf(config, element_bytes, /*max_rank=*/8, batch).working;
+  };
+  // Where the head is the larger part: logits, and in bf16 a copy of them.
+  const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
+  EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
+  // Half of f32's, and a partial sum of a gradient per 1024 rows.
+  const BatchRows layer = {.rows = 2049};
+  const ActivationBytes f32 = ActivationsOf(config, 4, 8, layer);
+  const int64_t log_sum_exp = 2049 * config.num_heads * 4;
+  EXPECT_EQ(
+      working(2, layer),
+      (f32.working - log_sum_exp) / 2 + log_sum_exp +
+          3 * 8 * 4 *
+              std::max<int64_t>(2 * config.ffn,
+                                (config.num_heads + 2 * config.num_kv_heads) *
+                                    config.head_dim));
 }
 
 TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {

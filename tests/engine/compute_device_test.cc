@@ -19,6 +19,19 @@ TEST(ComputeDeviceTest, TheHostHasNoMemoryOfItsOwnAndIsNeverLost) {
   EXPECT_THAT(host->CheckAnswers(), IsOk());
 }
 
+TEST(RunGuardedTest, MemoryThatLibrariesLackIsMemoryToo) {
+  const auto run = [](int code) {
+    return RunGuarded("a product", [code] {
+      throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code,
+                                  "from CUDA");
+    });
+  };
+  EXPECT_THAT(run(2), IsStatus(absl::StatusCode::kResourceExhausted,
+                               "a product: out of device memory"));
+  EXPECT_THAT(run(700),
+              IsStatus(absl::StatusCode::kInternal, "a product: from CUDA"));
+}
+
 class CudaDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -18,6 +18,7 @@ constexpr MemoryNeeds kLarge = {.available = 56 * kGiB,
                                 .adapter = 3 * kGiB,
                                 .context = 4 * kGiB,
                                 .activations = 2 * kGiB,
+                                .full_batch = 8 * kGiB,
                                 .most_adapters = 64,
                                 .most_cache = 64 * 4 * kGiB};
 
@@ -27,12 +28,12 @@ int64_t Sum(const MemorySplit& split) {
 
 TEST(SplitMemoryTest, GivesEverythingAwayButAReserve) {
   const MemorySplit split = SplitMemory(kLarge).value();
-  // 512 MiB and a sixteenth; of the rest a quarter to cache and adapters each.
+  // 512 MiB and a sixteenth; a quarter of the rest to the cache.
   EXPECT_EQ(split.reserve, 4 * kGiB);
   EXPECT_EQ(split.cache, 13 * kGiB);
-  EXPECT_EQ(split.num_adapters, 4);
-  EXPECT_EQ(split.adapters, 12 * kGiB);
-  EXPECT_EQ(split.activations, 27 * kGiB);
+  EXPECT_EQ(split.num_adapters, 10);
+  EXPECT_EQ(split.adapters, 30 * kGiB);
+  EXPECT_EQ(split.activations, 9 * kGiB);
   EXPECT_EQ(Sum(split), kLarge.available);
 }
 
@@ -76,28 +77,35 @@ TEST(SplitMemoryTest, WhatTheOperatorHasSetStays) {
   EXPECT_EQ(split.activations, kGiB);
 }
 
+TEST(SplitMemoryTest, WantedAdaptersShareWhatThereIsForThem) {
+  MemoryNeeds needs = kLarge;
+  needs.wanted_adapters = 64;
+  const MemorySplit split = SplitMemory(needs).value();
+  EXPECT_EQ(split.num_adapters, 64);
+  EXPECT_EQ(split.adapters, 30 * kGiB);
+  EXPECT_EQ(Sum(split), needs.available);
+}
+
 TEST(SplitMemoryTest, RefusesWhatCannotFitWithFlagsAndBytes) {
   MemoryNeeds needs = kLarge;
-  needs.wanted_adapters = 16;
+  needs.context = 48 * kGiB;
   const absl::Status status = SplitMemory(needs).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("leaves 60129542144 bytes"),
             HasSubstr("(--device-memory-share)"),
-            HasSubstr("at least 62277025792 are needed"),
-            HasSubstr("51539607552 for 16 adapters (--max-resident-adapters, "
-                      "--max-rank)"),
-            HasSubstr("4294967296 for keys and values (--kv-cache-bytes, "
+            HasSubstr("at least 61203283968 are needed"),
+            HasSubstr("3221225472 for an adapter (--max-rank)"),
+            HasSubstr("51539607552 for keys and values (--kv-cache-bytes, "
                       "--max-context)"),
             HasSubstr("2147483648 for activations (--memory-budget")));
 }
 
 TEST(SplitMemoryTest, FitsToTheLastByte) {
   MemoryNeeds needs = kLarge;
-  needs.wanted_adapters = 15;
   needs.wanted_cache = 4 * kGiB;
-  needs.wanted_activations = 3 * kGiB;
+  needs.wanted_activations = 45 * kGiB;
   EXPECT_TRUE(SplitMemory(needs).ok());
   ++needs.wanted_activations;
   EXPECT_FALSE(SplitMemory(needs).ok());

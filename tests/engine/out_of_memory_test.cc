@@ -36,12 +36,16 @@ class ToldDevice final : public ComputeDevice {
   struct State {
     std::atomic<int> num_releases = 0;
     std::atomic<bool> lost = false;
+    std::atomic<bool> fails_late = false;
   };
   explicit ToldDevice(State* state) : state_(*state) {}
   [[nodiscard]] DeviceMemory Memory() const override {
     return {.total = 300, .reserved = 200, .allocated = 100};
   }
   [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
+  void Wait() override {
+    TORCH_CHECK(!state_.fails_late, "a kernel has failed");
+  }
   void ReleaseCached() override { ++state_.num_releases; }
   [[nodiscard]] absl::Status CheckAnswers() override {
     if (!state_.lost) return absl::OkStatus();
@@ -230,6 +234,18 @@ TEST_F(OutOfMemoryTest, AnErrorThatTheDeviceGetsOverIsThatRequestsAlone) {
   memory_.SetHook({});
   EXPECT_THAT(engine_->failure(), IsOk());
   EXPECT_THAT(Train(1), IsOk());
+}
+
+TEST_F(OutOfMemoryTest, AnErrorThatShowsLateIsThatOfTheBatchThatMadeIt) {
+  ASSERT_THAT(Train(1), IsOk());
+  const absl::StatusOr<double> expected = Optim();
+  Start(GradientCheckpointing::kAuto);
+  device_.fails_late = true;
+  EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kInternal, "has failed"));
+  device_.fails_late = false;
+  // Nothing of it was added.
+  EXPECT_THAT(Train(1), IsOk());
+  EXPECT_THAT(Optim(), IsOkAndHolds(*expected));
 }
 
 TEST_F(OutOfMemoryTest, AfterTheDeviceIsLostNothingIsComputed) {

@@ -34,7 +34,8 @@ std::string ErrorOfFollower(const model::ModelConfig& config,
   std::thread follower([&] {
     at::set_num_threads(1);
     parallel::Links links =
-        parallel::Join(meeting, 1, topology, at::kCPU, /*local=*/true);
+        parallel::Meet(meeting, 1, topology, /*local=*/true);
+    parallel::JoinOn(at::kCPU, &links);
     const model::Decoder decoder(
         config, model::MakeDummyWeights(config, at::kFloat, at::kCPU, 3),
         config.max_positions);
@@ -44,8 +45,8 @@ std::string ErrorOfFollower(const model::ModelConfig& config,
       error = thrown.what_without_backtrace();
     }
   });
-  parallel::Links links =
-      parallel::Join(meeting, 0, topology, at::kCPU, /*local=*/true);
+  parallel::Links links = parallel::Meet(meeting, 0, topology, /*local=*/true);
+  parallel::JoinOn(at::kCPU, &links);
   lead(links);
   follower.join();
   return error;

@@ -23,7 +23,6 @@ ALLOWED = {
     ("ops/paged_attention.cc", "item"): "the reference of CPU tests",
     ("ops/cuda_dispatch.cc", "item"): "the norm, which an optimizer step returns",
     ("optim/adamw.cc", "item"): "the norm, which an optimizer step returns",
-    ("lora/lora_cuda.cc", "to"): "from pinned memory",
     ("lora/lora_embedding.cc", "unique"): "LoRA of the embedding alone",
     ("lora/adapter.cc", "to"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <span>
 #include <vector>
 
 namespace weft::ops {
@@ -29,6 +30,14 @@ TEST(HostCopyTest, NumbersTakeTheirDtypeOrTheOneAskedFor) {
   const at::Tensor floats =
       ToDevice(std::vector<double>{0.1}, at::kCPU, at::kFloat);
   EXPECT_EQ(floats.item<float>(), 0.1F);
+}
+
+TEST(HostCopyTest, BytesAreCopied) {
+  std::vector<int64_t> values = {1, -2, 3};
+  const at::Tensor bytes =
+      ToDevice(std::as_bytes(std::span(values)), at::kCPU);
+  values.clear();
+  EXPECT_TRUE(at::equal(bytes.view(at::kLong), at::tensor({1L, -2L, 3L})));
 }
 
 TEST(HostCopyTest, GoesToADeviceAndComesBack) {
