@@ -147,6 +147,14 @@ void LoraProblem::Run(LoraStep step) const {
   }
 }
 
+double LoraProblem::PeerFlopsRatio() const {
+  double needed = 0;
+  for (const Adapter& adapter : adapters_) {
+    needed += static_cast<double>(adapter.rank * rows_each_);
+  }
+  return static_cast<double>(total_rank_ * N) / needed;
+}
+
 double LoraProblem::NumBytes(LoraStep step) const {
   double num_shrunk = 0;
   for (const Adapter& adapter : adapters_) {
