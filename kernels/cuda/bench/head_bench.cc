@@ -145,9 +145,11 @@ void Head::CheckResults() const {
   for (size_t v = 0; v < softmax.size(); ++v) {
     // In units of the mean one.
     const double probability = kVocab * expected.softmax[v];
-    CheckNear(static_cast<double>(kVocab) * softmax[v], probability,
-              kEpsilonF32, kVocab, probability, "a probability");
-    CheckNear(rounded[v], softmax[v], kEpsilonBf16, 1, 1, "a rounded one");
+    const double in_place = static_cast<double>(kVocab) * softmax[v];
+    CheckNear(in_place, probability, kEpsilonF32, kVocab, probability,
+              "a probability");
+    CheckNear(static_cast<double>(kVocab) * rounded[v], in_place, kEpsilonBf16,
+              1, 1, "a rounded one");
   }
   Project(0);
   CheckProjection(kRow, kHidden - 1);

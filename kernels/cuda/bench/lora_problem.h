@@ -80,6 +80,8 @@ class LoraProblem {
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
+  // Elements of S without padding.
+  [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();
   [[nodiscard]] LoraProduct Product(LoraStep step) const;
