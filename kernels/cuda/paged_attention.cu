@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/paged_attention.h"
 
@@ -11,6 +13,11 @@ constexpr int kTokens = kWarp;
 // Query heads of a block: those of one key/value head, in chunks.
 constexpr int kHeads = 8;
 constexpr int kMaxSplits = 1024;
+// Blocks that keep every processor of today's devices busy, tokens that are
+// worth a split of their own, and splits beyond which merging costs more.
+constexpr int64_t kWantedBlocks = 264;
+constexpr int64_t kMinSplitTokens = 256;
+constexpr int64_t kMaxWantedSplits = 64;
 
 // What one block computes.
 struct BlockWork {
@@ -259,6 +266,16 @@ cudaError_t Run(const PagedAttentionBatch& batch, cudaStream_t stream) {
 }
 
 }  // namespace
+
+int PagedAttentionSplits(const PagedAttentionBatch& batch) {
+  int64_t longest = batch.table_entries * batch.page_tokens;
+  if (batch.window > 0) longest = std::min(longest, batch.window);
+  const int64_t items = batch.batch * batch.num_kv_heads;
+  if (items == 0) return 1;
+  const int64_t wanted = (kWantedBlocks + items - 1) / items;
+  return static_cast<int>(std::clamp<int64_t>(
+      std::min(longest / kMinSplitTokens, wanted), 1, kMaxWantedSplits));
+}
 
 int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch) {
   if (batch.num_splits == 1) return 0;

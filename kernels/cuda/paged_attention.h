@@ -39,6 +39,11 @@ struct PagedAttentionBatch {
   float* workspace = nullptr;
 };
 
+// The num_splits that keep a device busy: few sequences leave processors idle,
+// so long ones are split. The lengths are on the device: the table's width and
+// the window say how long one may be.
+[[nodiscard]] int PagedAttentionSplits(const PagedAttentionBatch& batch);
+
 [[nodiscard]] int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch);
 
 // out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]

@@ -4,8 +4,6 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <algorithm>
-
 #include "kernels/cuda/adamw.h"
 #include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/lse_merge.h"
@@ -18,12 +16,6 @@ namespace weft::ops::cuda {
 namespace {
 
 namespace k = kernels::cuda;
-
-// Blocks that keep every processor of today's devices busy, and tokens that are
-// worth a part of their own.
-constexpr int64_t kWantedBlocks = 264;
-constexpr int64_t kMinPartTokens = 256;
-constexpr int64_t kMaxParts = 64;
 
 k::DType DTypeOf(const at::Tensor& tensor) {
   TORCH_CHECK(HasCudaKernel(tensor), "the CUDA kernels take f32 and bf16, got ",
@@ -54,17 +46,6 @@ k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
 k::GateActivation ActivationOf(Activation activation) {
   return activation == Activation::kSilu ? k::GateActivation::kSilu
                                          : k::GateActivation::kGeluTanh;
-}
-
-// Few sequences leave processors idle, so long contexts are split. The lengths
-// are on the device: the table's width says how long one may be.
-int NumParts(const k::PagedAttentionBatch& batch) {
-  int64_t longest = batch.table_entries * batch.page_tokens;
-  if (batch.window > 0) longest = std::min(longest, batch.window);
-  const int64_t items = batch.batch * batch.num_kv_heads;
-  const int64_t wanted = (kWantedBlocks + items - 1) / items;
-  return static_cast<int>(std::clamp<int64_t>(
-      std::min(longest / kMinPartTokens, wanted), 1, kMaxParts));
 }
 
 }  // namespace
@@ -207,7 +188,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       .scale = static_cast<float>(rule.scale),
       .softcap = static_cast<float>(rule.softcap),
       .out_BHC = out_BHC.mutable_data_ptr()};
-  batch.num_splits = NumParts(batch);
+  batch.num_splits = k::PagedAttentionSplits(batch);
   const at::Tensor workspace = at::empty({k::PagedAttentionWorkspace(batch)},
                                          q.options().dtype(at::kFloat));
   batch.workspace = workspace.mutable_data_ptr<float>();

@@ -3,10 +3,11 @@
 // Reads hidden [R, H], weight [V, H], gradients [R] (f32) and targets [R] (i64)
 // from FOLDER, raw and little-endian; writes logprobs [R] and dhidden [R, H]
 // there, in f32; prints as one JSON line the seconds with gradient and of the
-// forward pass alone, and memory above the inputs. Computes in f32 on a CPU and
-// in bf16 on CUDA.
+// forward pass alone, and memory above the inputs: resident on a CPU, of the
+// allocator on CUDA. Computes in f32 on a CPU and in bf16 on CUDA.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <chrono>
 #include <cstdint>
@@ -49,6 +50,41 @@ int64_t StatusBytes(const std::string& field) {
   constexpr int64_t kKilobyte = 1024;
   return weft::bench::ProcSelf("status", field) * kKilobyte;
 }
+
+// What a computation needs above what is there at the start.
+class PeakMemory {
+ public:
+  explicit PeakMemory(const at::Device& device) : device_(device) {
+    if (device_.is_cuda()) {
+      at::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
+      before_bytes_ = Allocated().current;
+      return;
+    }
+    // Sets the high-water mark back to what is resident now.
+    std::ofstream("/proc/self/clear_refs") << "5";
+    before_bytes_ = StatusBytes("VmRSS");
+  }
+
+  [[nodiscard]] nlohmann::json Read() const {
+    if (device_.is_cuda()) {
+      return {{"extra_allocated_bytes", Allocated().peak - before_bytes_}};
+    }
+    const int64_t peak_bytes = StatusBytes("VmHWM");
+    return {{"peak_rss_bytes", peak_bytes},
+            {"extra_rss_bytes", peak_bytes - before_bytes_}};
+  }
+
+ private:
+  [[nodiscard]] c10::CachingAllocator::Stat Allocated() const {
+    return at::getDeviceAllocator(device_.type())
+        ->getDeviceStats(device_.index())
+        .allocated_bytes[static_cast<size_t>(
+            c10::CachingAllocator::StatType::AGGREGATE)];
+  }
+
+  at::Device device_;
+  int64_t before_bytes_ = 0;
+};
 
 // Ends when what was queued on the device has been done.
 void WaitFor(const at::Tensor& result) {
@@ -94,9 +130,7 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers,
       ReadTensor(folder + "/gradients", {num_rows}, at::kFloat).to(device);
   const ScoreRows rows =
       OneTargetPerRow(ReadTensor(folder + "/targets", {num_rows}, at::kLong));
-  // Sets the high-water mark back to what is resident now.
-  std::ofstream("/proc/self/clear_refs") << "5";
-  const int64_t before_bytes = StatusBytes("VmRSS");
+  const PeakMemory memory(hidden.device());
   const weft::loss::HeadOptions options{.chunk_rows = numbers[3]};
   at::Tensor logprobs;
   at::Tensor dhidden;
@@ -109,7 +143,7 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers,
                            gradients);
     return dhidden;
   });
-  const int64_t peak_bytes = StatusBytes("VmHWM");
+  nlohmann::json line = memory.Read();
   WriteTensor(folder + "/logprobs", logprobs.cpu());
   WriteTensor(folder + "/dhidden", dhidden.to(at::kCPU, at::kFloat));
   const std::vector<double> forward_seconds = Times(reps, [&] {
@@ -117,11 +151,9 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers,
                      /*want_entropy=*/false)
         .logprobs_E;
   });
-  std::cout << nlohmann::json{{"seconds", seconds},
-                              {"forward_seconds", forward_seconds},
-                              {"peak_rss_bytes", peak_bytes},
-                              {"extra_rss_bytes", peak_bytes - before_bytes}}
-            << std::endl;
+  line["seconds"] = seconds;
+  line["forward_seconds"] = forward_seconds;
+  std::cout << line << std::endl;
 }
 
 }  // namespace

@@ -69,6 +69,9 @@ class PeakMemory:
     """How far the resident memory of a process rises from here on, and on "cuda"
     that of the device, where nothing else may run.
 
+    On "cuda" a machine may forbid to watch a process' own memory, which is then left
+    out: the device's is what counts there.
+
     The kernel's high-water mark (VmHWM) is set back to what is resident now
     (VmRSS): what loading took for a moment does not count, what is loaded does
     not either. What a process once had of a device it keeps, so that the use at the
@@ -77,20 +80,31 @@ class PeakMemory:
 
     def __init__(self, pid: int | str = "self", device: str = "cpu"):
         self._device = device
-        self._status = Path(f"/proc/{pid}/status")
-        Path(f"/proc/{pid}/clear_refs").write_text("5", "ascii")
-        self._before = self._bytes("VmRSS")
+        self._process = Path("/proc", str(pid))
+        self._before = self._start()
         self._device_before = self._device_bytes()
 
     def read(self) -> dict[str, int]:
         """`peak_rss_bytes`, and `extra_rss_bytes` of it above the start; on "cuda"
         also `extra_device_bytes`."""
-        peak = self._bytes("VmHWM")
-        extra = max(peak - self._before, PAGE_BYTES)
-        result = {"peak_rss_bytes": peak, "extra_rss_bytes": extra}
+        result: dict[str, int] = {}
+        if self._before is not None:
+            peak = self._bytes("VmHWM")
+            extra = max(peak - self._before, PAGE_BYTES)
+            result |= {"peak_rss_bytes": peak, "extra_rss_bytes": extra}
         if self._device == "cuda":
             result["extra_device_bytes"] = self._device_bytes() - self._device_before
         return result
+
+    def _start(self) -> int | None:
+        """What is resident now; None where it cannot be watched."""
+        try:
+            (self._process / "clear_refs").write_text("5", "ascii")
+        except OSError:
+            if self._device != "cuda":
+                raise
+            return None
+        return self._bytes("VmRSS")
 
     def _device_bytes(self) -> int:
         if self._device != "cuda":
@@ -98,7 +112,8 @@ class PeakMemory:
         return int(nvidia_smi("memory.used")[0]) * 2**20
 
     def _bytes(self, name: str) -> int:
-        for line in self._status.read_text("ascii").splitlines():
+        status = self._process / "status"
+        for line in status.read_text("ascii").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-        raise RuntimeError(f"no {name} in {self._status}")
+        raise RuntimeError(f"no {name} in {status}")

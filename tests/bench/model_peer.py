@@ -30,7 +30,7 @@ def main() -> None:
     )
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
-    run |= {"loss": loss, "grad_norm": torch_peer.gradient_norm(model)}
+    run |= {"loss": loss, "grad_norm": torch_peer.gradient_norm(model.parameters())}
     print(json.dumps(run))
 
 

@@ -22,7 +22,7 @@ import report
 import timing
 import weft
 from peer_options import DTYPES
-from processes import StepBench, run_peer, running, scratch
+from processes import StepBench, expect_resident, resident, run_peer, running, scratch
 from train_step import MODEL_FLOPS, model_flops_ratio
 
 # Targets over the peer, by adapters, sequences of each and the longest of them;
@@ -134,7 +134,7 @@ class AdapterBench(StepBench):
     def _step(self, data: list[list[weft.Datum]]) -> report.Run:
         """One step of each adapter, all in flight together, timed at the client
         from the first request to the last reply."""
-        flags = ("--max-adapters", str(len(data) + 1))
+        flags = resident(self._options, len(data))
         with running(self._options, self._work, *flags) as (process, client):
             adapters = [
                 client.import_adapter(f"bench-{i}", self._work / "adapter")
@@ -153,8 +153,10 @@ class AdapterBench(StepBench):
             loss = step()
             # Steps of rate 0 tell the norms and clear the gradients.
             norms = [a.optim_step(learning_rate=0.0).grad_norm for a in adapters]
+            seconds = timing.each(step, self._options.reps)
+            expect_resident(process.scrape())
             return {
-                "seconds": timing.each(step, self._options.reps),
+                "seconds": seconds,
                 "loss": loss,
                 "grad_norms": norms,
                 **memory.read(),

@@ -24,17 +24,22 @@ def main() -> None:
         torch.from_numpy(np.load(options.work / f"{name}.npy")).to(options.device)
         for name in ("tokens", "lengths")
     )
+    parameters = [_of_adapter(model, f"a{i}") for i in range(options.adapters)]
     batches = [
-        (f"a{i}", rows[:, : int(own.max()) + 1], own)
+        (f"a{i}", parameters[i], rows[:, : int(own.max()) + 1], own)
         for i, (rows, own) in enumerate(
             zip(tokens.chunk(options.adapters), lengths.chunk(options.adapters))
         )
     ]
     with torch.no_grad():
         model(input_ids=tokens[:1, :2], use_cache=False)
-    run, (loss, norms) = torch_peer.measure(
-        lambda: _steps(model, batches), options.reps, options.device
+    run, loss = torch_peer.measure(
+        lambda: sum(_step(model, *batch) for batch in batches),
+        options.reps,
+        options.device,
     )
+    # The last step's, which are the first one's: no timed step takes them.
+    norms = [torch_peer.gradient_norm(own) for own in parameters]
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
     print(json.dumps({**run, "loss": loss, "grad_norms": norms}))
@@ -57,23 +62,22 @@ def _load(options: argparse.Namespace) -> Any:
     return model.train()
 
 
-def _steps(model: Any, batches: list[Any]) -> tuple[float, list[float]]:
-    """The summed loss of all adapters and the norm of each one's gradient."""
-    loss, norms = 0.0, []
-    for batch in batches:
-        loss += _step(model, *batch)
-        norms.append(torch_peer.gradient_norm(model))
-    return loss, norms
+def _of_adapter(model: Any, adapter: str) -> list[torch.nn.Parameter]:
+    return [p for name, p in model.named_parameters() if f".{adapter}." in name]
 
 
 def _step(
-    model: Any, adapter: str, tokens: torch.Tensor, lengths: torch.Tensor
+    model: Any,
+    adapter: str,
+    parameters: list[torch.nn.Parameter],
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
 ) -> float:
     """The summed loss of one adapter's padded batch; its gradient in place of the
     last one's."""
     model.set_adapter(adapter)
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.grad is not None:
+    for parameter in parameters:
+        if parameter.grad is not None:
             parameter.grad.zero_()
     real = torch.arange(tokens.shape[1] - 1, device=tokens.device) < lengths[:, None]
     logits = model(

@@ -75,6 +75,29 @@ def running(
             yield process, client
 
 
+def adapter_moves(page: str) -> int:
+    """How often an adapter was moved, in any direction, by a metrics page."""
+    return sum(
+        int(float(line.split()[-1]))
+        for line in page.splitlines()
+        if line.startswith("weft_adapter_moves_total{")
+    )
+
+
+def resident(options: argparse.Namespace, adapters: int) -> tuple[str, ...]:
+    """Flags of a weftd whose device holds so many adapters of `options.rank`: by
+    default a slot on CUDA has the size of the largest rank, and fewer may fit."""
+    slots = ("--max-resident-adapters", str(adapters))
+    return ("--max-rank", str(options.rank), *slots)
+
+
+def expect_resident(page: str) -> None:
+    """Ends the bench when any adapter was moved: times would be those of moving."""
+    moves = adapter_moves(page)
+    if moves > 0:
+        raise SystemExit(f"adapters were moved {moves} times; times mean nothing")
+
+
 class StepBench:
     """forward_backward of the same tokens and adapter, by either side.
 

@@ -24,6 +24,11 @@ Runs = dict[str, list[Run]]
 Sides = Mapping[str, dict[str, Any]]
 
 RANK = 16  # Of adapters, on all linear layers.
+# What runs say of memory, the figures of a device last.
+MEMORY = (
+    *("peak_rss_bytes", "extra_rss_bytes"),
+    *("extra_allocated_bytes", "extra_device_bytes"),
+)
 LOSS_TOLERANCE = 1e-5  # Relative; both sum some thousand f32 terms.
 NORM_TOLERANCE = 1e-4  # Relative; what the oracle tests allow a tensor.
 
@@ -229,7 +234,7 @@ def sentence(report: dict[str, Any]) -> str:
 
 def _mebibytes(side: Mapping[str, Any]) -> str:
     """Of the device, where there is one."""
-    used = side.get("extra_device_bytes", side["extra_rss_bytes"])
+    used = next(side[name] for name in reversed(MEMORY) if name in side)
     return f"{used / 2**20:.0f} MiB"
 
 
@@ -245,14 +250,12 @@ def _summary(runs: list[Run], work: Work, gemm_rate: float) -> dict[str, Any]:
     seconds = [second for run in runs for second in run["seconds"]]
     rate = work.flops / min(seconds)
     results = ("loss", "grad_norm", "logprobs_error", "dhidden_error")
-    extra = ("extra_rss_bytes", "extra_device_bytes")
     return {
         "seconds": min(seconds),
         "all_seconds": seconds,
         "tokens_per_second": work.tokens / min(seconds),
         "gflops": rate / 1e9,
         "fraction_of_gemm_rate": rate / gemm_rate,
-        "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs),
-        **{name: max(run[name] for run in runs) for name in extra if name in runs[0]},
+        **{name: max(run[name] for run in runs) for name in MEMORY if name in runs[0]},
         **{name: runs[0][name] for name in results if name in runs[0]},
     }

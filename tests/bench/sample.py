@@ -26,7 +26,7 @@ import report
 import sample_limits
 import tolerance
 from peer_options import DTYPES
-from processes import run_peer, run_program, running, scratch
+from processes import expect_resident, resident, run_peer, run_program, running, scratch
 from sample_client import GROUP_SIZE, MIXED_ADAPTERS, Points, SampleClient
 
 CONFIG = (
@@ -88,12 +88,14 @@ class SampleBench:
         options = self._options
         most = str(max(MOST_SEQUENCES, *options.batches))
         flags = ("--dtype", dtype, "--max-decode-sequences", most)
-        with running(options, self._work, *flags) as (_, client):
+        slots = resident(options, MIXED_ADAPTERS)
+        with running(options, self._work, *flags, *slots) as (process, client):
             side = SampleClient(options, client, self._prompts, self._group)
             on_cpu = options.device == "cpu"
             run = side.measure(
                 partial(self._reading_seconds, dtype) if on_cpu else None
             )
+            expect_resident(process.scrape())
         if dtype == self._dtypes[0]:
             drawn = json.dumps(run["tokens"])
             (self._work / "drawn.json").write_text(drawn, "utf-8")

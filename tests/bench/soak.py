@@ -24,7 +24,7 @@ import models
 import numpy as np
 import report
 import weft
-from processes import scratch
+from processes import adapter_moves, scratch
 from weft import aio
 
 TOKENS = 12
@@ -74,7 +74,7 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
             await asyncio.sleep(options.seconds / 60)
             readings.append(_read(process.pid, time.monotonic() - start))
         totals = np.sum([await run for run in runs], axis=0)
-    page = process.scrape()
+    moves = adapter_moves(process.scrape())
     settled = readings[len(readings) // 3]
     ratios: dict[str, Any] = {
         "wrong counts": report.ratio(float(totals[2]), at_most=0),
@@ -88,11 +88,7 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
         "ours": {
             "steps": int(totals[0]),
             "samples": int(totals[1]),
-            "adapter_moves": sum(
-                float(line.split()[-1])
-                for line in page.splitlines()
-                if line.startswith("weft_adapter_moves_total{")
-            ),
+            "adapter_moves": moves,
             "readings": readings,
         },
         "peer": {},

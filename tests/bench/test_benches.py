@@ -153,9 +153,20 @@ def test_inputs_of_a_gpu_are_bf16_numbers() -> None:
     np.testing.assert_array_equal(logprobs.bf16(values), wanted)
 
 
-def test_multi_adapter(capsys: Any) -> None:
+def test_multi_adapter(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def running(*arguments: Any) -> Any:
+        started.append(arguments[2:])
+        return processes.running(*arguments)
+
+    monkeypatch.setattr(multi_adapter, "running", running)
     size = ("--adapters", "3", "--sequences", "2", "--shortest", "4", "--longest", "24")
-    result = compared("multi_adapter", capsys, *SHAPE, *size)
+    result = compared("multi_adapter", capsys, *SHAPE, *size, "--rank", "4")
+    # One slot of this rank for each.
+    assert started == [
+        ("--max-rank", "4", "--max-resident-adapters", count) for count in "31"
+    ]
     assert result["ratio"].keys() == {
         "speed weft/peer",
         "model FLOPs/GEMM rate",
@@ -163,6 +174,14 @@ def test_multi_adapter(capsys: Any) -> None:
     }
     losses = [s["loss"] for s in (result["ours"] | result["peer"]).values()]
     assert max(losses) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_a_bench_that_moves_adapters_fails() -> None:
+    name = "weft_adapter_moves_total"
+    page = f'# TYPE {name} counter\n{name}{{direction="host_to_device"}} '
+    processes.expect_resident(f"{page}0\n")
+    with pytest.raises(SystemExit, match="adapters were moved 2 times"):
+        processes.expect_resident(f"{page}2\n")
 
 
 def test_ragged_sequences_are_dealt_out_once(tiny: tuple[str, str]) -> None:

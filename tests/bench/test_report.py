@@ -110,6 +110,21 @@ def test_a_device_is_described_and_its_memory_counts(
     assert "600 MiB" in report.sentence(result)
 
 
+def test_memory_of_a_process_that_cannot_be_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Is left out beside a device's, and an error without one."""
+    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["0"])
+
+    def forbidden(self: Path, text: str, encoding: str) -> int:
+        raise PermissionError(self)
+
+    monkeypatch.setattr(Path, "write_text", forbidden)
+    assert machine.PeakMemory(device="cuda").read() == {"extra_device_bytes": 0}
+    with pytest.raises(PermissionError, match="clear_refs"):
+        machine.PeakMemory()
+
+
 def test_the_ratios_are_sentences_and_the_rest_is_a_line(
     capsys: Any, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import machine
@@ -38,15 +38,22 @@ def load_base(options: argparse.Namespace) -> Any:
 
 
 def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, Any], T]:
-    """Seconds of `reps` steps after a first one, the memory they needed, torch's
-    GEMM rate and version; and what the first step gave."""
+    """Seconds of `reps` steps after a first one, the memory they needed (on "cuda"
+    also what torch's allocator gave, `extra_allocated_bytes`), torch's GEMM rate and
+    version; and what the first step gave."""
     # The first checkpoint of a process imports a compiler: code, not activations.
     checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)
     memory = machine.PeakMemory(device=device)
+    allocated = 0
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        allocated = torch.cuda.memory_allocated()
     first = step()
-    run = {
-        "seconds": timing.each(waiting(step, device), reps),
-        **memory.read(),
+    run = {"seconds": timing.each(waiting(step, device), reps), **memory.read()}
+    if device == "cuda":
+        most = torch.cuda.max_memory_allocated()
+        run["extra_allocated_bytes"] = most - allocated
+    run |= {
         "gemm_flops_per_second": gemm_rate(device),
         "versions": {"torch": torch.__version__},
     }
@@ -65,13 +72,12 @@ def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
     return run
 
 
-def gradient_norm(model: torch.nn.Module) -> float:
-    """Of what `model` trains now, which leaves other adapters' gradients out; the
-    squares are summed in f64."""
+def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
+    """Of those that have a gradient; the squares are summed in f64."""
     squares = [
         parameter.grad.double().square().sum()
-        for parameter in model.parameters()
-        if parameter.requires_grad and parameter.grad is not None
+        for parameter in parameters
+        if parameter.grad is not None
     ]
     return float(torch.stack(squares).sum().sqrt())
 

@@ -179,10 +179,11 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
 
 def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
     """Of its run.sh: a device that is not there, or that a program does not see, or
-    too few of them; a program that fails, or hangs; a wrong name."""
+    too few of them; a program that fails, or hangs; a wrong name; a client that
+    does not load."""
     if daemon_module.num_devices() == 0:
         done = bundle.run("optim", "sample")
-        assert done.returncode == 0
+        assert done.returncode == 1
         assert "skipped  optim: no CUDA device\n" in done.stdout
         assert done.stdout.endswith("0 passed, 0 failed, 2 skipped\n")
     write_program(tmp_path / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
@@ -193,7 +194,7 @@ def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
     suite = bundle.folder / "tests" / "oracle" / "test_parallel.py"
     suite.write_text(SKIPPING, "utf-8")
     done = bundle.run("parallel", path=str(tmp_path))
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "skipped  parallel: 4 ranks need as many CUDA devices;" in done.stdout
 
     optim = bundle.folder / "libexec" / "optim_test"
@@ -208,6 +209,16 @@ def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
     assert "not done in 1 s" in done.stdout
     done = bundle.run("sgd")
     assert done.returncode == 2 and "no step sgd" in done.stderr
+
+    version = "%d.%d" % sys.version_info[:2]
+    done = bundle.run("--help")
+    assert done.stdout.endswith(f"Packages of the client: for Python {version}\n")
+    client = bundle.folder / "client" / "python" / "weft" / "__init__.py"
+    client.write_text("import no_such_package\n", "utf-8")
+    done = bundle.run("--device", "cpu", "logprobs")
+    assert done.returncode == 0
+    reason = "ModuleNotFoundError: No module named 'no_such_package'"
+    assert f"skipped  logprobs: no client in {sys.executable}: {reason}" in done.stdout
 
 
 SKIPPING = """

@@ -110,6 +110,7 @@ fi
 {
   echo "commit $(git -C "${ROOT}" describe --always --dirty 2>/dev/null || echo unknown)"
   echo "preset ${preset}"
+  echo "python ${python:-${own}}"
 } >"${bundle}/VERSION"
 tar -C "${scratch}" -czf "${output}" weft-device
 echo "${output}: $(du -m "${output}" | cut -f1) MiB," \

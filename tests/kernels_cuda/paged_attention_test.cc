@@ -197,6 +197,28 @@ TEST_P(CudaPagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
   }
 }
 
+TEST(PagedAttentionSplitsTest, FewLongSequencesAreSplit) {
+  const auto splits = [](int64_t batch, int64_t tokens, int64_t window) {
+    return PagedAttentionSplits({.batch = batch,
+                                 .num_heads = 32,
+                                 .num_kv_heads = 8,
+                                 .page_tokens = 16,
+                                 .table_entries = tokens / 16,
+                                 .window = window});
+  };
+  EXPECT_EQ(splits(0, 8192, 0), 1);
+  EXPECT_EQ(splits(1, 128, 0), 1);
+  EXPECT_EQ(splits(1, 1024, 0), 4);    // 256 tokens each.
+  EXPECT_EQ(splits(1, 32768, 0), 33);  // 264 blocks.
+  EXPECT_EQ(splits(1, 32768, 512), 2);
+  EXPECT_EQ(splits(64, 32768, 0), 1);
+  EXPECT_EQ(PagedAttentionSplits({.batch = 1,
+                                  .num_heads = 1,
+                                  .page_tokens = 16,
+                                  .table_entries = 10000}),
+            64);
+}
+
 TEST_F(CudaKernelTest, PagedAttentionRefusesWhatIsOutOfRange) {
   EXPECT_EQ(PagedAttention({.head_features = 257}, nullptr),
             cudaErrorInvalidValue);

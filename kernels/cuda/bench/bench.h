@@ -41,11 +41,11 @@ struct Operand {
   int64_t stride = 0;
   bool transposed = false;
 };
-// c [m, n] = a [m, k] b [k, n] + beta c, on tensor cores with f32 sums.
+// c [m, n] = alpha a [m, k] b [k, n] + beta c, on tensor cores with f32 sums.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   Operand a, b;
-  float beta = 0;
+  float alpha = 1, beta = 0;
   void* c = nullptr;
   int64_t c_stride = 0;
   bool c_is_f32 = false;  // Otherwise bf16.

@@ -21,12 +21,12 @@ void CheckNear(double actual, double expected, double stored_epsilon,
 
 [[nodiscard]] float FromBf16(uint16_t bits);
 
-// Device memory. Random numbers in [-1, 1): zeros would run faster than real
-// data.
+// Device memory. Random numbers in [-limit, limit): zeros would run faster than
+// real data.
 template <typename T>
 class Buffer {
  public:
-  explicit Buffer(int64_t count);
+  explicit Buffer(int64_t count, float limit = 1);
   explicit Buffer(const std::vector<T>& values);
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -60,7 +60,7 @@ using Bf16Buffer = Buffer<uint16_t>;
 using FloatBuffer = Buffer<float>;
 
 template <typename T>
-void FillRandom(std::vector<T>* values);
+void FillRandom(float limit, std::vector<T>* values);
 
 template <typename T>
 Buffer<T>::Buffer(const std::vector<T>& values) {
@@ -70,12 +70,12 @@ Buffer<T>::Buffer(const std::vector<T>& values) {
 }
 
 template <typename T>
-Buffer<T>::Buffer(int64_t count) {
+Buffer<T>::Buffer(int64_t count, float limit) {
   // One pattern again and again: to make all numbers takes longer than the
   // bench.
   constexpr int64_t kPattern = (int64_t{1} << 20) + 7;
   std::vector<T> pattern(static_cast<size_t>(std::min(count, kPattern)));
-  FillRandom(&pattern);
+  FillRandom(limit, &pattern);
   Check(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)));
   for (int64_t done = 0; done < count; done += kPattern) {
     Check(cudaMemcpy(

@@ -21,8 +21,14 @@ constexpr int64_t kRows = 4096;
 constexpr int64_t kChunk = 1024;
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
-// A logit is the sum of kHidden products of numbers below 1.
-const double kLargestLogit = 8 * std::sqrt(static_cast<double>(kHidden));
+// Logits with a standard deviation of 3, as tests/bench/logprobs.py has them: a
+// softmax that is almost one token's has zeros for the second product. A logit
+// is the sum of kHidden products of numbers whose variance is a third of their
+// limit's square.
+constexpr double kDeviation = 3;
+const float kWeightLimit = static_cast<float>(
+    3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));
+constexpr double kLargestLogit = 8 * kDeviation;
 
 // U = softmax(hidden W^T) W of a chunk after the other.
 class Head {
@@ -30,7 +36,7 @@ class Head {
   explicit Head(const Device& device)
       : device_(device),
         hidden_(kRows * kHidden),
-        weight_(kVocab * kHidden),
+        weight_(kVocab * kHidden, kWeightLimit),
         logits_(kChunk * kVocab),
         softmax_(kChunk * kVocab),
         u_(kRows * kHidden),
@@ -115,8 +121,9 @@ void Head::CheckProjection(int64_t row, int64_t column) const {
   for (size_t v = 0; v < p.size(); ++v) {
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  CheckNear(u_.Read(row * kHidden + column, 1)[0], sum, kEpsilonF32, kVocab, 1,
-            "an element of U");
+  // As if weights were below 1.
+  CheckNear(u_.Read(row * kHidden + column, 1)[0] / kWeightLimit,
+            sum / kWeightLimit, kEpsilonF32, kVocab, 1, "an element of U");
 }
 
 void Head::CheckResults() const {
@@ -136,9 +143,13 @@ void Head::CheckResults() const {
   const std::vector<float> softmax = logits_.Read(kRow * kVocab, kVocab);
   const std::vector<float> rounded = softmax_.Floats(kRow * kVocab, kVocab);
   for (size_t v = 0; v < softmax.size(); ++v) {
-    CheckNear(softmax[v], expected.softmax[v], kEpsilonF32, kVocab, 1,
+    // In units of the mean one.
+    const double probability = kVocab * expected.softmax[v];
+    const double in_place = static_cast<double>(kVocab) * softmax[v];
+    CheckNear(in_place, probability, kEpsilonF32, kVocab, probability,
               "a probability");
-    CheckNear(rounded[v], softmax[v], kEpsilonBf16, 1, 1, "a rounded one");
+    CheckNear(static_cast<double>(kVocab) * rounded[v], in_place, kEpsilonBf16,
+              1, 1, "a rounded one");
   }
   Project(0);
   CheckProjection(kRow, kHidden - 1);

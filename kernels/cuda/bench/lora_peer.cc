@@ -1,5 +1,7 @@
 // The stacked and masked form of LoraProblem, and the check of both.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 
 #include "kernels/cuda/bench/lora_problem.h"
@@ -29,6 +31,17 @@ struct Strided {
   }
 };
 
+// Compared of each adapter are elements spread over both dimensions of a
+// result: this many rows, and of each the column that stands here, off the
+// diagonal.
+constexpr int64_t kOtherPlaces[] = {0, 3, 6, 2, 5, 1, 4, 7};
+constexpr int64_t kNumPlaces = std::size(kOtherPlaces);
+
+// From the first of `count` to the last.
+int64_t Spread(int64_t count, int64_t place) {
+  return (count - 1) * place / (kNumPlaces - 1);
+}
+
 template <typename T>
 T ReadOne(const T* device) {
   T value;
@@ -38,9 +51,25 @@ T ReadOne(const T* device) {
 
 }  // namespace
 
-void LoraProblem::MaskPeer(const Bf16Buffer& shrunk_NR) const {
+// S or dS, with the scale.
+void LoraProblem::RunPeerShrink(LoraStep step) const {
+  const bool of_a = step == LoraStep::kShrink;
+  const Bf16Buffer& out = of_a ? peer_->s : peer_->ds;
+  // The columns of one adapter alone need no mask.
+  const bool alone = adapters_.size() == 1;
+  RunGemm(device_,
+          {.m = N,
+           .n = total_rank_,
+           .k = K,
+           .a = {of_a ? activations_.x.data() : activations_.dy.data(), K},
+           .b = of_a ? Operand{peer_->a.data(), K, /*transposed=*/true}
+                     : Operand{peer_->b.data(), total_rank_},
+           .alpha = alone ? kLoraScale : 1,
+           .c = out.data(),
+           .c_stride = total_rank_});
+  if (alone) return;
   MaskColumns(N, total_rank_, rows_each_, peer_->adapter_R.data(),
-              peer_->scale_R.data(), shrunk_NR.data());
+              peer_->scale_R.data(), out.data());
 }
 
 void LoraProblem::RunPeer(LoraStep step) const {
@@ -49,14 +78,8 @@ void LoraProblem::RunPeer(LoraStep step) const {
   const LoraActivations& a = activations_;
   switch (step) {
     case LoraStep::kShrink:
-      RunGemm(device_, {.m = N,
-                        .n = R,
-                        .k = K,
-                        .a = {a.x.data(), K},
-                        .b = {p.a.data(), K, /*transposed=*/true},
-                        .c = p.s.data(),
-                        .c_stride = R});
-      return MaskPeer(p.s);
+    case LoraStep::kShrunkGradient:
+      return RunPeerShrink(step);
     case LoraStep::kExpand:
       return RunGemm(device_, {.m = N,
                                .n = K,
@@ -66,15 +89,6 @@ void LoraProblem::RunPeer(LoraStep step) const {
                                .beta = 1,
                                .c = a.y.data(),
                                .c_stride = K});
-    case LoraStep::kShrunkGradient:
-      RunGemm(device_, {.m = N,
-                        .n = R,
-                        .k = K,
-                        .a = {a.dy.data(), K},
-                        .b = {p.b.data(), R},
-                        .c = p.ds.data(),
-                        .c_stride = R});
-      return MaskPeer(p.ds);
     case LoraStep::kInputGradient:
       return RunGemm(device_, {.m = N,
                                .n = K,
@@ -121,14 +135,16 @@ struct LoraProblem::Element {
   }
 };
 
-// The first row, rank and feature of an adapter, or the last.
+// At the place's row, rank and feature.
 LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
-                                            bool last, bool of_peer) const {
+                                            int64_t place, bool of_peer) const {
   const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];
   const int64_t begin = adapter * rows_each_;
-  const int64_t row = last ? begin + rows_each_ - 1 : begin;
-  const int64_t r = last ? rank - 1 : 0;
-  const int64_t f = last ? K - 1 : 0;
+  const bool is_gradient =
+      step == LoraStep::kGradientOfA || step == LoraStep::kGradientOfB;
+  const int64_t row = begin + Spread(rows_each_, place);
+  const int64_t r = Spread(rank, is_gradient ? place : kOtherPlaces[place]);
+  const int64_t f = Spread(K, kOtherPlaces[place]);
   // Ours, or the adapter's part of the stacked ones, which have the scale.
   const int64_t s_stride = of_peer ? total_rank_ : max_rank_;
   const int64_t b_stride = of_peer ? total_rank_ : rank;
@@ -190,8 +206,8 @@ void LoraProblem::CheckStep(LoraStep step, bool of_peer) const {
   std::vector<Element> elements;
   std::vector<double> expected, largest;
   for (const int64_t adapter : {int64_t{0}, last_adapter / 2, last_adapter}) {
-    for (const bool last : {false, true}) {
-      const Element e = ElementOf(step, adapter, last, of_peer);
+    for (int64_t place = 0; place < kNumPlaces; ++place) {
+      const Element e = ElementOf(step, adapter, place, of_peer);
       const std::vector<uint16_t> left = e.left.Read(e.count);
       const std::vector<uint16_t> right = e.right.Read(e.count);
       double sum = 0, on_the_way = 0;

@@ -147,12 +147,17 @@ void LoraProblem::Run(LoraStep step) const {
   }
 }
 
+double LoraProblem::NumShrunk() const {
+  // Every adapter has as many rows.
+  return static_cast<double>(total_rank_ * rows_each_);
+}
+
+double LoraProblem::PeerFlopsRatio() const {
+  return static_cast<double>(total_rank_ * N) / NumShrunk();
+}
+
 double LoraProblem::NumBytes(LoraStep step) const {
-  double num_shrunk = 0;
-  for (const Adapter& adapter : adapters_) {
-    num_shrunk += static_cast<double>(adapter.rank * rows_each_);
-  }
-  const double features = 2.0 * N * K + 2 * num_shrunk;
+  const double features = 2.0 * N * K + 2 * NumShrunk();
   const auto num_weights = static_cast<double>(total_rank_ * K);
   switch (step) {
     case LoraStep::kShrink:

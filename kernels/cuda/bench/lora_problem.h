@@ -36,7 +36,7 @@ inline constexpr LoraStep kLoraSteps[] = {
     LoraStep::kInputGradient, LoraStep::kGradientOfA, LoraStep::kGradientOfB};
 [[nodiscard]] const char* NameOf(LoraStep step);
 
-// X, Y, dY and dX, which all problems share.
+// X, Y, dY and dX.
 struct LoraActivations {
   Bf16Buffer x{kLoraRows * kLoraWidth}, y{kLoraRows * kLoraWidth};
   Bf16Buffer dy{kLoraRows * kLoraWidth}, dx{kLoraRows * kLoraWidth};
@@ -53,8 +53,11 @@ class LoraProblem {
   // The stacked and masked form, if HasPeer.
   void RunPeer(LoraStep step) const;
   [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
+  // Floating-point operations of the peer over those of Run: each row is
+  // multiplied by every adapter's columns.
+  [[nodiscard]] double PeerFlopsRatio() const;
   // Runs all steps and compares elements of each, and of the peer's, with loops
-  // in f64.
+  // in f64. Once: steps add to what is there.
   void CheckResults() const;
   // What must move.
   [[nodiscard]] double NumBytes(LoraStep step) const;
@@ -74,13 +77,15 @@ class LoraProblem {
   };
   // One element of a step's result, and what it is the sum of.
   struct Element;
-  [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, bool last,
+  [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
+  // Elements of S without padding.
+  [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();
   [[nodiscard]] LoraProduct Product(LoraStep step) const;
-  void MaskPeer(const Bf16Buffer& shrunk_NR) const;
+  void RunPeerShrink(LoraStep step) const;
   void CheckStep(LoraStep step, bool of_peer) const;
 
   const Device& device_;

@@ -21,8 +21,10 @@ std::vector<double> Widened(const FloatBuffer& buffer) {
 }
 
 void BenchAdamW(const Device& device) {
-  const FloatBuffer w(kParameters), g(kParameters), m(kParameters);
+  const FloatBuffer w(kParameters), g(kParameters);
+  // Moments as of one step: where the second is 0, the first must be, too.
   std::vector<float> squares = g.Read(0, kParameters);
+  const FloatBuffer m(squares);
   for (float& x : squares) x *= x;
   const FloatBuffer v(squares);
   const cpu::AdamWScalars scalars = {.beta1 = 0.9F,
