@@ -39,7 +39,8 @@ fi
 
 build="${ROOT}/build/${preset}"
 programs=(ops/ops_test lora/lora_test head/head_test optim/optim_test
-  model/model_test bench/decode_bench bench/head_bench oracle/dump_weights)
+  model/model_test engine/engine_test group/group_test sampling/draw_rows_test
+  bench/decode_bench bench/head_bench oracle/dump_weights)
 if [[ "${preset}" == cuda ]]; then
   programs+=(kernels_cuda/kernels_cuda_test ../kernels/cuda/cuda_kernel_bench)
 else

@@ -26,7 +26,8 @@ usage() {
   fi
 }
 
-readonly TESTS=(kernels ops lora head optim model memcheck racecheck)
+readonly TESTS=(kernels ops lora head optim model engine group draw_rows
+  memcheck racecheck)
 readonly SUITES=(oracle oracle_bf16 parallel e2e)
 readonly BENCHES=(kernel_bench decode_bench logprobs train_step train_step_qwen
   adapters_8 adapters_64 group_prompt sample train_step_small sample_small)
@@ -154,6 +155,9 @@ run_step() {
   case "$1" in
     kernels) kernels ;;
     ops | lora | head | optim | model) "bin/$1_test" ;;
+    engine | group | draw_rows)
+      "bin/$1_test" --gtest_filter='*Cuda*:*DeviceWaits*'
+      ;;
     memcheck | racecheck)
       WEFT_UNDER="compute-sanitizer --tool $1 --error-exitcode 9" kernels
       ;;
