@@ -34,8 +34,7 @@ TEST(HostCopyTest, NumbersTakeTheirDtypeOrTheOneAskedFor) {
 
 TEST(HostCopyTest, BytesAreCopied) {
   std::vector<int64_t> values = {1, -2, 3};
-  const at::Tensor bytes =
-      ToDevice(std::as_bytes(std::span(values)), at::kCPU);
+  const at::Tensor bytes = ToDevice(std::as_bytes(std::span(values)), at::kCPU);
   values.clear();
   EXPECT_TRUE(at::equal(bytes.view(at::kLong), at::tensor({1L, -2L, 3L})));
 }
