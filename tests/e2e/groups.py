@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +45,17 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
-def expect_all_gone(ranks: list[int]) -> None:
-    wait_until(lambda: all(map(gone, ranks)), "ranks outlive their group")
+def ranks_of(process: daemon_module.Daemon) -> list[int]:
+    """The processes of a group that one weftd has started."""
+    return [process.pid, *children(process.pid)]
+
+
+def kill_rank(process: daemon_module.Daemon, rank: int) -> None:
+    """kill -9; the group must end with an error, and leave nobody behind."""
+    ranks = ranks_of(process)
+    os.kill(ranks[rank], signal.SIGKILL)
+    assert process.wait(STOP_SECONDS) != 0
+    wait_until(lambda: all(map(gone, ranks[1:])), "ranks outlive their group")
 
 
 def make(folder: Path, *flags: str, model: Path | None = None) -> daemon_module.Daemon:

@@ -4,8 +4,6 @@ and what was acknowledged is there and was done once."""
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +16,13 @@ from groups import (
     STOP_SECONDS,
     TENSOR_2,
     TENSOR_2_DATA_2,
-    children,
     data,
-    expect_all_gone,
+    kill_rank,
     make,
+    ranks_of,
     wait_until,
 )
+from parallel import num_ranks
 from raw import Raw
 
 LEARNING_RATE = 1e-2
@@ -84,7 +83,16 @@ class Work(threading.Thread):
 
 
 def expect_what_was_acknowledged(process: daemon_module.Daemon, work: Work) -> None:
-    """From the start again, and on from the last checkpoint."""
+    """By the group that comes back: from the start again, and on from the last
+    checkpoint."""
+    process.start()
+    try:
+        _repeat(process, work)
+    finally:
+        process.stop()
+
+
+def _repeat(process: daemon_module.Daemon, work: Work) -> None:
     kept = int(work.saved[-1].split("-")[1])
     with Raw(process.address) as raw:
         assert raw.load("kept", work.saved[-1], source="a").code == "OK"
@@ -121,30 +129,23 @@ def test_at_work(
 ) -> None:
     process = make(tmp_path, *flags)
     process.start()
-    ranks = [process.pid, *children(process.pid)]
+    assert len(ranks_of(process)) == num_ranks(flags)
     work = Work(process, phase)
     work.start()
     work.wait_for_rounds(2)
     time.sleep(delay)
-    os.kill(ranks[victim], signal.SIGKILL)
-    assert process.wait(STOP_SECONDS) != 0
+    kill_rank(process, victim)
     work.join()
-    expect_all_gone(ranks[1:])
-    process.start()
-    try:
-        expect_what_was_acknowledged(process, work)
-    finally:
-        process.stop()
+    expect_what_was_acknowledged(process, work)
 
 
 @pytest.mark.parametrize("victim", range(2))
 def test_idle(victim: int, tmp_path: Path) -> None:
     process = make(tmp_path, *TENSOR_2)
     process.start()
-    ranks = [process.pid, *children(process.pid)]
-    os.kill(ranks[victim], signal.SIGKILL)
-    assert process.wait(STOP_SECONDS) != 0
-    expect_all_gone(ranks[1:])
+    kill_rank(process, victim)
+    process.start()
+    assert process.stop() == 0
 
 
 @pytest.mark.parametrize("victim", range(2))
@@ -156,12 +157,11 @@ def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
     process = make(tmp_path, *TENSOR_2, model=models.DEMO_MODEL)
     process.launch()
     try:
-        wait_until(lambda: len(children(process.pid)) == 1, "no second rank")
-        ranks = [process.pid, *children(process.pid)]
+        wait_until(lambda: len(ranks_of(process)) == 2, "no second rank")
         time.sleep(delay)
-        os.kill(ranks[victim], signal.SIGKILL)
-        assert process.wait(STOP_SECONDS) != 0
-        expect_all_gone(ranks[1:])
+        kill_rank(process, victim)
+        process.start()
+        assert process.stop() == 0
     finally:
         process.kill()
 
@@ -173,7 +173,6 @@ def test_while_draining(victim: int, tmp_path: Path) -> None:
 
     process = make(tmp_path, *TENSOR_2)
     process.start()
-    ranks = [process.pid, *children(process.pid)]
     work = Work(process, "train")
     with process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
         adapter = client.create_adapter("a", rank=4, seed=1)
@@ -183,13 +182,7 @@ def test_while_draining(victim: int, tmp_path: Path) -> None:
         waiting[0].result(STOP_SECONDS)
         process.terminate()
         wait_until(lambda: "draining" in process.log_tail(), "no drain")
-        os.kill(ranks[victim], signal.SIGKILL)
-        assert process.wait(STOP_SECONDS) != 0
+        kill_rank(process, victim)
         with pytest.raises(weft.Unavailable):
             waiting[-1].result(STOP_SECONDS)
-    expect_all_gone(ranks[1:])
-    process.start()
-    try:
-        expect_what_was_acknowledged(process, work)
-    finally:
-        process.stop()
+    expect_what_was_acknowledged(process, work)
