@@ -150,11 +150,11 @@ void Line::Print() const {
   std::fflush(stdout);
 }
 
-void AddBytes(const Device& device, double num_bytes,
-              const std::function<void()>& run, Line* line) {
+Line& Line::AddBytes(const Device& device, double num_bytes,
+                     const std::function<void()>& run) {
   const double seconds = device.Seconds(run);
   const double copy_seconds = num_bytes / device.copy_rate();
-  line->AddTime("time", seconds)
+  return AddTime("time", seconds)
       .AddTime("copy_time", copy_seconds)
       .AddRatio("of_copy", copy_seconds / seconds);
 }

@@ -61,15 +61,14 @@ class Line {
   // Times in microseconds, rates and ratios.
   Line& AddTime(const char* name, double seconds);
   Line& AddRatio(const char* name, double ratio);
+  // Times `run`, whose peer is the copy of the `num_bytes` that must move.
+  Line& AddBytes(const Device& device, double num_bytes,
+                 const std::function<void()>& run);
   void Print() const;
 
  private:
   std::string text_;
 };
-
-// Times `run`, whose peer is the copy of the `num_bytes` that must move.
-void AddBytes(const Device& device, double num_bytes,
-              const std::function<void()>& run, Line* line);
 
 void BenchRows(const Device& device);
 void BenchOptimizer(const Device& device);

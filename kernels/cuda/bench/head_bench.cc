@@ -186,11 +186,10 @@ void BenchHead(const Device& device) {
   const Head head(device);
   head.CheckResults();
   for (const bool in_place : {false, true}) {
-    Line line(in_place ? "ScoreVocabRows, softmax in place" : "ScoreVocabRows");
-    AddBytes(
-        device, (in_place ? 8.0 : 4.0) * kChunk * kVocab,
-        [&] { head.Score(in_place); }, &line);
-    line.Print();
+    Line(in_place ? "ScoreVocabRows, softmax in place" : "ScoreVocabRows")
+        .AddBytes(device, (in_place ? 8.0 : 4.0) * kChunk * kVocab,
+                  [&] { head.Score(in_place); })
+        .Print();
   }
   for (const bool with_gradient : {false, true}) {
     BenchWhole(device, head, with_gradient);

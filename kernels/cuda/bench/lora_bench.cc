@@ -23,8 +23,7 @@ void BenchProblem(const Device& device, int64_t num_adapters,
     } else {
       line.Add("rank", "mixed");
     }
-    AddBytes(
-        device, problem.NumBytes(step), [&] { problem.Run(step); }, &line);
+    line.AddBytes(device, problem.NumBytes(step), [&] { problem.Run(step); });
     if (problem.HasPeer()) {
       line.AddTime("stacked_time",
                    device.Seconds([&] { problem.RunPeer(step); }))

@@ -46,9 +46,7 @@ void BenchAdamW(const Device& device) {
   for (size_t i = 0; i < weights.size(); ++i) {
     CheckNear(weights[i], expected.weights[i], kEpsilonF32, 4, 1, "AdamW");
   }
-  Line line("AdamW");
-  AddBytes(device, 28.0 * kParameters, run, &line);
-  line.Print();
+  Line("AdamW").AddBytes(device, 28.0 * kParameters, run).Print();
 }
 
 void BenchSumOfSquares(const Device& device) {
@@ -63,9 +61,7 @@ void BenchSumOfSquares(const Device& device) {
   for (const double value : x.Read(0, kParameters)) expected += value * value;
   CheckNear(partials.Read(0, 1)[0], expected, kEpsilonF32, 1, 1,
             "SumOfSquares");
-  Line line("SumOfSquares");
-  AddBytes(device, 4.0 * kParameters, run, &line);
-  line.Print();
+  Line("SumOfSquares").AddBytes(device, 4.0 * kParameters, run).Print();
 }
 
 }  // namespace

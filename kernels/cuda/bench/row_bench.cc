@@ -78,12 +78,10 @@ void BenchNorms(const Device& device) {
                              dy.Floats(r * kHidden, kHidden), row, w, kEps)),
         kHidden, "RmsNormBackward");
   }
-  Line line("RmsNorm");
-  AddBytes(device, 4.0 * kRows * kHidden, forward, &line);
-  line.Print();
-  Line backward_line("RmsNormBackward");
-  AddBytes(device, 8.0 * kRows * kHidden, backward, &backward_line);
-  backward_line.Print();
+  Line("RmsNorm").AddBytes(device, 4.0 * kRows * kHidden, forward).Print();
+  Line("RmsNormBackward")
+      .AddBytes(device, 8.0 * kRows * kHidden, backward)
+      .Print();
 }
 
 void BenchGated(const Device& device) {
@@ -116,12 +114,10 @@ void BenchGated(const Device& device) {
              "GatedProductBackward, up");
     ++i;
   }
-  Line line("GatedProduct");
-  AddBytes(device, 6.0 * kRows * kHidden, forward, &line);
-  line.Print();
-  Line backward_line("GatedProductBackward");
-  AddBytes(device, 10.0 * kRows * kHidden, backward, &backward_line);
-  backward_line.Print();
+  Line("GatedProduct").AddBytes(device, 6.0 * kRows * kHidden, forward).Print();
+  Line("GatedProductBackward")
+      .AddBytes(device, 10.0 * kRows * kHidden, backward)
+      .Print();
 }
 
 void BenchRotary(const Device& device) {
@@ -168,9 +164,9 @@ void BenchRotary(const Device& device) {
   for (const int64_t r : kCheckedRows) {
     CheckRow(x, r * kHidden, expected[i++], 2, "Rotary");
   }
-  Line line("Rotary");
-  AddBytes(device, 4.0 * kRows * kHidden + 8.0 * kRows * kHalf, run, &line);
-  line.Print();
+  Line("Rotary")
+      .AddBytes(device, 4.0 * kRows * kHidden + 8.0 * kRows * kHalf, run)
+      .Print();
 }
 
 void BenchMerge(const Device& device) {
@@ -199,9 +195,9 @@ void BenchMerge(const Device& device) {
   for (const int64_t r : kCheckedRows) {
     CheckRow(out, r * kHeadFeatures, expected[i++], 2, "LseMergeRows");
   }
-  Line line("LseMergeRows");
-  AddBytes(device, 6.0 * kRows * kHidden + 12.0 * kMerged, run, &line);
-  line.Print();
+  Line("LseMergeRows")
+      .AddBytes(device, 6.0 * kRows * kHidden + 12.0 * kMerged, run)
+      .Print();
 }
 
 }  // namespace

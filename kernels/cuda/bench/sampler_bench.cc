@@ -92,8 +92,8 @@ void BenchFilter(const Device& device, const FloatBuffer& logits,
   }
   Line line("SampleTokens");
   line.Add("rows", num_rows).Add("filter", filter.name);
-  AddBytes(device, 4.0 * static_cast<double>(num_rows * kVocab), run, &line);
-  line.Print();
+  line.AddBytes(device, 4.0 * static_cast<double>(num_rows * kVocab), run)
+      .Print();
 }
 
 }  // namespace
