@@ -140,7 +140,9 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                   Tape* tape, int num_recomputed,
                                   KvAccess* kv) const {
   lora::RoutingTablePtr table =
-      lora::MakeRoutingTable(batch.routing, shape_, dtype_, device());
+      batch.table != nullptr
+          ? batch.table
+          : lora::MakeRoutingTable(batch.routing, shape_, dtype_, device());
   const Pass pass = {.batch = batch,
                      .lora = {batch.routing, shape_, table.get()}};
   at::Tensor x_TH = Embed(batch);

@@ -120,6 +120,14 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   out_BHC.view({rows, C}).copy_(scratch[0]);
 }
 
+// Rows of padding see nothing.
+void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
+  const auto* lengths = lengths_B.const_data_ptr<int32_t>();
+  for (int64_t b = 0; b < lengths_B.size(0); ++b) {
+    if (lengths[b * lengths_B.stride(0)] == 0) out_BHC[b].zero_();
+  }
+}
+
 // Gathers the pages of each sequence; any dtype and device.
 void PagedAttentionReference(const at::Tensor& q_BHC,
                              const at::Tensor& k_pages_PSKC,
@@ -198,6 +206,17 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC) {
+  if (slots_T.is_cpu()) {
+    // Rows of padding come last.
+    const auto* slots = slots_T.const_data_ptr<int64_t>();
+    int64_t count = slots_T.numel();
+    while (count > 0 && slots[count - 1] < 0) --count;
+    if (count < slots_T.numel()) {
+      return WriteKvPages(k_TKC.narrow(0, 0, count), v_TKC.narrow(0, 0, count),
+                          slots_T.narrow(0, 0, count), k_pages_PSKC,
+                          v_pages_PSKC);
+    }
+  }
   k_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, k_TKC);
   v_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, v_TKC);
 }
@@ -221,6 +240,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
   attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, rule,
             out_BHC);
+  if (q_BHC.is_cpu()) ClearEmptyRows(lengths_B, out_BHC);
 }
 
 }  // namespace weft::ops
