@@ -11,6 +11,7 @@
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::ops {
 namespace {
@@ -201,24 +202,36 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
 }
 
+// The rows that go to a slot; undefined: all of them. Slots of a device are not
+// looked at: they are 0 or above.
+at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
+  if (!slots_T.is_cpu()) return {};
+  const int64_t* slots = slots_T.const_data_ptr<int64_t>();
+  std::vector<int64_t> rows;
+  for (int64_t t = 0; t < slots_T.numel(); ++t) {
+    if (slots[t] >= 0) rows.push_back(t);
+  }
+  if (static_cast<int64_t>(rows.size()) == slots_T.numel()) return {};
+  return ToDevice(rows, slots_T.device());
+}
+
 }  // namespace
 
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC) {
-  if (slots_T.is_cpu()) {
-    // Rows of padding come last.
-    const auto* slots = slots_T.const_data_ptr<int64_t>();
-    int64_t count = slots_T.numel();
-    while (count > 0 && slots[count - 1] < 0) --count;
-    if (count < slots_T.numel()) {
-      return WriteKvPages(k_TKC.narrow(0, 0, count), v_TKC.narrow(0, 0, count),
-                          slots_T.narrow(0, 0, count), k_pages_PSKC,
-                          v_pages_PSKC);
+  const at::Tensor rows = RowsWithSlots(slots_T);
+  const auto write = [&](const at::Tensor& x_TKC, at::Tensor& pages_PSKC) {
+    at::Tensor slots = pages_PSKC.flatten(0, 1);
+    if (rows.defined()) {
+      slots.index_copy_(0, slots_T.index_select(0, rows),
+                        x_TKC.index_select(0, rows));
+    } else {
+      slots.index_copy_(0, slots_T, x_TKC);
     }
-  }
-  k_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, k_TKC);
-  v_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, v_TKC);
+  };
+  write(k_TKC, k_pages_PSKC);
+  write(v_TKC, v_pages_PSKC);
 }
 
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
