@@ -257,6 +257,9 @@ std::vector<Flag> WorkFlags() {
       MakeFlag(kGroup, "max-decode-sequences",
                WEFT_ENGINE(max_decode_sequences),
                "Sequences in one decode iteration, [1, 4096]."),
+      MakeFlag(kGroup, "decode-graphs", WEFT_ENGINE(decode_graphs),
+               "Run decode iterations on CUDA as graphs, recorded when a size "
+               "of batch is first met: one launch instead of hundreds."),
       MakeFlag(kGroup, "sampling-share", WEFT_ENGINE(sampling_share),
                "Share of device time for sampling when training waits too, "
                "[0.01, 0.99].",

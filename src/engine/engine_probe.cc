@@ -115,6 +115,13 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
       step_seconds_(registry, "weft_step_seconds",
                     "Duration of a device batch, by phase.", StepBuckets(),
                     "phase", kPhases),
+      decode_iterations_(registry, "weft_decode_iterations_total",
+                         "Decode iterations, by the way they ran.", "way",
+                         {"graph", "launches"}),
+      decode_graphs_(AddGauge(registry, "weft_decode_graphs",
+                              "CUDA graphs of decode iterations.")),
+      decode_graph_bytes_(AddGauge(registry, "weft_decode_graph_bytes",
+                                   "Device memory that recording them took.")),
       first_token_(AddHistogram(registry, "weft_time_to_first_token_seconds",
                                 "Time from acceptance to the first token.",
                                 StepBuckets())),
@@ -238,9 +245,16 @@ void EngineProbe::ObservePrefill(int64_t num_tokens, absl::Duration elapsed) {
   step_seconds_[kPrefill].Observe(absl::ToDoubleSeconds(elapsed));
 }
 
-void EngineProbe::ObserveDecode(int64_t num_tokens, absl::Duration elapsed) {
+void EngineProbe::ObserveDecode(int64_t num_tokens, bool by_graph,
+                                absl::Duration elapsed) {
+  decode_iterations_[by_graph ? 0 : 1].Increment();
   batch_tokens_[kDecodeBatch].Observe(static_cast<double>(num_tokens));
   step_seconds_[kDecode].Observe(absl::ToDoubleSeconds(elapsed));
+}
+
+void EngineProbe::SetDecodeGraphs(int64_t graphs, int64_t bytes) {
+  decode_graphs_.Set(static_cast<double>(graphs));
+  decode_graph_bytes_.Set(static_cast<double>(bytes));
 }
 
 void EngineProbe::ObserveFirstToken(absl::Duration since_accepted) {

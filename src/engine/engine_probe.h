@@ -34,7 +34,9 @@ class EngineProbe {
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   void ObserveOptim(double grad_norm, absl::Duration elapsed);
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
-  void ObserveDecode(int64_t num_tokens, absl::Duration elapsed);
+  void ObserveDecode(int64_t num_tokens, bool by_graph,
+                     absl::Duration elapsed);
+  void SetDecodeGraphs(int64_t graphs, int64_t bytes);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();
   // Tokens of a sequence that takes its pages, and those that the prefix cache
@@ -74,6 +76,9 @@ class EngineProbe {
   prometheus::Counter& preemptions_;
   LabelledHistograms batch_tokens_;
   LabelledHistograms step_seconds_;
+  LabelledCounters decode_iterations_;
+  prometheus::Gauge& decode_graphs_;
+  prometheus::Gauge& decode_graph_bytes_;
   prometheus::Histogram& first_token_;
   LabelledGauges adapters_;
   prometheus::Gauge& adapter_bytes_;

@@ -94,7 +94,13 @@ void Rank::Backward(const at::Tensor& gradients_E) {
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH));
 }
 
-CacheOutput Rank::Run(CachePlan plan, model::KvStore* store) const {
+CacheOutput Rank::Run(CachePlan plan, model::KvStore* store,
+                      DecodeGraphs* graphs) const {
+  if (graphs != nullptr) {
+    if (std::optional<Draws> drawn = graphs->Run(plan)) {
+      return {.drawn = *std::move(drawn), .by_graph = true};
+    }
+  }
   model::KvAccess& kv = plan.kv;
   kv.store = store;
   MoveTo(decoder_.device(),

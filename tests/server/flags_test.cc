@@ -67,6 +67,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "tenant-weights",
                                        "kv-cache-bytes",
                                        "max-decode-sequences",
+                                       "decode-graphs",
                                        "sampling-share",
                                        "listen",
                                        "insecure",
