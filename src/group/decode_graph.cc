@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -17,6 +18,12 @@ namespace {
 
 // More are of no use: each is hundreds of launches that the driver keeps.
 constexpr size_t kMaxGraphs = 128;
+
+// In a line.
+std::string ReasonOf(const std::exception& error) {
+  const auto* own = dynamic_cast<const c10::Error*>(&error);
+  return own != nullptr ? own->what_without_backtrace() : error.what();
+}
 
 std::span<std::byte> BytesOf(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
@@ -47,17 +54,23 @@ std::optional<Draws> DecodeGraphs::Run(const CachePlan& plan) {
       ShapeOf(plan, decoder_, max_rows_, store_->k_pages_PSKC.front().size(1));
   if (!shape.has_value()) return std::nullopt;
   shape->max_filters = device_->MaxFilters(plan.draws);
-  auto found = graphs_.find(*shape);
-  if (found == graphs_.end()) {
-    if (graphs_.size() >= kMaxGraphs) DropOldest();
-    found = graphs_.emplace(*shape, Record(*shape, plan)).first;
-  }
-  Graph& graph = found->second;
-  graph.last_run = ++num_runs_;
+  Graph& graph = Find(*shape);
+  if (!graph.inputs.Fits(plan)) return std::nullopt;
+  if (!graph.tried) Record(*shape, plan, graph);
   if (graph.recorded == nullptr) return std::nullopt;
   Upload(plan, graph);
   graph.recorded->Replay();
   return device_->FetchDraws(plan.draws, graph.draws);
+}
+
+DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
+  auto found = graphs_.find(shape);
+  if (found == graphs_.end()) {
+    if (graphs_.size() >= kMaxGraphs) DropOldest();
+    found = graphs_.emplace(shape, Graph(DecodeInputs(shape, decoder_))).first;
+  }
+  found->second.last_run = ++num_runs_;
+  return found->second;
 }
 
 void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
@@ -70,10 +83,10 @@ void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
   device_->Upload(host_inputs_, count, graph.buffer);
 }
 
-DecodeGraphs::Graph DecodeGraphs::Record(const DecodeShape& shape,
-                                         const CachePlan& plan) {
+void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
+                          Graph& graph) {
   const absl::Time start = absl::Now();
-  Graph graph(DecodeInputs(shape, decoder_));
+  graph.tried = true;
   try {
     const int64_t before = device_->FreeBytes();
     graph.buffer =
@@ -95,8 +108,10 @@ DecodeGraphs::Graph DecodeGraphs::Record(const DecodeShape& shape,
         {{"rows", shape.rows},
          {"table_entries", shape.table_entries},
          {"max_rank", shape.max_rank},
-         {"error", std::string(error.what())}});
-    return Graph(graph.inputs);
+         {"error", ReasonOf(error)}});
+    graph.buffer.reset();
+    graph.draws = {};
+    return;
   }
   ++stats_.graphs;
   stats_.bytes += graph.bytes;
@@ -107,7 +122,6 @@ DecodeGraphs::Graph DecodeGraphs::Record(const DecodeShape& shape,
        {"max_filters", shape.max_filters},
        {"bytes", graph.bytes},
        {"milliseconds", absl::ToDoubleMilliseconds(absl::Now() - start)}});
-  return graph;
 }
 
 void DecodeGraphs::Queue(const DecodeStep& step, int max_filters,

@@ -94,6 +94,7 @@ class DecodeGraphs {
     DecodeInputs inputs;
     at::Tensor buffer;  // They lie here.
     sampling::cuda::DrawSpace draws;
+    bool tried = false;                   // To record it.
     std::unique_ptr<StepGraph> recorded;  // Null: it could not be.
     int64_t bytes = 0;                    // That recording it took.
     uint64_t last_run = 0;
@@ -101,7 +102,9 @@ class DecodeGraphs {
   // The step itself, which is recorded.
   void Queue(const DecodeStep& step, int max_filters,
              const sampling::cuda::DrawSpace& draws) const;
-  [[nodiscard]] Graph Record(const DecodeShape& shape, const CachePlan& plan);
+  // The shape's, perhaps a new one.
+  [[nodiscard]] Graph& Find(const DecodeShape& shape);
+  void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
   void Upload(const CachePlan& plan, const Graph& graph);
   // Drops the graph that has not run for the longest time.
   void DropOldest();

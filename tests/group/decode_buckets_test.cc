@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace weft::group {
 namespace {
 
@@ -22,7 +25,9 @@ TEST(DecodeBucketsTest, ABatchTakesTheSmallestBucketThatHoldsIt) {
       const auto smallest =
           std::lower_bound(buckets.begin(), buckets.end(), rows);
       ASSERT_EQ(RowBucket(rows, most), *smallest) << rows << " of " << most;
-      if (rows > 16) EXPECT_LT(3 * (*smallest - rows), *smallest) << rows;
+      if (rows > 16) {
+        EXPECT_LT(3 * (*smallest - rows), *smallest) << rows;
+      }
     }
   }
 }
