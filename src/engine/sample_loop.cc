@@ -132,11 +132,8 @@ bool SampleLoop::StartSample(Job& job) {
                   .length = prompt.length,
                   .stop = prompt.stop};
   const std::optional<sampling::DrawResult> drawn =
-      sampling::DrawRows(job.first_logits_1V, {DrawRuleOf(job, index)}).front();
-  if (!job.HasMoreToStart()) {
-    job.first_logits_1V.reset();
-    sequences_.erase({job.order, kPrompt});
-  }
+      std::exchange(job.first_draws[index], std::nullopt);
+  if (!job.HasMoreToStart()) sequences_.erase({job.order, kPrompt});
   if (!drawn.has_value()) {
     job.failed = true;
     EraseSequences(job);
@@ -176,8 +173,7 @@ void SampleLoop::Decode() {
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
     AddRows(plan.batch.routing, s.job->version, r, r + 1);
     plan.logit_rows.push_back(r);
-    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index));
-    plan.draws.back().row = static_cast<int32_t>(r);
+    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index, r));
   }
   plan.logit_routing = plan.batch.routing;
   plan.batch.tokens_T = at::tensor(tokens, at::kLong);
@@ -209,7 +205,8 @@ void SampleLoop::Decode() {
   probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }
 
-sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index) {
+sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index,
+                                          int64_t row) {
   const SamplingConfig& config = job.request->config;
   return {.config = {.temperature = config.temperature,
                      .top_k = config.top_k,
@@ -218,7 +215,8 @@ sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index) {
           .seed = config.seed,
           .sample_index = static_cast<uint32_t>(sample_index),
           .position = static_cast<uint32_t>(
-              job.result.samples[sample_index].tokens.size())};
+              job.result.samples[sample_index].tokens.size()),
+          .row = static_cast<int32_t>(row)};
 }
 
 bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,

@@ -45,8 +45,8 @@ struct CachePlan {
   // Rows of the batch whose logits are wanted, each once, with their adapters.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
-  // How their next tokens are drawn, one for each; empty: their logits come to
-  // the host.
+  // How tokens are drawn from them, each rule from the row of the logits that
+  // it names; empty: the logits come to the host.
   DrawRules draws;
   // Rows of the batch whose next tokens are scored, each once.
   std::vector<int64_t> score_rows;
