@@ -55,6 +55,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       residency_({.max_resident = parts_.options.max_resident_adapters,
                   .host_bytes = static_cast<uint64_t>(
                       parts_.options.adapter_host_bytes)}) {
+  if (parts_.memory.has_value()) probe_.SetMemorySplit(*parts_.memory);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
 }

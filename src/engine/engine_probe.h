@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/engine/memory_split.h"
 #include "src/metrics/metrics.h"
 #include "src/request/adapter.h"
 #include "src/sched/scheduler.h"
@@ -45,6 +46,8 @@ class EngineProbe {
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
   // Bytes, as DeviceMemory has them.
   void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
+  // Once: what was given away at the start.
+  void SetMemorySplit(const MemorySplit& split);
   // `by_location` in the order of AdapterLocation; `bytes` on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
@@ -89,6 +92,10 @@ class EngineProbe {
   prometheus::Gauge& device_total_;
   prometheus::Gauge& device_reserved_;
   prometheus::Gauge& device_allocated_;
+  LabelledGauges part_bytes_;
+  LabelledGauges part_short_;
+  prometheus::Gauge& batch_tokens_limit_;
+  prometheus::Gauge& recomputed_layers_;
   prometheus::Counter& optim_steps_;
   prometheus::Histogram& grad_norm_;
   prometheus::Counter& nonfinite_;

@@ -73,6 +73,33 @@ DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
   return found->second;
 }
 
+std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
+                                             const CachePlan& plan,
+                                             Graph& graph) {
+  graph.buffer =
+      at::empty({graph.inputs.bytes()},
+                at::TensorOptions(at::kByte).device(decoder_.device()));
+  graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
+                                       shape.max_filters);
+  Upload(plan, graph);
+  return [this, step = graph.inputs.At(graph.buffer),
+          max_filters = shape.max_filters,
+          draws = graph.draws] { Queue(step, max_filters, draws); };
+}
+
+void DecodeGraphs::TakeMemory(DecodeShape shape) {
+  shape.rows = max_rows_;
+  CachePlan empty;
+  empty.batch.tokens_T = at::empty({0}, at::kLong);
+  empty.batch.positions_T = at::empty({0}, at::kInt);
+  empty.kv = {.slots_T = at::empty({0}, at::kLong),
+              .page_table_TL = at::empty({0, shape.table_entries}, at::kInt),
+              .lengths_T = at::empty({0}, at::kInt)};
+  Graph largest(DecodeInputs(shape, decoder_));
+  device_->Run(MakeStep(shape, empty, largest));
+  has_memory_ = true;
+}
+
 void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
   if (!host_inputs_.defined() || host_inputs_.numel() < graph.inputs.bytes()) {
     host_inputs_ = device_->HostBuffer(graph.inputs.bytes());
@@ -89,17 +116,10 @@ void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
   graph.tried = true;
   try {
     const int64_t before = device_->FreeBytes();
-    graph.buffer =
-        at::empty({graph.inputs.bytes()},
-                  at::TensorOptions(at::kByte).device(decoder_.device()));
-    graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
-                                         shape.max_filters);
-    Upload(plan, graph);
-    graph.recorded =
-        device_->Record([this, step = graph.inputs.At(graph.buffer),
-                         max_filters = shape.max_filters, draws = graph.draws] {
-          Queue(step, max_filters, draws);
-        });
+    if (!has_memory_) TakeMemory(shape);
+    const std::function<void()> step = MakeStep(shape, plan, graph);
+    device_->Run(step);
+    graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
   } catch (const std::exception& error) {
     // Whatever is wrong: launches meet it too, and tell whoever waits, or do

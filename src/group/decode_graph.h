@@ -38,9 +38,11 @@ class StepDevice {
  public:
   virtual ~StepDevice() = default;
 
-  // Records what `step` queues, which it runs twice: once to warm up. Memory
-  // that the step takes and gives back belongs to the graphs of this device, of
-  // which one runs at a time.
+  // Runs `step` once, and waits. Memory that it takes and gives back belongs to
+  // the graphs of this device, of which one runs at a time.
+  virtual void Run(const std::function<void()>& step) = 0;
+  // Records what `step` queues, in the same memory. It has run before, so that
+  // libraries are ready for its sizes.
   [[nodiscard]] virtual std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) = 0;
   // What the device has left, in bytes; 0 where nobody counts.
@@ -105,6 +107,13 @@ class DecodeGraphs {
   // The shape's, perhaps a new one.
   [[nodiscard]] Graph& Find(const DecodeShape& shape);
   void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
+  // Takes the graph's own memory, puts the plan there and gives its step.
+  [[nodiscard]] std::function<void()> MakeStep(const DecodeShape& shape,
+                                               const CachePlan& plan,
+                                               Graph& graph);
+  // Runs a step of the most rows, all of them padding: whatever is recorded
+  // afterwards fits into the memory that it took.
+  void TakeMemory(DecodeShape shape);
   void Upload(const CachePlan& plan, const Graph& graph);
   // Drops the graph that has not run for the longest time.
   void DropOldest();
@@ -117,6 +126,7 @@ class DecodeGraphs {
   std::map<DecodeShape, Graph> graphs_;
   // One is enough: an iteration has waited before the next one writes to it.
   at::Tensor host_inputs_;
+  bool has_memory_ = false;
   uint64_t num_runs_ = 0;
   DecodeGraphStats stats_;
 };

@@ -63,6 +63,9 @@ class Rank {
 // Bytes of one page of all layers on the rank that has most of it.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
+// The same of the model that model::LargestConfig describes.
+[[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
+                                int64_t element_bytes, int64_t page_tokens);
 
 // Copies the first rows of a page to another one, in every layer.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);

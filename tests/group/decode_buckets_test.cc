@@ -39,26 +39,5 @@ TEST(DecodeBucketsTest, BoundsOfTokensAreFew) {
   EXPECT_EQ(TokenBound(100'000), 131'072);
 }
 
-model::ModelConfig EightBillion() {
-  return {.num_layers = 32,
-          .hidden = 4096,
-          .ffn = 14336,
-          .vocab = 128256,
-          .num_heads = 32,
-          .num_kv_heads = 8,
-          .head_dim = 128};
-}
-
-// A few hundred megabytes: little beside the cache of 64 sequences, and logits
-// of the largest batch are in it.
-TEST(DecodeBucketsTest, GraphsTakeLittleOfADevice) {
-  const model::ModelConfig config = EightBillion();
-  const int64_t bytes = DecodeGraphBytes(config, 2, 64, 64);
-  EXPECT_GT(bytes, 64 * config.vocab * 4);
-  EXPECT_LT(bytes, int64_t{1} << 30);
-  EXPECT_LT(DecodeGraphBytes(config, 2, 0, 1), bytes);
-  EXPECT_LT(bytes, DecodeGraphBytes(config, 2, 64, 256));
-}
-
 }  // namespace
 }  // namespace weft::group

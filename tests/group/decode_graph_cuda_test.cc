@@ -150,8 +150,9 @@ TEST_F(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
       device->Record([&] { static_cast<void>(numbers.sum().item<float>()); })));
   EXPECT_EQ(numbers.sum().item<float>(), 64);
   at::Tensor total = at::zeros({}, at::kCUDA);
-  const std::unique_ptr<StepGraph> graph =
-      device->Record([&] { total.add_(numbers.sum()); });
+  const auto step = [&] { total.add_(numbers.sum()); };
+  device->Run(step);
+  const std::unique_ptr<StepGraph> graph = device->Record(step);
   total.zero_();
   for (int time = 0; time < 3; ++time) graph->Replay();
   EXPECT_EQ(total.item<float>(), 3 * 64);
