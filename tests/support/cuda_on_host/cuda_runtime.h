@@ -26,7 +26,8 @@ struct dim3 {
   unsigned y;
   unsigned z;
 };
-struct alignas(16) uint4 {
+// Kernels move elements of every type as these.
+struct alignas(16) __attribute__((may_alias)) uint4 {
   unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
@@ -110,6 +111,8 @@ T __ldcg(const T* address) {
 }
 
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+// A store with the policy of an assignment.
+inline void __stwb(uint4* to, uint4 value) { *to = value; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 template <typename... Parameters, typename... Arguments>
