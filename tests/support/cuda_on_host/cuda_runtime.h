@@ -15,7 +15,7 @@
 #define __host__
 // One block runs at a time, so that its memory may be everybody's.
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 {
   // Implicit, as CUDA's is.
@@ -57,22 +57,55 @@ void* LaneSlot(unsigned lane, unsigned which);
 // 0 and 1 in turn, for each thread by itself.
 unsigned NextSlot();
 
+// The value that another lane gives in the same call.
+template <typename T>
+T ReadLane(T value, unsigned other) {
+  static_assert(sizeof(T) <= 16);
+  const unsigned which = NextSlot();
+  std::memcpy(LaneSlot(threadIdx.x % 32, which), &value, sizeof(T));
+  __syncwarp();
+  std::memcpy(&value, LaneSlot(other % 32, which), sizeof(T));
+  return value;
+}
+
 }  // namespace weft::testing::cuda_on_host
 
 template <typename T>
 T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
-  namespace host = weft::testing::cuda_on_host;
-  static_assert(sizeof(T) <= 16);
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned which = host::NextSlot();
-  std::memcpy(host::LaneSlot(lane, which), &value, sizeof(T));
-  __syncwarp();
-  const unsigned other = lane ^ static_cast<unsigned>(lane_mask);
-  std::memcpy(&value, host::LaneSlot(other, which), sizeof(T));
-  return value;
+  return weft::testing::cuda_on_host::ReadLane(
+      value, threadIdx.x ^ static_cast<unsigned>(lane_mask));
+}
+template <typename T>
+T __shfl_sync(unsigned /*mask*/, T value, int from) {
+  return weft::testing::cuda_on_host::ReadLane(value,
+                                               static_cast<unsigned>(from));
 }
 
+// Blocks run one after the other: what one wrote is there for the next.
+inline void __threadfence() {}
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+inline unsigned atomicInc(unsigned* at, unsigned last) {
+  const unsigned before = *at;
+  *at = before >= last ? 0 : before + 1;
+  return before;
+}
+
+// Bytes of two words, counted from the lowest of `low`; one per four bits of
+// `which`.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  const auto all = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned word = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned byte = which >> 4 * i & 7;
+    word |= static_cast<unsigned>(all >> 8 * byte & 0xFF) << 8 * i;
+  }
+  return word;
+}
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 template <typename... Parameters, typename... Arguments>
