@@ -315,7 +315,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       .scale = static_cast<float>(rule.scale),
       .softcap = static_cast<float>(rule.softcap),
       .out_BHC = out_BHC.mutable_data_ptr()};
-  batch.num_splits = k::PagedAttentionSplits(batch);
+  batch.splits = k::ChooseAttentionSplits(batch);
   const at::Tensor workspace = at::empty({k::PagedAttentionWorkspace(batch)},
                                          q.options().dtype(at::kFloat));
   batch.workspace = workspace.mutable_data_ptr<float>();
