@@ -58,7 +58,8 @@ k::LoraProduct ProductsOfA(const RoutingTable& table, const LoraSite& site) {
   k::LoraProduct product = {.table = table.table(),
                             .order = k::LoraOrder::kRankByFeatures,
                             .num_projections = 1,
-                            .max_rank = table.MaxRank(slot)};
+                            .max_rank = table.MaxRank(slot),
+                            .counters = table.counters()};
   product.projections[0] = {
       .slot = slot,
       .features = InWidth(table.shape(), ModulesOf(site.group).front())};
@@ -68,7 +69,8 @@ k::LoraProduct ProductsOfA(const RoutingTable& table, const LoraSite& site) {
 k::LoraProduct ProductsOfB(const RoutingTable& table, const LoraSite& site) {
   const int64_t first = FirstSlot(table.shape(), site);
   k::LoraProduct product = {.table = table.table(),
-                            .order = k::LoraOrder::kFeaturesByRank};
+                            .order = k::LoraOrder::kFeaturesByRank,
+                            .counters = table.counters()};
   int64_t slot = first;
   for (const TargetModule module : ModulesOf(site.group)) {
     ++slot;
@@ -80,6 +82,21 @@ k::LoraProduct ProductsOfB(const RoutingTable& table, const LoraSite& site) {
         .features = OutWidth(table.shape(), module)};
   }
   return product;
+}
+
+// What the largest of a table's products takes.
+int64_t NumCounters(const RoutingTable& table) {
+  int64_t most = 0;
+  const auto count = [&](const LoraSite& site) {
+    most = std::max({most, LoraCounters(ProductsOfA(table, site)),
+                     LoraCounters(ProductsOfB(table, site))});
+  };
+  const int num_layers = table.shape().num_layers;
+  for (int layer = 0; layer < num_layers; ++layer) {
+    for (const ProjectionGroup group : kLayerGroups) count({layer, group});
+  }
+  count({num_layers, ProjectionGroup::kLmHead});
+  return most;
 }
 
 // The product on tensors, 2-D with unit stride in their columns.
@@ -152,6 +169,8 @@ RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
   const std::vector<std::byte> bytes = builder.Finish();
   bytes_ = ops::ToDevice(std::span(bytes), device);
   table_ = builder.At(bytes_.const_data_ptr());
+  counters_ = at::zeros({NumCounters(*this)},
+                        at::TensorOptions(device).dtype(at::kInt));
 }
 
 std::vector<k::LoraMatrix> RoutingTable::SlotsOf(const AdapterLayout& layout) {

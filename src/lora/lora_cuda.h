@@ -1,5 +1,5 @@
 // The adapters' part of linear layers on CUDA: all segments, of any ranks and
-// lengths, in a launch or two of kernels/cuda. Not there in a build without
+// lengths, in a launch of kernels/cuda. Not there in a build without
 // CUDA (src/ops/cuda_dispatch.h).
 //
 // Legend: as lora_linear.h. S: x A^T of all rows in one matrix [T, largest R],
@@ -26,7 +26,7 @@ namespace weft::lora::cuda {
 // Where a routing's rows, matrices and gradients are, on the device: one upload
 // that all layers of a pass read, forwards and backwards. Its pointers are
 // those of the segments' tensors, which must live as long as it is used; its
-// own do not change.
+// own do not change. Of passes that use it one runs at a time.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and waits for nothing.
@@ -39,6 +39,11 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // The largest rank that a segment has in a slot of the table.
   [[nodiscard]] int64_t MaxRank(int64_t slot) const { return max_ranks_[slot]; }
+  // LoraCounters for every product of the table, one launch after the other.
+  [[nodiscard]] unsigned* counters() const {
+    return counters_.defined() ? static_cast<unsigned*>(counters_.data_ptr())
+                               : nullptr;
+  }
   // Rows that the segments reach to.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
 
@@ -50,6 +55,7 @@ class RoutingTable {
   std::vector<int32_t> max_ranks_;
   int64_t end_row_;
   at::Tensor bytes_;
+  at::Tensor counters_;
   kernels::cuda::LoraTable table_;
 };
 
