@@ -15,7 +15,7 @@
 #define __host__
 // One block runs at a time, so that its memory may be everybody's.
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 {
   // Implicit, as CUDA's is.
@@ -28,6 +28,12 @@ struct dim3 {
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
 };
 // Of the thread that runs.
 extern dim3 gridDim;
@@ -51,7 +57,7 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// 16 bytes per lane, through which the lanes of a warp pass values. `which`
+// 32 bytes per lane, through which the lanes of a warp pass values. `which`
 // alternates: one barrier then parts two exchanges.
 void* LaneSlot(unsigned lane, unsigned which);
 // 0 and 1 in turn, for each thread by itself.
@@ -62,7 +68,7 @@ unsigned NextSlot();
 template <typename T>
 T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
   namespace host = weft::testing::cuda_on_host;
-  static_assert(sizeof(T) <= 16);
+  static_assert(sizeof(T) <= 32);
   const unsigned lane = threadIdx.x % 32;
   const unsigned which = host::NextSlot();
   std::memcpy(host::LaneSlot(lane, which), &value, sizeof(T));
@@ -72,8 +78,28 @@ T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
   return value;
 }
 
+// Blocks run one after the other: each access is atomic, and seen by all.
+inline unsigned atomicInc(unsigned* counter, unsigned last) {
+  const unsigned before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+}
+inline void __threadfence() {}
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (* /*kernel*/)(Parameters...),
+                                 cudaFuncAttribute /*attribute*/,
+                                 int /*value*/) {
+  return cudaSuccess;
+}
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
