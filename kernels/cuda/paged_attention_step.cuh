@@ -8,7 +8,7 @@
 // three for f32, two for the weight of a token, whose error then is far below
 // that of the values it multiplies. Products of parts that count are added up.
 //
-// Lane 4 g + t: see warp_matrix.cuh. It reads the keys of tokens g and g + 8,
+// Lane 4 g + t: see mma.cuh. It reads the keys of tokens g and g + 8,
 // the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and has the scores and
 // sums of heads 2 t and 2 t + 1.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_STEP_CUH_
@@ -16,7 +16,7 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/paged_attention.h"
-#include "kernels/cuda/warp_matrix.cuh"
+#include "kernels/cuda/mma.cuh"
 
 namespace weft::kernels::cuda {
 
