@@ -1,6 +1,7 @@
 #include "src/engine/load_rank.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -41,9 +42,10 @@ absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
         absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
                      static_cast<int>(num_devices), " CUDA devices"));
   }
-  const auto index = static_cast<at::DeviceIndex>(local_rank);
-  at::detail::getCUDAHooks().setCurrentDevice(index);
-  return at::Device(at::kCUDA, index);
+  // Parts of a sum that cuBLAS splits are added up in f32, so that few rows
+  // round as many do.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
 }
 
 at::ScalarType PickDtype(Dtype dtype, at::Device device) {
