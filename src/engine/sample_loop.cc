@@ -30,6 +30,9 @@ SampleLoop::SampleLoop(group::Group* group, const SampleLoopOptions& options,
             options.kv_cache_bytes,
             [group](const kv::PageCopy& copy) { group->CopyPage(copy); }) {
   group->MakeCache(pool_.num_pages(), kPageTokens);
+  if (options.decode_graphs) {
+    group->UseDecodeGraphs(options.max_decode_sequences);
+  }
 }
 
 void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
@@ -181,8 +184,7 @@ void SampleLoop::Decode() {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
-  const std::vector<std::optional<sampling::DrawResult>> drawn =
-      group_.Run(std::move(plan)).drawn;
+  const auto [logits, logprobs, drawn, by_graph] = group_.Run(std::move(plan));
   for (int64_t r = 0; r < count; ++r) {
     Sequence& s = *rows[r];
     if (!drawn[r].has_value()) {
@@ -198,7 +200,9 @@ void SampleLoop::Decode() {
   for (const Job& job : jobs_) {
     if (job.failed) EraseSequences(job);
   }
-  probe_->ObserveDecode(count, absl::Now() - start);
+  probe_->ObserveDecode(count, by_graph, absl::Now() - start);
+  const group::DecodeGraphStats graphs = group_.decode_graphs();
+  probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }
 
 sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index,

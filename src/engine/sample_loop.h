@@ -37,6 +37,7 @@ struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
   int max_decode_sequences = 64;
   int64_t max_prefill_tokens = 2048;
+  bool decode_graphs = true;  // Where the device has them.
 };
 
 // What one iteration produced. Deltas are made only for requests that stream.
