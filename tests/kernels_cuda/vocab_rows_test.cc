@@ -129,7 +129,7 @@ constexpr VocabSoftmax kSoftmaxes[] = {
 
 // Rows of single elements and of packs.
 TEST_F(CudaVocabRowsTest, MatchesTheReference) {
-  for (const int64_t vocab : {1, 31, 513, 1024, 5000}) {
+  for (const int64_t vocab : {1, 513, 5000}) {
     for (const float softcap : {0.0F, 30.0F}) {
       for (const VocabSoftmax softmax : kSoftmaxes) {
         Check(vocab,
