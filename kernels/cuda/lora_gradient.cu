@@ -62,7 +62,7 @@ __device__ void AddToGradient(const GradientView& gradient, float scale,
 // Block (tile of features of a projection and tile of ranks, ranks fastest;
 // rows).
 template <typename Kind>
-__global__ void __launch_bounds__(GradientTile<Kind>::kThreads)
+__global__ void __launch_bounds__(GradientTile<Kind>::kThreads, Kind::kBlocks)
     LoraGradientKernel(LoraProduct product, int rank_tiles) {
   using Tile = GradientTile<Kind>;
   const LoraRowPart part = product.table.parts[blockIdx.y];

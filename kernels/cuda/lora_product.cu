@@ -82,7 +82,7 @@ __host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts,
 
 // Block (rows; projection, tile of ranks and part, part fastest).
 template <typename Kind>
-__global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads)
+__global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
     ShrinkKernel(LoraProduct product, int rank_tiles, int max_parts) {
   using Tile = ShrinkTile<Kind>;
   const LoraRowBlock block = product.table.blocks[blockIdx.x];
@@ -144,9 +144,9 @@ __device__ void TransposeInQuad(float (&pairs)[4][2]) {
   }
 }
 
-// Adds to the elements of a chunk that are there.
+// Adds to the first `size` elements of a chunk, of a whole one at once.
 __device__ void AddToChunk(const uint4& before, const float (&sums)[4][2],
-                           float scale, int size, bool is_aligned, Bf16* to) {
+                           float scale, bool is_whole, int size, Bf16* to) {
   union {
     uint4 whole;
     Bf16 elements[kChunk];
@@ -156,7 +156,7 @@ __device__ void AddToChunk(const uint4& before, const float (&sums)[4][2],
     Store(ToFloat(chunk.elements[e]) + scale * sums[e / 2][e % 2],
           &chunk.elements[e]);
   }
-  if (is_aligned && size == kChunk) {
+  if (is_whole) {
     *reinterpret_cast<uint4*>(to) = chunk.whole;
   } else {
 #pragma unroll
@@ -180,6 +180,8 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   const MatrixView y =
       FeaturesOf(product, projection, block).Shifted(0, tile.first);
   const bool is_aligned = y.IsAligned();
+  // Of the whole tile, so that the threads of a block go one way.
+  const bool is_whole = is_aligned && y.num_columns >= kExpandFeatures;
   auto* memory = static_cast<ExpandMemory<Kind>*>(DynamicShared());
   memory->before.Copy(y, is_aligned);
   typename Tile::Sums sums;
@@ -200,8 +202,9 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
       }
       TransposeInQuad(pairs);
       const int column = Tile::FirstColumn() + (first + Lane() % 4) * kChunk;
+      if (row >= y.num_rows) continue;
       AddToChunk(memory->before.At(row, column / kChunk), pairs, matrix.scale,
-                 y.ChunkSize(row, column), is_aligned,
+                 is_whole, y.ChunkSize(column),
                  const_cast<Bf16*>(y.data) + row * y.stride + column);
     }
   }
