@@ -200,19 +200,23 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
 // One table at one place, for one routing after the other.
 TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
   const LoraRouting all = RoutingOnDevice(), exact = Exact();
-  cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 70},
-                          kMixedShape);
+  cuda::DecodeTable table({.rows = 24, .layouts = 3, .rank = 70}, kMixedShape);
   std::vector<std::byte> host(table.num_bytes());
   const at::Tensor bytes =
       at::empty({static_cast<int64_t>(host.size())},
                 at::TensorOptions(TheDevice()).dtype(at::kByte));
   table.Bind(bytes.const_data_ptr());
-  for (const std::vector<size_t>& chosen :
-       std::vector<std::vector<size_t>>{{0, 1, 2, 3, 4, 5}, {2, 3}, {}}) {
+  struct Rows {
+    size_t adapter;
+    int64_t begin, end;
+  };
+  for (const std::vector<Rows>& batch : std::vector<std::vector<Rows>>{
+           {{0, 0, 17}, {2, 18, 19}, {1, 19, 24}}, {{2, 3, 5}}, {}}) {
     LoraRouting own, own_exact;
-    for (const size_t i : chosen) {
-      own.push_back(all[i]);
-      own_exact.push_back(exact[i]);
+    for (const Rows& rows : batch) {
+      own.push_back({rows.begin, rows.end, all[rows.adapter].version, {}});
+      own_exact.push_back(
+          {rows.begin, rows.end, exact[rows.adapter].version, {}});
     }
     ASSERT_TRUE(table.Fits(own));
     table.Write(own, host);
