@@ -207,8 +207,9 @@ std::vector<Flag> WorkFlags() {
   static constexpr char kGroup[] = "Training and sampling";
   return {
       MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
-               "Tokens of a micro-batch. 0: 2048 on the CPU, on CUDA 16384 or "
-               "the part of it that --memory-budget has room for.",
+               "Tokens of a micro-batch. 0: 2048 on the CPU, on CUDA 4096 to "
+               "16384 as far as no layer need be recomputed, on small devices "
+               "less.",
                "TOKENS"),
       MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
                "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
@@ -219,7 +220,9 @@ std::vector<Flag> WorkFlags() {
       MakeFlag(
           kGroup, "memory-budget", WEFT_ENGINE(memory_budget_bytes),
           "Memory for the activations of a micro-batch. 0: on the CPU half "
-          "of what is free at the start, on CUDA what the others leave.",
+          "of what is free at the start, on CUDA those of one of "
+          "--max-batch-tokens without recomputation, as far as there is "
+          "memory.",
           "BYTES"),
       MakeFlag(kGroup, "device-memory-share", WEFT_ENGINE(device_memory_share),
                "Share of a CUDA device's memory that a process may take, "
@@ -247,12 +250,16 @@ std::vector<Flag> WorkFlags() {
                "those not named. Metrics tell the named ones apart.",
                "NAME=WEIGHT,..."),
       MakeFlag(kGroup, "kv-cache-bytes", WEFT_ENGINE(kv_cache_bytes),
-               "Memory of the key/value cache. 0: 1 GiB on the CPU, on CUDA a "
-               "quarter of what the model leaves, or one --max-context.",
+               "Memory of the key/value cache. 0: 1 GiB on the CPU, on CUDA "
+               "for --max-decode-sequences of 2048 tokens, or one "
+               "--max-context.",
                "BYTES"),
       MakeFlag(kGroup, "max-decode-sequences",
                WEFT_ENGINE(max_decode_sequences),
                "Sequences in one decode iteration, [1, 4096]."),
+      MakeFlag(kGroup, "decode-graphs", WEFT_ENGINE(decode_graphs),
+               "Run decode iterations on CUDA as graphs, recorded when a size "
+               "of batch is first met: one launch instead of hundreds."),
       MakeFlag(kGroup, "sampling-share", WEFT_ENGINE(sampling_share),
                "Share of device time for sampling when training waits too, "
                "[0.01, 0.99].",
@@ -301,7 +308,16 @@ std::vector<Flag> OtherFlags() {
       MakeFlag(
           kGroup, "check-config",
           [](Settings & s) -> auto& { return s.check_config; },
-          "Check the configuration and exit: 0 good, 2 bad."),
+          "Check the configuration and exit: 0 good, 2 bad. With "
+          "--device-memory-bytes it also reads config.json and the headers of "
+          "--model, and prints how a CUDA device's memory would be shared "
+          "out; 1 when a start would fail."),
+      MakeFlag(
+          kGroup, "device-memory-bytes",
+          [](Settings & s) -> auto& { return s.device_memory_bytes; },
+          "For --check-config: memory of each CUDA device. No device is "
+          "needed.",
+          "BYTES"),
       MakeFlag(
           kGroup, "version", [](Settings & s) -> auto& { return s.version; },
           "Print the version and exit."),
@@ -309,7 +325,9 @@ std::vector<Flag> OtherFlags() {
           kGroup, "help", [](Settings & s) -> auto& { return s.help; },
           "Print this text and exit."),
   };
-  for (Flag& flag : flags) flag.is_action = flag.is_bool;
+  for (Flag& flag : flags) {
+    flag.is_action = flag.is_bool || flag.name == "device-memory-bytes";
+  }
   return flags;
 }
 

@@ -190,6 +190,16 @@ absl::Status ValidateSettings(const Settings& settings) {
        {settings.engine.Validate(), settings.server.Validate()}) {
     if (!status.ok()) complaints.emplace_back(status.message());
   }
+  if (settings.device_memory_bytes < 0) {
+    complaints.push_back(
+        absl::StrCat("--device-memory-bytes=", settings.device_memory_bytes,
+                     " is less than 0"));
+  }
+  if (settings.device_memory_bytes != 0 && !settings.check_config) {
+    complaints.emplace_back(
+        "--device-memory-bytes goes with --check-config: a start asks its "
+        "device");
+  }
   if (complaints.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrJoin(complaints, "\n"));
 }

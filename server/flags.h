@@ -6,6 +6,7 @@
 #ifndef WEFT_SERVER_FLAGS_H_
 #define WEFT_SERVER_FLAGS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct Settings {
   bool help = false;
   bool version = false;
   bool check_config = false;
+  int64_t device_memory_bytes = 0;  // For check_config; 0: of no device.
 };
 
 // One row of the table, for tests and documentation.
@@ -45,7 +47,8 @@ struct FlagInfo {
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Every complaint of both Validate functions, one per line.
+// Every complaint of both Validate functions, and of --device-memory-bytes, one
+// per line.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
 // Grouped, at most 100 columns.

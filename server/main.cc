@@ -86,6 +86,33 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
   return world;
 }
 
+// The function of this name in weftd.so, with LibTorch. Null: said why on
+// stderr.
+void* FindInService(const weft::ServerOptions& options, const char* name) {
+  if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
+    return nullptr;
+  }
+  // Found through this binary's RUNPATH; global, as LibTorch's own libraries
+  // look for each other's symbols.
+  void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
+  void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
+  if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());
+  return function;
+}
+
+int CheckConfig(const weft::Settings& settings) {
+  if (settings.device_memory_bytes > 0) {
+    SetLibraryDefaults();
+    void* const describe = FindInService(settings.server, "WeftDescribeMemory");
+    if (describe == nullptr) return kExitCannotStart;
+    const int status =
+        reinterpret_cast<decltype(&WeftDescribeMemory)>(describe)(&settings);
+    if (status != 0) return status;
+  }
+  std::puts("configuration is good");
+  return 0;
+}
+
 int Serve(const weft::Settings& settings, char** argv) {
   SetLibraryDefaults();
   weft::LocalRanks others;
@@ -96,19 +123,8 @@ int Serve(const weft::Settings& settings, char** argv) {
     return absl::IsInvalidArgument(world.status()) ? kExitBadConfig
                                                    : kExitCannotStart;
   }
-  if (!settings.server.torch_dir.empty() &&
-      !LoadTorch(settings.server.torch_dir)) {
-    return kExitCannotStart;
-  }
-  // Found through this binary's RUNPATH; global, as LibTorch's own libraries
-  // look for each other's symbols.
-  void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
-  void* const serve =
-      library == nullptr ? nullptr : ::dlsym(library, "WeftServe");
-  if (serve == nullptr) {
-    std::fprintf(stderr, "weftd: %s\n", ::dlerror());
-    return kExitCannotStart;
-  }
+  void* const serve = FindInService(settings.server, "WeftServe");
+  if (serve == nullptr) return kExitCannotStart;
   return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings, &*world,
                                                        &others);
 }
@@ -136,9 +152,6 @@ int main(int argc, char** argv) {
     PrintLines(valid);
     return kExitBadConfig;
   }
-  if (settings->check_config) {
-    std::puts("configuration is good");
-    return 0;
-  }
+  if (settings->check_config) return CheckConfig(*settings);
   return Serve(*settings, argv);
 }

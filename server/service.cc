@@ -1,7 +1,9 @@
 // Entry point of weftd.so, which weftd opens in order to serve.
 #include "server/service.h"
 
+#include <cstdio>
 #include <functional>
+#include <string>
 
 #include "server/daemon.h"
 #include "src/engine/engine.h"
@@ -20,4 +22,16 @@ extern "C" int WeftServe(const weft::Settings* settings,
         return weft::StartEngine(options, *world, registry);
       },
       others);
+}
+
+extern "C" int WeftDescribeMemory(const weft::Settings* settings) {
+  const absl::StatusOr<std::string> text =
+      weft::DescribeMemory(settings->engine, settings->device_memory_bytes);
+  if (text.ok()) {
+    std::fputs(text->c_str(), stdout);
+    return 0;
+  }
+  std::fprintf(stderr, "weftd: %s\n",
+               std::string(text.status().message()).c_str());
+  return absl::IsInvalidArgument(text.status()) ? 2 : 1;
 }

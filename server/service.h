@@ -1,4 +1,4 @@
-// The one symbol between weftd, which must answer --help within milliseconds,
+// The symbols between weftd, which must answer --help within milliseconds,
 // and weftd.so beside it, which brings LibTorch.
 #ifndef WEFT_SERVER_SERVICE_H_
 #define WEFT_SERVER_SERVICE_H_
@@ -12,5 +12,10 @@
 // that rank 0 has started. Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);
+
+// Prints how the memory of the settings' device would be shared out, or why a
+// start would fail. Returns the exit status: 0, 2 for a value that is refused,
+// 1 for any other failure.
+extern "C" int WeftDescribeMemory(const weft::Settings* settings);
 
 #endif  // WEFT_SERVER_SERVICE_H_

@@ -1,12 +1,12 @@
-#include "kernels/cuda/device.cuh"
+#include <type_traits>
+
 #include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-// Elements of a row that one block takes.
-constexpr int64_t kBlockFeatures = 1024;
 
 // Both activations are x sigmoid(z(x)): SiLU with z = x, GELU's tanh form with
 // z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
@@ -32,66 +32,66 @@ __device__ Gate Activate(float x) {
   return {value, sigmoid + value * (1 - sigmoid) * dz};
 }
 
-// Calls run(i) for the features of this block that are this thread's.
+// The first of the thread's kN features, of those from 0 on.
+template <int kN>
+__device__ int64_t Feature() {
+  return (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * kN;
+}
+
+template <typename T, int kN, GateActivation kActivation>
+__global__ void __launch_bounds__(kThreads)
+    GatedProductKernel(int64_t features, const T* gate_up_T2F, T* out_TF) {
+  const int64_t row = blockIdx.x;
+  const int64_t i = Feature<kN>();
+  if (i >= features) return;
+  const T* from = gate_up_T2F + row * 2 * features + i;
+  auto gate = LoadPack<kN>(from);
+  const auto up = LoadPack<kN>(from + features);
+#pragma unroll
+  for (int k = 0; k < kN; ++k) {
+    gate.Set(k, Activate<kActivation>(gate[k]).value * up[k]);
+  }
+  StorePack(gate, out_TF + row * features + i);
+}
+
+template <typename T, int kN, GateActivation kActivation>
+__global__ void __launch_bounds__(kThreads)
+    GatedProductBackwardKernel(int64_t features, const T* dout_TF,
+                               T* gate_up_T2F) {
+  const int64_t row = blockIdx.x;
+  const int64_t i = Feature<kN>();
+  if (i >= features) return;
+  T* at = gate_up_T2F + row * 2 * features + i;
+  auto gate = LoadPack<kN>(at);
+  auto up = LoadPack<kN>(at + features);
+  const auto dout = LoadPack<kN>(dout_TF + row * features + i);
+#pragma unroll
+  for (int k = 0; k < kN; ++k) {
+    const Gate activated = Activate<kActivation>(gate[k]);
+    const float d = dout[k];
+    gate.Set(k, d * up[k] * activated.slope);
+    up.Set(k, d * activated.value);
+  }
+  StorePack(gate, at);
+  StorePack(up, at + features);
+}
+
+// Calls run(const T*, width, activation) with the types of a launch over rows
+// of gate_up and of the narrow tensor.
 template <typename Run>
-__device__ void ForFeatures(int64_t features, Run run) {
-  const int64_t begin = blockIdx.y * kBlockFeatures;
-  const int64_t end =
-      begin + kBlockFeatures < features ? begin + kBlockFeatures : features;
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) run(i);
-}
-
-template <typename T, GateActivation kActivation>
-__global__ void GatedProductKernel(int64_t features, const T* gate_up_T2F,
-                                   T* out_TF) {
-  const int64_t row = blockIdx.x;
-  const T* gate = gate_up_T2F + row * 2 * features;
-  const T* up = gate + features;
-  T* out = out_TF + row * features;
-  ForFeatures(features, [&](int64_t i) {
-    Store(Activate<kActivation>(ToFloat(gate[i])).value * ToFloat(up[i]),
-          out + i);
+cudaError_t WithKernel(DType dtype, GateActivation activation, int64_t features,
+                       const void* gate_up, const void* narrow, Run run) {
+  using Silu = std::integral_constant<GateActivation, GateActivation::kSilu>;
+  using Gelu =
+      std::integral_constant<GateActivation, GateActivation::kGeluTanh>;
+  return WithType(dtype, [&]<typename T>(const T* type) {
+    const bool is_wide =
+        IsWide<T>(gate_up, features) && IsWide<T>(narrow, features);
+    return WithWidth<T>(is_wide, [&](auto width) {
+      return activation == GateActivation::kSilu ? run(type, width, Silu())
+                                                 : run(type, width, Gelu());
+    });
   });
-}
-
-template <typename T, GateActivation kActivation>
-__global__ void GatedProductBackwardKernel(int64_t features, const T* dout_TF,
-                                           T* gate_up_T2F) {
-  const int64_t row = blockIdx.x;
-  const T* dout = dout_TF + row * features;
-  T* gate = gate_up_T2F + row * 2 * features;
-  T* up = gate + features;
-  ForFeatures(features, [&](int64_t i) {
-    const Gate activated = Activate<kActivation>(ToFloat(gate[i]));
-    const float d = ToFloat(dout[i]);
-    Store(d * ToFloat(up[i]) * activated.slope, gate + i);
-    Store(d * activated.value, up + i);
-  });
-}
-
-template <typename T>
-cudaError_t Forward(GateActivation activation, int64_t num_rows,
-                    int64_t features, const void* gate_up_T2F, void* out_TF,
-                    cudaStream_t stream) {
-  const auto kernel = activation == GateActivation::kSilu
-                          ? GatedProductKernel<T, GateActivation::kSilu>
-                          : GatedProductKernel<T, GateActivation::kGeluTanh>;
-  return Launch(kernel, num_rows, CeilDiv(features, kBlockFeatures), kThreads,
-                stream, features, static_cast<const T*>(gate_up_T2F),
-                static_cast<T*>(out_TF));
-}
-
-template <typename T>
-cudaError_t Backward(GateActivation activation, int64_t num_rows,
-                     int64_t features, const void* dout_TF, void* gate_up_T2F,
-                     cudaStream_t stream) {
-  const auto kernel =
-      activation == GateActivation::kSilu
-          ? GatedProductBackwardKernel<T, GateActivation::kSilu>
-          : GatedProductBackwardKernel<T, GateActivation::kGeluTanh>;
-  return Launch(kernel, num_rows, CeilDiv(features, kBlockFeatures), kThreads,
-                stream, features, static_cast<const T*>(dout_TF),
-                static_cast<T*>(gate_up_T2F));
 }
 
 }  // namespace
@@ -101,9 +101,15 @@ cudaError_t GatedProduct(DType dtype, GateActivation activation,
                          const void* gate_up_T2F, void* out_TF,
                          cudaStream_t stream) {
   if (num_rows == 0 || features == 0) return cudaSuccess;
-  const auto forward =
-      dtype == DType::kBf16 ? Forward<__nv_bfloat16> : Forward<float>;
-  return forward(activation, num_rows, features, gate_up_T2F, out_TF, stream);
+  return WithKernel(dtype, activation, features, gate_up_T2F, out_TF,
+                    [&]<typename T>(const T*, auto width, auto gate) {
+                      constexpr int kN = decltype(width)::value;
+                      return Launch(
+                          GatedProductKernel<T, kN, decltype(gate)::value>,
+                          num_rows, CeilDiv(features, kN * kThreads), kThreads,
+                          stream, features, static_cast<const T*>(gate_up_T2F),
+                          static_cast<T*>(out_TF));
+                    });
 }
 
 cudaError_t GatedProductBackward(DType dtype, GateActivation activation,
@@ -111,9 +117,15 @@ cudaError_t GatedProductBackward(DType dtype, GateActivation activation,
                                  const void* dout_TF, void* gate_up_T2F,
                                  cudaStream_t stream) {
   if (num_rows == 0 || features == 0) return cudaSuccess;
-  const auto backward =
-      dtype == DType::kBf16 ? Backward<__nv_bfloat16> : Backward<float>;
-  return backward(activation, num_rows, features, dout_TF, gate_up_T2F, stream);
+  return WithKernel(
+      dtype, activation, features, gate_up_T2F, dout_TF,
+      [&]<typename T>(const T*, auto width, auto gate) {
+        constexpr int kN = decltype(width)::value;
+        return Launch(GatedProductBackwardKernel<T, kN, decltype(gate)::value>,
+                      num_rows, CeilDiv(features, kN * kThreads), kThreads,
+                      stream, features, static_cast<const T*>(dout_TF),
+                      static_cast<T*>(gate_up_T2F));
+      });
 }
 
 }  // namespace weft::kernels::cuda

@@ -7,9 +7,7 @@
 #ifndef WEFT_KERNELS_CUDA_LORA_TABLE_H_
 #define WEFT_KERNELS_CUDA_LORA_TABLE_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace weft::kernels::cuda {
 
@@ -23,6 +21,8 @@ inline constexpr int64_t kLoraSpan = 1024;
 inline constexpr int64_t kLoraMaxParts = 16;
 // Sums over rows are cut into parts of so many.
 inline constexpr int64_t kLoraPartRows = 1024;
+// A segment of at most so many rows goes forwards through lora_few_rows.h.
+inline constexpr int64_t kLoraFewRows = 16;
 
 // A or B of one linear layer, the same place in all adapters of a layout.
 struct LoraMatrix {
@@ -58,59 +58,45 @@ struct LoraPartialSum {
   int32_t count = 0;
 };
 
+// At most kLoraFewRows rows of one segment.
+struct alignas(16) LoraFewRows {
+  const void* weights = nullptr;  // bf16.
+  int64_t row = 0;
+  int32_t num_rows = 0;
+  int32_t layout = 0;
+  int32_t place = 0;  // Of its first row among all rows of such entries.
+};
+
 // Arrays on the device.
 struct LoraTable {
   const LoraMatrix* matrices = nullptr;  // [layouts, num_slots].
   int64_t num_slots = 0;
+  // All segments: first the long ones, then those of few rows, which only go
+  // backwards as tiles.
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
+  int64_t num_long_blocks = 0;
   int64_t max_cuts = 0;
+  int64_t max_long_cuts = 0;
   const LoraRowPart* parts = nullptr;
   int64_t num_parts = 0;
   const LoraPartialSum* sums = nullptr;
   int64_t num_sums = 0;
   int64_t num_partials = 0;
-};
+  // The count of entries is on the device, so that a launch that was recorded
+  // serves other batches: grids come from the two limits alone.
+  const LoraFewRows* few = nullptr;
+  const int64_t* num_few = nullptr;
+  int64_t max_few = 0;
+  int64_t max_few_rows = 0;
 
-// Makes a table. How a segment is cut depends on its own rows, and how its
-// gradient is on the rows of the segments that share it: the bits of a result
-// do not depend on other adapters.
-// Threads: one at a time.
-class LoraTableBuilder {
- public:
-  explicit LoraTableBuilder(int64_t num_slots) : num_slots_(num_slots) {}
-
-  // The next layout, counted from 0. `slots` has num_slots entries.
-  void AddLayout(const std::vector<LoraMatrix>& slots);
-  // Segments are disjoint. `weights` and `gradient` are on the device;
-  // `gradient` may be null, and may be that of an earlier segment of the same
-  // layout.
-  void AddSegment(int64_t row, int64_t num_rows, int layout,
-                  const void* weights, float* gradient);
-
-  // The arrays' bytes, one after the other. Nothing is added after this.
-  [[nodiscard]] std::vector<std::byte> Finish();
-  // The finished table, given where the device has the bytes.
-  // Arguments: a multiple of 16.
-  [[nodiscard]] LoraTable At(const void* bytes) const;
-
- private:
-  struct Gradient {
-    float* data = nullptr;
-    std::vector<LoraRowPart> parts;
-  };
-  void AddParts(int64_t row, int64_t num_rows, int layout, float* gradient);
-  // Numbers the partials of gradients with several parts.
-  void CollectParts();
-
-  int64_t num_slots_;
-  std::vector<LoraMatrix> matrices_;
-  std::vector<LoraRowBlock> blocks_;
-  std::vector<Gradient> gradients_;
-  std::vector<LoraRowPart> parts_;
-  std::vector<LoraPartialSum> sums_;
-  int64_t max_cuts_ = 0;
-  int32_t num_partials_ = 0;
+  // Without the segments of few rows: what goes forwards as tiles.
+  [[nodiscard]] LoraTable LongOnes() const {
+    LoraTable table = *this;
+    table.num_blocks = num_long_blocks;
+    table.max_cuts = max_long_cuts;
+    return table;
+  }
 };
 
 }  // namespace weft::kernels::cuda

@@ -1,16 +1,26 @@
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/lse_merge.h"
+#include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
 
-template <typename T>
-__global__ void LseMergeKernel(int64_t head_features, const T* part_NC,
-                               const float* part_lse_N, T* out_NC,
-                               float* lse_N) {
-  const int64_t row = blockIdx.x;
-  const float ours = lse_N[row];
-  const float theirs = part_lse_N[row];
+constexpr unsigned kThreads = 256;
+
+// `lanes` neighbouring threads per row: a power of two, one warp at most.
+template <typename T, int kN>
+__global__ void __launch_bounds__(kThreads)
+    LseMergeKernel(int64_t num_rows, int head_features, int lanes,
+                   const T* part_NC, const float* part_lse_N, T* out_NC,
+                   float* lse_N) {
+  const int64_t thread =
+      static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t row = thread / lanes;
+  const int lane = static_cast<int>(thread % lanes);
+  const bool is_row = row < num_rows;
+  const float theirs = is_row ? part_lse_N[row] : -INFINITY;
+  const float ours = is_row ? lse_N[row] : -INFINITY;
+  // All lanes have read the old one.
+  __syncwarp();
   // Keeps -inf minus -inf, which is NaN, out of a row without keys.
   if (theirs == -INFINITY) return;
   // fmaxf passes over NaN, the shares below do not.
@@ -22,24 +32,18 @@ __global__ void LseMergeKernel(int64_t head_features, const T* part_NC,
   const float sum = our_share + their_share;
   const float our_weight = our_share / sum;
   const float their_weight = their_share / sum;
+  if (lane == 0) lse_N[row] = high + logf(sum);
   const T* part = part_NC + row * head_features;
   T* out = out_NC + row * head_features;
-  for (int64_t c = threadIdx.x; c < head_features; c += blockDim.x) {
-    Store(ToFloat(out[c]) * our_weight + ToFloat(part[c]) * their_weight,
-          out + c);
+  for (int c = lane * kN; c < head_features; c += lanes * kN) {
+    const auto other = LoadPack<kN>(part + c);
+    auto merged = LoadPack<kN>(out + c);
+#pragma unroll
+    for (int k = 0; k < kN; ++k) {
+      merged.Set(k, merged[k] * our_weight + other[k] * their_weight);
+    }
+    StorePack(merged, out + c);
   }
-  // All threads have read the old one.
-  __syncthreads();
-  if (threadIdx.x == 0) lse_N[row] = high + logf(sum);
-}
-
-template <typename T>
-cudaError_t Merge(int64_t num_rows, int64_t head_features, const void* part_NC,
-                  const float* part_lse_N, void* out_NC, float* lse_N,
-                  cudaStream_t stream) {
-  return Launch(LseMergeKernel<T>, num_rows, 1, RowThreads(head_features),
-                stream, head_features, static_cast<const T*>(part_NC),
-                part_lse_N, static_cast<T*>(out_NC), lse_N);
 }
 
 }  // namespace
@@ -48,10 +52,18 @@ cudaError_t LseMergeRows(DType dtype, int64_t num_rows, int64_t head_features,
                          const void* part_NC, const float* part_lse_N,
                          void* out_NC, float* lse_N, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
-  const auto merge =
-      dtype == DType::kBf16 ? Merge<__nv_bfloat16> : Merge<float>;
-  return merge(num_rows, head_features, part_NC, part_lse_N, out_NC, lse_N,
-               stream);
+  return WithType(dtype, [&]<typename T>(const T*) {
+    const bool is_wide =
+        IsWide<T>(part_NC, head_features) && IsWide<T>(out_NC, head_features);
+    return WithWidth<T>(is_wide, [&](auto width) {
+      constexpr int kN = decltype(width)::value;
+      const int lanes = LanesOf(head_features / kN);
+      return Launch(LseMergeKernel<T, kN>, CeilDiv(num_rows * lanes, kThreads),
+                    1, kThreads, stream, num_rows, head_features, lanes,
+                    static_cast<const T*>(part_NC), part_lse_N,
+                    static_cast<T*>(out_NC), lse_N);
+    });
+  });
 }
 
 }  // namespace weft::kernels::cuda

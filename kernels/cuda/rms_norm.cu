@@ -1,68 +1,161 @@
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/pack.cuh"
 #include "kernels/cuda/rms_norm.h"
 
 namespace weft::kernels::cuda {
 namespace {
 
-// One block per row: it reads the row twice, the second time from the cache.
-template <typename T, typename W>
-__global__ void RmsNormKernel(const T* x_TD, int64_t x_stride,
-                              const W* weight_D, int64_t features, float eps,
-                              T* y_TD, int64_t y_stride) {
-  const int64_t row = blockIdx.x;
-  const T* x = x_TD + row * x_stride;
-  T* y = y_TD + row * y_stride;
+// Packs of a row that a thread keeps in registers: all of a row of 8192 bf16
+// features.
+constexpr int kKept = 2;
+constexpr int kMaxThreads = 512;
+
+// Rows of one tensor; those of a null one are none.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t stride;
+
+  __device__ T* Of(int64_t row) const { return data + row * stride; }
+};
+
+// One block per row. With kAdd the row is sum += x, otherwise x.
+template <typename T, typename W, int kN, bool kAdd>
+__global__ void __launch_bounds__(kMaxThreads)
+    RmsNormKernel(Rows<const T> x_TD, Rows<T> sum_TD, Rows<T> y_TD,
+                  const W* weight_D, int features, float eps) {
+  struct Part {
+    Pack<T, kN> row;
+    Pack<T, kN> added;  // With kAdd.
+  };
+  const T* x = x_TD.Of(blockIdx.x);
+  T* sum = sum_TD.Of(blockIdx.x);
+  T* y = y_TD.Of(blockIdx.x);
+  const int packs = features / kN;
+  ThreadRow<Part, kKept> row;
   float squares = 0;
-  for (int64_t i = threadIdx.x; i < features; i += blockDim.x) {
-    const float v = ToFloat(x[i]);
-    squares += v * v;
-  }
+  row.Read(
+      packs,
+      [&](int i) {
+        Part part;
+        if constexpr (kAdd) {
+          part.added = LoadPack<kN>(x + i * kN);
+          part.row = LoadPack<kN>(sum + i * kN);
+        } else {
+          part.row = LoadPack<kN>(x + i * kN);
+        }
+        return part;
+      },
+      [&](int i, Part& part) {
+#pragma unroll
+        for (int k = 0; k < kN; ++k) {
+          if constexpr (kAdd) part.row.Set(k, part.row[k] + part.added[k]);
+          squares += part.row[k] * part.row[k];
+        }
+        if constexpr (kAdd) StorePack(part.row, sum + i * kN);
+      });
   squares = BlockReduce(squares, Add());
   const float inverse = rsqrtf(squares / static_cast<float>(features) + eps);
-  for (int64_t i = threadIdx.x; i < features; i += blockDim.x) {
-    Store(ToFloat(x[i]) * inverse * ToFloat(weight_D[i]), y + i);
+  row.Finish(
+      packs,
+      [&](int i) {
+        return Part{.row = LoadPack<kN>((kAdd ? sum : x) + i * kN)};
+      },
+      [&](int i, Part part) {
+        const auto weight = LoadPack<kN>(weight_D + i * kN);
+#pragma unroll
+        for (int k = 0; k < kN; ++k) {
+          part.row.Set(k, part.row[k] * inverse * weight[k]);
+        }
+        StorePack(part.row, y + i * kN);
+      });
+}
+
+struct Sums {
+  float squares;
+  float dot;
+};
+
+// Over the block, once per kernel.
+__device__ Sums SumOverBlock(Sums sums) {
+  __shared__ Sums partial[kMaxWarps];
+  sums = {WarpReduce(sums.squares, Add()), WarpReduce(sums.dot, Add())};
+  if (Lane() == 0) partial[WarpIndex()] = sums;
+  __syncthreads();
+  sums = partial[0];
+  for (int warp = 1; warp < NumWarps(); ++warp) {
+    sums.squares += partial[warp].squares;
+    sums.dot += partial[warp].dot;
   }
+  return sums;
 }
 
 // With d = dy * weight and n = x * inverse: dx += (d - n mean(d n)) * inverse.
-template <typename T, typename W>
-__global__ void RmsNormBackwardKernel(const T* dy_TD, int64_t dy_stride,
-                                      const T* x_TD, int64_t x_stride,
-                                      const W* weight_D, int64_t features,
-                                      float eps, T* dx_TD, int64_t dx_stride) {
-  const int64_t row = blockIdx.x;
-  const T* dy = dy_TD + row * dy_stride;
-  const T* x = x_TD + row * x_stride;
-  T* dx = dx_TD + row * dx_stride;
-  float squares = 0;
-  float dot = 0;
-  for (int64_t i = threadIdx.x; i < features; i += blockDim.x) {
-    const float v = ToFloat(x[i]);
-    squares += v * v;
-    dot += ToFloat(dy[i]) * ToFloat(weight_D[i]) * v;
-  }
-  squares = BlockReduce(squares, Add());
-  dot = BlockReduce(dot, Add());
+template <typename T, typename W, int kN>
+__global__ void __launch_bounds__(kMaxThreads)
+    RmsNormBackwardKernel(Rows<const T> dy_TD, Rows<const T> x_TD,
+                          Rows<T> dx_TD, const W* weight_D, int features,
+                          float eps) {
+  struct Part {
+    Pack<T, kN> dy;
+    Pack<T, kN> x;
+    Pack<T, kN> dx;
+  };
+  const T* dy = dy_TD.Of(blockIdx.x);
+  const T* x = x_TD.Of(blockIdx.x);
+  T* dx = dx_TD.Of(blockIdx.x);
+  const int packs = features / kN;
+  const auto load = [&](int i) {
+    return Part{.dy = LoadPack<kN>(dy + i * kN),
+                .x = LoadPack<kN>(x + i * kN),
+                .dx = LoadPack<kN>(dx + i * kN)};
+  };
+  ThreadRow<Part, kKept> row;
+  Sums sums = {0, 0};
+  row.Read(packs, load, [&](int i, Part& part) {
+    const auto weight = LoadPack<kN>(weight_D + i * kN);
+#pragma unroll
+    for (int k = 0; k < kN; ++k) {
+      sums.squares += part.x[k] * part.x[k];
+      sums.dot += part.dy[k] * weight[k] * part.x[k];
+    }
+  });
+  sums = SumOverBlock(sums);
   const auto count = static_cast<float>(features);
-  const float inverse = rsqrtf(squares / count + eps);
-  const float mean = dot * inverse / count;
-  for (int64_t i = threadIdx.x; i < features; i += blockDim.x) {
-    const float d = ToFloat(dy[i]) * ToFloat(weight_D[i]);
-    const float n = ToFloat(x[i]) * inverse;
-    Store(ToFloat(dx[i]) + (d - n * mean) * inverse, dx + i);
-  }
+  const float inverse = rsqrtf(sums.squares / count + eps);
+  const float mean = sums.dot * inverse / count;
+  row.Finish(packs, load, [&](int i, Part part) {
+    const auto weight = LoadPack<kN>(weight_D + i * kN);
+#pragma unroll
+    for (int k = 0; k < kN; ++k) {
+      const float d = part.dy[k] * weight[k];
+      const float n = part.x[k] * inverse;
+      part.dx.Set(k, part.dx[k] + (d - n * mean) * inverse);
+    }
+    StorePack(part.dx, dx + i * kN);
+  });
 }
 
-// Calls run(T*, W*) with the types of the rows and of the weight.
-template <typename Run>
-cudaError_t WithTypes(const RmsNormRows& rows, Run run) {
-  const auto* f32 = static_cast<const float*>(nullptr);
-  const auto* bf16 = static_cast<const __nv_bfloat16*>(nullptr);
-  if (rows.dtype == DType::kBf16) {
-    return rows.weight_dtype == DType::kBf16 ? run(bf16, bf16) : run(bf16, f32);
-  }
-  return rows.weight_dtype == DType::kF32 ? run(f32, f32)
-                                          : cudaErrorInvalidValue;
+// Whether the rows and their weight take packs of kWidth<T>.
+template <typename T>
+bool TakesPacks(const RmsNormRows& rows) {
+  return IsWide<T>(rows.x_TD, rows.x_stride) &&
+         IsWide<T>(rows.weight_D, rows.features);
+}
+
+template <typename T, typename W, bool kAdd>
+cudaError_t LaunchForward(const RmsNormRows& rows, Rows<T> sum_TD, Rows<T> y_TD,
+                          cudaStream_t stream) {
+  const bool is_wide = TakesPacks<T>(rows) &&
+                       IsWide<T>(y_TD.data, y_TD.stride) &&
+                       IsWide<T>(sum_TD.data, sum_TD.stride);
+  return WithWidth<T>(is_wide, [&](auto width) {
+    constexpr int kN = decltype(width)::value;
+    return Launch(
+        RmsNormKernel<T, W, kN, kAdd>, rows.num_rows, 1,
+        PackThreads(rows.features / kN, kKept, kMaxThreads), stream,
+        Rows<const T>{static_cast<const T*>(rows.x_TD), rows.x_stride}, sum_TD,
+        y_TD, static_cast<const W*>(rows.weight_D), rows.features, rows.eps);
+  });
 }
 
 }  // namespace
@@ -70,27 +163,45 @@ cudaError_t WithTypes(const RmsNormRows& rows, Run run) {
 cudaError_t RmsNorm(const RmsNormRows& rows, void* y_TD, int64_t y_stride,
                     cudaStream_t stream) {
   if (rows.num_rows == 0 || rows.features == 0) return cudaSuccess;
-  return WithTypes(rows, [&]<typename T, typename W>(const T*, const W*) {
-    return Launch(RmsNormKernel<T, W>, rows.num_rows, 1,
-                  RowThreads(rows.features), stream,
-                  static_cast<const T*>(rows.x_TD), rows.x_stride,
-                  static_cast<const W*>(rows.weight_D), rows.features, rows.eps,
-                  static_cast<T*>(y_TD), y_stride);
-  });
+  return WithTypes(rows.dtype, rows.weight_dtype,
+                   [&]<typename T, typename W>(const T*, const W*) {
+                     return LaunchForward<T, W, false>(
+                         rows, {nullptr, 0}, {static_cast<T*>(y_TD), y_stride},
+                         stream);
+                   });
+}
+
+cudaError_t AddRmsNorm(const RmsNormRows& rows, void* sum_TD,
+                       int64_t sum_stride, void* y_TD, int64_t y_stride,
+                       cudaStream_t stream) {
+  if (rows.num_rows == 0 || rows.features == 0) return cudaSuccess;
+  return WithTypes(rows.dtype, rows.weight_dtype,
+                   [&]<typename T, typename W>(const T*, const W*) {
+                     return LaunchForward<T, W, true>(
+                         rows, {static_cast<T*>(sum_TD), sum_stride},
+                         {static_cast<T*>(y_TD), y_stride}, stream);
+                   });
 }
 
 cudaError_t RmsNormBackward(const RmsNormRows& rows, const void* dy_TD,
                             int64_t dy_stride, void* dx_TD, int64_t dx_stride,
                             cudaStream_t stream) {
   if (rows.num_rows == 0 || rows.features == 0) return cudaSuccess;
-  return WithTypes(rows, [&]<typename T, typename W>(const T*, const W*) {
-    return Launch(RmsNormBackwardKernel<T, W>, rows.num_rows, 1,
-                  RowThreads(rows.features), stream,
-                  static_cast<const T*>(dy_TD), dy_stride,
-                  static_cast<const T*>(rows.x_TD), rows.x_stride,
-                  static_cast<const W*>(rows.weight_D), rows.features, rows.eps,
-                  static_cast<T*>(dx_TD), dx_stride);
-  });
+  const auto run = [&]<typename T, typename W>(const T*, const W*) {
+    const bool is_wide = TakesPacks<T>(rows) && IsWide<T>(dy_TD, dy_stride) &&
+                         IsWide<T>(dx_TD, dx_stride);
+    return WithWidth<T>(is_wide, [&](auto width) {
+      constexpr int kN = decltype(width)::value;
+      return Launch(
+          RmsNormBackwardKernel<T, W, kN>, rows.num_rows, 1,
+          PackThreads(rows.features / kN, kKept, kMaxThreads), stream,
+          Rows<const T>{static_cast<const T*>(dy_TD), dy_stride},
+          Rows<const T>{static_cast<const T*>(rows.x_TD), rows.x_stride},
+          Rows<T>{static_cast<T*>(dx_TD), dx_stride},
+          static_cast<const W*>(rows.weight_D), rows.features, rows.eps);
+    });
+  };
+  return WithTypes(rows.dtype, rows.weight_dtype, run);
 }
 
 }  // namespace weft::kernels::cuda

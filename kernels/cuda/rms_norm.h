@@ -1,4 +1,5 @@
-// Root-mean-square norm of rows, forward and backward.
+// Root-mean-square norm of rows, forward and backward, alone or after the
+// addition to the residual stream.
 // Legend: T rows, D features.
 #ifndef WEFT_KERNELS_CUDA_RMS_NORM_H_
 #define WEFT_KERNELS_CUDA_RMS_NORM_H_
@@ -30,6 +31,12 @@ struct RmsNormRows {
 // Source:  reference::RmsNormRow.
 [[nodiscard]] cudaError_t RmsNorm(const RmsNormRows& rows, void* y_TD,
                                   int64_t y_stride, cudaStream_t stream);
+
+// sum += x, then y = norm(sum) of what is stored there: the bits of an addition
+// and RmsNorm after it. The three do not alias. Errors and threads as above.
+[[nodiscard]] cudaError_t AddRmsNorm(const RmsNormRows& rows, void* sum_TD,
+                                     int64_t sum_stride, void* y_TD,
+                                     int64_t y_stride, cudaStream_t stream);
 
 // Adds dLoss/dx to dx; the statistics are recomputed from x. dx may not alias
 // dy or x. Errors and threads as above.   Source:

@@ -1,50 +1,319 @@
-#include <limits>
-
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/pack.cuh"
 #include "kernels/cuda/rotary.h"
 
 namespace weft::kernels::cuda {
 namespace {
 
-// One block per token: a thread takes pairs of neighbouring features, head
-// after head.
+constexpr int kMaxThreads = 512;
+constexpr int64_t kMaxPairs = int64_t{1} << 30;
+
+// A block takes a token, `lanes` neighbouring threads a head: the pairs (c, c +
+// half) of lane l begin at c = l kN and lie `lanes` kN apart.
+struct Geometry {
+  int lanes;
+  int half;
+};
+
+template <typename T, int kN>
+struct Pairs {
+  Pack<T, kN> first;
+  Pack<T, kN> second;
+};
+
+template <int kN, typename T>
+__device__ Pairs<T, kN> LoadPairs(const T* at, int half) {
+  return {LoadPack<kN>(at), LoadPack<kN>(at + half)};
+}
+template <typename T, int kN>
+__device__ void StorePairs(const Pairs<T, kN>& pairs, T* at, int half) {
+  StorePack(pairs.first, at);
+  StorePack(pairs.second, at + half);
+}
+
 template <typename T>
-__global__ void RotaryKernel(RotaryHeads heads, bool inverse) {
-  const int64_t token = blockIdx.x;
-  T* x = static_cast<T*>(heads.x_TMC) + token * heads.token_stride;
-  const int64_t angles = heads.positions_T[token] * heads.half_features;
-  const int half = static_cast<int>(heads.half_features);
-  const int pairs = static_cast<int>(heads.num_heads) * half;
-  for (int i = static_cast<int>(threadIdx.x); i < pairs;
-       i += static_cast<int>(blockDim.x)) {
-    const int head = i / half;
-    const int c = i % half;
-    const float cos = heads.cos_PC[angles + c];
-    const float sin =
-        inverse ? -heads.sin_PC[angles + c] : heads.sin_PC[angles + c];
-    T* first = x + head * heads.head_stride + c;
-    T* second = first + half;
-    const float a = ToFloat(*first);
-    const float b = ToFloat(*second);
-    Store(a * cos - b * sin, first);
-    Store(b * cos + a * sin, second);
+__device__ T* HeadOf(const HeadRows& rows, int64_t token, int64_t head) {
+  return static_cast<T*>(rows.data) + token * rows.token_stride +
+         head * rows.head_stride;
+}
+// Head of q, or of k behind them.
+template <typename T>
+__device__ T* HeadOf(const HeadRows& q, const HeadRows& k, int64_t token,
+                     int64_t head) {
+  return head < q.num_heads ? HeadOf<T>(q, token, head)
+                            : HeadOf<T>(k, token, head - q.num_heads);
+}
+template <typename W>
+__device__ const W* WeightOf(const HeadNorms& norms, const HeadRows& q,
+                             int64_t head) {
+  return static_cast<const W*>(head < q.num_heads ? norms.q_C : norms.k_C);
+}
+
+// Rotates the pairs from c on by the token's angles, or back.
+template <bool kBack, typename T, int kN>
+__device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
+                       Pairs<T, kN>* pairs) {
+  const int64_t at = rows.positions_T[token] * rows.half_features + c;
+  const auto cos = LoadPack<kN>(rows.cos_PC + at);
+  const auto sin = LoadPack<kN>(rows.sin_PC + at);
+#pragma unroll
+  for (int k = 0; k < kN; ++k) {
+    const float a = pairs->first[k];
+    const float b = pairs->second[k];
+    const float s = kBack ? -sin[k] : sin[k];
+    pairs->first.Set(k, a * cos[k] - b * s);
+    pairs->second.Set(k, b * cos[k] + a * s);
   }
+}
+
+// Over the lanes of a head.
+__device__ float SumOverLanes(float value, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+__device__ float InverseRms(float squares, int half, float eps) {
+  return rsqrtf(squares / static_cast<float>(2 * half) + eps);
+}
+
+// The lanes' first pair, and how far the next ones are.
+template <int kN>
+__device__ int FirstPair(const Geometry& geometry) {
+  return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
+}
+
+// All lanes of the warp call it, those without a head with null.
+template <typename T, int kN>
+__device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
+  float squares = 0;
+  for (int c = FirstPair<kN>(geometry); x != nullptr && c < geometry.half;
+       c += geometry.lanes * kN) {
+    const auto pairs = LoadPairs<kN>(x + c, geometry.half);
+#pragma unroll
+    for (int k = 0; k < kN; ++k) {
+      squares +=
+          pairs.first[k] * pairs.first[k] + pairs.second[k] * pairs.second[k];
+    }
+  }
+  return InverseRms(SumOverLanes(squares, geometry.lanes), geometry.half, eps);
+}
+
+// Heads q, k, then v where the token has a slot.
+template <typename T, typename W, int kN, bool kNorm>
+__global__ void __launch_bounds__(kMaxThreads)
+    RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
+                 Geometry geometry) {
+  const int64_t token = blockIdx.x;
+  const int64_t slot = slots.slots_T == nullptr ? -1 : slots.slots_T[token];
+  const int half = geometry.half;
+  const int num_k = static_cast<int>(rows.k.num_heads);
+  const int first_v = static_cast<int>(rows.q.num_heads) + num_k;
+  const int heads = slot < 0 ? first_v : first_v + num_k;
+  // Whole warps, for the sums over their lanes.
+  for (int i = static_cast<int>(threadIdx.x);
+       i - Lane() < heads * geometry.lanes; i += static_cast<int>(blockDim.x)) {
+    const int head = i / geometry.lanes;
+    T* x = nullptr;
+    if (head < first_v) {
+      x = HeadOf<T>(rows.q, rows.k, token, head);
+    } else if (head < heads) {
+      x = HeadOf<T>(slots.v, token, head - first_v);
+    }
+    float inverse = 1;
+    if constexpr (kNorm) inverse = InverseRmsOf<T, kN>(x, geometry, norms.eps);
+    if (x == nullptr) continue;
+    T* page = nullptr;
+    if (slot >= 0 && head >= rows.q.num_heads) {
+      void* const pages = head < first_v ? slots.k_pages : slots.v_pages;
+      const int kv_head =
+          head < first_v ? head - (first_v - num_k) : head - first_v;
+      page = static_cast<T*>(pages) + (slot * num_k + kv_head) * 2 * half;
+    }
+    for (int c = FirstPair<kN>(geometry); c < half; c += geometry.lanes * kN) {
+      auto pairs = LoadPairs<kN>(x + c, half);
+      if (head < first_v) {
+        if constexpr (kNorm) {
+          const auto weight =
+              LoadPairs<kN>(WeightOf<W>(norms, rows.q, head) + c, half);
+#pragma unroll
+          for (int k = 0; k < kN; ++k) {
+            pairs.first.Set(k, pairs.first[k] * inverse * weight.first[k]);
+            pairs.second.Set(k, pairs.second[k] * inverse * weight.second[k]);
+          }
+        }
+        Rotate<false>(rows, token, c, &pairs);
+        StorePairs(pairs, x + c, half);
+      }
+      if (page != nullptr) StorePairs(pairs, page + c, half);
+    }
+  }
+}
+
+// As RmsNormBackwardKernel, head by head: with d = dy * weight and n = raw *
+// inverse, dx = (d - n mean(d n)) * inverse.
+template <typename T, typename W, int kN, bool kNorm>
+__global__ void __launch_bounds__(kMaxThreads)
+    RotaryBackwardKernel(RotaryRows rows, HeadNorms norms, HeadRows raw_q,
+                         HeadRows raw_k, Geometry geometry) {
+  const int64_t token = blockIdx.x;
+  const int half = geometry.half;
+  const int heads = static_cast<int>(rows.q.num_heads + rows.k.num_heads);
+  const int begin = FirstPair<kN>(geometry);
+  const int step = geometry.lanes * kN;
+  for (int i = static_cast<int>(threadIdx.x);
+       i - Lane() < heads * geometry.lanes; i += static_cast<int>(blockDim.x)) {
+    const int head = i / geometry.lanes;
+    const bool is_head = head < heads;
+    T* x = is_head ? HeadOf<T>(rows.q, rows.k, token, head) : nullptr;
+    const auto gradient = [&](int c) {
+      auto pairs = LoadPairs<kN>(x + c, half);
+      Rotate<true>(rows, token, c, &pairs);
+      return pairs;
+    };
+    if constexpr (!kNorm) {
+      for (int c = begin; is_head && c < half; c += step) {
+        StorePairs(gradient(c), x + c, half);
+      }
+    } else {
+      const T* raw = is_head ? HeadOf<T>(raw_q, raw_k, token, head) : nullptr;
+      const W* weight = WeightOf<W>(norms, rows.q, head);
+      float squares = 0;
+      float dot = 0;
+      const auto add = [&](float dy, float w, float r) {
+        squares += r * r;
+        dot += dy * w * r;
+      };
+      for (int c = begin; is_head && c < half; c += step) {
+        const auto dy = gradient(c);
+        const auto w = LoadPairs<kN>(weight + c, half);
+        const auto r = LoadPairs<kN>(raw + c, half);
+#pragma unroll
+        for (int k = 0; k < kN; ++k) {
+          add(dy.first[k], w.first[k], r.first[k]);
+          add(dy.second[k], w.second[k], r.second[k]);
+        }
+      }
+      const float inverse =
+          InverseRms(SumOverLanes(squares, geometry.lanes), half, norms.eps);
+      const float mean = SumOverLanes(dot, geometry.lanes) * inverse /
+                         static_cast<float>(2 * half);
+      const auto finish = [&](float dy, float w, float r) {
+        return (dy * w - r * inverse * mean) * inverse;
+      };
+      for (int c = begin; is_head && c < half; c += step) {
+        auto dy = gradient(c);
+        const auto w = LoadPairs<kN>(weight + c, half);
+        const auto r = LoadPairs<kN>(raw + c, half);
+#pragma unroll
+        for (int k = 0; k < kN; ++k) {
+          dy.first.Set(k, finish(dy.first[k], w.first[k], r.first[k]));
+          dy.second.Set(k, finish(dy.second[k], w.second[k], r.second[k]));
+        }
+        StorePairs(dy, x + c, half);
+      }
+    }
+  }
+}
+
+template <typename T>
+bool HeadsAreWide(const HeadRows& rows) {
+  return rows.num_heads == 0 || (IsWide<T>(rows.data, rows.token_stride) &&
+                                 IsWide<T>(rows.data, rows.head_stride));
+}
+
+template <typename T>
+bool TakesPacks(const RotaryRows& rows, const HeadNorms& norms) {
+  return rows.half_features % kWidth<T> == 0 && HeadsAreWide<T>(rows.q) &&
+         HeadsAreWide<T>(rows.k) && IsWide<T>(rows.cos_PC, 0) &&
+         IsWide<T>(rows.sin_PC, 0) && IsWide<T>(norms.q_C, 0) &&
+         IsWide<T>(norms.k_C, 0);
+}
+
+// cudaErrorInvalidValue for tokens of too many pairs.
+cudaError_t CheckSize(const RotaryRows& rows) {
+  const int64_t heads = rows.q.num_heads + 2 * rows.k.num_heads;
+  return heads * rows.half_features < kMaxPairs ? cudaSuccess
+                                                : cudaErrorInvalidValue;
+}
+
+bool IsEmpty(const RotaryRows& rows) {
+  return rows.num_tokens == 0 || rows.half_features == 0 ||
+         rows.q.num_heads + rows.k.num_heads == 0;
+}
+
+// Calls run(const T*, const W*, with norms) with the types of a launch.
+template <typename Run>
+cudaError_t WithNorms(DType dtype, const HeadNorms& norms, Run run) {
+  if (norms.q_C == nullptr) {
+    return WithType(dtype, [&]<typename T>(const T* t) {
+      return run(t, t, std::false_type());
+    });
+  }
+  return WithTypes(dtype, norms.dtype,
+                   [&]<typename T, typename W>(const T* t, const W* w) {
+                     return run(t, w, std::true_type());
+                   });
+}
+
+// Starts one block a token, with threads for `heads` heads.
+template <typename Kernel, typename... Arguments>
+cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
+                         int width, cudaStream_t stream,
+                         const Arguments&... arguments) {
+  const Geometry geometry = {.lanes = LanesOf(rows.half_features / width),
+                             .half = static_cast<int>(rows.half_features)};
+  return Launch(kernel, rows.num_tokens, 1,
+                PackThreads(heads * geometry.lanes, 1, kMaxThreads), stream,
+                rows, arguments..., geometry);
 }
 
 }  // namespace
 
-cudaError_t Rotary(const RotaryHeads& heads, bool inverse,
-                   cudaStream_t stream) {
-  const int64_t pairs = heads.num_heads * heads.half_features;
-  if (heads.num_tokens == 0 || pairs == 0) return cudaSuccess;
-  // The index of a pair may pass the last one by a block.
-  if (pairs > std::numeric_limits<int>::max() - 1024) {
-    return cudaErrorInvalidValue;
-  }
-  const auto kernel = heads.dtype == DType::kBf16 ? RotaryKernel<__nv_bfloat16>
-                                                  : RotaryKernel<float>;
-  return Launch(kernel, heads.num_tokens, 1, RowThreads(pairs), stream, heads,
-                inverse);
+cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
+                   const KvSlots& slots, cudaStream_t stream) {
+  if (IsEmpty(rows)) return cudaSuccess;
+  const cudaError_t status = CheckSize(rows);
+  if (status != cudaSuccess) return status;
+  return WithNorms(
+      rows.dtype, norms,
+      [&]<typename T, typename W>(const T*, const W*, auto with_norms) {
+        const bool has_slots = slots.slots_T != nullptr;
+        const bool is_wide = TakesPacks<T>(rows, norms) &&
+                             (!has_slots || (HeadsAreWide<T>(slots.v) &&
+                                             IsWide<T>(slots.k_pages, 0) &&
+                                             IsWide<T>(slots.v_pages, 0)));
+        const int64_t heads =
+            rows.q.num_heads + (has_slots ? 2 : 1) * rows.k.num_heads;
+        return WithWidth<T>(is_wide, [&](auto width) {
+          constexpr int kN = decltype(width)::value;
+          return LaunchTokens(
+              RotaryKernel<T, W, kN, decltype(with_norms)::value>, rows, heads,
+              kN, stream, norms, slots);
+        });
+      });
+}
+
+cudaError_t RotaryBackward(const RotaryRows& rows, const HeadNorms& norms,
+                           const HeadRows& raw_q, const HeadRows& raw_k,
+                           cudaStream_t stream) {
+  if (IsEmpty(rows)) return cudaSuccess;
+  const cudaError_t status = CheckSize(rows);
+  if (status != cudaSuccess) return status;
+  return WithNorms(
+      rows.dtype, norms,
+      [&]<typename T, typename W>(const T*, const W*, auto with_norms) {
+        constexpr bool kNorm = decltype(with_norms)::value;
+        const bool is_wide =
+            TakesPacks<T>(rows, norms) &&
+            (!kNorm || (HeadsAreWide<T>(raw_q) && HeadsAreWide<T>(raw_k)));
+        return WithWidth<T>(is_wide, [&](auto width) {
+          constexpr int kN = decltype(width)::value;
+          return LaunchTokens(RotaryBackwardKernel<T, W, kN, kNorm>, rows,
+                              rows.q.num_heads + rows.k.num_heads, kN, stream,
+                              norms, raw_q, raw_k);
+        });
+      });
 }
 
 }  // namespace weft::kernels::cuda

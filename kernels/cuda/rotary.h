@@ -1,5 +1,9 @@
-// Rotary position embedding in place, half-split form.
-// Legend: T tokens, M heads, C head features, P positions.
+// What a layer does with the heads of its projection before attention, in one
+// launch: the norm of each head, where a model has one, rotary position
+// embedding in half-split form, and the write of keys and values to their
+// pages. All in place.
+// Legend: T tokens, Q query heads, K key/value heads, C head features, P
+// positions, S tokens of a page.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_H_
 #define WEFT_KERNELS_CUDA_ROTARY_H_
 
@@ -11,27 +15,61 @@
 
 namespace weft::kernels::cuda {
 
-// Unit stride in C; strides in elements.
-struct RotaryHeads {
-  DType dtype = DType::kF32;  // Of x; the angles are f32.
-  int64_t num_tokens = 0;     // T.
-  int64_t num_heads = 0;      // M.
-  int64_t half_features = 0;  // C / 2.
-  void* x_TMC = nullptr;
+// [T, num_heads, C] with unit stride in C; strides in elements.
+struct HeadRows {
+  void* data = nullptr;
+  int64_t num_heads = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+};
+
+struct RotaryRows {
+  DType dtype = DType::kF32;  // Of the heads; the angles are f32.
+  int64_t num_tokens = 0;     // T.
+  int64_t half_features = 0;  // C / 2.
+  HeadRows q;
+  HeadRows k;                            // May have no heads.
   const int32_t* positions_T = nullptr;  // Each < P.
   const float* cos_PC = nullptr;         // [P, C/2], as sin.
   const float* sin_PC = nullptr;
 };
 
-// Rotates the pairs (c, c + C/2) of every head by its token's angles; `inverse`
-// rotates back.
-// Errors:  cudaErrorInvalidValue for a token of 2^31 pairs or more.
+// RmsNorm of every head before the rotation, stored in between as the heads
+// are. Null weights: none.
+struct HeadNorms {
+  DType dtype = DType::kF32;  // Of the weights: that of the heads, or f32.
+  float eps = 0;
+  const void* q_C = nullptr;
+  const void* k_C = nullptr;
+};
+
+// Where keys and values go. Null slots: nowhere.
+struct KvSlots {
+  HeadRows v;  // As many heads as k.
+  // Token t goes to row slots_T[t] of the pages; below 0: nowhere.
+  const int64_t* slots_T = nullptr;
+  void* k_pages = nullptr;  // [pages * S, K, C] contiguous, as v_pages.
+  void* v_pages = nullptr;
+};
+
+// Norms the heads of q and k, rotates their pairs (c, c + C/2) by the token's
+// angles, and writes the rotated k and v to the pages.
+// Errors:  cudaErrorInvalidValue for weights of bf16 beside heads of f32, or a
+//          token of 2^30 pairs or more.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
-// Source:  reference::RotaryHead.
-[[nodiscard]] cudaError_t Rotary(const RotaryHeads& heads, bool inverse,
-                                 cudaStream_t stream);
+// Source:  reference::RotaryHead, RmsNormRow.
+[[nodiscard]] cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
+                                 const KvSlots& slots, cudaStream_t stream);
+
+// Turns dLoss/d(results) in rows.q and rows.k into dLoss/d(inputs): rotates
+// back, then goes back through the norms. `raw_q` and `raw_k` are the inputs,
+// read with norms alone.
+// Errors and threads as above.   Source: reference::RmsNormBackwardRow.
+[[nodiscard]] cudaError_t RotaryBackward(const RotaryRows& rows,
+                                         const HeadNorms& norms,
+                                         const HeadRows& raw_q,
+                                         const HeadRows& raw_k,
+                                         cudaStream_t stream);
 
 }  // namespace weft::kernels::cuda
 

@@ -1,186 +1,295 @@
+#include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/philox.cuh"
+#include "kernels/cuda/sample_row.cuh"
+#include "kernels/cuda/sample_search.cuh"
 #include "kernels/cuda/sampler.h"
 
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr unsigned kThreads = 512;
-// Weights are multiples of 2^-40: their sum over kMaxSampleVocab tokens stays
-// below 2^63.
-constexpr float kUnitsPerOne = 1099511627776.0F;
+constexpr unsigned kThreads = 256;
+constexpr int64_t kWarps = kThreads / kWarp;
+// Blocks that count, which each have a histogram to clear and to add: so many
+// fill a device, more only cost.
+constexpr int64_t kCountBlocks = 528;
 
-// A number that is larger for a larger logit.
-__device__ uint32_t KeyOf(float x) {
-  // -0 and +0 are one logit.
-  const uint32_t bits = __float_as_uint(x + 0.0F);
-  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+// Between the kernels of one call. C: chunks of a row.
+struct Workspace {
+  Histograms* histograms_N;  // With filters alone.
+  Search* searches_N;
+  uint64_t* chunk_sums_NC;
+  float* chunk_max_NC;  // +inf where there is no distribution.
+  unsigned* counters_N;
+  int64_t num_chunks;
+};
+
+// Hands out the parts of an area in turn.
+class Area {
+ public:
+  explicit Area(void* begin) : begin_(static_cast<char*>(begin)) {}
+  template <typename T>
+  T* Take(int64_t size) {
+    T* part = reinterpret_cast<T*>(begin_ + num_bytes_);
+    num_bytes_ += (static_cast<size_t>(size) * sizeof(T) + 15) / 16 * 16;
+    return part;
+  }
+  [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  char* begin_;
+  size_t num_bytes_ = 0;
+};
+
+Workspace Divide(Area* area, int64_t num_rules, int64_t vocab,
+                 int max_filters) {
+  const int64_t num_chunks = CeilDiv(vocab, kChunk);
+  return {
+      .histograms_N = area->Take<Histograms>(max_filters > 0 ? num_rules : 0),
+      .searches_N = area->Take<Search>(num_rules),
+      .chunk_sums_NC = area->Take<uint64_t>(num_rules * num_chunks),
+      .chunk_max_NC = area->Take<float>(num_rules * num_chunks),
+      .counters_N = area->Take<unsigned>(num_rules),
+      .num_chunks = num_chunks};
 }
 
-// softmax(logits / temperature) of one row.
-struct Row {
-  const float* logits;
-  int64_t vocab;
-  float max;
-  float inverse_temperature;
+// All threads call it.
+__device__ float RowMax(const Workspace& space, int64_t n) {
+  float max = -INFINITY;
+  for (int64_t chunk = threadIdx.x; chunk < space.num_chunks;
+       chunk += kThreads) {
+    max = fmaxf(max, space.chunk_max_NC[n * space.num_chunks + chunk]);
+  }
+  return BlockReduce(max, Max());
+}
 
-  [[nodiscard]] __device__ uint64_t Weight(int64_t token) const {
-    const float d = (logits[token] - max) * inverse_temperature;
-    return static_cast<uint64_t>(expf(d) * kUnitsPerOne);
+// Every chunk's maximum, and a workspace as the next kernels want it.
+__global__ void __launch_bounds__(kThreads)
+    ChunkMaxKernel(SampleRows rows, Workspace space, unsigned parts) {
+  const int64_t n = blockIdx.x / parts;
+  const unsigned part = blockIdx.x % parts;
+  const SampleRule rule = rows.rules_N[n];
+  if (part == 0 && threadIdx.x == 0) space.counters_N[n] = 0;
+  if (rule.row < 0) return;
+  if (part == 0 && threadIdx.x == 0) space.searches_N[n] = Search();
+  if (IsFiltered(rule) && rows.max_filters > 0) {
+    auto* words = reinterpret_cast<uint4*>(&space.histograms_N[n]);
+    for (size_t i = part * kThreads + threadIdx.x;
+         i < sizeof(Histograms) / sizeof(uint4); i += parts * kThreads) {
+      words[i] = {0, 0, 0, 0};
+    }
+  }
+  const int64_t chunk = part * kWarps + WarpIndex();
+  if (chunk >= space.num_chunks) return;
+  float x[kOfLane];
+  LoadChunk(rows, rule.row, chunk, x);
+  float max = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    max = fmaxf(max, x[i] < INFINITY ? x[i] : INFINITY);  // NaN too.
+  }
+  max = WarpReduce(max, Max());
+  if (Lane() == 0) space.chunk_max_NC[n * space.num_chunks + chunk] = max;
+}
+
+// Counts for the search of every rule with filters, and takes it further.
+__global__ void __launch_bounds__(kThreads)
+    CountKernel(SampleRows rows, Workspace space, unsigned parts) {
+  const int64_t n = blockIdx.x / parts;
+  const unsigned part = blockIdx.x % parts;
+  const SampleRule rule = rows.rules_N[n];
+  if (rule.row < 0 || !IsFiltered(rule)) return;
+  Search search = space.searches_N[n];
+  if (search.aim == Aim::kFound) return;
+  __shared__ BlockHistogram counted;
+  counted.Clear();
+  // Which is a barrier, too.
+  const Row row = RowOf(rows, rule, RowMax(space, n));
+  if (!IsDistribution(row.max)) return;
+  for (int64_t chunk = part * kWarps + WarpIndex(); chunk < space.num_chunks;
+       chunk += parts * kWarps) {
+    const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
+    if (KeyOf(max) < search.low) continue;
+    float x[kOfLane];
+    LoadChunk(rows, rule.row, chunk, x);
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const uint32_t bucket = BucketOf(search, KeyOf(x[i]));
+      if (bucket >= kBuckets) continue;
+      const uint64_t weight = row.Weight(x[i]);
+      if (weight > 0) counted.Add(bucket, weight);
+    }
+  }
+  __syncthreads();
+  Histograms* histograms = &space.histograms_N[n];
+  counted.AddTo(search.level == 0 ? &histograms->first : &histograms->range);
+  if (!IsLastBlock(&space.counters_N[n], parts)) return;
+  Advance(rule, histograms, &search);
+  if (threadIdx.x == 0) space.searches_N[n] = search;
+}
+
+// What a rule draws among, once its search has found the key.
+struct Draw {
+  Row row;
+  bool greedy;
+  bool filtered;
+  uint32_t key;
+
+  // Of a logit in the sum in which the token is found: one for every token that
+  // may be the one, or its weight.
+  [[nodiscard]] __device__ uint64_t Measure(float x) const {
+    if (greedy) return x == row.max ? 1 : 0;
+    if (filtered) return KeyOf(x) == key ? 1 : 0;
+    return row.Weight(x);
+  }
+  // In the sums of chunks; a greedy draw's are those of its logprob.
+  [[nodiscard]] __device__ uint64_t ChunkMeasure(float x) const {
+    return greedy ? row.Weight(x) : Measure(x);
   }
 };
 
-// Sum of measure(token) over the tokens that satisfy `counts`.
-template <typename Measure, typename Counts>
-__device__ uint64_t SumWhere(const Row& row, Measure measure, Counts counts) {
-  uint64_t sum = 0;
-  for (int64_t token = threadIdx.x; token < row.vocab; token += kThreads) {
-    if (counts(token)) sum += measure(token);
-  }
-  return BlockReduce(sum, Add());
-}
-
-// The first token, in order of id, up to and with which the measure sums up to
-// `target`, 1 to the whole sum.
-template <typename Measure>
-__device__ int64_t FindById(const Row& row, Measure measure, uint64_t target) {
-  int64_t token = 0;
-  for (int64_t bit = kMaxSampleVocab >> 1; bit > 0; bit >>= 1) {
-    const int64_t candidate = token | bit;
-    if (candidate >= row.vocab) continue;
-    const uint64_t before =
-        SumWhere(row, measure, [&](int64_t t) { return t < candidate; });
-    if (before < target) token = candidate;
+// The token of a chunk at which the measure sums up to `rest`, in the one lane
+// that has it; -1 in the others. All lanes of a warp call it.
+__device__ int64_t FindInChunk(const SampleRows& rows, int32_t row,
+                               const Place& chunk, const Draw& draw,
+                               float* logit) {
+  float x[kOfLane];
+  LoadChunk(rows, row, chunk.item, x);
+  uint64_t rest = chunk.rest;
+  int64_t token = -1;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    uint64_t own = 0;
+#pragma unroll
+    for (int i = 4 * v; i < 4 * v + 4; ++i) own += draw.Measure(x[i]);
+    const uint64_t up_to = WarpScan(own);
+    uint64_t before = up_to - own;
+#pragma unroll
+    for (int i = 4 * v; i < 4 * v + 4; ++i) {
+      const uint64_t measure = draw.Measure(x[i]);
+      if (before < rest && rest - before <= measure) {
+        token = TokenOf(chunk.item, i);
+        *logit = x[i];
+      }
+      before += measure;
+    }
+    const uint64_t of_vector = __shfl_sync(kAllLanes, up_to, kWarp - 1);
+    rest = rest > of_vector ? rest - of_vector : 0;
   }
   return token;
 }
 
-// A place in the order by logit: all tokens of larger keys, and the first
-// `num_ties` of this key, in order of id.
-struct Cut {
-  uint32_t key;
-  uint64_t num_ties;
-  uint64_t sum;  // Of the measure, up to and with the place.
-};
-
-// The first place up to which the measure, which is the same for tokens of one
-// key, sums up to `target`, 1 to the whole sum.
-template <typename Measure>
-__device__ Cut FindByLogit(const Row& row, Measure measure, uint64_t target) {
-  const auto key_at = [&](int64_t t) { return KeyOf(row.logits[t]); };
-  uint32_t key = 0;
-  for (uint32_t bit = 0x80000000U; bit > 0; bit >>= 1) {
-    const uint32_t candidate = key | bit;
-    const uint64_t sum = SumWhere(
-        row, measure, [&](int64_t t) { return key_at(t) >= candidate; });
-    if (sum >= target) key = candidate;
+// Draws from the chunks' sums.
+__device__ void Finish(const SampleRows& rows, const Workspace& space,
+                       int64_t n, const SampleRule& rule, const Draw& draw,
+                       const Search& search) {
+  const uint64_t* sums = space.chunk_sums_NC + n * space.num_chunks;
+  const float* maxima = space.chunk_max_NC + n * space.num_chunks;
+  uint64_t total = search.total;
+  uint64_t target = search.rest;
+  if (!draw.filtered) {
+    total = 0;
+    for (int64_t chunk = threadIdx.x; chunk < space.num_chunks;
+         chunk += kThreads) {
+      total += __ldcg(&sums[chunk]);
+    }
+    total = BlockReduce(total, Add());
+    target = draw.greedy
+                 ? 1
+                 : TargetOf(total, Philox24(rule.seed, rule.sample_index,
+                                            rule.position));
   }
-  const uint64_t above =
-      SumWhere(row, measure, [&](int64_t t) { return key_at(t) > key; });
-  const uint64_t ties = SumWhere(
-      row, [](int64_t) { return uint64_t{1}; },
-      [&](int64_t t) { return key_at(t) == key; });
-  const uint64_t of_ties =
-      SumWhere(row, measure, [&](int64_t t) { return key_at(t) == key; });
-  const uint64_t each = of_ties / ties;
-  const uint64_t num_ties = (target - above + each - 1) / each;
-  return {key, num_ties, above + num_ties * each};
+  const Place chunk =
+      FindInOrder(space.num_chunks, target, [&](int64_t c) -> uint64_t {
+        if (draw.greedy) return maxima[c] == draw.row.max ? 1 : 0;
+        return __ldcg(&sums[c]);
+      });
+  if (WarpIndex() != 0) return;
+  float logit = 0;
+  const int64_t token = FindInChunk(rows, rule.row, chunk, draw, &logit);
+  if (token < 0) return;
+  rows.tokens_N[n] = static_cast<int32_t>(token);
+  const double log_total =
+      log(static_cast<double>(total) / static_cast<double>(kUnitsPerOne));
+  const double d = (static_cast<double>(logit) - draw.row.max) *
+                   static_cast<double>(draw.row.inverse_temperature);
+  rows.logprobs_N[n] = static_cast<float>(d - log_total);
 }
 
-// Where of a sum of weights a random number of 24 bits falls, 1 to `total`.
-__device__ uint64_t TargetOf(uint64_t total, uint32_t random) {
-  // floor(total * random / 2^24) without more than 64 bits.
-  const uint64_t low = (total & 0xFFFFFFU) * random >> 24;
-  return (total >> 24) * random + low + 1;
-}
-
-__device__ int64_t DrawFiltered(const Row& row, const SampleRule& rule,
-                                uint64_t total, uint32_t random) {
-  const auto weight = [&](int64_t t) { return row.Weight(t); };
-  const auto one = [](int64_t) { return uint64_t{1}; };
-  uint64_t kept = total;
-  if (rule.top_k > 0 && rule.top_k < row.vocab) {
-    const Cut last = FindByLogit(row, one, static_cast<uint64_t>(rule.top_k));
-    const auto is_above = [&](int64_t t) {
-      return KeyOf(row.logits[t]) > last.key;
-    };
-    const auto is_tie = [&](int64_t t) {
-      return KeyOf(row.logits[t]) == last.key;
-    };
-    const uint64_t above = SumWhere(row, weight, is_above);
-    const uint64_t ties = SumWhere(row, one, is_tie);
-    kept = above + SumWhere(row, weight, is_tie) / ties * last.num_ties;
+// Every chunk's sum; the last block of a rule then draws.
+__global__ void __launch_bounds__(kThreads)
+    DrawKernel(SampleRows rows, Workspace space, unsigned parts) {
+  const int64_t n = blockIdx.x / parts;
+  const unsigned part = blockIdx.x % parts;
+  const SampleRule rule = rows.rules_N[n];
+  const bool filtered = IsFiltered(rule);
+  Search search;
+  if (filtered && rule.row >= 0) search = space.searches_N[n];
+  const int64_t chunk = part * kWarps + WarpIndex();
+  float x[kOfLane];
+  bool counts = rule.row >= 0 && chunk < space.num_chunks;
+  if (counts && filtered) {
+    const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
+    counts = KeyOf(max) >= search.low;
   }
-  if (rule.top_p < 1) {
-    const double wanted = ceil(rule.top_p * static_cast<double>(kept));
-    uint64_t target = wanted < 1 ? 1 : static_cast<uint64_t>(wanted);
-    // A rounding of `kept` to f64 may have gone up.
-    if (target > kept) target = kept;
-    kept = FindByLogit(row, weight, target).sum;
-  }
-  const Cut drawn = FindByLogit(row, weight, TargetOf(kept, random));
-  const auto is_tie = [&](int64_t t) {
-    return KeyOf(row.logits[t]) == drawn.key ? uint64_t{1} : uint64_t{0};
-  };
-  return FindById(row, is_tie, drawn.num_ties);
-}
-
-__global__ void __launch_bounds__(kThreads) SampleKernel(SampleRows rows) {
-  const SampleRule rule = rows.rules_R[blockIdx.x];
-  Row row = {rows.logits_RV + blockIdx.x * rows.row_stride, rows.vocab, 0, 1};
-  float max = -INFINITY;
-  int invalid = 0;
-  for (int64_t t = threadIdx.x; t < row.vocab; t += kThreads) {
-    const float x = row.logits[t];
-    max = fmaxf(max, x);
-    if (!(x < INFINITY)) invalid = 1;  // NaN too.
-  }
-  row.max = BlockReduce(max, Max());
-  invalid = BlockReduce(invalid, Add());
-  if (invalid != 0 || row.max == -INFINITY) {
-    if (threadIdx.x == 0) {
-      rows.tokens_R[blockIdx.x] = -1;
-      rows.logprobs_R[blockIdx.x] = NAN;
+  // On the way while the maxima are read.
+  if (counts) LoadChunk(rows, rule.row, chunk, x);
+  const float max = rule.row < 0 ? INFINITY : RowMax(space, n);
+  if (!IsDistribution(max) || (filtered && search.aim != Aim::kFound)) {
+    if (part == 0 && threadIdx.x == 0) {
+      rows.tokens_N[n] = -1;
+      rows.logprobs_N[n] = NAN;
     }
     return;
   }
-  if (rule.temperature > 0) {
-    // The bound keeps 0 * (1 / T) from becoming NaN for a tiny T.
-    row.inverse_temperature = fminf(1 / rule.temperature, 1e30F);
+  const Draw draw = {RowOf(rows, rule, max), rule.temperature == 0, filtered,
+                     search.low};
+  uint64_t sum = 0;
+  if (counts) {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) sum += draw.ChunkMeasure(x[i]);
+    sum = WarpReduce(sum, Add());
   }
-  const auto weight = [&](int64_t t) { return row.Weight(t); };
-  const uint64_t total = SumWhere(row, weight, [](int64_t) { return true; });
-  const uint32_t random = Philox24(rule.seed, rule.sample_index, rule.position);
-  int64_t token = 0;
-  if (rule.temperature == 0) {
-    token = FindById(
-        row,
-        [&](int64_t t) {
-          return row.logits[t] == row.max ? uint64_t{1} : uint64_t{0};
-        },
-        1);
-  } else if (rule.top_k > 0 || rule.top_p < 1) {
-    token = DrawFiltered(row, rule, total, random);
-  } else {
-    token = FindById(row, weight, TargetOf(total, random));
+  if (chunk < space.num_chunks && Lane() == 0) {
+    space.chunk_sums_NC[n * space.num_chunks + chunk] = sum;
   }
-  if (threadIdx.x == 0) {
-    rows.tokens_R[blockIdx.x] = static_cast<int32_t>(token);
-    const double log_total =
-        log(static_cast<double>(total) / static_cast<double>(kUnitsPerOne));
-    const double d = (static_cast<double>(row.logits[token]) - row.max) *
-                     static_cast<double>(row.inverse_temperature);
-    rows.logprobs_R[blockIdx.x] = static_cast<float>(d - log_total);
-  }
+  if (!IsLastBlock(&space.counters_N[n], parts)) return;
+  Finish(rows, space, n, rule, draw, search);
 }
 
 }  // namespace
 
+size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab, int max_filters) {
+  Area area(nullptr);
+  static_cast<void>(Divide(&area, num_rules, vocab, max_filters));
+  return area.num_bytes();
+}
+
 cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
-  if (rows.num_rows == 0) return cudaSuccess;
-  if (rows.vocab < 1 || rows.vocab > kMaxSampleVocab) {
+  if (rows.num_rules == 0) return cudaSuccess;
+  if (rows.vocab < 1 || rows.vocab > kMaxSampleVocab || rows.max_filters < 0 ||
+      rows.max_filters > 2) {
     return cudaErrorInvalidValue;
   }
-  return Launch(SampleKernel, rows.num_rows, 1, kThreads, stream, rows);
+  Area area(rows.workspace);
+  const Workspace space =
+      Divide(&area, rows.num_rules, rows.vocab, rows.max_filters);
+  const int64_t parts = CeilDiv(space.num_chunks, kWarps);
+  const auto launch = [&](auto kernel, int64_t blocks_of_rule) {
+    return Launch(kernel, rows.num_rules * blocks_of_rule, 1, kThreads, stream,
+                  rows, space, static_cast<unsigned>(blocks_of_rule));
+  };
+  cudaError_t status = launch(ChunkMaxKernel, parts);
+  if (rows.max_filters > 0) {
+    // As many rounds of chunks for each of so many blocks, or fewer.
+    const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
+    const int64_t rounds = CeilDiv(parts, wanted < parts ? wanted : parts);
+    const int num_counts =
+        kFirstCounts + kCountsOfSearch * (rows.max_filters + 1);
+    for (int i = 0; i < num_counts && status == cudaSuccess; ++i) {
+      status = launch(CountKernel, CeilDiv(parts, rounds));
+    }
+  }
+  return status == cudaSuccess ? launch(DrawKernel, parts) : status;
 }
 
 }  // namespace weft::kernels::cuda

@@ -60,6 +60,7 @@ struct EngineOptions {
   std::string tenant_weights;     // As ParseTenantWeights reads.
   int64_t kv_cache_bytes = 0;     // 0: sized from the machine.
   int max_decode_sequences = 64;  // Sequences per decode iteration.
+  bool decode_graphs = true;      // Of these iterations, on CUDA.
   double sampling_share = 0.5;  // Of device time when both kinds wait; (0, 1).
 
   // INVALID_ARGUMENT naming every flag that is out of range, its value and

@@ -18,6 +18,8 @@ constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kEntryBytes = 128;
 // Projections with a LoRA of their own: q, k, v, o, gate, up, down.
 constexpr int64_t kProjections = 7;
+// By which flash attention's backward pass pads each sequence in f32.
+constexpr int64_t kFlashPadRows = 128;
 
 // The number that the file begins with, or that follows the word `key` in it;
 // -1: none, as in a control group's "max".
@@ -28,6 +30,23 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
   }
   int64_t value = -1;
   return file >> value ? value : -1;
+}
+
+// What the backward pass of a layer's attention takes beside the residual
+// stream. On CUDA, which alone computes in bf16, LibTorch's variable-length
+// flash kernels take and give whole tensors: gradients of attention's output,
+// of q, k, v and of q again in f32, k's and v's for every query head where
+// several share them, and of ancestors gathered q, k, v, output and gradient.
+int64_t AttentionBackwardBytes(const model::ModelConfig& config,
+                               int64_t element_bytes, const BatchRows& batch) {
+  const lora::ModelShape shape = config.shape();
+  if (element_bytes >= kFloatBytes) {
+    return batch.rows * element_bytes * 2 *
+           (shape.q_width + 2 * shape.kv_width);
+  }
+  const int64_t sums_row = (shape.q_width + config.num_heads) * kFloatBytes;
+  return batch.rows * element_bytes * (8 * shape.q_width + 6 * shape.kv_width) +
+         (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
 }
 
 }  // namespace
@@ -48,8 +67,11 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
                       ops::ScoreBytes(layer.rule, batch.rows, config.num_heads,
                                       config.num_kv_heads, config.head_dim));
   }
-  // Backward: the products and gradients of the wider half of a layer.
-  const int64_t passing = 4 * shape.hidden + std::max(3 * shape.ffn, 2 * qkv);
+  // Backward: the products and gradients of the larger half of a layer.
+  const int64_t passing =
+      4 * batch.rows * shape.hidden * element_bytes +
+      std::max(3 * batch.rows * shape.ffn * element_bytes,
+               AttentionBackwardBytes(config, element_bytes, batch));
   // In bf16 the head's second product takes a copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
   const int64_t head =
@@ -67,9 +89,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
   return {.kept_layer = kept_layer,
           .recomputed_layer = batch.rows * shape.hidden * element_bytes,
-          .working =
-              std::max(head, kept_layer + batch.rows * passing * element_bytes +
-                                 scores + lora)};
+          .working = std::max(head, kept_layer + passing + scores + lora)};
 }
 
 absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,

@@ -1,4 +1,6 @@
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -18,7 +20,7 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 class CudaDevice final : public ComputeDevice {
  public:
   explicit CudaDevice(c10::Device device)
-      : device_(device),
+      : device_(MadeCurrent(device)),
         total_(static_cast<int64_t>(
             allocator::get()->getMemoryInfo(device.index()).second)) {}
 
@@ -72,6 +74,13 @@ class CudaDevice final : public ComputeDevice {
   }
 
  private:
+  // LibTorch makes its allocator when it first uses CUDA.
+  static c10::Device MadeCurrent(c10::Device device) {
+    at::globalContext().lazyInitDevice(at::kCUDA);
+    c10::cuda::set_device(device.index());
+    return device;
+  }
+
   const c10::Device device_;
   const int64_t total_;
 };

@@ -143,6 +143,14 @@ class Engine {
                                         const World& world,
                                         const std::function<void()>& met);
 
+// How StartEngine would share out CUDA devices of so many bytes, as a table:
+// parts, bytes, GiB, what limits each. Needs no device, computes nothing and
+// reads no weights: config.json and the headers of the tensors.
+// Errors: those of StartEngine, as far as these can tell; INVALID_ARGUMENT for
+// --device=cpu, whose memory is not shared out.
+[[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
+    const EngineOptions& options, int64_t device_bytes);
+
 }  // namespace weft
 
 #endif  // WEFT_SRC_ENGINE_ENGINE_H_

@@ -48,12 +48,14 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       sample_loop_(&group_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,
                     .max_decode_sequences = parts_.options.max_decode_sequences,
-                    .max_prefill_tokens = parts_.options.max_batch_tokens},
+                    .max_prefill_tokens = parts_.options.max_batch_tokens,
+                    .decode_graphs = parts_.options.decode_graphs},
                    parts_.token_bytes.get(), &probe_),
       scheduler_(SchedulerOptionsOf(parts_.options)),
       residency_({.max_resident = parts_.options.max_resident_adapters,
                   .host_bytes = static_cast<uint64_t>(
                       parts_.options.adapter_host_bytes)}) {
+  if (parts_.memory.has_value()) probe_.SetMemorySplit(*parts_.memory);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
 }

@@ -30,6 +30,7 @@
 #include "src/engine/compute_device.h"
 #include "src/engine/engine.h"
 #include "src/engine/engine_probe.h"
+#include "src/engine/memory_split.h"
 #include "src/engine/sample_loop.h"
 #include "src/engine/train_runner.h"
 #include "src/engine/work.h"
@@ -52,6 +53,7 @@ struct EngineParts {
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
   std::string model_name;
   std::unique_ptr<SpillFolder> spill;
+  std::optional<MemorySplit> memory;  // Of CUDA devices.
 };
 
 class EngineImpl final : public Engine {

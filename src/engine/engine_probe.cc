@@ -52,6 +52,20 @@ Direction DirectionOf(AdapterLocation from, AdapterLocation to) {
   return from == AdapterLocation::kHost ? kHostToDisk : kDeviceToDisk;
 }
 
+// What a device's memory was given to; those that memory can limit come first.
+enum Part : size_t {
+  kActivations,
+  kKvCache,
+  kDecodeGraphs,
+  kAdapters,
+  kModel,
+  kReserve
+};
+const std::vector<std::string> kLimitedParts = {"activations", "kv_cache",
+                                                "decode_graphs", "adapters"};
+const std::vector<std::string> kParts = {
+    "activations", "kv_cache", "decode_graphs", "adapters", "model", "reserve"};
+
 std::vector<double> StepBuckets() { return ExponentialBuckets(0.001, 2, 18); }
 
 std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
@@ -101,6 +115,13 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
       step_seconds_(registry, "weft_step_seconds",
                     "Duration of a device batch, by phase.", StepBuckets(),
                     "phase", kPhases),
+      decode_iterations_(registry, "weft_decode_iterations_total",
+                         "Decode iterations, by the way they ran.", "way",
+                         {"graph", "launches"}),
+      decode_graphs_(AddGauge(registry, "weft_decode_graphs",
+                              "CUDA graphs of decode iterations.")),
+      decode_graph_bytes_(AddGauge(registry, "weft_decode_graph_bytes",
+                                   "Device memory that recording them took.")),
       first_token_(AddHistogram(registry, "weft_time_to_first_token_seconds",
                                 "Time from acceptance to the first token.",
                                 StepBuckets())),
@@ -133,6 +154,19 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
                                 "What this process has taken of it.")),
       device_allocated_(AddGauge(registry, "weft_device_allocated_bytes",
                                  "What is in use of that.")),
+      part_bytes_(registry, "weft_memory_part_bytes",
+                  "What the device's memory was given to at the start; 0 on "
+                  "the CPU.",
+                  "part", kParts),
+      part_short_(registry, "weft_memory_part_short",
+                  "1 where the device's memory, and nothing else, keeps a "
+                  "part from being larger.",
+                  "part", kLimitedParts),
+      batch_tokens_limit_(AddGauge(registry, "weft_max_batch_tokens",
+                                   "Tokens of the longest micro-batch that "
+                                   "memory was given to; 0 on the CPU.")),
+      recomputed_layers_(AddGauge(registry, "weft_recomputed_layers",
+                                  "Layers that such a one recomputes.")),
       optim_steps_(AddCounter(registry, "weft_optim_steps_total",
                               "OptimSteps applied.")),
       grad_norm_(AddHistogram(registry, "weft_grad_norm",
@@ -211,9 +245,16 @@ void EngineProbe::ObservePrefill(int64_t num_tokens, absl::Duration elapsed) {
   step_seconds_[kPrefill].Observe(absl::ToDoubleSeconds(elapsed));
 }
 
-void EngineProbe::ObserveDecode(int64_t num_tokens, absl::Duration elapsed) {
+void EngineProbe::ObserveDecode(int64_t num_tokens, bool by_graph,
+                                absl::Duration elapsed) {
+  decode_iterations_[by_graph ? 0 : 1].Increment();
   batch_tokens_[kDecodeBatch].Observe(static_cast<double>(num_tokens));
   step_seconds_[kDecode].Observe(absl::ToDoubleSeconds(elapsed));
+}
+
+void EngineProbe::SetDecodeGraphs(int64_t graphs, int64_t bytes) {
+  decode_graphs_.Set(static_cast<double>(graphs));
+  decode_graph_bytes_.Set(static_cast<double>(bytes));
 }
 
 void EngineProbe::ObserveFirstToken(absl::Duration since_accepted) {
@@ -240,6 +281,27 @@ void EngineProbe::SetDeviceMemory(int64_t total, int64_t reserved,
   device_total_.Set(static_cast<double>(total));
   device_reserved_.Set(static_cast<double>(reserved));
   device_allocated_.Set(static_cast<double>(allocated));
+}
+
+void EngineProbe::SetMemorySplit(const MemorySplit& split) {
+  const auto set = [](prometheus::Gauge& gauge, int64_t value) {
+    gauge.Set(static_cast<double>(value));
+  };
+  set(part_bytes_[kActivations], split.activations);
+  set(part_bytes_[kKvCache], split.cache);
+  set(part_bytes_[kDecodeGraphs], split.decode_graphs);
+  set(part_bytes_[kAdapters], split.adapters);
+  set(part_bytes_[kModel], split.model);
+  set(part_bytes_[kReserve], split.reserve);
+  const auto set_short = [&](Part part, Limit limit) {
+    part_short_[part].Set(limit == Limit::kMemory ? 1 : 0);
+  };
+  set_short(kActivations, split.batch_limit);
+  set_short(kKvCache, split.cache_limit);
+  set_short(kDecodeGraphs, split.graphs_limit);
+  set_short(kAdapters, split.adapters_limit);
+  set(batch_tokens_limit_, split.batch_tokens);
+  set(recomputed_layers_, split.recomputed_layers);
 }
 
 void EngineProbe::SetAdapters(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/engine/memory_split.h"
 #include "src/metrics/metrics.h"
 #include "src/request/adapter.h"
 #include "src/sched/scheduler.h"
@@ -33,7 +34,9 @@ class EngineProbe {
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   void ObserveOptim(double grad_norm, absl::Duration elapsed);
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
-  void ObserveDecode(int64_t num_tokens, absl::Duration elapsed);
+  void ObserveDecode(int64_t num_tokens, bool by_graph,
+                     absl::Duration elapsed);
+  void SetDecodeGraphs(int64_t graphs, int64_t bytes);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();
   // Tokens of a sequence that takes its pages, and those that the prefix cache
@@ -43,6 +46,8 @@ class EngineProbe {
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
   // Bytes, as DeviceMemory has them.
   void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
+  // Once: what was given away at the start.
+  void SetMemorySplit(const MemorySplit& split);
   // `by_location` in the order of AdapterLocation; `bytes` on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
@@ -71,6 +76,9 @@ class EngineProbe {
   prometheus::Counter& preemptions_;
   LabelledHistograms batch_tokens_;
   LabelledHistograms step_seconds_;
+  LabelledCounters decode_iterations_;
+  prometheus::Gauge& decode_graphs_;
+  prometheus::Gauge& decode_graph_bytes_;
   prometheus::Histogram& first_token_;
   LabelledGauges adapters_;
   prometheus::Gauge& adapter_bytes_;
@@ -84,6 +92,10 @@ class EngineProbe {
   prometheus::Gauge& device_total_;
   prometheus::Gauge& device_reserved_;
   prometheus::Gauge& device_allocated_;
+  LabelledGauges part_bytes_;
+  LabelledGauges part_short_;
+  prometheus::Gauge& batch_tokens_limit_;
+  prometheus::Gauge& recomputed_layers_;
   prometheus::Counter& optim_steps_;
   prometheus::Histogram& grad_norm_;
   prometheus::Counter& nonfinite_;

@@ -1,6 +1,7 @@
 #include "src/engine/load_rank.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -41,9 +42,10 @@ absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
         absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
                      static_cast<int>(num_devices), " CUDA devices"));
   }
-  const auto index = static_cast<at::DeviceIndex>(local_rank);
-  at::detail::getCUDAHooks().setCurrentDevice(index);
-  return at::Device(at::kCUDA, index);
+  // Parts of a sum that cuBLAS splits are added up in f32, so that few rows
+  // round as many do.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
 }
 
 at::ScalarType PickDtype(Dtype dtype, at::Device device) {
@@ -95,10 +97,7 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
     EngineOptions& options, const model::ModelConfig& config, at::Device device,
     const parallel::Links& links) {
   const parallel::Shard shard = links.topology.ShardOf(links.rank);
-  if (options.max_context_tokens == 0 ||
-      options.max_context_tokens > config.max_positions) {
-    options.max_context_tokens = static_cast<int>(config.max_positions);
-  }
+  options.max_context_tokens = ContextTokens(options, config);
   const at::ScalarType dtype = PickDtype(options.dtype, device);
   absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
@@ -155,6 +154,27 @@ absl::Status AgreeOn(const parallel::Links& links, const absl::Status& own) {
   return all;
 }
 
+void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
+              int64_t largest_adapter) {
+  Log(LogLevel::kInfo, "device memory",
+      {{"total_bytes", total},
+       {"model_bytes", split.model},
+       {"left_by_model_bytes", available},
+       {"resident_adapters", split.num_adapters},
+       {"bytes_of_the_largest_adapter", largest_adapter},
+       {"adapter_bytes", split.adapters},
+       {"adapters_limited_by", NameOf(split.adapters_limit)},
+       {"kv_cache_bytes", split.cache},
+       {"kv_cache_limited_by", NameOf(split.cache_limit)},
+       {"activation_bytes", split.activations},
+       {"max_batch_tokens", split.batch_tokens},
+       {"recomputed_layers", split.recomputed_layers},
+       {"batch_limited_by", NameOf(split.batch_limit)},
+       {"decode_graph_bytes", split.decode_graphs},
+       {"decode_graphs_limited_by", NameOf(split.graphs_limit)},
+       {"reserve_bytes", split.reserve}});
+}
+
 // On rank 0, whose numbers they are, with the least memory of any rank's
 // device.
 absl::Status PlanDevice(LoadedRank& rank) {
@@ -168,28 +188,23 @@ absl::Status PlanDevice(LoadedRank& rank) {
       available = parallel::Smallest(*rank.links.commands, available);
     }));
   }
+  const ModelSizes sizes = SizesOf(*rank.decoder);
   absl::StatusOr<MemorySplit> split = MemorySplit();
   if (rank.links.rank == 0) {
-    split = PlanMemory(*rank.decoder, available, &rank.options);
+    split = PlanMemory(sizes, available, &rank.options);
   }
   WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, split.status()));
   if (rank.links.rank > 0) return absl::OkStatus();
+  const DeviceMemory device = rank.device->Memory();
+  split->model = device.allocated;
+  rank.memory = *split;
   if (rank.options.adapter_host_bytes == 0) {
     rank.options.adapter_host_bytes = DefaultHostBudget() / 2;
   }
   rank.options.adapter_host_bytes =
       std::max<int64_t>(rank.options.adapter_host_bytes, 0);
-  Log(LogLevel::kInfo, "device memory",
-      {{"total_bytes", rank.device->Memory().total},
-       {"left_by_model_bytes", available},
-       {"resident_adapters", split->num_adapters},
-       {"bytes_of_the_largest_adapter",
-        LargestAdapterBytes(*rank.decoder, rank.options.max_rank)},
-       {"adapter_bytes", split->adapters},
-       {"kv_cache_bytes", split->cache},
-       {"activation_bytes", split->activations},
-       {"reserve_bytes", split->reserve},
-       {"max_batch_tokens", rank.options.max_batch_tokens}});
+  LogSplit(*split, device.total, available,
+           LargestAdapterBytes(sizes, rank.options.max_rank));
   return absl::OkStatus();
 }
 

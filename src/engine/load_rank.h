@@ -5,11 +5,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "src/config/options.h"
 #include "src/config/world.h"
 #include "src/engine/compute_device.h"
+#include "src/engine/memory_split.h"
 #include "src/model/decoder.h"
 #include "src/parallel/links.h"
 
@@ -21,6 +23,7 @@ struct LoadedRank {
   parallel::Links links;
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
+  std::optional<MemorySplit> memory;  // Of CUDA devices, on rank 0.
 };
 
 // Returns when every rank has its part, or, on all of them, with the error of

@@ -1,35 +1,60 @@
-// Shares a CUDA device's memory out between adapters, key/value cache and
-// activations, as far as the operator has not.
+// Shares a CUDA device's memory out between adapters, key/value cache,
+// activations and graphs, as far as the operator has not.
 #ifndef WEFT_SRC_ENGINE_MEMORY_PLAN_H_
 #define WEFT_SRC_ENGINE_MEMORY_PLAN_H_
 
 #include <cstdint>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "src/config/options.h"
+#include "src/engine/activation_budget.h"
 #include "src/engine/memory_split.h"
 #include "src/model/decoder.h"
+#include "src/model/model_config.h"
 
 namespace weft::engine {
+
+// A sequence in decoding, prompt and completion: the cache is sized for
+// --max-decode-sequences of them, or of --max-context if that is less.
+inline constexpr int64_t kUsualSequenceTokens = 2048;
+
+// What sizes depend on.
+struct ModelSizes {
+  model::ModelConfig config;  // The whole model's.
+  int tensor_size = 1;        // Ranks that share every layer.
+  int64_t element_bytes = 2;  // Of activations, cache and compute copies.
+};
+[[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
+
+// Tokens of the longest sequence: what the operator wants, within what the
+// model has positions for.
+[[nodiscard]] int ContextTokens(const EngineOptions& options,
+                                const model::ModelConfig& config);
 
 // What an adapter of that rank, with LoRA on everything that can have it, takes
 // of rank 0's device: weights and their compute copy, gradients, scratch,
 // moments; of several ranks also rank 0's own part.
-[[nodiscard]] int64_t LargestAdapterBytes(const model::Decoder& decoder,
+[[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 
 // Activations of a micro-batch of `num_tokens` in one sequence, every one
-// scored, with as many layers recomputed as the policy allows.
-[[nodiscard]] int64_t LeastActivationBytes(const model::Decoder& decoder,
-                                           const EngineOptions& options,
-                                           int64_t num_tokens);
+// scored, with adapters of the largest rank that train lm_head too.
+[[nodiscard]] ActivationBytes BatchActivations(const ModelSizes& sizes,
+                                               const EngineOptions& options,
+                                               int64_t num_tokens);
+
+// What graphs of the decode step keep between iterations: its tensors at
+// --max-decode-sequences, which the graphs of smaller steps share.
+[[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
+                                       const EngineOptions& options);
 
 // Fills in max_resident_adapters, kv_cache_bytes, memory_budget_bytes and
 // max_batch_tokens where they are 0, given what the device still has.
+// Arguments: options with max_context_tokens as of ContextTokens.
 // Errors: those of SplitMemory.
-[[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(
-    const model::Decoder& decoder, int64_t available_bytes,
-    EngineOptions* options);
+[[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
+                                                     int64_t available_bytes,
+                                                     EngineOptions* options);
 
 }  // namespace weft::engine
 

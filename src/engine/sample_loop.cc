@@ -30,6 +30,9 @@ SampleLoop::SampleLoop(group::Group* group, const SampleLoopOptions& options,
             options.kv_cache_bytes,
             [group](const kv::PageCopy& copy) { group->CopyPage(copy); }) {
   group->MakeCache(pool_.num_pages(), kPageTokens);
+  if (options.decode_graphs) {
+    group->UseDecodeGraphs(options.max_decode_sequences);
+  }
 }
 
 void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
@@ -129,11 +132,8 @@ bool SampleLoop::StartSample(Job& job) {
                   .length = prompt.length,
                   .stop = prompt.stop};
   const std::optional<sampling::DrawResult> drawn =
-      sampling::DrawRows(job.first_logits_1V, {DrawRuleOf(job, index)}).front();
-  if (!job.HasMoreToStart()) {
-    job.first_logits_1V.reset();
-    sequences_.erase({job.order, kPrompt});
-  }
+      std::exchange(job.first_draws[index], std::nullopt);
+  if (!job.HasMoreToStart()) sequences_.erase({job.order, kPrompt});
   if (!drawn.has_value()) {
     job.failed = true;
     EraseSequences(job);
@@ -173,7 +173,7 @@ void SampleLoop::Decode() {
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
     AddRows(plan.batch.routing, s.job->version, r, r + 1);
     plan.logit_rows.push_back(r);
-    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index));
+    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index, r));
   }
   plan.logit_routing = plan.batch.routing;
   plan.batch.tokens_T = at::tensor(tokens, at::kLong);
@@ -184,8 +184,7 @@ void SampleLoop::Decode() {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
-  const std::vector<std::optional<sampling::DrawResult>> drawn =
-      group_.Run(std::move(plan)).drawn;
+  const auto [logits, logprobs, drawn, by_graph] = group_.Run(std::move(plan));
   for (int64_t r = 0; r < count; ++r) {
     Sequence& s = *rows[r];
     if (!drawn[r].has_value()) {
@@ -201,10 +200,13 @@ void SampleLoop::Decode() {
   for (const Job& job : jobs_) {
     if (job.failed) EraseSequences(job);
   }
-  probe_->ObserveDecode(count, absl::Now() - start);
+  probe_->ObserveDecode(count, by_graph, absl::Now() - start);
+  const group::DecodeGraphStats graphs = group_.decode_graphs();
+  probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }
 
-sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index) {
+sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index,
+                                          int64_t row) {
   const SamplingConfig& config = job.request->config;
   return {.config = {.temperature = config.temperature,
                      .top_k = config.top_k,
@@ -213,7 +215,8 @@ sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index) {
           .seed = config.seed,
           .sample_index = static_cast<uint32_t>(sample_index),
           .position = static_cast<uint32_t>(
-              job.result.samples[sample_index].tokens.size())};
+              job.result.samples[sample_index].tokens.size()),
+          .row = static_cast<int32_t>(row)};
 }
 
 bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,

@@ -14,8 +14,6 @@
 #ifndef WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 #define WEFT_SRC_ENGINE_SAMPLE_LOOP_H_
 
-#include <ATen/core/Tensor.h>
-
 #include <list>
 #include <map>
 #include <memory>
@@ -39,6 +37,7 @@ struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
   int max_decode_sequences = 64;
   int64_t max_prefill_tokens = 2048;
+  bool decode_graphs = true;  // Where the device has them.
 };
 
 // What one iteration produced. Deltas are made only for requests that stream.
@@ -89,7 +88,8 @@ class SampleLoop {
     absl::Time accepted_at;
     lora::AdapterVersionPtr version;
     StopRule stop;
-    at::Tensor first_logits_1V;  // [1, V], from prefill to the last start.
+    // Of its samples' first tokens; empty before the prompt is prefilled.
+    std::vector<std::optional<sampling::DrawResult>> first_draws;
     SampleResult result;
     int num_started = 0;
     int num_finished = 0;
@@ -140,7 +140,7 @@ class SampleLoop {
     int64_t begin = 0;
     int64_t end = 0;
 
-    // Nobody knows the logits after the prompt yet, and this computes them.
+    // Nobody has drawn the first tokens yet, and this does.
     [[nodiscard]] bool ends_prompt() const;
   };
 
@@ -181,9 +181,10 @@ class SampleLoop {
   // Appends the token to its sample; true when the sample ends with it.
   bool Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  // Of the sample's next token.
+  // Of the sample's next token, from a row of the logits.
   [[nodiscard]] static sampling::DrawRule DrawRuleOf(const Job& job,
-                                                     int sample_index);
+                                                     int sample_index,
+                                                     int64_t row);
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
 
   [[nodiscard]] const model::ModelConfig& config() const {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -26,7 +27,9 @@ class PrefillRows {
   // Scores rows [begin, begin + targets.size()) against these tokens.
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
-  void WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
+  // The logits of a row, to draw from; returns their row among those wanted.
+  int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
+  void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
 
   [[nodiscard]] int64_t size() const {
     return static_cast<int64_t>(tokens_.size());
@@ -79,11 +82,12 @@ void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
   }
 }
 
-void PrefillRows::WantLogits(int64_t row,
-                             const lora::AdapterVersionPtr& version) {
+int64_t PrefillRows::WantLogits(int64_t row,
+                                const lora::AdapterVersionPtr& version) {
   const auto logit = static_cast<int64_t>(plan_.logit_rows.size());
   AddRows(plan_.logit_routing, version, logit, logit + 1);
   plan_.logit_rows.push_back(row);
+  return logit;
 }
 
 group::CachePlan PrefillRows::Plan() && {
@@ -101,7 +105,7 @@ group::CachePlan PrefillRows::Plan() && {
 
 bool SampleLoop::Piece::ends_prompt() const {
   return sequence->sample_index == kPrompt &&
-         !sequence->job->first_logits_1V.defined() && end == sequence->target();
+         sequence->job->first_draws.empty() && end == sequence->target();
 }
 
 void SampleLoop::Prefill() {
@@ -143,7 +147,7 @@ bool SampleLoop::TakePages(Sequence& sequence) {
   // Hidden states are not remembered: rows that are still to be scored, the
   // last one of a prompt at least, are computed.
   int64_t reusable = target;
-  if (sequence.sample_index == kPrompt && !job.first_logits_1V.defined()) {
+  if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
     reusable = job.request->prompt_logprobs
                    ? static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1
                    : target - 1;
@@ -186,13 +190,18 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
     const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
     rows.Score(first_row + begin - piece.begin, targets, version);
     num_scored.push_back(targets.size());
-    if (piece.ends_prompt()) rows.WantLogits(rows.size() - 1, version);
+    if (!piece.ends_prompt()) continue;
+    const int64_t logit = rows.WantLogits(rows.size() - 1, version);
+    const Job& job = *piece.sequence->job;
+    for (int i = 0; i < job.request->num_samples; ++i) {
+      rows.Draw(DrawRuleOf(job, i, logit));
+    }
   }
-  const group::CacheOutput output = group_.Run(std::move(rows).Plan());
+  group::CacheOutput output = group_.Run(std::move(rows).Plan());
   const float* score = output.logprobs_E.defined()
                            ? output.logprobs_E.const_data_ptr<float>()
                            : nullptr;
-  int64_t num_prompts = 0;  // Whose logits have been taken.
+  auto drawn = std::make_move_iterator(output.drawn.begin());
   for (size_t i = 0; i < pieces.size(); ++i) {
     Sequence& sequence = *pieces[i].sequence;
     std::vector<float>& logprobs = sequence.job->result.prompt_logprobs;
@@ -201,8 +210,10 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
       score += num_scored[i];
     }
     if (pieces[i].ends_prompt()) {
-      sequence.job->first_logits_1V =
-          output.logits_RV.narrow(0, num_prompts++, 1).clone();
+      Job& job = *sequence.job;
+      const auto end = drawn + job.request->num_samples;
+      job.first_draws.assign(drawn, end);
+      drawn = end;
     }
     sequence.length = pieces[i].end;
     Remember(sequence);

@@ -76,7 +76,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
       .links = std::move(rank.links),
       .device = std::move(rank.device),
       .decoder = std::move(rank.decoder),
-      .spill = std::make_unique<SpillFolder>(std::move(spill))};
+      .spill = std::make_unique<SpillFolder>(std::move(spill)),
+      .memory = rank.memory};
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =
       sampling::TokenBytes::Load(options.model_dir);

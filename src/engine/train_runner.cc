@@ -116,7 +116,8 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
        .entries = static_cast<int64_t>(packed.rows.targets.size()),
        .chunk = loss::HeadChunkRows(group_.head(), scored, config.vocab,
                                     group_.decoder().device().is_cpu()),
-       .head_rank = head_rank});
+       .head_rank = head_rank,
+       .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
   return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
                           options_.memory_budget_bytes);
 }

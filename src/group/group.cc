@@ -190,8 +190,16 @@ void Group::AddPart(const PlanGradient& whole, int tensor_rank,
 void Group::MakeCache(int64_t num_pages, int64_t page_tokens) {
   Attempt attempt(this);
   Tell(CacheSize{.num_pages = num_pages, .page_tokens = page_tokens});
+  graphs_.reset();
   cache_ = AllocateCache(rank_.decoder(), num_pages, page_tokens);
   attempt.Succeed();
+}
+
+void Group::UseDecodeGraphs(int64_t max_rows) {
+  std::unique_ptr<StepDevice> device = MakeStepDevice(rank_.decoder());
+  if (device == nullptr) return;
+  graphs_ = std::make_unique<DecodeGraphs>(
+      rank_.decoder(), rank_.head(), &cache_, max_rows, std::move(device));
 }
 
 void Group::CopyPage(const kv::PageCopy& copy) {
@@ -209,7 +217,7 @@ CacheOutput Group::Run(CachePlan plan) {
        {&plan.batch.routing, &plan.logit_routing, &plan.scores.routing}) {
     UseOwnParts(*routing);
   }
-  CacheOutput output = rank_.Run(std::move(plan), &cache_);
+  CacheOutput output = rank_.Run(std::move(plan), &cache_, graphs_.get());
   attempt.Succeed();
   return output;
 }

@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/group/decode_graph.h"
 #include "src/group/gradients.h"
 #include "src/group/message.h"
 #include "src/group/plan.h"
@@ -66,8 +67,14 @@ class Group {
   void DropPending();
 
   // Makes the cache, before the first plan that uses it; another one forgets
-  // it.
+  // it, and its graphs.
   void MakeCache(int64_t num_pages, int64_t page_tokens);
+  // Lets decode steps of up to so many rows run as graphs where the device has
+  // them, from now on.
+  void UseDecodeGraphs(int64_t max_rows);
+  [[nodiscard]] DecodeGraphStats decode_graphs() const {
+    return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
+  }
   void CopyPage(const kv::PageCopy& copy);
   [[nodiscard]] CacheOutput Run(CachePlan plan);
 
@@ -104,6 +111,7 @@ class Group {
   Rank rank_;
   parallel::Links links_;
   model::KvStore cache_;
+  std::unique_ptr<DecodeGraphs> graphs_;  // Over the cache; null: none.
   std::map<uint64_t, Known> known_;
   // Of the plans of the last Forward, by replica; those of rank 0's own part.
   std::vector<std::vector<PlanGradient>> gradients_;

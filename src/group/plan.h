@@ -34,6 +34,10 @@ struct TrainScores {
   at::Tensor entropies_R;  // Undefined unless asked for.
 };
 
+using DrawRules = std::vector<sampling::DrawRule>;
+// One for each rule; none where the logits are no distribution.
+using Draws = std::vector<std::optional<sampling::DrawResult>>;
+
 // A pass through the key/value cache: a prefill or a decode iteration.
 struct CachePlan {
   model::PackedBatch batch;
@@ -41,9 +45,9 @@ struct CachePlan {
   // Rows of the batch whose logits are wanted, each once, with their adapters.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
-  // How their next tokens are drawn, one for each; empty: their logits come to
-  // the host.
-  std::vector<sampling::DrawRule> draws;
+  // How tokens are drawn from them, each rule from the row of the logits that
+  // it names; empty: the logits come to the host.
+  DrawRules draws;
   // Rows of the batch whose next tokens are scored, each once.
   std::vector<int64_t> score_rows;
   loss::ScoreRows scores;
@@ -53,8 +57,14 @@ struct CachePlan {
 struct CacheOutput {
   at::Tensor logits_RV;   // Undefined when none are wanted.
   at::Tensor logprobs_E;  // Likewise.
-  // One for each of plan.draws; none where the logits are no distribution.
-  std::vector<std::optional<sampling::DrawResult>> drawn;
+  Draws drawn;            // One for each of plan.draws.
+  bool by_graph = false;  // Not launch by launch.
+};
+
+// Graphs of decode steps that there are, and what of the device they take.
+struct DecodeGraphStats {
+  int64_t graphs = 0;
+  int64_t bytes = 0;
 };
 
 }  // namespace weft::group

@@ -94,7 +94,13 @@ void Rank::Backward(const at::Tensor& gradients_E) {
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH));
 }
 
-CacheOutput Rank::Run(CachePlan plan, model::KvStore* store) const {
+CacheOutput Rank::Run(CachePlan plan, model::KvStore* store,
+                      DecodeGraphs* graphs) const {
+  if (graphs != nullptr) {
+    if (std::optional<Draws> drawn = graphs->Run(plan)) {
+      return {.drawn = *std::move(drawn), .by_graph = true};
+    }
+  }
   model::KvAccess& kv = plan.kv;
   kv.store = store;
   MoveTo(decoder_.device(),
@@ -152,11 +158,15 @@ model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
 }
 
 int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
-  const model::ModelConfig config =
-      model::LargestConfig(decoder.config(), decoder.tensor_size());
-  return 2 * config.num_layers * page_tokens * config.num_kv_heads *
-         config.head_dim *
-         static_cast<int64_t>(at::elementSize(decoder.dtype()));
+  return PageBytes(
+      model::LargestConfig(decoder.config(), decoder.tensor_size()),
+      static_cast<int64_t>(at::elementSize(decoder.dtype())), page_tokens);
+}
+
+int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
+                  int64_t page_tokens) {
+  return 2 * largest.num_layers * page_tokens * largest.num_kv_heads *
+         largest.head_dim * element_bytes;
 }
 
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "src/group/decode_graph.h"
 #include "src/group/plan.h"
 #include "src/kv/sequence_pages.h"
 #include "src/loss/fused_head.h"
@@ -31,7 +32,9 @@ class Rank {
   // Frees what a Forward keeps whose Backward will not come.
   void DropPending() { pending_.reset(); }
 
-  [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store) const;
+  // `graphs`, of decode steps over the store, may be null.
+  [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store,
+                                DecodeGraphs* graphs = nullptr) const;
 
  private:
   // Whether it is the first one of its replica, which has the results.
@@ -60,6 +63,9 @@ class Rank {
 // Bytes of one page of all layers on the rank that has most of it.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
+// The same of the model that model::LargestConfig describes.
+[[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
+                                int64_t element_bytes, int64_t page_tokens);
 
 // Copies the first rows of a page to another one, in every layer.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);

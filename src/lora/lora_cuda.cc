@@ -3,46 +3,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <span>
-#include <vector>
 
+#include "kernels/cuda/lora_few_rows.h"
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
-#include "src/ops/host_copy.h"
 
 namespace weft::lora::cuda {
 namespace {
 
 namespace k = kernels::cuda;
-
-// A site's slots: its stacked A, then B of each of its projections.
-constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
-
-constexpr std::array kLayerGroups = {ProjectionGroup::kQkv, ProjectionGroup::kO,
-                                     ProjectionGroup::kGateUp,
-                                     ProjectionGroup::kDown};
-
-int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
-  const int64_t index =
-      site.group == ProjectionGroup::kLmHead
-          ? shape.num_layers * kGroupsPerLayer
-          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
-  return index * kSlotsPerSite;
-}
-
-int64_t NumSlots(const ModelShape& shape) {
-  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
-}
-
-// Configurations that lay an adapter out alike.
-bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
-  if (&a == &b) return true;
-  const LoraConfig& x = a.config();
-  const LoraConfig& y = b.config();
-  return x.rank == y.rank && x.alpha == y.alpha &&
-         x.target_modules == y.target_modules && x.overrides == y.overrides;
-}
 
 void Check(cudaError_t status, const char* what) {
   TORCH_CHECK(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
@@ -54,7 +23,7 @@ at::Tensor Workspace(int64_t num_floats, const at::Tensor& like) {
 
 // What every product of x A^T's side has, and what every one of B's has.
 k::LoraProduct ProductsOfA(const RoutingTable& table, const LoraSite& site) {
-  const int64_t slot = FirstSlot(table.shape(), site);
+  const int64_t slot = RoutingTable::FirstSlot(table.shape(), site);
   k::LoraProduct product = {.table = table.table(),
                             .order = k::LoraOrder::kRankByFeatures,
                             .num_projections = 1,
@@ -66,7 +35,7 @@ k::LoraProduct ProductsOfA(const RoutingTable& table, const LoraSite& site) {
 }
 
 k::LoraProduct ProductsOfB(const RoutingTable& table, const LoraSite& site) {
-  const int64_t first = FirstSlot(table.shape(), site);
+  const int64_t first = RoutingTable::FirstSlot(table.shape(), site);
   k::LoraProduct product = {.table = table.table(),
                             .order = k::LoraOrder::kFeaturesByRank};
   int64_t slot = first;
@@ -108,6 +77,52 @@ void RunGradient(k::LoraProduct product, const at::Tensor& shrunk_TR,
   Check(AddLoraGradient(product, stream), "gradient of the adapters");
 }
 
+// The group's part of segments of few rows; undefined tensors are left out.
+k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
+                                const at::Tensor& s_TR,
+                                const k::LoraProduct& of_a,
+                                const k::LoraProduct& of_b) {
+  k::LoraFewRowsProduct product = {.table = of_a.table,
+                                   .slot_of_a = of_a.projections[0].slot,
+                                   .max_rank = of_a.max_rank,
+                                   .num_projections = of_b.num_projections,
+                                   .x_TI = x_TI.const_data_ptr(),
+                                   .x_stride = x_TI.stride(0),
+                                   .inputs = of_a.projections[0].features};
+  std::ranges::copy(of_b.projections, product.projections);
+  if (y_TO.defined()) {
+    product.y_TO = y_TO.data_ptr();
+    product.y_stride = y_TO.stride(0);
+  }
+  if (s_TR.defined()) {
+    product.shrunk_TR = s_TR.data_ptr();
+    product.shrunk_stride = s_TR.stride(0);
+  }
+  return product;
+}
+
+// x A^T of the segments of few rows, and what `then` makes of it.
+void RunFewRows(k::LoraFewRowsProduct product, const at::Tensor& x_TI,
+                cudaError_t (*then)(const k::LoraFewRowsProduct&, cudaStream_t),
+                CUstream_st* stream) {
+  if (product.table.max_few == 0) return;
+  const at::Tensor workspace = Workspace(LoraFewRowsWorkspace(product), x_TI);
+  product.workspace = workspace.mutable_data_ptr<float>();
+  Check(RunLoraFewRowsShrink(product, stream), "product of the adapters");
+  Check(then(product, stream), "product of the adapters");
+}
+
+// Room for S of all rows.
+at::Tensor EmptyShrunk(const at::Tensor& x_TI, const k::LoraProduct& of_a) {
+  return at::empty({x_TI.size(0), of_a.max_rank}, x_TI.options());
+}
+
+// The forward pass of the segments that are tiles.
+k::LoraProduct LongOnes(k::LoraProduct product) {
+  product.table = product.table.LongOnes();
+  return product;
+}
+
 void CheckRows(const at::Tensor& rows_T, const RoutingTable& table) {
   TORCH_CHECK(rows_T.size(0) >= table.end_row(), "the segments end at row ",
               table.end_row(), " > ", rows_T.size(0), " rows");
@@ -115,92 +130,37 @@ void CheckRows(const at::Tensor& rows_T, const RoutingTable& table) {
 
 }  // namespace
 
-bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
-                   at::Device device) {
-  if (!device.is_cuda() || dtype != at::kBFloat16) return false;
-  return !routing.empty() &&
-         std::ranges::all_of(routing, [](const LoraSegment& segment) {
-           return segment.version->compute_N.scalar_type() == at::kBFloat16 &&
-                  (!segment.gradient_N.defined() ||
-                   segment.gradient_N.scalar_type() == at::kFloat);
-         });
-}
-
-RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
-                           at::Device device)
-    : shape_(shape),
-      max_ranks_(NumSlots(shape)),
-      end_row_(routing.empty() ? 0 : routing.back().end) {
-  k::LoraTableBuilder builder(NumSlots(shape));
-  std::vector<const AdapterLayout*> layouts;
-  for (const LoraSegment& segment : routing) {
-    const AdapterLayout& layout = *segment.version->layout;
-    const auto known = std::ranges::find_if(
-        layouts,
-        [&](const AdapterLayout* other) { return SameLayout(*other, layout); });
-    const auto number = static_cast<int>(known - layouts.begin());
-    if (known == layouts.end()) {
-      layouts.push_back(&layout);
-      builder.AddLayout(SlotsOf(layout));
-    }
-    builder.AddSegment(segment.begin, segment.end - segment.begin, number,
-                       segment.version->compute_N.const_data_ptr(),
-                       segment.gradient_N.defined()
-                           ? segment.gradient_N.mutable_data_ptr<float>()
-                           : nullptr);
+at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
+                   const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
+                   CUstream_st* stream) {
+  const k::LoraProduct of_a = ProductsOfA(table, site);
+  if (of_a.max_rank == 0) return {};
+  CheckRows(x_TI, table);
+  CheckRows(y_TO, table);
+  const k::LoraProduct of_b = ProductsOfB(table, site);
+  at::Tensor s_TR;
+  if (keeps_shrunk) s_TR = EmptyShrunk(x_TI, of_a);
+  RunFewRows(OfFewRows(x_TI, y_TO, s_TR, of_a, of_b), x_TI,
+             k::RunLoraFewRowsExpand, stream);
+  if (table.table().num_long_blocks > 0) {
+    const at::Tensor shrunk_TR = keeps_shrunk ? s_TR : EmptyShrunk(x_TI, of_a);
+    RunShrink(On(x_TI, shrunk_TR, LongOnes(of_a)), shrunk_TR, stream);
+    Check(RunLoraExpand(On(y_TO, shrunk_TR, LongOnes(of_b)), stream),
+          "product of the adapters");
   }
-  const std::vector<std::byte> bytes = builder.Finish();
-  bytes_ = ops::ToDevice(std::span(bytes), device);
-  table_ = builder.At(bytes_.const_data_ptr());
-}
-
-std::vector<k::LoraMatrix> RoutingTable::SlotsOf(const AdapterLayout& layout) {
-  std::vector<k::LoraMatrix> slots(max_ranks_.size());
-  const auto set = [&](int64_t slot, int64_t offset, int64_t rank,
-                       int64_t column, double scale) {
-    slots[slot] = {.offset = offset,
-                   .rank = static_cast<int32_t>(rank),
-                   .column = static_cast<int32_t>(column),
-                   .scale = static_cast<float>(scale)};
-    max_ranks_[slot] = std::max(max_ranks_[slot], slots[slot].rank);
-  };
-  const auto set_site = [&](const LoraSite& site) {
-    const GroupLayout& group = layout.group(site.layer, site.group);
-    if (group.factors.empty()) return;
-    const int64_t first = FirstSlot(shape_, site);
-    set(first, group.factors.front().a_offset, group.total_rank, 0, 1);
-    const auto modules = ModulesOf(site.group);
-    int64_t column = 0;
-    for (const LoraFactor& factor : group.factors) {
-      const auto at = std::ranges::find(modules, factor.module);
-      set(first + 1 + (at - modules.begin()), factor.b_offset, factor.rank,
-          column, factor.scale);
-      column += factor.rank;
-    }
-  };
-  for (int layer = 0; layer < shape_.num_layers; ++layer) {
-    for (const ProjectionGroup group : kLayerGroups) set_site({layer, group});
-  }
-  set_site({shape_.num_layers, ProjectionGroup::kLmHead});
-  return slots;
+  return s_TR;
 }
 
 at::Tensor Shrink(const at::Tensor& x_TI, const RoutingTable& table,
                   const LoraSite& site, CUstream_st* stream) {
-  const k::LoraProduct product = ProductsOfA(table, site);
-  if (product.max_rank == 0) return {};
+  const k::LoraProduct of_a = ProductsOfA(table, site);
+  if (of_a.max_rank == 0) return {};
   CheckRows(x_TI, table);
-  at::Tensor s_TR = at::empty({x_TI.size(0), product.max_rank}, x_TI.options());
-  RunShrink(On(x_TI, s_TR, product), s_TR, stream);
+  const at::Tensor s_TR = EmptyShrunk(x_TI, of_a);
+  RunFewRows(OfFewRows(x_TI, /*y_TO=*/{}, s_TR, of_a, /*of_b=*/{}), x_TI,
+             k::RunLoraFewRowsSum, stream);
+  RunShrink(On(x_TI, s_TR, LongOnes(of_a)), s_TR, stream);
   return s_TR;
-}
-
-void Expand(const at::Tensor& s_TR, const RoutingTable& table,
-            const LoraSite& site, at::Tensor& y_TO, CUstream_st* stream) {
-  if (!s_TR.defined()) return;
-  CheckRows(y_TO, table);
-  Check(RunLoraExpand(On(y_TO, s_TR, ProductsOfB(table, site)), stream),
-        "product of the adapters");
 }
 
 void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,

@@ -9,9 +9,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
-#include "kernels/cuda/lora_table.h"
+#include "kernels/cuda/lora_table_builder.h"
 #include "src/lora/lora_linear.h"
 
 struct CUstream_st;  // CUDA's stream.
@@ -34,6 +37,7 @@ class RoutingTable {
                at::Device device);
   RoutingTable(const RoutingTable&) = delete;
   RoutingTable& operator=(const RoutingTable&) = delete;
+  ~RoutingTable() = default;
 
   [[nodiscard]] const kernels::cuda::LoraTable& table() const { return table_; }
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
@@ -41,10 +45,14 @@ class RoutingTable {
   [[nodiscard]] int64_t MaxRank(int64_t slot) const { return max_ranks_[slot]; }
   // Rows that the segments reach to.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
+  // A site's slots: its stacked A, then B of each of its projections.
+  [[nodiscard]] static int64_t FirstSlot(const ModelShape& shape,
+                                         const LoraSite& site);
 
- private:
-  // The slots of one adapter's matrices; also raises max_ranks_.
-  std::vector<kernels::cuda::LoraMatrix> SlotsOf(const AdapterLayout& layout);
+ protected:
+  // Of bytes that are elsewhere.
+  RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
+               int64_t end_row);
 
   ModelShape shape_;
   std::vector<int32_t> max_ranks_;
@@ -53,20 +61,65 @@ class RoutingTable {
   kernels::cuda::LoraTable table_;
 };
 
+// What a table of one decode iteration has room for.
+struct DecodeCapacity {
+  int64_t rows = 0;     // Of the batch, those of no segment too.
+  int64_t layouts = 1;  // Configurations of adapters that differ.
+  int64_t rank = 0;     // The largest of a factor.
+};
+
+// The routing of decode iterations, forwards alone and without the head, at one
+// place and of one size: launches that were recorded with it in a LoraPass run
+// again with whatever was written and uploaded there since. Grids, workspaces
+// and the shape of S depend on the capacity alone; sites that no adapter of the
+// moment has are launched too, and add nothing. Every row goes the way of few
+// rows, however many of its adapter there are.
+//
+//   DecodeTable table(capacity, shape);      // Once.
+//   table.Bind(device + offset);             // table.num_bytes() are there.
+//   if (!table.Fits(routing)) ...            // Each iteration: otherwise.
+//   table.Write(routing, pinned + offset);   // Then one upload of everything.
+//
+// Threads: engine thread only.
+class DecodeTable : public RoutingTable {
+ public:
+  DecodeTable(const DecodeCapacity& capacity, const ModelShape& shape);
+
+  [[nodiscard]] const DecodeCapacity& capacity() const { return capacity_; }
+  [[nodiscard]] size_t num_bytes() const { return layout_.num_bytes(); }
+  // Where the device has the bytes, a multiple of 16. Before the first pass.
+  void Bind(const void* device) { table_ = layout_.At(device); }
+
+  // True when it has room for the routing. An empty one fits: no row then has
+  // an adapter. Says nothing of dtypes (TakesSegments), gradients or the head.
+  [[nodiscard]] bool Fits(const LoraRouting& routing) const;
+  // The routing, which Fits, as bytes. Its weights must live until the device
+  // has run what reads them.
+  // Shapes: host num_bytes().
+  void Write(const LoraRouting& routing, std::span<std::byte> host) const;
+
+ private:
+  DecodeCapacity capacity_;
+  kernels::cuda::LoraTableCapacity layout_;
+};
+
 // The functions below queue their work on `stream` and wait for nothing. They
 // throw c10::Error. Shapes: x_TI [T, I], y_TO [T, O] contiguous bf16.
 // Threads: engine thread only.
 // Source:  lora_linear.cc's own way and the stacked and masked form; the tests
 //          compare all in f64.
 
-// S = x A^T. Undefined when no segment has anything at the site.
+// y += scale_a x A_a^T B_a^T: two launches for segments of at most 16 rows, and
+// those of lora_product.h for longer ones. Returns S if `keeps_shrunk`;
+// otherwise, and when no segment has anything at the site, it is undefined.
+at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
+                   const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
+                   CUstream_st* stream);
+
+// The S of Forward, without y.
 [[nodiscard]] at::Tensor Shrink(const at::Tensor& x_TI,
                                 const RoutingTable& table, const LoraSite& site,
                                 CUstream_st* stream);
-
-// y += scale_a S B_a^T. Nothing for an undefined S.
-void Expand(const at::Tensor& s_TR, const RoutingTable& table,
-            const LoraSite& site, at::Tensor& y_TO, CUstream_st* stream);
 
 // Adds dLoss/dA and dLoss/dB to the segments' gradients and, when dx_TI is
 // defined, the adapters' part of dLoss/dx to it. Nothing for an undefined S.

@@ -137,9 +137,9 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
   at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
-      CUstream_st* stream = ops::cuda::CurrentStream();
-      at::Tensor s_TR = cuda::Shrink(x_TI, *pass.table, site, stream);
-      cuda::Expand(s_TR, *pass.table, site, y_TO, stream);
+      at::Tensor s_TR =
+          cuda::Forward(x_TI, *pass.table, site, shrunk != nullptr, y_TO,
+                        ops::cuda::CurrentStream());
       if (shrunk != nullptr) *shrunk = {std::move(s_TR)};
       return y_TO;
     }

@@ -123,66 +123,84 @@ at::Tensor Decoder::FinalNorm(const at::Tensor& x_RH) const {
   return Norm(x_RH, weights_.final_norm_H);
 }
 
-Decoder::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
-  const int64_t num_tokens = qkv_TW.size(0);
-  const auto heads = [&](int64_t column, int64_t width, int64_t count) {
-    return qkv_TW.narrow(1, column, width)
-        .view({num_tokens, count, config_.head_dim});
-  };
-  const int num_kv_heads = local_config_.num_kv_heads;
-  return {.q_TQC = heads(0, shape_.q_width, local_config_.num_heads),
-          .k_TKC = heads(shape_.q_width, shape_.kv_width, num_kv_heads),
-          .v_TKC = heads(shape_.q_width + shape_.kv_width, shape_.kv_width,
-                         num_kv_heads)};
+ops::HeadNorms Decoder::HeadNormsOf(int layer) const {
+  if (!config_.qk_norm) return {};
+  const LayerWeights& w = weights_.layers[layer];
+  return {.q_C = w.q_norm_C, .k_C = w.k_norm_C, .eps = config_.rms_norm_eps};
+}
+
+ops::Heads Decoder::QueriesAndKeys(const at::Tensor& qkv_TW) const {
+  return {.q_TQC = HeadsAt(qkv_TW, 0, local_config_.num_heads),
+          .k_TKC = HeadsAt(qkv_TW, shape_.q_width, local_config_.num_kv_heads)};
+}
+
+at::Tensor Decoder::Values(const at::Tensor& qkv_TW) const {
+  return HeadsAt(qkv_TW, shape_.q_width + shape_.kv_width,
+                 local_config_.num_kv_heads);
+}
+
+at::Tensor Decoder::HeadsAt(const at::Tensor& qkv_TW, int64_t column,
+                            int64_t count) const {
+  return qkv_TW.narrow(1, column, count * config_.head_dim)
+      .view({qkv_TW.size(0), count, config_.head_dim});
 }
 
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                   Tape* tape, int num_recomputed,
                                   KvAccess* kv) const {
   lora::RoutingTablePtr table =
-      lora::MakeRoutingTable(batch.routing, shape_, dtype_, device());
+      batch.table != nullptr
+          ? batch.table
+          : lora::MakeRoutingTable(batch.routing, shape_, dtype_, device());
   const Pass pass = {.batch = batch,
                      .lora = {batch.routing, shape_, table.get()}};
-  at::Tensor x_TH = Embed(batch);
+  Stream stream = {.x_TH = Embed(batch)};
+  stream.normed_TH = Norm(stream.x_TH, weights_.layers[0].input_norm_H);
   if (mode == Mode::kEval) {
     for (int layer = 0; layer < config_.num_layers; ++layer) {
-      x_TH = RunLayer(layer, x_TH, pass, /*tape=*/nullptr, kv);
+      stream = RunLayer(layer, std::move(stream), pass, /*tape=*/nullptr, kv);
     }
-    return x_TH;
+    return stream.x_TH;
   }
   tape->routing_table = std::move(table);
   tape->layers.resize(config_.num_layers);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     LayerTape& layer_tape = tape->layers[layer];
-    layer_tape.x_in_TH = x_TH;
-    x_TH = RunLayer(layer, x_TH, pass,
-                    layer < num_recomputed ? nullptr : &layer_tape,
-                    /*kv=*/nullptr);
+    layer_tape.x_in_TH = stream.x_TH;
+    stream = RunLayer(layer, std::move(stream), pass,
+                      layer < num_recomputed ? nullptr : &layer_tape,
+                      /*kv=*/nullptr);
   }
-  return x_TH;
+  return stream.x_TH;
 }
 
-at::Tensor Decoder::RunLayer(int layer, const at::Tensor& x_TH,
-                             const Pass& pass, LayerTape* tape,
-                             KvAccess* kv) const {
-  at::Tensor x_mid_TH = RunAttention(layer, x_TH, pass, tape, kv);
-  at::Tensor gate_up_T2F = RunGateUp(layer, x_mid_TH, pass, tape);
-  at::Tensor x_out_TH =
-      AddOutput(x_mid_TH, RunDown(layer, gate_up_T2F, pass, tape),
-                weights_.layers[layer].mlp_out_norm_H,
-                tape != nullptr ? &tape->mlp_raw_TH : nullptr);
+Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
+                                  LayerTape* tape, KvAccess* kv) const {
+  Stream mid = RunAttention(layer, std::move(stream), pass, tape, kv);
+  at::Tensor gate_up_T2F =
+      RunGateUp(layer, std::move(mid.normed_TH), pass, tape);
+  const bool is_last = layer + 1 == config_.num_layers;
+  Stream out = AddOutput(
+      mid.x_TH, RunDown(layer, gate_up_T2F, pass, tape),
+      weights_.layers[layer].mlp_out_norm_H,
+      is_last ? at::Tensor() : weights_.layers[layer + 1].input_norm_H,
+      tape != nullptr ? &tape->mlp_raw_TH : nullptr);
   if (tape != nullptr) {
-    tape->x_mid_TH = std::move(x_mid_TH);
+    tape->x_mid_TH = std::move(mid.x_TH);
     tape->gate_up_T2F = std::move(gate_up_T2F);
   }
-  return x_out_TH;
+  return out;
 }
 
 void Decoder::RecomputeLayer(int layer, const Pass& pass,
                              LayerTape& tape) const {
-  tape.x_mid_TH =
-      RunAttention(layer, tape.x_in_TH, pass, &tape, /*kv=*/nullptr);
-  tape.gate_up_T2F = RunGateUp(layer, tape.x_mid_TH, pass, &tape);
+  at::Tensor normed_TH =
+      Norm(tape.x_in_TH, weights_.layers[layer].input_norm_H);
+  Stream mid = RunAttention(
+      layer, {.x_TH = tape.x_in_TH, .normed_TH = std::move(normed_TH)}, pass,
+      &tape, /*kv=*/nullptr);
+  tape.x_mid_TH = std::move(mid.x_TH);
+  tape.gate_up_T2F = RunGateUp(layer, std::move(mid.normed_TH), pass, &tape);
   if (config_.output_norms) {
     tape.mlp_raw_TH = RunDown(layer, tape.gate_up_T2F, pass, &tape);
   } else {
@@ -191,38 +209,44 @@ void Decoder::RecomputeLayer(int layer, const Pass& pass,
   }
 }
 
-at::Tensor Decoder::AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
-                              const at::Tensor& out_norm_H,
-                              at::Tensor* raw) const {
-  if (!out_norm_H.defined()) return y_TH.add_(x_TH);
-  at::Tensor sum_TH = Norm(y_TH, out_norm_H).add_(x_TH);
-  if (raw != nullptr) *raw = std::move(y_TH);
-  return sum_TH;
+Decoder::Stream Decoder::AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
+                                   const at::Tensor& out_norm_H,
+                                   const at::Tensor& next_norm_H,
+                                   at::Tensor* raw) const {
+  if (out_norm_H.defined()) {
+    at::Tensor normed_TH = Norm(y_TH, out_norm_H);
+    if (raw != nullptr) *raw = std::move(y_TH);
+    y_TH = std::move(normed_TH);
+  }
+  if (!next_norm_H.defined()) return {.x_TH = y_TH.add_(x_TH)};
+  at::Tensor normed_TH = at::empty_like(y_TH);
+  ops::AddRmsNorm(x_TH, next_norm_H, config_.rms_norm_eps, y_TH, normed_TH);
+  return {.x_TH = std::move(y_TH), .normed_TH = std::move(normed_TH)};
 }
 
-at::Tensor Decoder::RunAttention(int layer, const at::Tensor& x_TH,
-                                 const Pass& pass, LayerTape* tape,
-                                 KvAccess* kv) const {
+Decoder::Stream Decoder::RunAttention(int layer, Stream stream,
+                                      const Pass& pass, LayerTape* tape,
+                                      KvAccess* kv) const {
   const LayerWeights& w = weights_.layers[layer];
-  at::Tensor qkv_TW = LoraLinear(Norm(x_TH, w.input_norm_H), w.qkv, pass.lora,
+  at::Tensor qkv_TW = LoraLinear(stream.normed_TH, w.qkv, pass.lora,
                                  {layer, ProjectionGroup::kQkv},
                                  tape != nullptr ? &tape->shrunk_qkv : nullptr);
+  stream.normed_TH.reset();
   const at::Tensor attended_TW = Attend(layer, qkv_TW, pass, tape, kv);
   at::Tensor o_TH =
       LoraLinear(attended_TW, w.o, pass.lora, {layer, ProjectionGroup::kO},
                  tape != nullptr ? &tape->shrunk_o : nullptr);
   SumOverRanks(o_TH);
-  at::Tensor x_mid_TH =
-      AddOutput(x_TH, std::move(o_TH), w.attention_out_norm_H,
-                tape != nullptr ? &tape->attention_raw_TH : nullptr);
+  Stream mid = AddOutput(stream.x_TH, std::move(o_TH), w.attention_out_norm_H,
+                         w.mlp_norm_H,
+                         tape != nullptr ? &tape->attention_raw_TH : nullptr);
   if (tape != nullptr) tape->qkv_TW = std::move(qkv_TW);
-  return x_mid_TH;
+  return mid;
 }
 
-at::Tensor Decoder::RunGateUp(int layer, const at::Tensor& x_mid_TH,
-                              const Pass& pass, LayerTape* tape) const {
-  const LayerWeights& w = weights_.layers[layer];
-  return LoraLinear(Norm(x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
+at::Tensor Decoder::RunGateUp(int layer, at::Tensor normed_TH, const Pass& pass,
+                              LayerTape* tape) const {
+  return LoraLinear(normed_TH, weights_.layers[layer].gate_up, pass.lora,
                     {layer, ProjectionGroup::kGateUp},
                     tape != nullptr ? &tape->shrunk_gate_up : nullptr);
 }
@@ -237,40 +261,28 @@ at::Tensor Decoder::RunDown(int layer, const at::Tensor& gate_up_T2F,
   return down_TH;
 }
 
-void Decoder::NormalizeHeads(int layer, at::Tensor& qkv_TW,
-                             LayerTape* tape) const {
-  const LayerWeights& w = weights_.layers[layer];
-  const auto normalize = [&](at::Tensor heads_TMC, const at::Tensor& weight_C) {
-    const at::Tensor raw = heads_TMC.contiguous();
-    const at::Tensor rows = raw.view({-1, config_.head_dim});
-    at::Tensor normed = at::empty_like(rows);
-    ops::RmsNorm(rows, weight_C, config_.rms_norm_eps, normed);
-    heads_TMC.copy_(normed.view_as(raw));
-    return raw;
-  };
-  Heads heads = SplitHeads(qkv_TW);
-  at::Tensor q_raw = normalize(heads.q_TQC, w.q_norm_C);
-  at::Tensor k_raw = normalize(heads.k_TKC, w.k_norm_C);
-  if (tape != nullptr) {
-    tape->q_raw_TQC = std::move(q_raw);
-    tape->k_raw_TKC = std::move(k_raw);
-  }
-}
-
 at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
                            LayerTape* tape, KvAccess* kv) const {
-  if (config_.qk_norm) NormalizeHeads(layer, qkv_TW, tape);
-  Heads heads = SplitHeads(qkv_TW);
-  ops::ApplyRotary(heads.q_TQC, pass.batch.positions_T, RotaryOf(layer),
-                   /*inverse=*/false);
-  ops::ApplyRotary(heads.k_TKC, pass.batch.positions_T, RotaryOf(layer),
-                   /*inverse=*/false);
+  if (config_.qk_norm && tape != nullptr) {
+    tape->qk_raw_TW =
+        qkv_TW.narrow(1, 0, shape_.q_width + shape_.kv_width).clone();
+  }
+  const ops::Heads heads = QueriesAndKeys(qkv_TW);
+  const at::Tensor v_TKC = Values(qkv_TW);
+  ops::KvSlots slots;
+  if (kv != nullptr) {
+    slots = {.v_TKC = v_TKC,
+             .slots_T = kv->slots_T,
+             .k_pages_PSKC = kv->store->k_pages_PSKC[layer],
+             .v_pages_PSKC = kv->store->v_pages_PSKC[layer]};
+  }
+  ops::PrepareHeads(heads, pass.batch.positions_T, RotaryOf(layer),
+                    HeadNormsOf(layer), slots);
   const ops::AttentionRule& rule = config_.attention[layer].rule;
   const int64_t num_tokens = qkv_TW.size(0);
   if (kv != nullptr) {
-    at::Tensor& k_pages = kv->store->k_pages_PSKC[layer];
-    at::Tensor& v_pages = kv->store->v_pages_PSKC[layer];
-    ops::WriteKvPages(heads.k_TKC, heads.v_TKC, kv->slots_T, k_pages, v_pages);
+    const at::Tensor& k_pages = slots.k_pages_PSKC;
+    const at::Tensor& v_pages = slots.v_pages_PSKC;
     if (kv->decode) {
       at::Tensor out = at::empty(heads.q_TQC.sizes(), qkv_TW.options());
       ops::PagedAttention(heads.q_TQC, k_pages, v_pages, kv->page_table_TL,
@@ -287,7 +299,7 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
     }
   }
   ops::AttentionOutput attention = ops::TreeAttention(
-      heads.q_TQC, heads.k_TKC, heads.v_TKC, pass.batch.nodes, rule);
+      heads.q_TQC, heads.k_TKC, v_TKC, pass.batch.nodes, rule);
   at::Tensor out = attention.out_THC.reshape({num_tokens, shape_.q_width});
   if (tape != nullptr) tape->attention = std::move(attention);
   return out;

@@ -39,8 +39,8 @@ enum class Mode { kTrain, kEval };
 // keeps x_in_TH alone.
 struct LayerTape {
   at::Tensor x_in_TH;
-  at::Tensor qkv_TW;                // [T, (Q + 2K) C] after rotary.
-  at::Tensor q_raw_TQC, k_raw_TKC;  // Before the head norm; only with qk_norm.
+  at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
+  at::Tensor qk_raw_TW;  // q, k before the norms; with qk_norm.
   ops::AttentionOutput attention;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
@@ -109,29 +109,39 @@ class Decoder {
     const PackedBatch& batch;
     const lora::LoraPass lora;
   };
-  at::Tensor RunLayer(int layer, const at::Tensor& x_TH, const Pass& pass,
-                      LayerTape* tape, KvAccess* kv) const;
+  // The residual stream and the norm of it that the next product reads. Who
+  // consumes the norm frees it.
+  struct Stream {
+    at::Tensor x_TH;
+    at::Tensor normed_TH;
+  };
+  // From the stream with the layer's input norm to that with the next layer's;
+  // without a norm after the last.
+  Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
+                  KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input: the same code again,
   // but for the layer's last product where nobody needs it any more.
   void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
-  // The two halves of RunLayer, up to the last product of each.
-  at::Tensor RunAttention(int layer, const at::Tensor& x_TH, const Pass& pass,
-                          LayerTape* tape, KvAccess* kv) const;
-  at::Tensor RunGateUp(int layer, const at::Tensor& x_mid_TH, const Pass& pass,
+  // The two halves of RunLayer, up to the last product of each. The first gives
+  // the stream with the norm that the second reads.
+  Stream RunAttention(int layer, Stream stream, const Pass& pass,
+                      LayerTape* tape, KvAccess* kv) const;
+  at::Tensor RunGateUp(int layer, at::Tensor normed_TH, const Pass& pass,
                        LayerTape* tape) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
   // x + y, or x + norm(y) where the model norms outputs; `raw` takes y then.
-  // Consumes y.
-  at::Tensor AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
-                       const at::Tensor& out_norm_H, at::Tensor* raw) const;
+  // With the norm of the sum by `next_norm_H`, which may be undefined. Consumes
+  // y.
+  Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
+                   const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
+                   at::Tensor* raw) const;
   // dLoss/dy of it, given dLoss/d(x + norm(y)).
   at::Tensor AddOutputBackward(const at::Tensor& d_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& raw_TH) const;
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
                     LayerTape* tape, KvAccess* kv) const;
-  void NormalizeHeads(int layer, at::Tensor& qkv_TW, LayerTape* tape) const;
   at::Tensor BackwardLayer(int layer, const Pass& pass, LayerTape& tape,
                            at::Tensor d_TH) const;
   // Both add to d_TH, the gradient of the residual stream.
@@ -139,8 +149,6 @@ class Decoder {
                    at::Tensor& d_TH) const;
   void BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const;
-  void BackwardHeads(int layer, const Pass& pass, const LayerTape& tape,
-                     at::Tensor& dqkv_TW) const;
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                                 const at::Tensor& weight_H) const;
@@ -159,11 +167,13 @@ class Decoder {
   // The sum over ranks, in place.
   void SumOverRanks(at::Tensor& partial_TH) const;
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
-  // Views of the heads inside a fused row: q [T, Q, C], k and v [T, K, C].
-  struct Heads {
-    at::Tensor q_TQC, k_TKC, v_TKC;
-  };
-  [[nodiscard]] Heads SplitHeads(const at::Tensor& qkv_TW) const;
+  // Undefined weights for models without.
+  [[nodiscard]] ops::HeadNorms HeadNormsOf(int layer) const;
+  // Views of the heads inside a fused row, of which v may be missing.
+  [[nodiscard]] ops::Heads QueriesAndKeys(const at::Tensor& qkv_TW) const;
+  [[nodiscard]] at::Tensor Values(const at::Tensor& qkv_TW) const;
+  [[nodiscard]] at::Tensor HeadsAt(const at::Tensor& qkv_TW, int64_t column,
+                                   int64_t count) const;
 
   ModelConfig config_;
   parallel::Communicator* tensor_group_;

@@ -94,14 +94,16 @@ void Decoder::BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
       /*want_input_gradient=*/true);
 
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
-  const Heads heads = SplitHeads(tape.qkv_TW);
-  Heads d_heads = SplitHeads(dqkv_TW);
-  ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
-                             heads.q_TQC, heads.k_TKC, heads.v_TKC,
-                             tape.attention, pass.batch.nodes,
-                             config_.attention[layer].rule, d_heads.q_TQC,
-                             d_heads.k_TKC, d_heads.v_TKC);
-  BackwardHeads(layer, pass, tape, dqkv_TW);
+  const ops::Heads heads = QueriesAndKeys(tape.qkv_TW);
+  ops::Heads d_heads = QueriesAndKeys(dqkv_TW);
+  at::Tensor dv_TKC = Values(dqkv_TW);
+  ops::TreeAttentionBackward(
+      d_attended_TW.view_as(tape.attention.out_THC), heads.q_TQC, heads.k_TKC,
+      Values(tape.qkv_TW), tape.attention, pass.batch.nodes,
+      config_.attention[layer].rule, d_heads.q_TQC, d_heads.k_TKC, dv_TKC);
+  ops::PrepareHeadsBackward(
+      d_heads, pass.batch.positions_T, RotaryOf(layer), HeadNormsOf(layer),
+      config_.qk_norm ? QueriesAndKeys(tape.qk_raw_TW) : ops::Heads());
 
   // Below the first layer only an adapter of the embedding learns.
   const bool want_input_gradient =
@@ -114,27 +116,6 @@ void Decoder::BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
     ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H,
                          config_.rms_norm_eps, d_TH);
   }
-}
-
-void Decoder::BackwardHeads(int layer, const Pass& pass, const LayerTape& tape,
-                            at::Tensor& dqkv_TW) const {
-  const LayerWeights& w = weights_.layers[layer];
-  Heads d_heads = SplitHeads(dqkv_TW);
-  ops::ApplyRotary(d_heads.q_TQC, pass.batch.positions_T, RotaryOf(layer),
-                   /*inverse=*/true);
-  ops::ApplyRotary(d_heads.k_TKC, pass.batch.positions_T, RotaryOf(layer),
-                   /*inverse=*/true);
-  if (!config_.qk_norm) return;
-  const auto backward = [&](at::Tensor d_heads_TMC, const at::Tensor& raw_TMC,
-                            const at::Tensor& weight_C) {
-    const at::Tensor dy = d_heads_TMC.contiguous().view({-1, config_.head_dim});
-    at::Tensor dx = at::zeros_like(dy);
-    ops::RmsNormBackward(dy, raw_TMC.view({-1, config_.head_dim}), weight_C,
-                         config_.rms_norm_eps, dx);
-    d_heads_TMC.copy_(dx.view_as(raw_TMC));
-  };
-  backward(d_heads.q_TQC, tape.q_raw_TQC, w.q_norm_C);
-  backward(d_heads.k_TKC, tape.k_raw_TKC, w.k_norm_C);
 }
 
 }  // namespace weft::model

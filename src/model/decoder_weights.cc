@@ -81,21 +81,18 @@ struct SlotTensor {
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options) {
-  constexpr int64_t kAlignment = 256;
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
   std::vector<SlotTensor> slots;
   int64_t size = 0;
   for (const WeightEntry& entry : entries) {
     if (entry.first_row > 0) continue;
-    const bool wide = IsNorm(entry.slot) && config.norms_from_one;
-    SlotTensor slot{
-        .entry = &entry,
-        .shape = entry.part_shape,
-        .dtype = wide ? at::kFloat : c10::typeMetaToScalarType(options.dtype()),
-        .offset = size};
+    SlotTensor slot{.entry = &entry,
+                    .shape = entry.part_shape,
+                    .dtype = IsWide(entry.slot, config) ? at::kFloat : dtype,
+                    .offset = size};
     slot.shape[0] = entry.slot_rows;
-    const int64_t bytes = c10::multiply_integers(slot.shape) *
-                          static_cast<int64_t>(c10::elementSize(slot.dtype));
-    size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    size +=
+        SlotBytes(entry, config, static_cast<int64_t>(c10::elementSize(dtype)));
     slots.push_back(std::move(slot));
   }
   const at::Tensor buffer = at::empty({size}, options.dtype(at::kByte));
@@ -214,12 +211,17 @@ void FillSlot(Slot slot, uint64_t seed, DecoderWeights& w) {
 
 }  // namespace
 
+absl::Status CheckDecoderWeights(const weights::Checkpoint& checkpoint,
+                                 const ModelConfig& config) {
+  WEFT_RETURN_IF_ERROR(CheckNoOtherTensors(checkpoint, config));
+  return CheckEntries(checkpoint, ListWeights(config));
+}
+
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
-  WEFT_RETURN_IF_ERROR(CheckNoOtherTensors(checkpoint, config));
   // Of all ranks' tensors, so that each comes to the same verdict.
-  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, ListWeights(config)));
+  WEFT_RETURN_IF_ERROR(CheckDecoderWeights(checkpoint, config));
   const std::vector<WeightEntry> entries = ListWeights(config, shard);
   DecoderWeights w = Allocate(entries, config,
                               at::TensorOptions().dtype(dtype).device(device));

@@ -43,6 +43,12 @@ struct DecoderWeights {
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
+// Whether the checkpoint has every tensor of the model as it should be and none
+// that the model has no place for. Reads no weights.
+// Errors: as of the next one, but for those of reading.
+[[nodiscard]] absl::Status CheckDecoderWeights(
+    const weights::Checkpoint& checkpoint, const ModelConfig& config);
+
 // Reads what the rank has of every tensor of the model, and no other byte,
 // straight into its place, in parallel, with a progress bar. Nothing is read
 // before all of them are found to be there.

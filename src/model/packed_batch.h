@@ -25,6 +25,9 @@ struct PackedBatch {
   at::Tensor positions_T;  // [T] i32.
   std::vector<ops::AttentionNode> nodes;
   lora::LoraRouting routing;
+  // In the place of the routing, which is empty then: one of a recorded step,
+  // for the layers alone. Null: made of the routing.
+  lora::RoutingTablePtr table;
 };
 
 // Paged keys and values of every layer. S tokens per page.

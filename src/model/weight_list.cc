@@ -198,6 +198,29 @@ bool IsNorm(WeightSlot slot) {
   }
 }
 
+int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
+                  int64_t element_bytes) {
+  constexpr int64_t kAlignment = 256;
+  constexpr int64_t kFloatBytes = 4;
+  int64_t bytes = IsWide(entry.slot, config) ? kFloatBytes : element_bytes;
+  bytes *= entry.slot_rows;
+  if (entry.part_shape.size() > 1) bytes *= entry.part_shape[1];
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool IsWide(WeightSlot slot, const ModelConfig& config) {
+  return IsNorm(slot) && config.norms_from_one;
+}
+
+int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,
+                    const parallel::Shard& shard) {
+  int64_t bytes = 0;
+  for (const WeightEntry& entry : ListWeights(config, shard)) {
+    if (entry.first_row == 0) bytes += SlotBytes(entry, config, element_bytes);
+  }
+  return bytes;
+}
+
 int64_t WeightEntry::num_elements() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1},
                          std::multiplies<>());

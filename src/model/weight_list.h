@@ -66,6 +66,18 @@ struct WeightEntry {
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
+// What the matrix of an entry's slot takes in the one buffer of all, in bytes.
+// Weights have `element_bytes` each, but norms that the checkpoint has less one
+// are f32.
+[[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
+                                const ModelConfig& config,
+                                int64_t element_bytes);
+[[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
+// All of them.
+[[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
+                                  int64_t element_bytes,
+                                  const parallel::Shard& shard = {});
+
 // INVALID_ARGUMENT, calling it `name`, when the stored tensor is not what the
 // entry needs: another shape, a dtype other than F32, F16 and BF16, or not
 // row-major.

@@ -48,6 +48,55 @@ k::GateActivation ActivationOf(Activation activation) {
                                          : k::GateActivation::kGeluTanh;
 }
 
+k::HeadRows RowsOfHeads(const at::Tensor& x_TMC) {
+  return {.data = x_TMC.mutable_data_ptr(),
+          .num_heads = x_TMC.size(1),
+          .token_stride = x_TMC.stride(0),
+          .head_stride = x_TMC.stride(1)};
+}
+
+// What both passes over the heads hand over, with the copies that it points to.
+struct HeadArguments {
+  HeadArguments(const Heads& heads, const at::Tensor& positions_T,
+                const RotaryTable& table, const HeadNorms& head_norms)
+      : positions(positions_T.contiguous()) {
+    CheckSameType(heads.q_TQC, heads.k_TKC);
+    rows = {.dtype = DTypeOf(heads.q_TQC),
+            .num_tokens = heads.q_TQC.size(0),
+            .half_features = heads.q_TQC.size(2) / 2,
+            .q = RowsOfHeads(heads.q_TQC),
+            .k = RowsOfHeads(heads.k_TKC),
+            .positions_T = positions.const_data_ptr<int32_t>(),
+            .cos_PC = table.cos_PC.const_data_ptr<float>(),
+            .sin_PC = table.sin_PC.const_data_ptr<float>()};
+    if (!head_norms.q_C.defined()) return;
+    CheckSameType(head_norms.q_C, head_norms.k_C);
+    q_C = head_norms.q_C.contiguous();
+    k_C = head_norms.k_C.contiguous();
+    norms = {.dtype = DTypeOf(q_C),
+             .eps = static_cast<float>(head_norms.eps),
+             .q_C = q_C.const_data_ptr(),
+             .k_C = k_C.const_data_ptr()};
+  }
+
+  at::Tensor positions, q_C, k_C;
+  k::RotaryRows rows;
+  k::HeadNorms norms;
+};
+
+void CheckSlots(const Heads& heads, const KvSlots& slots) {
+  CheckSameType(heads.k_TKC, slots.v_TKC);
+  CheckSameType(heads.k_TKC, slots.k_pages_PSKC);
+  CheckSameType(heads.k_TKC, slots.v_pages_PSKC);
+  TORCH_CHECK(slots.slots_T.is_contiguous() &&
+                  slots.slots_T.numel() == heads.k_TKC.size(0) &&
+                  slots.v_TKC.sizes() == heads.k_TKC.sizes() &&
+                  slots.v_TKC.stride(2) == 1 &&
+                  slots.k_pages_PSKC.is_contiguous() &&
+                  slots.v_pages_PSKC.is_contiguous(),
+              "pages want a slot for each token, and contiguous pages");
+}
+
 }  // namespace
 
 CUstream_st* CurrentStream() {
@@ -91,21 +140,45 @@ void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
       dx_TD.mutable_data_ptr(), dx_TD.stride(0), CurrentStream()));
 }
 
-void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
-                 const RotaryTable& table, bool inverse) {
-  const at::Tensor positions = positions_T.contiguous();
-  const k::RotaryHeads heads = {
-      .dtype = DTypeOf(x_TMC),
-      .num_tokens = x_TMC.size(0),
-      .num_heads = x_TMC.size(1),
-      .half_features = x_TMC.size(2) / 2,
-      .x_TMC = x_TMC.mutable_data_ptr(),
-      .token_stride = x_TMC.stride(0),
-      .head_stride = x_TMC.stride(1),
-      .positions_T = positions.const_data_ptr<int32_t>(),
-      .cos_PC = table.cos_PC.const_data_ptr<float>(),
-      .sin_PC = table.sin_PC.const_data_ptr<float>()};
-  C10_CUDA_CHECK(k::Rotary(heads, inverse, CurrentStream()));
+void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                at::Tensor& sum_TD, at::Tensor& y_TD) {
+  CheckSameType(x_TD, sum_TD);
+  CheckSameType(x_TD, y_TD);
+  const at::Tensor weight = weight_D.contiguous();
+  C10_CUDA_CHECK(k::AddRmsNorm(
+      NormRows(x_TD, weight, eps), sum_TD.mutable_data_ptr(), sum_TD.stride(0),
+      y_TD.mutable_data_ptr(), y_TD.stride(0), CurrentStream()));
+}
+
+void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
+                  const RotaryTable& table, const HeadNorms& norms,
+                  const KvSlots& slots) {
+  const HeadArguments arguments(heads, positions_T, table, norms);
+  k::KvSlots places;
+  if (slots.slots_T.defined()) {
+    CheckSlots(heads, slots);
+    places = {.v = RowsOfHeads(slots.v_TKC),
+              .slots_T = slots.slots_T.const_data_ptr<int64_t>(),
+              .k_pages = slots.k_pages_PSKC.mutable_data_ptr(),
+              .v_pages = slots.v_pages_PSKC.mutable_data_ptr()};
+  }
+  C10_CUDA_CHECK(
+      k::Rotary(arguments.rows, arguments.norms, places, CurrentStream()));
+}
+
+void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
+                          const RotaryTable& table, const HeadNorms& norms,
+                          const Heads& raw) {
+  const HeadArguments arguments(gradients, positions_T, table, norms);
+  k::HeadRows raw_q, raw_k;
+  if (norms.q_C.defined()) {
+    CheckSameType(gradients.q_TQC, raw.q_TQC);
+    CheckSameType(gradients.k_TKC, raw.k_TKC);
+    raw_q = RowsOfHeads(raw.q_TQC);
+    raw_k = RowsOfHeads(raw.k_TKC);
+  }
+  C10_CUDA_CHECK(k::RotaryBackward(arguments.rows, arguments.norms, raw_q,
+                                   raw_k, CurrentStream()));
 }
 
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,

@@ -53,8 +53,14 @@ void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);
 void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
                      const at::Tensor& weight_D, double eps, at::Tensor& dx_TD);
-void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
-                 const RotaryTable& table, bool inverse);
+void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                at::Tensor& sum_TD, at::Tensor& y_TD);
+void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
+                  const RotaryTable& table, const HeadNorms& norms,
+                  const KvSlots& slots);
+void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
+                          const RotaryTable& table, const HeadNorms& norms,
+                          const Heads& raw);
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,

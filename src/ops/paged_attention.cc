@@ -11,6 +11,7 @@
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::ops {
 namespace {
@@ -120,6 +121,14 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   out_BHC.view({rows, C}).copy_(scratch[0]);
 }
 
+// Rows of padding see nothing.
+void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
+  const auto* lengths = lengths_B.const_data_ptr<int32_t>();
+  for (int64_t b = 0; b < lengths_B.size(0); ++b) {
+    if (lengths[b * lengths_B.stride(0)] == 0) out_BHC[b].zero_();
+  }
+}
+
 // Gathers the pages of each sequence; any dtype and device.
 void PagedAttentionReference(const at::Tensor& q_BHC,
                              const at::Tensor& k_pages_PSKC,
@@ -193,13 +202,36 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
 }
 
+// The rows that go to a slot; undefined: all of them. Slots of a device are not
+// looked at: they are 0 or above.
+at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
+  if (!slots_T.is_cpu()) return {};
+  const int64_t* slots = slots_T.const_data_ptr<int64_t>();
+  std::vector<int64_t> rows;
+  for (int64_t t = 0; t < slots_T.numel(); ++t) {
+    if (slots[t] >= 0) rows.push_back(t);
+  }
+  if (static_cast<int64_t>(rows.size()) == slots_T.numel()) return {};
+  return ToDevice(rows, slots_T.device());
+}
+
 }  // namespace
 
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC) {
-  k_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, k_TKC);
-  v_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, v_TKC);
+  const at::Tensor rows = RowsWithSlots(slots_T);
+  const auto write = [&](const at::Tensor& x_TKC, at::Tensor& pages_PSKC) {
+    at::Tensor slots = pages_PSKC.flatten(0, 1);
+    if (rows.defined()) {
+      slots.index_copy_(0, slots_T.index_select(0, rows),
+                        x_TKC.index_select(0, rows));
+    } else {
+      slots.index_copy_(0, slots_T, x_TKC);
+    }
+  };
+  write(k_TKC, k_pages_PSKC);
+  write(v_TKC, v_pages_PSKC);
 }
 
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
@@ -221,6 +253,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
   attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, rule,
             out_BHC);
+  if (q_BHC.is_cpu()) ClearEmptyRows(lengths_B, out_BHC);
 }
 
 }  // namespace weft::ops

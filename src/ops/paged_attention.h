@@ -11,9 +11,10 @@
 namespace weft::ops {
 
 // Writes token t of k, v (row t) to its slot: page slots[t] / S, row slots[t] %
-// S. Slots are distinct.
-// Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64 on the
-//          device; k_pages, v_pages [P, S, K, C] contiguous.
+// S; on a CPU nowhere when that is below 0. Slots are distinct.
+// ops::PrepareHeads calls it where its kernel does not.
+// Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64
+//          contiguous, on the device; k_pages, v_pages [P, S, K, C] contiguous.
 // Threads: engine thread only.
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,

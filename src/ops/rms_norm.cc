@@ -62,6 +62,21 @@ void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
       });
 }
 
+void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                at::Tensor& sum_TD, at::Tensor& y_TD) {
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(x_TD)) {
+      CheckRows(x_TD, weight_D);
+      CheckRows(sum_TD, weight_D);
+      CheckRows(y_TD, weight_D);
+      cuda::AddRmsNorm(x_TD, weight_D, eps, sum_TD, y_TD);
+      return;
+    }
+  }
+  sum_TD.add_(x_TD);
+  RmsNorm(sum_TD, weight_D, eps, y_TD);
+}
+
 void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
                      const at::Tensor& weight_D, double eps,
                      at::Tensor& dx_TD) {

@@ -15,6 +15,11 @@ namespace weft::ops {
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);
 
+// sum += x, then y = norm(sum), with the bits of the two calls.
+// Shapes: x_TD, sum_TD, y_TD as x_TD above; none aliases another.
+void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                at::Tensor& sum_TD, at::Tensor& y_TD);
+
 // Adds dLoss/dx to dx, given dLoss/dy. The statistics are recomputed from x.
 // Shapes: all [T, D] as above. dx may not alias dy or x.
 void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,

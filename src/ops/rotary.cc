@@ -6,6 +6,8 @@
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/ops/paged_attention.h"
+#include "src/ops/rms_norm.h"
 
 namespace weft::ops {
 namespace {
@@ -28,37 +30,56 @@ void RotateReference(at::Tensor& x_TMC, const at::Tensor& positions_T,
   x_TMC.narrow(2, half, half).copy_(second);
 }
 
-}  // namespace
-
-RotaryTable MakeRotaryTable(const std::vector<double>& inverse_frequencies,
-                            int64_t num_positions, at::Device device) {
-  // The angles are rounded as the models were trained with them: frequencies
-  // and products in f32.
-  const at::Tensor frequencies = at::tensor(inverse_frequencies, at::kFloat);
-  const at::Tensor angles =
-      at::outer(at::arange(num_positions, at::kFloat), frequencies)
-          .to(at::kDouble);
-  return {angles.cos().to(device, at::kFloat),
-          angles.sin().to(device, at::kFloat)};
-}
-
-void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
-                 const RotaryTable& table, bool inverse) {
+void CheckHeads(const at::Tensor& x_TMC, const at::Tensor& positions_T,
+                const RotaryTable& table) {
   TORCH_CHECK(x_TMC.dim() == 3, "rotary wants [T, M, C], got ", x_TMC.sizes());
-  const int64_t tokens = x_TMC.size(0);
-  const int64_t heads = x_TMC.size(1);
-  const int64_t half = x_TMC.size(2) / 2;
   TORCH_CHECK(x_TMC.size(2) == 2 * table.cos_PC.size(1), "rotary head has ",
               x_TMC.size(2), " features, the table has ",
               2 * table.cos_PC.size(1));
-  TORCH_CHECK(positions_T.numel() == tokens, "rotary has ", positions_T.numel(),
-              " positions for ", tokens, " tokens");
-  if constexpr (kHasCudaKernels) {
-    if (HasCudaKernel(x_TMC) && (half == 0 || x_TMC.stride(2) == 1)) {
-      cuda::ApplyRotary(x_TMC, positions_T, table, inverse);
-      return;
-    }
+  TORCH_CHECK(positions_T.numel() == x_TMC.size(0), "rotary has ",
+              positions_T.numel(), " positions for ", x_TMC.size(0), " tokens");
+}
+
+void CheckArguments(const Heads& heads, const at::Tensor& positions_T,
+                    const RotaryTable& table, const HeadNorms& norms) {
+  CheckHeads(heads.q_TQC, positions_T, table);
+  CheckHeads(heads.k_TKC, positions_T, table);
+  const int64_t features = heads.q_TQC.size(2);
+  for (const at::Tensor& weight_C : {norms.q_C, norms.k_C}) {
+    TORCH_CHECK(weight_C.defined() == norms.q_C.defined() &&
+                    (!weight_C.defined() || weight_C.numel() == features),
+                "rotary heads of ", features,
+                " features want norms of as many");
   }
+}
+
+// Norms every head of x in place.
+void Normalize(const at::Tensor& x_TMC, const at::Tensor& weight_C,
+               double eps) {
+  for (int64_t m = 0; m < x_TMC.size(1); ++m) {
+    at::Tensor head_TC = x_TMC.select(1, m);
+    RmsNorm(head_TC, weight_C, eps, head_TC);
+  }
+}
+
+// Turns the gradient of normed heads into that of the raw ones.
+void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
+                       const at::Tensor& weight_C, double eps) {
+  for (int64_t m = 0; m < d_TMC.size(1); ++m) {
+    at::Tensor head_TC = d_TMC.select(1, m);
+    at::Tensor dx_TC = at::zeros(head_TC.sizes(), head_TC.options());
+    RmsNormBackward(head_TC, raw_TMC.select(1, m), weight_C, eps, dx_TC);
+    head_TC.copy_(dx_TC);
+  }
+}
+
+// Rotates x in place, or back.
+void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
+            const RotaryTable& table, bool inverse) {
+  at::Tensor x_TMC = heads_TMC;
+  const int64_t tokens = x_TMC.size(0);
+  const int64_t heads = x_TMC.size(1);
+  const int64_t half = x_TMC.size(2) / 2;
   if (!HasCpuKernel(x_TMC)) {
     RotateReference(x_TMC, positions_T, table, inverse);
     return;
@@ -81,6 +102,68 @@ void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
           }
         }
       });
+}
+
+// What the kernel reads has unit stride in C.
+bool TakesKernel(const Heads& heads) {
+  return HasCudaKernel(heads.q_TQC) && heads.q_TQC.stride(2) == 1 &&
+         heads.k_TKC.stride(2) == 1;
+}
+
+}  // namespace
+
+RotaryTable MakeRotaryTable(const std::vector<double>& inverse_frequencies,
+                            int64_t num_positions, at::Device device) {
+  // The angles are rounded as the models were trained with them: frequencies
+  // and products in f32.
+  const at::Tensor frequencies = at::tensor(inverse_frequencies, at::kFloat);
+  const at::Tensor angles =
+      at::outer(at::arange(num_positions, at::kFloat), frequencies)
+          .to(at::kDouble);
+  return {angles.cos().to(device, at::kFloat),
+          angles.sin().to(device, at::kFloat)};
+}
+
+void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
+                  const RotaryTable& table, const HeadNorms& norms,
+                  const KvSlots& slots) {
+  CheckArguments(heads, positions_T, table, norms);
+  if constexpr (kHasCudaKernels) {
+    if (TakesKernel(heads)) {
+      cuda::PrepareHeads(heads, positions_T, table, norms, slots);
+      return;
+    }
+  }
+  if (norms.q_C.defined()) {
+    Normalize(heads.q_TQC, norms.q_C, norms.eps);
+    Normalize(heads.k_TKC, norms.k_C, norms.eps);
+  }
+  Rotate(heads.q_TQC, positions_T, table, /*inverse=*/false);
+  Rotate(heads.k_TKC, positions_T, table, /*inverse=*/false);
+  if (slots.slots_T.defined()) {
+    at::Tensor k_pages_PSKC = slots.k_pages_PSKC;
+    at::Tensor v_pages_PSKC = slots.v_pages_PSKC;
+    WriteKvPages(heads.k_TKC, slots.v_TKC, slots.slots_T, k_pages_PSKC,
+                 v_pages_PSKC);
+  }
+}
+
+void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
+                          const RotaryTable& table, const HeadNorms& norms,
+                          const Heads& raw) {
+  CheckArguments(gradients, positions_T, table, norms);
+  if constexpr (kHasCudaKernels) {
+    if (TakesKernel(gradients)) {
+      cuda::PrepareHeadsBackward(gradients, positions_T, table, norms, raw);
+      return;
+    }
+  }
+  Rotate(gradients.q_TQC, positions_T, table, /*inverse=*/true);
+  Rotate(gradients.k_TKC, positions_T, table, /*inverse=*/true);
+  if (norms.q_C.defined()) {
+    NormalizeBackward(gradients.q_TQC, raw.q_TQC, norms.q_C, norms.eps);
+    NormalizeBackward(gradients.k_TKC, raw.k_TKC, norms.k_C, norms.eps);
+  }
 }
 
 }  // namespace weft::ops

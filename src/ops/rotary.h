@@ -1,6 +1,8 @@
-// Rotary position embedding, Hugging Face's half-split form: feature c of a
-// head is paired with c + C/2.
-// Legend: T packed tokens, M heads, C head features, P positions.
+// What a layer does with its heads before attention: their norms, where a model
+// has them, rotary position embedding, and the write of keys and values to the
+// cache. Rotary is Hugging Face's half-split form: feature c of a head is
+// paired with c + C/2. Legend: T packed tokens, M heads, Q of queries, K of
+// keys, C head features, P positions.
 #ifndef WEFT_SRC_OPS_ROTARY_H_
 #define WEFT_SRC_OPS_ROTARY_H_
 
@@ -22,12 +24,44 @@ struct RotaryTable {
     const std::vector<double>& inverse_frequencies, int64_t num_positions,
     at::Device device);
 
-// Rotates x in place; `inverse` rotates back, which is the backward pass.
-// Shapes:  x_TMC [T, M, C], unit stride in C, any stride in T and M;
-//          positions_T [T] i32 on x's device, each < P.
+// The heads of a projection, views of it. Unit stride in C, any stride in T and
+// M; K may be 0.
+struct Heads {
+  at::Tensor q_TQC;
+  at::Tensor k_TKC;
+};
+
+// RmsNorm of every head before the rotation. Undefined weights: none.
+struct HeadNorms {
+  at::Tensor q_C;
+  at::Tensor k_C;
+  double eps = 0;
+};
+
+// Where keys and values go: token t to row slots_T[t] of the pages, below 0 to
+// nowhere. Undefined slots: no token goes anywhere.
+struct KvSlots {
+  at::Tensor v_TKC;
+  at::Tensor slots_T;       // [T] i64, distinct but for those below 0.
+  at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.
+  at::Tensor v_pages_PSKC;
+};
+
+// Norms the heads and rotates them, in place, then writes k and v to the pages:
+// one launch on CUDA.
+// Shapes:  positions_T [T] i32 on the heads' device, each below the table's
+//          positions.
+// Errors:  throws c10::Error.
 // Threads: engine thread only.
-void ApplyRotary(at::Tensor& x_TMC, const at::Tensor& positions_T,
-                 const RotaryTable& table, bool inverse);
+void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
+                  const RotaryTable& table, const HeadNorms& norms,
+                  const KvSlots& slots);
+
+// Turns the gradient of the prepared heads into that of the heads before, in
+// place. `raw` are those, read with norms alone.
+void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
+                          const RotaryTable& table, const HeadNorms& norms,
+                          const Heads& raw);
 
 }  // namespace weft::ops
 

@@ -4,8 +4,9 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
-#include <span>
 #include <utility>
 
 #include "kernels/cuda/sampler.h"
@@ -16,6 +17,8 @@ namespace weft::sampling::cuda {
 namespace {
 
 namespace k = kernels::cuda;
+
+static_assert(sizeof(k::SampleRule) == kRuleBytes);
 
 k::SampleRule RuleOf(const DrawRule& rule) {
   auto temperature = static_cast<float>(rule.config.temperature);
@@ -28,65 +31,135 @@ k::SampleRule RuleOf(const DrawRule& rule) {
           .top_p = rule.config.top_p,
           .seed = rule.seed,
           .sample_index = rule.sample_index,
-          .position = rule.position};
+          .position = rule.position,
+          .row = rule.row};
 }
 
-// The rules where the kernel reads them.
-at::Tensor Upload(const std::vector<DrawRule>& rules, at::Device device) {
-  std::vector<k::SampleRule> items;
-  items.reserve(rules.size());
-  for (const DrawRule& rule : rules) items.push_back(RuleOf(rule));
-  return ops::ToDevice(std::as_bytes(std::span(items)), device);
-}
+// Draws on the host for the rules that list the likeliest tokens, each row of
+// theirs once.
+class ListedDraws {
+ public:
+  explicit ListedDraws(const std::vector<DrawRule>& rules) {
+    for (size_t i = 0; i < rules.size(); ++i) {
+      if (rules[i].config.top_logprobs == 0) continue;
+      places_.push_back(i);
+      rules_.push_back(rules[i]);
+      rows_.push_back(rules[i].row);
+    }
+    std::ranges::sort(rows_);
+    rows_.erase(std::unique(rows_.begin(), rows_.end()), rows_.end());
+    for (DrawRule& rule : rules_) {
+      const auto row = std::ranges::lower_bound(rows_, int64_t{rule.row});
+      rule.row = static_cast<int32_t>(row - rows_.begin());
+    }
+  }
+
+  // The rows' logits, on the device; undefined where nobody lists any.
+  [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
+    if (rows_.empty()) return {};
+    return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
+  }
+  // With the same on the host.
+  void Draw(const at::Tensor& logits_LV,
+            std::vector<std::optional<DrawResult>>& drawn) const {
+    if (rows_.empty()) return;
+    auto own = sampling::DrawRows(logits_LV, rules_);
+    for (size_t i = 0; i < own.size(); ++i) {
+      drawn[places_[i]] = std::move(own[i]);
+    }
+  }
+
+ private:
+  std::vector<size_t> places_;
+  std::vector<DrawRule> rules_;
+  std::vector<int64_t> rows_;
+};
 
 }  // namespace
 
+void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places) {
+  const size_t num_places = places.size() / kRuleBytes;
+  TORCH_CHECK(rules.size() <= num_places, rules.size(), " rules for ",
+              num_places, " places");
+  for (size_t i = 0; i < num_places; ++i) {
+    const k::SampleRule rule =
+        i < rules.size() ? RuleOf(rules[i]) : k::SampleRule{.row = -1};
+    std::memcpy(places.data() + i * kRuleBytes, &rule, kRuleBytes);
+  }
+}
+
+int MaxFilters(const std::vector<DrawRule>& rules) {
+  int most = 0;
+  for (const DrawRule& rule : rules) {
+    const DrawConfig& config = rule.config;
+    if (config.temperature == 0) continue;
+    most =
+        std::max(most, (config.top_k > 0 ? 1 : 0) + (config.top_p < 1 ? 1 : 0));
+  }
+  return most;
+}
+
+DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab, int max_filters,
+                        at::Device device) {
+  const auto options = at::TensorOptions().device(device);
+  const size_t num_bytes =
+      k::SampleWorkspaceBytes(num_places, vocab, max_filters);
+  return {.results_2N = at::empty({2, num_places}, options.dtype(at::kInt)),
+          .workspace = at::empty({static_cast<int64_t>(num_bytes)},
+                                 options.dtype(at::kByte))};
+}
+
+void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
+               int max_filters, const DrawSpace& space) {
+  const int64_t num_places = space.results_2N.size(1);
+  auto* tokens = space.results_2N.mutable_data_ptr<int32_t>();
+  C10_CUDA_CHECK(k::SampleTokens(
+      {.num_rules = num_places,
+       .vocab = logits_RV.size(1),
+       .logits_MV = logits_RV.const_data_ptr<float>(),
+       .row_stride = logits_RV.stride(0),
+       .rules_N =
+           reinterpret_cast<const k::SampleRule*>(rules.const_data_ptr()),
+       .max_filters = max_filters,
+       .workspace = space.workspace.mutable_data_ptr(),
+       .tokens_N = tokens,
+       .logprobs_N = reinterpret_cast<float*>(tokens + num_places)},
+      ops::cuda::CurrentStream()));
+}
+
+std::vector<std::optional<DrawResult>> FetchDraws(
+    const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
+    const DrawSpace& space) {
+  const ListedDraws listed(rules);
+  at::Tensor results_2N = space.results_2N;
+  at::Tensor listed_LV = listed.Logits(logits_RV);
+  ops::ToHost({&results_2N, &listed_LV});
+
+  const int32_t* tokens = results_2N.const_data_ptr<int32_t>();
+  const int32_t* logprobs = tokens + results_2N.size(1);
+  std::vector<std::optional<DrawResult>> drawn(rules.size());
+  for (size_t i = 0; i < rules.size(); ++i) {
+    if (tokens[i] < 0) continue;
+    drawn[i] = DrawResult{.token = tokens[i],
+                          .logprob = std::bit_cast<float>(logprobs[i])};
+  }
+  listed.Draw(listed_LV, drawn);
+  return drawn;
+}
+
 std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
-  std::vector<std::optional<DrawResult>> drawn(rules.size());
-  if (rules.empty()) return drawn;
-  const at::Tensor rules_R = Upload(rules, logits_RV.device());
-  at::Tensor tokens_R =
-      at::empty({logits_RV.size(0)}, logits_RV.options().dtype(at::kInt));
-  at::Tensor logprobs_R = at::empty({logits_RV.size(0)}, logits_RV.options());
-  C10_CUDA_CHECK(k::SampleTokens(
-      {.num_rows = logits_RV.size(0),
-       .vocab = logits_RV.size(1),
-       .logits_RV = logits_RV.const_data_ptr<float>(),
-       .row_stride = logits_RV.stride(0),
-       .rules_R =
-           reinterpret_cast<const k::SampleRule*>(rules_R.const_data_ptr()),
-       .tokens_R = tokens_R.mutable_data_ptr<int32_t>(),
-       .logprobs_R = logprobs_R.mutable_data_ptr<float>()},
-      ops::cuda::CurrentStream()));
-
-  std::vector<int64_t> listed;  // Rows whose likeliest tokens are wanted.
-  std::vector<DrawRule> listed_rules;
-  for (size_t r = 0; r < rules.size(); ++r) {
-    if (rules[r].config.top_logprobs == 0) continue;
-    listed.push_back(static_cast<int64_t>(r));
-    listed_rules.push_back(rules[r]);
-  }
-  at::Tensor listed_LV;
-  if (!listed.empty()) {
-    listed_LV =
-        logits_RV.index_select(0, ops::ToDevice(listed, logits_RV.device()));
-  }
-  ops::ToHost({&tokens_R, &logprobs_R, &listed_LV});
-
-  const int32_t* tokens = tokens_R.const_data_ptr<int32_t>();
-  const float* logprobs = logprobs_R.const_data_ptr<float>();
-  for (size_t r = 0; r < rules.size(); ++r) {
-    if (tokens[r] < 0) continue;
-    drawn[r] = DrawResult{.token = tokens[r], .logprob = logprobs[r]};
-  }
-  if (listed.empty()) return drawn;
-  std::vector<std::optional<DrawResult>> on_host =
-      sampling::DrawRows(listed_LV, listed_rules);
-  for (size_t i = 0; i < listed.size(); ++i) {
-    drawn[listed[i]] = std::move(on_host[i]);
-  }
-  return drawn;
+  if (rules.empty()) return {};
+  std::vector<std::byte> places(rules.size() * kRuleBytes);
+  PutRules(rules, places);
+  const int max_filters = MaxFilters(rules);
+  const DrawSpace space =
+      MakeDrawSpace(static_cast<int64_t>(rules.size()), logits_RV.size(1),
+                    max_filters, logits_RV.device());
+  QueueDraw(logits_RV,
+            ops::ToDevice(std::as_bytes(std::span(places)), logits_RV.device()),
+            max_filters, space);
+  return FetchDraws(logits_RV, rules, space);
 }
 
 }  // namespace weft::sampling::cuda

@@ -41,8 +41,10 @@ build="${ROOT}/build/${preset}"
 programs=(ops/ops_test lora/lora_test head/head_test optim/optim_test
   model/model_test engine/engine_test group/group_test sampling/draw_rows_test
   bench/decode_bench bench/head_bench oracle/dump_weights)
+targets=()
 if [[ "${preset}" == cuda ]]; then
   programs+=(kernels_cuda/kernels_cuda_test ../kernels/cuda/cuda_kernel_bench)
+  targets+=(cuda_trace)
 else
   programs+=(kernels_cuda/cuda_kernels_on_host_test)
 fi
@@ -54,7 +56,7 @@ mkdir -p "${bundle}"/{bin,libexec,lib,build/client,build/tests,tests,client}
 
 if [[ -z "${tree}" ]]; then
   cmake -S "${ROOT}" --preset "${preset}"
-  cmake --build "${build}" --target weftd weftctl "${programs[@]##*/}"
+  cmake --build "${build}" --target weftd weftctl "${programs[@]##*/}" "${targets[@]}"
   tree="${scratch}/tree"
   cmake --install "${build}" --prefix "${tree}" --strip >/dev/null
 fi
@@ -71,6 +73,9 @@ done
 for file in "${bundle}"/weft/bin/* "${bundle}"/weft/lib/weft/*.so*; do
   strip --strip-unneeded "${file}"
 done
+if [[ -e "${build}/tests/device/libcuda_trace.so" ]]; then
+  strip -o "${bundle}/lib/libcuda_trace.so" "${build}/tests/device/libcuda_trace.so"
+fi
 packages="$(readlink -f "${ROOT}/.venv")"
 ldd "${build}/tests/"{ops/ops_test,bench/decode_bench,oracle/dump_weights} |
   awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |

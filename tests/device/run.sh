@@ -6,7 +6,7 @@
 #
 #   --device NAME     cuda (default); cpu tries the steps on tiny sizes
 #   --output FOLDER   logs, and one JSON line per bench (default: results)
-#   --seconds N       after which a step has failed (default: 300)
+#   --seconds N       after which a step has failed (default: each step's own)
 #   --list            names of the steps
 #
 # Steps that want a device, a tool or a package that is not there are skipped, with
@@ -30,9 +30,9 @@ readonly TESTS=(kernels ops lora head optim model engine group draw_rows
   memcheck racecheck)
 readonly SUITES=(oracle oracle_bf16 parallel e2e)
 readonly BENCHES=(kernel_bench decode_bench logprobs train_step train_step_qwen
-  adapters_8 adapters_64 group_prompt sample train_step_small sample_small)
+  adapters_8 adapters_64 group_prompt sample train_step_small sample_small trace)
 
-device=cuda output=results seconds=300 steps=()
+device=cuda output=results seconds='' steps=()
 while (($# > 0)); do
   case "$1" in
     --device) device="$2" && shift ;;
@@ -84,10 +84,12 @@ missing() {
     echo "no torch in ${PYTHON}"
   elif [[ "${device}" == cuda && "${devices}" != *$'\n'"GPU "* ]]; then
     echo "no CUDA device"
-  elif [[ "${device}" != cuda && " memcheck racecheck parallel oracle_bf16 kernel_bench " == *" $1 "* ]]; then
+  elif [[ "${device}" != cuda && " memcheck racecheck parallel oracle_bf16 kernel_bench trace " == *" $1 "* ]]; then
     echo "for a CUDA device alone"
   elif [[ "$1" == *check ]] && ! command -v compute-sanitizer >/dev/null; then
     echo "no compute-sanitizer"
+  elif [[ "$1" == trace && ! -e lib/libcuda_trace.so ]]; then
+    echo "no libcuda_trace.so in the bundle"
   elif [[ " ${TESTS[*]} kernel_bench " == *" $1 "* ]]; then
     return
   elif [[ -n "${no_client}" ]]; then
@@ -110,9 +112,16 @@ kernels() {
   fi
 }
 
+# In as many processes as pay, where pytest-xdist is there: most of their time
+# is the reference's, on one core.
 oracles() {
+  local workers=() num
+  num="$(($(nproc) < 6 ? $(nproc) : 6))"
+  if ((num > 2)) && "${PYTHON}" -c 'import xdist' 2>/dev/null; then
+    workers=(-n "${num}" --dist loadfile)
+  fi
   OMP_WAIT_POLICY=passive WEFT_TEST_DEVICE="${device}" \
-    "${PYTHON}" -m pytest -q -rs -p no:cacheprovider "$@"
+    "${PYTHON}" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" "$@"
 }
 
 # A bench of tests/bench/run.py on the device, or else of tiny sizes.
@@ -151,6 +160,28 @@ print(shapes.folder(*sys.argv[1:]))' "${shape}" "${device}")"
   record bin/decode_bench "${folder}" "${dtype}" 1 32 64 "$(nproc)" "${device}"
 }
 
+# The 8B shape's wall clock, and the same with a line for each kernel.
+trace() {
+  local program=(tests/device/trace/trace_weft.py llama-3.1-8b 16 512 32)
+  export WEFT_TEST_DEVICE="${device}" WEFT_TEST_DTYPE=bf16
+  "${PYTHON}" "${program[@]}"
+  CUDA_INJECTION64_PATH="${ROOT}/lib/libcuda_trace.so" \
+    CUDA_TRACE_FILE="${output}/trace" "${PYTHON}" "${program[@]}" >/dev/null
+  # weftd's; the script's own CUDA, if any, wrote an earlier and shorter one.
+  local largest
+  largest="$(find "${output}" -name 'trace.*.csv' -printf '%s %p\n' | sort -n | tail -n 1)"
+  "${PYTHON}" tests/device/trace/cuda_trace.py --gap 100 "${largest#* }"
+}
+
+# Seconds after which a step has failed: what it takes on an H100, thrice.
+limit_of() {
+  case "$1" in
+    oracle | oracle_bf16 | sample | trace) echo 600 ;;
+    train_step | train_step_qwen | adapters_* | group_prompt | sample_small) echo 450 ;;
+    *) echo 300 ;;
+  esac
+}
+
 run_step() {
   case "$1" in
     kernels) kernels ;;
@@ -179,6 +210,7 @@ run_step() {
       ;;
     sample) bench sample llama-3.1-8b --batches 1 8 64 256 ;;
     sample_small) bench sample smollm2-135m --batches 1 8 64 256 ;;
+    trace) trace ;;
   esac
 }
 
@@ -207,12 +239,13 @@ for step in "${steps[@]}"; do
   # In a shell of its own, whose whole group ends when time is up.
   status=0
   setsid bash -c "$(declare -p ROOT PYTHON device output step)
-$(declare -f kernels oracles bench record decode run_step)
+$(declare -f kernels oracles bench record decode trace run_step)
 set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
   group=$!
+  limit="${seconds:-$(limit_of "${step}")}"
   while kill -0 "${group}" 2>/dev/null; do
-    if ((SECONDS - begin > seconds)); then
-      echo "run.sh: not done in ${seconds} s" >>"${log}"
+    if ((SECONDS - begin > limit)); then
+      echo "run.sh: not done in ${limit} s" >>"${log}"
       kill -KILL -- "-${group}" 2>/dev/null || true
     fi
     sleep 0.1

@@ -171,6 +171,40 @@ def test_help_is_quick() -> None:
     assert best < HELP_SECONDS
 
 
+def _check_config(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [WEFTD, "--check-config", "--model", str(folder), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def test_check_config_tells_the_memory_of_a_device_that_is_not_there(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama-untied"), folder)
+    gibibytes = ("--device-memory-bytes", str(4 * 2**30))
+    done = _check_config(folder, *gibibytes)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["part", "bytes", "GiB", "limited", "by", "for"]
+    assert lines[-1] == "configuration is good"
+    rows = {line[:15].strip(): line[15:].split() for line in lines[1:-1]}
+    assert {"model", "activations", "keys and values", "adapters"} <= rows.keys()
+    total = int(rows.pop("all")[0])
+    assert sum(int(row[0]) for row in rows.values()) == total
+    assert total <= 0.9 * 4 * 2**30
+    # What a start refuses: too little memory, flags, a folder that is damaged.
+    done = _check_config(folder, "--device-memory-bytes", str(2**29))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--max-rank" in done.stderr and "--max-context" in done.stderr
+    done = _check_config(folder, *gibibytes, "--tensor-parallel-size", "64")
+    assert done.returncode == 2 and "--tensor-parallel-size" in done.stderr
+    done = _check_config(folder, *gibibytes, "--device", "cpu")
+    assert done.returncode == 2 and "--device=cpu" in done.stderr
+    _drop_from_index(folder)
+    done = _check_config(folder, *gibibytes)
+    assert done.returncode == 1 and "model.norm.weight" in done.stderr
+
+
 def test_version_is_told(daemon_for: Any) -> None:
     command = [WEFTD, "--version"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=10)

@@ -122,7 +122,7 @@ TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
   EXPECT_TRUE(gradient_N_.isfinite().all().item<bool>());
 }
 
-TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndLogitsAlone) {
+TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
   const at::InferenceMode no_autograd;
   model::KvStore store =
       AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4);
@@ -136,6 +136,7 @@ TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndLogitsAlone) {
       .kv = {.slots_T = at::arange(6)},
       .logit_rows = {5},
       .logit_routing = routing,
+      .draws = {{.seed = 3}, {.seed = 3, .sample_index = 1}},
       .score_rows = {1},
       .scores = {.row_offsets = {0, 1},
                  .targets = {9},
@@ -144,7 +145,9 @@ TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndLogitsAlone) {
   static_cast<void>(rank_->Run(plan, &store));
   const WaitsThrow waits_throw;
   const CacheOutput output = rank_->Run(plan, &store);
-  EXPECT_TRUE(output.logits_RV.isfinite().all().item<bool>());
+  EXPECT_FALSE(output.logits_RV.defined());
+  ASSERT_EQ(output.drawn.size(), 2);
+  EXPECT_TRUE(output.drawn[0].has_value() && output.drawn[1].has_value());
   EXPECT_TRUE(output.logprobs_E.isfinite().all().item<bool>());
 }
 
@@ -165,7 +168,8 @@ TEST_F(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
              .lengths_T = at::tensor({1, 1}, at::kInt)},
       .logit_rows = {0, 1},
       .logit_routing = routing,
-      .draws = {{.config = {.top_logprobs = 2}}, {.config = {.top_k = 3}}}};
+      .draws = {{.config = {.top_logprobs = 2}},
+                {.config = {.top_k = 3}, .row = 1}}};
   static_cast<void>(rank_->Run(plan, &store));
   const WaitsThrow waits_throw;
   const CacheOutput output = rank_->Run(plan, &store);

@@ -249,7 +249,8 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
       outputs->push_back(group.Run(decode).logits_RV);
       // The same tokens again, drawn from.
       decode.draws = {{.seed = 5, .position = 7},
-                      {.config = {.temperature = 0}}};
+                      {.config = {.temperature = 0}, .row = 1},
+                      {.seed = 6, .position = 7, .row = 1}};
       const CacheOutput second = group.Run(decode);
       EXPECT_FALSE(second.logits_RV.defined());
       *drawn = second.drawn;
@@ -261,8 +262,8 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
   WithGroup(config_, topology(), sample(&actual, &drawn));
   EXPECT_EQ(expected[0].sizes(), (std::vector<int64_t>{1, config_.vocab}));
   ExpectNear(actual, expected);
-  ASSERT_EQ(drawn.size(), 2);
-  for (size_t r = 0; r < 2; ++r) {
+  ASSERT_EQ(drawn.size(), 3);
+  for (size_t r = 0; r < drawn.size(); ++r) {
     EXPECT_EQ(drawn[r].value().token, expected_drawn[r].value().token);
     EXPECT_NEAR(drawn[r]->logprob, expected_drawn[r]->logprob,
                 Tolerance(kEpsilonF32, 400, 10));

@@ -94,7 +94,8 @@ TEST_F(MessageTest, ACachePlanArrivesWhole) {
            .lengths_T = at::tensor({4}, at::kInt)},
       .logit_rows = {0},
       .logit_routing = Routing(),
-      .draws = {{.config = {.top_p = 0.25}, .seed = 6, .position = 7}},
+      .draws =
+          {{.config = {.top_p = 0.25}, .seed = 6, .position = 7, .row = 8}},
       .score_rows = {1, 2},
       .scores = {.row_offsets = {0}, .targets = {3}}};
   const CachePlan got = Send(CacheCommand{.plan = plan}).plan;
@@ -110,6 +111,7 @@ TEST_F(MessageTest, ACachePlanArrivesWhole) {
   EXPECT_EQ(got.draws[0].config.top_p, 0.25);
   EXPECT_EQ(got.draws[0].seed, 6);
   EXPECT_EQ(got.draws[0].position, 7);
+  EXPECT_EQ(got.draws[0].row, 8);
   EXPECT_EQ(got.score_rows, plan.score_rows);
   EXPECT_EQ(got.scores.targets, plan.scores.targets);
 }

@@ -1,5 +1,6 @@
 // The row kernels of kernels/cuda against the f64 loops of
-// kernels/cpu/reference.h, on ragged sizes and row strides.
+// kernels/cpu/reference.h, on ragged sizes and row strides, and on those that
+// are read 16 bytes at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,6 @@
 #include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/lse_merge.h"
 #include "kernels/cuda/rms_norm.h"
-#include "kernels/cuda/rotary.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {
@@ -38,35 +38,31 @@ class CudaRmsNormTest : public CudaDtypeTest {
     *values = Rounded(GetParam(), *values);
   }
 
-  void Check(int64_t rows, int64_t features, DType weight_dtype) {
-    const int64_t stride = features + 3;
+  // `gap` between rows: those of a multiple of 8 are read in packs where the
+  // features are such a multiple.
+  void Check(int64_t rows, int64_t features, DType weight_dtype, int64_t gap) {
+    const int64_t stride = features + gap;
     std::vector<float> x, dy, before;
     Fill(rows, features, stride, 1, &x);
-    Fill(rows, features, stride + 1, 2, &dy);
-    Fill(rows, features, stride + 2, 3, &before);
+    Fill(rows, features, stride + gap, 2, &dy);
+    Fill(rows, features, stride + 2 * gap, 3, &before);
     const std::vector<float> w =
         Rounded(weight_dtype, RandomFloats(features, 4));
     const DeviceArray x_device(GetParam(), x), dy_device(GetParam(), dy);
     const DeviceArray w_device(weight_dtype, w), dx_device(GetParam(), before);
     const DeviceArray y_device(GetParam(), x);
-    const RmsNormRows args = {.dtype = GetParam(),
-                              .weight_dtype = weight_dtype,
-                              .num_rows = rows,
-                              .features = features,
-                              .eps = 1e-5F,
-                              .x_TD = x_device.data(),
-                              .x_stride = stride,
-                              .weight_D = w_device.data()};
+    const RmsNormRows args =
+        Arguments(rows, features, weight_dtype, x_device, stride, w_device);
     ASSERT_EQ(RmsNorm(args, y_device.data(), stride, nullptr), cudaSuccess);
-    ASSERT_EQ(RmsNormBackward(args, dy_device.data(), stride + 1,
-                              dx_device.data(), stride + 2, nullptr),
+    ASSERT_EQ(RmsNormBackward(args, dy_device.data(), stride + gap,
+                              dx_device.data(), stride + 2 * gap, nullptr),
               cudaSuccess);
     const std::vector<float> y = y_device.Read(), dx = dx_device.Read();
     for (int64_t r = 0; r < rows; ++r) {
       const std::vector<float> row = Slice(x, r * stride, features);
       const std::vector<double> y_row = reference::RmsNormRow(row, w, 1e-5);
       const std::vector<double> dx_row = reference::RmsNormBackwardRow(
-          Slice(dy, r * (stride + 1), features), row, w, 1e-5);
+          Slice(dy, r * (stride + gap), features), row, w, 1e-5);
       // One feature: x / |x| is flat, and terms of size dy / x cancel.
       const double scale = features == 1 ? 16 + 16 / std::abs(row[0]) : 16;
       const auto tolerance = [&](double value) {
@@ -74,23 +70,87 @@ class CudaRmsNormTest : public CudaDtypeTest {
       };
       for (int64_t i = 0; i < features; ++i) {
         ASSERT_NEAR(y[r * stride + i], y_row[i], tolerance(y_row[i]));
-        const int64_t at = r * (stride + 2) + i;
+        const int64_t at = r * (stride + 2 * gap) + i;
         const double sum = before[at] + dx_row[i];
         ASSERT_NEAR(dx[at], sum, tolerance(sum));
       }
       for (int64_t i = features; i < stride; ++i) {
         ASSERT_EQ(y[r * stride + i], kGap);
-        ASSERT_EQ(dx[r * (stride + 2) + i], kGap);
+        ASSERT_EQ(dx[r * (stride + 2 * gap) + i], kGap);
       }
     }
+  }
+
+  // An addition, and RmsNorm of what it left.
+  void CheckAdd(int64_t rows, int64_t features, int64_t gap) {
+    const int64_t stride = features + gap;
+    std::vector<float> x, before;
+    Fill(rows, features, stride, 1, &x);
+    Fill(rows, features, stride, 2, &before);
+    const DeviceArray x_device(GetParam(), x), sum_device(GetParam(), before);
+    const DeviceArray y_device(GetParam(), x), expected_device(GetParam(), x);
+    const DeviceArray w_device(GetParam(), RandomFloats(features, 4));
+    const RmsNormRows args =
+        Arguments(rows, features, GetParam(), x_device, stride, w_device);
+    ASSERT_EQ(AddRmsNorm(args, sum_device.data(), stride, y_device.data(),
+                         stride, nullptr),
+              cudaSuccess);
+    std::vector<float> sums = before;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = r * stride; i < r * stride + features; ++i) {
+        sums[i] += x[i];
+      }
+    }
+    sums = Rounded(GetParam(), sums);
+    ASSERT_EQ(sum_device.Read(), sums);
+    const DeviceArray added(GetParam(), sums);
+    ASSERT_EQ(
+        RmsNorm(Arguments(rows, features, GetParam(), added, stride, w_device),
+                expected_device.data(), stride, nullptr),
+        cudaSuccess);
+    ASSERT_EQ(y_device.Read(), expected_device.Read());
+  }
+
+ private:
+  [[nodiscard]] static RmsNormRows Arguments(int64_t rows, int64_t features,
+                                             DType weight_dtype,
+                                             const DeviceArray& x,
+                                             int64_t x_stride,
+                                             const DeviceArray& weight) {
+    return {.dtype = GetParam(),
+            .weight_dtype = weight_dtype,
+            .num_rows = rows,
+            .features = features,
+            .eps = 1e-5F,
+            .x_TD = x.data(),
+            .x_stride = x_stride,
+            .weight_D = weight.data()};
   }
 };
 
 TEST_P(CudaRmsNormTest, MatchesTheReferenceForAnyShapeAndRowStride) {
   for (const int64_t features : {1, 5, 31, 32, 33, 64, 257, 576, 1025, 2049}) {
     for (const int64_t rows : {1, 3}) {
-      Check(rows, features, GetParam());
-      Check(rows, features, DType::kF32);
+      Check(rows, features, GetParam(), 3);
+      Check(rows, features, DType::kF32, 3);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The last is longer than what the threads of a block keep.
+TEST_P(CudaRmsNormTest, MatchesTheReferenceInPacks) {
+  for (const int64_t features : {8, 128, 576, 4096, 8192 + 1024}) {
+    Check(2, features, GetParam(), 8);
+    Check(2, features, DType::kF32, 8);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CudaRmsNormTest, AfterAnAdditionHasTheBitsOfBothCalls) {
+  for (const int64_t features : {1, 33, 576, 1025, 4096, 8192 + 1024}) {
+    for (const int64_t gap : {0, 3, 8}) {
+      CheckAdd(2, features, gap);
       if (HasFatalFailure()) return;
     }
   }
@@ -125,6 +185,7 @@ TEST_P(CudaRmsNormTest, NoRowsAreNoError) {
   RmsNormRows args = {.dtype = GetParam(), .weight_dtype = GetParam()};
   args.features = 8;
   EXPECT_EQ(RmsNorm(args, nullptr, 8, nullptr), cudaSuccess);
+  EXPECT_EQ(AddRmsNorm(args, nullptr, 8, nullptr, 8, nullptr), cudaSuccess);
   EXPECT_EQ(RmsNormBackward(args, nullptr, 8, nullptr, 8, nullptr),
             cudaSuccess);
 }
@@ -137,53 +198,6 @@ TEST_F(CudaKernelTest, RmsNormRefusesABf16WeightBesideF32Rows) {
   EXPECT_EQ(RmsNorm(args, nullptr, 1, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(RmsNormBackward(args, nullptr, 1, nullptr, 1, nullptr),
             cudaErrorInvalidValue);
-}
-
-class CudaRotaryTest : public CudaDtypeTest {};
-
-// Heads that are a slice of a wider projection; positions in any order.
-TEST_P(CudaRotaryTest, MatchesTheReferenceAndInverts) {
-  const std::vector<int32_t> positions = {5, 0, 7, 7};
-  for (const int64_t half : {1, 3, 32, 64, 100}) {
-    const int64_t heads = 3, head_stride = 2 * half + 2;
-    const int64_t token_stride = heads * head_stride + 5;
-    const std::vector<float> x =
-        Rounded(GetParam(), RandomFloats(4 * token_stride, 6));
-    const std::vector<float> cos = RandomFloats(8 * half, 7);
-    const std::vector<float> sin = RandomFloats(8 * half, 8);
-    const DeviceArray device(GetParam(), x);
-    const DeviceBuffer<int32_t> positions_device(positions);
-    const DeviceBuffer<float> cos_device(cos), sin_device(sin);
-    const RotaryHeads args = {.dtype = GetParam(),
-                              .num_tokens = 4,
-                              .num_heads = heads,
-                              .half_features = half,
-                              .x_TMC = device.data(),
-                              .token_stride = token_stride,
-                              .head_stride = head_stride,
-                              .positions_T = positions_device.data(),
-                              .cos_PC = cos_device.data(),
-                              .sin_PC = sin_device.data()};
-    for (const bool inverse : {false, true}) {
-      const std::vector<float> before = device.Read();
-      ASSERT_EQ(Rotary(args, inverse, nullptr), cudaSuccess);
-      const std::vector<float> y = device.Read();
-      std::vector<double> expected(before.begin(), before.end());
-      for (int64_t t = 0; t < 4; ++t) {
-        for (int64_t m = 0; m < heads; ++m) {
-          const int64_t at = t * token_stride + m * head_stride;
-          const std::vector<double> head = reference::RotaryHead(
-              Slice(before, at, 2 * half),
-              Slice(cos, positions[t] * half, half),
-              Slice(sin, positions[t] * half, half), inverse);
-          std::copy(head.begin(), head.end(), expected.begin() + at);
-        }
-      }
-      for (size_t i = 0; i < y.size(); ++i) {
-        ASSERT_NEAR(y[i], expected[i], Tolerance(EpsilonOf(GetParam()), 2, 40));
-      }
-    }
-  }
 }
 
 struct GatedCase {
@@ -236,7 +250,7 @@ class CudaGatedProductTest : public CudaDtypeTest {
 };
 
 TEST_P(CudaGatedProductTest, MatchesTheReferenceForBothActivations) {
-  for (const int64_t features : {1, 33, 255, 256, 1023, 1024, 1025}) {
+  for (const int64_t features : {1, 33, 255, 256, 1025, 1536, 14336}) {
     Check({GateActivation::kSilu, reference::SwiGluRow,
            reference::SwiGluBackwardRow},
           3, features);
@@ -251,7 +265,7 @@ class CudaLseMergeTest : public CudaDtypeTest {};
 
 // Rows: both have keys; only ours; only the other's; neither's.
 TEST_P(CudaLseMergeTest, MatchesTheFormulaAndLeavesEmptyPartsOut) {
-  for (const int64_t features : {1, 20, 64, 300}) {
+  for (const int64_t features : {1, 20, 64, 128, 256, 300}) {
     const std::vector<float> lse = {3, 100, -kInf, -kInf};
     const std::vector<float> part_lse = {4, -kInf, -50, -kInf};
     const std::vector<float> out =
@@ -282,9 +296,6 @@ TEST_P(CudaLseMergeTest, MatchesTheFormulaAndLeavesEmptyPartsOut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaRmsNormTest,
-                         ::testing::Values(DType::kF32, DType::kBf16),
-                         DTypeName);
-INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaRotaryTest,
                          ::testing::Values(DType::kF32, DType::kBf16),
                          DTypeName);
 INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaGatedProductTest,

@@ -25,29 +25,43 @@ struct Drawn {
   std::vector<float> logprobs;
 };
 
-// One row per rule, all of the same logits, each row in a wider one.
-Drawn DrawOnDevice(const std::vector<float>& logits,
-                   const std::vector<SampleRule>& rules) {
-  const auto vocab = static_cast<int64_t>(logits.size());
-  std::vector<float> rows;
-  for (size_t r = 0; r < rules.size(); ++r) {
-    rows.insert(rows.end(), logits.begin(), logits.end());
-    rows.push_back(kInf);  // Between the rows, where nobody may read.
+// Draws from rows that lie one after the other, each beside what nobody may
+// read; `offset` floats behind an address of full alignment.
+Drawn DrawFromRows(const std::vector<std::vector<float>>& logits,
+                   const std::vector<SampleRule>& rules, int max_filters = 2,
+                   size_t offset = 0) {
+  const auto vocab = static_cast<int64_t>(logits[0].size());
+  const int64_t stride = (vocab + 4) / 4 * 4;
+  std::vector<float> rows(offset, kInf);
+  for (const std::vector<float>& row : logits) {
+    rows.insert(rows.end(), row.begin(), row.end());
+    rows.resize(rows.size() + static_cast<size_t>(stride - vocab), kInf);
   }
+  const auto num_rules = static_cast<int64_t>(rules.size());
   const DeviceBuffer<float> rows_device(rows);
   const DeviceBuffer<SampleRule> rules_device(rules);
   const DeviceBuffer<int32_t> tokens(std::vector<int32_t>(rules.size(), -2));
   const DeviceBuffer<float> logprobs(std::vector<float>(rules.size(), 9));
-  EXPECT_EQ(SampleTokens({.num_rows = static_cast<int64_t>(rules.size()),
+  // Whatever was there before.
+  const DeviceBuffer<uint8_t> workspace(std::vector<uint8_t>(
+      SampleWorkspaceBytes(num_rules, vocab, max_filters), 0xA5));
+  EXPECT_EQ(SampleTokens({.num_rules = num_rules,
                           .vocab = vocab,
-                          .logits_RV = rows_device.data(),
-                          .row_stride = vocab + 1,
-                          .rules_R = rules_device.data(),
-                          .tokens_R = tokens.data(),
-                          .logprobs_R = logprobs.data()},
+                          .logits_MV = rows_device.data() + offset,
+                          .row_stride = stride,
+                          .rules_N = rules_device.data(),
+                          .max_filters = max_filters,
+                          .workspace = workspace.data(),
+                          .tokens_N = tokens.data(),
+                          .logprobs_N = logprobs.data()},
                          nullptr),
             cudaSuccess);
   return {tokens.Read(), logprobs.Read()};
+}
+
+Drawn DrawOnDevice(const std::vector<float>& logits,
+                   const std::vector<SampleRule>& rules) {
+  return DrawFromRows({logits}, rules);
 }
 
 // What a rule keeps, in the order in which the draw adds up.
@@ -92,37 +106,60 @@ Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
 
 class CudaSamplerTest : public CudaKernelTest {
  protected:
+  // That each token is where its random number falls in the sum of what its
+  // rule keeps.
+  static void Check(const std::vector<float>& logits,
+                    const std::vector<SampleRule>& rules, const Drawn& drawn) {
+    for (size_t r = 0; r < rules.size(); ++r) {
+      if (r == 0 || !SameFilters(rules[r], rules[r - 1])) {
+        kept_ = KeptBy(logits, rules[r]);
+      }
+      CheckOne(logits, rules[r], drawn.tokens[r], drawn.logprobs[r]);
+      if (HasFatalFailure()) return;
+    }
+  }
   // The first draws of the rule's stream.
-  void Check(const std::vector<float>& logits, SampleRule rule,
-             uint32_t num_draws) {
+  static void Check(const std::vector<float>& logits, SampleRule rule,
+                    uint32_t num_draws) {
     std::vector<SampleRule> rules;
     for (rule.position = 0; rule.position < num_draws; ++rule.position) {
       rules.push_back(rule);
     }
-    const Drawn drawn = DrawOnDevice(logits, rules);
-    const Kept kept = KeptBy(logits, rule);
-    const double total =
-        std::accumulate(kept.weights.begin(), kept.weights.end(), 0.0);
-    const float max = *std::max_element(logits.begin(), logits.end());
-    for (size_t r = 0; r < rules.size(); ++r) {
-      const auto at =
-          std::find(kept.tokens.begin(), kept.tokens.end(), drawn.tokens[r]) -
-          kept.tokens.begin();
-      ASSERT_LT(static_cast<size_t>(at), kept.tokens.size())
-          << "token " << drawn.tokens[r] << " is filtered out";
-      const double before =
-          std::accumulate(kept.weights.begin(), kept.weights.begin() + at, 0.0);
-      const double u = sampling::CounterUniform(
-          rules[r].seed, rules[r].sample_index, rules[r].position);
-      const double tolerance = Tolerance(kEpsilonF32, 1, 1);
-      EXPECT_GE(u, before / total - tolerance);
-      EXPECT_LE(u, (before + kept.weights[at]) / total + tolerance);
-      const double d = (logits[drawn.tokens[r]] - max) /
-                       (rule.temperature == 0 ? 1 : rule.temperature);
-      EXPECT_NEAR(drawn.logprobs[r], d - kept.log_total,
-                  Tolerance(kEpsilonF32, 1, std::max(1.0, -d)));
-    }
+    Check(logits, rules, DrawOnDevice(logits, rules));
   }
+
+ private:
+  static bool SameFilters(const SampleRule& a, const SampleRule& b) {
+    return a.temperature == b.temperature && a.top_k == b.top_k &&
+           a.top_p == b.top_p;
+  }
+  static void CheckOne(const std::vector<float>& logits, const SampleRule& rule,
+                       int32_t token, float logprob) {
+    const auto at = std::find(kept_.tokens.begin(), kept_.tokens.end(), token) -
+                    kept_.tokens.begin();
+    ASSERT_LT(static_cast<size_t>(at), kept_.tokens.size())
+        << "token " << token << " is filtered out";
+    const double max = *std::max_element(logits.begin(), logits.end());
+    const double d =
+        (logits[token] - max) / (rule.temperature == 0 ? 1 : rule.temperature);
+    EXPECT_NEAR(logprob, d - kept_.log_total,
+                Tolerance(kEpsilonF32, 1, std::max(1.0, -d)));
+    if (rule.temperature == 0) {
+      EXPECT_EQ(token, std::max_element(logits.begin(), logits.end()) -
+                           logits.begin());
+      return;
+    }
+    const auto begin = kept_.weights.begin();
+    const double total = std::accumulate(begin, kept_.weights.end(), 0.0);
+    const double before = std::accumulate(begin, begin + at, 0.0);
+    const double u =
+        sampling::CounterUniform(rule.seed, rule.sample_index, rule.position);
+    const double tolerance = Tolerance(kEpsilonF32, 1, 1);
+    EXPECT_GE(u, before / total - tolerance);
+    EXPECT_LE(u, (before + kept_.weights[at]) / total + tolerance);
+  }
+
+  inline static Kept kept_;
 };
 
 TEST_F(CudaSamplerTest, DrawsWhereTheRandomNumberFalls) {
@@ -143,8 +180,8 @@ TEST_F(CudaSamplerTest, FiltersKeepTheLikeliest) {
   for (const int64_t vocab : {5, 700}) {
     std::vector<float> logits = RandomFloats(vocab, 52, 3);
     for (float& x : logits) x = std::round(x);  // Many ties, and -0.
-    for (const int top_k : {0, 1, 3, 40, 5000}) {
-      for (const double top_p : {1e-9, 0.5, 0.9, 1.0}) {
+    for (const int top_k : {0, 1, 40, 5000}) {
+      for (const double top_p : {1e-9, 0.7, 1.0}) {
         Check(logits,
               {.temperature = 1.5F, .top_k = top_k, .top_p = top_p, .seed = 77},
               1);
@@ -161,6 +198,99 @@ TEST_F(CudaSamplerTest, IsGreedyAtTemperatureZeroLowestIdOnATie) {
   EXPECT_EQ(drawn.tokens[0], 700);
   EXPECT_NEAR(drawn.logprobs[0], 20 - KeptBy(logits, {}).log_total - 20,
               Tolerance(kEpsilonF32, 1, 1));
+}
+
+// Rules of every kind in one call, at the sizes of models that are served.
+TEST_F(CudaSamplerTest, RulesOfAllKindsDrawFromOneLongRow) {
+  for (const int64_t vocab : {49152, 131072}) {
+    const std::vector<float> logits = RandomFloats(vocab, 55, 4);
+    std::vector<SampleRule> rules = {{.temperature = 0.7F, .seed = 6},
+                                     {.top_k = 20, .top_p = 0.95, .seed = 9}};
+    if (vocab < 100000) {
+      rules.push_back({.temperature = 0});
+      rules.push_back({.top_k = 50, .seed = 7});
+      rules.push_back({.top_p = 0.9, .seed = 8});
+    }
+    Check(logits, rules, DrawOnDevice(logits, rules));
+  }
+}
+
+// In order of id among all of one logit, too.
+TEST_F(CudaSamplerTest, FiltersAmongNothingButTies) {
+  const std::vector<float> logits(2600, -2);
+  for (const SampleRule& rule :
+       {SampleRule{.top_k = 1111, .seed = 3}, SampleRule{.top_p = 0.25},
+        SampleRule{.top_k = 5000, .seed = 4},
+        SampleRule{.top_k = 1800, .top_p = 0.5, .seed = 5}}) {
+    Check(logits, rule, 3);
+  }
+}
+
+TEST_F(CudaSamplerTest, ManySeedsDrawWhatTheCpuDraws) {
+  for (const int64_t vocab : {5, 40}) {
+    const std::vector<float> logits = RandomFloats(vocab, 56, 2);
+    std::vector<SampleRule> rules;
+    for (uint32_t i = 0; i < 48; ++i) {
+      rules.push_back({.temperature = 0.5F + static_cast<float>(i % 3),
+                       .top_k = i % 4 == 1 ? 3 : 0,
+                       .top_p = i % 4 == 2 ? 0.8 : 1,
+                       .seed = i * 0x9E3779B97F4A7C15,
+                       .sample_index = i % 7,
+                       .position = i % 11});
+    }
+    const Drawn drawn = DrawOnDevice(logits, rules);
+    for (size_t r = 0; r < rules.size(); ++r) {
+      const SampleRule& rule = rules[r];
+      const auto expected =
+          sampling::DrawToken(logits,
+                              {.temperature = rule.temperature,
+                               .top_k = rule.top_k,
+                               .top_p = rule.top_p},
+                              sampling::CounterUniform(
+                                  rule.seed, rule.sample_index, rule.position));
+      EXPECT_EQ(drawn.tokens[r], expected->token) << r;
+    }
+  }
+}
+
+TEST_F(CudaSamplerTest, RulesNameTheirRow) {
+  std::vector<std::vector<float>> logits;
+  for (int64_t row = 0; row < 3; ++row) {
+    logits.push_back(RandomFloats(1100, 57 + row, 3));
+  }
+  logits[1][1099] = kNan;
+  std::vector<SampleRule> rules;
+  for (const int32_t row : {2, 0, -1, 2, 1, 0, 0}) {
+    const auto index = static_cast<uint32_t>(rules.size());
+    rules.push_back(
+        {.top_k = index % 3 == 0 ? 9 : 0, .sample_index = index, .row = row});
+  }
+  // Aligned to 16 bytes, and not.
+  for (const size_t offset : {0, 1}) {
+    const Drawn drawn = DrawFromRows(logits, rules, 1, offset);
+    for (size_t r = 0; r < rules.size(); ++r) {
+      SampleRule alone = rules[r];
+      if (alone.row == -1 || alone.row == 1) {
+        EXPECT_EQ(drawn.tokens[r], -1);
+        EXPECT_TRUE(std::isnan(drawn.logprobs[r]));
+        continue;
+      }
+      alone.row = 0;
+      const Drawn expected = DrawOnDevice(logits[rules[r].row], {alone});
+      EXPECT_EQ(drawn.tokens[r], expected.tokens[0]) << r;
+      EXPECT_EQ(drawn.logprobs[r], expected.logprobs[0]) << r;
+    }
+  }
+}
+
+// It has no place to count in; what must not happen is a wrong token.
+TEST_F(CudaSamplerTest, DrawsNothingByARuleOfMoreFiltersThanAnnounced) {
+  const std::vector<float> logits = RandomFloats(100, 58);
+  const std::vector<SampleRule> rules = {{}, {.top_k = 3}, {.temperature = 0}};
+  const Drawn drawn = DrawFromRows({logits}, rules, 0);
+  EXPECT_GE(drawn.tokens[0], 0);
+  EXPECT_EQ(drawn.tokens[1], -1);
+  EXPECT_GE(drawn.tokens[2], 0);
 }
 
 TEST_F(CudaSamplerTest, NeverDrawsAMaskedTokenAtAnyTemperature) {
@@ -182,22 +312,29 @@ TEST_F(CudaSamplerTest, NeverDrawsAMaskedTokenAtAnyTemperature) {
 }
 
 TEST_F(CudaSamplerTest, DrawsNothingFromWhatIsNoDistribution) {
-  for (const float bad : {kNan, kInf}) {
-    std::vector<float> logits = RandomFloats(100, 54);
-    logits[99] = bad;
-    const Drawn drawn = DrawOnDevice(logits, {{}});
-    EXPECT_EQ(drawn.tokens[0], -1);
-    EXPECT_TRUE(std::isnan(drawn.logprobs[0]));
+  const std::vector<SampleRule> rules = {
+      {}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}};
+  std::vector<std::vector<float>> rows(3, RandomFloats(700, 54));
+  rows[0][699] = kNan;
+  rows[1][0] = kInf;
+  rows[2].assign(700, -kInf);
+  for (const std::vector<float>& logits : rows) {
+    const Drawn drawn = DrawOnDevice(logits, rules);
+    for (size_t r = 0; r < rules.size(); ++r) {
+      EXPECT_EQ(drawn.tokens[r], -1);
+      EXPECT_TRUE(std::isnan(drawn.logprobs[r]));
+    }
   }
-  EXPECT_EQ(DrawOnDevice(std::vector<float>(100, -kInf), {{}}).tokens[0], -1);
 }
 
-TEST_F(CudaSamplerTest, RefusesAVocabularyOutOfRange) {
-  EXPECT_EQ(SampleTokens({.num_rows = 1, .vocab = 0}, nullptr),
-            cudaErrorInvalidValue);
-  EXPECT_EQ(
-      SampleTokens({.num_rows = 1, .vocab = kMaxSampleVocab + 1}, nullptr),
-      cudaErrorInvalidValue);
+TEST_F(CudaSamplerTest, RefusesWhatIsOutOfRange) {
+  for (const SampleRows& rows :
+       {SampleRows{.num_rules = 1, .vocab = 0},
+        SampleRows{.num_rules = 1, .vocab = kMaxSampleVocab + 1},
+        SampleRows{.num_rules = 1, .vocab = 9, .max_filters = 3},
+        SampleRows{.num_rules = 1, .vocab = 9, .max_filters = -1}}) {
+    EXPECT_EQ(SampleTokens(rows, nullptr), cudaErrorInvalidValue);
+  }
   EXPECT_EQ(SampleTokens({}, nullptr), cudaSuccess);
 }
 

@@ -78,8 +78,8 @@ class LoraCudaTest : public ::testing::Test {
     const at::Tensor x = OnDevice(p->x_TI), dy = OnDevice(p->dy_TO);
     p->y_TO = OnDevice(p->y_TO).clone();
     p->dx_TI = OnDevice(p->dx_TI).clone();
-    const at::Tensor s = cuda::Shrink(x, *table, site, Stream());
-    cuda::Expand(s, *table, site, p->y_TO, Stream());
+    const at::Tensor s = cuda::Forward(x, *table, site, /*keeps_shrunk=*/true,
+                                       p->y_TO, Stream());
     cuda::Backward(dy, x, s, *table, site, p->dx_TI, Stream());
   }
   static RoutingTablePtr TableOf(const LoraRouting& routing) {
@@ -187,7 +187,9 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
                c10::Error);
   const at::Tensor s = cuda::Shrink(x, *table, kQkv, Stream());
   at::Tensor none, y = OnDevice(p.y_TO).slice(0, 0, 394);
-  EXPECT_THROW(cuda::Expand(s, *table, kQkv, y, Stream()), c10::Error);
+  EXPECT_THROW(
+      cuda::Forward(x, *table, kQkv, /*keeps_shrunk=*/true, y, Stream()),
+      c10::Error);
   EXPECT_THROW(
       cuda::Backward(dy, x, s.slice(0, 0, 399), *table, kQkv, none, Stream()),
       c10::Error);

@@ -149,7 +149,8 @@ def demo_model() -> Path:
 
 
 def _cached(name: str, write: Callable[[Path], None]) -> Path:
-    """Folder `name`, complete or absent: it is renamed into place."""
+    """Folder `name`, complete or absent: it is renamed into place, once, by
+    whichever of several processes is first."""
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     root = BUILD_DIR / "test_models" / version
     folder = root / name
@@ -160,6 +161,10 @@ def _cached(name: str, write: Callable[[Path], None]) -> Path:
     try:
         write(draft)
         os.rename(draft, folder)
+    except OSError:
+        # Another process has renamed its own there meanwhile.
+        if not folder.exists():
+            raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder

@@ -5,8 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
+#include <span>
 #include <vector>
 
+#include "src/ops/cuda_dispatch.h"
+#include "src/ops/host_copy.h"
+#include "src/sampling/draw_rows_cuda.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::sampling {
@@ -28,7 +33,8 @@ std::vector<DrawRule> SomeRules() {
     rules.push_back({.config = config,
                      .seed = uint64_t{9} << 33,
                      .sample_index = row + 1,
-                     .position = 4 * row});
+                     .position = 4 * row,
+                     .row = static_cast<int32_t>(row)});
   }
   return rules;
 }
@@ -57,6 +63,26 @@ TEST(DrawRowsTest, EveryRowIsDrawnByItsOwnRule) {
   }
 }
 
+// The samples of a prompt.
+TEST(DrawRowsTest, ManyRulesDrawFromOneRow) {
+  const at::Tensor logits = SomeLogits();
+  std::vector<DrawRule> rules;
+  for (const int32_t row : {3, 3, 0, 3}) {
+    rules.push_back({.seed = 7,
+                     .sample_index = static_cast<uint32_t>(rules.size()),
+                     .row = row});
+  }
+  const auto drawn = DrawRows(logits, rules);
+  for (size_t i = 0; i < rules.size(); ++i) {
+    DrawRule alone = rules[i];
+    alone.row = 0;
+    const auto expected =
+        DrawRows(logits.narrow(0, rules[i].row, 1), {alone}).front();
+    EXPECT_EQ(drawn[i].value().token, expected.value().token) << i;
+    EXPECT_EQ(drawn[i]->logprob, expected->logprob) << i;
+  }
+}
+
 TEST(DrawRowsTest, ARowThatIsNoDistributionDrawsNothing) {
   at::Tensor logits = SomeLogits();
   logits[1][5] = std::nan("");
@@ -70,6 +96,7 @@ TEST(DrawRowsTest, RefusesWhatDoesNotFit) {
   const std::vector<DrawRule> rules = SomeRules();
   const at::Tensor logits = SomeLogits();
   EXPECT_THROW((void)DrawRows(logits.narrow(0, 1, 2), rules), c10::Error);
+  EXPECT_THROW((void)DrawRows(logits, {{.row = -1}}), c10::Error);
   EXPECT_THROW((void)DrawRows(logits.to(at::kDouble), rules), c10::Error);
   EXPECT_THROW((void)DrawRows(logits.narrow(1, 0, 9), rules), c10::Error);
   EXPECT_TRUE(DrawRows(logits.narrow(0, 0, 0), {}).empty());
@@ -80,6 +107,11 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   std::vector<DrawRule> rules = SomeRules();
   rules[2].config.temperature = 1e-60;  // 0 in f32, where it means greedy.
+  // Rows of which one lists its likeliest tokens, and one that does not.
+  for (const int32_t row : {4, 2}) {
+    rules.push_back(
+        {.config = {.top_logprobs = 5}, .sample_index = 9, .row = row});
+  }
   at::Tensor logits = SomeLogits();
   logits[1][5] = std::nan("");
   const auto expected = DrawRows(logits, rules);
@@ -92,6 +124,30 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
     EXPECT_NEAR(drawn[r]->logprob, expected[r]->logprob,
                 Tolerance(kEpsilonF32, 1, 10));
     EXPECT_EQ(drawn[r]->top_logprobs, expected[r]->top_logprobs);
+  }
+}
+
+// As in a graph that is made for more rules than there are.
+TEST(CudaDrawRowsTest, PlacesWithoutARuleAreLeftOut) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if constexpr (ops::kHasCudaKernels) {
+    const std::vector<DrawRule> rules = SomeRules();
+    const at::Tensor logits = SomeLogits().to(at::kCUDA);
+    const auto expected = DrawRows(logits, rules);
+    std::vector<std::byte> places((rules.size() + 3) * cuda::kRuleBytes);
+    cuda::PutRules(rules, places);
+    const cuda::DrawSpace space = cuda::MakeDrawSpace(
+        static_cast<int64_t>(rules.size()) + 3, kVocab, 2, logits.device());
+    cuda::QueueDraw(
+        logits,
+        ops::ToDevice(std::as_bytes(std::span(places)), logits.device()), 2,
+        space);
+    const auto drawn = cuda::FetchDraws(logits, rules, space);
+    ASSERT_EQ(drawn.size(), rules.size());
+    for (size_t r = 0; r < rules.size(); ++r) {
+      EXPECT_EQ(drawn[r].value().token, expected[r].value().token) << r;
+      EXPECT_EQ(drawn[r]->logprob, expected[r]->logprob) << r;
+    }
   }
 }
 

@@ -67,6 +67,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "tenant-weights",
                                        "kv-cache-bytes",
                                        "max-decode-sequences",
+                                       "decode-graphs",
                                        "sampling-share",
                                        "listen",
                                        "insecure",
@@ -80,6 +81,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "log-format",
                                        "log-level",
                                        "check-config",
+                                       "device-memory-bytes",
                                        "version",
                                        "help"}));
 }
@@ -113,6 +115,8 @@ TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
   EXPECT_TRUE(Parse({"--help"})->help);
   EXPECT_TRUE(Parse({"--version"})->version);
   EXPECT_TRUE(Parse({"--check-config"})->check_config);
+  EXPECT_EQ(Parse({"--device-memory-bytes=80000000000"})->device_memory_bytes,
+            80000000000);
 }
 
 TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
@@ -161,6 +165,19 @@ TEST(FlagsTest, ValidateListsEngineAndServerComplaints) {
               AllOf(HasSubstr("--model is required"), HasSubstr("--max-rank=0"),
                     HasSubstr("--max-samples=0")));
   EXPECT_TRUE(ValidateSettings(*Parse({"--model=m"})).ok());
+}
+
+TEST(FlagsTest, OnlyCheckConfigIsToldTheDevicesMemory) {
+  const auto problem = [](const std::vector<std::string>& args) {
+    return std::string(ValidateSettings(*Parse(args)).message());
+  };
+  EXPECT_THAT(problem({"--model=m", "--device-memory-bytes=1"}),
+              HasSubstr("--device-memory-bytes goes with --check-config"));
+  EXPECT_THAT(
+      problem({"--model=m", "--check-config", "--device-memory-bytes=-1"}),
+      HasSubstr("--device-memory-bytes=-1 is less than 0"));
+  EXPECT_EQ(problem({"--model=m", "--check-config", "--device-memory-bytes=1"}),
+            "");
 }
 
 TEST(FlagsTest, HelpIsNarrowAndComplete) {

@@ -14,6 +14,7 @@
 #include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
+#include "kernels/cuda/lora_table_builder.h"
 
 namespace weft::kernels::cuda::bench {
 

@@ -22,8 +22,10 @@ struct Filter {
   int32_t top_k;
   double top_p;
 };
-constexpr Filter kFilters[] = {
-    {"none", 0, 1}, {"top_p 0.9", 0, 0.9}, {"top_k 50", 50, 1}};
+constexpr Filter kFilters[] = {{"none", 0, 1},
+                               {"top_p 0.9", 0, 0.9},
+                               {"top_k 50", 50, 1},
+                               {"top_k 20, top_p 0.95", 20, 0.95}};
 
 // Normal, as wide as a trained model's.
 std::vector<float> Logits() {
@@ -70,19 +72,28 @@ void BenchFilter(const Device& device, const FloatBuffer& logits,
     rules.push_back({.top_k = filter.top_k,
                      .top_p = filter.top_p,
                      .seed = 7,
-                     .sample_index = static_cast<uint32_t>(r)});
+                     .sample_index = static_cast<uint32_t>(r),
+                     .row = static_cast<int32_t>(r)});
   }
+  const int max_filters =
+      (filter.top_k > 0 ? 1 : 0) + (filter.top_p < 1 ? 1 : 0);
   const Buffer<SampleRule> rules_device(rules);
   const Buffer<int32_t> tokens(std::vector<int32_t>(rules.size(), -1));
   const FloatBuffer logprobs(num_rows);
+  const size_t workspace_bytes =
+      SampleWorkspaceBytes(num_rows, kVocab, max_filters);
+  const FloatBuffer workspace(
+      static_cast<int64_t>(workspace_bytes / sizeof(float)));
   const auto run = [&] {
-    Check(SampleTokens({.num_rows = num_rows,
+    Check(SampleTokens({.num_rules = num_rows,
                         .vocab = kVocab,
-                        .logits_RV = logits.data(),
+                        .logits_MV = logits.data(),
                         .row_stride = kVocab,
-                        .rules_R = rules_device.data(),
-                        .tokens_R = tokens.data(),
-                        .logprobs_R = logprobs.data()},
+                        .rules_N = rules_device.data(),
+                        .max_filters = max_filters,
+                        .workspace = workspace.data(),
+                        .tokens_N = tokens.data(),
+                        .logprobs_N = logprobs.data()},
                        nullptr));
   };
   run();

@@ -29,6 +29,9 @@ struct dim3 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 // Of the thread that runs.
 extern dim3 gridDim;
 extern dim3 blockIdx;
@@ -59,17 +62,51 @@ unsigned NextSlot();
 
 }  // namespace weft::testing::cuda_on_host
 
+namespace weft::testing::cuda_on_host {
+
+// What lane `from` of the warp passes; all lanes pass something.
+template <typename T>
+T Exchange(T value, unsigned from) {
+  static_assert(sizeof(T) <= 16);
+  const unsigned which = NextSlot();
+  std::memcpy(LaneSlot(threadIdx.x % 32, which), &value, sizeof(T));
+  __syncwarp();
+  std::memcpy(&value, LaneSlot(from, which), sizeof(T));
+  return value;
+}
+
+}  // namespace weft::testing::cuda_on_host
+
 template <typename T>
 T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
-  namespace host = weft::testing::cuda_on_host;
-  static_assert(sizeof(T) <= 16);
   const unsigned lane = threadIdx.x % 32;
-  const unsigned which = host::NextSlot();
-  std::memcpy(host::LaneSlot(lane, which), &value, sizeof(T));
-  __syncwarp();
-  const unsigned other = lane ^ static_cast<unsigned>(lane_mask);
-  std::memcpy(&value, host::LaneSlot(other, which), sizeof(T));
-  return value;
+  return weft::testing::cuda_on_host::Exchange(
+      value, lane ^ static_cast<unsigned>(lane_mask));
+}
+// The lanes below `delta` keep their own.
+template <typename T>
+T __shfl_up_sync(unsigned /*mask*/, T value, unsigned delta) {
+  const unsigned lane = threadIdx.x % 32;
+  return weft::testing::cuda_on_host::Exchange(
+      value, lane >= delta ? lane - delta : lane);
+}
+template <typename T>
+T __shfl_sync(unsigned /*mask*/, T value, int lane) {
+  return weft::testing::cuda_on_host::Exchange(value,
+                                               static_cast<unsigned>(lane));
+}
+
+// Threads run one at a time: plain memory will do.
+template <typename T>
+T atomicAdd(T* address, T value) {
+  const T before = *address;
+  *address += value;
+  return before;
+}
+inline void __threadfence() {}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
 }
 
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

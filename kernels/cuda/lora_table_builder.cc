@@ -1,6 +1,7 @@
-#include "kernels/cuda/lora_table.h"
+#include "kernels/cuda/lora_table_builder.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace weft::kernels::cuda {
 namespace {
@@ -17,6 +18,10 @@ size_t NumBytes(const std::vector<T>& array) {
   static_assert(sizeof(T) % 8 == 0);
   return array.size() * sizeof(T);
 }
+
+// Before the entries of few rows: how many there are. As long as an entry's
+// alignment.
+constexpr size_t kHeaderBytes = 16;
 
 template <typename T>
 void Append(const std::vector<T>& array, std::vector<std::byte>* bytes) {
@@ -41,17 +46,38 @@ void LoraTableBuilder::AddLayout(const std::vector<LoraMatrix>& slots) {
 void LoraTableBuilder::AddSegment(int64_t row, int64_t num_rows, int layout,
                                   const void* weights, float* gradient) {
   if (num_rows <= 0) return;
+  const bool is_few = num_rows <= kLoraFewRows;
   const int64_t cuts = CutsOf(num_rows);
   for (int64_t done = 0; done < num_rows; done += kLoraBlockRows) {
-    blocks_.push_back({.weights = weights,
-                       .row = row + done,
-                       .num_rows = static_cast<int32_t>(
-                           std::min(kLoraBlockRows, num_rows - done)),
-                       .layout = layout,
-                       .cuts = cuts});
+    (is_few ? few_blocks_ : blocks_)
+        .push_back({.weights = weights,
+                    .row = row + done,
+                    .num_rows = static_cast<int32_t>(
+                        std::min(kLoraBlockRows, num_rows - done)),
+                    .layout = layout,
+                    .cuts = cuts});
   }
   max_cuts_ = std::max(max_cuts_, cuts);
+  if (is_few) {
+    AddFewRows(row, num_rows, layout, weights);
+  } else {
+    max_long_cuts_ = std::max(max_long_cuts_, cuts);
+  }
   if (gradient != nullptr) AddParts(row, num_rows, layout, gradient);
+}
+
+void LoraTableBuilder::AddFewRows(int64_t row, int64_t num_rows, int layout,
+                                  const void* weights) {
+  for (int64_t done = 0; done < num_rows; done += kLoraFewRows) {
+    const auto count =
+        static_cast<int32_t>(std::min(kLoraFewRows, num_rows - done));
+    few_.push_back({.weights = weights,
+                    .row = row + done,
+                    .num_rows = count,
+                    .layout = layout,
+                    .place = num_few_rows_});
+    num_few_rows_ += count;
+  }
 }
 
 void LoraTableBuilder::AddParts(int64_t row, int64_t num_rows, int layout,
@@ -85,9 +111,12 @@ void LoraTableBuilder::CollectParts() {
 
 std::vector<std::byte> LoraTableBuilder::Finish() {
   CollectParts();
-  std::vector<std::byte> bytes;
-  bytes.reserve(NumBytes(matrices_) + NumBytes(blocks_) + NumBytes(parts_) +
-                NumBytes(sums_));
+  num_long_blocks_ = static_cast<int64_t>(blocks_.size());
+  blocks_.insert(blocks_.end(), few_blocks_.begin(), few_blocks_.end());
+  std::vector<std::byte> bytes(kHeaderBytes);
+  const auto num_few = static_cast<int64_t>(few_.size());
+  std::memcpy(bytes.data(), &num_few, sizeof num_few);
+  Append(few_, &bytes);
   Append(matrices_, &bytes);
   Append(blocks_, &bytes);
   Append(parts_, &bytes);
@@ -96,18 +125,54 @@ std::vector<std::byte> LoraTableBuilder::Finish() {
 }
 
 LoraTable LoraTableBuilder::At(const void* bytes) const {
-  const auto* next = static_cast<const std::byte*>(bytes);
+  const auto* next = static_cast<const std::byte*>(bytes) + kHeaderBytes;
   LoraTable table = {.num_slots = num_slots_,
                      .num_blocks = static_cast<int64_t>(blocks_.size()),
+                     .num_long_blocks = num_long_blocks_,
                      .max_cuts = max_cuts_,
+                     .max_long_cuts = max_long_cuts_,
                      .num_parts = static_cast<int64_t>(parts_.size()),
                      .num_sums = static_cast<int64_t>(sums_.size()),
-                     .num_partials = num_partials_};
+                     .num_partials = num_partials_,
+                     .num_few = static_cast<const int64_t*>(bytes),
+                     .max_few = static_cast<int64_t>(few_.size()),
+                     .max_few_rows = num_few_rows_};
+  table.few = Take(few_, &next);
   table.matrices = Take(matrices_, &next);
   table.blocks = Take(blocks_, &next);
   table.parts = Take(parts_, &next);
   table.sums = Take(sums_, &next);
   return table;
+}
+
+void LoraTableBuilder::WriteTo(const LoraTableCapacity& capacity,
+                               std::span<std::byte> bytes) const {
+  const auto num_few = static_cast<int64_t>(few_.size());
+  std::byte* next = bytes.data();
+  std::memcpy(next, &num_few, sizeof num_few);
+  next += kHeaderBytes;
+  if (num_few > 0) std::memcpy(next, few_.data(), NumBytes(few_));
+  next += static_cast<size_t>(capacity.max_rows) * sizeof(LoraFewRows);
+  if (!matrices_.empty()) {
+    std::memcpy(next, matrices_.data(), NumBytes(matrices_));
+  }
+}
+
+size_t LoraTableCapacity::num_bytes() const {
+  return kHeaderBytes + static_cast<size_t>(max_rows) * sizeof(LoraFewRows) +
+         static_cast<size_t>(max_layouts * num_slots) * sizeof(LoraMatrix);
+}
+
+LoraTable LoraTableCapacity::At(const void* bytes) const {
+  const auto* few = static_cast<const std::byte*>(bytes) + kHeaderBytes;
+  const auto* matrices =
+      few + static_cast<size_t>(max_rows) * sizeof(LoraFewRows);
+  return {.matrices = reinterpret_cast<const LoraMatrix*>(matrices),
+          .num_slots = num_slots,
+          .few = reinterpret_cast<const LoraFewRows*>(few),
+          .num_few = static_cast<const int64_t*>(bytes),
+          .max_few = max_rows,
+          .max_few_rows = max_rows};
 }
 
 }  // namespace weft::kernels::cuda

@@ -1,0 +1,80 @@
+// Sums in order over a warp and a block, and who comes last of several blocks.
+#ifndef WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
+#define WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
+
+#include "kernels/cuda/device.cuh"
+
+namespace weft::kernels::cuda {
+
+// Sum over the lanes up to and with this one. All lanes call it.
+__device__ inline uint64_t WarpScan(uint64_t value) {
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const uint64_t other = __shfl_up_sync(kAllLanes, value, offset);
+    if (Lane() >= offset) value += other;
+  }
+  return value;
+}
+
+// Sum over the threads before this one. All threads call it.
+__device__ inline uint64_t BlockScan(uint64_t value) {
+  __shared__ uint64_t sums[kMaxWarps];
+  const uint64_t in_warp = WarpScan(value);
+  if (Lane() == kWarp - 1) sums[WarpIndex()] = in_warp;
+  __syncthreads();
+  uint64_t before = in_warp - value;
+  for (int warp = 0; warp < WarpIndex(); ++warp) before += sums[warp];
+  // Before the next call overwrites what others still read.
+  __syncthreads();
+  return before;
+}
+
+// An item of a list, and what is left of a target there.
+struct Place {
+  int64_t item;
+  uint64_t rest;  // 1 to the item's own measure.
+};
+
+// The first of `size` items up to and with which measure(item) sums up to
+// `target`, 1 to the whole sum. All threads call it.
+template <typename Measure>
+__device__ Place FindInOrder(int64_t size, uint64_t target, Measure measure) {
+  __shared__ Place found;
+  const int64_t each = (size + blockDim.x - 1) / blockDim.x;
+  const int64_t begin = threadIdx.x * each;
+  const int64_t end = begin + each < size ? begin + each : size;
+  uint64_t own = 0;
+  for (int64_t item = begin; item < end; ++item) own += measure(item);
+  const uint64_t before = BlockScan(own);
+  if (before < target && target - before <= own) {
+    Place place = {begin, target - before};
+    while (place.rest > measure(place.item)) {
+      place.rest -= measure(place.item++);
+    }
+    found = place;
+  }
+  __syncthreads();
+  const Place place = found;
+  // Before the next call overwrites what others still read.
+  __syncthreads();
+  return place;
+}
+
+// True in the last of `num_blocks` blocks that share a counter, which sees
+// what the others have written before; 0 is in the counter at first and again
+// afterwards. All threads call it.
+__device__ inline bool IsLastBlock(unsigned* counter, unsigned num_blocks) {
+  __shared__ bool is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(counter, 1U) == num_blocks - 1;
+    if (is_last) *counter = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return is_last;
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_

@@ -1,0 +1,65 @@
+// The adapters' part of a linear layer for segments of few rows, as decoding
+// has them: bound by latency and by the bytes of the matrices, not by products.
+//
+//   shrink   parts = x A^T, of some features each
+//   expand   S = sum of the parts; y += scale S B^T for all projections
+//
+// Two launches. A part's block is done after one reduction, and no block waits
+// for another: the expansion adds up what it needs of the parts, in their
+// order.
+//
+// Rounding: parts and sums are f32; S is rounded to bf16 before it is
+// multiplied with B, and y after the addition, as in lora_product.h. What a row
+// gets depends on that row, on its adapter and on the widths alone.
+//
+// Legend: as lora_table.h. I inputs, O outputs of the (fused) layer.
+#ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_
+#define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/lora_product.h"
+#include "kernels/cuda/lora_table.h"
+
+namespace weft::kernels::cuda {
+
+struct LoraFewRowsProduct {
+  LoraTable table;
+  int64_t slot_of_a = 0;  // The stacked A of all projections.
+  int64_t max_rank = 0;   // The largest R of that slot; 0: nothing to do.
+  LoraProjection projections[kMaxLoraProjections];  // Of B and y.
+  int num_projections = 0;
+  const void* x_TI = nullptr;  // bf16, as y and S; strides in elements.
+  int64_t x_stride = 0;
+  int64_t inputs = 0;    // I.
+  void* y_TO = nullptr;  // For the expansion.
+  int64_t y_stride = 0;
+  void* shrunk_TR = nullptr;  // Null: S is not kept.
+  int64_t shrunk_stride = 0;
+  float* workspace = nullptr;  // LoraFewRowsWorkspace floats, for the parts.
+};
+
+[[nodiscard]] int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product);
+
+// Writes the parts, one launch. A NaN stays in its row of x or its rank of A.
+// Grids depend on the table's limits, on max_rank and on the widths, so that a
+// recorded launch serves every batch within them.
+// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
+[[nodiscard]] cudaError_t RunLoraFewRowsShrink(
+    const LoraFewRowsProduct& product, cudaStream_t stream);
+
+// Adds to y from the parts and, when it is kept, writes S for the entries' rows
+// and the projections' ranks; the rest keeps its bits. One launch.
+[[nodiscard]] cudaError_t RunLoraFewRowsExpand(
+    const LoraFewRowsProduct& product, cudaStream_t stream);
+
+// Writes S from the parts and leaves y alone. One launch.
+[[nodiscard]] cudaError_t RunLoraFewRowsSum(const LoraFewRowsProduct& product,
+                                            cudaStream_t stream);
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_

@@ -1,0 +1,142 @@
+// Rows, 16 bytes at a time. A kernel body is written once on packs of kN
+// elements: kWidth<T> of them where all its rows begin at multiples of 16
+// bytes and have no odd rest, one otherwise.
+#ifndef WEFT_KERNELS_CUDA_PACK_CUH_
+#define WEFT_KERNELS_CUDA_PACK_CUH_
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/device.cuh"
+
+namespace weft::kernels::cuda {
+
+inline constexpr int kAccessBytes = 16;
+
+// Elements that the widest load or store moves.
+template <typename T>
+inline constexpr int kWidth = kAccessBytes / static_cast<int>(sizeof(T));
+
+// kN neighbouring elements. More than 16 bytes are several accesses.
+template <typename T, int kN>
+struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
+                                             : kAccessBytes) Pack {
+  static_assert((kN & (kN - 1)) == 0);
+  T elements[kN];
+
+  __device__ float operator[](int i) const { return ToFloat(elements[i]); }
+  __device__ void Set(int i, float x) { Store(x, &elements[i]); }
+};
+
+template <int kN, typename T>
+__device__ Pack<T, kN> LoadPack(const T* from) {
+  return *reinterpret_cast<const Pack<T, kN>*>(from);
+}
+template <int kN, typename T>
+__device__ void StorePack(const Pack<T, kN>& pack, T* to) {
+  *reinterpret_cast<Pack<T, kN>*>(to) = pack;
+}
+
+// x as it comes out of memory of T.
+template <typename T>
+__device__ float Rounded(float x) {
+  T stored;
+  Store(x, &stored);
+  return ToFloat(stored);
+}
+
+// What a thread of a block has of a row of `count` packs: those from
+// threadIdx.x on, blockDim.x apart. The first kKept stay in registers from
+// Load to Finish. Part is what belongs to one pack: packs of several tensors.
+template <typename Part, int kKept>
+class ThreadRow {
+ public:
+  // part = load(i), then visit(i, part), which may change it. The loads of the
+  // kept parts come before the first visit, so that they overlap.
+  template <typename Load, typename Visit>
+  __device__ void Read(int count, Load load, Visit visit) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (Index(j) < count) kept_[j] = load(Index(j));
+    }
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (Index(j) < count) visit(Index(j), kept_[j]);
+    }
+    for (int i = Index(kKept); i < count; i += static_cast<int>(blockDim.x)) {
+      Part part = load(i);
+      visit(i, part);
+    }
+  }
+  // finish(i, part); parts that were not kept are load(i).
+  template <typename Load, typename Use>
+  __device__ void Finish(int count, Load load, Use finish) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (Index(j) < count) finish(Index(j), kept_[j]);
+    }
+    for (int i = Index(kKept); i < count; i += static_cast<int>(blockDim.x)) {
+      finish(i, load(i));
+    }
+  }
+
+ private:
+  static __device__ int Index(int j) {
+    return static_cast<int>(threadIdx.x + j * blockDim.x);
+  }
+
+  Part kept_[kKept];
+};
+
+// Threads that leave each about `kept` of `packs`: whole warps, at most `most`.
+inline unsigned PackThreads(int64_t packs, int64_t kept, int64_t most) {
+  const int64_t warps = CeilDiv(CeilDiv(packs, kept), kWarp);
+  return static_cast<unsigned>(warps * kWarp < most ? warps * kWarp : most);
+}
+
+// Neighbouring lanes of a warp for a short row of `packs`: a power of two, the
+// whole warp at most.
+inline int LanesOf(int64_t packs) {
+  int lanes = 1;
+  while (lanes < packs && lanes < kWarp) lanes *= 2;
+  return lanes;
+}
+
+// Whether rows from `data` on, `stride` elements of T apart, begin at multiples
+// of 16 bytes.
+template <typename T>
+bool IsWide(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0 &&
+         stride % kWidth<T> == 0;
+}
+
+// Calls run(width), whose type has the elements of a pack as ::value.
+template <typename T, typename Run>
+cudaError_t WithWidth(bool is_wide, Run run) {
+  return is_wide ? run(std::integral_constant<int, kWidth<T>>())
+                 : run(std::integral_constant<int, 1>());
+}
+
+// Calls run(const T*) with the type of `dtype`.
+template <typename Run>
+cudaError_t WithType(DType dtype, Run run) {
+  return dtype == DType::kBf16 ? run(static_cast<const __nv_bfloat16*>(nullptr))
+                               : run(static_cast<const float*>(nullptr));
+}
+
+// Calls run(const T*, const W*) with the types of rows and of their weight,
+// which is of the same dtype or f32. Errors: cudaErrorInvalidValue.
+template <typename Run>
+cudaError_t WithTypes(DType dtype, DType weight_dtype, Run run) {
+  return WithType(dtype, [&]<typename T>(const T* t) {
+    if (weight_dtype == DType::kF32) {
+      return run(t, static_cast<const float*>(nullptr));
+    }
+    return dtype == weight_dtype ? run(t, t) : cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_PACK_CUH_

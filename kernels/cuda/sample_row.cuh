@@ -1,0 +1,95 @@
+// A row of logits as the sampler reads it, a warp a chunk of it at a time.
+#ifndef WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_
+#define WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/sampler.h"
+
+namespace weft::kernels::cuda {
+
+// Logits of a chunk: kVectors loads of 16 bytes for each lane of a warp.
+constexpr int kVectors = 4;
+constexpr int kOfLane = 4 * kVectors;
+constexpr int64_t kChunk = kOfLane * kWarp;
+// Weights are multiples of 2^-40: their sum over kMaxSampleVocab tokens stays
+// below 2^63.
+constexpr float kUnitsPerOne = 1099511627776.0F;
+
+// A number that is larger for a larger logit.
+__device__ inline uint32_t KeyOf(float x) {
+  // -0 and +0 are one logit.
+  const uint32_t bits = __float_as_uint(x + 0.0F);
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+
+// softmax(logits / temperature).
+struct Row {
+  const float* logits;
+  int64_t vocab;
+  float max;
+  float inverse_temperature;
+
+  // Relative to that of the likeliest token.
+  [[nodiscard]] __device__ uint64_t Weight(float x) const {
+    return static_cast<uint64_t>(expf((x - max) * inverse_temperature) *
+                                 kUnitsPerOne);
+  }
+};
+
+__device__ inline bool IsFiltered(const SampleRule& rule) {
+  return rule.temperature > 0 && (rule.top_k > 0 || rule.top_p < 1);
+}
+
+__device__ inline Row RowOf(const SampleRows& rows, const SampleRule& rule,
+                            float max) {
+  // The bound keeps 0 * (1 / T) from becoming NaN for a tiny T.
+  return {rows.logits_MV + rule.row * rows.row_stride, rows.vocab, max,
+          rule.temperature > 0 ? fminf(1 / rule.temperature, 1e30F) : 1};
+}
+
+// Whether tokens can be drawn from a row of this maximum.
+__device__ inline bool IsDistribution(float max) {
+  return max > -INFINITY && max < INFINITY;
+}
+
+// The i-th of a lane's logits in a chunk. A lane's four of one vector are
+// neighbours, as are the lanes, so that vectors, lanes and those four are in
+// order of id.
+__device__ inline int64_t TokenOf(int64_t chunk, int i) {
+  return chunk * kChunk + i / 4 * (4 * kWarp) + Lane() * 4 + i % 4;
+}
+
+// A lane's logits of a chunk; -inf, which is never drawn, beyond the last.
+__device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
+                                 int64_t chunk, float (&x)[kOfLane]) {
+  const float* logits = rows.logits_MV + row * rows.row_stride;
+  if ((chunk + 1) * kChunk <= rows.vocab &&
+      reinterpret_cast<uintptr_t>(logits) % sizeof(float4) == 0) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const float4 vector =
+          *reinterpret_cast<const float4*>(logits + TokenOf(chunk, 4 * v));
+      x[4 * v] = vector.x;
+      x[4 * v + 1] = vector.y;
+      x[4 * v + 2] = vector.z;
+      x[4 * v + 3] = vector.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const int64_t token = TokenOf(chunk, i);
+    x[i] = token < rows.vocab ? logits[token] : -INFINITY;
+  }
+}
+
+// Where of a sum of weights a random number of 24 bits falls, 1 to `total`.
+__device__ inline uint64_t TargetOf(uint64_t total, uint32_t random) {
+  // floor(total * random / 2^24) without more than 64 bits.
+  const uint64_t low = (total & 0xFFFFFFU) * random >> 24;
+  return (total >> 24) * random + low + 1;
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_

@@ -1,0 +1,153 @@
+// What a start would do with a device's memory, told without one.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "src/base/status_macros.h"
+#include "src/engine/engine.h"
+#include "src/engine/memory_plan.h"
+#include "src/engine/torch_guard.h"
+#include "src/model/decoder_weights.h"
+#include "src/model/model_shard.h"
+#include "src/model/weight_list.h"
+#include "src/weights/checkpoint.h"
+
+namespace weft::engine {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+// What CUDA itself takes of a device for a process: context, kernels, handles.
+constexpr int64_t kContextBytes = int64_t{640} << 20;
+
+// What a rank of the model keeps on its device, on the one that has most.
+int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
+  int64_t weights = 0;
+  for (int rank = 0; rank < sizes.tensor_size; ++rank) {
+    const parallel::Shard shard{.rank = rank, .size = sizes.tensor_size};
+    weights = std::max(
+        weights, model::WeightBytes(sizes.config, sizes.element_bytes, shard));
+  }
+  int64_t rotary = 0;  // Cosine and sine of each position and frequency.
+  for (const std::vector<double>& frequencies : sizes.config.rope_tables) {
+    rotary += 2 * kFloatBytes * options.max_context_tokens *
+              static_cast<int64_t>(frequencies.size());
+  }
+  return weights + rotary;
+}
+
+class Table {
+ public:
+  void Row(absl::string_view part, int64_t bytes, absl::string_view purpose,
+           absl::string_view limit) {
+    Line(part, absl::StrCat(bytes),
+         absl::StrFormat("%.2f",
+                         static_cast<double>(bytes) / (int64_t{1} << 30)),
+         limit, purpose);
+  }
+  void Line(absl::string_view part, absl::string_view bytes,
+            absl::string_view gib, absl::string_view limit,
+            absl::string_view purpose) {
+    absl::StrAppendFormat(&text_, "%-15s  %13s  %7s  %-10s  %s\n", part, bytes,
+                          gib, limit, purpose);
+  }
+  [[nodiscard]] std::string text() && { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+std::string TableOf(const MemorySplit& split, const ModelSizes& sizes,
+                    const EngineOptions& options, int64_t available) {
+  Table table;
+  table.Line("part", "bytes", "GiB", "limited by", "for");
+  table.Row("model", split.model,
+            absl::StrCat(sizes.config.num_parameters(), " parameters",
+                         sizes.tensor_size > 1 ? ", a rank's part of them" : "",
+                         ", rotary tables"),
+            "");
+  table.Row("activations", split.activations,
+            absl::StrCat("micro-batches of ", split.batch_tokens, " tokens, ",
+                         split.recomputed_layers, " of ",
+                         sizes.config.num_layers, " layers recomputed"),
+            NameOf(split.batch_limit));
+  const int64_t usual =
+      std::min<int64_t>(options.max_context_tokens, kUsualSequenceTokens);
+  table.Row(
+      "keys and values", split.cache,
+      absl::StrCat(options.max_decode_sequences, " sequences of ", usual,
+                   " tokens; the longest has ", options.max_context_tokens),
+      NameOf(split.cache_limit));
+  table.Row("decode graphs", split.decode_graphs,
+            absl::StrCat("up to ", options.max_decode_sequences, " sequences"),
+            NameOf(split.graphs_limit));
+  table.Row("adapters", split.adapters,
+            absl::StrCat(split.num_adapters, "; one of rank ", options.max_rank,
+                         " on every layer has ",
+                         LargestAdapterBytes(sizes, options.max_rank)),
+            NameOf(split.adapters_limit));
+  table.Row("reserve", split.reserve, "workspaces, snapshots, fragmentation",
+            "");
+  if (available > split.Total()) {
+    table.Row("not given away", available - split.Total(),
+              "flags leave it to nobody", "");
+  }
+  table.Row("all", split.model + available,
+            absl::StrCat("--device-memory-share ", options.device_memory_share),
+            "");
+  return std::move(table).text();
+}
+
+absl::Status CheckHeaders(const EngineOptions& options,
+                          const model::ModelConfig& config) {
+  if (options.load_format == LoadFormat::kDummy) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<weights::Checkpoint> checkpoint,
+                        weights::Checkpoint::Open(options.model_dir));
+  return model::CheckDecoderWeights(*checkpoint, config);
+}
+
+absl::StatusOr<std::string> Describe(EngineOptions options,
+                                     int64_t device_bytes) {
+  if (options.device == Device::kCpu) {
+    return absl::InvalidArgumentError(
+        "--device=cpu: only the memory of CUDA devices is shared out");
+  }
+  WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
+                        model::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(
+      model::CheckTensorParallelSize(config, options.tensor_parallel_size));
+  WEFT_RETURN_IF_ERROR(CheckHeaders(options, config));
+  options.max_context_tokens = ContextTokens(options, config);
+  const ModelSizes sizes{
+      .config = std::move(config),
+      .tensor_size = options.tensor_parallel_size,
+      .element_bytes = options.dtype == Dtype::kF32 ? kFloatBytes : 2};
+  const int64_t model_bytes = ModelBytes(sizes, options);
+  const auto share = static_cast<int64_t>(options.device_memory_share *
+                                          static_cast<double>(device_bytes));
+  const int64_t available = std::max<int64_t>(
+      std::min(share, device_bytes - kContextBytes) - model_bytes, 0);
+  WEFT_ASSIGN_OR_RETURN(MemorySplit split,
+                        PlanMemory(sizes, available, &options));
+  split.model = model_bytes;
+  return TableOf(split, sizes, options, available);
+}
+
+}  // namespace
+}  // namespace weft::engine
+
+namespace weft {
+
+absl::StatusOr<std::string> DescribeMemory(const EngineOptions& options,
+                                           int64_t device_bytes) {
+  absl::StatusOr<std::string> text = absl::InternalError("not run");
+  WEFT_RETURN_IF_ERROR(engine::RunGuarded("sharing out the memory", [&] {
+    text = engine::Describe(options, device_bytes);
+  }));
+  return text;
+}
+
+}  // namespace weft

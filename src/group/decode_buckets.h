@@ -1,0 +1,35 @@
+// The sizes that decode steps are captured in. A CUDA graph has fixed sizes, so
+// a batch runs in the graph of the next larger one, whose further rows are
+// padding. Torch-free.
+#ifndef WEFT_SRC_GROUP_DECODE_BUCKETS_H_
+#define WEFT_SRC_GROUP_DECODE_BUCKETS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "src/model/model_config.h"
+
+namespace weft::group {
+
+// 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... and max_rows in the place of the
+// first that is larger: beyond 16 rows less than a third of them is padding.
+[[nodiscard]] std::vector<int64_t> RowBuckets(int64_t max_rows);
+// The smallest of them that takes so many rows, 1 <= num_rows <= max_rows.
+[[nodiscard]] int64_t RowBucket(int64_t num_rows, int64_t max_rows);
+
+// The bound on a sequence's tokens that a graph is captured for, at least
+// num_tokens: 512, 2048, 8192, ... What is launched depends on the bound, and
+// few bounds make few graphs.
+[[nodiscard]] int64_t TokenBound(int64_t num_tokens);
+
+// What the graphs of all buckets take of the device together at most, one for
+// each bucket with every other choice at its largest: activations of a layer,
+// logits, workspaces, and the graphs themselves.
+// Arguments: element_bytes of the activations; max_rank 0: without adapters.
+[[nodiscard]] int64_t DecodeGraphBytes(const model::ModelConfig& config,
+                                       int64_t element_bytes, int max_rank,
+                                       int64_t max_rows);
+
+}  // namespace weft::group
+
+#endif  // WEFT_SRC_GROUP_DECODE_BUCKETS_H_

@@ -1,0 +1,200 @@
+// The tables of lora_cuda.h: a routing as bytes.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/lora_product.h"
+#include "src/lora/lora_cuda.h"
+#include "src/ops/host_copy.h"
+
+namespace weft::lora::cuda {
+namespace {
+
+namespace k = kernels::cuda;
+
+constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
+
+constexpr std::array kLayerGroups = {ProjectionGroup::kQkv, ProjectionGroup::kO,
+                                     ProjectionGroup::kGateUp,
+                                     ProjectionGroup::kDown};
+
+int64_t NumSlots(const ModelShape& shape) {
+  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
+}
+
+// Calls visit(site) for every site that has slots.
+template <typename Visit>
+void ForSites(const ModelShape& shape, Visit visit) {
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (const ProjectionGroup group : kLayerGroups) {
+      visit(LoraSite{layer, group});
+    }
+  }
+  visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
+}
+
+// Configurations that lay an adapter out alike.
+bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
+  if (&a == &b) return true;
+  const LoraConfig& x = a.config();
+  const LoraConfig& y = b.config();
+  return x.rank == y.rank && x.alpha == y.alpha &&
+         x.target_modules == y.target_modules && x.overrides == y.overrides;
+}
+
+// The layouts of a routing, each once, and their numbers.
+class LayoutList {
+ public:
+  int NumberOf(const AdapterLayout& layout) {
+    const auto known = std::ranges::find_if(
+        layouts_,
+        [&](const AdapterLayout* other) { return SameLayout(*other, layout); });
+    const auto number = static_cast<int>(known - layouts_.begin());
+    if (known == layouts_.end()) layouts_.push_back(&layout);
+    return number;
+  }
+  [[nodiscard]] const std::vector<const AdapterLayout*>& all() const {
+    return layouts_;
+  }
+
+ private:
+  std::vector<const AdapterLayout*> layouts_;
+};
+
+// The slots of one adapter's matrices.
+std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
+                                   const ModelShape& shape) {
+  std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
+  const auto set = [&](int64_t slot, int64_t offset, int64_t rank,
+                       int64_t column, double scale) {
+    slots[slot] = {.offset = offset,
+                   .rank = static_cast<int32_t>(rank),
+                   .column = static_cast<int32_t>(column),
+                   .scale = static_cast<float>(scale)};
+  };
+  ForSites(shape, [&](const LoraSite& site) {
+    const GroupLayout& group = layout.group(site.layer, site.group);
+    if (group.factors.empty()) return;
+    const int64_t first = RoutingTable::FirstSlot(shape, site);
+    set(first, group.factors.front().a_offset, group.total_rank, 0, 1);
+    const auto modules = ModulesOf(site.group);
+    int64_t column = 0;
+    for (const LoraFactor& factor : group.factors) {
+      const auto at = std::ranges::find(modules, factor.module);
+      set(first + 1 + (at - modules.begin()), factor.b_offset, factor.rank,
+          column, factor.scale);
+      column += factor.rank;
+    }
+  });
+  return slots;
+}
+
+// The ranks of every slot when each factor has `rank`; none of the head, whose
+// adapters do not decode through a DecodeTable.
+std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
+  std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
+  ForSites(shape, [&](const LoraSite& site) {
+    if (site.group == ProjectionGroup::kLmHead) return;
+    const int64_t first = RoutingTable::FirstSlot(shape, site);
+    const auto num_modules = static_cast<int64_t>(ModulesOf(site.group).size());
+    ranks[first] = static_cast<int32_t>(num_modules * rank);
+    for (int64_t i = 1; i <= num_modules; ++i) {
+      ranks[first + i] = static_cast<int32_t>(rank);
+    }
+  });
+  return ranks;
+}
+
+}  // namespace
+
+bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
+                   at::Device device) {
+  if (!device.is_cuda() || dtype != at::kBFloat16) return false;
+  return !routing.empty() &&
+         std::ranges::all_of(routing, [](const LoraSegment& segment) {
+           return segment.version->compute_N.scalar_type() == at::kBFloat16 &&
+                  (!segment.gradient_N.defined() ||
+                   segment.gradient_N.scalar_type() == at::kFloat);
+         });
+}
+
+int64_t RoutingTable::FirstSlot(const ModelShape& shape, const LoraSite& site) {
+  const int64_t index =
+      site.group == ProjectionGroup::kLmHead
+          ? shape.num_layers * kGroupsPerLayer
+          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
+  return index * kSlotsPerSite;
+}
+
+RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
+                           at::Device device)
+    : RoutingTable(shape, std::vector<int32_t>(NumSlots(shape)),
+                   routing.empty() ? 0 : routing.back().end) {
+  k::LoraTableBuilder builder(NumSlots(shape));
+  LayoutList layouts;
+  for (const LoraSegment& segment : routing) {
+    builder.AddSegment(segment.begin, segment.end - segment.begin,
+                       layouts.NumberOf(*segment.version->layout),
+                       segment.version->compute_N.const_data_ptr(),
+                       segment.gradient_N.defined()
+                           ? segment.gradient_N.mutable_data_ptr<float>()
+                           : nullptr);
+  }
+  for (const AdapterLayout* layout : layouts.all()) {
+    const std::vector<k::LoraMatrix> slots = SlotsOf(*layout, shape);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      max_ranks_[i] = std::max(max_ranks_[i], slots[i].rank);
+    }
+    builder.AddLayout(slots);
+  }
+  const std::vector<std::byte> bytes = builder.Finish();
+  bytes_ = ops::ToDevice(std::span(bytes), device);
+  table_ = builder.At(bytes_.const_data_ptr());
+}
+
+RoutingTable::RoutingTable(const ModelShape& shape,
+                           std::vector<int32_t> max_ranks, int64_t end_row)
+    : shape_(shape), max_ranks_(std::move(max_ranks)), end_row_(end_row) {}
+
+DecodeTable::DecodeTable(const DecodeCapacity& capacity,
+                         const ModelShape& shape)
+    : RoutingTable(shape, LargestRanks(shape, capacity.rank), capacity.rows),
+      capacity_(capacity),
+      layout_({.num_slots = NumSlots(shape),
+               .max_layouts = capacity.layouts,
+               .max_rows = capacity.rows}) {}
+
+bool DecodeTable::Fits(const LoraRouting& routing) const {
+  LayoutList layouts;
+  for (const LoraSegment& segment : routing) {
+    const AdapterLayout& layout = *segment.version->layout;
+    layouts.NumberOf(layout);
+    if (segment.end > capacity_.rows || layout.max_rank() > capacity_.rank) {
+      return false;
+    }
+  }
+  return static_cast<int64_t>(layouts.all().size()) <= capacity_.layouts;
+}
+
+void DecodeTable::Write(const LoraRouting& routing,
+                        std::span<std::byte> host) const {
+  TORCH_CHECK(host.size() == num_bytes() && Fits(routing),
+              "a routing beyond the capacity of its table");
+  k::LoraTableBuilder builder(layout_.num_slots);
+  LayoutList layouts;
+  for (const LoraSegment& segment : routing) {
+    builder.AddFewRows(segment.begin, segment.end - segment.begin,
+                       layouts.NumberOf(*segment.version->layout),
+                       segment.version->compute_N.const_data_ptr());
+  }
+  for (const AdapterLayout* layout : layouts.all()) {
+    builder.AddLayout(SlotsOf(*layout, shape_));
+  }
+  builder.WriteTo(layout_, host);
+}
+
+}  // namespace weft::lora::cuda

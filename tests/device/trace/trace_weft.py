@@ -1,0 +1,119 @@
+"""Times weftd on a published shape with seeded weights, out of an unpacked bundle:
+
+    python3 tests/device/trace/trace_weft.py SHAPE BATCH LENGTH RANK [weftd flags]
+
+One adapter trains, eight train together, the base and an adapter are sampled from
+with 1, 8 and 64 sequences; each line is the client's wall clock. weftd runs with
+this process's environment, so CUDA_INJECTION64_PATH and CUDA_TRACE_FILE have its
+kernels written too: repetitions are 0.3 s apart, which cuda_trace.py --gap 100
+finds as bursts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(_ROOT / folder) for folder in ("tests/bench", "tests/oracle")]
+sys.path.append(str(_ROOT / "client" / "python"))
+
+import daemon as daemon_module  # noqa: E402
+import numpy as np  # noqa: E402
+import shapes  # noqa: E402
+import weft  # noqa: E402
+
+ADAPTERS = 8
+BATCHES = (1, 8, 64)
+PROMPT, NEW_TOKENS = 32, 33
+IDLE_SECONDS = 0.3
+
+
+class Tokens:
+    """Seeded token ids of a vocabulary."""
+
+    def __init__(self, vocab: int):
+        self._vocab = vocab
+        self._rng = np.random.default_rng(0)
+
+    def draw(self, count: int) -> Any:
+        return self._rng.integers(3, self._vocab, count)
+
+    def datum(self, count: int) -> weft.Datum:
+        ids = self.draw(count + 1)
+        return weft.Datum(ids[:-1], ids[1:])
+
+
+def timed(label: str, call: Callable[[], object], reps: int) -> None:
+    for rep in range(reps):
+        time.sleep(IDLE_SECONDS)
+        start = time.monotonic()
+        call()
+        took = (time.monotonic() - start) * 1e3
+        print(f"{label} rep {rep}: {took:.1f} ms", flush=True)
+
+
+def train(client: Any, tokens: Tokens, batch: int, length: int, rank: int) -> Any:
+    """Returns an adapter that has trained."""
+    one = client.create_adapter("one", rank=rank)
+    data = [tokens.datum(length) for _ in range(batch)]
+    timed(
+        f"forward_backward {batch}x{length} r{rank}",
+        lambda: one.forward_backward(data),
+        4,
+    )
+    timed("forward", lambda: one.forward(data), 2)
+    timed("optim_step", lambda: one.optim_step(learning_rate=1e-5), 3)
+    many = [client.create_adapter(f"m{i}", rank=rank) for i in range(ADAPTERS)]
+    share = max(1, batch // ADAPTERS)
+    parts = [[tokens.datum(length) for _ in range(share)] for _ in many]
+    with ThreadPoolExecutor(ADAPTERS) as pool:
+        timed(
+            f"{ADAPTERS} adapters",
+            lambda: list(
+                pool.map(lambda p: p[0].forward_backward(p[1]), zip(many, parts))
+            ),
+            3,
+        )
+    return many[0]
+
+
+def sample(client: Any, adapter: Any, tokens: Tokens) -> None:
+    for count in BATCHES:
+        prompts = [tokens.draw(PROMPT) for _ in range(count)]
+        for who, source in (("base", client), ("adapter", adapter)):
+
+            def one(prompt: Any, source: Any = source) -> Any:
+                return source.sample(
+                    prompt, max_tokens=NEW_TOKENS, temperature=0.0, stop=[]
+                )
+
+            with ThreadPoolExecutor(count) as pool:
+                timed(
+                    f"sample {who} n={count} {PROMPT}+{NEW_TOKENS}",
+                    lambda: list(pool.map(one, prompts)),
+                    2,
+                )
+
+
+def main() -> int:
+    name, batch, length, rank = sys.argv[1], *map(int, sys.argv[2:5])
+    folder = shapes.folder(name, daemon_module.DEVICE)
+    tokens = Tokens(shapes.SHAPES[name]["vocab_size"])
+    server = daemon_module.Daemon(folder, Path("trace_weft"), *sys.argv[5:])
+    server.start()
+    with server.client() as client:
+        adapter = train(client, tokens, batch, length, rank)
+        sample(client, adapter, tokens)
+        for line in server.scrape().splitlines():
+            if line.startswith("weft_device_memory"):
+                print(line, flush=True)
+    return server.stop()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,147 @@
+// weftd --check-config --device-memory-bytes, without weftd.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "src/engine/engine.h"
+#include "src/model/weight_list.h"
+#include "src/weights/safetensors.h"
+#include "tests/support/status_matchers.h"
+#include "tests/weights/files.h"
+
+namespace weft::engine {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+// Llama-3.1-8B's sizes.
+constexpr char kLarge[] = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+  "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+  "num_hidden_layers": 32, "num_attention_heads": 32,
+  "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
+  "max_position_embeddings": 131072, "rope_theta": 500000.0,
+  "tie_word_embeddings": false, "eos_token_id": 128001})";
+
+constexpr char kSmall[] = R"({
+  "model_type": "llama", "vocab_size": 10, "hidden_size": 8,
+  "num_hidden_layers": 3, "intermediate_size": 12, "num_attention_heads": 2,
+  "max_position_embeddings": 16, "tie_word_embeddings": false})";
+
+// With one space for many.
+std::string Squeezed(absl::string_view text) {
+  return absl::StrJoin(absl::StrSplit(text, ' ', absl::SkipEmpty()), " ");
+}
+
+class DescribeMemoryTest : public ::testing::Test {
+ protected:
+  void WriteConfig(const char* config) {
+    (void)folder_.Write("config.json", config);
+  }
+
+  // Every tensor of kSmall but the first `missing` ones.
+  void WriteWeights(size_t missing) {
+    std::vector<model::WeightEntry> entries =
+        model::ListWeights(*model::ParseModelConfig(kSmall));
+    entries.erase(entries.begin(),
+                  entries.begin() + static_cast<ptrdiff_t>(missing));
+    std::vector<std::vector<std::byte>> data;
+    std::vector<weights::NamedTensor> tensors;
+    for (const model::WeightEntry& entry : entries) {
+      data.emplace_back(entry.num_elements() * 2);
+      tensors.push_back(
+          {entry.name, {weights::ScalarType::kF16, entry.shape, data.back()}});
+    }
+    (void)folder_.Write("model.safetensors",
+                        weights::WriteSafetensors(tensors));
+  }
+
+  absl::StatusOr<std::string> Describe(int64_t bytes) {
+    options_.model_dir = folder_.path();
+    return DescribeMemory(options_, bytes);
+  }
+
+  weights::TempFolder folder_;
+  EngineOptions options_;
+};
+
+TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
+  WriteConfig(kLarge);
+  options_.load_format = LoadFormat::kDummy;
+  const auto text = Describe(80 * kGiB);
+  ASSERT_THAT(text.status(), IsOk());
+  // The numbers of memory_plan_test.cc; the model with 131,072 positions of 64
+  // cosines and sines.
+  EXPECT_THAT(
+      Squeezed(*text),
+      AllOf(HasSubstr("model 16127631360 15.02 8030261248 parameters"),
+            HasSubstr("activations 13574144000 12.64 memory micro-batches of "
+                      "4096 tokens, 0 of 32 layers recomputed"),
+            HasSubstr("nothing 64 sequences of 2048 tokens; the longest has "
+                      "131072"),
+            HasSubstr("decode graphs 74842112 0.07 nothing"),
+            HasSubstr("memory 6; one of rank 64 on every layer has 4063690752"),
+            HasSubstr("reserve 4360732160 4.06"),
+            HasSubstr("all 77309411328 72.00")));
+}
+
+TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
+  WriteConfig(kLarge);
+  options_.load_format = LoadFormat::kDummy;
+  options_.tensor_parallel_size = 2;
+  // Half of the matrices, all 65 norms of 4096: (8,029,995,008 / 2 + 266,240)
+  // in two bytes, and rotary tables.
+  EXPECT_THAT(*Describe(80 * kGiB), HasSubstr(" 8097636352 "));
+  options_.tensor_parallel_size = 3;
+  EXPECT_THAT(
+      Describe(80 * kGiB).status(),
+      IsStatus(absl::StatusCode::kInvalidArgument, "--tensor-parallel-size"));
+}
+
+TEST_F(DescribeMemoryTest, FailsAsAStartWould) {
+  WriteConfig(kLarge);
+  options_.load_format = LoadFormat::kDummy;
+  EXPECT_THAT(Describe(24 * kGiB).status(),
+              IsStatus(absl::StatusCode::kResourceExhausted, "--max-context"));
+  // Not even the model.
+  EXPECT_THAT(Describe(8 * kGiB).status(),
+              IsStatus(absl::StatusCode::kResourceExhausted, "leaves 0 bytes"));
+  options_.device = Device::kCpu;
+  EXPECT_THAT(Describe(80 * kGiB).status(),
+              IsStatus(absl::StatusCode::kInvalidArgument, "--device=cpu"));
+}
+
+TEST_F(DescribeMemoryTest, ReadsHeadersUnlessWeightsAreDummies) {
+  EXPECT_THAT(Describe(kGiB).status(),
+              IsStatus(absl::StatusCode::kNotFound, "config.json"));
+  WriteConfig(kSmall);
+  EXPECT_THAT(Describe(2 * kGiB).status(),
+              IsStatus(absl::StatusCode::kNotFound, "safetensors"));
+  WriteWeights(/*missing=*/1);
+  EXPECT_THAT(
+      Describe(2 * kGiB).status(),
+      IsStatus(absl::StatusCode::kNotFound, "model.embed_tokens.weight"));
+  WriteWeights(/*missing=*/0);
+  EXPECT_THAT(Describe(2 * kGiB).status(), IsOk());
+}
+
+TEST_F(DescribeMemoryTest, ShowsWhatFlagsLeaveToNobody) {
+  WriteConfig(kSmall);
+  WriteWeights(/*missing=*/0);
+  options_.max_resident_adapters = 1;
+  options_.kv_cache_bytes = 1 << 20;
+  options_.memory_budget_bytes = 1 << 28;
+  EXPECT_THAT(*Describe(2 * kGiB),
+              AllOf(HasSubstr("not given away"), HasSubstr("  flag  ")));
+}
+
+}  // namespace
+}  // namespace weft::engine

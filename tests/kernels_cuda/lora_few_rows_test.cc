@@ -1,0 +1,433 @@
+// The products of segments of few rows against loops in f64.
+#include "kernels/cuda/lora_few_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/lora_table_builder.h"
+#include "tests/kernels_cuda/device_array.h"
+
+namespace weft::kernels::cuda {
+namespace {
+
+using weft::testing::kEpsilonBf16;
+
+constexpr int kMostProjections = kMaxLoraProjections;
+
+// The ranks and scales of an adapter's projections; rank 0: it has none.
+struct Layout {
+  int32_t ranks[kMostProjections] = {};
+  float scales[kMostProjections] = {2, -1, 0.5F};
+};
+
+struct Segment {
+  int64_t begin;
+  int64_t end;
+  int layout;
+  uint32_t seed;  // Of its adapter's weights.
+};
+
+// One linear group with everything that the kernels read about it.
+struct Problem {
+  int64_t inputs = 0;
+  std::vector<int64_t> features;
+  std::vector<Layout> layouts;
+  std::vector<Segment> segments;
+  int64_t num_rows = 0;
+  // What is before the matrices, the columns of x and those of y: odd ones
+  // leave nothing aligned.
+  int64_t shift = 0;
+
+  [[nodiscard]] int64_t x_stride() const { return inputs + shift; }
+  [[nodiscard]] int64_t y_stride() const {
+    int64_t stride = shift;
+    for (const int64_t own : features) stride += own;
+    return stride;
+  }
+  [[nodiscard]] int64_t ColumnOf(size_t projection) const {
+    int64_t column = shift;
+    for (size_t p = 0; p < projection; ++p) column += features[p];
+    return column;
+  }
+  // The slots: the stacked A, then every B.
+  [[nodiscard]] std::vector<LoraMatrix> SlotsOf(const Layout& layout) const {
+    std::vector<LoraMatrix> slots(1 + features.size());
+    slots[0].offset = shift;
+    for (size_t p = 0; p < features.size(); ++p) {
+      slots[1 + p] = {.rank = layout.ranks[p],
+                      .column = slots[0].rank,
+                      .scale = layout.scales[p]};
+      slots[0].rank += layout.ranks[p];
+    }
+    int64_t offset = shift + slots[0].rank * inputs;
+    for (size_t p = 0; p < features.size(); ++p) {
+      slots[1 + p].offset = offset;
+      offset += slots[1 + p].rank * features[p];
+    }
+    return slots;
+  }
+  [[nodiscard]] int64_t NumParameters(const Layout& layout) const {
+    const auto slots = SlotsOf(layout);
+    return slots.back().offset + slots.back().rank * features.back();
+  }
+  [[nodiscard]] int64_t MaxRank() const {
+    int64_t rank = 0;
+    for (const Layout& layout : layouts) {
+      rank = std::max<int64_t>(rank, SlotsOf(layout).front().rank);
+    }
+    return rank;
+  }
+  [[nodiscard]] std::vector<float> WeightsOf(const Segment& segment) const {
+    return Rounded(DType::kBf16,
+                   RandomFloats(NumParameters(layouts[segment.layout]),
+                                segment.seed, 0.1F));
+  }
+};
+
+// It on the device.
+struct OnDevice {
+  // With `capacity`, its table has that size, and every segment is of few rows.
+  explicit OnDevice(const Problem& problem,
+                    const LoraTableCapacity* capacity = nullptr)
+      : of(problem),
+        x_values(
+            Rounded(DType::kBf16,
+                    RandomFloats(problem.num_rows * problem.x_stride(), 1))),
+        y_values(
+            Rounded(DType::kBf16,
+                    RandomFloats(problem.num_rows * problem.y_stride(), 2))),
+        x(DType::kBf16, x_values),
+        y(DType::kBf16, y_values),
+        shrunk(DType::kBf16,
+               std::vector<float>(problem.num_rows * problem.MaxRank(), 3)) {
+    LoraTableBuilder builder(1 + static_cast<int64_t>(problem.features.size()));
+    for (const Layout& layout : problem.layouts) {
+      builder.AddLayout(problem.SlotsOf(layout));
+    }
+    for (const Segment& s : problem.segments) {
+      weights.push_back(
+          std::make_unique<DeviceArray>(DType::kBf16, problem.WeightsOf(s)));
+      if (capacity == nullptr) {
+        builder.AddSegment(s.begin, s.end - s.begin, s.layout,
+                           weights.back()->data(), nullptr);
+      } else {
+        builder.AddFewRows(s.begin, s.end - s.begin, s.layout,
+                           weights.back()->data());
+      }
+    }
+    std::vector<std::byte> table;
+    if (capacity == nullptr) {
+      table = builder.Finish();
+    } else {
+      // What is beyond the batch is never read.
+      table.resize(capacity->num_bytes(), std::byte{0xFF});
+      builder.WriteTo(*capacity, table);
+    }
+    bytes = std::make_unique<DeviceBuffer<std::byte>>(table);
+    product = {.table = capacity == nullptr ? builder.At(bytes->data())
+                                            : capacity->At(bytes->data()),
+               .max_rank = problem.MaxRank(),
+               .num_projections = static_cast<int>(problem.features.size()),
+               .x_TI = x.at(problem.shift),
+               .x_stride = problem.x_stride(),
+               .inputs = problem.inputs,
+               .y_TO = y.data(),
+               .y_stride = problem.y_stride(),
+               .shrunk_TR = shrunk.data(),
+               .shrunk_stride = problem.MaxRank()};
+    for (size_t p = 0; p < problem.features.size(); ++p) {
+      product.projections[p] = {.slot = 1 + static_cast<int64_t>(p),
+                                .column = problem.ColumnOf(p),
+                                .features = problem.features[p]};
+    }
+    workspace = std::make_unique<DeviceBuffer<float>>(std::vector<float>(
+        static_cast<size_t>(LoraFewRowsWorkspace(product)), kNan));
+    product.workspace = workspace->data();
+  }
+
+  void Run() const {
+    ASSERT_EQ(RunLoraFewRowsShrink(product, nullptr), cudaSuccess);
+    ASSERT_EQ(RunLoraFewRowsExpand(product, nullptr), cudaSuccess);
+  }
+
+  // Element (row, rank) of x A^T in f64.
+  [[nodiscard]] double Shrunk(int64_t t, const std::vector<float>& adapter,
+                              int64_t rank) const {
+    double sum = 0;
+    for (int64_t i = 0; i < of.inputs; ++i) {
+      sum += static_cast<double>(x_values[t * of.x_stride() + of.shift + i]) *
+             adapter[of.shift + rank * of.inputs + i];
+    }
+    return sum;
+  }
+
+  // S and y of all rows, in f64 from the S that the device stores: what rounds
+  // S is checked on S.
+  void CheckShrunk() const {
+    const std::vector<float> actual = shrunk.Read();
+    std::vector<double> expected(actual.size(), 3);
+    const int64_t stride = of.MaxRank();
+    for (const Segment& s : of.segments) {
+      const std::vector<float> adapter = of.WeightsOf(s);
+      const int32_t rank = of.SlotsOf(of.layouts[s.layout]).front().rank;
+      for (int64_t t = s.begin; t < s.end; ++t) {
+        for (int64_t r = 0; r < rank; ++r) {
+          expected[t * stride + r] = Shrunk(t, adapter, r);
+        }
+      }
+    }
+    ExpectNear(actual, expected, of.inputs, stride, "S");
+  }
+  void CheckOutputs() const {
+    const std::vector<float> s_values = shrunk.Read(), actual = y.Read();
+    std::vector<double> expected(y_values.begin(), y_values.end());
+    for (const Segment& s : of.segments) {
+      const std::vector<float> adapter = of.WeightsOf(s);
+      const auto slots = of.SlotsOf(of.layouts[s.layout]);
+      for (int64_t t = s.begin; t < s.end; ++t) {
+        for (size_t p = 0; p < of.features.size(); ++p) {
+          const LoraMatrix& b = slots[1 + p];
+          for (int64_t f = 0; f < of.features[p]; ++f) {
+            double sum = 0;
+            for (int64_t r = 0; r < b.rank; ++r) {
+              sum += static_cast<double>(
+                         s_values[t * of.MaxRank() + b.column + r]) *
+                     adapter[b.offset + f * b.rank + r];
+            }
+            const int64_t at = t * of.y_stride() + of.ColumnOf(p) + f;
+            expected[at] += b.scale * sum;
+          }
+        }
+      }
+    }
+    ExpectNear(actual, expected, 1 + of.MaxRank(), of.y_stride(), "y");
+  }
+  // Sums of so many terms; on the way they are no larger than the largest of
+  // the results.
+  static void ExpectNear(const std::vector<float>& actual,
+                         const std::vector<double>& expected, int64_t terms,
+                         int64_t stride, const char* what) {
+    double largest = 0;
+    for (const double x : expected) largest = std::max(largest, std::abs(x));
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_NEAR(actual[i], expected[i],
+                  weft::testing::StoredTolerance(kEpsilonBf16, terms, largest,
+                                                 expected[i]))
+          << what << ", row " << i / stride << " column " << i % stride;
+    }
+  }
+
+  Problem of;
+  std::vector<float> x_values, y_values;
+  DeviceArray x, y, shrunk;
+  std::vector<std::unique_ptr<DeviceArray>> weights;
+  std::unique_ptr<DeviceBuffer<std::byte>> bytes;
+  std::unique_ptr<DeviceBuffer<float>> workspace;
+  LoraFewRowsProduct product;
+};
+
+class CudaLoraFewRowsTest : public CudaKernelTest {};
+
+void RunAndCheck(const Problem& problem) {
+  const OnDevice device(problem);
+  device.Run();
+  device.CheckShrunk();
+  device.CheckOutputs();
+}
+
+// Layouts of all projections, of one alone, of none; segments of 1 to 16 rows;
+// rows of nobody.
+Problem Mixed(int64_t inputs, std::vector<int64_t> features, int64_t shift) {
+  return {.inputs = inputs,
+          .features = std::move(features),
+          .layouts = {{.ranks = {16, 8, 32}},
+                      {.ranks = {0, 3, 0}},
+                      {},
+                      {.ranks = {72, 0, 5}}},
+          .segments = {{1, 2, 0, 11},
+                       {2, 4, 1, 12},
+                       {4, 5, 2, 13},
+                       {6, 22, 3, 14},
+                       {22, 31, 0, 15}},
+          .num_rows = 33,
+          .shift = shift};
+}
+
+TEST_F(CudaLoraFewRowsTest, TakesMixedRanksRowsAndProjections) {
+  RunAndCheck(Mixed(264, {136, 40, 48}, 0));
+}
+
+// Widths, strides and addresses that no wide load divides.
+TEST_F(CudaLoraFewRowsTest, TakesWhatLiesAnywhere) {
+  RunAndCheck(Mixed(101, {35, 3, 47}, 0));
+  RunAndCheck(Mixed(264, {136, 40, 48}, 3));
+}
+
+// One row, as a decoded token has: qkv, gate and up, and down of
+// Llama-3.1-8B; qkv of SmolLM2, whose widths are of no whole parts.
+TEST_F(CudaLoraFewRowsTest, TakesTheWidthsOfServedModels) {
+  const auto one_row = [](int64_t inputs, std::vector<int64_t> features,
+                          Layout layout) {
+    return Problem{.inputs = inputs,
+                   .features = std::move(features),
+                   .layouts = {layout},
+                   .segments = {{0, 1, 0, 5}},
+                   .num_rows = 1};
+  };
+  RunAndCheck(one_row(4096, {4096, 1024, 1024}, {.ranks = {16, 16, 16}}));
+  RunAndCheck(one_row(4096, {14336, 14336}, {.ranks = {8, 16}}));
+  RunAndCheck(one_row(14336, {4096}, {.ranks = {8}}));
+  RunAndCheck(one_row(576, {576, 192, 192}, {.ranks = {128, 64, 8}}));
+  RunAndCheck(one_row(1536, {576}, {.ranks = {32}}));
+}
+
+TEST_F(CudaLoraFewRowsTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
+  constexpr int64_t kWide = 40000;
+  RunAndCheck({.inputs = kWide,
+               .features = {8},
+               .layouts = {{.ranks = {1}}},
+               .segments = {{0, 1, 0, 5}},
+               .num_rows = 1});
+  const LoraFewRowsProduct product = {
+      .table = {.max_few = 1, .max_few_rows = 1},
+      .max_rank = 1,
+      .inputs = kWide};
+  EXPECT_EQ(LoraFewRowsWorkspace(product), 16);
+}
+
+// More items than a launch has blocks.
+TEST_F(CudaLoraFewRowsTest, TakesManyAdapters) {
+  Problem problem = {.inputs = 64,
+                     .features = {24},
+                     .layouts = {{.ranks = {256}}, {.ranks = {8}}},
+                     .num_rows = 80};
+  for (int i = 0; i < 80; ++i) {
+    problem.segments.push_back({i, i + 1, i % 8 == 0 ? 0 : 1, 100U + i});
+  }
+  RunAndCheck(problem);
+}
+
+// The rows of long segments are not theirs.
+TEST_F(CudaLoraFewRowsTest, LeavesLongSegmentsAlone) {
+  Problem problem = Mixed(64, {24}, 0);
+  problem.layouts = {{.ranks = {8}}};
+  problem.segments = {{0, 17, 0, 5}, {17, 33, 0, 6}};
+  OnDevice device(problem);
+  EXPECT_EQ(device.product.table.max_few, 1);
+  EXPECT_EQ(device.product.table.num_blocks, 2);
+  EXPECT_EQ(device.product.table.LongOnes().num_blocks, 1);
+  EXPECT_EQ(device.product.table.LongOnes().max_cuts, 4);
+  device.Run();
+  device.of.segments.erase(device.of.segments.begin());
+  device.CheckShrunk();
+  device.CheckOutputs();
+}
+
+// A recorded launch has the pointers and the grids of one table of a capacity:
+// it serves any other of the same one.
+TEST_F(CudaLoraFewRowsTest, ServesAnyBatchOfACapacity) {
+  Problem problem = Mixed(64, {24, 16, 8}, 0);
+  const LoraTableCapacity capacity = {
+      .num_slots = 4, .max_layouts = 5, .max_rows = 40};
+  // A long segment too is of few rows here.
+  problem.segments = {{0, 1, 3, 4}, {1, 31, 0, 5}};
+  const OnDevice first(problem, &capacity);
+  first.Run();
+  first.CheckShrunk();
+  first.CheckOutputs();
+
+  problem.segments = {{5, 6, 1, 7}, {20, 22, 0, 8}};
+  const OnDevice next(problem, &capacity);
+  LoraFewRowsProduct recorded = next.product;
+  recorded.table = first.product.table;
+  EXPECT_EQ(LoraFewRowsWorkspace(recorded), LoraFewRowsWorkspace(next.product));
+  ASSERT_EQ(cudaMemcpy(first.bytes->data(), next.bytes->Read().data(),
+                       capacity.num_bytes(), cudaMemcpyHostToDevice),
+            cudaSuccess);
+  ASSERT_EQ(RunLoraFewRowsShrink(recorded, nullptr), cudaSuccess);
+  ASSERT_EQ(RunLoraFewRowsExpand(recorded, nullptr), cudaSuccess);
+  next.CheckShrunk();
+  next.CheckOutputs();
+
+  problem.segments = {};
+  const OnDevice none(problem, &capacity);
+  none.Run();
+  EXPECT_EQ(none.y.Read(), none.y_values);
+}
+
+TEST_F(CudaLoraFewRowsTest, SumsWhatTheExpansionKeeps) {
+  const Problem problem = Mixed(264, {136, 40, 48}, 0);
+  const OnDevice expanded(problem), summed(problem);
+  expanded.Run();
+  ASSERT_EQ(RunLoraFewRowsShrink(summed.product, nullptr), cudaSuccess);
+  ASSERT_EQ(RunLoraFewRowsSum(summed.product, nullptr), cudaSuccess);
+  EXPECT_EQ(summed.shrunk.Read(), expanded.shrunk.Read());
+  EXPECT_EQ(summed.y.Read(), summed.y_values);
+
+  OnDevice kept_none(problem);
+  kept_none.product.shrunk_TR = nullptr;
+  kept_none.Run();
+  EXPECT_EQ(kept_none.y.Read(), expanded.y.Read());
+  EXPECT_EQ(kept_none.shrunk.Read(),
+            std::vector<float>(problem.num_rows * problem.MaxRank(), 3));
+}
+
+// Neither other segments nor other rows of its own one.
+TEST_F(CudaLoraFewRowsTest, GivesARowTheSameBitsWithoutItsNeighbours) {
+  const Problem all = Mixed(264, {136, 40, 48}, 0);
+  const OnDevice with(all);
+  with.Run();
+  for (const Segment& segment : all.segments) {
+    Problem alone = all;
+    const int64_t last = segment.end - 1;
+    alone.segments = {{last, last + 1, segment.layout, segment.seed}};
+    const OnDevice without(alone);
+    without.Run();
+    const auto row = [&](const DeviceArray& array, int64_t stride) {
+      return Slice(array.Read(), last * stride, stride);
+    };
+    EXPECT_EQ(row(with.y, all.y_stride()), row(without.y, all.y_stride()));
+    EXPECT_EQ(row(with.shrunk, all.MaxRank()),
+              row(without.shrunk, all.MaxRank()));
+  }
+}
+
+TEST_F(CudaLoraFewRowsTest, NanStaysInItsRow) {
+  const Problem problem = {.inputs = 64,
+                           .features = {16},
+                           .layouts = {{.ranks = {8}}},
+                           .segments = {{0, 10, 0, 5}},
+                           .num_rows = 10};
+  const OnDevice clean(problem), dirty(problem);
+  clean.Run();
+  const uint16_t nan = ToBf16(kNan);
+  for (const int64_t row : {2, 9}) {
+    ASSERT_EQ(cudaMemcpy(dirty.x.at(row * 64 + 40), &nan, sizeof nan,
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+  dirty.Run();
+  const std::vector<float> y = dirty.y.Read(), expected = clean.y.Read();
+  for (size_t i = 0; i < y.size(); ++i) {
+    if (i / 16 == 2 || i / 16 == 9) {
+      ASSERT_TRUE(std::isnan(y[i])) << i;
+    } else {
+      ASSERT_EQ(y[i], expected[i]) << i;
+    }
+  }
+}
+
+TEST_F(CudaLoraFewRowsTest, TakesNothing) {
+  EXPECT_EQ(RunLoraFewRowsShrink({}, nullptr), cudaSuccess);
+  EXPECT_EQ(RunLoraFewRowsExpand({}, nullptr), cudaSuccess);
+  EXPECT_EQ(RunLoraFewRowsSum({}, nullptr), cudaSuccess);
+  EXPECT_EQ(LoraFewRowsWorkspace({}), 0);
+}
+
+}  // namespace
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,41 @@
+"""Finds calls of LibTorch's device hooks that CUDA does not answer.
+
+at::detail::getCUDAHooks() gives an interface whose functions are inlined from its
+header and throw unless CUDA's own class overrides them: such a call compiles and
+links, and fails on the first machine that has a device.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sources import CPP_SUFFIXES, files
+
+FOLDERS = ("src", "server", "tests")
+# Below LibTorch's include folder: the class of CUDA.
+HEADER = Path("ATen") / "cuda" / "detail" / "CUDAHooks.h"
+
+_CALL = re.compile(r"getCUDAHooks\(\)\s*\.\s*(\w+)\s*\(")
+_OVERRIDE = re.compile(r"\b(\w+)\s*\([^;{]*\)\s*const\s+override")
+
+
+def answered(header: str) -> frozenset[str]:
+    """Names of the hooks that the class overrides."""
+    return frozenset(_OVERRIDE.findall(header))
+
+
+def hook_calls(text: str) -> Iterator[tuple[int, str]]:
+    """Line and name of each hook that a C++ source calls."""
+    for match in _CALL.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, match.group(1)
+
+
+def hook_offences(root: Path, header: str) -> list[str]:
+    """One `file:line: reason` for each call that CUDA does not answer."""
+    known = answered(header)
+    return [
+        f"{path.relative_to(root)}:{line}: CUDA has no {name}: it throws"
+        for path in files(root, FOLDERS, CPP_SUFFIXES)
+        for line, name in hook_calls(path.read_text())
+        if name not in known
+    ]
