@@ -29,6 +29,8 @@ const at::TensorOptions kBf16OnDevice =
     at::TensorOptions(at::kBFloat16).device(at::kCUDA);
 constexpr int64_t kSequences = 4;
 constexpr int64_t kPageTokens = 4;
+// Segments of more than 16 rows: those of fewer take kernels of their own.
+constexpr int64_t kTrainRows = 40;
 
 using Counts = std::map<std::string, int>;
 
@@ -110,10 +112,12 @@ class DeviceLaunchesTest : public ::testing::Test {
   static Step Train(int num_layers, bool with_adapters) {
     const Decoder decoder = MakeDecoder(num_layers);
     PackedBatch batch{
-        .tokens_T = at::arange(24),
-        .positions_T = at::cat({at::arange(10), at::arange(14)}).to(at::kInt),
-        .nodes = {{0, 10, -1, 10}, {10, 24, -1, 24}}};
-    if (with_adapters) batch.routing = MakeRouting(decoder.config(), 24);
+        .tokens_T = at::arange(kTrainRows),
+        .positions_T = at::cat({at::arange(10), at::arange(30)}).to(at::kInt),
+        .nodes = {{0, 10, -1, 10}, {10, kTrainRows, -1, kTrainRows}}};
+    if (with_adapters) {
+      batch.routing = MakeRouting(decoder.config(), kTrainRows);
+    }
     batch = BatchTo(std::move(batch), kBf16OnDevice);
     model::Tape tape;
     Step step;
