@@ -15,14 +15,18 @@ __device__ inline uint64_t WarpScan(uint64_t value) {
   return value;
 }
 
-// Sum over the threads before this one. All threads call it.
-__device__ inline uint64_t BlockScan(uint64_t value) {
+// Sum over the threads before this one, and over all. All threads call it.
+__device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
   __shared__ uint64_t sums[kMaxWarps];
   const uint64_t in_warp = WarpScan(value);
   if (Lane() == kWarp - 1) sums[WarpIndex()] = in_warp;
   __syncthreads();
   uint64_t before = in_warp - value;
-  for (int warp = 0; warp < WarpIndex(); ++warp) before += sums[warp];
+  *total = 0;
+  for (int warp = 0; warp < NumWarps(); ++warp) {
+    if (warp < WarpIndex()) before += sums[warp];
+    *total += sums[warp];
+  }
   // Before the next call overwrites what others still read.
   __syncthreads();
   return before;
@@ -44,7 +48,8 @@ __device__ Place FindInOrder(int64_t size, uint64_t target, Measure measure) {
   const int64_t end = begin + each < size ? begin + each : size;
   uint64_t own = 0;
   for (int64_t item = begin; item < end; ++item) own += measure(item);
-  const uint64_t before = BlockScan(own);
+  uint64_t total = 0;
+  const uint64_t before = BlockScan(own, &total);
   if (before < target && target - before <= own) {
     Place place = {begin, target - before};
     while (place.rest > measure(place.item)) {

@@ -31,7 +31,7 @@ constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
 // Products side by side, so that a lane has 8 neighbouring features of y.
 constexpr int kTiles = 4;
 constexpr int kWarpFeatures = kTiles * kColumns;
-constexpr int64_t kBlockFeatures = kExpandWarps * kWarpFeatures;
+constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
 // Ranks whose B is on its way at once.
 constexpr int kSlab = 64;
 constexpr int kSlabSteps = kSlab / kDepth;
@@ -48,8 +48,7 @@ union Chunk {
 
 // Elements [begin, begin + 8) of a row of `count`, zeros beyond it.
 template <bool kAligned>
-__device__ Chunk Load(const Bf16* row, int64_t begin, int64_t count,
-                      bool exists) {
+__device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
   Chunk chunk = {};
   if (!exists || begin >= count) return chunk;
   if constexpr (kAligned) {
@@ -83,44 +82,42 @@ __device__ LoraMatrix MatrixOf(const LoraTable& table, const LoraFewRows& rows,
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 
-__host__ __device__ inline int64_t PartFeatures(int64_t inputs) {
-  const int64_t most =
-      (inputs + kMaxParts * kDepth - 1) / (kMaxParts * kDepth) * kDepth;
-  return most > kPartFeatures ? most : kPartFeatures;
-}
-__host__ __device__ inline int NumParts(int64_t inputs) {
-  const int64_t features = PartFeatures(inputs);
-  return static_cast<int>((inputs + features - 1) / features);
-}
+// A launch: the product, and what the host makes of its widths.
+struct Task {
+  LoraFewRowsProduct product;
+  int inputs = 0;
+  int part_features = 0;
+  int num_parts = 0;
+  unsigned tiles = 0;  // Items of one entry; of a part in the shrink.
+};
 
 // The ranks of one part of one row.
-__device__ float* PartOf(const LoraFewRowsProduct& product,
-                         const LoraFewRows& rows, int row, int part) {
+__device__ float* PartOf(const Task& task, const LoraFewRows& rows, int row,
+                         int part) {
   const int64_t place = rows.place + row;
-  return product.workspace +
-         (place * NumParts(product.inputs) + part) * product.max_rank;
+  return task.product.workspace +
+         (place * task.num_parts + part) * task.product.max_rank;
 }
 
 // Adds this warp's steps of a part to its 16 x 8 sums.
 template <bool kAligned>
-__device__ void AddFeatures(const LoraFewRowsProduct& product,
-                            const LoraFewRows& rows, const LoraMatrix& matrix,
-                            int64_t begin, int64_t end, int first_rank,
-                            float (&sums)[4]) {
+__device__ void AddFeatures(const Task& task, const LoraFewRows& rows,
+                            const LoraMatrix& matrix, int begin, int end,
+                            int first_rank, float (&sums)[4]) {
+  const LoraFewRowsProduct& product = task.product;
   const int g = Lane() / 4;
-  const int64_t inputs = product.inputs;
   const Bf16* upper = static_cast<const Bf16*>(product.x_TI) +
                       (rows.row + g) * product.x_stride;
   const Bf16* lower = upper + kColumns * product.x_stride;
   const Bf16* a = static_cast<const Bf16*>(rows.weights) + matrix.offset +
-                  (first_rank + g) * inputs;
-  const int64_t step = int64_t{kShrinkWarps} * kDepth;
-  for (int64_t base = begin + WarpIndex() * kDepth; base < end;
-       base += kShrinkSteps * step) {
+                  (first_rank + g) * product.inputs;
+  constexpr int kStep = kShrinkWarps * kDepth;
+  for (int base = begin + WarpIndex() * kDepth; base < end;
+       base += kShrinkSteps * kStep) {
     Chunk chunks[kShrinkSteps][3];
 #pragma unroll
     for (int i = 0; i < kShrinkSteps; ++i) {
-      const int64_t at = base + i * step + Lane() % 4 * kChunk;
+      const int at = base + i * kStep + Lane() % 4 * kChunk;
       chunks[i][0] = Load<kAligned>(a, at, end, first_rank + g < matrix.rank);
       chunks[i][1] = Load<kAligned>(upper, at, end, g < rows.num_rows);
       chunks[i][2] =
@@ -134,23 +131,23 @@ __device__ void AddFeatures(const LoraFewRowsProduct& product,
 }
 
 // One item: the parts of up to 16 rows and 8 ranks, over some features.
-__device__ void ShrinkItem(const LoraFewRowsProduct& product,
-                           const LoraFewRows& rows, const LoraMatrix& matrix,
-                           int part, int first_rank) {
+__device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
+                           const LoraMatrix& matrix, int part, int first_rank) {
   __shared__ float memory[kShrinkWarps][kRows * kColumns];
-  const int64_t features = PartFeatures(product.inputs);
-  const int64_t begin = part * features;
-  const int64_t end =
-      begin + features < product.inputs ? begin + features : product.inputs;
+  const LoraFewRowsProduct& product = task.product;
+  const int begin = part * task.part_features;
+  const int end = begin + task.part_features < task.inputs
+                      ? begin + task.part_features
+                      : task.inputs;
   const bool is_aligned =
       IsAligned(static_cast<const Bf16*>(product.x_TI), product.x_stride) &&
       IsAligned(static_cast<const Bf16*>(rows.weights) + matrix.offset,
                 product.inputs);
   float sums[4] = {};
   if (is_aligned) {
-    AddFeatures<true>(product, rows, matrix, begin, end, first_rank, sums);
+    AddFeatures<true>(task, rows, matrix, begin, end, first_rank, sums);
   } else {
-    AddFeatures<false>(product, rows, matrix, begin, end, first_rank, sums);
+    AddFeatures<false>(task, rows, matrix, begin, end, first_rank, sums);
   }
   for (int i = 0; i < 4; ++i) {
     const int row = Lane() / 4 + i / 2 * kColumns;
@@ -165,43 +162,41 @@ __device__ void ShrinkItem(const LoraFewRowsProduct& product,
     for (int warp = 0; warp < kShrinkWarps; ++warp) {
       sum += memory[warp][threadIdx.x];
     }
-    PartOf(product, rows, row, part)[matrix.column + rank] = matrix.scale * sum;
+    PartOf(task, rows, row, part)[matrix.column + rank] = matrix.scale * sum;
   }
   // Before the next item's sums overwrite these.
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kShrinkThreads)
-    ShrinkKernel(LoraFewRowsProduct product, unsigned rank_tiles) {
-  const unsigned per_entry = rank_tiles * NumParts(product.inputs);
-  const auto num_items =
-      static_cast<unsigned>(*product.table.num_few * per_entry);
+__global__ void __launch_bounds__(kShrinkThreads) ShrinkKernel(Task task) {
+  const LoraTable& table = task.product.table;
+  const unsigned per_entry = task.tiles * task.num_parts;
+  const auto num_items = static_cast<unsigned>(*table.num_few * per_entry);
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
-    const LoraFewRows rows = product.table.few[item / per_entry];
-    const LoraMatrix matrix = MatrixOf(product.table, rows, product.slot_of_a);
-    const auto part = static_cast<int>(item % per_entry / rank_tiles);
-    const int first_rank = static_cast<int>(item % rank_tiles) * kColumns;
+    const LoraFewRows rows = table.few[item / per_entry];
+    const LoraMatrix matrix = MatrixOf(table, rows, task.product.slot_of_a);
+    const auto part = static_cast<int>(item % per_entry / task.tiles);
+    const int first_rank = static_cast<int>(item % task.tiles) * kColumns;
     if (first_rank < matrix.rank) {
-      ShrinkItem(product, rows, matrix, part, first_rank);
+      ShrinkItem(task, rows, matrix, part, first_rank);
     }
   }
 }
 
 // One element of S.
-__device__ float SumOfParts(const LoraFewRowsProduct& product,
-                            const LoraFewRows& rows, int row, int64_t column) {
-  const float* parts = PartOf(product, rows, row, 0) + column;
-  const int num_parts = NumParts(product.inputs);
+__device__ float SumOfParts(const Task& task, const LoraFewRows& rows, int row,
+                            int column) {
+  const float* parts = PartOf(task, rows, row, 0) + column;
   float sum = 0;
 #pragma unroll 8
-  for (int part = 0; part < num_parts; ++part) {
-    sum += parts[part * product.max_rank];
+  for (int part = 0; part < task.num_parts; ++part) {
+    sum += parts[part * task.product.max_rank];
   }
   return sum;
 }
 
 __device__ void KeepShrunk(const LoraFewRowsProduct& product,
-                           const LoraFewRows& rows, int row, int64_t column,
+                           const LoraFewRows& rows, int row, int column,
                            Bf16 value) {
   static_cast<Bf16*>(
       product.shrunk_TR)[(rows.row + row) * product.shrunk_stride + column] =
@@ -222,17 +217,19 @@ struct Slab {
 };
 
 // The slab at rank `first` of a projection; zeros beyond its rank.
-__device__ void FillSlab(const LoraFewRowsProduct& product,
-                         const LoraFewRows& rows, const LoraMatrix& matrix,
-                         int first, bool keeps, Slab* slab) {
+__device__ void FillSlab(const Task& task, const LoraFewRows& rows,
+                         const LoraMatrix& matrix, int first, bool keeps,
+                         Slab* slab) {
   for (int i = static_cast<int>(threadIdx.x); i < kRows * kSlab;
        i += static_cast<int>(kExpandThreads)) {
     const int row = i / kSlab;
     const int rank = first + i % kSlab;
     Bf16 value = Rounded(0);
     if (row < rows.num_rows && rank < matrix.rank) {
-      value = Rounded(SumOfParts(product, rows, row, matrix.column + rank));
-      if (keeps) KeepShrunk(product, rows, row, matrix.column + rank, value);
+      value = Rounded(SumOfParts(task, rows, row, matrix.column + rank));
+      if (keeps) {
+        KeepShrunk(task.product, rows, row, matrix.column + rank, value);
+      }
     }
     slab->chunks[row][i % kSlab / kChunk].elements[i % kChunk] = BitsOf(value);
   }
@@ -240,13 +237,15 @@ __device__ void FillSlab(const LoraFewRowsProduct& product,
 
 // What one block adds to.
 struct FeatureTile {
-  LoraProjection projection;
-  int64_t first;
+  int64_t slot;
+  int64_t column;  // Of y.
+  int features;    // Of the projection.
+  int first;       // Of them.
 };
 
 template <bool kAligned>
 __device__ void AddToRow(const Chunk& before, const float (&sums)[kTiles][4],
-                         int lower, float scale, int64_t count, bool exists,
+                         int lower, float scale, int count, bool exists,
                          Bf16* y) {
   if (!exists || count <= 0) return;
   Chunk after;
@@ -270,21 +269,21 @@ __device__ void AddToRow(const Chunk& before, const float (&sums)[kTiles][4],
 // One item: up to 16 rows of y at kBlockFeatures features. Column c of product
 // j is feature c / 2 * 8 + 2 j + c % 2 of the warp.
 template <bool kAligned>
-__device__ void ExpandItem(const LoraFewRowsProduct& product,
-                           const LoraFewRows& rows, const LoraMatrix& matrix,
-                           const FeatureTile& tile, Slab* slab) {
+__device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
+                           const LoraMatrix& matrix, const FeatureTile& tile,
+                           Slab* slab) {
+  const LoraFewRowsProduct& product = task.product;
   const int g = Lane() / 4;
   const int t = Lane() % 4;
-  const int64_t features = tile.projection.features;
-  const int64_t first = tile.first + WarpIndex() * kWarpFeatures;
-  const int64_t own = first + t * kChunk;
+  const int first = tile.first + WarpIndex() * kWarpFeatures;
+  const int own = first + t * kChunk;
   Bf16* y = static_cast<Bf16*>(product.y_TO) +
-            (rows.row + g) * product.y_stride + tile.projection.column;
+            (rows.row + g) * product.y_stride + tile.column;
   const bool exists[2] = {g < rows.num_rows, g + kColumns < rows.num_rows};
   Chunk before[2];
   for (int i = 0; i < 2; ++i) {
     before[i] = Load<kAligned>(y + i * kColumns * product.y_stride, own,
-                               features, exists[i]);
+                               tile.features, exists[i]);
   }
   float sums[kTiles][4] = {};
   for (int rank = 0; rank < matrix.rank; rank += kSlab) {
@@ -297,11 +296,11 @@ __device__ void ExpandItem(const LoraFewRowsProduct& product,
 #pragma unroll
       for (int i = 0; i < kSlabSteps; ++i) {
         b[i][j] = Load<kAligned>(row, rank + i * kDepth + t * kChunk,
-                                 matrix.rank, feature < features);
+                                 matrix.rank, feature < tile.features);
       }
     }
     const bool keeps = product.shrunk_TR != nullptr && tile.first == 0;
-    FillSlab(product, rows, matrix, rank, keeps, slab);
+    FillSlab(task, rows, matrix, rank, keeps, slab);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kSlabSteps; ++i) {
@@ -314,63 +313,85 @@ __device__ void ExpandItem(const LoraFewRowsProduct& product,
     __syncthreads();
   }
   for (int i = 0; i < 2; ++i) {
-    AddToRow<kAligned>(before[i], sums, i, matrix.scale, features - own,
+    AddToRow<kAligned>(before[i], sums, i, matrix.scale, tile.features - own,
                        exists[i], y + i * kColumns * product.y_stride + own);
   }
 }
 
-__host__ __device__ inline int64_t TilesOf(const LoraProjection& projection) {
-  return (projection.features + kBlockFeatures - 1) / kBlockFeatures;
+__host__ __device__ inline int TilesOf(const LoraProjection& projection) {
+  return static_cast<int>((projection.features + kBlockFeatures - 1) /
+                          kBlockFeatures);
 }
 
-__global__ void __launch_bounds__(kExpandThreads)
-    ExpandKernel(LoraFewRowsProduct product, unsigned tiles) {
+// The tiles of one projection lie after those of the one before.
+__device__ FeatureTile TileAt(const LoraFewRowsProduct& product, int number) {
+  int which = 0;
+  while (number >= TilesOf(product.projections[which])) {
+    number -= TilesOf(product.projections[which++]);
+  }
+  const LoraProjection& projection = product.projections[which];
+  return {.slot = projection.slot,
+          .column = projection.column,
+          .features = static_cast<int>(projection.features),
+          .first = number * kBlockFeatures};
+}
+
+__global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   __shared__ Slab slab;
-  const auto num_items = static_cast<unsigned>(*product.table.num_few * tiles);
+  const LoraFewRowsProduct& product = task.product;
+  const auto num_items =
+      static_cast<unsigned>(*product.table.num_few * task.tiles);
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
-    const LoraFewRows rows = product.table.few[item / tiles];
-    int64_t number = item % tiles;
-    int which = 0;
-    while (number >= TilesOf(product.projections[which])) {
-      number -= TilesOf(product.projections[which++]);
-    }
-    const FeatureTile tile = {product.projections[which],
-                              number * kBlockFeatures};
-    const LoraMatrix matrix =
-        MatrixOf(product.table, rows, tile.projection.slot);
+    const LoraFewRows rows = product.table.few[item / task.tiles];
+    const FeatureTile tile =
+        TileAt(product, static_cast<int>(item % task.tiles));
+    const LoraMatrix matrix = MatrixOf(product.table, rows, tile.slot);
     if (matrix.rank == 0) continue;
     const bool is_aligned =
         IsAligned(static_cast<const Bf16*>(rows.weights) + matrix.offset,
                   matrix.rank) &&
-        IsAligned(
-            static_cast<const Bf16*>(product.y_TO) + tile.projection.column,
-            product.y_stride) &&
-        tile.projection.features % kChunk == 0;
+        IsAligned(static_cast<const Bf16*>(product.y_TO) + tile.column,
+                  product.y_stride) &&
+        tile.features % kChunk == 0;
     if (is_aligned) {
-      ExpandItem<true>(product, rows, matrix, tile, &slab);
+      ExpandItem<true>(task, rows, matrix, tile, &slab);
     } else {
-      ExpandItem<false>(product, rows, matrix, tile, &slab);
+      ExpandItem<false>(task, rows, matrix, tile, &slab);
     }
   }
 }
 
 // Block: one entry.
-__global__ void __launch_bounds__(kExpandThreads)
-    SumKernel(LoraFewRowsProduct product) {
+__global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
+  const LoraFewRowsProduct& product = task.product;
   if (blockIdx.x >= *product.table.num_few) return;
   const LoraFewRows rows = product.table.few[blockIdx.x];
   const LoraMatrix matrix = MatrixOf(product.table, rows, product.slot_of_a);
   for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * matrix.rank;
        i += static_cast<int>(kExpandThreads)) {
     const int row = i / matrix.rank;
-    const int64_t column = matrix.column + i % matrix.rank;
+    const int column = matrix.column + i % matrix.rank;
     KeepShrunk(product, rows, row, column,
-               Rounded(SumOfParts(product, rows, row, column)));
+               Rounded(SumOfParts(task, rows, row, column)));
   }
 }
 
 bool IsEmpty(const LoraFewRowsProduct& product) {
   return product.table.max_few == 0 || product.max_rank == 0;
+}
+
+int64_t PartFeatures(int64_t inputs) {
+  const int64_t most = CeilDiv(inputs, kMaxParts * kDepth) * kDepth;
+  return most > kPartFeatures ? most : kPartFeatures;
+}
+
+Task TaskOf(const LoraFewRowsProduct& product, int64_t tiles) {
+  const int64_t part_features = PartFeatures(product.inputs);
+  return {.product = product,
+          .inputs = static_cast<int>(product.inputs),
+          .part_features = static_cast<int>(part_features),
+          .num_parts = static_cast<int>(CeilDiv(product.inputs, part_features)),
+          .tiles = static_cast<unsigned>(tiles)};
 }
 
 int64_t NumBlocks(const LoraFewRowsProduct& product, int64_t items_per_entry) {
@@ -381,17 +402,17 @@ int64_t NumBlocks(const LoraFewRowsProduct& product, int64_t items_per_entry) {
 }  // namespace
 
 int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product) {
-  return product.table.max_few_rows * NumParts(product.inputs) *
+  return product.table.max_few_rows * TaskOf(product, 0).num_parts *
          product.max_rank;
 }
 
 cudaError_t RunLoraFewRowsShrink(const LoraFewRowsProduct& product,
                                  cudaStream_t stream) {
-  const int64_t tiles = CeilDiv(product.max_rank, kColumns);
-  const int64_t per_entry = tiles * NumParts(product.inputs);
+  const Task task = TaskOf(product, CeilDiv(product.max_rank, kColumns));
+  const int64_t per_entry = int64_t{task.tiles} * task.num_parts;
   if (IsEmpty(product) || per_entry == 0) return cudaSuccess;
   return Launch(ShrinkKernel, NumBlocks(product, per_entry), 1, kShrinkThreads,
-                stream, product, tiles);
+                stream, task);
 }
 
 cudaError_t RunLoraFewRowsExpand(const LoraFewRowsProduct& product,
@@ -402,14 +423,14 @@ cudaError_t RunLoraFewRowsExpand(const LoraFewRowsProduct& product,
   }
   if (IsEmpty(product) || tiles == 0) return cudaSuccess;
   return Launch(ExpandKernel, NumBlocks(product, tiles), 1, kExpandThreads,
-                stream, product, tiles);
+                stream, TaskOf(product, tiles));
 }
 
 cudaError_t RunLoraFewRowsSum(const LoraFewRowsProduct& product,
                               cudaStream_t stream) {
   if (IsEmpty(product)) return cudaSuccess;
   return Launch(SumKernel, product.table.max_few, 1, kExpandThreads, stream,
-                product);
+                TaskOf(product, 0));
 }
 
 }  // namespace weft::kernels::cuda

@@ -29,13 +29,23 @@ struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
   __device__ void Set(int i, float x) { Store(x, &elements[i]); }
 };
 
+// One access for each 16 bytes.
 template <int kN, typename T>
 __device__ Pack<T, kN> LoadPack(const T* from) {
   return *reinterpret_cast<const Pack<T, kN>*>(from);
 }
 template <int kN, typename T>
 __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
-  *reinterpret_cast<Pack<T, kN>*>(to) = pack;
+  if constexpr (sizeof(pack) % kAccessBytes == 0) {
+    // By the instruction's name: the compiler splits some assignments.
+#pragma unroll
+    for (size_t i = 0; i < sizeof(pack) / kAccessBytes; ++i) {
+      __stwb(reinterpret_cast<uint4*>(to) + i,
+             reinterpret_cast<const uint4*>(&pack)[i]);
+    }
+  } else {
+    *reinterpret_cast<Pack<T, kN>*>(to) = pack;
+  }
 }
 
 // x as it comes out of memory of T.

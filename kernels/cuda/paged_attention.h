@@ -13,6 +13,15 @@
 namespace weft::kernels::cuda {
 
 inline constexpr int64_t kMaxHeadFeatures = 256;
+inline constexpr int kMaxSplits = 128;
+
+// Into how many parts the tokens of a sequence are split, each for a block of
+// its own: one per 128 tokens up to `wanted`, one per 2048 from there on, and
+// never more than `most`.
+struct AttentionSplits {
+  int wanted = 1;
+  int most = 1;  // At most kMaxSplits. Blocks of the launch.
+};
 
 // All pointers are the device's.
 struct PagedAttentionBatch {
@@ -27,33 +36,39 @@ struct PagedAttentionBatch {
   const void* v_pages_PSKC = nullptr;
   const int32_t* page_table_BL = nullptr;
   int64_t table_entries = 0;           // L.
-  const int32_t* lengths_B = nullptr;  // Tokens of each sequence, >= 1.
+  const int32_t* lengths_B = nullptr;  // Tokens of each sequence.
   int64_t window = 0;                  // The last tokens that are seen; 0: all.
   float scale = 1;
   float softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
   void* out_BHC = nullptr;
-  // Parts that the tokens of each sequence are split into, 1 to 1024: more
-  // blocks where few sequences are long. `workspace` takes
-  // PagedAttentionWorkspace floats.
-  int num_splits = 1;
-  float* workspace = nullptr;
+  AttentionSplits splits;
+  float* workspace = nullptr;  // PagedAttentionWorkspace floats.
 };
 
-// The num_splits that keep a device busy: few sequences leave processors idle,
-// so long ones are split. The lengths are on the device: the table's width and
-// the window say how long one may be.
-[[nodiscard]] int PagedAttentionSplits(const PagedAttentionBatch& batch);
+// The splits that keep a device busy: few sequences leave processors idle, and
+// one that is far longer than the others ends long after them. The lengths are
+// on the device: the table's width and the window say how long one may be.
+[[nodiscard]] AttentionSplits ChooseAttentionSplits(
+    const PagedAttentionBatch& batch);
 
 [[nodiscard]] int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch);
 
 // out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]
 // tokens of the sequence whose pages are page_table[b], or the last `window` of
-// them. Table entries and page slots of other tokens are not read. Keys and
-// values are read once for up to 8 query heads that share them. One launch, or
-// two with splits, whose parts merge in their order.
-// Errors:  cudaErrorInvalidValue for C or splits out of range.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
-// Source:  dense attention in f64; online softmax, Milakov and Gimelshein 2018.
+// them; zeros for a length of 0. Table entries and page slots of other tokens
+// are not read. Keys and values are read once for up to 8 query heads that
+// share them.
+// One launch, which may be replayed: its blocks are set by `batch`, and each
+// finds its tokens by the lengths that are in memory when it runs. The splits
+// of a sequence merge in their order: its bits depend on its own tokens and on
+// `splits`, not on its neighbours.
+// Errors:  cudaErrorInvalidValue for C or splits out of range, or for splits of
+//          more than 8192 groups of heads.
+// Threads: any; the work is queued on `stream`, nothing is waited for. Two
+//          launches with splits must not run on one device at a time: they
+//          count the splits that are done in one place.
+// Source:  dense attention in f64; online softmax, Milakov and Gimelshein 2018;
+//          splits, Dao et al., Flash-Decoding 2023.
 [[nodiscard]] cudaError_t PagedAttention(const PagedAttentionBatch& batch,
                                          cudaStream_t stream);
 

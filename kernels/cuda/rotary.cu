@@ -150,68 +150,93 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// As RmsNormBackwardKernel, head by head: with d = dy * weight and n = raw *
-// inverse, dx = (d - n mean(d n)) * inverse.
+// The sums of the backward pass of a head's norm, see RmsNormBackwardKernel.
+struct NormSums {
+  float squares;
+  float dot;
+
+  __device__ void Add(float dy, float weight, float raw) {
+    squares += raw * raw;
+    dot += dy * weight * raw;
+  }
+};
+
+// With d = dy * weight and n = raw * inverse: (d - n mean(d n)) * inverse. All
+// lanes of the warp make it.
+struct NormSlope {
+  __device__ NormSlope(const NormSums& sums, const Geometry& geometry,
+                       float eps) {
+    const float squares = SumOverLanes(sums.squares, geometry.lanes);
+    inverse = InverseRms(squares, geometry.half, eps);
+    mean = SumOverLanes(sums.dot, geometry.lanes) * inverse /
+           static_cast<float>(2 * geometry.half);
+  }
+  __device__ float Of(float dy, float weight, float raw) const {
+    return (dy * weight - raw * inverse * mean) * inverse;
+  }
+
+  float inverse;
+  float mean;
+};
+
+// Heads q, k, then v, which is copied.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads)
-    RotaryBackwardKernel(RotaryRows rows, HeadNorms norms, HeadRows raw_q,
-                         HeadRows raw_k, Geometry geometry) {
+    RotaryBackwardKernel(RotaryRows rows, HeadNorms norms,
+                         HeadGradients gradients, Geometry geometry) {
   const int64_t token = blockIdx.x;
   const int half = geometry.half;
-  const int heads = static_cast<int>(rows.q.num_heads + rows.k.num_heads);
+  const int first_v = static_cast<int>(rows.q.num_heads + rows.k.num_heads);
+  const int heads = first_v + static_cast<int>(gradients.v.num_heads);
   const int begin = FirstPair<kN>(geometry);
   const int step = geometry.lanes * kN;
   for (int i = static_cast<int>(threadIdx.x);
        i - Lane() < heads * geometry.lanes; i += static_cast<int>(blockDim.x)) {
     const int head = i / geometry.lanes;
-    const bool is_head = head < heads;
-    T* x = is_head ? HeadOf<T>(rows.q, rows.k, token, head) : nullptr;
+    const bool is_rotated = head < first_v;
+    const T* dy = is_rotated ? HeadOf<T>(gradients.q, gradients.k, token, head)
+                             : HeadOf<T>(gradients.v, token, head - first_v);
+    T* dx = is_rotated ? HeadOf<T>(rows.q, rows.k, token, head)
+                       : HeadOf<T>(gradients.v_to, token, head - first_v);
+    // The pairs from c on before the rotation.
     const auto gradient = [&](int c) {
-      auto pairs = LoadPairs<kN>(x + c, half);
-      Rotate<true>(rows, token, c, &pairs);
+      auto pairs = LoadPairs<kN>(dy + c, half);
+      if (is_rotated) Rotate<true>(rows, token, c, &pairs);
       return pairs;
     };
+    const int end = head < heads ? half : 0;
     if constexpr (!kNorm) {
-      for (int c = begin; is_head && c < half; c += step) {
-        StorePairs(gradient(c), x + c, half);
+      for (int c = begin; c < end; c += step) {
+        StorePairs(gradient(c), dx + c, half);
       }
-    } else {
-      const T* raw = is_head ? HeadOf<T>(raw_q, raw_k, token, head) : nullptr;
-      const W* weight = WeightOf<W>(norms, rows.q, head);
-      float squares = 0;
-      float dot = 0;
-      const auto add = [&](float dy, float w, float r) {
-        squares += r * r;
-        dot += dy * w * r;
-      };
-      for (int c = begin; is_head && c < half; c += step) {
-        const auto dy = gradient(c);
+      continue;
+    }
+    const T* raw = HeadOf<T>(gradients.raw_q, gradients.raw_k, token, head);
+    const W* weight = WeightOf<W>(norms, rows.q, head);
+    NormSums sums = {0, 0};
+    for (int c = begin; is_rotated && c < end; c += step) {
+      const auto d = gradient(c);
+      const auto w = LoadPairs<kN>(weight + c, half);
+      const auto r = LoadPairs<kN>(raw + c, half);
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        sums.Add(d.first[k], w.first[k], r.first[k]);
+        sums.Add(d.second[k], w.second[k], r.second[k]);
+      }
+    }
+    const NormSlope slope(sums, geometry, norms.eps);
+    for (int c = begin; c < end; c += step) {
+      auto d = gradient(c);
+      if (is_rotated) {
         const auto w = LoadPairs<kN>(weight + c, half);
         const auto r = LoadPairs<kN>(raw + c, half);
 #pragma unroll
         for (int k = 0; k < kN; ++k) {
-          add(dy.first[k], w.first[k], r.first[k]);
-          add(dy.second[k], w.second[k], r.second[k]);
+          d.first.Set(k, slope.Of(d.first[k], w.first[k], r.first[k]));
+          d.second.Set(k, slope.Of(d.second[k], w.second[k], r.second[k]));
         }
       }
-      const float inverse =
-          InverseRms(SumOverLanes(squares, geometry.lanes), half, norms.eps);
-      const float mean = SumOverLanes(dot, geometry.lanes) * inverse /
-                         static_cast<float>(2 * half);
-      const auto finish = [&](float dy, float w, float r) {
-        return (dy * w - r * inverse * mean) * inverse;
-      };
-      for (int c = begin; is_head && c < half; c += step) {
-        auto dy = gradient(c);
-        const auto w = LoadPairs<kN>(weight + c, half);
-        const auto r = LoadPairs<kN>(raw + c, half);
-#pragma unroll
-        for (int k = 0; k < kN; ++k) {
-          dy.first.Set(k, finish(dy.first[k], w.first[k], r.first[k]));
-          dy.second.Set(k, finish(dy.second[k], w.second[k], r.second[k]));
-        }
-        StorePairs(dy, x + c, half);
-      }
+      StorePairs(d, dx + c, half);
     }
   }
 }
@@ -295,7 +320,7 @@ cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
 }
 
 cudaError_t RotaryBackward(const RotaryRows& rows, const HeadNorms& norms,
-                           const HeadRows& raw_q, const HeadRows& raw_k,
+                           const HeadGradients& gradients,
                            cudaStream_t stream) {
   if (IsEmpty(rows)) return cudaSuccess;
   const cudaError_t status = CheckSize(rows);
@@ -304,14 +329,21 @@ cudaError_t RotaryBackward(const RotaryRows& rows, const HeadNorms& norms,
       rows.dtype, norms,
       [&]<typename T, typename W>(const T*, const W*, auto with_norms) {
         constexpr bool kNorm = decltype(with_norms)::value;
-        const bool is_wide =
-            TakesPacks<T>(rows, norms) &&
-            (!kNorm || (HeadsAreWide<T>(raw_q) && HeadsAreWide<T>(raw_k)));
+        bool is_wide = TakesPacks<T>(rows, norms);
+        for (const HeadRows* heads :
+             {&gradients.q, &gradients.k, &gradients.v, &gradients.v_to}) {
+          is_wide = is_wide && HeadsAreWide<T>(*heads);
+        }
+        if (kNorm) {
+          is_wide = is_wide && HeadsAreWide<T>(gradients.raw_q) &&
+                    HeadsAreWide<T>(gradients.raw_k);
+        }
+        const int64_t heads =
+            rows.q.num_heads + rows.k.num_heads + gradients.v.num_heads;
         return WithWidth<T>(is_wide, [&](auto width) {
           constexpr int kN = decltype(width)::value;
           return LaunchTokens(RotaryBackwardKernel<T, W, kN, kNorm>, rows,
-                              rows.q.num_heads + rows.k.num_heads, kN, stream,
-                              norms, raw_q, raw_k);
+                              heads, kN, stream, norms, gradients);
         });
       });
 }

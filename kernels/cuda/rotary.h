@@ -1,7 +1,7 @@
 // What a layer does with the heads of its projection before attention, in one
 // launch: the norm of each head, where a model has one, rotary position
-// embedding in half-split form, and the write of keys and values to their
-// pages. All in place.
+// embedding in half-split form, both in place, and the write of keys and values
+// to their pages.
 // Legend: T tokens, Q query heads, K key/value heads, C head features, P
 // positions, S tokens of a page.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_H_
@@ -61,14 +61,25 @@ struct KvSlots {
 [[nodiscard]] cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
                                  const KvSlots& slots, cudaStream_t stream);
 
-// Turns dLoss/d(results) in rows.q and rows.k into dLoss/d(inputs): rotates
-// back, then goes back through the norms. `raw_q` and `raw_k` are the inputs,
-// read with norms alone.
+// What the backward pass reads.
+struct HeadGradients {
+  // dLoss/d(results); q and k may be those of the rows. v, of as many heads as
+  // k or none, is copied to `v_to`.
+  HeadRows q;
+  HeadRows k;
+  HeadRows v;
+  HeadRows v_to;
+  // What was normed; with norms alone.
+  HeadRows raw_q;
+  HeadRows raw_k;
+};
+
+// Writes dLoss/d(inputs) to rows.q and rows.k: rotates back, then goes back
+// through the norms.
 // Errors and threads as above.   Source: reference::RmsNormBackwardRow.
 [[nodiscard]] cudaError_t RotaryBackward(const RotaryRows& rows,
                                          const HeadNorms& norms,
-                                         const HeadRows& raw_q,
-                                         const HeadRows& raw_k,
+                                         const HeadGradients& gradients,
                                          cudaStream_t stream);
 
 }  // namespace weft::kernels::cuda

@@ -12,6 +12,8 @@
 namespace weft::kernels::cuda {
 
 constexpr int kBuckets = 2048;
+// Of the kernel that counts.
+constexpr int kCountThreads = 512;
 // Passes that count: for the first bits, and for the rest of one search.
 constexpr int kFirstCounts = 1;
 constexpr int kCountsOfSearch = 2;
@@ -37,6 +39,7 @@ struct Search {
   int32_t level = 0;        // Of the count that comes next.
   uint32_t low = 0;         // The smallest key of the range.
   uint32_t num_tokens = 0;  // That can be drawn.
+  float max = 0;            // Of the row's logits, once level 0 is counted.
   uint64_t total = 0;       // Weight of all tokens.
   uint64_t kept = 0;        // Of what the filters so far keep.
   uint64_t above = 0;       // Of the keys above the range.
@@ -68,7 +71,7 @@ struct alignas(16) BlockHistogram {
   __device__ void Clear() {
     auto* words = reinterpret_cast<uint4*>(counts);
     for (size_t i = threadIdx.x; i < sizeof(*this) / sizeof(uint4);
-         i += blockDim.x) {
+         i += kCountThreads) {
       words[i] = {0, 0, 0, 0};
     }
   }
@@ -83,7 +86,7 @@ struct alignas(16) BlockHistogram {
   // Adds it to the row's. All threads call it, after a barrier.
   __device__ void AddTo(Histogram* sum) const {
     for (int i = static_cast<int>(threadIdx.x); i < kBuckets;
-         i += static_cast<int>(blockDim.x)) {
+         i += kCountThreads) {
       if (counts[i] == 0) continue;
       atomicAdd(&sum->counts[i], counts[i]);
       // CUDA has the addition for this type of 64 bits alone.
@@ -102,41 +105,66 @@ struct Bucket {
   uint64_t rest;  // Of the target.
 };
 
-// The bucket with which the tokens or the weights, largest keys first, sum up
-// to `target`. All threads call it. Another block has written the histogram.
-__device__ inline Bucket FindBucket(const Histogram& histogram, bool counts,
-                                    uint64_t target) {
-  __shared__ Bucket found;
-  const int each = kBuckets / static_cast<int>(blockDim.x);
-  const int first = kBuckets - 1 - static_cast<int>(threadIdx.x) * each;
-  uint64_t own_count = 0, own_weight = 0;
-  for (int i = 0; i < each; ++i) {
-    own_count += __ldcg(&histogram.counts[first - i]);
-    own_weight += __ldcg(&histogram.weights[first - i]);
-  }
-  const uint64_t count_above = BlockScan(own_count);
-  uint64_t weight_above = BlockScan(own_weight);
-  const uint64_t above = counts ? count_above : weight_above;
-  if (above < target && target - above <= (counts ? own_count : own_weight)) {
-    Bucket bucket = {static_cast<uint32_t>(first), 0, 0, weight_above,
-                     target - above};
-    while (true) {
-      bucket.count = __ldcg(&histogram.counts[bucket.index]);
-      bucket.weight = __ldcg(&histogram.weights[bucket.index]);
-      const uint64_t own = counts ? bucket.count : bucket.weight;
-      if (bucket.rest <= own) break;
-      bucket.rest -= own;
-      bucket.weight_above += bucket.weight;
-      --bucket.index;
+// A row's histogram, spread over the threads of a block, largest keys first.
+class Buckets {
+ public:
+  // All threads construct it. Other blocks have written the histogram.
+  __device__ explicit Buckets(const Histogram& histogram) {
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      counts_[i] = __ldcg(&histogram.counts[First() - i]);
+      weights_[i] = __ldcg(&histogram.weights[First() - i]);
     }
-    found = bucket;
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      own_count_ += counts_[i];
+      own_weight_ += weights_[i];
+    }
+    count_above_ = BlockScan(own_count_, &num_tokens_);
+    weight_above_ = BlockScan(own_weight_, &weight_);
   }
-  __syncthreads();
-  const Bucket bucket = found;
-  // Before the next call overwrites what others still read.
-  __syncthreads();
-  return bucket;
-}
+
+  [[nodiscard]] __device__ uint64_t num_tokens() const { return num_tokens_; }
+  [[nodiscard]] __device__ uint64_t weight() const { return weight_; }
+
+  // The bucket with which the tokens or the weights sum up to `target`, 1 to
+  // the whole sum. All threads call it.
+  [[nodiscard]] __device__ Bucket Find(bool counts, uint64_t target) const {
+    __shared__ Bucket found;
+    uint64_t above = counts ? count_above_ : weight_above_;
+    const uint64_t own = counts ? own_count_ : own_weight_;
+    if (above < target && target - above <= own) {
+      uint64_t weight_above = weight_above_;
+#pragma unroll
+      for (int i = 0; i < kOfThread; ++i) {
+        const uint64_t measure = counts ? counts_[i] : weights_[i];
+        if (above < target && target - above <= measure) {
+          found = {static_cast<uint32_t>(First() - i), counts_[i], weights_[i],
+                   weight_above, target - above};
+        }
+        above += measure;
+        weight_above += weights_[i];
+      }
+    }
+    __syncthreads();
+    const Bucket bucket = found;
+    // Before the next call overwrites what others still read.
+    __syncthreads();
+    return bucket;
+  }
+
+ private:
+  static constexpr int kOfThread = kBuckets / kCountThreads;
+  [[nodiscard]] __device__ static int First() {
+    return kBuckets - 1 - static_cast<int>(threadIdx.x) * kOfThread;
+  }
+
+  uint32_t counts_[kOfThread];
+  uint64_t weights_[kOfThread];
+  uint64_t own_count_ = 0, own_weight_ = 0;      // Of the thread.
+  uint64_t count_above_ = 0, weight_above_ = 0;  // Of the threads before it.
+  uint64_t num_tokens_ = 0, weight_ = 0;         // Of all.
+};
 
 // Goes into a bucket of what the search's level has counted.
 __device__ inline void Narrow(const Bucket& bucket, Search* search) {
@@ -148,7 +176,7 @@ __device__ inline void Narrow(const Bucket& bucket, Search* search) {
 
 // Begins the search for `aim`, or for the next one that the rule has.
 __device__ inline void Begin(const SampleRule& rule, Aim aim,
-                             const Histogram& first, Search* search) {
+                             const Buckets& first, Search* search) {
   uint64_t target = 0;
   if (aim == Aim::kTopK) {
     target = static_cast<uint64_t>(rule.top_k);
@@ -170,7 +198,7 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   search->level = 0;
   search->low = 0;
   search->above = 0;
-  Narrow(FindBucket(first, aim == Aim::kTopK, target), search);
+  Narrow(first.Find(aim == Aim::kTopK, target), search);
 }
 
 // Goes on from what has been counted for the search's level. All threads call
@@ -178,21 +206,16 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
 __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
                                Search* search) {
   if (search->level == 0) {
-    uint64_t count = 0, weight = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < kBuckets;
-         i += static_cast<int>(blockDim.x)) {
-      count += __ldcg(&histograms->first.counts[i]);
-      weight += __ldcg(&histograms->first.weights[i]);
-    }
-    search->num_tokens = static_cast<uint32_t>(BlockReduce(count, Add()));
-    search->total = search->kept = BlockReduce(weight, Add());
-    Begin(rule, Aim::kTopK, histograms->first, search);
+    const Buckets first(histograms->first);
+    search->num_tokens = static_cast<uint32_t>(first.num_tokens());
+    search->total = search->kept = first.weight();
+    Begin(rule, Aim::kTopK, first, search);
     return;
   }
   const bool counts = search->aim == Aim::kTopK;
-  const Bucket bucket = FindBucket(histograms->range, counts, search->rest);
+  const Bucket bucket = Buckets(histograms->range).Find(counts, search->rest);
   for (int i = static_cast<int>(threadIdx.x); i < kBuckets;
-       i += static_cast<int>(blockDim.x)) {
+       i += kCountThreads) {
     histograms->range.counts[i] = 0;
     histograms->range.weights[i] = 0;
   }
@@ -207,7 +230,7 @@ __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
   }
   search->kept = search->above + search->rest * each;
   Begin(rule, search->aim == Aim::kTopK ? Aim::kTopP : Aim::kDraw,
-        histograms->first, search);
+        Buckets(histograms->first), search);
 }
 
 }  // namespace weft::kernels::cuda

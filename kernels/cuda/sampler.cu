@@ -9,9 +9,10 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
-// Blocks that count, which each have a histogram to clear and to add: so many
-// fill a device, more only cost.
-constexpr int64_t kCountBlocks = 528;
+// Blocks that count, which each have a histogram to clear and to add: two for
+// each processor of a large device.
+constexpr int64_t kCountBlocks = 264;
+constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
 // Between the kernels of one call. C: chunks of a row.
 struct Workspace {
@@ -56,7 +57,7 @@ Workspace Divide(Area* area, int64_t num_rules, int64_t vocab,
 __device__ float RowMax(const Workspace& space, int64_t n) {
   float max = -INFINITY;
   for (int64_t chunk = threadIdx.x; chunk < space.num_chunks;
-       chunk += kThreads) {
+       chunk += blockDim.x) {
     max = fmaxf(max, space.chunk_max_NC[n * space.num_chunks + chunk]);
   }
   return BlockReduce(max, Max());
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Counts for the search of every rule with filters, and takes it further.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCountThreads)
     CountKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
   const unsigned part = blockIdx.x % parts;
@@ -102,11 +103,12 @@ __global__ void __launch_bounds__(kThreads)
   if (search.aim == Aim::kFound) return;
   __shared__ BlockHistogram counted;
   counted.Clear();
-  // Which is a barrier, too.
-  const Row row = RowOf(rows, rule, RowMax(space, n));
-  if (!IsDistribution(row.max)) return;
-  for (int64_t chunk = part * kWarps + WarpIndex(); chunk < space.num_chunks;
-       chunk += parts * kWarps) {
+  if (search.level == 0) search.max = RowMax(space, n);
+  if (!IsDistribution(search.max)) return;
+  const Row row = RowOf(rows, rule, search.max);
+  __syncthreads();
+  for (int64_t chunk = part * kCountWarps + WarpIndex();
+       chunk < space.num_chunks; chunk += parts * kCountWarps) {
     const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
     if (KeyOf(max) < search.low) continue;
     float x[kOfLane];
@@ -274,22 +276,24 @@ cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
   const Workspace space =
       Divide(&area, rows.num_rules, rows.vocab, rows.max_filters);
   const int64_t parts = CeilDiv(space.num_chunks, kWarps);
-  const auto launch = [&](auto kernel, int64_t blocks_of_rule) {
-    return Launch(kernel, rows.num_rules * blocks_of_rule, 1, kThreads, stream,
+  const auto launch = [&](auto kernel, int64_t blocks_of_rule,
+                          unsigned threads) {
+    return Launch(kernel, rows.num_rules * blocks_of_rule, 1, threads, stream,
                   rows, space, static_cast<unsigned>(blocks_of_rule));
   };
-  cudaError_t status = launch(ChunkMaxKernel, parts);
+  cudaError_t status = launch(ChunkMaxKernel, parts, kThreads);
   if (rows.max_filters > 0) {
     // As many rounds of chunks for each of so many blocks, or fewer.
+    const int64_t most = CeilDiv(space.num_chunks, kCountWarps);
     const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
-    const int64_t rounds = CeilDiv(parts, wanted < parts ? wanted : parts);
+    const int64_t rounds = CeilDiv(most, wanted < most ? wanted : most);
     const int num_counts =
         kFirstCounts + kCountsOfSearch * (rows.max_filters + 1);
     for (int i = 0; i < num_counts && status == cudaSuccess; ++i) {
-      status = launch(CountKernel, CeilDiv(parts, rounds));
+      status = launch(CountKernel, CeilDiv(most, rounds), kCountThreads);
     }
   }
-  return status == cudaSuccess ? launch(DrawKernel, parts) : status;
+  return status == cudaSuccess ? launch(DrawKernel, parts, kThreads) : status;
 }
 
 }  // namespace weft::kernels::cuda

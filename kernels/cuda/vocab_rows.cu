@@ -1,10 +1,13 @@
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/pack.cuh"
 #include "kernels/cuda/vocab_rows.h"
 
 namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 512;
+// Weights are powers of e against a logit that is found before the row is read.
+// Where the largest is further above it than this, they are written again.
+constexpr float kLargestPower = 60;
 
 // Sums over some of a row's logits against their maximum, in units of the
 // softcapped logit c, with d = (c - max) / temperature.
@@ -24,64 +27,208 @@ __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
   return {max, sums.exps * factor, moved};
 }
 
-__device__ float Softcap(float x, float softcap) {
-  return softcap > 0 ? softcap * tanhf(x / softcap) : x;
-}
+// x becomes cap * tanh(x / cap), and with a cap of 0 stays.
+struct Softcap {
+  __device__ explicit Softcap(float of) : cap(of), inverse(1 / of) {}
 
-__device__ void AddLogit(float c, float inverse_temperature, RowSums* sums) {
-  if (c > sums->max) *sums = MoveTo(c, *sums, inverse_temperature);
-  const float d = (c - sums->max) * inverse_temperature;
-  const float e = expf(d);
-  sums->exps += e;
-  // A logit of -inf adds 0 * inf = NaN unless it is left out.
-  sums->weighted += e > 0 ? d * e : 0.0F;
-}
-
-// The sums of the whole row, the same in every thread.
-__device__ RowSums SumRow(const VocabRows& rows, const float* x,
-                          float inverse_temperature) {
-  RowSums sums = {kLowest, 0, 0};
-  for (int64_t v = threadIdx.x; v < rows.vocab; v += kThreads) {
-    AddLogit(Softcap(x[v], rows.softcap), inverse_temperature, &sums);
+  [[nodiscard]] __device__ float Of(float x) const {
+    return cap > 0 ? cap * tanhf(x * inverse) : x;
   }
-  const float max = BlockReduce(sums.max, Max());
-  sums = MoveTo(max, sums, inverse_temperature);
-  return {max, BlockReduce(sums.exps, Add()),
-          BlockReduce(sums.weighted, Add())};
+  // The derivative, from the value.
+  [[nodiscard]] __device__ float Slope(float c) const {
+    const float tanh = cap > 0 ? c * inverse : 0.0F;
+    return 1 - tanh * tanh;
+  }
+
+  float cap;
+  float inverse;
+};
+
+template <int kN>
+__device__ float LargestOf(const Pack<float, kN>& logits) {
+  float max = logits[0];
+#pragma unroll
+  for (int k = 1; k < kN; ++k) max = fmaxf(max, logits[k]);
+  return max;
 }
 
+// One row, as the threads of its block see it.
+template <int kN, VocabSoftmax kSoftmax>
+class Row {
+ public:
+  __device__ Row(const VocabRows& rows, int64_t row)
+      : rows_(rows),
+        row_(row),
+        x_(rows.logits_RV + row * rows.vocab),
+        packs_(static_cast<int>(rows.vocab / kN)),
+        inverse_temperature_(1 / rows.temperature_R[row]),
+        softcap_(rows.softcap) {}
+
+  // The largest of the first logits.
+  [[nodiscard]] __device__ float Reference() const {
+    float max = kLowest;
+    if (static_cast<int>(threadIdx.x) < packs_) {
+      max = fmaxf(max, LargestOf(Logits(static_cast<int>(threadIdx.x))));
+    }
+    return BlockReduce(max, Max());
+  }
+
+  // The sums of the whole row, the same in every thread. With kWeights the
+  // weights against `reference` are written.
+  __device__ RowSums Sum(float reference) {
+    RowSums sums = {kLowest, 0, 0};
+    float factor = 0;  // From the thread's maximum to the reference.
+    for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
+      auto logits = Logits(i);
+      const float max = LargestOf(logits);
+      if (max > sums.max) {
+        sums = MoveTo(max, sums, inverse_temperature_);
+        factor = expf((max - reference) * inverse_temperature_);
+      }
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        const float c = logits[k];
+        const float d = (c - sums.max) * inverse_temperature_;
+        const float e = expf(d);
+        sums.exps += e;
+        // A logit of -inf adds 0 * inf = NaN unless it is left out.
+        sums.weighted += e > 0 ? d * e : 0.0F;
+        logits.elements[k] = e * factor * softcap_.Slope(c);
+      }
+      if constexpr (kSoftmax == VocabSoftmax::kWeights) Write(i, logits);
+    }
+    const float max = BlockReduce(sums.max, Max());
+    sums = MoveTo(max, sums, inverse_temperature_);
+    return {max, BlockReduce(sums.exps, Add()),
+            BlockReduce(sums.weighted, Add())};
+  }
+
+  // Log-probabilities and entropy.
+  __device__ void Score(const RowSums& sums) const {
+    const float log_sum = logf(sums.exps);
+    const int64_t first = rows_.row_offsets[0];
+    const int64_t end = rows_.row_offsets[row_ + 1];
+    for (int64_t e = rows_.row_offsets[row_] + threadIdx.x; e < end;
+         e += kThreads) {
+      const float c = softcap_.Of(x_[rows_.targets_E[e - first]]);
+      rows_.logprobs_E[e - first] =
+          (c - sums.max) * inverse_temperature_ - log_sum;
+    }
+    if (rows_.entropy_R != nullptr && threadIdx.x == 0) {
+      rows_.entropy_R[row_] = log_sum - sums.weighted / sums.exps;
+    }
+  }
+
+  // Writes e^(c - max) * factor, by the logits as they are.
+  __device__ void WriteAgainst(float max, float factor) {
+    for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
+      auto logits = Logits(i);
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        const float c = logits[k];
+        logits.elements[k] =
+            expf((c - max) * inverse_temperature_) * factor * softcap_.Slope(c);
+      }
+      Write(i, logits);
+    }
+  }
+
+  __device__ void ClearTargets() const {
+    const int64_t first = rows_.row_offsets[0];
+    const int64_t end = rows_.row_offsets[row_ + 1];
+    for (int64_t e = rows_.row_offsets[row_] + threadIdx.x; e < end;
+         e += kThreads) {
+      Store(0.0F, Out() + rows_.targets_E[e - first]);
+    }
+  }
+
+  // What makes the weights against a logit probabilities.
+  [[nodiscard]] __device__ float ScaleOf(float reference,
+                                         const RowSums& sums) const {
+    return expf((reference - sums.max) * inverse_temperature_) / sums.exps;
+  }
+  [[nodiscard]] __device__ bool IsFar(float reference, float max) const {
+    return !((max - reference) * inverse_temperature_ <= kLargestPower);
+  }
+
+ private:
+  [[nodiscard]] __device__ Pack<float, kN> Logits(int i) const {
+    auto logits = LoadPack<kN>(x_ + int64_t{i} * kN);
+#pragma unroll
+    for (int k = 0; k < kN; ++k) {
+      logits.elements[k] = softcap_.Of(logits[k]);
+    }
+    return logits;
+  }
+  [[nodiscard]] __device__ auto* Out() const {
+    if constexpr (kSoftmax == VocabSoftmax::kWeights) {
+      return static_cast<__nv_bfloat16*>(rows_.weights_RV) + row_ * rows_.vocab;
+    } else {
+      return x_;
+    }
+  }
+  __device__ void Write(int i, const Pack<float, kN>& values) const {
+    Pack<std::remove_pointer_t<decltype(Out())>, kN> out;
+#pragma unroll
+    for (int k = 0; k < kN; ++k) out.Set(k, values[k]);
+    StorePack(out, Out() + int64_t{i} * kN);
+  }
+
+  const VocabRows& rows_;
+  const int64_t row_;
+  float* const x_;
+  const int packs_;
+  const float inverse_temperature_;
+  const Softcap softcap_;
+};
+
+template <int kN, VocabSoftmax kSoftmax>
 __global__ void __launch_bounds__(kThreads) VocabRowsKernel(VocabRows rows) {
-  const int64_t row = blockIdx.x;
-  float* x = rows.logits_RV + row * rows.vocab;
-  const float inverse_temperature = 1 / rows.temperature_R[row];
-  const RowSums sums = SumRow(rows, x, inverse_temperature);
-  const float log_sum = logf(sums.exps);
-  const int64_t end = rows.row_offsets[row + 1];
-  for (int64_t e = rows.row_offsets[row] + threadIdx.x; e < end;
-       e += kThreads) {
-    const float c = Softcap(x[rows.targets_E[e]], rows.softcap);
-    rows.logprobs_E[e] = (c - sums.max) * inverse_temperature - log_sum;
+  Row<kN, kSoftmax> row(rows, blockIdx.x);
+  constexpr bool kWeights = kSoftmax == VocabSoftmax::kWeights;
+  float reference = kWeights ? row.Reference() : kLowest;
+  const RowSums sums = row.Sum(reference);
+  row.Score(sums);
+  if constexpr (kSoftmax == VocabSoftmax::kNone) return;
+  if (!kWeights || row.IsFar(reference, sums.max)) {
+    reference = sums.max;
+    // The targets are read before the softmax overwrites them.
+    __syncthreads();
+    row.WriteAgainst(sums.max, kWeights ? 1 : 1 / sums.exps);
   }
-  if (rows.entropy_R != nullptr && threadIdx.x == 0) {
-    rows.entropy_R[row] = log_sum - sums.weighted / sums.exps;
+  if (kWeights && threadIdx.x == 0) {
+    rows.scale_R[blockIdx.x] = row.ScaleOf(reference, sums);
   }
-  if (!rows.softmax_in_place) return;
-  // The targets are read before the softmax overwrites them.
+  if (!rows.clear_targets) return;
   __syncthreads();
-  const float inverse_sum = 1 / sums.exps;
-  for (int64_t v = threadIdx.x; v < rows.vocab; v += kThreads) {
-    const float c = Softcap(x[v], rows.softcap);
-    const float tanh = rows.softcap > 0 ? c / rows.softcap : 0.0F;
-    x[v] = expf((c - sums.max) * inverse_temperature) * inverse_sum *
-           (1 - tanh * tanh);
-  }
+  row.ClearTargets();
+}
+
+template <VocabSoftmax kSoftmax>
+cudaError_t LaunchRows(const VocabRows& rows, cudaStream_t stream) {
+  using Out = std::conditional_t<kSoftmax == VocabSoftmax::kWeights,
+                                 __nv_bfloat16, float>;
+  const bool is_wide = IsWide<float>(rows.logits_RV, rows.vocab) &&
+                       IsWide<Out>(rows.weights_RV, rows.vocab);
+  return WithWidth<Out>(is_wide, [&](auto width) {
+    return Launch(VocabRowsKernel<decltype(width)::value, kSoftmax>,
+                  rows.num_rows, 1, kThreads, stream, rows);
+  });
 }
 
 }  // namespace
 
 cudaError_t ScoreVocabRows(const VocabRows& rows, cudaStream_t stream) {
   if (rows.num_rows == 0) return cudaSuccess;
-  return Launch(VocabRowsKernel, rows.num_rows, 1, kThreads, stream, rows);
+  switch (rows.softmax) {
+    case VocabSoftmax::kInPlace:
+      return LaunchRows<VocabSoftmax::kInPlace>(rows, stream);
+    case VocabSoftmax::kWeights:
+      return LaunchRows<VocabSoftmax::kWeights>(rows, stream);
+    case VocabSoftmax::kNone:
+      break;
+  }
+  return LaunchRows<VocabSoftmax::kNone>(rows, stream);
 }
 
 }  // namespace weft::kernels::cuda

@@ -115,9 +115,9 @@ ActivationBytes BatchActivations(const ModelSizes& sizes,
 
 int64_t DecodeGraphBytes(const ModelSizes& sizes,
                          const EngineOptions& options) {
-  const model::ModelConfig config =
-      model::LargestConfig(sizes.config, sizes.tensor_size);
-  const lora::ModelShape shape = config.shape();
+  // Ranks that share every layer have none.
+  if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
+  const lora::ModelShape shape = sizes.config.shape();
   // Logits, and what the sampler makes of them.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
   // The residual stream, norms and products of one layer.
@@ -156,6 +156,8 @@ absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
   options->kv_cache_bytes = split.cache;
   options->memory_budget_bytes = split.activations;
   options->max_batch_tokens = split.batch_tokens;
+  // All or none.
+  if (split.decode_graphs == 0) options->decode_graphs = false;
   return split;
 }
 

@@ -210,10 +210,8 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
       score += num_scored[i];
     }
     if (pieces[i].ends_prompt()) {
-      Job& job = *sequence.job;
-      const auto end = drawn + job.request->num_samples;
-      job.first_draws.assign(drawn, end);
-      drawn = end;
+      const auto end = drawn + sequence.job->request->num_samples;
+      sequence.job->first_draws.assign(std::exchange(drawn, end), end);
     }
     sequence.length = pieces[i].end;
     Remember(sequence);

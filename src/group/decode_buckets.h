@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/model/model_config.h"
-
 namespace weft::group {
 
 // 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... and max_rows in the place of the
@@ -21,14 +19,6 @@ namespace weft::group {
 // num_tokens: 512, 2048, 8192, ... What is launched depends on the bound, and
 // few bounds make few graphs.
 [[nodiscard]] int64_t TokenBound(int64_t num_tokens);
-
-// What the graphs of all buckets take of the device together at most, one for
-// each bucket with every other choice at its largest: activations of a layer,
-// logits, workspaces, and the graphs themselves.
-// Arguments: element_bytes of the activations; max_rank 0: without adapters.
-[[nodiscard]] int64_t DecodeGraphBytes(const model::ModelConfig& config,
-                                       int64_t element_bytes, int max_rank,
-                                       int64_t max_rows);
 
 }  // namespace weft::group
 

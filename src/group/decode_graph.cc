@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -17,6 +18,12 @@ namespace {
 
 // More are of no use: each is hundreds of launches that the driver keeps.
 constexpr size_t kMaxGraphs = 128;
+
+// In a line.
+std::string ReasonOf(const std::exception& error) {
+  const auto* own = dynamic_cast<const c10::Error*>(&error);
+  return own != nullptr ? own->what_without_backtrace() : error.what();
+}
 
 std::span<std::byte> BytesOf(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
@@ -47,17 +54,50 @@ std::optional<Draws> DecodeGraphs::Run(const CachePlan& plan) {
       ShapeOf(plan, decoder_, max_rows_, store_->k_pages_PSKC.front().size(1));
   if (!shape.has_value()) return std::nullopt;
   shape->max_filters = device_->MaxFilters(plan.draws);
-  auto found = graphs_.find(*shape);
-  if (found == graphs_.end()) {
-    if (graphs_.size() >= kMaxGraphs) DropOldest();
-    found = graphs_.emplace(*shape, Record(*shape, plan)).first;
-  }
-  Graph& graph = found->second;
-  graph.last_run = ++num_runs_;
+  Graph& graph = Find(*shape);
+  if (!graph.inputs.Fits(plan)) return std::nullopt;
+  if (!graph.tried) Record(*shape, plan, graph);
   if (graph.recorded == nullptr) return std::nullopt;
   Upload(plan, graph);
   graph.recorded->Replay();
   return device_->FetchDraws(plan.draws, graph.draws);
+}
+
+DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
+  auto found = graphs_.find(shape);
+  if (found == graphs_.end()) {
+    if (graphs_.size() >= kMaxGraphs) DropOldest();
+    found = graphs_.emplace(shape, Graph(DecodeInputs(shape, decoder_))).first;
+  }
+  found->second.last_run = ++num_runs_;
+  return found->second;
+}
+
+std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
+                                             const CachePlan& plan,
+                                             Graph& graph) {
+  graph.buffer =
+      at::empty({graph.inputs.bytes()},
+                at::TensorOptions(at::kByte).device(decoder_.device()));
+  graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
+                                       shape.max_filters);
+  Upload(plan, graph);
+  return [this, step = graph.inputs.At(graph.buffer),
+          max_filters = shape.max_filters,
+          draws = graph.draws] { Queue(step, max_filters, draws); };
+}
+
+void DecodeGraphs::TakeMemory(DecodeShape shape) {
+  shape.rows = max_rows_;
+  CachePlan empty;
+  empty.batch.tokens_T = at::empty({0}, at::kLong);
+  empty.batch.positions_T = at::empty({0}, at::kInt);
+  empty.kv = {.slots_T = at::empty({0}, at::kLong),
+              .page_table_TL = at::empty({0, shape.table_entries}, at::kInt),
+              .lengths_T = at::empty({0}, at::kInt)};
+  Graph largest(DecodeInputs(shape, decoder_));
+  device_->Run(MakeStep(shape, empty, largest));
+  has_memory_ = true;
 }
 
 void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
@@ -70,23 +110,16 @@ void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
   device_->Upload(host_inputs_, count, graph.buffer);
 }
 
-DecodeGraphs::Graph DecodeGraphs::Record(const DecodeShape& shape,
-                                         const CachePlan& plan) {
+void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
+                          Graph& graph) {
   const absl::Time start = absl::Now();
-  Graph graph(DecodeInputs(shape, decoder_));
+  graph.tried = true;
   try {
     const int64_t before = device_->FreeBytes();
-    graph.buffer =
-        at::empty({graph.inputs.bytes()},
-                  at::TensorOptions(at::kByte).device(decoder_.device()));
-    graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
-                                         shape.max_filters);
-    Upload(plan, graph);
-    graph.recorded =
-        device_->Record([this, step = graph.inputs.At(graph.buffer),
-                         max_filters = shape.max_filters, draws = graph.draws] {
-          Queue(step, max_filters, draws);
-        });
+    if (!has_memory_) TakeMemory(shape);
+    const std::function<void()> step = MakeStep(shape, plan, graph);
+    device_->Run(step);
+    graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
   } catch (const std::exception& error) {
     // Whatever is wrong: launches meet it too, and tell whoever waits, or do
@@ -95,8 +128,10 @@ DecodeGraphs::Graph DecodeGraphs::Record(const DecodeShape& shape,
         {{"rows", shape.rows},
          {"table_entries", shape.table_entries},
          {"max_rank", shape.max_rank},
-         {"error", std::string(error.what())}});
-    return Graph(graph.inputs);
+         {"error", ReasonOf(error)}});
+    graph.buffer.reset();
+    graph.draws = {};
+    return;
   }
   ++stats_.graphs;
   stats_.bytes += graph.bytes;
@@ -107,7 +142,6 @@ DecodeGraphs::Graph DecodeGraphs::Record(const DecodeShape& shape,
        {"max_filters", shape.max_filters},
        {"bytes", graph.bytes},
        {"milliseconds", absl::ToDoubleMilliseconds(absl::Now() - start)}});
-  return graph;
 }
 
 void DecodeGraphs::Queue(const DecodeStep& step, int max_filters,

@@ -38,9 +38,11 @@ class StepDevice {
  public:
   virtual ~StepDevice() = default;
 
-  // Records what `step` queues, which it runs twice: once to warm up. Memory
-  // that the step takes and gives back belongs to the graphs of this device, of
-  // which one runs at a time.
+  // Runs `step` once, and waits. Memory that it takes and gives back belongs to
+  // the graphs of this device, of which one runs at a time.
+  virtual void Run(const std::function<void()>& step) = 0;
+  // Records what `step` queues, in the same memory. It has run before, so that
+  // libraries are ready for its sizes.
   [[nodiscard]] virtual std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) = 0;
   // What the device has left, in bytes; 0 where nobody counts.
@@ -94,6 +96,7 @@ class DecodeGraphs {
     DecodeInputs inputs;
     at::Tensor buffer;  // They lie here.
     sampling::cuda::DrawSpace draws;
+    bool tried = false;                   // To record it.
     std::unique_ptr<StepGraph> recorded;  // Null: it could not be.
     int64_t bytes = 0;                    // That recording it took.
     uint64_t last_run = 0;
@@ -101,7 +104,16 @@ class DecodeGraphs {
   // The step itself, which is recorded.
   void Queue(const DecodeStep& step, int max_filters,
              const sampling::cuda::DrawSpace& draws) const;
-  [[nodiscard]] Graph Record(const DecodeShape& shape, const CachePlan& plan);
+  // The shape's, perhaps a new one.
+  [[nodiscard]] Graph& Find(const DecodeShape& shape);
+  void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
+  // Takes the graph's own memory, puts the plan there and gives its step.
+  [[nodiscard]] std::function<void()> MakeStep(const DecodeShape& shape,
+                                               const CachePlan& plan,
+                                               Graph& graph);
+  // Runs a step of the most rows, all of them padding: whatever is recorded
+  // afterwards fits into the memory that it took.
+  void TakeMemory(DecodeShape shape);
   void Upload(const CachePlan& plan, const Graph& graph);
   // Drops the graph that has not run for the longest time.
   void DropOldest();
@@ -114,6 +126,7 @@ class DecodeGraphs {
   std::map<DecodeShape, Graph> graphs_;
   // One is enough: an iteration has waited before the next one writes to it.
   at::Tensor host_inputs_;
+  bool has_memory_ = false;
   uint64_t num_runs_ = 0;
   DecodeGraphStats stats_;
 };

@@ -86,24 +86,22 @@ class CudaStepDevice final : public StepDevice {
   CudaStepDevice(const CudaStepDevice&) = delete;
   CudaStepDevice& operator=(const CudaStepDevice&) = delete;
 
+  void Run(const std::function<void()>& step) override {
+    OnStream([&](cudaStream_t /*stream*/) { step(); });
+  }
+
   [[nodiscard]] std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) override {
-    // The step reads what was queued before, on the other stream.
-    ops::cuda::WaitForStream();
-    const c10::cuda::CUDAStreamGuard on_stream(stream_);
-    ++num_pools_;
-    const InPool in_pool(device_.index(), pool_, stream_.stream());
-    // Libraries make handles and workspaces for a stream when it is first used.
-    step();
-    ops::cuda::WaitForStream();
-    cudaGraph_t const graph = Capture(step, stream_.stream());
-    cudaGraphExec_t ready = nullptr;
-    const cudaError_t made = cudaGraphInstantiate(&ready, graph, /*flags=*/0);
-    static_cast<void>(cudaGraphDestroy(graph));
-    C10_CUDA_CHECK(made);
-    auto recorded = std::make_unique<CudaGraph>(ready);
-    C10_CUDA_CHECK(cudaGraphUpload(ready, stream_.stream()));
-    ops::cuda::WaitForStream();
+    std::unique_ptr<StepGraph> recorded;
+    OnStream([&](cudaStream_t stream) {
+      cudaGraph_t const graph = Capture(step, stream);
+      cudaGraphExec_t ready = nullptr;
+      const cudaError_t made = cudaGraphInstantiate(&ready, graph, /*flags=*/0);
+      static_cast<void>(cudaGraphDestroy(graph));
+      C10_CUDA_CHECK(made);
+      recorded = std::make_unique<CudaGraph>(ready);
+      C10_CUDA_CHECK(cudaGraphUpload(ready, stream));
+    });
     return recorded;
   }
 
@@ -145,6 +143,18 @@ class CudaStepDevice final : public StepDevice {
   }
 
  private:
+  // Calls work(stream) with the graphs' stream and memory, after what the
+  // current stream has queued, and waits for it.
+  template <typename Work>
+  void OnStream(const Work& work) {
+    ops::cuda::WaitForStream();
+    const c10::cuda::CUDAStreamGuard on_stream(stream_);
+    ++num_pools_;
+    const InPool in_pool(device_.index(), pool_, stream_.stream());
+    work(stream_.stream());
+    ops::cuda::WaitForStream();
+  }
+
   const at::Device device_;
   const at::cuda::MempoolId_t pool_;
   const c10::cuda::CUDAStream stream_;  // Of captures.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/group/decode_buckets.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/sampling/draw_rows_cuda.h"
 
 namespace weft::group {
@@ -12,6 +13,11 @@ namespace {
 
 // Of what kernels read as vectors.
 constexpr int64_t kAlignment = 256;
+
+// Ranks that adapters are rounded up to: this one and its doubles.
+constexpr int64_t kLeastRank = 16;
+// Configurations of adapters in one step; 12 KB each at 32 layers.
+constexpr int64_t kMaxLayouts = 8;
 
 // The next place for so many bytes.
 int64_t Take(int64_t bytes, int64_t* end) {
@@ -63,16 +69,12 @@ bool AddAdapters(const lora::LoraRouting& routing,
       return false;
     }
     shape->max_rank = kLeastRank;
-    std::vector<const lora::AdapterLayout*> layouts;
     for (const lora::LoraSegment& segment : routing) {
       const lora::AdapterLayout& layout = *segment.version->layout;
       if (!IsInLayersAlone(layout)) return false;
       while (shape->max_rank < layout.max_rank()) shape->max_rank *= 2;
-      layouts.push_back(&layout);
     }
-    shape->max_layouts =
-        std::max<int64_t>(1, lora::cuda::NumLayouts(routing));
-    return shape->max_layouts <= kMaxLayouts;
+    return true;
   }
   return false;
 }
@@ -84,15 +86,20 @@ std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                    int64_t max_rows, int64_t page_tokens) {
   if (!DrawsFromAllRows(plan)) return std::nullopt;
   const int64_t num_rows = plan.batch.tokens_T.size(0);
-  if (num_rows > max_rows || !plan.batch.routing.empty()) return std::nullopt;
-  return DecodeShape{
+  if (num_rows > max_rows) return std::nullopt;
+  DecodeShape shape = {
       .rows = RowBucket(num_rows, max_rows),
       .table_entries = TokenBound(plan.kv.page_table_TL.size(1) * page_tokens) /
                        page_tokens};
+  if (!plan.batch.routing.empty() &&
+      !AddAdapters(plan.batch.routing, decoder, &shape)) {
+    return std::nullopt;
+  }
+  return shape;
 }
 
 DecodeInputs::DecodeInputs(const DecodeShape& shape,
-                           const model::Decoder& /*decoder*/)
+                           const model::Decoder& decoder)
     : shape_(shape) {
   Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
   slots_ = Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
@@ -101,10 +108,29 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
   lengths_ = Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
   rules_ = Take(shape.rows * static_cast<int64_t>(sampling::cuda::kRuleBytes),
                 &bytes_);
+  if constexpr (ops::kHasCudaKernels) {
+    if (shape.max_rank > 0) {
+      adapter_table_ = std::make_shared<lora::cuda::DecodeTable>(
+          lora::cuda::DecodeCapacity{.rows = shape.rows,
+                                     .layouts = kMaxLayouts,
+                                     .rank = shape.max_rank},
+          decoder.local_config().shape());
+      adapters_ =
+          Take(static_cast<int64_t>(adapter_table_->num_bytes()), &bytes_);
+    }
+  }
   // Last: of padding and of short batches it need not be uploaded.
   table_ = Take(
       shape.rows * shape.table_entries * static_cast<int64_t>(sizeof(int32_t)),
       &bytes_);
+}
+
+bool DecodeInputs::Fits(const CachePlan& plan) const {
+  if constexpr (ops::kHasCudaKernels) {
+    return adapter_table_ == nullptr ||
+           adapter_table_->Fits(plan.batch.routing);
+  }
+  return true;
 }
 
 std::span<std::byte> DecodeInputs::RulePlaces(std::span<std::byte> to) const {
@@ -124,6 +150,12 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
   Put<int64_t>(plan.kv.slots_T, -1, shape_.rows, to.data() + slots_);
   Put<int32_t>(plan.batch.positions_T, 0, shape_.rows, to.data() + positions_);
   Put<int32_t>(plan.kv.lengths_T, 0, shape_.rows, to.data() + lengths_);
+  if constexpr (ops::kHasCudaKernels) {
+    if (adapter_table_ != nullptr) {
+      adapter_table_->Write(plan.batch.routing,
+                            to.subspan(adapters_, adapter_table_->num_bytes()));
+    }
+  }
   // Entries after a row's own are of pages that it does not read.
   const auto* from = plan.kv.page_table_TL.const_data_ptr<int32_t>();
   auto* table = reinterpret_cast<int32_t*>(to.data() + table_);

@@ -27,7 +27,6 @@ struct DecodeShape {
   int64_t rows = 0;           // With padding.
   int64_t table_entries = 0;  // Pages of a sequence at most.
   int64_t max_rank = 0;       // Of the adapters; 0: there are none.
-  int64_t max_layouts = 0;    // That differ, of these adapters.
   int max_filters = 0;        // Of a draw, as sampling::cuda::MaxFilters.
 
   friend auto operator<=>(const DecodeShape&, const DecodeShape&) = default;
@@ -55,6 +54,9 @@ class DecodeInputs {
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }
+  // Whether the plan, of this shape, has no more different configurations of
+  // adapters than there is room for.
+  [[nodiscard]] bool Fits(const CachePlan& plan) const;
   // Puts the plan's values, all but the rules, into `to`, which has bytes() of
   // them and is aligned to 16, and returns how many of them count: a prefix.
   // Rows beyond the plan's are padding, which writes to no slot and sees no
@@ -68,7 +70,7 @@ class DecodeInputs {
 
  private:
   DecodeShape shape_;
-  std::shared_ptr<lora::cuda::DecodeTable> table_of_adapters_;  // Null: none.
+  std::shared_ptr<lora::cuda::DecodeTable> adapter_table_;  // Null: none.
   // Where each begins; the tokens at 0.
   int64_t slots_ = 0, positions_ = 0, lengths_ = 0, rules_ = 0, adapters_ = 0,
           table_ = 0, bytes_ = 0;

@@ -46,15 +46,17 @@ ChunkScores ScoresOf(const HeadResult& result, const ScoreRows& rows,
   };
 }
 
-// Scores a chunk of the whole vocabulary; see ScoreChunkOfShard.
-void ScoreChunk(HeadChunk& chunk, bool want_gradient, ChunkScores& scores) {
+// Scores a chunk of the whole vocabulary; see ScoreChunkOfShard. Returns the
+// softmax when a gradient is wanted.
+at::Tensor ScoreChunk(HeadChunk& chunk, bool want_gradient,
+                      ChunkScores& scores) {
   if (scores.slopes_E.defined()) scores.slopes_E.copy_(chunk.TargetSlopes());
   if (want_gradient) {
-    chunk.SoftmaxBesideTargets(scores.logprobs_E, scores.entropies_R);
-  } else {
-    ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/false,
-                   scores.logprobs_E, scores.entropies_R);
+    return chunk.SoftmaxBesideTargets(scores.logprobs_E, scores.entropies_R);
   }
+  ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/false,
+                 scores.logprobs_E, scores.entropies_R);
+  return {};
 }
 
 void CheckShard(const at::Tensor& weight_VH, const VocabShard& shard) {
@@ -83,11 +85,11 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
 // products: nobody pays for a neighbour's filter. With a share [R] the chunk
 // holds the softmax of a part of the vocabulary: filters are for that times the
 // share.
-void ProjectRows(const HeadChunk& chunk, const at::Tensor& weight_VH,
-                 const std::vector<float>& filters, const at::Tensor& share_R,
-                 at::Tensor& out_RH) {
+void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
+                 const at::Tensor& weight_VH, const std::vector<float>& filters,
+                 const at::Tensor& share_R, at::Tensor& out_RH) {
   if (filters.empty()) {
-    ComputeProjection(chunk.logits_RV, weight_VH, out_RH);
+    ComputeProjection(softmax_RV, weight_VH, out_RH);
     return;
   }
   const float* filter = filters.data() + chunk.begin;
@@ -96,7 +98,7 @@ void ProjectRows(const HeadChunk& chunk, const at::Tensor& weight_VH,
     while (end < chunk.count && (filter[end] > 0) == (filter[begin] > 0)) {
       ++end;
     }
-    const at::Tensor p_RV = chunk.logits_RV.narrow(0, begin, end - begin);
+    const at::Tensor p_RV = softmax_RV.narrow(0, begin, end - begin);
     at::Tensor rows_RH = out_RH.narrow(0, begin, end - begin);
     if (filter[begin] > 0) {
       at::Tensor own_R =
@@ -142,21 +144,27 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
     own = EntriesOfShard(rows, options.shard);
     places = PlacesOf(rows, own, weight_VH.device());
   }
-  const HeadChunks chunks(hidden_RH, weight_VH,
-                          group != nullptr ? own.rows : rows, options);
+  HeadChunks chunks(hidden_RH, weight_VH, group != nullptr ? own.rows : rows,
+                    options);
+  if (want_gradient && TakesWeights(weight_VH, rows, options)) {
+    result.scale_R = at::empty({num_rows}, dtype);
+    chunks.TakeWeights(result.scale_R);
+  }
   result.shrunk_nR = chunks.lora().Shrink(hidden_RH);
   chunks.ForEach(0, num_rows, result.shrunk_nR, [&](HeadChunk& chunk) {
     ChunkScores scores = ScoresOf(result, rows, chunk);
+    at::Tensor softmax_RV = chunk.logits_RV;
     if (group != nullptr) {
       ScoreChunkOfShard(chunk, rows, places, *group, scores);
     } else {
-      ScoreChunk(chunk, want_gradient, scores);
+      softmax_RV = ScoreChunk(chunk, want_gradient, scores);
     }
     if (!want_gradient) return;
     at::Tensor projection_RH =
         result.projection_RH.narrow(0, chunk.begin, chunk.count);
-    ProjectRows(chunk, weight_VH, rows.filters, scores.share_R, projection_RH);
-    chunks.lora().Project(chunk.logits_RV, chunk.begin, result.projected_nR);
+    ProjectRows(chunk, softmax_RV, weight_VH, rows.filters, scores.share_R,
+                projection_RH);
+    chunks.lora().Project(softmax_RV, chunk.begin, result.projected_nR);
   });
   if (result.share_R.defined()) ScaleToShare(result, rows.routing);
   return result;

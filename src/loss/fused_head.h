@@ -6,9 +6,11 @@
 // Forward, per chunk of rows:
 //   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
 //   2. one pass over it gives logprob of each entry and the entropy;
-//   3. when a gradient will be wanted, U = (softmax * D) W with the same buffer
-//      (D = derivative of the softcap, 1 without), kept as [R, H]; the softmax
-//      of a row's own targets is set to 0 before.
+//   3. when a gradient will be wanted, U = (softmax * D) W with the same
+//   buffer,
+//      or on CUDA a second one in bf16 (D = derivative of the softcap, 1
+//      without), kept as [R, H]; that pass sets the softmax of a row's own
+//      targets to 0.
 // Backward then needs neither logits nor a second pass over the vocabulary: for
 // any c = dLoss/dlogprob / T that is known only later, with C the row's sum of
 // c,
@@ -77,6 +79,8 @@ struct HeadResult {
   // Probability of the rank's vocabulary [R]; undefined when it has all. U and
   // projected_nR are the rank's terms of their sums.
   at::Tensor share_R;
+  // What the rows of U are still to be multiplied by [R] f32; undefined: 1.
+  at::Tensor scale_R;
   // One per segment of the routing, undefined where it does not train lm_head.
   std::vector<at::Tensor> shrunk_nR;     // h A^T.
   std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.

@@ -7,6 +7,7 @@
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_coefficients.h"
 #include "src/loss/vocab_shard.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::loss {
@@ -57,6 +58,25 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
       }
     }
   }
+}
+
+// Combine of all rows on CUDA, in one launch, from the scaled p W; returns dz W
+// in the weight's dtype.
+at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
+                         const HeadCoefficients& coefficients) {
+  at::Tensor dhidden_RH =
+      at::empty(forward.projection_RH.sizes(), weight_VH.options());
+  if constexpr (ops::kHasCudaKernels) {
+    const at::Device device = weight_VH.device();
+    ops::cuda::HeadGradient(
+        forward.projection_RH,
+        ops::ToDevice(coefficients.rows_R, device, at::kFloat), forward.scale_R,
+        ops::ToDevice(coefficients.row_offsets, device),
+        ops::ToDevice(coefficients.targets, device),
+        ops::ToDevice(coefficients.entries, device, at::kFloat), weight_VH,
+        dhidden_RH);
+  }
+  return dhidden_RH;
 }
 
 // The chunk's logits become dz. share_R of all rows as in HeadResult.
@@ -124,6 +144,10 @@ at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
   if (group != nullptr) {
     coefficients = CoefficientsOfShard(coefficients, options.shard);
     own = EntriesOfShard(rows, options.shard);
+  }
+  if (forward.scale_R.defined()) {
+    return CombineScaled(forward, weight_VH, coefficients)
+        .to(hidden_RH.scalar_type());
   }
   at::Tensor dhidden_RH = std::move(forward.projection_RH);
   Combine(dhidden_RH, weight_VH, coefficients, 0);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "src/loss/head_products.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::loss {
@@ -32,11 +33,16 @@ at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
 }
 
 // Once for all chunks.
-DeviceRows Upload(const ScoreRows& rows, at::Device device) {
-  return {.row_offsets = ops::ToDevice(rows.row_offsets, device),
-          .targets_E = ops::ToDevice(rows.targets, device),
-          .rows_E = ops::ToDevice(RowsOfEntries(rows), device),
-          .temperature_R = ops::ToDevice(rows.temperatures, device)};
+DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
+                  at::Device device) {
+  DeviceRows uploaded = {
+      .row_offsets = ops::ToDevice(rows.row_offsets, device),
+      .targets_E = ops::ToDevice(rows.targets, device),
+      .temperature_R = ops::ToDevice(rows.temperatures, device)};
+  if (options.softcap > 0 || options.shard.group != nullptr) {
+    uploaded.rows_E = ops::ToDevice(RowsOfEntries(rows), device);
+  }
+  return uploaded;
 }
 
 // What chunks are sized by: the same on all ranks, which exchange something for
@@ -72,20 +78,34 @@ std::vector<int64_t> RowsOfEntries(const ScoreRows& rows) {
 }
 
 at::Tensor HeadChunk::TargetSlopes() const {
-  const at::Tensor raw_E = at::index(logits_RV, {rows_E, input.targets_E});
+  const at::Tensor raw_E =
+      at::index(logits_RV, {RowsOfEntries(), input.targets_E});
   return 1 - (raw_E / input.softcap).tanh_().square_();
 }
 
-void HeadChunk::ClearTargets() {
-  at::index_put_(logits_RV, {rows_E, input.targets_E},
-                 at::zeros({}, logits_RV.options()));
-}
-
-void HeadChunk::SoftmaxBesideTargets(at::Tensor& logprobs_E,
-                                     at::Tensor& entropies_R) {
+const at::Tensor& HeadChunk::SoftmaxBesideTargets(at::Tensor& logprobs_E,
+                                                  at::Tensor& entropies_R) {
+  input.clear_targets = true;
+  if (weights_RV.defined()) {
+    ops::VocabWeights(logits_RV, input, weights_RV, scale_R, logprobs_E,
+                      entropies_R);
+    return weights_RV;
+  }
   ops::VocabRows(logits_RV, input, /*softmax_in_place=*/true, logprobs_E,
                  entropies_R);
-  ClearTargets();
+  return logits_RV;
+}
+
+bool TakesWeights(const at::Tensor& weight_VH, const ScoreRows& rows,
+                  const HeadOptions& options) {
+  const HeadLora lora(rows.routing, HeadComputeType(weight_VH));
+  bool trains_head = false;
+  for (size_t s = 0; s < rows.routing.size(); ++s) {
+    trains_head = trains_head || lora.Trains(s);
+  }
+  return ops::kHasCudaKernels && weight_VH.is_cuda() &&
+         weight_VH.scalar_type() == at::kBFloat16 && !trains_head &&
+         rows.filters.empty() && options.shard.group == nullptr;
 }
 
 HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
@@ -93,7 +113,7 @@ HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
     : hidden_RH_(hidden_RH),
       weight_VH_(weight_VH),
       rows_(rows),
-      device_rows_(Upload(rows, weight_VH.device())),
+      device_rows_(Upload(rows, options, weight_VH.device())),
       softcap_(options.softcap),
       lora_(rows.routing, HeadComputeType(weight_VH)),
       chunk_(HeadChunkRows(options, hidden_RH.size(0),
@@ -103,6 +123,11 @@ HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
           LogitsBuffer(chunk_, weight_VH.size(0),
                        weight_VH.options().dtype(HeadComputeType(weight_VH)),
                        weight_VH.is_cpu() && options.chunk_rows > 0)) {}
+
+void HeadChunks::TakeWeights(const at::Tensor& scale_R) {
+  weights_ = at::empty(buffer_.sizes(), buffer_.options().dtype(at::kBFloat16));
+  scale_R_ = scale_R;
+}
 
 void HeadChunks::ForEach(int64_t begin, int64_t end,
                          const std::vector<at::Tensor>& shrunk_nR,
@@ -118,15 +143,21 @@ void HeadChunks::ForEach(int64_t begin, int64_t end,
         .first_entry = first,
         .num_entries = num_entries,
         .input = {.row_offsets =
-                      device_rows_.row_offsets.narrow(0, begin, count + 1) -
-                      first,
+                      device_rows_.row_offsets.narrow(0, begin, count + 1),
                   .targets_E =
                       device_rows_.targets_E.narrow(0, first, num_entries),
                   .temperature_R =
                       device_rows_.temperature_R.narrow(0, begin, count),
                   .softcap = softcap_},
-        .rows_E = device_rows_.rows_E.narrow(0, first, num_entries) - begin,
         .logits_RV = buffer_.narrow(0, 0, count * vocab).view({count, vocab})};
+    if (device_rows_.rows_E.defined()) {
+      chunk.all_rows_E = device_rows_.rows_E.narrow(0, first, num_entries);
+    }
+    if (weights_.defined()) {
+      chunk.weights_RV =
+          weights_.narrow(0, 0, count * vocab).view({count, vocab});
+      chunk.scale_R = scale_R_.narrow(0, begin, count);
+    }
     ComputeLogits(hidden_RH_.narrow(0, begin, count), weight_VH_,
                   chunk.logits_RV);
     lora_.AddLogits(shrunk_nR, begin, chunk.logits_RV);

@@ -22,16 +22,31 @@ struct HeadChunk {
   int64_t count = 0;
   int64_t first_entry = 0;
   int64_t num_entries = 0;
-  ops::VocabRowsInput input;  // Counted from the chunk's first entry.
-  at::Tensor rows_E;          // Row of every entry, in the chunk.
+  ops::VocabRowsInput input;
+  // Row of every entry, among all rows; with a softcap or other ranks.
+  at::Tensor all_rows_E;
   at::Tensor logits_RV;
+  // Where the softmax goes when it does not replace the logits, and what it is
+  // to be multiplied by: ops::VocabWeights. Undefined otherwise.
+  at::Tensor weights_RV;
+  at::Tensor scale_R;
 
+  // Row of every entry, in the chunk.
+  [[nodiscard]] at::Tensor RowsOfEntries() const { return all_rows_E - begin; }
   // The softcap's derivative at the targets [num_entries]; of the raw logits.
   [[nodiscard]] at::Tensor TargetSlopes() const;
-  void ClearTargets();
-  // The logits become softmax * D, 0 at the rows' own targets.
-  void SoftmaxBesideTargets(at::Tensor& logprobs_E, at::Tensor& entropies_R);
+  // Writes softmax * D, 0 at the rows' own targets, and returns it without its
+  // scale.
+  const at::Tensor& SoftmaxBesideTargets(at::Tensor& logprobs_E,
+                                         at::Tensor& entropies_R);
 };
+
+// Whether the softmax of these rows goes to bf16 weights, which a product with
+// such a weight reads as they are: on CUDA, where nobody needs it in f32 (LoRA
+// of lm_head, gradient filters, other ranks).
+[[nodiscard]] bool TakesWeights(const at::Tensor& weight_VH,
+                                const ScoreRows& rows,
+                                const HeadOptions& options);
 
 // Row of every entry [E].
 [[nodiscard]] std::vector<int64_t> RowsOfEntries(const ScoreRows& rows);
@@ -40,7 +55,7 @@ struct HeadChunk {
 struct DeviceRows {
   at::Tensor row_offsets;    // [R + 1] i64.
   at::Tensor targets_E;      // i64.
-  at::Tensor rows_E;         // i64: row of every entry.
+  at::Tensor rows_E;         // i64: as HeadChunk::all_rows_E.
   at::Tensor temperature_R;  // f32.
 };
 
@@ -49,6 +64,9 @@ class HeadChunks {
  public:
   HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
              const ScoreRows& rows, const HeadOptions& options);
+
+  // From here on chunks have weights and their part of this scale [R].
+  void TakeWeights(const at::Tensor& scale_R);
 
   // Calls `visit` with the logits of rows [begin, end), a chunk at a time.
   // Arguments: shrunk_nR = lora().Shrink(hidden).
@@ -67,6 +85,8 @@ class HeadChunks {
   const HeadLora lora_;
   const int64_t chunk_;
   const at::Tensor buffer_;
+  at::Tensor weights_;
+  at::Tensor scale_R_;
 };
 
 }  // namespace weft::loss

@@ -7,15 +7,15 @@
 namespace weft::loss {
 namespace {
 
-// Entries of row r, those of one target together.
-std::vector<int64_t> EntriesByTarget(const ScoreRows& rows, size_t r) {
-  std::vector<int64_t> entries(rows.row_offsets[r + 1] - rows.row_offsets[r]);
+// Replaces `entries` by those of row r, those of one target together.
+void TakeEntriesByTarget(const ScoreRows& rows, size_t r,
+                         std::vector<int64_t>& entries) {
+  entries.resize(rows.row_offsets[r + 1] - rows.row_offsets[r]);
   std::iota(entries.begin(), entries.end(), rows.row_offsets[r]);
   if (entries.size() > 1) {
     std::ranges::stable_sort(entries, {},
                              [&rows](int64_t e) { return rows.targets[e]; });
   }
-  return entries;
 }
 
 }  // namespace
@@ -25,9 +25,14 @@ HeadCoefficients MakeHeadCoefficients(const ScoreRows& rows,
                                       const std::vector<double>& logprobs_E,
                                       const std::vector<double>& slopes_E) {
   HeadCoefficients result;
+  result.row_offsets.reserve(rows.row_offsets.size());
+  result.rows_R.reserve(rows.temperatures.size());
+  result.targets.reserve(rows.targets.size());
+  result.entries.reserve(rows.targets.size());
   result.row_offsets.push_back(0);
+  std::vector<int64_t> entries;
   for (size_t r = 0; r < rows.temperatures.size(); ++r) {
-    const std::vector<int64_t> entries = EntriesByTarget(rows, r);
+    TakeEntriesByTarget(rows, r, entries);
     const auto scale = static_cast<double>(rows.temperatures[r]);
     double sum = 0;
     for (const int64_t e : entries) sum += gradients_E[e] / scale;

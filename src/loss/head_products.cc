@@ -56,15 +56,19 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH) {
-  const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
-  const bool few_rows = p_RV.is_cpu() && p_RV.size(0) < kCpuFewRows;
-  if (same_type && !few_rows) {
-    out_RH.copy_(ops::MatMul(p_RV, weight_VH));
+  if (!p_RV.is_cpu()) {
+    if (weight_VH.scalar_type() == out_RH.scalar_type()) {
+      at::mm_out(out_RH, p_RV, weight_VH);
+    } else {
+      at::mm_out(out_RH, p_RV.to(weight_VH.scalar_type()), weight_VH,
+                 out_RH.scalar_type());
+    }
     return;
   }
-  if (!p_RV.is_cpu()) {
-    at::mm_out(out_RH, p_RV.to(weight_VH.scalar_type()), weight_VH,
-               out_RH.scalar_type());
+  const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
+  const bool few_rows = p_RV.size(0) < kCpuFewRows;
+  if (same_type && !few_rows) {
+    out_RH.copy_(ops::MatMul(p_RV, weight_VH));
     return;
   }
   out_RH.zero_();

@@ -18,7 +18,8 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 
 // out = p W: a sum over the vocabulary, whose rounding errors stay those of
 // short blocks whatever R is.
-// Shapes: p_RV, out_RH in the compute type; weight_VH in the model dtype.
+// Shapes: out_RH in the compute type, weight_VH in the model dtype, p_RV in one
+//         of them; on a CPU in the compute type.
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH);
 

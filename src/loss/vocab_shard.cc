@@ -63,10 +63,11 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   // The largest logit as one more target, before the others of its row.
   const auto index = targets_O.options();
   ops::VocabRowsInput input = chunk.input;
-  input.row_offsets = chunk.input.row_offsets + at::arange(num_rows + 1, index);
+  input.row_offsets = chunk.input.row_offsets - chunk.first_entry +
+                      at::arange(num_rows + 1, index);
   const at::Tensor places_R = input.row_offsets.narrow(0, 0, num_rows);
   const at::Tensor places_O =
-      at::arange(1, targets_O.numel() + 1, index) + chunk.rows_E;
+      at::arange(1, targets_O.numel() + 1, index) + chunk.RowsOfEntries();
   input.targets_E = at::empty({targets_O.numel() + num_rows}, index);
   input.targets_E.index_put_({places_R}, largest.index_R);
   input.targets_E.index_put_({places_O}, targets_O);
@@ -167,7 +168,12 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
   if (scores.slopes_E.defined()) slopes_O = chunk.TargetSlopes();
   const LocalScores local = ScoreLocally(chunk, scores.share_R.defined(),
                                          scores.entropies_R.defined());
-  if (scores.share_R.defined()) chunk.ClearTargets();
+  if (scores.share_R.defined()) {
+    // Here and not with the softmax: the largest logit was one of its targets.
+    at::index_put_(chunk.logits_RV,
+                   {chunk.RowsOfEntries(), chunk.input.targets_E},
+                   at::zeros({}, chunk.logits_RV.options()));
+  }
 
   std::vector<at::Tensor> told = {
       local.lse_R, AmongAll(local.logprobs_O, own_O, num_entries)};

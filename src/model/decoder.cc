@@ -129,20 +129,17 @@ ops::HeadNorms Decoder::HeadNormsOf(int layer) const {
   return {.q_C = w.q_norm_C, .k_C = w.k_norm_C, .eps = config_.rms_norm_eps};
 }
 
-ops::Heads Decoder::QueriesAndKeys(const at::Tensor& qkv_TW) const {
-  return {.q_TQC = HeadsAt(qkv_TW, 0, local_config_.num_heads),
-          .k_TKC = HeadsAt(qkv_TW, shape_.q_width, local_config_.num_kv_heads)};
-}
-
-at::Tensor Decoder::Values(const at::Tensor& qkv_TW) const {
-  return HeadsAt(qkv_TW, shape_.q_width + shape_.kv_width,
-                 local_config_.num_kv_heads);
-}
-
-at::Tensor Decoder::HeadsAt(const at::Tensor& qkv_TW, int64_t column,
-                            int64_t count) const {
-  return qkv_TW.narrow(1, column, count * config_.head_dim)
-      .view({qkv_TW.size(0), count, config_.head_dim});
+ops::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
+  const auto heads = [&](int64_t column, int64_t count) {
+    return qkv_TW.narrow(1, column, count * config_.head_dim)
+        .view({qkv_TW.size(0), count, config_.head_dim});
+  };
+  const int num_kv_heads = local_config_.num_kv_heads;
+  const int64_t v_column = shape_.q_width + shape_.kv_width;
+  return {.q_TQC = heads(0, local_config_.num_heads),
+          .k_TKC = heads(shape_.q_width, num_kv_heads),
+          .v_TKC = qkv_TW.size(1) > v_column ? heads(v_column, num_kv_heads)
+                                             : at::Tensor()};
 }
 
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
@@ -267,12 +264,10 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
     tape->qk_raw_TW =
         qkv_TW.narrow(1, 0, shape_.q_width + shape_.kv_width).clone();
   }
-  const ops::Heads heads = QueriesAndKeys(qkv_TW);
-  const at::Tensor v_TKC = Values(qkv_TW);
+  const ops::Heads heads = SplitHeads(qkv_TW);
   ops::KvSlots slots;
   if (kv != nullptr) {
-    slots = {.v_TKC = v_TKC,
-             .slots_T = kv->slots_T,
+    slots = {.slots_T = kv->slots_T,
              .k_pages_PSKC = kv->store->k_pages_PSKC[layer],
              .v_pages_PSKC = kv->store->v_pages_PSKC[layer]};
   }
@@ -299,7 +294,7 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
     }
   }
   ops::AttentionOutput attention = ops::TreeAttention(
-      heads.q_TQC, heads.k_TKC, v_TKC, pass.batch.nodes, rule);
+      heads.q_TQC, heads.k_TKC, heads.v_TKC, pass.batch.nodes, rule);
   at::Tensor out = attention.out_THC.reshape({num_tokens, shape_.q_width});
   if (tape != nullptr) tape->attention = std::move(attention);
   return out;

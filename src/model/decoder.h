@@ -169,11 +169,8 @@ class Decoder {
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
   // Undefined weights for models without.
   [[nodiscard]] ops::HeadNorms HeadNormsOf(int layer) const;
-  // Views of the heads inside a fused row, of which v may be missing.
-  [[nodiscard]] ops::Heads QueriesAndKeys(const at::Tensor& qkv_TW) const;
-  [[nodiscard]] at::Tensor Values(const at::Tensor& qkv_TW) const;
-  [[nodiscard]] at::Tensor HeadsAt(const at::Tensor& qkv_TW, int64_t column,
-                                   int64_t count) const;
+  // Views of the heads inside a fused row, which may end before v.
+  [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
 
   ModelConfig config_;
   parallel::Communicator* tensor_group_;

@@ -94,16 +94,18 @@ void Decoder::BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
       /*want_input_gradient=*/true);
 
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
-  const ops::Heads heads = QueriesAndKeys(tape.qkv_TW);
-  ops::Heads d_heads = QueriesAndKeys(dqkv_TW);
-  at::Tensor dv_TKC = Values(dqkv_TW);
-  ops::TreeAttentionBackward(
-      d_attended_TW.view_as(tape.attention.out_THC), heads.q_TQC, heads.k_TKC,
-      Values(tape.qkv_TW), tape.attention, pass.batch.nodes,
-      config_.attention[layer].rule, d_heads.q_TQC, d_heads.k_TKC, dv_TKC);
+  const ops::Heads heads = SplitHeads(tape.qkv_TW);
+  const ops::Heads into = SplitHeads(dqkv_TW);
+  // A CPU's attention writes where the gradients belong.
+  ops::Heads d_heads = dqkv_TW.is_cpu() ? into : ops::Heads();
+  ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
+                             heads.q_TQC, heads.k_TKC, heads.v_TKC,
+                             tape.attention, pass.batch.nodes,
+                             config_.attention[layer].rule, d_heads.q_TQC,
+                             d_heads.k_TKC, d_heads.v_TKC);
   ops::PrepareHeadsBackward(
       d_heads, pass.batch.positions_T, RotaryOf(layer), HeadNormsOf(layer),
-      config_.qk_norm ? QueriesAndKeys(tape.qk_raw_TW) : ops::Heads());
+      config_.qk_norm ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
 
   // Below the first layer only an adapter of the embedding learns.
   const bool want_input_gradient =

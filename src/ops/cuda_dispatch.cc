@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/adamw.h"
 #include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/head_gradient.h"
 #include "kernels/cuda/lse_merge.h"
 #include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/rms_norm.h"
@@ -84,17 +85,41 @@ struct HeadArguments {
   k::HeadNorms norms;
 };
 
+void CheckSameHeads(const at::Tensor& a, const at::Tensor& b) {
+  CheckSameType(a, b);
+  TORCH_CHECK(a.sizes() == b.sizes() && a.stride(2) == 1,
+              "heads want unit stride and the sizes of the others, got ",
+              a.sizes(), " and ", b.sizes());
+}
+
 void CheckSlots(const Heads& heads, const KvSlots& slots) {
-  CheckSameType(heads.k_TKC, slots.v_TKC);
+  CheckSameType(heads.k_TKC, heads.v_TKC);
   CheckSameType(heads.k_TKC, slots.k_pages_PSKC);
   CheckSameType(heads.k_TKC, slots.v_pages_PSKC);
   TORCH_CHECK(slots.slots_T.is_contiguous() &&
                   slots.slots_T.numel() == heads.k_TKC.size(0) &&
-                  slots.v_TKC.sizes() == heads.k_TKC.sizes() &&
-                  slots.v_TKC.stride(2) == 1 &&
+                  heads.v_TKC.sizes() == heads.k_TKC.sizes() &&
+                  heads.v_TKC.stride(2) == 1 &&
                   slots.k_pages_PSKC.is_contiguous() &&
                   slots.v_pages_PSKC.is_contiguous(),
               "pages want a slot for each token, and contiguous pages");
+}
+
+k::VocabRows RowsOfVocab(const at::Tensor& logits_RV,
+                         const VocabRowsInput& input,
+                         const at::Tensor& logprobs_E,
+                         const at::Tensor& entropy_R) {
+  return {.num_rows = logits_RV.size(0),
+          .vocab = logits_RV.size(1),
+          .logits_RV = logits_RV.mutable_data_ptr<float>(),
+          .row_offsets = input.row_offsets.const_data_ptr<int64_t>(),
+          .targets_E = input.targets_E.const_data_ptr<int64_t>(),
+          .temperature_R = input.temperature_R.const_data_ptr<float>(),
+          .softcap = static_cast<float>(input.softcap),
+          .clear_targets = input.clear_targets,
+          .logprobs_E = logprobs_E.mutable_data_ptr<float>(),
+          .entropy_R = entropy_R.defined() ? entropy_R.mutable_data_ptr<float>()
+                                           : nullptr};
 }
 
 }  // namespace
@@ -157,7 +182,7 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
   k::KvSlots places;
   if (slots.slots_T.defined()) {
     CheckSlots(heads, slots);
-    places = {.v = RowsOfHeads(slots.v_TKC),
+    places = {.v = RowsOfHeads(heads.v_TKC),
               .slots_T = slots.slots_T.const_data_ptr<int64_t>(),
               .k_pages = slots.k_pages_PSKC.mutable_data_ptr(),
               .v_pages = slots.v_pages_PSKC.mutable_data_ptr()};
@@ -168,17 +193,26 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
 
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
-                          const Heads& raw) {
-  const HeadArguments arguments(gradients, positions_T, table, norms);
-  k::HeadRows raw_q, raw_k;
-  if (norms.q_C.defined()) {
-    CheckSameType(gradients.q_TQC, raw.q_TQC);
-    CheckSameType(gradients.k_TKC, raw.k_TKC);
-    raw_q = RowsOfHeads(raw.q_TQC);
-    raw_k = RowsOfHeads(raw.k_TKC);
+                          const Heads& raw, const Heads& into) {
+  const HeadArguments arguments(into, positions_T, table, norms);
+  CheckSameHeads(gradients.q_TQC, into.q_TQC);
+  CheckSameHeads(gradients.k_TKC, into.k_TKC);
+  k::HeadGradients read = {.q = RowsOfHeads(gradients.q_TQC),
+                           .k = RowsOfHeads(gradients.k_TKC)};
+  if (!gradients.v_TKC.is_same(into.v_TKC)) {
+    CheckSameHeads(gradients.v_TKC, into.v_TKC);
+    CheckSameHeads(into.v_TKC, into.k_TKC);
+    read.v = RowsOfHeads(gradients.v_TKC);
+    read.v_to = RowsOfHeads(into.v_TKC);
   }
-  C10_CUDA_CHECK(k::RotaryBackward(arguments.rows, arguments.norms, raw_q,
-                                   raw_k, CurrentStream()));
+  if (norms.q_C.defined()) {
+    CheckSameHeads(raw.q_TQC, into.q_TQC);
+    CheckSameHeads(raw.k_TKC, into.k_TKC);
+    read.raw_q = RowsOfHeads(raw.q_TQC);
+    read.raw_k = RowsOfHeads(raw.k_TKC);
+  }
+  C10_CUDA_CHECK(k::RotaryBackward(arguments.rows, arguments.norms, read,
+                                   CurrentStream()));
 }
 
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
@@ -213,19 +247,39 @@ void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R) {
-  const k::VocabRows rows = {
-      .num_rows = logits_RV.size(0),
-      .vocab = logits_RV.size(1),
-      .logits_RV = logits_RV.mutable_data_ptr<float>(),
-      .row_offsets = input.row_offsets.const_data_ptr<int64_t>(),
-      .targets_E = input.targets_E.const_data_ptr<int64_t>(),
-      .temperature_R = input.temperature_R.const_data_ptr<float>(),
-      .softcap = static_cast<float>(input.softcap),
-      .softmax_in_place = softmax_in_place,
-      .logprobs_E = logprobs_E.mutable_data_ptr<float>(),
-      .entropy_R =
-          entropy_R.defined() ? entropy_R.mutable_data_ptr<float>() : nullptr};
+  k::VocabRows rows = RowsOfVocab(logits_RV, input, logprobs_E, entropy_R);
+  if (softmax_in_place) rows.softmax = k::VocabSoftmax::kInPlace;
   C10_CUDA_CHECK(k::ScoreVocabRows(rows, CurrentStream()));
+}
+
+void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
+                  at::Tensor& weights_RV, at::Tensor& scale_R,
+                  at::Tensor& logprobs_E, at::Tensor& entropy_R) {
+  k::VocabRows rows = RowsOfVocab(logits_RV, input, logprobs_E, entropy_R);
+  rows.softmax = k::VocabSoftmax::kWeights;
+  rows.weights_RV = weights_RV.mutable_data_ptr();
+  rows.scale_R = scale_R.mutable_data_ptr<float>();
+  C10_CUDA_CHECK(k::ScoreVocabRows(rows, CurrentStream()));
+}
+
+void HeadGradient(const at::Tensor& projection_RH, const at::Tensor& factor_R,
+                  const at::Tensor& scale_R, const at::Tensor& row_offsets,
+                  const at::Tensor& targets_E, const at::Tensor& coefficient_E,
+                  const at::Tensor& weight_VH, at::Tensor& out_RH) {
+  CheckSameType(weight_VH, out_RH);
+  C10_CUDA_CHECK(
+      k::HeadGradient({.dtype = DTypeOf(weight_VH),
+                       .num_rows = projection_RH.size(0),
+                       .hidden = projection_RH.size(1),
+                       .projection_RH = projection_RH.const_data_ptr<float>(),
+                       .factor_R = factor_R.const_data_ptr<float>(),
+                       .scale_R = scale_R.const_data_ptr<float>(),
+                       .row_offsets = row_offsets.const_data_ptr<int64_t>(),
+                       .targets_E = targets_E.const_data_ptr<int64_t>(),
+                       .coefficient_E = coefficient_E.const_data_ptr<float>(),
+                       .weight_VH = weight_VH.const_data_ptr(),
+                       .out_RH = out_RH.mutable_data_ptr()},
+                      CurrentStream()));
 }
 
 bool TakesPagedAttention(const at::Tensor& q_BHC) {
@@ -261,7 +315,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       .scale = static_cast<float>(rule.scale),
       .softcap = static_cast<float>(rule.softcap),
       .out_BHC = out_BHC.mutable_data_ptr()};
-  batch.num_splits = k::PagedAttentionSplits(batch);
+  batch.splits = k::ChooseAttentionSplits(batch);
   const at::Tensor workspace = at::empty({k::PagedAttentionWorkspace(batch)},
                                          q.options().dtype(at::kFloat));
   batch.workspace = workspace.mutable_data_ptr<float>();

@@ -60,7 +60,7 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
                   const KvSlots& slots);
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
-                          const Heads& raw);
+                          const Heads& raw, const Heads& into);
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
@@ -72,6 +72,16 @@ void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R);
+void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
+                  at::Tensor& weights_RV, at::Tensor& scale_R,
+                  at::Tensor& logprobs_E, at::Tensor& entropy_R);
+// out_RH = factor_R scale_R projection_RH + the entries' coefficient_E times
+// rows targets_E of weight_VH; entries of row r are [row_offsets[r],
+// row_offsets[r + 1]). All contiguous; out of the weight's dtype.
+void HeadGradient(const at::Tensor& projection_RH, const at::Tensor& factor_R,
+                  const at::Tensor& scale_R, const at::Tensor& row_offsets,
+                  const at::Tensor& targets_E, const at::Tensor& coefficient_E,
+                  const at::Tensor& weight_VH, at::Tensor& out_RH);
 // Whether the heads are not too wide for it.
 [[nodiscard]] bool TakesPagedAttention(const at::Tensor& q_BHC);
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,

@@ -143,26 +143,32 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
   if (slots.slots_T.defined()) {
     at::Tensor k_pages_PSKC = slots.k_pages_PSKC;
     at::Tensor v_pages_PSKC = slots.v_pages_PSKC;
-    WriteKvPages(heads.k_TKC, slots.v_TKC, slots.slots_T, k_pages_PSKC,
+    WriteKvPages(heads.k_TKC, heads.v_TKC, slots.slots_T, k_pages_PSKC,
                  v_pages_PSKC);
   }
 }
 
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
-                          const Heads& raw) {
+                          const Heads& raw, const Heads& into) {
   CheckArguments(gradients, positions_T, table, norms);
+  CheckArguments(into, positions_T, table, norms);
   if constexpr (kHasCudaKernels) {
-    if (TakesKernel(gradients)) {
-      cuda::PrepareHeadsBackward(gradients, positions_T, table, norms, raw);
+    if (TakesKernel(gradients) && TakesKernel(into)) {
+      cuda::PrepareHeadsBackward(gradients, positions_T, table, norms, raw,
+                                 into);
       return;
     }
   }
-  Rotate(gradients.q_TQC, positions_T, table, /*inverse=*/true);
-  Rotate(gradients.k_TKC, positions_T, table, /*inverse=*/true);
+  // Nothing to do for those that are there already.
+  into.q_TQC.copy_(gradients.q_TQC);
+  into.k_TKC.copy_(gradients.k_TKC);
+  into.v_TKC.copy_(gradients.v_TKC);
+  Rotate(into.q_TQC, positions_T, table, /*inverse=*/true);
+  Rotate(into.k_TKC, positions_T, table, /*inverse=*/true);
   if (norms.q_C.defined()) {
-    NormalizeBackward(gradients.q_TQC, raw.q_TQC, norms.q_C, norms.eps);
-    NormalizeBackward(gradients.k_TKC, raw.k_TKC, norms.k_C, norms.eps);
+    NormalizeBackward(into.q_TQC, raw.q_TQC, norms.q_C, norms.eps);
+    NormalizeBackward(into.k_TKC, raw.k_TKC, norms.k_C, norms.eps);
   }
 }
 

@@ -25,10 +25,11 @@ struct RotaryTable {
     at::Device device);
 
 // The heads of a projection, views of it. Unit stride in C, any stride in T and
-// M; K may be 0.
+// M.
 struct Heads {
   at::Tensor q_TQC;
   at::Tensor k_TKC;
+  at::Tensor v_TKC;  // May be undefined where it is not read.
 };
 
 // RmsNorm of every head before the rotation. Undefined weights: none.
@@ -41,7 +42,6 @@ struct HeadNorms {
 // Where keys and values go: token t to row slots_T[t] of the pages, below 0 to
 // nowhere. Undefined slots: no token goes anywhere.
 struct KvSlots {
-  at::Tensor v_TKC;
   at::Tensor slots_T;       // [T] i64, distinct but for those below 0.
   at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.
   at::Tensor v_pages_PSKC;
@@ -57,11 +57,12 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
                   const RotaryTable& table, const HeadNorms& norms,
                   const KvSlots& slots);
 
-// Turns the gradient of the prepared heads into that of the heads before, in
-// place. `raw` are those, read with norms alone.
+// Writes the gradient of the heads before to `into`, given that of the prepared
+// heads: one launch on CUDA. `gradients` may be `into`. `raw` are the heads
+// before, without v, read with norms alone.
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
-                          const Heads& raw);
+                          const Heads& raw, const Heads& into);
 
 }  // namespace weft::ops
 

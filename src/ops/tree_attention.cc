@@ -197,15 +197,20 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            AttentionMethod method) {
   const AttentionInputs inputs{q_THC, k_TKC, v_TKC, rule};
   const AttentionGradients gradients{dq_THC, dk_TKC, dv_TKC};
-  switch (Choose(inputs, nodes, method)) {
-    case Implementation::kCudaVarlen:
-      VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
-      return;
-    case Implementation::kEager:
-      EagerTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
-      return;
-    case Implementation::kCpuParts:
-      break;
+  const Implementation implementation = Choose(inputs, nodes, method);
+  if (implementation == Implementation::kCudaVarlen) {
+    VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
+    return;
+  }
+  const auto allocate = [](const at::Tensor& like, at::Tensor& gradient) {
+    if (!gradient.defined()) gradient = at::empty(like.sizes(), like.options());
+  };
+  allocate(q_THC, dq_THC);
+  allocate(k_TKC, dk_TKC);
+  allocate(v_TKC, dv_TKC);
+  if (implementation == Implementation::kEager) {
+    EagerTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
+    return;
   }
   BackwardByParts(dout_THC, inputs, forward, nodes, gradients);
 }

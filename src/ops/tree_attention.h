@@ -60,8 +60,8 @@ enum class AttentionMethod { kFused, kEager };
 // Writes the gradients. Exact: every part's backward gets the merged output and
 // the merged log-sum-exp.
 // Shapes: dout as out; dq, dk, dv as q, k, v, also views, and not aliasing
-// them;
-//         their previous content is overwritten.
+//         them; their previous content is overwritten. Undefined ones become
+//         tensors of their own, which spares the flash kernels of CUDA a copy.
 void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                            const AttentionOutput& forward,

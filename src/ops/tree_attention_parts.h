@@ -45,7 +45,8 @@ struct AttentionInputs {
   const AttentionRule& rule;
 };
 
-// Where the backward pass writes.
+// Where the backward pass writes; see TreeAttentionBackward for undefined ones,
+// which only the flash kernels meet.
 struct AttentionGradients {
   at::Tensor& dq_THC;
   at::Tensor& dk_TKC;

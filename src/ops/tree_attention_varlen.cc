@@ -69,7 +69,8 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
                   lse_HN.size(1) == q.size(0),
               "flash attention's log-sum-exp is not [heads, rows] but ",
               lse_HN.sizes());
-  return {std::get<0>(result), lse_HN.t().contiguous()};
+  // As it lies: the backward pass wants it so again.
+  return {std::get<0>(result), lse_HN.t()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> RunBackward(
@@ -85,6 +86,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> RunBackward(
       Select(forward.lse_TH, call.q_rows).t().contiguous(), call.q_ends,
       call.k_ends, call.max_q, call.max_k, /*dropout_p=*/0.0, causal,
       /*rng_state=*/unused, unused, inputs.rule.scale);
+}
+
+void Keep(const at::Tensor& made, at::Tensor& gradient) {
+  if (gradient.defined()) {
+    gradient.copy_(made);
+  } else {
+    gradient = made;
+  }
 }
 
 }  // namespace
@@ -142,9 +151,9 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
     const auto [dq, dk, dv] = RunBackward(
         dout_THC, inputs, forward,
         MakeCall(self_parts, /*all_rows=*/true, device), /*causal=*/true);
-    gradients.dq_THC.copy_(dq);
-    gradients.dk_TKC.copy_(dk);
-    gradients.dv_TKC.copy_(dv);
+    Keep(dq, gradients.dq_THC);
+    Keep(dk, gradients.dk_TKC);
+    Keep(dv, gradients.dv_TKC);
   }
   for (const std::vector<AttentionPart>& level : AncestorParts(nodes)) {
     if (level.empty()) continue;

@@ -76,6 +76,10 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
       input.temperature_R.to(logits_RV.dtype()).index_select(0, row_of_entry_E);
   const Scaled scaled = Scale(target_E, input.softcap, temperature_E);
   logprobs_E.copy_(scaled.z - lse_R.index_select(0, row_of_entry_E));
+  if (softmax_in_place && input.clear_targets) {
+    at::index_put_(logits_RV, {row_of_entry_E, input.targets_E},
+                   at::zeros({}, logits_RV.options()));
+  }
 }
 
 void CheckArguments(const at::Tensor& logits_RV, const VocabRowsInput& input,
@@ -127,15 +131,36 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
   const auto row_kernel = kernels::cpu::Kernels().vocab_row;
   at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      row_kernel(logits + r * vocab, vocab,
+      float* const row = logits + r * vocab;
+      const int64_t first = offsets[r] - offsets[0];
+      const int64_t count = offsets[r + 1] - offsets[r];
+      row_kernel(row, vocab,
                  {.softcap = static_cast<float>(input.softcap),
                   .temperature = temperatures[r],
                   .write_softmax = softmax_in_place},
-                 targets + offsets[r], offsets[r + 1] - offsets[r],
-                 logprobs + offsets[r],
+                 targets + first, count, logprobs + first,
                  entropies == nullptr ? nullptr : entropies + r);
+      if (!softmax_in_place || !input.clear_targets) continue;
+      for (int64_t e = first; e < first + count; ++e) row[targets[e]] = 0;
     }
   });
+}
+
+void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
+                  at::Tensor& weights_RV, at::Tensor& scale_R,
+                  at::Tensor& logprobs_E, at::Tensor& entropy_R) {
+  CheckArguments(logits_RV, input, logprobs_E, entropy_R);
+  CheckArgument("weights_RV", weights_RV, logits_RV, at::kBFloat16,
+                logits_RV.sizes());
+  CheckArgument("scale_R", scale_R, logits_RV, at::kFloat, {logits_RV.size(0)});
+  TORCH_CHECK(kHasCudaKernels && HasCudaKernel(logits_RV) &&
+                  logits_RV.scalar_type() == at::kFloat,
+              "vocab weights want f32 logits on a CUDA device, got ",
+              logits_RV.scalar_type(), " on ", logits_RV.device());
+  if constexpr (kHasCudaKernels) {
+    cuda::VocabWeights(logits_RV, input, weights_RV, scale_R, logprobs_E,
+                       entropy_R);
+  }
 }
 
 }  // namespace weft::ops

@@ -8,12 +8,14 @@
 namespace weft::ops {
 
 // What one chunk of logits is asked for. Row r of the chunk owns the entries
-// [row_offsets[r], row_offsets[r + 1]).
+// [row_offsets[r], row_offsets[r + 1]), counted from row_offsets[0].
 struct VocabRowsInput {
   at::Tensor row_offsets;    // [R + 1] i64.
   at::Tensor targets_E;      // [E] i64.
   at::Tensor temperature_R;  // [R] f32, > 0.
   double softcap = 0;        // z = cap * tanh(z / cap) when > 0.
+  // A softmax that is written is 0 at the row's own targets.
+  bool clear_targets = false;
 };
 
 // One pass over the logits: z = softcap(logits) / temperature, then
@@ -28,6 +30,14 @@ struct VocabRowsInput {
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R);
+
+// As VocabRows, but leaves the logits and writes the softmax beside them as
+// weights that a product can read: weights[r] * scale[r] = softmax(z[r]) * D.
+// Each row is read once. On CUDA alone.
+// Shapes:  weights_RV [R, V] bf16, scale_R [R] f32; contiguous.
+void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
+                  at::Tensor& weights_RV, at::Tensor& scale_R,
+                  at::Tensor& logprobs_E, at::Tensor& entropy_R);
 
 }  // namespace weft::ops
 

@@ -100,7 +100,7 @@ TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
   // Half of the matrices, all 65 norms of 4096: (8,029,995,008 / 2 + 266,240)
   // in two bytes, and rotary tables.
   EXPECT_THAT(*Describe(80 * kGiB), HasSubstr(" 8097636352 "));
-  options_.tensor_parallel_size = 3;
+  options_.tensor_parallel_size = 64;  // More than heads.
   EXPECT_THAT(
       Describe(80 * kGiB).status(),
       IsStatus(absl::StatusCode::kInvalidArgument, "--tensor-parallel-size"));

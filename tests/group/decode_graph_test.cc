@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "src/group/rank.h"
 #include "src/sampling/draw_rows.h"
+#include "tests/group/decode_plan.h"
 #include "tests/model/tiny_model.h"
 
 namespace weft::group {
@@ -22,11 +24,10 @@ namespace {
 
 using ::weft::testing::TinyDecoder;
 
-constexpr int64_t kPageTokens = 16;
-constexpr int64_t kPages = 40;
 constexpr int64_t kMaxRows = 12;
 
-// The names of all ops that are called while it lives.
+// The names of all ops that are called while it lives, and whether they were
+// told a device.
 class OpNames {
  public:
   OpNames()
@@ -34,9 +35,15 @@ class OpNames {
             at::RecordFunctionCallback(
                 [](const at::RecordFunction& op)
                     -> std::unique_ptr<at::ObserverContext> {
-                  names_->insert(op.name());
+                  const bool has_device = std::ranges::any_of(
+                      op.inputs(), [](const c10::IValue& value) {
+                        return value.isDevice();
+                      });
+                  names_->insert(std::string(op.name()) +
+                                 (has_device ? " to a device" : ""));
                   return nullptr;
                 })
+                .needsInputs(true)
                 .scopes({at::RecordScope::FUNCTION}))) {
     names_->clear();
   }
@@ -97,10 +104,10 @@ class HostStepDevice final : public StepDevice {
  public:
   explicit HostStepDevice(Counts* counts) : counts_(*counts) {}
 
+  void Run(const std::function<void()>& step) override { step(); }
   std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) override {
     TORCH_CHECK(!counts_.fails, "out of memory");
-    step();
     ++counts_.records;
     return std::make_unique<FunctionGraph>(step, &counts_);
   }
@@ -174,41 +181,13 @@ class DecodeGraphTest : public ::testing::Test {
   DecodeGraphTest()
       : decoder_(TinyDecoder(at::kFloat, /*seed=*/7)),
         rank_(decoder_, loss::HeadOptions{.softcap = 20}),
-        store_(Cache()),
-        graph_store_(Cache()),
+        store_(FilledCache(decoder_)),
+        graph_store_(FilledCache(decoder_)),
         graphs_(decoder_, rank_.head(), &graph_store_, kMaxRows,
                 std::make_unique<HostStepDevice>(&counts_)) {}
 
-  [[nodiscard]] model::KvStore Cache() const {
-    model::KvStore store = AllocateCache(decoder_, kPages, kPageTokens);
-    at::manual_seed(11);
-    for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
-      for (at::Tensor& layer : *pages) layer.normal_();
-    }
-    return store;
-  }
-
-  // One step of `num_rows` sequences of 3 pages each, of other lengths and
-  // tokens for each `salt`.
   [[nodiscard]] CachePlan Plan(int64_t num_rows, int64_t salt) const {
-    const at::Tensor row = at::arange(num_rows);
-    const at::Tensor length = (row * 7 + salt * 5).remainder(40) + 1;
-    const at::Tensor table =
-        (row.unsqueeze(1) * 3 + at::arange(3)).remainder(kPages);
-    CachePlan plan;
-    plan.batch.tokens_T = (row * 5 + salt).remainder(decoder_.config().vocab);
-    plan.batch.positions_T = (length - 1).to(at::kInt);
-    plan.kv = {.slots_T = row * 3 * kPageTokens + length - 1,
-               .decode = true,
-               .page_table_TL = table.to(at::kInt),
-               .lengths_T = length.to(at::kInt)};
-    for (int64_t r = 0; r < num_rows; ++r) {
-      plan.logit_rows.push_back(r);
-      plan.draws.push_back({.seed = static_cast<uint64_t>(salt),
-                            .position = static_cast<uint32_t>(r),
-                            .row = static_cast<int32_t>(r)});
-    }
-    return plan;
+    return DecodePlan(num_rows, salt, decoder_.config().vocab);
   }
 
   // By a graph and by launches, each with its own cache, which then agree.
@@ -242,7 +221,7 @@ TEST_F(DecodeGraphTest, AFullBucketHasTheBitsOfLaunches) {
   for (int64_t salt = 0; salt < 4; ++salt) ExpectSame(Plan(4, salt));
   EXPECT_EQ(counts_.records, 1);
   EXPECT_EQ(counts_.replays, 4);
-  EXPECT_EQ(counts_.uploads, 5);  // One more to record.
+  EXPECT_EQ(counts_.uploads, 6);  // Two more to record.
 }
 
 TEST_F(DecodeGraphTest, RowsOfABucketWithPaddingHaveTheBitsOfLaunches) {

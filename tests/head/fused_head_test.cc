@@ -108,6 +108,26 @@ TEST(FusedHeadBf16Test, WeightsWiderThanOneBlockAreWidenedInPieces) {
               Tolerance(kEpsilonF32, 8, 20));
 }
 
+// There the softmax is one of bf16 weights, and one kernel ends the backward
+// pass.
+TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const double softcap : {0.0, 30.0}) {
+    Problem problem = MakeProblem(40, at::kBFloat16);
+    const Oracle oracle = DenseOracle(problem, softcap);
+    problem.hidden = problem.hidden.to(at::kCUDA);
+    problem.weight = problem.weight.to(at::kCUDA);
+    const HeadOptions options{.chunk_rows = 16, .softcap = softcap};
+    const HeadResult result = Score(problem, options);
+    EXPECT_TRUE(result.scale_R.defined());
+    ExpectClose(result.logprobs_E.cpu(), oracle.logprobs,
+                Tolerance(kEpsilonF32, kHidden, kLargestLogit));
+    ExpectClose(
+        Backward(result, problem, options).cpu(), oracle.dhidden,
+        Tolerance(kEpsilonBf16, 1, oracle.dhidden.abs().max().item<double>()));
+  }
+}
+
 // Row r of the hidden states points at its target's weight: p is nearly 1, and
 // what is left of the gradient is 1 - p.
 TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {

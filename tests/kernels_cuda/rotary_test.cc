@@ -178,13 +178,23 @@ void CudaRotaryTest::CheckBackward(const Layout& layout, DType norm_dtype) {
       Rounded(GetParam(), RandomFloats(layout.size(), 6));
   const std::vector<float> raw =
       Rounded(GetParam(), RandomFloats(layout.size(), 11));
-  const DeviceArray rotated(GetParam(), dy), normed(GetParam(), dy);
-  const DeviceArray raw_device(GetParam(), raw);
-  ASSERT_EQ(RotaryBackward(problem.Rows(rotated), {}, {}, {}, nullptr),
+  // In place, and from elsewhere with the values.
+  const DeviceArray rotated(GetParam(), dy), dy_device(GetParam(), dy);
+  const DeviceArray normed(GetParam(), raw), raw_device(GetParam(), raw);
+  ASSERT_EQ(RotaryBackward(problem.Rows(rotated), {},
+                           {.q = layout.Heads(rotated, 0, kNumQ),
+                            .k = layout.Heads(rotated, kNumQ, kNumK)},
+                           nullptr),
             cudaSuccess);
+  const int64_t first_v = kNumQ + kNumK;
   ASSERT_EQ(RotaryBackward(problem.Rows(normed), problem.norms,
-                           layout.Heads(raw_device, 0, kNumQ),
-                           layout.Heads(raw_device, kNumQ, kNumK), nullptr),
+                           {.q = layout.Heads(dy_device, 0, kNumQ),
+                            .k = layout.Heads(dy_device, kNumQ, kNumK),
+                            .v = layout.Heads(dy_device, first_v, kNumK),
+                            .v_to = layout.Heads(normed, first_v, kNumK),
+                            .raw_q = layout.Heads(raw_device, 0, kNumQ),
+                            .raw_k = layout.Heads(raw_device, kNumQ, kNumK)},
+                           nullptr),
             cudaSuccess);
   const std::vector<float> d = rotated.Read(), dx = normed.Read();
   for (int64_t t = 0; t < kTokens; ++t) {
@@ -200,6 +210,11 @@ void CudaRotaryTest::CheckBackward(const Layout& layout, DType norm_dtype) {
                                         problem.WeightOf(head), kEps));
       if (HasFatalFailure()) return;
     }
+    const int64_t v = layout.At(t, kNumQ + kNumK);
+    ASSERT_EQ(Slice(dx, v, kNumK * layout.features()),
+              Slice(dy, v, kNumK * layout.features()));
+    ASSERT_EQ(Slice(d, v, kNumK * layout.features()),
+              Slice(dy, v, kNumK * layout.features()));
   }
 }
 
@@ -230,9 +245,9 @@ TEST_P(CudaRotaryTest, BackwardUndoesTheRotationAndTheNorms) {
 TEST_P(CudaRotaryTest, NothingToDoIsNoError) {
   EXPECT_EQ(Rotary({.dtype = GetParam(), .half_features = 4}, {}, {}, nullptr),
             cudaSuccess);
-  EXPECT_EQ(RotaryBackward({.dtype = GetParam(), .num_tokens = 3}, {}, {}, {},
-                           nullptr),
-            cudaSuccess);
+  EXPECT_EQ(
+      RotaryBackward({.dtype = GetParam(), .num_tokens = 3}, {}, {}, nullptr),
+      cudaSuccess);
 }
 
 TEST_F(CudaKernelTest, RotaryRefusesBf16NormsBesideF32HeadsAndHugeTokens) {
@@ -243,8 +258,7 @@ TEST_F(CudaKernelTest, RotaryRefusesBf16NormsBesideF32HeadsAndHugeTokens) {
   const float weight = 1;
   const HeadNorms norms = {.dtype = DType::kBf16, .q_C = &weight};
   EXPECT_EQ(Rotary(rows, norms, {}, nullptr), cudaErrorInvalidValue);
-  EXPECT_EQ(RotaryBackward(rows, norms, {}, {}, nullptr),
-            cudaErrorInvalidValue);
+  EXPECT_EQ(RotaryBackward(rows, norms, {}, nullptr), cudaErrorInvalidValue);
   rows.q.num_heads = int64_t{1} << 28;
   EXPECT_EQ(Rotary(rows, {}, {}, nullptr), cudaErrorInvalidValue);
 }

@@ -230,7 +230,7 @@ TEST_F(CudaSamplerTest, ManySeedsDrawWhatTheCpuDraws) {
   for (const int64_t vocab : {5, 40}) {
     const std::vector<float> logits = RandomFloats(vocab, 56, 2);
     std::vector<SampleRule> rules;
-    for (uint32_t i = 0; i < 48; ++i) {
+    for (uint32_t i = 0; i < 32; ++i) {
       rules.push_back({.temperature = 0.5F + static_cast<float>(i % 3),
                        .top_k = i % 4 == 1 ? 3 : 0,
                        .top_p = i % 4 == 2 ? 0.8 : 1,

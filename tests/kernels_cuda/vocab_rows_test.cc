@@ -20,6 +20,7 @@ namespace reference = weft::kernels::cpu::reference;
 
 struct Scores {
   std::vector<float> logits;
+  std::vector<float> softmax;  // Weights times scale, or in place.
   std::vector<float> logprobs;
   std::vector<float> entropies;
 };
@@ -28,114 +29,180 @@ struct Scores {
 const std::vector<int64_t> kOffsets = {0, 1, 1, 4, 6};
 constexpr int64_t kRows = 4;
 
+struct Options {
+  float softcap = 0;
+  VocabSoftmax softmax = VocabSoftmax::kNone;
+  bool entropy = true;
+  bool clear_targets = false;
+};
+
 Scores ScoreOnDevice(const std::vector<float>& logits,
                      const std::vector<int64_t>& targets,
-                     const std::vector<float>& temperatures, float softcap,
-                     bool softmax, bool entropy) {
+                     const std::vector<float>& temperatures,
+                     const Options& options) {
   const DeviceBuffer<float> logits_device(logits);
-  const DeviceBuffer<int64_t> offsets(kOffsets), targets_device(targets);
+  const DeviceArray weights(DType::kBf16, std::vector<float>(logits.size(), 7));
+  // As those of a chunk, whose first entry is not the first of all.
+  std::vector<int64_t> offsets = kOffsets;
+  for (int64_t& offset : offsets) offset += 1000;
+  const DeviceBuffer<int64_t> offsets_device(offsets), targets_device(targets);
   const DeviceBuffer<float> temperature(temperatures);
   const DeviceBuffer<float> logprobs(std::vector<float>(targets.size(), 9));
   const DeviceBuffer<float> entropies(std::vector<float>(kRows, -1));
-  const VocabRows rows = {.num_rows = kRows,
-                          .vocab = static_cast<int64_t>(logits.size()) / kRows,
-                          .logits_RV = logits_device.data(),
-                          .row_offsets = offsets.data(),
-                          .targets_E = targets_device.data(),
-                          .temperature_R = temperature.data(),
-                          .softcap = softcap,
-                          .softmax_in_place = softmax,
-                          .logprobs_E = logprobs.data(),
-                          .entropy_R = entropy ? entropies.data() : nullptr};
+  const DeviceBuffer<float> scales(std::vector<float>(kRows, 1));
+  const int64_t vocab = static_cast<int64_t>(logits.size()) / kRows;
+  const VocabRows rows = {
+      .num_rows = kRows,
+      .vocab = vocab,
+      .logits_RV = logits_device.data(),
+      .row_offsets = offsets_device.data(),
+      .targets_E = targets_device.data(),
+      .temperature_R = temperature.data(),
+      .softcap = options.softcap,
+      .softmax = options.softmax,
+      .weights_RV = weights.data(),
+      .scale_R = scales.data(),
+      .clear_targets = options.clear_targets,
+      .logprobs_E = logprobs.data(),
+      .entropy_R = options.entropy ? entropies.data() : nullptr};
   EXPECT_EQ(ScoreVocabRows(rows, nullptr), cudaSuccess);
-  return {logits_device.Read(), logprobs.Read(), entropies.Read()};
+  Scores scores = {.logits = logits_device.Read(),
+                   .logprobs = logprobs.Read(),
+                   .entropies = entropies.Read()};
+  if (options.softmax == VocabSoftmax::kInPlace) {
+    scores.softmax = scores.logits;
+  } else if (options.softmax == VocabSoftmax::kWeights) {
+    scores.softmax = weights.Read();
+    const std::vector<float> scale = scales.Read();
+    for (size_t i = 0; i < scores.softmax.size(); ++i) {
+      scores.softmax[i] *= scale[i / static_cast<size_t>(vocab)];
+    }
+  }
+  return scores;
 }
 
 class CudaVocabRowsTest : public CudaKernelTest {
  protected:
-  void Check(int64_t vocab, float softcap, bool softmax, bool entropy) {
+  void Check(int64_t vocab, const Options& options) {
     std::vector<float> logits = RandomFloats(kRows * vocab, 9, 6);
     // Maxima that only the last thread of the row sees.
     for (int64_t r = 0; r < kRows; ++r) logits[(r + 1) * vocab - 1] = 40;
     const std::vector<int64_t> targets = {0, vocab - 1, vocab / 2,
                                           0, vocab / 3, vocab - 1};
     const std::vector<float> temperatures = {1, 2.5F, 0.7F, 1};
-    const Scores scores =
-        ScoreOnDevice(logits, targets, temperatures, softcap, softmax, entropy);
+    const Scores scores = ScoreOnDevice(logits, targets, temperatures, options);
     const double tolerance = Tolerance(kEpsilonF32, 1, 80 / 0.7);
     for (int64_t r = 0; r < kRows; ++r) {
       const reference::VocabRow expected = reference::ScoreVocabRow(
-          Slice(logits, r * vocab, vocab), softcap, temperatures[r]);
+          Slice(logits, r * vocab, vocab), options.softcap, temperatures[r]);
       for (int64_t e = kOffsets[r]; e < kOffsets[r + 1]; ++e) {
         ASSERT_NEAR(scores.logprobs[e], expected.logprobs[targets[e]],
                     tolerance);
       }
-      if (entropy) {
+      if (options.entropy) {
         ASSERT_NEAR(scores.entropies[r], expected.entropy, tolerance);
       } else {
         ASSERT_EQ(scores.entropies[r], -1);
       }
-      for (int64_t v = 0; softmax && v < vocab; ++v) {
-        ASSERT_NEAR(scores.logits[r * vocab + v], expected.softmax[v],
-                    tolerance);
+      if (options.softmax == VocabSoftmax::kNone) continue;
+      std::vector<double> softmax = expected.softmax;
+      for (int64_t e = kOffsets[r];
+           options.clear_targets && e < kOffsets[r + 1]; ++e) {
+        softmax[targets[e]] = 0;
+      }
+      const double stored = options.softmax == VocabSoftmax::kWeights
+                                ? weft::testing::kEpsilonBf16
+                                : kEpsilonF32;
+      for (int64_t v = 0; v < vocab; ++v) {
+        ASSERT_NEAR(scores.softmax[r * vocab + v], softmax[v],
+                    tolerance + stored * softmax[v]);
       }
     }
-    if (!softmax) {
+    if (options.softmax != VocabSoftmax::kInPlace) {
       ASSERT_EQ(scores.logits, logits);
     }
   }
 };
 
+constexpr VocabSoftmax kSoftmaxes[] = {
+    VocabSoftmax::kNone, VocabSoftmax::kInPlace, VocabSoftmax::kWeights};
+
+// Rows of single elements and of packs, of the tenth of a served vocabulary.
 TEST_F(CudaVocabRowsTest, MatchesTheReference) {
-  for (const int64_t vocab : {1, 31, 512, 513, 5001}) {
+  for (const int64_t vocab : {1, 31, 512, 513, 5001, 12826 + 6}) {
     for (const float softcap : {0.0F, 30.0F}) {
-      for (const bool softmax : {false, true}) {
-        Check(vocab, softcap, softmax, false);
-        Check(vocab, softcap, softmax, true);
+      for (const VocabSoftmax softmax : kSoftmaxes) {
+        Check(vocab,
+              {.softcap = softcap, .softmax = softmax, .entropy = false});
+        Check(vocab,
+              {.softcap = softcap, .softmax = softmax, .clear_targets = true});
         if (HasFatalFailure()) return;
       }
     }
   }
 }
 
-TEST_F(CudaVocabRowsTest, MaskedLogitsHaveProbabilityZero) {
-  std::vector<float> logits(kRows * 1000, -kInf);
-  for (int64_t r = 0; r < kRows; ++r) {
-    logits[r * 1000 + 10] = 1;
-    logits[r * 1000 + 999] = 1;
+// The largest logit is so far above those that the weights are first written
+// against that they would be infinite.
+TEST_F(CudaVocabRowsTest, WeightsAreFiniteWhereverTheLargestLogitLies) {
+  for (const float most : {50.0F, 100.0F, 1e4F}) {
+    std::vector<float> logits = RandomFloats(kRows * 8000, 12);
+    for (int64_t r = 0; r < kRows; ++r) logits[r * 8000 + 7999] = most;
+    const Scores scores =
+        ScoreOnDevice(logits, {0, 0, 0, 0, 0, 0}, {1, 1, 1, 1},
+                      {.softmax = VocabSoftmax::kWeights});
+    for (int64_t r = 0; r < kRows; ++r) {
+      EXPECT_NEAR(scores.softmax[r * 8000 + 7999], 1,
+                  weft::testing::kEpsilonBf16);
+      EXPECT_NEAR(scores.softmax[r * 8000], 0, 1e-12);
+    }
   }
-  const Scores scores = ScoreOnDevice(logits, {10, 0, 999, 10, 0, 10},
-                                      {1, 1, 1, 1}, 0, true, true);
-  EXPECT_NEAR(scores.logprobs[0], -std::log(2.0), 1e-6);
-  EXPECT_EQ(scores.logprobs[1], -kInf);
+}
+
+TEST_F(CudaVocabRowsTest, MaskedLogitsHaveProbabilityZero) {
+  std::vector<float> logits(kRows * 8000, -kInf);
   for (int64_t r = 0; r < kRows; ++r) {
-    EXPECT_NEAR(scores.entropies[r], std::log(2.0), 1e-6);
-    EXPECT_EQ(scores.logits[r * 1000], 0);
-    EXPECT_NEAR(scores.logits[r * 1000 + 999], 0.5, 1e-6);
+    logits[r * 8000 + 5010] = 1;
+    logits[r * 8000 + 7999] = 1;
+  }
+  for (const VocabSoftmax softmax :
+       {VocabSoftmax::kInPlace, VocabSoftmax::kWeights}) {
+    const Scores scores = ScoreOnDevice(logits, {5010, 0, 7999, 5010, 0, 5010},
+                                        {1, 1, 1, 1}, {.softmax = softmax});
+    EXPECT_NEAR(scores.logprobs[0], -std::log(2.0), 1e-6);
+    EXPECT_EQ(scores.logprobs[1], -kInf);
+    for (int64_t r = 0; r < kRows; ++r) {
+      EXPECT_NEAR(scores.entropies[r], std::log(2.0), 1e-6);
+      EXPECT_EQ(scores.softmax[r * 8000], 0);
+      EXPECT_NEAR(scores.softmax[r * 8000 + 7999], 0.5, 1e-6);
+    }
   }
 }
 
 TEST_F(CudaVocabRowsTest, NanAnywhereMakesItsRowNanAndNoOther) {
-  for (const int64_t at : {0, 700, 999}) {
-    const std::vector<float> clean = RandomFloats(kRows * 1000, 10);
-    std::vector<float> logits = clean;
-    logits[2 * 1000 + at] = kNan;
-    const std::vector<int64_t> targets = {1, 2, 3, 4, 5, 6};
-    const Scores scores =
-        ScoreOnDevice(logits, targets, {1, 1, 1, 1}, 0, true, true);
-    const Scores expected =
-        ScoreOnDevice(clean, targets, {1, 1, 1, 1}, 0, true, true);
-    for (int64_t r = 0; r < kRows; ++r) {
-      EXPECT_EQ(std::isnan(scores.entropies[r]), r == 2);
-      for (int64_t e = kOffsets[r]; e < kOffsets[r + 1]; ++e) {
-        EXPECT_EQ(std::isnan(scores.logprobs[e]), r == 2);
-      }
-      const std::vector<float> row = Slice(scores.logits, r * 1000, 1000);
-      if (r != 2) {
-        EXPECT_EQ(row, Slice(expected.logits, r * 1000, 1000));
-      } else {
-        EXPECT_TRUE(
-            std::ranges::all_of(row, [](float p) { return std::isnan(p); }));
+  const std::vector<int64_t> targets = {1, 2, 3, 4, 5, 6};
+  for (const VocabSoftmax softmax :
+       {VocabSoftmax::kInPlace, VocabSoftmax::kWeights}) {
+    for (const int64_t at : {0, 700, 999}) {
+      const std::vector<float> clean = RandomFloats(kRows * 1000, 10);
+      std::vector<float> logits = clean;
+      logits[2 * 1000 + at] = kNan;
+      const Scores scores =
+          ScoreOnDevice(logits, targets, {1, 1, 1, 1}, {.softmax = softmax});
+      const Scores expected =
+          ScoreOnDevice(clean, targets, {1, 1, 1, 1}, {.softmax = softmax});
+      for (int64_t r = 0; r < kRows; ++r) {
+        EXPECT_EQ(std::isnan(scores.entropies[r]), r == 2);
+        for (int64_t e = kOffsets[r]; e < kOffsets[r + 1]; ++e) {
+          EXPECT_EQ(std::isnan(scores.logprobs[e]), r == 2);
+        }
+        const std::vector<float> row = Slice(scores.softmax, r * 1000, 1000);
+        if (r != 2) {
+          EXPECT_EQ(row, Slice(expected.softmax, r * 1000, 1000));
+        } else {
+          EXPECT_TRUE(
+              std::ranges::all_of(row, [](float p) { return std::isnan(p); }));
+        }
       }
     }
   }

@@ -99,7 +99,7 @@ TEST(DecoderTest, RecomputedLayersKeepTheirInputAlone) {
   ASSERT_EQ(tape.layers.size(), 2u);
   EXPECT_TRUE(tape.layers[0].x_in_TH.defined());
   EXPECT_FALSE(tape.layers[0].qkv_TW.defined());
-  EXPECT_FALSE(tape.layers[0].q_raw_TQC.defined());
+  EXPECT_FALSE(tape.layers[0].qk_raw_TW.defined());
   EXPECT_FALSE(tape.layers[0].attention.out_THC.defined());
   EXPECT_FALSE(tape.layers[0].gate_up_T2F.defined());
   EXPECT_TRUE(tape.layers[0].shrunk_qkv.empty());

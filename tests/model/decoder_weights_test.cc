@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "src/model/decoder.h"
+#include "src/model/weight_list.h"
 #include "src/ops/rms_norm.h"
 #include "src/weights/safetensors.h"
 #include "tests/model/shard_weights.h"
@@ -320,6 +321,23 @@ TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
       ExpectSame(
           MakeDummyWeights(config, at::kBFloat16, at::kCPU, /*seed=*/3, shard),
           testing::ShardWeights(whole, config, shard));
+    }
+  }
+}
+
+TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
+  ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  config.qk_norm = config.output_norms = true;
+  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  for (const bool wide_norms : {false, true}) {
+    config.norms_from_one = wide_norms;
+    config.tied_embeddings = wide_norms;
+    for (int rank = 0; rank < 2; ++rank) {
+      const parallel::Shard shard{.rank = rank, .size = 2};
+      const DecoderWeights weights =
+          MakeDummyWeights(config, at::kBFloat16, at::kCPU, /*seed=*/3, shard);
+      EXPECT_EQ(static_cast<int64_t>(weights.embedding_VH.storage().nbytes()),
+                WeightBytes(config, /*element_bytes=*/2, shard));
     }
   }
 }

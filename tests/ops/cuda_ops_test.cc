@@ -70,19 +70,51 @@ TEST_P(CudaOpsTest, RmsNormIsThatOfTheCpu) {
   }
 }
 
-TEST_P(CudaOpsTest, RotaryIsThatOfTheCpu) {
+TEST_P(CudaOpsTest, AddRmsNormIsThatOfTheCpu) {
+  const at::Tensor x = Random({9, 576}), y = Random({9, 576});
+  const at::Tensor weight = Random({576});
+  const auto run = [&](const at::Tensor& a, at::Tensor sum,
+                       const at::Tensor& w) {
+    at::Tensor normed = at::empty_like(a);
+    AddRmsNorm(a, w, 1e-5, sum, normed);
+    return at::stack({sum, normed});
+  };
+  // The norm is that of the stored sum.
+  ExpectClose(run(OnDevice(x), OnDevice(y), OnDevice(weight)),
+              run(x, y.clone(), weight),
+              StoredTolerance(Epsilon(), 576, 16, 32));
+}
+
+TEST_P(CudaOpsTest, HeadsArePreparedAsOnTheCpu) {
   const at::Tensor positions = at::randint(0, 50, {37}, at::kInt);
-  const at::Tensor x = Random({37, 5, 64});
-  for (const bool inverse : {false, true}) {
-    const auto run = [&](at::Tensor fused, at::Device device) {
-      at::Tensor heads = fused.narrow(1, 1, 3);
+  const at::Tensor slots = at::randperm(48, at::kLong).narrow(0, 0, 37);
+  const at::Tensor x = Random({37, 7, 64}), d = Random({37, 7, 64});
+  const at::Tensor q_norm = Random({64}), k_norm = Random({64});
+  const auto split = [](const at::Tensor& all) {
+    return Heads{all.narrow(1, 0, 3), all.narrow(1, 3, 2), all.narrow(1, 5, 2)};
+  };
+  for (const bool with_norms : {false, true}) {
+    const auto run = [&](const at::Tensor& fused, const at::Tensor& gradient,
+                         HeadNorms norms) {
+      const at::Device device = fused.device();
       const RotaryTable table =
           MakeRotaryTable(std::vector<double>(32, 0.3), 50, device);
-      ApplyRotary(heads, positions.to(device), table, inverse);
-      return fused;
+      if (!with_norms) norms = {};
+      const at::Tensor after = fused.clone(), dx = at::zeros_like(gradient);
+      const KvSlots places = {slots.to(device),
+                              at::zeros({3, 16, 2, 64}, fused.options()),
+                              at::zeros({3, 16, 2, 64}, fused.options())};
+      PrepareHeads(split(after), positions.to(device), table, norms, places);
+      PrepareHeadsBackward(split(gradient), positions.to(device), table, norms,
+                           split(fused), split(dx));
+      return at::cat({after.flatten(), dx.flatten(),
+                      places.k_pages_PSKC.flatten(),
+                      places.v_pages_PSKC.flatten()});
     };
-    ExpectClose(run(OnDevice(x), at::kCUDA), run(x.clone(), at::kCPU),
-                Tolerance(Epsilon(), 2, 5));
+    ExpectClose(run(OnDevice(x), OnDevice(d),
+                    {OnDevice(q_norm), OnDevice(k_norm), 1e-5}),
+                run(x, d, {q_norm, k_norm, 1e-5}),
+                StoredTolerance(Epsilon(), 64, 32, 64));
   }
 }
 
@@ -164,6 +196,34 @@ TEST(CudaVocabRowsTest, AreThoseOfTheCpu) {
                              run(logits.to(at::kDouble)), 0,
                              Tolerance(kEpsilonF32, 1, 100)));
   }
+}
+
+TEST(CudaVocabWeightsTest, TimesTheirScaleAreTheSoftmaxOfTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  at::manual_seed(7);
+  const at::Tensor logits = at::randn({3, 10000}) * 8;
+  VocabRowsInput input = {at::tensor({0, 1, 1, 3}, at::kLong),
+                          at::tensor({5, 0, 9999}, at::kLong),
+                          at::tensor({1.0F, 0.5F, 2.0F}, at::kFloat)};
+  input.clear_targets = true;
+  at::Tensor expected = logits.to(at::kDouble);
+  at::Tensor logprobs = at::empty({3}, at::kDouble), none;
+  VocabRows(expected, input, /*softmax_in_place=*/true, logprobs, none);
+  const at::Tensor on_device = logits.to(at::kCUDA);
+  for (at::Tensor* x :
+       {&input.row_offsets, &input.targets_E, &input.temperature_R}) {
+    *x = x->to(at::kCUDA);
+  }
+  at::Tensor weights =
+      at::empty(logits.sizes(), on_device.options().dtype(at::kBFloat16));
+  at::Tensor scale = at::empty({3}, on_device.options());
+  at::Tensor actual = at::empty({3}, on_device.options());
+  VocabWeights(on_device, input, weights, scale, actual, none);
+  EXPECT_TRUE(at::allclose(actual.cpu().to(at::kDouble), logprobs, 0,
+                           Tolerance(kEpsilonF32, 1, 100)));
+  EXPECT_TRUE(
+      at::allclose(weights.cpu().to(at::kDouble) * scale.cpu().unsqueeze(1),
+                   expected, kEpsilonBf16, Tolerance(kEpsilonF32, 1, 100)));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "src/ops/rms_norm.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -56,7 +57,10 @@ TEST_P(RotaryTest, MatchesDenseFormAndItsInverseIsTheBackward) {
                             .clone()
                             .requires_grad_(true);
       const at::Tensor y = Dense(leaf, positions, table);
-      ApplyRotary(x, positions, table, false);
+      at::Tensor k = x.narrow(1, 1, 2).clone();
+      const Heads heads = {.q_TQC = x, .k_TKC = k};
+      PrepareHeads(heads, positions, table, {}, {});
+      EXPECT_TRUE(at::equal(k, x.narrow(1, 1, 2)));
       EXPECT_TRUE(at::allclose(x.to(at::kDouble), y.detach(), 0,
                                Tolerance(epsilon, 2, 6)));
       EXPECT_TRUE(at::equal(fused.narrow(1, 0, 1), before.narrow(1, 0, 1)));
@@ -64,7 +68,11 @@ TEST_P(RotaryTest, MatchesDenseFormAndItsInverseIsTheBackward) {
       at::Tensor gradient =
           at::randn({tokens, 3, features}, at::kDouble).to(dtype);
       (y * gradient.to(at::kDouble)).sum().backward();
-      ApplyRotary(gradient, positions, table, true);
+      const Heads d_heads = {.q_TQC = gradient,
+                             .k_TKC = gradient.narrow(1, 0, 1).clone(),
+                             .v_TKC = before};
+      PrepareHeadsBackward(d_heads, positions, table, {}, {}, d_heads);
+      EXPECT_TRUE(at::equal(d_heads.k_TKC, gradient.narrow(1, 0, 1)));
       EXPECT_TRUE(at::allclose(gradient.to(at::kDouble), leaf.grad(), 0,
                                Tolerance(epsilon, 2, 6)));
     }
@@ -85,15 +93,71 @@ TEST(RotaryNanTest, StaysInItsToken) {
   const RotaryTable table = MakeTable(8, 4);
   at::Tensor x = at::ones({3, 2, 8});
   x[1][0][0] = std::nan("");
-  ApplyRotary(x, at::tensor({0, 1, 2}, at::kInt), table, false);
+  PrepareHeads({.q_TQC = x, .k_TKC = at::ones({3, 1, 8})},
+               at::tensor({0, 1, 2}, at::kInt), table, {}, {});
   EXPECT_FALSE(x[0].isnan().any().item<bool>());
   EXPECT_FALSE(x[2].isnan().any().item<bool>());
+}
+
+// In one call what RmsNorm, the rotation and WriteKvPages do, in that order.
+TEST(PrepareHeadsTest, NormsRotatesAndWritesToPages) {
+  at::manual_seed(3);
+  const RotaryTable table = MakeTable(8, 9);
+  const at::Tensor positions = at::tensor({4, 0, 8}, at::kInt);
+  const at::Tensor fused = at::randn({3, 6, 8});
+  const HeadNorms norms = {at::randn({8}), at::randn({8}), 1e-5};
+  const auto split = [](const at::Tensor& x) {
+    return Heads{x.narrow(1, 0, 2), x.narrow(1, 2, 2), x.narrow(1, 4, 2)};
+  };
+  const KvSlots slots = {.slots_T = at::tensor({5, -1, 2}, at::kLong),
+                         .k_pages_PSKC = at::zeros({3, 2, 2, 8}),
+                         .v_pages_PSKC = at::zeros({3, 2, 2, 8})};
+  const at::Tensor actual = fused.clone(), expected = fused.clone();
+  PrepareHeads(split(actual), positions, table, norms, slots);
+  const auto norm = [&](at::Tensor heads_TMC, const at::Tensor& weight) {
+    at::Tensor rows = heads_TMC.reshape({-1, 8}).clone();
+    RmsNorm(rows, weight, norms.eps, rows);
+    heads_TMC.copy_(rows.view_as(heads_TMC));
+  };
+  norm(expected.narrow(1, 0, 2), norms.q_C);
+  norm(expected.narrow(1, 2, 2), norms.k_C);
+  PrepareHeads(split(expected), positions, table, {}, {});
+  EXPECT_TRUE(at::equal(actual, expected));
+  const at::Tensor k = slots.k_pages_PSKC.flatten(0, 1);
+  const at::Tensor v = slots.v_pages_PSKC.flatten(0, 1);
+  EXPECT_TRUE(at::equal(k[5], expected[0].narrow(0, 2, 2)));
+  EXPECT_TRUE(at::equal(v[2], expected[2].narrow(0, 4, 2)));
+  for (const int64_t free : {0, 1, 3, 4}) {
+    EXPECT_EQ(k[free].abs().sum().item<float>(), 0);
+    EXPECT_EQ(v[free].abs().sum().item<float>(), 0);
+  }
+}
+
+TEST(PrepareHeadsTest, BackwardIsThatOfAutograd) {
+  at::manual_seed(4);
+  const RotaryTable table = MakeTable(8, 9);
+  const at::Tensor positions = at::tensor({4, 0, 8}, at::kInt);
+  const HeadNorms norms = {at::randn({8}, at::kDouble),
+                           at::randn({8}, at::kDouble), 1e-5};
+  const at::Tensor q = at::randn({3, 2, 8}, at::kDouble).requires_grad_(true);
+  const at::Tensor normed =
+      q * (q.square().mean(2, true) + norms.eps).rsqrt() * norms.q_C;
+  const at::Tensor dy = at::randn({3, 2, 8}, at::kDouble);
+  (Dense(normed, positions, table) * dy).sum().backward();
+  const Heads gradients = {dy, dy.narrow(1, 0, 1).clone(), dy};
+  const Heads raw = {q.detach(), q.detach().narrow(1, 0, 1)};
+  const Heads into = {at::empty_like(dy), at::empty({3, 1, 8}, at::kDouble),
+                      at::empty_like(dy)};
+  PrepareHeadsBackward(gradients, positions, table, norms, raw, into);
+  EXPECT_TRUE(at::allclose(into.q_TQC, q.grad(), 1e-6, 1e-6));
+  EXPECT_TRUE(at::equal(into.v_TKC, dy));
 }
 
 TEST(RotaryRefusalTest, TableOfAnotherWidthThrows) {
   const RotaryTable table = MakeTable(8, 4);
   at::Tensor x = at::ones({1, 1, 10});
-  EXPECT_THROW(ApplyRotary(x, at::zeros({1}, at::kInt), table, false),
+  EXPECT_THROW(PrepareHeads({.q_TQC = x, .k_TKC = x}, at::zeros({1}, at::kInt),
+                            table, {}, {}),
                c10::Error);
 }
 

@@ -13,21 +13,34 @@
 namespace weft::kernels::cuda::bench {
 namespace {
 
-constexpr int64_t kHeads = 32;
-constexpr int64_t kKvHeads = 8;
-constexpr int64_t kFeatures = 128;
 constexpr int64_t kPageTokens = 16;
-constexpr int64_t kTokenElements = kKvHeads * kFeatures;
 constexpr int64_t kMaxBatch = 256;
 constexpr int64_t kMaxTokens = 8192;
-const float kScale = 1 / std::sqrt(static_cast<float>(kFeatures));
+
+struct Heads {
+  const char* name;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t features;
+
+  [[nodiscard]] int64_t token_elements() const {
+    return num_kv_heads * features;
+  }
+  [[nodiscard]] float scale() const {
+    return 1 / std::sqrt(static_cast<float>(features));
+  }
+};
+// None has more elements in a token than the first.
+constexpr Heads kLlama = {"Llama-3.1-8B", 32, 8, 128};
+constexpr Heads kSmolLm = {"SmolLM2-135M", 9, 3, 64};
+constexpr Heads kGemma = {"Gemma-2-2b", 8, 4, 256};
 
 // As many pages as the largest batch has, in no order.
 class Pages {
  public:
   Pages()
-      : k_(kMaxBatch * kMaxTokens * kTokenElements),
-        v_(kMaxBatch * kMaxTokens * kTokenElements),
+      : k_(kMaxBatch * kMaxTokens * kLlama.token_elements()),
+        v_(kMaxBatch * kMaxTokens * kLlama.token_elements()),
         order_(kMaxBatch * kMaxTokens / kPageTokens) {
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), std::minstd_rand(7));
@@ -39,15 +52,16 @@ class Pages {
     return {order_.begin(), order_.begin() + entries};
   }
   // The features of a sequence's token in one key/value head.
-  [[nodiscard]] std::vector<float> Row(const Bf16Buffer& pages,
+  [[nodiscard]] std::vector<float> Row(const Heads& heads,
+                                       const Bf16Buffer& pages,
                                        int64_t first_entry, int64_t token,
                                        int64_t kv_head) const {
     const int64_t page =
         order_[static_cast<size_t>(first_entry + token / kPageTokens)];
     return pages.Floats(
-        (page * kPageTokens + token % kPageTokens) * kTokenElements +
-            kv_head * kFeatures,
-        kFeatures);
+        (page * kPageTokens + token % kPageTokens) * heads.token_elements() +
+            kv_head * heads.features,
+        heads.features);
   }
 
  private:
@@ -56,21 +70,23 @@ class Pages {
 };
 
 // Of the last sequence's last head.
-std::vector<double> AttendedByLastHead(const Pages& pages, const Bf16Buffer& q,
-                                       int64_t batch, int64_t tokens) {
-  const int64_t at = (batch * kHeads - 1) * kFeatures;
+std::vector<double> AttendedByLastHead(const Heads& heads, const Pages& pages,
+                                       const Bf16Buffer& q, int64_t batch,
+                                       int64_t tokens) {
+  const int64_t at = (batch * heads.num_heads - 1) * heads.features;
   const int64_t first_entry = (batch - 1) * (tokens / kPageTokens);
-  const std::vector<float> query = q.Floats(at, kFeatures);
-  std::vector<double> sums(kFeatures);
+  const std::vector<float> query = q.Floats(at, heads.features);
+  std::vector<double> sums(static_cast<size_t>(heads.features));
   double total = 0;
   for (int64_t t = 0; t < tokens; ++t) {
-    const std::vector<float> key =
-        pages.Row(pages.k(), first_entry, t, kKvHeads - 1);
-    const std::vector<float> value =
-        pages.Row(pages.v(), first_entry, t, kKvHeads - 1);
+    const auto row = [&](const Bf16Buffer& all) {
+      return pages.Row(heads, all, first_entry, t, heads.num_kv_heads - 1);
+    };
+    const std::vector<float> key = row(pages.k());
+    const std::vector<float> value = row(pages.v());
     const double weight =
-        std::exp(kScale * std::inner_product(query.begin(), query.end(),
-                                             key.begin(), 0.0));
+        std::exp(heads.scale() * std::inner_product(query.begin(), query.end(),
+                                                    key.begin(), 0.0));
     total += weight;
     for (size_t c = 0; c < sums.size(); ++c) sums[c] += weight * value[c];
   }
@@ -78,31 +94,32 @@ std::vector<double> AttendedByLastHead(const Pages& pages, const Bf16Buffer& q,
   return sums;
 }
 
-void CheckLastHead(const Bf16Buffer& out, const std::vector<double>& expected,
-                   int64_t batch, int64_t tokens) {
-  const std::vector<float> actual =
-      out.Floats((batch * kHeads - 1) * kFeatures, kFeatures);
+void CheckLastHead(const Heads& heads, const Bf16Buffer& out,
+                   const std::vector<double>& expected, int64_t batch,
+                   int64_t tokens) {
+  const std::vector<float> actual = out.Floats(
+      (batch * heads.num_heads - 1) * heads.features, heads.features);
   for (size_t c = 0; c < expected.size(); ++c) {
     CheckNear(actual[c], expected[c], weft::testing::kEpsilonBf16, tokens, 1,
               "PagedAttention");
   }
 }
 
-void BenchBatch(const Device& device, const Pages& pages, int64_t batch,
-                int64_t tokens) {
+void BenchBatch(const Device& device, const Heads& heads, const Pages& pages,
+                int64_t batch, int64_t tokens) {
   const int64_t entries = tokens / kPageTokens;
-  const Bf16Buffer q(batch * kHeads * kFeatures),
-      out(batch * kHeads * kFeatures);
+  const int64_t count = batch * heads.num_heads * heads.features;
+  const Bf16Buffer q(count), out(count);
   const Buffer<int32_t> table(pages.Table(batch * entries));
   const Buffer<int32_t> lengths(std::vector<int32_t>(
       static_cast<size_t>(batch), static_cast<int32_t>(tokens)));
   const std::vector<double> expected =
-      AttendedByLastHead(pages, q, batch, tokens);
+      AttendedByLastHead(heads, pages, q, batch, tokens);
   PagedAttentionBatch work = {.dtype = DType::kBf16,
                               .batch = batch,
-                              .num_heads = kHeads,
-                              .num_kv_heads = kKvHeads,
-                              .head_features = kFeatures,
+                              .num_heads = heads.num_heads,
+                              .num_kv_heads = heads.num_kv_heads,
+                              .head_features = heads.features,
                               .page_tokens = kPageTokens,
                               .q_BHC = q.data(),
                               .k_pages_PSKC = pages.k().data(),
@@ -110,35 +127,36 @@ void BenchBatch(const Device& device, const Pages& pages, int64_t batch,
                               .page_table_BL = table.data(),
                               .table_entries = entries,
                               .lengths_B = lengths.data(),
-                              .scale = kScale,
+                              .scale = heads.scale(),
                               .out_BHC = out.data()};
-  const auto seconds_of = [&](int splits) {
-    work.num_splits = splits;
+  const auto seconds_of = [&](AttentionSplits splits) {
+    work.splits = splits;
     const FloatBuffer workspace(
         std::max<int64_t>(1, PagedAttentionWorkspace(work)));
     work.workspace = workspace.data();
     const auto run = [&] { Check(PagedAttention(work, nullptr)); };
     run();
-    CheckLastHead(out, expected, batch, tokens);
+    CheckLastHead(heads, out, expected, batch, tokens);
     return device.Seconds(run);
   };
-  const int chosen = PagedAttentionSplits(work);
+  const AttentionSplits chosen = ChooseAttentionSplits(work);
   const double time = seconds_of(chosen);
   double best = time;
-  int best_splits = chosen;
-  for (const int splits : {1, 2, 4, 8, 16, 32, 64}) {
-    const double seconds = seconds_of(splits);
+  int best_splits = chosen.most;
+  for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
+    const double seconds = seconds_of({.wanted = splits, .most = splits});
     if (seconds < best) {
       best = seconds;
       best_splits = splits;
     }
   }
-  const double num_bytes = 4.0 * static_cast<double>(batch * tokens) *
-                           static_cast<double>(kTokenElements);
+  const double num_bytes =
+      4.0 * static_cast<double>(batch * tokens * heads.token_elements());
   Line("PagedAttention")
+      .Add("heads", heads.name)
       .Add("batch", batch)
       .Add("tokens", tokens)
-      .Add("splits", chosen)
+      .Add("splits", chosen.most)
       .AddTime("time", time)
       .Add("best_splits", best_splits)
       .AddTime("best_time", best)
@@ -154,8 +172,11 @@ void BenchAttention(const Device& device) {
   for (const int64_t tokens : {int64_t{1024}, kMaxTokens}) {
     for (const int64_t batch :
          {int64_t{1}, int64_t{8}, int64_t{64}, kMaxBatch}) {
-      BenchBatch(device, pages, batch, tokens);
+      BenchBatch(device, kLlama, pages, batch, tokens);
     }
+  }
+  for (const Heads& heads : {kSmolLm, kGemma}) {
+    BenchBatch(device, heads, pages, 64, 1024);
   }
 }
 

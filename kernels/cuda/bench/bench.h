@@ -76,6 +76,7 @@ void BenchHead(const Device& device);
 void BenchAttention(const Device& device);
 void BenchSampler(const Device& device);
 void BenchLora(const Device& device);
+void BenchLoraFew(const Device& device);
 void BenchLoraAddOn(const Device& device);
 
 }  // namespace weft::kernels::cuda::bench

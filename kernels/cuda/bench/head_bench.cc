@@ -7,7 +7,6 @@
 
 #include "kernels/cpu/reference.h"
 #include "kernels/cuda/bench/bench.h"
-#include "kernels/cuda/bench/peer_passes.h"
 #include "kernels/cuda/vocab_rows.h"
 #include "tests/support/tolerance.h"
 
@@ -18,7 +17,8 @@ using weft::testing::kEpsilonBf16;
 using weft::testing::kEpsilonF32;
 
 constexpr int64_t kRows = 4096;
-constexpr int64_t kChunk = 1024;
+// Rows of logits at a time.
+constexpr int64_t kChunks[] = {1024, 2048, 4096};
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
 // Logits with a standard deviation of 3, as tests/bench/logprobs.py has them: a
@@ -33,60 +33,62 @@ constexpr double kLargestLogit = 8 * kDeviation;
 // U = softmax(hidden W^T) W of a chunk after the other.
 class Head {
  public:
-  explicit Head(const Device& device)
+  Head(const Device& device, int64_t chunk_rows)
       : device_(device),
+        chunk_(chunk_rows),
         hidden_(kRows * kHidden),
         weight_(kVocab * kHidden, kWeightLimit),
-        logits_(kChunk * kVocab),
-        softmax_(kChunk * kVocab),
+        logits_(chunk_ * kVocab),
+        weights_(chunk_ * kVocab),
         u_(kRows * kHidden),
-        logprobs_(kChunk),
-        entropies_(kChunk),
-        temperatures_(std::vector<float>(kChunk, 1)),
-        offsets_(Offsets()) {}
+        scales_(chunk_),
+        logprobs_(chunk_),
+        entropies_(chunk_),
+        temperatures_(std::vector<float>(static_cast<size_t>(chunk_), 1)),
+        offsets_(Offsets(chunk_)) {}
 
   void Logits(int64_t chunk) const {
-    RunGemm(device_, {.m = kChunk,
+    RunGemm(device_, {.m = chunk_,
                       .n = kVocab,
                       .k = kHidden,
-                      .a = {hidden_.data() + chunk * kChunk * kHidden, kHidden},
+                      .a = {hidden_.data() + chunk * chunk_ * kHidden, kHidden},
                       .b = {weight_.data(), kHidden, /*transposed=*/true},
                       .c = logits_.data(),
                       .c_stride = kVocab,
                       .c_is_f32 = true});
   }
   // Row r's target is token r.
-  void Score(bool softmax_in_place) const {
-    Check(ScoreVocabRows({.num_rows = kChunk,
+  void Score(VocabSoftmax softmax) const {
+    Check(ScoreVocabRows({.num_rows = chunk_,
                           .vocab = kVocab,
                           .logits_RV = logits_.data(),
                           .row_offsets = offsets_.data(),
                           .targets_E = offsets_.data(),
                           .temperature_R = temperatures_.data(),
-                          .softmax_in_place = softmax_in_place,
+                          .softmax = softmax,
+                          .weights_RV = weights_.data(),
+                          .scale_R = scales_.data(),
                           .logprobs_E = logprobs_.data(),
                           .entropy_R = entropies_.data()},
                          nullptr));
   }
-  void Round() const {
-    RoundToBf16(kChunk * kVocab, logits_.data(), softmax_.data());
-  }
   void Project(int64_t chunk) const {
-    RunGemm(device_, {.m = kChunk,
+    RunGemm(device_, {.m = chunk_,
                       .n = kHidden,
                       .k = kVocab,
-                      .a = {softmax_.data(), kVocab},
+                      .a = {weights_.data(), kVocab},
                       .b = {weight_.data(), kHidden},
-                      .c = u_.data() + chunk * kChunk * kHidden,
+                      .c = u_.data() + chunk * chunk_ * kHidden,
                       .c_stride = kHidden,
                       .c_is_f32 = true});
   }
+  [[nodiscard]] int64_t chunk() const { return chunk_; }
   // Runs the first chunk and compares one row with loops in f64.
   void CheckResults() const;
 
  private:
-  static std::vector<int64_t> Offsets() {
-    std::vector<int64_t> offsets(kChunk + 1);
+  static std::vector<int64_t> Offsets(int64_t count) {
+    std::vector<int64_t> offsets(static_cast<size_t>(count + 1));
     std::iota(offsets.begin(), offsets.end(), 0);
     return offsets;
   }
@@ -94,10 +96,11 @@ class Head {
   void CheckProjection(int64_t row, int64_t column) const;
 
   const Device& device_;
+  const int64_t chunk_;
   Bf16Buffer hidden_, weight_;
   FloatBuffer logits_;
-  Bf16Buffer softmax_;
-  FloatBuffer u_, logprobs_, entropies_, temperatures_;
+  Bf16Buffer weights_;
+  FloatBuffer u_, scales_, logprobs_, entropies_, temperatures_;
   Buffer<int64_t> offsets_;
 };
 
@@ -112,58 +115,62 @@ void Head::CheckLogits(int64_t row) const {
 }
 
 void Head::CheckProjection(int64_t row, int64_t column) const {
-  const std::vector<float> p = softmax_.Floats(row * kVocab, kVocab);
+  const std::vector<float> p = weights_.Floats(row * kVocab, kVocab);
   std::vector<uint16_t> w(kVocab);
   Check(cudaMemcpy2D(w.data(), sizeof(uint16_t), weight_.data() + column,
                      kHidden * sizeof(uint16_t), sizeof(uint16_t), kVocab,
                      cudaMemcpyDeviceToHost));
   double sum = 0;
+  double total = 0;
   for (size_t v = 0; v < p.size(); ++v) {
+    total += p[v];
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  // As if weights were below 1.
-  CheckNear(u_.Read(row * kHidden + column, 1)[0] / kWeightLimit,
-            sum / kWeightLimit, kEpsilonF32, kVocab, 1, "an element of U");
+  // As if the weights of the head were below 1, and those of the row a softmax.
+  const double scale = kWeightLimit * total;
+  CheckNear(u_.Read(row * kHidden + column, 1)[0] / scale, sum / scale,
+            kEpsilonF32, kVocab, 1, "an element of U");
 }
 
 void Head::CheckResults() const {
-  constexpr int64_t kRow = kChunk - 1;
+  const int64_t row = chunk_ - 1;
   Logits(0);
-  CheckLogits(kRow);
+  CheckLogits(row);
   const cpu::reference::VocabRow expected = cpu::reference::ScoreVocabRow(
-      logits_.Read(kRow * kVocab, kVocab), /*softcap=*/0, /*temperature=*/1);
-  for (const bool in_place : {false, true}) {
-    Score(in_place);
-    CheckNear(logprobs_.Read(kRow, 1)[0], expected.logprobs[kRow], kEpsilonF32,
+      logits_.Read(row * kVocab, kVocab), /*softcap=*/0, /*temperature=*/1);
+  for (const VocabSoftmax softmax :
+       {VocabSoftmax::kNone, VocabSoftmax::kWeights, VocabSoftmax::kInPlace}) {
+    Score(softmax);
+    CheckNear(logprobs_.Read(row, 1)[0], expected.logprobs[row], kEpsilonF32,
               kVocab, kLargestLogit, "a logprob");
-    CheckNear(entropies_.Read(kRow, 1)[0], expected.entropy, kEpsilonF32,
-              kVocab, kLargestLogit, "an entropy");
+    CheckNear(entropies_.Read(row, 1)[0], expected.entropy, kEpsilonF32, kVocab,
+              kLargestLogit, "an entropy");
   }
-  Round();
-  const std::vector<float> softmax = logits_.Read(kRow * kVocab, kVocab);
-  const std::vector<float> rounded = softmax_.Floats(kRow * kVocab, kVocab);
-  for (size_t v = 0; v < softmax.size(); ++v) {
+  const std::vector<float> in_place = logits_.Read(row * kVocab, kVocab);
+  const std::vector<float> weights = weights_.Floats(row * kVocab, kVocab);
+  const double scale = scales_.Read(row, 1)[0];
+  for (size_t v = 0; v < weights.size(); ++v) {
     // In units of the mean one.
     const double probability = kVocab * expected.softmax[v];
-    const double in_place = static_cast<double>(kVocab) * softmax[v];
-    CheckNear(in_place, probability, kEpsilonF32, kVocab, probability,
-              "a probability");
-    CheckNear(static_cast<double>(kVocab) * rounded[v], in_place, kEpsilonBf16,
-              1, 1, "a rounded one");
+    CheckNear(static_cast<double>(kVocab) * in_place[v], probability,
+              kEpsilonF32, kVocab, probability, "a probability");
+    CheckNear(kVocab * scale * weights[v], probability, kEpsilonBf16, kVocab,
+              probability, "a weight");
   }
   Project(0);
-  CheckProjection(kRow, kHidden - 1);
+  CheckProjection(row, kHidden - 1);
 }
 
 // Both over the products alone.
 void BenchWhole(const Device& device, const Head& head, bool with_gradient) {
   const auto run = [&](bool products_alone) {
-    for (int64_t chunk = 0; chunk < kRows / kChunk; ++chunk) {
+    for (int64_t chunk = 0; chunk < kRows / head.chunk(); ++chunk) {
       head.Logits(chunk);
-      if (!products_alone) head.Score(with_gradient);
-      if (!with_gradient) continue;
-      if (!products_alone) head.Round();
-      head.Project(chunk);
+      if (!products_alone) {
+        head.Score(with_gradient ? VocabSoftmax::kWeights
+                                 : VocabSoftmax::kNone);
+      }
+      if (with_gradient) head.Project(chunk);
     }
   };
   const double seconds = device.Seconds([&] { run(false); });
@@ -172,6 +179,7 @@ void BenchWhole(const Device& device, const Head& head, bool with_gradient) {
   Line line(with_gradient ? "head forward and U" : "head forward");
   line.Add("rows", kRows)
       .Add("vocab", kVocab)
+      .Add("chunk", head.chunk())
       .AddTime("time", seconds)
       .AddTime("cublas_time", peer_seconds)
       .AddRatio("of_cublas", peer_seconds / seconds)
@@ -180,19 +188,30 @@ void BenchWhole(const Device& device, const Head& head, bool with_gradient) {
   line.Print();
 }
 
+void BenchScores(const Device& device, const Head& head) {
+  const auto score = [&](const char* name, VocabSoftmax softmax,
+                         double bytes_per_logit) {
+    Line(name)
+        .AddBytes(device,
+                  bytes_per_logit * static_cast<double>(head.chunk() * kVocab),
+                  [&] { head.Score(softmax); })
+        .Print();
+  };
+  score("ScoreVocabRows", VocabSoftmax::kNone, 4);
+  score("ScoreVocabRows, bf16 weights", VocabSoftmax::kWeights, 6);
+  score("ScoreVocabRows, softmax in place", VocabSoftmax::kInPlace, 8);
+}
+
 }  // namespace
 
 void BenchHead(const Device& device) {
-  const Head head(device);
-  head.CheckResults();
-  for (const bool in_place : {false, true}) {
-    Line(in_place ? "ScoreVocabRows, softmax in place" : "ScoreVocabRows")
-        .AddBytes(device, (in_place ? 8.0 : 4.0) * kChunk * kVocab,
-                  [&] { head.Score(in_place); })
-        .Print();
-  }
-  for (const bool with_gradient : {false, true}) {
-    BenchWhole(device, head, with_gradient);
+  for (const int64_t chunk : kChunks) {
+    const Head head(device, chunk);
+    head.CheckResults();
+    if (chunk == kChunks[0]) BenchScores(device, head);
+    for (const bool with_gradient : {false, true}) {
+      BenchWhole(device, head, with_gradient);
+    }
   }
 }
 

@@ -11,11 +11,6 @@ __device__ int64_t Index() {
   return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-__global__ void RoundKernel(int64_t count, const float* x, __nv_bfloat16* out) {
-  const int64_t i = Index();
-  if (i < count) Store(x[i], out + i);
-}
-
 __global__ void MaskKernel(int64_t count, int64_t num_columns,
                            int64_t rows_each, const int32_t* adapter_C,
                            const float* scale_C, __nv_bfloat16* x_TC) {
@@ -27,11 +22,6 @@ __global__ void MaskKernel(int64_t count, int64_t num_columns,
 }
 
 }  // namespace
-
-void RoundToBf16(int64_t count, const float* x, uint16_t* out) {
-  Check(Launch(RoundKernel, CeilDiv(count, kThreads), 1, kThreads, nullptr,
-               count, x, reinterpret_cast<__nv_bfloat16*>(out)));
-}
 
 void MaskColumns(int64_t num_rows, int64_t num_columns, int64_t rows_each,
                  const int32_t* adapter_C, const float* scale_C,

@@ -6,9 +6,6 @@
 
 namespace weft::kernels::cuda::bench {
 
-// out [count] bf16 = x [count] f32, to nearest.
-void RoundToBf16(int64_t count, const float* x, uint16_t* out);
-
 // In place, bf16: x[t, c] *= scale_C[c] where adapter_C[c] is the row's adapter
 // t / rows_each, 0 elsewhere.
 void MaskColumns(int64_t num_rows, int64_t num_columns, int64_t rows_each,

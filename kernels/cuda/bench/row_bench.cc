@@ -1,6 +1,8 @@
-// Kernels that pass over rows once: norms, rotary, the gated product, merging.
+// Kernels that pass over rows once: norms, the heads of a projection, the gated
+// product, merging.
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/reference.h"
@@ -20,6 +22,7 @@ using weft::testing::kEpsilonBf16;
 constexpr int64_t kRows = 8192;
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kHeads = 32;
+constexpr int64_t kKvHeads = 8;
 constexpr int64_t kHeadFeatures = kHidden / kHeads;
 constexpr float kEps = 1e-5F;
 // Whose results are compared with loops in f64.
@@ -42,9 +45,21 @@ std::vector<double> Sum(const std::vector<float>& before,
   return added;
 }
 
+// The norms of the sums that are there.
+void CheckAdd(const Bf16Buffer& sum, const Bf16Buffer& y,
+              const Bf16Buffer& weight) {
+  const std::vector<float> w = weight.Floats(0, kHidden);
+  for (const int64_t r : kCheckedRows) {
+    CheckRow(y, r * kHidden,
+             reference::RmsNormRow(sum.Floats(r * kHidden, kHidden), w, kEps),
+             kHidden, "AddRmsNorm");
+  }
+}
+
 void BenchNorms(const Device& device) {
   const Bf16Buffer x(kRows * kHidden), y(kRows * kHidden), weight(kHidden);
   const Bf16Buffer dy(kRows * kHidden), dx(kRows * kHidden);
+  const Bf16Buffer sum(kRows * kHidden);
   const RmsNormRows rows = {.dtype = DType::kBf16,
                             .weight_dtype = DType::kBf16,
                             .num_rows = kRows,
@@ -60,10 +75,15 @@ void BenchNorms(const Device& device) {
     Check(
         RmsNormBackward(rows, dy.data(), kHidden, dx.data(), kHidden, nullptr));
   };
+  const auto add = [&] {
+    Check(AddRmsNorm(rows, sum.data(), kHidden, y.data(), kHidden, nullptr));
+  };
   std::vector<std::vector<float>> before;
   for (const int64_t r : kCheckedRows) {
     before.push_back(dx.Floats(r * kHidden, kHidden));
   }
+  add();
+  CheckAdd(sum, y, weight);
   forward();
   backward();
   const std::vector<float> w = weight.Floats(0, kHidden);
@@ -79,6 +99,7 @@ void BenchNorms(const Device& device) {
         kHidden, "RmsNormBackward");
   }
   Line("RmsNorm").AddBytes(device, 4.0 * kRows * kHidden, forward).Print();
+  Line("AddRmsNorm").AddBytes(device, 8.0 * kRows * kHidden, add).Print();
   Line("RmsNormBackward")
       .AddBytes(device, 8.0 * kRows * kHidden, backward)
       .Print();
@@ -120,33 +141,90 @@ void BenchGated(const Device& device) {
       .Print();
 }
 
-void BenchRotary(const Device& device) {
-  constexpr int64_t kHalf = kHeadFeatures / 2;
-  const Bf16Buffer x(kRows * kHidden);
-  std::vector<int32_t> positions(static_cast<size_t>(kRows));
-  std::vector<float> cos, sin;
+constexpr int64_t kHalf = kHeadFeatures / 2;
+constexpr int64_t kProjected = (kHeads + 2 * kKvHeads) * kHeadFeatures;
+
+// A projection of queries, keys and values, and the pages of its tokens.
+class Projection {
+ public:
+  Projection()
+      : qkv_(kRows * kProjected),
+        norm_(kHeadFeatures),
+        k_pages_(kRows * kKvHeads * kHeadFeatures),
+        v_pages_(kRows * kKvHeads * kHeadFeatures),
+        angles_(Angles()),
+        cos_(angles_.cos),
+        sin_(angles_.sin),
+        positions_(Counted<int32_t>()),
+        slots_(Counted<int64_t>()) {}
+
+  void Prepare(bool with_norms, bool with_pages) const {
+    Check(Rotary(Rows(), with_norms ? Norms() : HeadNorms(),
+                 with_pages ? Slots() : KvSlots(), nullptr));
+  }
+  void Backward() const { Check(RotaryBackward(Rows(), {}, {}, {}, nullptr)); }
+  // Runs Prepare once and compares the first head of some tokens.
+  void CheckResults() const;
+
+ private:
+  struct Table {
+    std::vector<float> cos, sin;
+  };
+  static Table Angles();
+  template <typename T>
+  static std::vector<T> Counted() {
+    std::vector<T> numbers(static_cast<size_t>(kRows));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    return numbers;
+  }
+  [[nodiscard]] HeadRows Heads(int64_t first, int64_t count) const {
+    return {.data = qkv_.data() + first * kHeadFeatures,
+            .num_heads = count,
+            .token_stride = kProjected,
+            .head_stride = kHeadFeatures};
+  }
+  [[nodiscard]] RotaryRows Rows() const {
+    return {.dtype = DType::kBf16,
+            .num_tokens = kRows,
+            .half_features = kHalf,
+            .q = Heads(0, kHeads),
+            .k = Heads(kHeads, kKvHeads),
+            .positions_T = positions_.data(),
+            .cos_PC = cos_.data(),
+            .sin_PC = sin_.data()};
+  }
+  [[nodiscard]] HeadNorms Norms() const {
+    return {DType::kBf16, kEps, norm_.data(), norm_.data()};
+  }
+  [[nodiscard]] KvSlots Slots() const {
+    return {.v = Heads(kHeads + kKvHeads, kKvHeads),
+            .slots_T = slots_.data(),
+            .k_pages = k_pages_.data(),
+            .v_pages = v_pages_.data()};
+  }
+
+  Bf16Buffer qkv_, norm_, k_pages_, v_pages_;
+  Table angles_;
+  FloatBuffer cos_, sin_;
+  Buffer<int32_t> positions_;
+  Buffer<int64_t> slots_;
+};
+
+Projection::Table Projection::Angles() {
+  Table table;
   for (int64_t t = 0; t < kRows; ++t) {
-    positions[static_cast<size_t>(t)] = static_cast<int32_t>(t);
     for (int64_t c = 0; c < kHalf; ++c) {
       const double angle =
           static_cast<double>(t) *
           std::pow(1e4, -static_cast<double>(c) / static_cast<double>(kHalf));
-      cos.push_back(static_cast<float>(std::cos(angle)));
-      sin.push_back(static_cast<float>(std::sin(angle)));
+      table.cos.push_back(static_cast<float>(std::cos(angle)));
+      table.sin.push_back(static_cast<float>(std::sin(angle)));
     }
   }
-  const Buffer<int32_t> positions_device(positions);
-  const FloatBuffer cos_device(cos), sin_device(sin);
-  const RotaryHeads heads = {.dtype = DType::kBf16,
-                             .num_tokens = kRows,
-                             .num_heads = kHeads,
-                             .half_features = kHalf,
-                             .x_TMC = x.data(),
-                             .token_stride = kHidden,
-                             .head_stride = kHeadFeatures,
-                             .positions_T = positions_device.data(),
-                             .cos_PC = cos_device.data(),
-                             .sin_PC = sin_device.data()};
+  return table;
+}
+
+void Projection::CheckResults() const {
   std::vector<std::vector<double>> expected;
   for (const int64_t r : kCheckedRows) {
     const auto begin = static_cast<size_t>(r * kHalf);
@@ -155,17 +233,36 @@ void BenchRotary(const Device& device) {
                                 all.begin() + begin + kHalf);
     };
     expected.push_back(
-        reference::RotaryHead(x.Floats(r * kHidden, kHeadFeatures), angles(cos),
-                              angles(sin), /*inverse=*/false));
+        reference::RotaryHead(qkv_.Floats(r * kProjected, kHeadFeatures),
+                              angles(angles_.cos), angles(angles_.sin),
+                              /*inverse=*/false));
   }
-  const auto run = [&] { Check(Rotary(heads, /*inverse=*/false, nullptr)); };
-  run();
+  Prepare(/*with_norms=*/false, /*with_pages=*/true);
   size_t i = 0;
   for (const int64_t r : kCheckedRows) {
-    CheckRow(x, r * kHidden, expected[i++], 2, "Rotary");
+    CheckRow(qkv_, r * kProjected, expected[i++], 2, "Rotary");
   }
-  Line("Rotary")
-      .AddBytes(device, 4.0 * kRows * kHidden + 8.0 * kRows * kHalf, run)
+}
+
+void BenchRotary(const Device& device) {
+  const Projection projection;
+  projection.CheckResults();
+  constexpr double kTokenBytes =
+      4.0 * (kHeads + kKvHeads) * kHeadFeatures + 2.0 * sizeof(float) * kHalf;
+  // k once more, v read and written.
+  constexpr double kPageBytes = 6.0 * kKvHeads * kHeadFeatures;
+  for (const bool norms : {false, true}) {
+    for (const bool pages : {false, true}) {
+      Line("Rotary")
+          .Add("norms", norms)
+          .Add("pages", pages)
+          .AddBytes(device, kRows * (kTokenBytes + (pages ? kPageBytes : 0)),
+                    [&] { projection.Prepare(norms, pages); })
+          .Print();
+    }
+  }
+  Line("RotaryBackward")
+      .AddBytes(device, kRows * kTokenBytes, [&] { projection.Backward(); })
       .Print();
 }
 

@@ -15,7 +15,7 @@
 #define __host__
 // One block runs at a time, so that its memory may be everybody's.
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 {
   // Implicit, as CUDA's is.
@@ -26,7 +26,8 @@ struct dim3 {
   unsigned y;
   unsigned z;
 };
-struct alignas(16) uint4 {
+// Kernels move elements of every type as these.
+struct alignas(16) __attribute__((may_alias)) uint4 {
   unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
@@ -60,18 +61,14 @@ void* LaneSlot(unsigned lane, unsigned which);
 // 0 and 1 in turn, for each thread by itself.
 unsigned NextSlot();
 
-}  // namespace weft::testing::cuda_on_host
-
-namespace weft::testing::cuda_on_host {
-
-// What lane `from` of the warp passes; all lanes pass something.
+// The value that another lane gives in the same call; all lanes give one.
 template <typename T>
-T Exchange(T value, unsigned from) {
+T ReadLane(T value, unsigned other) {
   static_assert(sizeof(T) <= 16);
   const unsigned which = NextSlot();
   std::memcpy(LaneSlot(threadIdx.x % 32, which), &value, sizeof(T));
   __syncwarp();
-  std::memcpy(&value, LaneSlot(from, which), sizeof(T));
+  std::memcpy(&value, LaneSlot(other % 32, which), sizeof(T));
   return value;
 }
 
@@ -79,28 +76,33 @@ T Exchange(T value, unsigned from) {
 
 template <typename T>
 T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
-  const unsigned lane = threadIdx.x % 32;
-  return weft::testing::cuda_on_host::Exchange(
-      value, lane ^ static_cast<unsigned>(lane_mask));
+  return weft::testing::cuda_on_host::ReadLane(
+      value, threadIdx.x ^ static_cast<unsigned>(lane_mask));
 }
 // The lanes below `delta` keep their own.
 template <typename T>
 T __shfl_up_sync(unsigned /*mask*/, T value, unsigned delta) {
   const unsigned lane = threadIdx.x % 32;
-  return weft::testing::cuda_on_host::Exchange(
+  return weft::testing::cuda_on_host::ReadLane(
       value, lane >= delta ? lane - delta : lane);
 }
 template <typename T>
-T __shfl_sync(unsigned /*mask*/, T value, int lane) {
-  return weft::testing::cuda_on_host::Exchange(value,
-                                               static_cast<unsigned>(lane));
+T __shfl_sync(unsigned /*mask*/, T value, int from) {
+  return weft::testing::cuda_on_host::ReadLane(value,
+                                               static_cast<unsigned>(from));
 }
 
-// Threads run one at a time: plain memory will do.
+// Threads run one at a time, blocks one after the other: plain memory will do,
+// and what one wrote is there for the next.
 template <typename T>
 T atomicAdd(T* address, T value) {
   const T before = *address;
   *address += value;
+  return before;
+}
+inline unsigned atomicInc(unsigned* address, unsigned last) {
+  const unsigned before = *address;
+  *address = before >= last ? 0 : before + 1;
   return before;
 }
 inline void __threadfence() {}
@@ -109,7 +111,21 @@ T __ldcg(const T* address) {
   return *address;
 }
 
+// Bytes of two words, counted from the lowest of `low`; one per four bits of
+// `which`.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  const auto all = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned word = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned byte = which >> 4 * i & 7;
+    word |= static_cast<unsigned>(all >> 8 * byte & 0xFF) << 8 * i;
+  }
+  return word;
+}
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+// A store with the policy of an assignment.
+inline void __stwb(uint4* to, uint4 value) { *to = value; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 template <typename... Parameters, typename... Arguments>

@@ -1,0 +1,301 @@
+// The adapters' part of a decode step beside the bytes that it must move. Many
+// layers, whose matrices no cache holds, are recorded in a graph and replayed:
+// what a launch costs the host is not in the times, what it costs the device
+// is.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/bench/bench.h"
+#include "kernels/cuda/lora_few_rows.h"
+#include "kernels/cuda/lora_table_builder.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::kernels::cuda::bench {
+namespace {
+
+constexpr float kScale = 0.5F;
+// More than any device's cache.
+constexpr int64_t kColdElements = int64_t{1} << 27;
+constexpr int64_t kMostLayers = 64;
+
+// Linear groups of Llama-3.1-8B.
+struct Group {
+  const char* name;
+  int64_t inputs;
+  std::vector<int64_t> features;
+};
+const std::vector<Group>& Groups() {
+  static const std::vector<Group> groups = {{"qkv", 4096, {4096, 1024, 1024}},
+                                            {"o", 4096, {4096}},
+                                            {"gate_up", 4096, {14336, 14336}},
+                                            {"down", 14336, {4096}}};
+  return groups;
+}
+
+struct Batch {
+  int64_t rows;
+  int64_t adapters;
+};
+constexpr Batch kBatches[] = {{1, 1},   {8, 1},   {8, 8},   {64, 1},
+                              {64, 64}, {256, 1}, {256, 64}};
+
+// Rows of a decode step, as many for each adapter, at `num_layers` equal
+// groups.
+class FewProblem {
+ public:
+  FewProblem(const Group& group, const Batch& batch, int64_t rank)
+      : group_(group),
+        batch_(batch),
+        rank_(rank),
+        outputs_(std::accumulate(group.features.begin(), group.features.end(),
+                                 int64_t{0})),
+        num_projections_(static_cast<int64_t>(group.features.size())),
+        num_layers_(std::clamp<int64_t>(
+            kColdElements / (LayerElements() * batch.adapters), 1,
+            kMostLayers)),
+        weights_(num_layers_ * LayerElements() * batch.adapters),
+        x_(batch.rows * group.inputs),
+        y_(batch.rows * outputs_),
+        shrunk_(batch.rows * all_ranks()),
+        capacity_({.num_slots = num_layers_ * (1 + num_projections_),
+                   .max_layouts = 1,
+                   .max_rows = batch.rows}),
+        table_(TableBytes()),
+        workspace_(LoraFewRowsWorkspace(ProductOf(0))) {}
+
+  [[nodiscard]] int64_t num_layers() const { return num_layers_; }
+  void Shrink(int64_t layer, cudaStream_t stream) const {
+    Check(RunLoraFewRowsShrink(ProductOf(layer), stream));
+  }
+  void Expand(int64_t layer, cudaStream_t stream) const {
+    Check(RunLoraFewRowsExpand(ProductOf(layer), stream));
+  }
+  // What must move: matrices once, x once, y twice.
+  [[nodiscard]] double ShrinkBytes() const {
+    return 2.0 *
+           static_cast<double>(batch_.adapters * all_ranks() * group_.inputs +
+                               batch_.rows * group_.inputs);
+  }
+  [[nodiscard]] double ExpandBytes() const {
+    return 2.0 * static_cast<double>(batch_.adapters * rank_ * outputs_ +
+                                     2 * batch_.rows * outputs_);
+  }
+  // Compares some elements of S and y with loops in f64.
+  void CheckResults() const;
+
+ private:
+  // Of all projections.
+  [[nodiscard]] int64_t all_ranks() const { return num_projections_ * rank_; }
+  // A [ranks, I], then every B [F, rank].
+  [[nodiscard]] int64_t LayerElements() const {
+    return all_ranks() * group_.inputs + rank_ * outputs_;
+  }
+  // Element of an adapter's weights where a layer's A begins, and a B.
+  [[nodiscard]] int64_t OffsetOfA(int64_t layer) const {
+    return layer * LayerElements();
+  }
+  [[nodiscard]] int64_t OffsetOfB(int64_t layer, size_t projection) const {
+    return OffsetOfA(layer) + all_ranks() * group_.inputs +
+           ColumnOf(projection) * rank_;
+  }
+  [[nodiscard]] int64_t ColumnOf(size_t projection) const {
+    return std::accumulate(
+        group_.features.begin(),
+        group_.features.begin() + static_cast<int64_t>(projection), int64_t{0});
+  }
+  [[nodiscard]] int64_t OffsetOfAdapter(int64_t row) const {
+    return row / (batch_.rows / batch_.adapters) * num_layers_ *
+           LayerElements();
+  }
+  [[nodiscard]] std::vector<std::byte> TableBytes() const;
+  [[nodiscard]] LoraFewRowsProduct ProductOf(int64_t layer) const;
+  void CheckRow(int64_t row, const std::vector<float>& y_before) const;
+
+  const Group& group_;
+  Batch batch_;
+  int64_t rank_, outputs_, num_projections_, num_layers_;
+  Bf16Buffer weights_, x_, y_, shrunk_;
+  LoraTableCapacity capacity_;
+  Buffer<std::byte> table_;
+  FloatBuffer workspace_;
+};
+
+std::vector<std::byte> FewProblem::TableBytes() const {
+  std::vector<LoraMatrix> slots;
+  for (int64_t layer = 0; layer < num_layers_; ++layer) {
+    slots.push_back({.offset = OffsetOfA(layer),
+                     .rank = static_cast<int32_t>(all_ranks())});
+    for (size_t p = 0; p < group_.features.size(); ++p) {
+      slots.push_back(
+          {.offset = OffsetOfB(layer, p),
+           .rank = static_cast<int32_t>(rank_),
+           .column = static_cast<int32_t>(p) * static_cast<int32_t>(rank_),
+           .scale = kScale});
+    }
+  }
+  LoraTableBuilder builder(capacity_.num_slots);
+  builder.AddLayout(slots);
+  const int64_t each = batch_.rows / batch_.adapters;
+  for (int64_t row = 0; row < batch_.rows; row += each) {
+    builder.AddFewRows(row, each, 0, weights_.data() + OffsetOfAdapter(row));
+  }
+  std::vector<std::byte> bytes(capacity_.num_bytes());
+  builder.WriteTo(capacity_, bytes);
+  return bytes;
+}
+
+LoraFewRowsProduct FewProblem::ProductOf(int64_t layer) const {
+  const int64_t slot = layer * (1 + num_projections_);
+  LoraFewRowsProduct product = {
+      .table = capacity_.At(table_.data()),
+      .slot_of_a = slot,
+      .max_rank = all_ranks(),
+      .num_projections = static_cast<int>(num_projections_),
+      .x_TI = x_.data(),
+      .x_stride = group_.inputs,
+      .inputs = group_.inputs,
+      .y_TO = y_.data(),
+      .y_stride = outputs_,
+      .shrunk_TR = shrunk_.data(),
+      .shrunk_stride = all_ranks(),
+      .workspace = workspace_.data()};
+  for (size_t p = 0; p < group_.features.size(); ++p) {
+    product.projections[p] = {.slot = slot + 1 + static_cast<int64_t>(p),
+                              .column = ColumnOf(p),
+                              .features = group_.features[p]};
+  }
+  return product;
+}
+
+void FewProblem::CheckRow(int64_t row,
+                          const std::vector<float>& y_before) const {
+  const auto dot = [](const std::vector<float>& a, const std::vector<float>& b,
+                      double* largest) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      sum += static_cast<double>(a[i]) * b[i];
+      *largest = std::max(*largest, std::abs(sum));
+    }
+    return sum;
+  };
+  const int64_t adapter = OffsetOfAdapter(row);
+  const auto x = x_.Floats(row * group_.inputs, group_.inputs);
+  const auto s = shrunk_.Floats(row * all_ranks(), all_ranks());
+  for (int64_t r = 0; r < all_ranks(); r += all_ranks() - 1) {
+    double largest = 0;
+    const double expected =
+        dot(x, weights_.Floats(adapter + r * group_.inputs, group_.inputs),
+            &largest);
+    CheckNear(s[static_cast<size_t>(r)], expected, weft::testing::kEpsilonBf16,
+              group_.inputs, largest, "S of few rows");
+  }
+  const auto y = y_.Floats(row * outputs_, outputs_);
+  for (size_t p = 0; p < group_.features.size(); ++p) {
+    const auto begin = s.begin() + static_cast<int64_t>(p) * rank_;
+    const std::vector<float> own(begin, begin + rank_);
+    for (const int64_t f : {int64_t{0}, int64_t{77}, group_.features[p] - 1}) {
+      const auto column = static_cast<size_t>(ColumnOf(p) + f);
+      double largest = std::abs(y_before[column]);
+      const double sum = dot(
+          own, weights_.Floats(adapter + OffsetOfB(0, p) + f * rank_, rank_),
+          &largest);
+      CheckNear(y[column], y_before[column] + kScale * sum,
+                weft::testing::kEpsilonBf16, rank_, largest, "y of few rows");
+    }
+  }
+}
+
+void FewProblem::CheckResults() const {
+  std::vector<int64_t> rows = {0, batch_.rows / 2, batch_.rows - 1};
+  std::vector<std::vector<float>> before;
+  for (const int64_t row : rows) {
+    before.push_back(y_.Floats(row * outputs_, outputs_));
+  }
+  Shrink(0, nullptr);
+  Expand(0, nullptr);
+  for (size_t i = 0; i < rows.size(); ++i) CheckRow(rows[i], before[i]);
+}
+
+// Seconds of one layer of the recorded launches.
+double ReplaySeconds(
+    const FewProblem& problem,
+    const std::function<void(int64_t layer, cudaStream_t stream)>& run) {
+  constexpr int kRepetitions = 10;
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  Check(cudaEventCreate(&begin));
+  Check(cudaEventCreate(&end));
+  Check(cudaStreamCreate(&stream));
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  // Few layers still are many launches.
+  constexpr int64_t kLaunches = 128;
+  int64_t num_layers = 0;
+  while (num_layers < kLaunches) {
+    for (int64_t i = 0; i < problem.num_layers(); ++i) run(i, stream);
+    num_layers += problem.num_layers();
+  }
+  Check(cudaStreamEndCapture(stream, &graph));
+  Check(cudaGraphInstantiate(&executable, graph, 0));
+  float best = INFINITY;
+  for (int i = 0; i < kRepetitions; ++i) {
+    Check(cudaEventRecord(begin, stream));
+    Check(cudaGraphLaunch(executable, stream));
+    Check(cudaEventRecord(end, stream));
+    Check(cudaEventSynchronize(end));
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, begin, end));
+    best = std::min(best, milliseconds);
+  }
+  Check(cudaGraphExecDestroy(executable));
+  Check(cudaGraphDestroy(graph));
+  Check(cudaStreamDestroy(stream));
+  Check(cudaEventDestroy(begin));
+  Check(cudaEventDestroy(end));
+  return best / 1e3 / static_cast<double>(num_layers);
+}
+
+void BenchProblem(const Device& device, const Group& group, const Batch& batch,
+                  int64_t rank) {
+  const FewProblem problem(group, batch, rank);
+  problem.CheckResults();
+  const double shrink =
+      ReplaySeconds(problem, [&](int64_t layer, cudaStream_t stream) {
+        problem.Shrink(layer, stream);
+      });
+  const double expand =
+      ReplaySeconds(problem, [&](int64_t layer, cudaStream_t stream) {
+        problem.Expand(layer, stream);
+      });
+  Line("lora_few")
+      .Add("group", group.name)
+      .Add("rows", batch.rows)
+      .Add("adapters", batch.adapters)
+      .Add("rank", rank)
+      .AddTime("shrink", shrink)
+      .AddTime("shrink_copy", problem.ShrinkBytes() / device.copy_rate())
+      .AddTime("expand", expand)
+      .AddTime("expand_copy", problem.ExpandBytes() / device.copy_rate())
+      .Print();
+}
+
+}  // namespace
+
+void BenchLoraFew(const Device& device) {
+  for (const int64_t rank : {16, 32, 64}) {
+    for (const Group& group : Groups()) {
+      for (const Batch& batch : kBatches) {
+        BenchProblem(device, group, batch, rank);
+      }
+    }
+  }
+}
+
+}  // namespace weft::kernels::cuda::bench
