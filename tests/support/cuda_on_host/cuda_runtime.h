@@ -27,7 +27,7 @@ struct dim3 {
   unsigned z;
 };
 // Kernels move elements of every type as these.
-struct alignas(16) __attribute__((may_alias)) uint4 {
+struct alignas(16) [[gnu::may_alias]] uint4 {
   unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
