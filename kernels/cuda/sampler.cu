@@ -9,6 +9,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
+// Of the kernel that draws, on one processor: it waits for memory.
+constexpr unsigned kDrawBlocks = 5;
 // Blocks that count, which each have a histogram to clear and to add: two for
 // each processor of a large device.
 constexpr int64_t kCountBlocks = 264;
@@ -218,7 +220,7 @@ __device__ void Finish(const SampleRows& rows, const Workspace& space,
 }
 
 // Every chunk's sum; the last block of a rule then draws.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kDrawBlocks)
     DrawKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
   const unsigned part = blockIdx.x % parts;

@@ -44,7 +44,8 @@ struct ModelSizes {
                                                int64_t num_tokens);
 
 // What graphs of the decode step keep between iterations: its tensors at
-// --max-decode-sequences, which the graphs of smaller steps share.
+// --max-decode-sequences, which the graphs of smaller steps share. 0 where
+// there are none: ranks that share every layer, --no-decode-graphs.
 [[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
                                        const EngineOptions& options);
 

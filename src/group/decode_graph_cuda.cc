@@ -151,7 +151,13 @@ class CudaStepDevice final : public StepDevice {
     const c10::cuda::CUDAStreamGuard on_stream(stream_);
     ++num_pools_;
     const InPool in_pool(device_.index(), pool_, stream_.stream());
-    work(stream_.stream());
+    try {
+      work(stream_.stream());
+    } catch (...) {
+      // Launches take over, on the other stream.
+      static_cast<void>(cudaStreamSynchronize(stream_.stream()));
+      throw;
+    }
     ops::cuda::WaitForStream();
   }
 

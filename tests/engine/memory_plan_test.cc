@@ -186,6 +186,10 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   // 64 rows of logits twice in f32; four of 4096, three of 14336, two of 6144.
   EXPECT_EQ(DecodeGraphBytes(llama, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336 + 2 * 6144)));
+  EXPECT_EQ(DecodeGraphBytes(llama, {.decode_graphs = false}), 0);
+  ModelSizes shared = llama;
+  shared.tensor_size = 2;
+  EXPECT_EQ(DecodeGraphBytes(shared, {}), 0);
   // SmolLM2 ties its head: 134,515,008 parameters, once. Each of the 61 norms
   // of 576 has 128 bytes more, so that the next begins at a multiple of 256.
   EXPECT_EQ(model::WeightBytes(SmolLm().config, 2), 269'030'016 + 61 * 128);

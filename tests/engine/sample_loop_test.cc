@@ -136,6 +136,23 @@ TEST_F(SampleLoopTest, NoMoreSequencesRunThanAreAllowed) {
   EXPECT_FALSE(loop_->HasRoom(request));
 }
 
+// Each but the first token, which is drawn with the prefill.
+TEST_F(SampleLoopTest, IterationsAreCountedByTheWayTheyRan) {
+  static_cast<void>(Alone(Request(2, 5, 12, 7)));
+  double graphs = -1, launches = -1;
+  for (const prometheus::MetricFamily& family : registry_.Collect()) {
+    if (family.name != "weft_decode_iterations_total") continue;
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      ASSERT_EQ(metric.label.at(0).name, "way");
+      (metric.label.at(0).value == "graph" ? graphs : launches) =
+          metric.counter.value;
+    }
+  }
+  EXPECT_EQ(graphs, 0);
+  EXPECT_EQ(launches, 11);
+  EXPECT_EQ(Metric("weft_decode_graphs"), 0);
+}
+
 TEST_F(SampleLoopTest, PromptsBeyondOnePrefillComeInTheNext) {
   const SampleRequest first = Request(1, 9, 6, 7);
   const SampleRequest second = Request(20, 16, 6, 8);

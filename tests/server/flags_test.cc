@@ -112,6 +112,7 @@ TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
   EXPECT_EQ(settings->server.log_style, LogStyle::kJson);
   EXPECT_EQ(settings->server.metrics_listen, "");
   EXPECT_FALSE(Parse({"--no-insecure"})->server.insecure);
+  EXPECT_FALSE(Parse({"--no-decode-graphs"})->engine.decode_graphs);
   EXPECT_TRUE(Parse({"--help"})->help);
   EXPECT_TRUE(Parse({"--version"})->version);
   EXPECT_TRUE(Parse({"--check-config"})->check_config);

@@ -33,6 +33,9 @@ struct alignas(16) [[gnu::may_alias]] uint4 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct alignas(8) float2 {
+  float x, y;
+};
 // Of the thread that runs.
 extern dim3 gridDim;
 extern dim3 blockIdx;
@@ -55,7 +58,7 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// 16 bytes per lane, through which the lanes of a warp pass values. `which`
+// 32 bytes per lane, through which the lanes of a warp pass values. `which`
 // alternates: one barrier then parts two exchanges.
 void* LaneSlot(unsigned lane, unsigned which);
 // 0 and 1 in turn, for each thread by itself.
@@ -127,6 +130,14 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 // A store with the policy of an assignment.
 inline void __stwb(uint4* to, uint4 value) { *to = value; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (* /*kernel*/)(Parameters...),
+                                 cudaFuncAttribute /*attribute*/,
+                                 int /*value*/) {
+  return cudaSuccess;
+}
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
