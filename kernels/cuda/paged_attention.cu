@@ -206,6 +206,18 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
   }
 }
 
+// The first of the block's query heads.
+template <typename T>
+__device__ const T* QueryOf(const PagedAttentionBatch& batch,
+                            const BlockWork& work) {
+  const int64_t between =
+      batch.q_stride == 0
+          ? 0
+          : batch.q_stride - batch.num_heads * batch.head_features;
+  return static_cast<const T*>(batch.q_BHC) + work.row * batch.head_features +
+         work.sequence * between;
+}
+
 // At least, which bounds the registers: as many as hold a step's keys and
 // values.
 template <typename T, int kChunks>
@@ -220,9 +232,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   BlockWork work = HeadsOfBlock(batch);
   // On its way while the query is.
   const int length = batch.lengths_B[work.sequence];
-  LoadQuery(static_cast<const T*>(batch.q_BHC) + work.row * batch.head_features,
-            work.num_heads, static_cast<int>(batch.head_features),
-            &memory.query);
+  LoadQuery(QueryOf<T>(batch, work), work.num_heads,
+            static_cast<int>(batch.head_features), &memory.query);
   SetTokens(batch, length, &work);
   if (static_cast<int>(blockIdx.y) >= work.num_splits) return;
   __syncthreads();

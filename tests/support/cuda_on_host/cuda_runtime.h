@@ -143,8 +143,11 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
                                void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  return weft::testing::cuda_on_host::RunGrid(*config,
-                                              [&] { kernel(arguments...); });
+  namespace host = weft::testing::cuda_on_host;
+  if (host::observer.launches != nullptr) {
+    host::observer.launches(reinterpret_cast<const void*>(kernel));
+  }
+  return host::RunGrid(*config, [&] { kernel(arguments...); });
 }
 
 #endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_
