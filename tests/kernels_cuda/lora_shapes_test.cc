@@ -60,6 +60,42 @@ class CudaLoraShapeTest : public CudaKernelTest,
   double W(int64_t r, int64_t f) const { return weight_[shape_.At(r, f)]; }
   double S(int64_t t, int64_t r) const { return shrunk_[t * shape_.rank + r]; }
 
+  void ExpectProducts(const std::vector<float>& products) const {
+    for (int64_t t = 0; t < shape_.rows; ++t) {
+      for (int64_t r = 0; r < shape_.rank; ++r) {
+        double sum = 0;
+        for (int64_t f = 0; f < shape_.features; ++f) sum += X(t, f) * W(r, f);
+        ASSERT_NEAR(products[t * shape_.rank + r], kScale * sum,
+                    Tolerance(kEpsilonBf16, 1, std::max(4.0, std::abs(sum))))
+            << "row " << t << " rank " << r;
+      }
+    }
+  }
+  void ExpectAdded(const std::vector<float>& added) const {
+    for (int64_t t = 0; t < shape_.rows; ++t) {
+      for (int64_t f = 0; f < shape_.stride; ++f) {
+        double sum = 0;
+        for (int64_t r = 0; f < shape_.features && r < shape_.rank; ++r) {
+          sum += S(t, r) * W(r, f);
+        }
+        ASSERT_NEAR(added[t * shape_.stride + f], X(t, f) + kScale * sum,
+                    Tolerance(kEpsilonBf16, 1, std::max(4.0, std::abs(sum))))
+            << "row " << t << " feature " << f;
+      }
+    }
+  }
+  void ExpectGradient(const std::vector<float>& gradient) const {
+    for (int64_t r = 0; r < shape_.rank; ++r) {
+      for (int64_t f = 0; f < shape_.features; ++f) {
+        double sum = 0;
+        for (int64_t t = 0; t < shape_.rows; ++t) sum += S(t, r) * X(t, f);
+        ASSERT_NEAR(gradient[shape_.At(r, f)], 3 + kScale * sum,
+                    Tolerance(kEpsilonF32, shape_.rows, 8))
+            << "rank " << r << " feature " << f;
+      }
+    }
+  }
+
   Shape shape_;
   std::vector<float> x_, weight_, shrunk_;
 };
@@ -100,34 +136,9 @@ TEST_P(CudaLoraShapeTest, IsTheFormula) {
   product.shrunk_TR = product_of_x.data();
   ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
 
-  const std::vector<float> products = product_of_x.Read(), added = y.Read();
-  const std::vector<float> gradients = gradient.Read();
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t r = 0; r < rank; ++r) {
-      double sum = 0;
-      for (int64_t f = 0; f < features; ++f) sum += X(t, f) * W(r, f);
-      ASSERT_NEAR(products[t * rank + r], kScale * sum,
-                  Tolerance(kEpsilonBf16, 1, std::max(4.0, std::abs(sum))))
-          << "row " << t << " rank " << r;
-    }
-    for (int64_t f = 0; f < stride; ++f) {
-      double sum = 0;
-      for (int64_t r = 0; f < features && r < rank; ++r)
-        sum += S(t, r) * W(r, f);
-      ASSERT_NEAR(added[t * stride + f], X(t, f) + kScale * sum,
-                  Tolerance(kEpsilonBf16, 1, std::max(4.0, std::abs(sum))))
-          << "row " << t << " feature " << f;
-    }
-  }
-  for (int64_t r = 0; r < rank; ++r) {
-    for (int64_t f = 0; f < features; ++f) {
-      double sum = 0;
-      for (int64_t t = 0; t < rows; ++t) sum += S(t, r) * X(t, f);
-      ASSERT_NEAR(gradients[shape_.At(r, f)], 3 + kScale * sum,
-                  Tolerance(kEpsilonF32, rows, 8))
-          << "rank " << r << " feature " << f;
-    }
-  }
+  ExpectProducts(product_of_x.Read());
+  ExpectAdded(y.Read());
+  ExpectGradient(gradient.Read());
 }
 
 constexpr LoraOrder kByRank = LoraOrder::kRankByFeatures;
