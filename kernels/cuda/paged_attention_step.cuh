@@ -163,7 +163,7 @@ struct LaneRows {
 // Whether a lane reads all of a step's keys, or values, before it multiplies
 // any. What would not fit into registers so comes piece by piece.
 template <typename T, int kChunks, bool kWide>
-inline constexpr bool kAtOnce = kWide&& kChunks * sizeof(T) <= 8;
+inline constexpr bool kAtOnce = kChunks * sizeof(T) <= 8 && kWide;
 
 // `slots`, here and below: of token i in lanes i and i + 16.
 template <typename T, int kChunks, bool kWide>
