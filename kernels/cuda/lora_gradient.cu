@@ -6,7 +6,7 @@ namespace {
 
 // Rows of a step.
 constexpr int kStepDepth = 64;
-constexpr int kStages = 3;
+constexpr int kStages = 4;
 
 constexpr int kTileFeatures = kLoraTileFeatures;
 

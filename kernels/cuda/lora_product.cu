@@ -68,10 +68,10 @@ __device__ MatrixView WeightOf(const LoraProjection& projection,
 // Features of one part of a sum over them, whole steps.
 __host__ __device__ inline int64_t PartDepth(int64_t features, int64_t cuts,
                                              int64_t max_parts) {
-  const int64_t steps =
-      (features + max_parts * kStepDepth - 1) / (max_parts * kStepDepth);
-  const int64_t least = kLoraSpan / cuts;
-  return steps * kStepDepth > least ? steps * kStepDepth : least;
+  const int64_t by_parts = (features + max_parts - 1) / max_parts;
+  const int64_t by_cuts = kLoraSpan / cuts;
+  const int64_t depth = by_parts > by_cuts ? by_parts : by_cuts;
+  return (depth + kStepDepth - 1) / kStepDepth * kStepDepth;
 }
 
 __host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts,

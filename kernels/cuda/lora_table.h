@@ -30,11 +30,11 @@ constexpr int64_t LoraRankTile(int64_t max_rank) {
 inline constexpr int64_t kLoraSpan = 1024;
 inline constexpr int64_t kLoraMaxCuts = 4;
 inline constexpr int64_t kLoraMaxParts = 16;
-// Blocks of threads that fill a device about twice: where a segment has that
-// many, more parts only cost the traffic of their sums.
-inline constexpr int64_t kLoraEnoughBlocks = 256;
+// Blocks of threads that fill a device: where a segment has that many, more
+// parts only cost the traffic of their sums.
+inline constexpr int64_t kLoraEnoughBlocks = 128;
 // Sums over rows are cut into parts of so many.
-inline constexpr int64_t kLoraPartRows = 1024;
+inline constexpr int64_t kLoraPartRows = 2048;
 // A segment of at most so many rows goes forwards through lora_few_rows.h.
 inline constexpr int64_t kLoraFewRows = 16;
 
