@@ -9,6 +9,9 @@ constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
 // Products of a warp whose operands are on their way at once: all of a part,
 // or one where they come in single elements.
 constexpr int kShrinkSteps = 4;
+// Blocks of a multiprocessor. Without the number the compiler saves registers
+// that nobody needs, and puts loads behind the products.
+constexpr int kShrinkBlocks = 3;
 static_assert(kPartFeatures == kShrinkWarps * kShrinkSteps * kDepth);
 
 // Adds this warp's steps of a part to its 16 x 8 sums.
@@ -81,7 +84,8 @@ __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kShrinkThreads) ShrinkKernel(Task task) {
+__global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
+    ShrinkKernel(Task task) {
   const LoraTable& table = task.product.table;
   const unsigned per_entry = task.tiles * task.num_parts;
   // There is memory for as many entries as there may be, so that the first is

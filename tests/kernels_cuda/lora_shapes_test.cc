@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
-#include "kernels/cuda/lora_table.h"
+#include "kernels/cuda/lora_table_builder.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {
