@@ -15,7 +15,7 @@
 #define __host__
 // One block runs at a time, so that its memory may be everybody's.
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 {
   // Implicit, as CUDA's is.
