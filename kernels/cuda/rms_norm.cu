@@ -99,6 +99,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     Pack<T, kN> dy;
     Pack<T, kN> x;
     Pack<T, kN> dx;
+    // Kept as well, so that no load waits for the stores of the end.
+    Pack<W, kN> weight;
   };
   const T* dy = dy_TD.Of(blockIdx.x);
   const T* x = x_TD.Of(blockIdx.x);
@@ -107,16 +109,16 @@ __global__ void __launch_bounds__(kMaxThreads)
   const auto load = [&](int i) {
     return Part{.dy = LoadPack<kN>(dy + i * kN),
                 .x = LoadPack<kN>(x + i * kN),
-                .dx = LoadPack<kN>(dx + i * kN)};
+                .dx = LoadPack<kN>(dx + i * kN),
+                .weight = LoadPack<kN>(weight_D + i * kN)};
   };
   ThreadRow<Part, kKept> row;
   Sums sums = {0, 0};
-  row.Read(packs, load, [&](int i, Part& part) {
-    const auto weight = LoadPack<kN>(weight_D + i * kN);
+  row.Read(packs, load, [&](int /*i*/, Part& part) {
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
       sums.squares += part.x[k] * part.x[k];
-      sums.dot += part.dy[k] * weight[k] * part.x[k];
+      sums.dot += part.dy[k] * part.weight[k] * part.x[k];
     }
   });
   sums = SumOverBlock(sums);
@@ -124,10 +126,9 @@ __global__ void __launch_bounds__(kMaxThreads)
   const float inverse = rsqrtf(sums.squares / count + eps);
   const float mean = sums.dot * inverse / count;
   row.Finish(packs, load, [&](int i, Part part) {
-    const auto weight = LoadPack<kN>(weight_D + i * kN);
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
-      const float d = part.dy[k] * weight[k];
+      const float d = part.dy[k] * part.weight[k];
       const float n = part.x[k] * inverse;
       part.dx.Set(k, part.dx[k] + (d - n * mean) * inverse);
     }

@@ -4,7 +4,11 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
+// One pass over the 48 heads of 128 features of a common projection.
+constexpr int kMaxThreads = 384;
+// Of an SM: leaves the registers without which a kernel spills.
+template <bool kNorm>
+constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
 
 // A block takes a token, `lanes` neighbouring threads a head: the pairs (c, c +
@@ -12,6 +16,7 @@ constexpr int64_t kMaxPairs = int64_t{1} << 30;
 struct Geometry {
   int lanes;
   int half;
+  float share;  // Of a feature in a mean: 1 / (2 half).
 };
 
 template <typename T, int kN>
@@ -73,11 +78,7 @@ __device__ float SumOverLanes(float value, int lanes) {
   return value;
 }
 
-__device__ float InverseRms(float squares, int half, float eps) {
-  return rsqrtf(squares / static_cast<float>(2 * half) + eps);
-}
-
-// The lanes' first pair, and how far the next ones are.
+// The lane's first pair.
 template <int kN>
 __device__ int FirstPair(const Geometry& geometry) {
   return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
@@ -96,12 +97,13 @@ __device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
           pairs.first[k] * pairs.first[k] + pairs.second[k] * pairs.second[k];
     }
   }
-  return InverseRms(SumOverLanes(squares, geometry.lanes), geometry.half, eps);
+  const float sum = SumOverLanes(squares, geometry.lanes);
+  return rsqrtf(sum * geometry.share + eps);
 }
 
 // Heads q, k, then v where the token has a slot.
 template <typename T, typename W, int kN, bool kNorm>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
                  Geometry geometry) {
   const int64_t token = blockIdx.x;
@@ -166,9 +168,8 @@ struct NormSlope {
   __device__ NormSlope(const NormSums& sums, const Geometry& geometry,
                        float eps) {
     const float squares = SumOverLanes(sums.squares, geometry.lanes);
-    inverse = InverseRms(squares, geometry.half, eps);
-    mean = SumOverLanes(sums.dot, geometry.lanes) * inverse /
-           static_cast<float>(2 * geometry.half);
+    inverse = rsqrtf(squares * geometry.share + eps);
+    mean = SumOverLanes(sums.dot, geometry.lanes) * inverse * geometry.share;
   }
   __device__ float Of(float dy, float weight, float raw) const {
     return (dy * weight - raw * inverse * mean) * inverse;
@@ -180,7 +181,7 @@ struct NormSlope {
 
 // Heads q, k, then v, which is copied.
 template <typename T, typename W, int kN, bool kNorm>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryBackwardKernel(RotaryRows rows, HeadNorms norms,
                          HeadGradients gradients, Geometry geometry) {
   const int64_t token = blockIdx.x;
@@ -285,8 +286,10 @@ template <typename Kernel, typename... Arguments>
 cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
                          int width, cudaStream_t stream,
                          const Arguments&... arguments) {
-  const Geometry geometry = {.lanes = LanesOf(rows.half_features / width),
-                             .half = static_cast<int>(rows.half_features)};
+  const Geometry geometry = {
+      .lanes = LanesOf(rows.half_features / width),
+      .half = static_cast<int>(rows.half_features),
+      .share = 0.5F / static_cast<float>(rows.half_features)};
   return Launch(kernel, rows.num_tokens, 1,
                 PackThreads(heads * geometry.lanes, 1, kMaxThreads), stream,
                 rows, arguments..., geometry);
@@ -329,13 +332,10 @@ cudaError_t RotaryBackward(const RotaryRows& rows, const HeadNorms& norms,
       [&]<typename T, typename W>(const T*, const W*, auto with_norms) {
         constexpr bool kNorm = decltype(with_norms)::value;
         bool is_wide = TakesPacks<T>(rows, norms);
-        for (const HeadRows* heads :
-             {&gradients.q, &gradients.k, &gradients.v, &gradients.v_to}) {
-          is_wide = is_wide && HeadsAreWide<T>(*heads);
-        }
-        if (kNorm) {
-          is_wide = is_wide && HeadsAreWide<T>(gradients.raw_q) &&
-                    HeadsAreWide<T>(gradients.raw_k);
+        for (const HeadRows* read :
+             {&gradients.q, &gradients.k, &gradients.v, &gradients.v_to,
+              &gradients.raw_q, &gradients.raw_k}) {
+          is_wide = is_wide && HeadsAreWide<T>(*read);
         }
         const int64_t heads =
             rows.q.num_heads + rows.k.num_heads + gradients.v.num_heads;
