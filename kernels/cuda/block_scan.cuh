@@ -34,20 +34,21 @@ __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
 
 // An item of a list, and what is left of a target there.
 struct Place {
-  int64_t item;
+  int item;
   uint64_t rest;  // 1 to the item's own measure.
 };
 
 // The first of `size` items up to and with which measure(item) sums up to
 // `target`, 1 to the whole sum. All threads call it.
 template <typename Measure>
-__device__ Place FindInOrder(int64_t size, uint64_t target, Measure measure) {
+__device__ Place FindInOrder(int size, uint64_t target, Measure measure) {
   __shared__ Place found;
-  const int64_t each = (size + blockDim.x - 1) / blockDim.x;
-  const int64_t begin = threadIdx.x * each;
-  const int64_t end = begin + each < size ? begin + each : size;
+  const auto threads = static_cast<int>(blockDim.x);
+  const int each = (size + threads - 1) / threads;
+  const int begin = static_cast<int>(threadIdx.x) * each;
+  const int end = begin + each < size ? begin + each : size;
   uint64_t own = 0;
-  for (int64_t item = begin; item < end; ++item) own += measure(item);
+  for (int item = begin; item < end; ++item) own += measure(item);
   uint64_t total = 0;
   const uint64_t before = BlockScan(own, &total);
   if (before < target && target - before <= own) {

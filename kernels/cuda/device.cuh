@@ -85,12 +85,14 @@ inline unsigned RowThreads(int64_t features) {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Starts the kernel and does not wait. cudaErrorInvalidConfiguration, and
-// nothing started, when the grid is beyond what a device takes.
+// Starts the kernel, its blocks with so much dynamic shared memory, and does
+// not wait. cudaErrorInvalidConfiguration, and nothing started, when the grid
+// is beyond what a device takes.
 template <typename... Parameters, typename... Arguments>
-cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
-                   int64_t grid_y, unsigned threads, cudaStream_t stream,
-                   Arguments... arguments) {
+cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
+                             int64_t grid_y, unsigned threads,
+                             size_t shared_bytes, cudaStream_t stream,
+                             Arguments... arguments) {
   if (grid_x > kMaxGrid || grid_y > kMaxGridYz) {
     return cudaErrorInvalidConfiguration;
   }
@@ -98,10 +100,20 @@ cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
   config.gridDim =
       dim3(static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y), 1);
   config.blockDim = dim3(threads, 1, 1);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
       &config, kernel, static_cast<Parameters>(arguments)...);
   return status == cudaSuccess ? cudaGetLastError() : status;
+}
+
+// The same of a kernel without dynamic shared memory.
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
+                   int64_t grid_y, unsigned threads, cudaStream_t stream,
+                   Arguments... arguments) {
+  return LaunchWithShared(kernel, grid_x, grid_y, threads, 0, stream,
+                          arguments...);
 }
 
 }  // namespace weft::kernels::cuda

@@ -31,7 +31,8 @@ struct LoraFewRowsProduct {
   int64_t max_rank = 0;   // The largest R of that slot; 0: nothing to do.
   LoraProjection projections[kMaxLoraProjections];  // Of B and y.
   int num_projections = 0;
-  const void* x_TI = nullptr;  // bf16, as y and S; strides in elements.
+  int64_t max_projection_rank = 0;  // The largest R of their slots.
+  const void* x_TI = nullptr;       // bf16, as y and S; strides in elements.
   int64_t x_stride = 0;
   int64_t inputs = 0;    // I.
   void* y_TO = nullptr;  // For the expansion.

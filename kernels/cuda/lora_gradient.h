@@ -15,9 +15,8 @@ namespace weft::kernels::cuda {
 [[nodiscard]] int64_t LoraGradientWorkspace(const LoraProduct& product);
 
 // Adds to the gradients of the table's parts, which lie as the weights do, from
-// X and S. One launch, or two where a gradient has several parts. Sums in f32
-// in an order that depends on the rows of the segments with that gradient
-// alone.
+// X and S, in one launch. Sums in f32 in an order that depends on the rows of
+// the segments with that gradient alone.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t AddLoraGradient(const LoraProduct& product,

@@ -17,8 +17,6 @@
 
 namespace weft::kernels::cuda {
 
-inline constexpr int kMaxLoraProjections = 3;
-
 // The matrices of one slot, and which columns of X are theirs.
 struct LoraProjection {
   int64_t slot = 0;
@@ -39,16 +37,20 @@ struct LoraProduct {
   int64_t features_stride = 0;
   void* shrunk_TR = nullptr;
   int64_t shrunk_stride = 0;
-  float* workspace = nullptr;  // What the function's own ...Workspace says.
+  // What the function's own ...Workspace says, and LoraCounters zeros, which
+  // are so again after each launch.
+  float* workspace = nullptr;
+  unsigned* counters = nullptr;
 };
 
 // Floats of workspace.
 [[nodiscard]] int64_t LoraShrinkWorkspace(const LoraProduct& product);
+// Counters that a shrink or a gradient takes.
+[[nodiscard]] int64_t LoraCounters(const LoraProduct& product);
 
 // Writes S for the segments' rows and ranks; the rest keeps its bits. One
-// launch, or two where sums are cut into parts. Sums in f32 in an order that
-// depends on the segment's rows and the features alone; a NaN stays in its row
-// of X or its rank.
+// launch. Sums in f32 in an order that depends on the segment's rows and the
+// features alone; a NaN stays in its row of X or its rank.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,

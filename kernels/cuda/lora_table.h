@@ -11,16 +11,30 @@
 
 namespace weft::kernels::cuda {
 
-// Features and ranks that one block of threads computes.
-inline constexpr int64_t kLoraTileSide = 64;
+// Matrices beside each other in one product at most.
+inline constexpr int kMaxLoraProjections = 3;
 // Rows of a LoraRowBlock at most.
-inline constexpr int64_t kLoraBlockRows = kLoraTileSide;
-// Sums over features are cut into `cuts` parts per so many, but in all into no
-// more than kLoraMaxParts.
+inline constexpr int64_t kLoraBlockRows = 128;
+// Features and ranks of a gradient that one block of threads computes: what the
+// largest rank of the launch needs, of 16, 32, 64 and kLoraMaxRankTile.
+inline constexpr int64_t kLoraTileFeatures = 128;
+inline constexpr int64_t kLoraMaxRankTile = 128;
+constexpr int64_t LoraRankTile(int64_t max_rank) {
+  int64_t tile = 16;
+  while (tile < kLoraMaxRankTile && tile < max_rank) tile *= 2;
+  return tile;
+}
+// Sums over features are cut into parts of so many, or, in segments of few
+// rows, into up to kLoraMaxCuts times as many parts; but in all into no more
+// than kLoraMaxParts.
 inline constexpr int64_t kLoraSpan = 1024;
+inline constexpr int64_t kLoraMaxCuts = 4;
 inline constexpr int64_t kLoraMaxParts = 16;
+// Blocks of threads that fill a device: where a segment has that many, more
+// parts only cost the traffic of their sums.
+inline constexpr int64_t kLoraEnoughBlocks = 128;
 // Sums over rows are cut into parts of so many.
-inline constexpr int64_t kLoraPartRows = 1024;
+inline constexpr int64_t kLoraPartRows = 2048;
 // A segment of at most so many rows goes forwards through lora_few_rows.h.
 inline constexpr int64_t kLoraFewRows = 16;
 
@@ -38,7 +52,8 @@ struct LoraRowBlock {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int64_t cuts = 1;  // The fewer rows the segment has, the more.
+  int32_t cuts = 1;       // The fewer rows the segment has, the more.
+  int32_t max_parts = 1;  // The same.
 };
 
 // Rows of one segment, for a gradient.
@@ -47,13 +62,12 @@ struct LoraRowPart {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t partial = -1;  // Its place in the workspace; -1: adds by itself.
+  int32_t partial = 0;  // Which of its gradient's parts it is.
+  int32_t sum = -1;     // Which LoraPartialSum; -1: the gradient's only part.
 };
 
-// A gradient of several parts: partials [first, first + count).
+// A gradient of several parts: partials [first, first + count) of a launch.
 struct LoraPartialSum {
-  float* gradient = nullptr;
-  int32_t layout = 0;
   int32_t first = 0;
   int32_t count = 0;
 };
@@ -78,6 +92,7 @@ struct LoraTable {
   int64_t num_long_blocks = 0;
   int64_t max_cuts = 0;
   int64_t max_long_cuts = 0;
+  int64_t max_parts = 0;  // Of any block.
   const LoraRowPart* parts = nullptr;
   int64_t num_parts = 0;
   const LoraPartialSum* sums = nullptr;

@@ -6,11 +6,20 @@
 namespace weft::kernels::cuda {
 namespace {
 
+int64_t NumBlocks(int64_t segment_rows) {
+  return (segment_rows + kLoraBlockRows - 1) / kLoraBlockRows;
+}
+
 // A few rows alone must keep the device busy; many do, and then parts only
 // cost the traffic of their sums.
-int64_t CutsOf(int64_t segment_rows) {
-  if (segment_rows <= kLoraBlockRows) return 4;
-  return segment_rows <= 2 * kLoraBlockRows ? 2 : 1;
+int32_t CutsOf(int64_t segment_rows) {
+  const int64_t cuts = kLoraBlockRows / segment_rows;
+  return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));
+}
+
+int32_t MaxPartsOf(int64_t segment_rows) {
+  const int64_t parts = kLoraEnoughBlocks / NumBlocks(segment_rows);
+  return static_cast<int32_t>(std::clamp<int64_t>(parts, 1, kLoraMaxParts));
 }
 
 template <typename T>
@@ -47,7 +56,8 @@ void LoraTableBuilder::AddSegment(int64_t row, int64_t num_rows, int layout,
                                   const void* weights, float* gradient) {
   if (num_rows <= 0) return;
   const bool is_few = num_rows <= kLoraFewRows;
-  const int64_t cuts = CutsOf(num_rows);
+  const int32_t cuts = CutsOf(num_rows);
+  const int32_t max_parts = MaxPartsOf(num_rows);
   for (int64_t done = 0; done < num_rows; done += kLoraBlockRows) {
     (is_few ? few_blocks_ : blocks_)
         .push_back({.weights = weights,
@@ -55,9 +65,11 @@ void LoraTableBuilder::AddSegment(int64_t row, int64_t num_rows, int layout,
                     .num_rows = static_cast<int32_t>(
                         std::min(kLoraBlockRows, num_rows - done)),
                     .layout = layout,
-                    .cuts = cuts});
+                    .cuts = cuts,
+                    .max_parts = max_parts});
   }
   max_cuts_ = std::max(max_cuts_, cuts);
+  max_parts_ = std::max(max_parts_, max_parts);
   if (is_few) {
     AddFewRows(row, num_rows, layout, weights);
   } else {
@@ -99,11 +111,12 @@ void LoraTableBuilder::CollectParts() {
   for (Gradient& gradient : gradients_) {
     const auto count = static_cast<int32_t>(gradient.parts.size());
     if (count > 1) {
-      sums_.push_back({.gradient = gradient.data,
-                       .layout = gradient.parts.front().layout,
-                       .first = num_partials_,
-                       .count = count});
-      for (LoraRowPart& part : gradient.parts) part.partial = num_partials_++;
+      for (int32_t i = 0; i < count; ++i) {
+        gradient.parts[i].partial = i;
+        gradient.parts[i].sum = static_cast<int32_t>(sums_.size());
+      }
+      sums_.push_back({.first = num_partials_, .count = count});
+      num_partials_ += count;
     }
     parts_.insert(parts_.end(), gradient.parts.begin(), gradient.parts.end());
   }
@@ -131,6 +144,7 @@ LoraTable LoraTableBuilder::At(const void* bytes) const {
                      .num_long_blocks = num_long_blocks_,
                      .max_cuts = max_cuts_,
                      .max_long_cuts = max_long_cuts_,
+                     .max_parts = max_parts_,
                      .num_parts = static_cast<int64_t>(parts_.size()),
                      .num_sums = static_cast<int64_t>(sums_.size()),
                      .num_partials = num_partials_,

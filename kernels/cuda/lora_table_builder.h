@@ -73,8 +73,9 @@ class LoraTableBuilder {
   std::vector<LoraRowPart> parts_;
   std::vector<LoraPartialSum> sums_;
   int64_t num_long_blocks_ = 0;
-  int64_t max_cuts_ = 0;
-  int64_t max_long_cuts_ = 0;
+  int32_t max_cuts_ = 0;
+  int32_t max_long_cuts_ = 0;
+  int32_t max_parts_ = 0;
   int32_t num_few_rows_ = 0;
   int32_t num_partials_ = 0;
 };

@@ -48,14 +48,6 @@ __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   }
 }
 
-// x as it comes out of memory of T.
-template <typename T>
-__device__ float Rounded(float x) {
-  T stored;
-  Store(x, &stored);
-  return ToFloat(stored);
-}
-
 // What a thread of a block has of a row of `count` packs: those from
 // threadIdx.x on, blockDim.x apart. The first kKept stay in registers from
 // Load to Finish. Part is what belongs to one pack: packs of several tensors.

@@ -31,7 +31,10 @@ struct PagedAttentionBatch {
   int64_t num_kv_heads = 1;     // K.
   int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
   int64_t page_tokens = 0;      // S.
-  const void* q_BHC = nullptr;  // Contiguous, as out.
+  const void* q_BHC = nullptr;  // Each sequence's heads contiguous.
+  // Elements from a sequence's heads to the next one's, where others lie in
+  // between, as in a row of q, k and v; 0: none do.
+  int64_t q_stride = 0;
   const void* k_pages_PSKC = nullptr;
   const void* v_pages_PSKC = nullptr;
   const int32_t* page_table_BL = nullptr;
@@ -40,7 +43,7 @@ struct PagedAttentionBatch {
   int64_t window = 0;                  // The last tokens that are seen; 0: all.
   float scale = 1;
   float softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
-  void* out_BHC = nullptr;
+  void* out_BHC = nullptr;  // Contiguous.
   AttentionSplits splits;
   float* workspace = nullptr;  // PagedAttentionWorkspace floats.
 };

@@ -8,7 +8,7 @@
 // three for f32, two for the weight of a token, whose error then is far below
 // that of the values it multiplies. Products of parts that count are added up.
 //
-// Lane 4 g + t: see warp_matrix.cuh. It reads the keys of tokens g and g + 8,
+// Lane 4 g + t: see mma.cuh. It reads the keys of tokens g and g + 8,
 // the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and has the scores and
 // sums of heads 2 t and 2 t + 1.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_STEP_CUH_
@@ -16,7 +16,7 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/paged_attention.h"
-#include "kernels/cuda/warp_matrix.cuh"
+#include "kernels/cuda/mma.cuh"
 
 namespace weft::kernels::cuda {
 
@@ -31,8 +31,8 @@ inline constexpr int kChunk = 64;
 
 template <typename T>
 inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
-// Of a token's weight. A product of parts i and j is left out when i + j is no
-// less: it is below the last digit of what is kept.
+// Parts of a token's weight. A product of parts i and j is left out when i + j
+// is no less: it is below the last digit of what is kept.
 template <typename T>
 inline constexpr int kWeightParts = sizeof(T) == 2 ? 2 : 3;
 
@@ -145,7 +145,7 @@ template <typename T>
 struct LaneRows {
   const T* data;        // The lane's first feature in slot 0.
   unsigned slot_bytes;  // From a slot to the next.
-  int features;         // Of a row.
+  int features;         // In a row.
 
   __device__ LaneRows(const void* pages, const PagedAttentionBatch& batch,
                       int kv_head, int first)
@@ -163,7 +163,7 @@ struct LaneRows {
 // Whether a lane reads all of a step's keys, or values, before it multiplies
 // any. What would not fit into registers so comes piece by piece.
 template <typename T, int kChunks, bool kWide>
-inline constexpr bool kAtOnce = kWide&& kChunks * sizeof(T) <= 8;
+inline constexpr bool kAtOnce = kChunks * sizeof(T) <= 8 && kWide;
 
 // `slots`, here and below: of token i in lanes i and i + 16.
 template <typename T, int kChunks, bool kWide>
@@ -271,8 +271,8 @@ struct Values {
     }
   }
 
-  // Of feature 64 j + 8 g + 2 m + i, heads 2 t and 2 t + 1: sums[j][m][2 i] and
-  // the next.
+  // sums[j][m][2 i] and the next are those of feature 64 j + 8 g + 2 m + i for
+  // heads 2 t and 2 t + 1.
   __device__ void AddTo(const Weights<T>& weights,
                         float (&sums)[kChunks][kPiece / 2][4]) {
 #pragma unroll

@@ -125,10 +125,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (x == nullptr) continue;
     T* page = nullptr;
     if (slot >= 0 && head >= rows.q.num_heads) {
-      void* const pages = head < first_v ? slots.k_pages : slots.v_pages;
-      const int kv_head =
-          head < first_v ? head - (first_v - num_k) : head - first_v;
-      page = static_cast<T*>(pages) + (slot * num_k + kv_head) * 2 * half;
+      const bool is_k = head < first_v;
+      page = static_cast<T*>(is_k ? slots.k_pages : slots.v_pages) +
+             (slot * num_k + head - first_v + (is_k ? num_k : 0)) * 2 * half;
     }
     for (int c = FirstPair<kN>(geometry); c < half; c += geometry.lanes * kN) {
       auto pairs = LoadPairs<kN>(x + c, half);

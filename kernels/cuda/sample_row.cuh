@@ -52,9 +52,7 @@ __device__ inline bool IsDistribution(float max) {
   return max > -INFINITY && max < INFINITY;
 }
 
-// The i-th of a lane's logits in a chunk. A lane's four of one vector are
-// neighbours, as are the lanes, so that vectors, lanes and those four are in
-// order of id.
+// The i-th of a lane's logits in a chunk.
 __device__ inline int64_t TokenOf(int64_t chunk, int i) {
   return chunk * kChunk + i / 4 * (4 * kWarp) + Lane() * 4 + i % 4;
 }

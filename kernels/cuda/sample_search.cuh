@@ -24,16 +24,17 @@ struct alignas(16) Histogram {
   uint32_t counts[kBuckets];
 };
 struct Histograms {
-  Histogram first;  // By the upper bits, of all tokens.
-  Histogram
-      range;  // By the next bits, of the search's range; 0 between counts.
+  // By the upper bits, of all tokens.
+  Histogram first;
+  // By the next bits, of the search's range; zeros between two counts.
+  Histogram range;
 };
 
 // What is searched for, one after the other.
 enum class Aim : int32_t { kTopK, kTopP, kDraw, kFound };
 
-// How far a rule's search has come. Its range is the keys that begin as `low`
-// does, in all bits but the lower kShift[level] + those of a bucket.
+// How far a rule's search has come. Its range is the keys that share their
+// upper bits with `low`: none at level 0, 11 at level 1, 22 at level 2.
 struct Search {
   Aim aim = Aim::kTopK;
   int32_t level = 0;        // Of the count that comes next.

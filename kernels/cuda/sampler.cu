@@ -9,6 +9,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
+// Of the kernel that draws, on one processor: it waits for memory.
+constexpr unsigned kDrawBlocks = 6;
 // Blocks that count, which each have a histogram to clear and to add: two for
 // each processor of a large device.
 constexpr int64_t kCountBlocks = 264;
@@ -149,45 +151,15 @@ struct Draw {
   }
 };
 
-// The token of a chunk at which the measure sums up to `rest`, in the one lane
-// that has it; -1 in the others. All lanes of a warp call it.
-__device__ int64_t FindInChunk(const SampleRows& rows, int32_t row,
-                               const Place& chunk, const Draw& draw,
-                               float* logit) {
-  float x[kOfLane];
-  LoadChunk(rows, row, chunk.item, x);
-  uint64_t rest = chunk.rest;
-  int64_t token = -1;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    uint64_t own = 0;
-#pragma unroll
-    for (int i = 4 * v; i < 4 * v + 4; ++i) own += draw.Measure(x[i]);
-    const uint64_t up_to = WarpScan(own);
-    uint64_t before = up_to - own;
-#pragma unroll
-    for (int i = 4 * v; i < 4 * v + 4; ++i) {
-      const uint64_t measure = draw.Measure(x[i]);
-      if (before < rest && rest - before <= measure) {
-        token = TokenOf(chunk.item, i);
-        *logit = x[i];
-      }
-      before += measure;
-    }
-    const uint64_t of_vector = __shfl_sync(kAllLanes, up_to, kWarp - 1);
-    rest = rest > of_vector ? rest - of_vector : 0;
-  }
-  return token;
-}
-
-// Draws from the chunks' sums.
+// Draws from the chunks' sums. It reads rule and search once more: to keep them
+// while a chunk is in registers would take too many.
 __device__ void Finish(const SampleRows& rows, const Workspace& space,
-                       int64_t n, const SampleRule& rule, const Draw& draw,
-                       const Search& search) {
+                       int64_t n, const Draw& draw) {
+  const SampleRule rule = rows.rules_N[n];
   const uint64_t* sums = space.chunk_sums_NC + n * space.num_chunks;
   const float* maxima = space.chunk_max_NC + n * space.num_chunks;
-  uint64_t total = search.total;
-  uint64_t target = search.rest;
+  uint64_t total = space.searches_N[n].total;
+  uint64_t target = space.searches_N[n].rest;
   if (!draw.filtered) {
     total = 0;
     for (int64_t chunk = threadIdx.x; chunk < space.num_chunks;
@@ -200,25 +172,30 @@ __device__ void Finish(const SampleRows& rows, const Workspace& space,
                  : TargetOf(total, Philox24(rule.seed, rule.sample_index,
                                             rule.position));
   }
-  const Place chunk =
-      FindInOrder(space.num_chunks, target, [&](int64_t c) -> uint64_t {
-        if (draw.greedy) return maxima[c] == draw.row.max ? 1 : 0;
-        return __ldcg(&sums[c]);
-      });
-  if (WarpIndex() != 0) return;
-  float logit = 0;
-  const int64_t token = FindInChunk(rows, rule.row, chunk, draw, &logit);
-  if (token < 0) return;
-  rows.tokens_N[n] = static_cast<int32_t>(token);
+  const Place chunk = FindInOrder(static_cast<int>(space.num_chunks), target,
+                                  [&](int c) -> uint64_t {
+                                    if (draw.greedy)
+                                      return maxima[c] == draw.row.max ? 1 : 0;
+                                    return __ldcg(&sums[c]);
+                                  });
+  const int64_t begin = chunk.item * kChunk;
+  const int64_t size =
+      rows.vocab - begin < kChunk ? rows.vocab - begin : kChunk;
+  const float* logits = draw.row.logits + begin;
+  const Place token =
+      FindInOrder(static_cast<int>(size), chunk.rest,
+                  [&](int t) { return draw.Measure(logits[t]); });
+  if (threadIdx.x != 0) return;
+  rows.tokens_N[n] = static_cast<int32_t>(begin + token.item);
   const double log_total =
       log(static_cast<double>(total) / static_cast<double>(kUnitsPerOne));
-  const double d = (static_cast<double>(logit) - draw.row.max) *
+  const double d = (static_cast<double>(logits[token.item]) - draw.row.max) *
                    static_cast<double>(draw.row.inverse_temperature);
   rows.logprobs_N[n] = static_cast<float>(d - log_total);
 }
 
 // Every chunk's sum; the last block of a rule then draws.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kDrawBlocks)
     DrawKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
   const unsigned part = blockIdx.x % parts;
@@ -255,7 +232,7 @@ __global__ void __launch_bounds__(kThreads)
     space.chunk_sums_NC[n * space.num_chunks + chunk] = sum;
   }
   if (!IsLastBlock(&space.counters_N[n], parts)) return;
-  Finish(rows, space, n, rule, draw, search);
+  Finish(rows, space, n, draw);
 }
 
 }  // namespace

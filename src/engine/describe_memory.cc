@@ -11,6 +11,7 @@
 #include "src/engine/engine.h"
 #include "src/engine/memory_plan.h"
 #include "src/engine/torch_guard.h"
+#include "src/group/rank.h"
 #include "src/model/decoder_weights.h"
 #include "src/model/model_shard.h"
 #include "src/model/weight_list.h"
@@ -74,12 +75,14 @@ std::string TableOf(const MemorySplit& split, const ModelSizes& sizes,
                          split.recomputed_layers, " of ",
                          sizes.config.num_layers, " layers recomputed"),
             NameOf(split.batch_limit));
-  const int64_t usual =
-      std::min<int64_t>(options.max_context_tokens, kUsualSequenceTokens);
+  const int64_t token_bytes =
+      group::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
+                       sizes.element_bytes, /*page_tokens=*/1);
   table.Row(
       "keys and values", split.cache,
-      absl::StrCat(options.max_decode_sequences, " sequences of ", usual,
-                   " tokens; the longest has ", options.max_context_tokens),
+      absl::StrCat(split.cache / token_bytes, " tokens for up to ",
+                   options.max_decode_sequences, " sequences; the longest has ",
+                   options.max_context_tokens),
       NameOf(split.cache_limit));
   table.Row("decode graphs", split.decode_graphs,
             absl::StrCat("up to ", options.max_decode_sequences, " sequences"),

@@ -21,36 +21,6 @@ at::Tensor Workspace(int64_t num_floats, const at::Tensor& like) {
   return at::empty({num_floats}, like.options().dtype(at::kFloat));
 }
 
-// What every product of x A^T's side has, and what every one of B's has.
-k::LoraProduct ProductsOfA(const RoutingTable& table, const LoraSite& site) {
-  const int64_t slot = RoutingTable::FirstSlot(table.shape(), site);
-  k::LoraProduct product = {.table = table.table(),
-                            .order = k::LoraOrder::kRankByFeatures,
-                            .num_projections = 1,
-                            .max_rank = table.MaxRank(slot)};
-  product.projections[0] = {
-      .slot = slot,
-      .features = InWidth(table.shape(), ModulesOf(site.group).front())};
-  return product;
-}
-
-k::LoraProduct ProductsOfB(const RoutingTable& table, const LoraSite& site) {
-  const int64_t first = RoutingTable::FirstSlot(table.shape(), site);
-  k::LoraProduct product = {.table = table.table(),
-                            .order = k::LoraOrder::kFeaturesByRank};
-  int64_t slot = first;
-  for (const TargetModule module : ModulesOf(site.group)) {
-    ++slot;
-    if (table.MaxRank(slot) == 0) continue;
-    product.max_rank = std::max(product.max_rank, table.MaxRank(slot));
-    product.projections[product.num_projections++] = {
-        .slot = slot,
-        .column = LoraSite::ColumnOf(module, table.shape()),
-        .features = OutWidth(table.shape(), module)};
-  }
-  return product;
-}
-
 // The product on tensors, 2-D with unit stride in their columns.
 k::LoraProduct On(const at::Tensor& features_TF, const at::Tensor& shrunk_TR,
                   k::LoraProduct product) {
@@ -86,6 +56,7 @@ k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
                                    .slot_of_a = of_a.projections[0].slot,
                                    .max_rank = of_a.max_rank,
                                    .num_projections = of_b.num_projections,
+                                   .max_projection_rank = of_b.max_rank,
                                    .x_TI = x_TI.const_data_ptr(),
                                    .x_stride = x_TI.stride(0),
                                    .inputs = of_a.projections[0].features};
@@ -133,11 +104,11 @@ void CheckRows(const at::Tensor& rows_T, const RoutingTable& table) {
 at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
                    CUstream_st* stream) {
-  const k::LoraProduct of_a = ProductsOfA(table, site);
+  const k::LoraProduct of_a = table.ProductsOfA(site);
   if (of_a.max_rank == 0) return {};
   CheckRows(x_TI, table);
   CheckRows(y_TO, table);
-  const k::LoraProduct of_b = ProductsOfB(table, site);
+  const k::LoraProduct of_b = table.ProductsOfB(site);
   at::Tensor s_TR;
   if (keeps_shrunk) s_TR = EmptyShrunk(x_TI, of_a);
   RunFewRows(OfFewRows(x_TI, y_TO, s_TR, of_a, of_b), x_TI,
@@ -153,7 +124,7 @@ at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
 
 at::Tensor Shrink(const at::Tensor& x_TI, const RoutingTable& table,
                   const LoraSite& site, CUstream_st* stream) {
-  const k::LoraProduct of_a = ProductsOfA(table, site);
+  const k::LoraProduct of_a = table.ProductsOfA(site);
   if (of_a.max_rank == 0) return {};
   CheckRows(x_TI, table);
   const at::Tensor s_TR = EmptyShrunk(x_TI, of_a);
@@ -170,8 +141,8 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   TORCH_CHECK(s_TR.size(0) == dy_TO.size(0), "the forward pass kept ",
               s_TR.size(0), " rows of x A^T, the backward pass has ",
               dy_TO.size(0));
-  const k::LoraProduct of_a = ProductsOfA(table, site);
-  const k::LoraProduct of_b = ProductsOfB(table, site);
+  const k::LoraProduct of_a = table.ProductsOfA(site);
+  const k::LoraProduct of_b = table.ProductsOfB(site);
   // With the scale, so that A's products of all projections are one.
   const at::Tensor ds_TR = at::empty_like(s_TR);
   RunShrink(On(dy_TO, ds_TR, of_b), ds_TR, stream);

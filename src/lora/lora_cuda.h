@@ -1,5 +1,5 @@
 // The adapters' part of linear layers on CUDA: all segments, of any ranks and
-// lengths, in a launch or two of kernels/cuda. Not there in a build without
+// lengths, in a launch of kernels/cuda. Not there in a build without
 // CUDA (src/ops/cuda_dispatch.h).
 //
 // Legend: as lora_linear.h. S: x A^T of all rows in one matrix [T, largest R],
@@ -19,6 +19,10 @@
 
 struct CUstream_st;  // CUDA's stream.
 
+namespace weft::kernels::cuda {
+struct LoraProduct;  // lora_product.h.
+}  // namespace weft::kernels::cuda
+
 namespace weft::lora::cuda {
 
 // True for bf16 on CUDA, of the rows (`dtype`, `device`) and of every segment's
@@ -29,7 +33,7 @@ namespace weft::lora::cuda {
 // Where a routing's rows, matrices and gradients are, on the device: one upload
 // that all layers of a pass read, forwards and backwards. Its pointers are
 // those of the segments' tensors, which must live as long as it is used; its
-// own do not change.
+// own do not change. Of passes that use it one runs at a time.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and waits for nothing.
@@ -41,23 +45,29 @@ class RoutingTable {
 
   [[nodiscard]] const kernels::cuda::LoraTable& table() const { return table_; }
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
-  // The largest rank that a segment has in a slot of the table.
-  [[nodiscard]] int64_t MaxRank(int64_t slot) const { return max_ranks_[slot]; }
   // Rows that the segments reach to.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // A site's slots: its stacked A, then B of each of its projections.
-  [[nodiscard]] static int64_t FirstSlot(const ModelShape& shape,
-                                         const LoraSite& site);
+  // What all products of a site's A, stacked, and of its projections' B have.
+  [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
+      const LoraSite& site) const;
+  [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
+      const LoraSite& site) const;
 
  protected:
   // Of bytes that are elsewhere.
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
                int64_t end_row);
 
+  // Null before there are any.
+  [[nodiscard]] unsigned* Counters() const;
+
   ModelShape shape_;
-  std::vector<int32_t> max_ranks_;
+  std::vector<int32_t> max_ranks_;  // Of the segments, in each slot.
   int64_t end_row_;
   at::Tensor bytes_;
+  // LoraCounters for every product, one launch after the other. A decode table
+  // has no product that counts.
+  at::Tensor counters_;
   kernels::cuda::LoraTable table_;
 };
 

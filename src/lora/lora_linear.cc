@@ -107,8 +107,14 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
 }
 
 int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features, int64_t rank) {
-  constexpr int64_t kPart = kernels::cuda::kLoraPartRows;
-  return (num_rows + kPart - 1) / kPart * features * rank *
+  namespace k = kernels::cuda;
+  const auto ceil = [](int64_t x, int64_t of) { return (x + of - 1) / of; };
+  // Whole tiles, of each projection by itself.
+  const int64_t tiles =
+      ceil(features, k::kLoraTileFeatures) + k::kMaxLoraProjections;
+  const int64_t rank_tile = k::LoraRankTile(rank);
+  return ceil(num_rows, k::kLoraPartRows) * tiles * k::kLoraTileFeatures *
+         ceil(rank, rank_tile) * rank_tile *
          static_cast<int64_t>(sizeof(float));
 }
 

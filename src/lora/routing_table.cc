@@ -26,6 +26,15 @@ int64_t NumSlots(const ModelShape& shape) {
   return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
 }
 
+// A site's slots: its stacked A, then B of each of its projections.
+int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
+  const int64_t index =
+      site.group == ProjectionGroup::kLmHead
+          ? shape.num_layers * kGroupsPerLayer
+          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
+  return index * kSlotsPerSite;
+}
+
 // Calls visit(site) for every site that has slots.
 template <typename Visit>
 void ForSites(const ModelShape& shape, Visit visit) {
@@ -79,7 +88,7 @@ std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
   ForSites(shape, [&](const LoraSite& site) {
     const GroupLayout& group = layout.group(site.layer, site.group);
     if (group.factors.empty()) return;
-    const int64_t first = RoutingTable::FirstSlot(shape, site);
+    const int64_t first = FirstSlot(shape, site);
     set(first, group.factors.front().a_offset, group.total_rank, 0, 1);
     const auto modules = ModulesOf(site.group);
     int64_t column = 0;
@@ -93,13 +102,23 @@ std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
   return slots;
 }
 
+// What the largest of a table's products takes.
+int64_t NumCounters(const RoutingTable& table) {
+  int64_t most = 0;
+  ForSites(table.shape(), [&](const LoraSite& site) {
+    most = std::max({most, LoraCounters(table.ProductsOfA(site)),
+                     LoraCounters(table.ProductsOfB(site))});
+  });
+  return most;
+}
+
 // The ranks of every slot when each factor has `rank`; none of the head, whose
 // adapters do not decode through a DecodeTable.
 std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {
     if (site.group == ProjectionGroup::kLmHead) return;
-    const int64_t first = RoutingTable::FirstSlot(shape, site);
+    const int64_t first = FirstSlot(shape, site);
     const auto num_modules = static_cast<int64_t>(ModulesOf(site.group).size());
     ranks[first] = static_cast<int32_t>(num_modules * rank);
     for (int64_t i = 1; i <= num_modules; ++i) {
@@ -120,14 +139,6 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
                   (!segment.gradient_N.defined() ||
                    segment.gradient_N.scalar_type() == at::kFloat);
          });
-}
-
-int64_t RoutingTable::FirstSlot(const ModelShape& shape, const LoraSite& site) {
-  const int64_t index =
-      site.group == ProjectionGroup::kLmHead
-          ? shape.num_layers * kGroupsPerLayer
-          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
-  return index * kSlotsPerSite;
 }
 
 RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
@@ -154,11 +165,47 @@ RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
   const std::vector<std::byte> bytes = builder.Finish();
   bytes_ = ops::ToDevice(std::span(bytes), device);
   table_ = builder.At(bytes_.const_data_ptr());
+  counters_ = at::zeros({NumCounters(*this)},
+                        at::TensorOptions(device).dtype(at::kInt));
 }
 
 RoutingTable::RoutingTable(const ModelShape& shape,
                            std::vector<int32_t> max_ranks, int64_t end_row)
     : shape_(shape), max_ranks_(std::move(max_ranks)), end_row_(end_row) {}
+
+k::LoraProduct RoutingTable::ProductsOfA(const LoraSite& site) const {
+  const int64_t slot = FirstSlot(shape_, site);
+  k::LoraProduct product = {.table = table_,
+                            .order = k::LoraOrder::kRankByFeatures,
+                            .num_projections = 1,
+                            .max_rank = max_ranks_[slot],
+                            .counters = Counters()};
+  product.projections[0] = {
+      .slot = slot, .features = InWidth(shape_, ModulesOf(site.group).front())};
+  return product;
+}
+
+k::LoraProduct RoutingTable::ProductsOfB(const LoraSite& site) const {
+  k::LoraProduct product = {.table = table_,
+                            .order = k::LoraOrder::kFeaturesByRank,
+                            .counters = Counters()};
+  int64_t slot = FirstSlot(shape_, site);
+  for (const TargetModule module : ModulesOf(site.group)) {
+    ++slot;
+    if (max_ranks_[slot] == 0) continue;
+    product.max_rank = std::max<int64_t>(product.max_rank, max_ranks_[slot]);
+    product.projections[product.num_projections++] = {
+        .slot = slot,
+        .column = LoraSite::ColumnOf(module, shape_),
+        .features = OutWidth(shape_, module)};
+  }
+  return product;
+}
+
+unsigned* RoutingTable::Counters() const {
+  return counters_.defined() ? static_cast<unsigned*>(counters_.data_ptr())
+                             : nullptr;
+}
 
 DecodeTable::DecodeTable(const DecodeCapacity& capacity,
                          const ModelShape& shape)

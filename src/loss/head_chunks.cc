@@ -137,19 +137,19 @@ void HeadChunks::ForEach(int64_t begin, int64_t end,
     const int64_t count = std::min(chunk_, end - begin);
     const int64_t first = rows_.row_offsets[begin];
     const int64_t num_entries = rows_.row_offsets[begin + count] - first;
-    HeadChunk chunk{
-        .begin = begin,
-        .count = count,
-        .first_entry = first,
-        .num_entries = num_entries,
-        .input = {.row_offsets =
-                      device_rows_.row_offsets.narrow(0, begin, count + 1),
-                  .targets_E =
-                      device_rows_.targets_E.narrow(0, first, num_entries),
-                  .temperature_R =
-                      device_rows_.temperature_R.narrow(0, begin, count),
-                  .softcap = softcap_},
-        .logits_RV = buffer_.narrow(0, 0, count * vocab).view({count, vocab})};
+    HeadChunk chunk;
+    chunk.begin = begin;
+    chunk.count = count;
+    chunk.first_entry = first;
+    chunk.num_entries = num_entries;
+    chunk.input.row_offsets =
+        device_rows_.row_offsets.narrow(0, begin, count + 1);
+    chunk.input.targets_E =
+        device_rows_.targets_E.narrow(0, first, num_entries);
+    chunk.input.temperature_R =
+        device_rows_.temperature_R.narrow(0, begin, count);
+    chunk.input.softcap = softcap_;
+    chunk.logits_RV = buffer_.narrow(0, 0, count * vocab).view({count, vocab});
     if (device_rows_.rows_E.defined()) {
       chunk.all_rows_E = device_rows_.rows_E.narrow(0, first, num_entries);
     }

@@ -152,6 +152,7 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
   const Pass pass = {.batch = batch,
                      .lora = {batch.routing, shape_, table.get()}};
   Stream stream = {.x_TH = Embed(batch)};
+  if (config_.num_layers == 0) return stream.x_TH;
   stream.normed_TH = Norm(stream.x_TH, weights_.layers[0].input_norm_H);
   if (mode == Mode::kEval) {
     for (int layer = 0; layer < config_.num_layers; ++layer) {

@@ -295,7 +295,10 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckSameType(q_BHC, k_pages_PSKC);
   CheckSameType(q_BHC, v_pages_PSKC);
   CheckSameType(q_BHC, out_BHC);
-  const at::Tensor q = q_BHC.contiguous();
+  // Heads inside a row of q, k and v stay where they are.
+  const bool is_packed =
+      q_BHC.stride(2) == 1 && q_BHC.stride(1) == q_BHC.size(2);
+  const at::Tensor q = is_packed ? q_BHC : q_BHC.contiguous();
   const at::Tensor table = page_table_BL.contiguous();
   const at::Tensor lengths = lengths_B.contiguous();
   k::PagedAttentionBatch batch = {
@@ -306,6 +309,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       .head_features = q.size(2),
       .page_tokens = k_pages_PSKC.size(1),
       .q_BHC = q.const_data_ptr(),
+      .q_stride = q.stride(0),
       .k_pages_PSKC = k_pages_PSKC.const_data_ptr(),
       .v_pages_PSKC = v_pages_PSKC.const_data_ptr(),
       .page_table_BL = table.const_data_ptr<int32_t>(),

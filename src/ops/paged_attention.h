@@ -22,9 +22,9 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 
 // out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]
 // tokens of the sequence whose pages are page_table[b], or the last `window` of
-// them. lengths[b] >= 1; table entries of pages without such tokens are
-// ignored. Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL
-// [B, L] i32;
+// them. lengths[b] >= 1; the CUDA kernel takes 0 too, and writes zeros. Table
+// entries of pages without such tokens are ignored.
+// Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
 //          lengths_B [B] i32, all on the device; one dtype but for these two.
 // Errors:  throws c10::Error, which names the argument.
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,

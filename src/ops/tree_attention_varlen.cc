@@ -35,9 +35,9 @@ VarlenCall MakeCall(const std::vector<AttentionPart>& parts, bool all_rows,
   VarlenCall call;
   std::vector<int64_t> q_rows, k_rows, q_ends = {0}, k_ends = {0};
   for (const AttentionPart& part : parts) {
-    for (int64_t i = 0; i < part.q_size; ++i)
+    for (int64_t i = 0; !all_rows && i < part.q_size; ++i)
       q_rows.push_back(part.q_begin + i);
-    for (int64_t i = 0; i < part.k_size; ++i)
+    for (int64_t i = 0; !all_rows && i < part.k_size; ++i)
       k_rows.push_back(part.k_begin + i);
     q_ends.push_back(q_ends.back() + part.q_size);
     k_ends.push_back(k_ends.back() + part.k_size);
@@ -45,7 +45,8 @@ VarlenCall MakeCall(const std::vector<AttentionPart>& parts, bool all_rows,
     call.max_k = std::max(call.max_k, part.k_size);
   }
   call.q_ends = ToDevice(q_ends, device, at::kInt);
-  call.k_ends = ToDevice(k_ends, device, at::kInt);
+  call.k_ends =
+      k_ends == q_ends ? call.q_ends : ToDevice(k_ends, device, at::kInt);
   if (!all_rows) {
     call.q_rows = ToDevice(q_rows, device);
     call.k_rows = ToDevice(k_rows, device);

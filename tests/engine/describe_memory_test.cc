@@ -85,8 +85,8 @@ TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
       AllOf(HasSubstr("model 16127631360 15.02 8030261248 parameters"),
             HasSubstr("activations 13574144000 12.64 memory micro-batches of "
                       "4096 tokens, 0 of 32 layers recomputed"),
-            HasSubstr("nothing 64 sequences of 2048 tokens; the longest has "
-                      "131072"),
+            HasSubstr("nothing 143355 tokens for up to 64 sequences; the "
+                      "longest has 131072"),
             HasSubstr("decode graphs 74842112 0.07 nothing"),
             HasSubstr("memory 6; one of rank 64 on every layer has 4063690752"),
             HasSubstr("reserve 4360732160 4.06"),

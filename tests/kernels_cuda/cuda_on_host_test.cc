@@ -1,12 +1,16 @@
 // cuda_on_host finds what it is there to find.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
+#include <ptx_on_host.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
-#include "kernels/cuda/warp_matrix.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "tests/kernels_cuda/device_array.h"
 
 namespace weft::testing::cuda_on_host {
 namespace {
@@ -77,7 +81,7 @@ TEST(CudaOnHostDeathTest, ABarrierThatNotAllThreadsReachEndsTheProcess) {
                "not all threads reach a barrier");
 }
 
-// Small whole numbers, of which bf16 and sums in f32 are exact.
+// Small whole numbers, of which bf16 is exact.
 float Number(unsigned row, unsigned column) {
   return static_cast<float>((row * 7 + column * 3) % 11) - 5;
 }
@@ -86,43 +90,17 @@ unsigned Word(float low, float high) {
   return kernels::cuda::PackBf16(low, high);
 }
 
-// What each lane gives and gets is written down here once more, after the
-// tables of the instruction set.
-void MatrixKernel(float* product, unsigned* transposed) {
+void TransposeKernel(unsigned* transposed) {
   const unsigned g = threadIdx.x / 4;
   const unsigned t = threadIdx.x % 4;
-  unsigned a[4], b[2];
-  for (unsigned i = 0; i < 4; ++i) {
-    const unsigned row = g + i % 2 * 8;
-    const unsigned column = 2 * t + i / 2 * 8;
-    a[i] = Word(Number(row, column), Number(row, column + 1));
-  }
-  for (unsigned i = 0; i < 2; ++i) {
-    const unsigned row = 2 * t + i * 8;
-    b[i] = Word(Number(row, g), Number(row + 1, g));
-  }
-  float d[4] = {1, 1, 1, 1};
-  kernels::cuda::MultiplyAdd(a, b, d);
-  for (unsigned i = 0; i < 4; ++i) {
-    product[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = d[i];
-  }
   const unsigned word =
       kernels::cuda::Transpose8x8(Word(Number(g, 2 * t), Number(g, 2 * t + 1)));
   transposed[threadIdx.x] = word;
 }
 
-TEST(CudaOnHostTest, WarpMatricesMultiplyAndTranspose) {
-  std::vector<float> product(16 * 8);
+TEST(CudaOnHostTest, TransposesAMatrixOfAWarp) {
   std::vector<unsigned> transposed(32);
-  ASSERT_EQ(RunBlock(32, MatrixKernel, product.data(), transposed.data()),
-            cudaSuccess);
-  for (unsigned i = 0; i < 16; ++i) {
-    for (unsigned j = 0; j < 8; ++j) {
-      float sum = 1;
-      for (unsigned k = 0; k < 16; ++k) sum += Number(i, k) * Number(k, j);
-      EXPECT_EQ(product[i * 8 + j], sum) << i << " " << j;
-    }
-  }
+  ASSERT_EQ(RunBlock(32, TransposeKernel, transposed.data()), cudaSuccess);
   for (unsigned i = 0; i < 32; ++i) {
     const unsigned row = i / 4;
     const unsigned column = i % 4 * 2;
@@ -155,6 +133,137 @@ TEST(CudaOnHostTest, LanesReadCountAndPickBytes) {
   for (unsigned i = 0; i < kThreads; ++i) {
     EXPECT_EQ(read[i], i / 32 * 32 + i / 3 % 32);
     EXPECT_EQ(bytes[i], 0x77225500U);
+  }
+}
+
+using kernels::cuda::ToBf16;
+
+constexpr unsigned kLanes = 32;
+
+// Four 8 x 8 matrices: element 8 r + c of matrix m is 64 m + 8 r + c.
+void LoadKernel(bool transposed, unsigned* fragments) {
+  alignas(16) __shared__ __nv_bfloat16 shared[4 * 64];
+  for (unsigned i = threadIdx.x; i < 4 * 64; i += kLanes) {
+    shared[i] = {static_cast<uint16_t>(i)};
+  }
+  __syncthreads();
+  unsigned loaded[4];
+  const auto* row = &shared[threadIdx.x * 8];
+  if (transposed) {
+    kernels::cuda::LoadMatricesTransposed(row, loaded);
+  } else {
+    kernels::cuda::LoadMatrices(row, loaded);
+  }
+  std::ranges::copy(loaded, fragments + threadIdx.x * 4);
+}
+
+// As the PTX ISA draws the fragments of ldmatrix.
+TEST(CudaOnHostTest, LoadsMatricesAsDocumented) {
+  for (const bool transposed : {false, true}) {
+    std::vector<unsigned> fragments(kLanes * 4);
+    ASSERT_EQ(RunBlock(kLanes, LoadKernel, transposed, fragments.data()),
+              cudaSuccess);
+    for (unsigned lane = 0; lane < kLanes; ++lane) {
+      for (unsigned m = 0; m < 4; ++m) {
+        const unsigned row = lane / 4, column = lane % 4 * 2;
+        const unsigned at = transposed ? column * 8 + row : row * 8 + column;
+        const unsigned next = at + (transposed ? 8 : 1);
+        EXPECT_EQ(fragments[lane * 4 + m], (64 * m + at) | (64 * m + next)
+                                                               << 16)
+            << "lane " << lane << " matrix " << m;
+      }
+    }
+  }
+}
+
+struct Operands {
+  std::vector<uint16_t> left;   // [16, 16]
+  std::vector<uint16_t> right;  // [16, 8]
+  std::vector<float> sums;      // [16, 8]
+};
+
+// Takes and gives fragments as the PTX ISA draws those of mma.m16n8k16, element
+// by element: a0 to a7, b0 to b3 and c0 to c3.
+void MultiplyKernel(Operands* o) {
+  const unsigned group = threadIdx.x / 4, in_group = threadIdx.x % 4;
+  unsigned left[4] = {}, right[2] = {};
+  for (unsigned i = 0; i < 8; ++i) {
+    const unsigned row = i % 4 < 2 ? group : group + 8;
+    const unsigned column = in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
+    left[i / 2] |= static_cast<unsigned>(o->left[row * 16 + column])
+                   << 16 * (i % 2);
+  }
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
+    right[i / 2] |= static_cast<unsigned>(o->right[row * 8 + group])
+                    << 16 * (i % 2);
+  }
+  float sums[4];
+  const auto at = [&](unsigned i) -> float& {
+    const unsigned row = i < 2 ? group : group + 8;
+    return o->sums[row * 8 + in_group * 2 + (i & 1)];
+  };
+  for (unsigned i = 0; i < 4; ++i) sums[i] = at(i);
+  kernels::cuda::MultiplyAdd(left, right, sums);
+  for (unsigned i = 0; i < 4; ++i) at(i) = sums[i];
+}
+
+TEST(CudaOnHostTest, MultipliesFragmentsAsDocumented) {
+  Operands o = {.left = std::vector<uint16_t>(16 * 16),
+                .right = std::vector<uint16_t>(16 * 8),
+                .sums = std::vector<float>(16 * 8)};
+  std::iota(o.sums.begin(), o.sums.end(), 0.0F);
+  std::vector<float> expected = o.sums;
+  const auto left = [](unsigned i, unsigned k) {
+    return static_cast<float>(i * 16 + k) - 100;
+  };
+  const auto right = [](unsigned k, unsigned j) {
+    return static_cast<float>(k * 8 + j) - 50;
+  };
+  for (unsigned k = 0; k < 16; ++k) {
+    for (unsigned i = 0; i < 16; ++i) o.left[i * 16 + k] = ToBf16(left(i, k));
+    for (unsigned j = 0; j < 8; ++j) o.right[k * 8 + j] = ToBf16(right(k, j));
+    for (unsigned i = 0; i < 16; ++i) {
+      for (unsigned j = 0; j < 8; ++j) {
+        expected[i * 8 + j] += left(i, k) * right(k, j);
+      }
+    }
+  }
+  // Whole numbers: all sums are exact.
+  ASSERT_EQ(RunBlock(kLanes, MultiplyKernel, &o), cudaSuccess);
+  EXPECT_EQ(o.sums, expected);
+}
+
+// Copies in two groups, of which it waits for one, two or none.
+void CopyKernel(int num_waited, const uint16_t* from, uint16_t* out) {
+  auto* shared = static_cast<uint16_t*>(kernels::cuda::DynamicShared());
+  if (threadIdx.x != 0) return;
+  std::fill_n(shared, 16, uint16_t{99});
+  kernels::cuda::CopyAsync(from, 16, shared);
+  kernels::cuda::EndCopyGroup();
+  kernels::cuda::CopyAsync(from, 6, shared + 8);
+  kernels::cuda::EndCopyGroup();
+  if (num_waited == 1) kernels::cuda::WaitForCopies<1>();
+  if (num_waited == 2) kernels::cuda::WaitForCopies<0>();
+  std::copy_n(shared, 16, out);
+}
+
+TEST(CudaOnHostTest, CopiesAreThereWhenWaitedForAndNotBefore) {
+  alignas(16) const uint16_t from[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  for (const int num_waited : {0, 1, 2}) {
+    std::vector<uint16_t> out(16), expected(16, 99);
+    cudaLaunchConfig_t config;
+    config.blockDim.x = kLanes;
+    config.dynamicSmemBytes = 32;
+    ASSERT_EQ(
+        cudaLaunchKernelEx(&config, CopyKernel, num_waited, from, out.data()),
+        cudaSuccess);
+    if (num_waited >= 1) std::ranges::copy(from, expected.begin());
+    if (num_waited >= 2) {
+      std::fill(expected.begin() + 8, expected.end(), uint16_t{0});
+      std::copy_n(from, 3, expected.begin() + 8);
+    }
+    EXPECT_EQ(out, expected);
   }
 }
 

@@ -82,6 +82,13 @@ struct Problem {
     }
     return rank;
   }
+  [[nodiscard]] int64_t MaxProjectionRank() const {
+    int64_t rank = 0;
+    for (const Layout& layout : layouts) {
+      rank = std::max<int64_t>(rank, std::ranges::max(layout.ranks));
+    }
+    return rank;
+  }
   [[nodiscard]] std::vector<float> WeightsOf(const Segment& segment) const {
     return Rounded(DType::kBf16,
                    RandomFloats(NumParameters(layouts[segment.layout]),
@@ -133,6 +140,7 @@ struct OnDevice {
                                             : capacity->At(bytes->data()),
                .max_rank = problem.MaxRank(),
                .num_projections = static_cast<int>(problem.features.size()),
+               .max_projection_rank = problem.MaxProjectionRank(),
                .x_TI = x.at(problem.shift),
                .x_stride = problem.x_stride(),
                .inputs = problem.inputs,
@@ -297,7 +305,7 @@ TEST_F(CudaLoraFewRowsTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
       .table = {.max_few = 1, .max_few_rows = 1},
       .max_rank = 1,
       .inputs = kWide};
-  EXPECT_EQ(LoraFewRowsWorkspace(product), 16);
+  EXPECT_EQ(LoraFewRowsWorkspace(product), 16 * 4);
 }
 
 // More items than a launch has blocks.

@@ -117,6 +117,9 @@ class CudaLoraTest : public CudaKernelTest {
                                        LoraGradientWorkspace(product))),
           kNan));
       product.workspace = workspace->data();
+      counters = std::make_unique<DeviceBuffer<unsigned>>(
+          std::vector<unsigned>(LoraCounters(product)));
+      product.counters = counters->data();
     }
 
     DeviceArray x, shrunk;
@@ -124,6 +127,7 @@ class CudaLoraTest : public CudaKernelTest {
     std::vector<std::unique_ptr<DeviceBuffer<float>>> gradients;
     std::unique_ptr<DeviceBuffer<std::byte>> bytes;
     std::unique_ptr<DeviceBuffer<float>> workspace;
+    std::unique_ptr<DeviceBuffer<unsigned>> counters;
     LoraProduct product;
   };
 
@@ -261,7 +265,16 @@ struct OneMatrix {
     workspace = std::make_unique<DeviceBuffer<float>>(
         std::vector<float>(static_cast<size_t>(num_floats), kNan));
     product.workspace = workspace->data();
+    counters = std::make_unique<DeviceBuffer<unsigned>>(
+        std::vector<unsigned>(LoraCounters(product)));
+    product.counters = counters->data();
     return product;
+  }
+  // All launches left them as they must be.
+  [[nodiscard]] bool HasZeroCounters() const {
+    const std::vector<unsigned> values = counters->Read();
+    return std::ranges::count(values, 0U) ==
+           static_cast<int64_t>(values.size());
   }
 
   DeviceArray x, weight, shrunk;
@@ -269,28 +282,40 @@ struct OneMatrix {
   LoraTableBuilder builder;
   std::unique_ptr<DeviceBuffer<std::byte>> bytes;
   std::unique_ptr<DeviceBuffer<float>> workspace;
+  std::unique_ptr<DeviceBuffer<unsigned>> counters;
   LoraProduct product;
 };
 
 // More rows than one part takes, so that even a lone segment has partials.
 TEST_F(CudaLoraTest, CutsLongSegmentsIntoParts) {
   constexpr int64_t kLong = 2 * kLoraPartRows + 5;
+  // A tile of the least ranks for each of three parts.
+  constexpr int64_t kFloats = 3 * kLoraTileFeatures * 16;
   const std::vector<float> ones(kLong * 3, 1);
   OneMatrix one(kLong, /*rank=*/2, /*features=*/3, ones, ones);
   EXPECT_EQ(one.product.table.num_partials, 3);
-  EXPECT_EQ(LoraGradientWorkspace(one.product), 3 * 2 * 3);
-  ASSERT_EQ(AddLoraGradient(one.ProductWith(3 * 2 * 3), nullptr), cudaSuccess);
-  EXPECT_EQ(one.gradient.Read(), std::vector<float>(2 * 3, 7 + 2 * kLong));
+  EXPECT_EQ(LoraGradientWorkspace(one.product), kFloats);
+  const LoraProduct product = one.ProductWith(kFloats);
+  for (const float times : {1, 2}) {
+    ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);
+    EXPECT_EQ(one.gradient.Read(),
+              std::vector<float>(2 * 3, 7 + times * 2 * kLong));
+    EXPECT_TRUE(one.HasZeroCounters());
+  }
 }
 
 TEST_F(CudaLoraTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
   constexpr int64_t kWide = 5 * kLoraSpan;
-  constexpr int64_t kFloats = kLoraMaxParts * kLoraBlockRows;
+  constexpr int64_t kFloats = kLoraMaxParts * kLoraBlockRows * 16;
   const std::vector<float> ones(kWide, 1);
   OneMatrix one(/*num_rows=*/1, /*rank=*/1, kWide, ones, ones);
   EXPECT_EQ(LoraShrinkWorkspace(one.product), kFloats);
-  ASSERT_EQ(RunLoraShrink(one.ProductWith(kFloats), nullptr), cudaSuccess);
-  EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
+  const LoraProduct product = one.ProductWith(kFloats);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
+    EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
+    EXPECT_TRUE(one.HasZeroCounters());
+  }
 }
 
 // The bits of a segment's rows are the same beside any others.

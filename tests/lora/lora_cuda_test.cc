@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -193,6 +195,108 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
   EXPECT_THROW(
       cuda::Backward(dy, x, s.slice(0, 0, 399), *table, kQkv, none, Stream()),
       c10::Error);
+}
+
+// One table at one place, for one routing after the other.
+TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
+  const LoraRouting all = RoutingOnDevice(), exact = Exact();
+  cuda::DecodeTable table({.rows = 24, .layouts = 3, .rank = 70}, kMixedShape);
+  std::vector<std::byte> host(table.num_bytes());
+  const at::Tensor bytes =
+      at::empty({static_cast<int64_t>(host.size())},
+                at::TensorOptions(TheDevice()).dtype(at::kByte));
+  table.Bind(bytes.const_data_ptr());
+  struct Rows {
+    size_t adapter;
+    int64_t begin, end;
+  };
+  for (const std::vector<Rows>& batch : std::vector<std::vector<Rows>>{
+           {{0, 0, 17}, {2, 18, 19}, {1, 19, 24}}, {{2, 3, 5}}, {}}) {
+    LoraRouting own, own_exact;
+    for (const Rows& rows : batch) {
+      own.push_back({rows.begin, rows.end, all[rows.adapter].version, {}});
+      own_exact.push_back(
+          {rows.begin, rows.end, exact[rows.adapter].version, {}});
+    }
+    ASSERT_TRUE(table.Fits(own));
+    table.Write(own, host);
+    bytes.copy_(at::from_blob(host.data(), bytes.sizes(), at::kByte));
+    for (const LoraSite& site : kMixedSites) {
+      if (site.group == ProjectionGroup::kLmHead) continue;
+      const Passage p(site);
+      const BaseLinear zeros = {
+          .weight_OI =
+              at::zeros({OutputsOf(site), InputsOf(site)}, at::kDouble)};
+      const LoraPass pass = {.routing = own_exact, .shape = kMixedShape};
+      const at::Tensor expected =
+          p.y_TO + LoraLinear(p.x_TI, zeros, pass, site, nullptr);
+      at::Tensor y = OnDevice(p.y_TO).clone();
+      EXPECT_FALSE(cuda::Forward(OnDevice(p.x_TI), table, site,
+                                 /*keeps_shrunk=*/false, y, Stream())
+                       .defined());
+      ExpectNear(y, expected, "y");
+    }
+  }
+}
+
+// A row has the same bits in both tables, where both take it as one of few.
+TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
+  const LoraRouting routing = RoutingOnDevice();
+  cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 128},
+                          kMixedShape);
+  std::vector<std::byte> host(table.num_bytes());
+  table.Write(routing, host);
+  const at::Tensor bytes =
+      at::from_blob(host.data(), {static_cast<int64_t>(host.size())}, at::kByte)
+          .to(TheDevice());
+  table.Bind(bytes.const_data_ptr());
+  const Passage p(kQkv);
+  at::Tensor decoded = OnDevice(p.y_TO).clone(), y = decoded.clone();
+  static_cast<void>(cuda::Forward(OnDevice(p.x_TI), table, kQkv,
+                                  /*keeps_shrunk=*/false, decoded, Stream()));
+  static_cast<void>(cuda::Forward(OnDevice(p.x_TI), *TableOf(routing), kQkv,
+                                  /*keeps_shrunk=*/true, y, Stream()));
+  for (const size_t i : {1, 3}) {
+    ASSERT_LE(routing[i].end - routing[i].begin, kernels::cuda::kLoraFewRows);
+    const auto rows = [&](const at::Tensor& x) {
+      return x.slice(0, routing[i].begin, routing[i].end);
+    };
+    EXPECT_TRUE(at::equal(rows(decoded), rows(y)));
+  }
+}
+
+TEST_F(LoraCudaTest, DecodesWithinACapacityAlone) {
+  const LoraRouting routing = RoutingOnDevice();
+  const auto fits = [&](const cuda::DecodeCapacity& capacity) {
+    return cuda::DecodeTable(capacity, kMixedShape).Fits(routing);
+  };
+  EXPECT_TRUE(fits({.rows = 395, .layouts = 4, .rank = 70}));
+  EXPECT_FALSE(fits({.rows = 394, .layouts = 4, .rank = 70}));
+  EXPECT_FALSE(fits({.rows = 395, .layouts = 3, .rank = 70}));
+  EXPECT_FALSE(fits({.rows = 395, .layouts = 4, .rank = 69}));
+  const cuda::DecodeTable small({.rows = 1, .rank = 8}, kMixedShape);
+  std::vector<std::byte> host(small.num_bytes());
+  EXPECT_THROW(small.Write(routing, host), c10::Error);
+  EXPECT_THROW(small.Write({}, std::span(host).first(16)), c10::Error);
+}
+
+// S of long and of short segments, with y and without.
+TEST_F(LoraCudaTest, ShrinksToTheSameBitsWithoutTheOutputs) {
+  const LoraRouting routing = RoutingOnDevice();
+  const RoutingTablePtr table = TableOf(routing);
+  const Passage p(kQkv);
+  at::Tensor y = OnDevice(p.y_TO).clone();
+  const at::Tensor with = cuda::Forward(OnDevice(p.x_TI), *table, kQkv,
+                                        /*keeps_shrunk=*/true, y, Stream());
+  const at::Tensor without =
+      cuda::Shrink(OnDevice(p.x_TI), *table, kQkv, Stream());
+  for (const LoraSegment& segment : routing) {
+    const int64_t rank = GroupOf(segment, kQkv).total_rank;
+    const auto own = [&](const at::Tensor& s) {
+      return s.slice(0, segment.begin, segment.end).slice(1, 0, rank);
+    };
+    EXPECT_TRUE(at::equal(own(with), own(without)));
+  }
 }
 
 TEST_F(LoraCudaTest, IsForBf16OnADeviceAlone) {

@@ -69,7 +69,7 @@ class Pages {
   std::vector<int32_t> order_;
 };
 
-// Of the last sequence's last head.
+// The output of the last sequence's last head, in f64.
 std::vector<double> AttendedByLastHead(const Heads& heads, const Pages& pages,
                                        const Bf16Buffer& q, int64_t batch,
                                        int64_t tokens) {

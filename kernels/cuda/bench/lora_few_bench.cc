@@ -157,6 +157,7 @@ LoraFewRowsProduct FewProblem::ProductOf(int64_t layer) const {
       .slot_of_a = slot,
       .max_rank = all_ranks(),
       .num_projections = static_cast<int>(num_projections_),
+      .max_projection_rank = rank_,
       .x_TI = x_.data(),
       .x_stride = group_.inputs,
       .inputs = group_.inputs,

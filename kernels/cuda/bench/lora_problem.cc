@@ -76,13 +76,16 @@ void LoraProblem::MakeTable(const std::vector<int64_t>& ranks) {
   }
   table_bytes_ = std::make_unique<Buffer<std::byte>>(builder.Finish());
   table_ = builder.At(table_bytes_->data());
-  int64_t num_floats = 1;
+  int64_t num_floats = 1, num_counters = 1;
   for (const LoraStep step : kLoraSteps) {
     const LoraProduct product = Product(step);
     num_floats = std::max({num_floats, LoraShrinkWorkspace(product),
                            LoraGradientWorkspace(product)});
+    num_counters = std::max(num_counters, LoraCounters(product));
   }
   workspace_ = std::make_unique<FloatBuffer>(num_floats);
+  counters_ = std::make_unique<Buffer<unsigned>>(
+      std::vector<unsigned>(static_cast<size_t>(num_counters)));
 }
 
 void LoraProblem::MakePeer() {
@@ -129,7 +132,8 @@ LoraProduct LoraProblem::Product(LoraStep step) const {
       .features_stride = K,
       .shrunk_TR = (reads_s ? *s_ : *ds_).data(),
       .shrunk_stride = max_rank_,
-      .workspace = workspace_ == nullptr ? nullptr : workspace_->data()};
+      .workspace = workspace_ == nullptr ? nullptr : workspace_->data(),
+      .counters = counters_ == nullptr ? nullptr : counters_->data()};
 }
 
 void LoraProblem::Run(LoraStep step) const {

@@ -98,6 +98,7 @@ class LoraProblem {
   std::unique_ptr<Bf16Buffer> weights_, s_, ds_;
   std::unique_ptr<FloatBuffer> gradients_, workspace_;
   std::unique_ptr<Buffer<std::byte>> table_bytes_;
+  std::unique_ptr<Buffer<unsigned>> counters_;
   LoraTable table_;
   std::unique_ptr<Peer> peer_;
 };

@@ -162,7 +162,11 @@ class Projection {
     Check(Rotary(Rows(), with_norms ? Norms() : HeadNorms(),
                  with_pages ? Slots() : KvSlots(), nullptr));
   }
-  void Backward() const { Check(RotaryBackward(Rows(), {}, {}, {}, nullptr)); }
+  void Backward() const {
+    Check(RotaryBackward(Rows(), {},
+                         {.q = Heads(0, kHeads), .k = Heads(kHeads, kKvHeads)},
+                         nullptr));
+  }
   // Runs Prepare once and compares the first head of some tokens.
   void CheckResults() const;
 

@@ -3,11 +3,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "ptx_on_host.h"
 
 dim3 gridDim;
 dim3 blockIdx;
@@ -20,15 +23,26 @@ namespace {
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackBytes = 128 << 10;
-constexpr size_t kSlotBytes = 16;
+constexpr size_t kSlotBytes = 32;
+constexpr size_t kCopyBytes = 16;
+constexpr size_t kMaxSharedBytes = 227 << 10;
 
 enum class Waits { kNot, kForWarp, kForBlock, kDone };
+
+struct Copy {
+  const void* from = nullptr;
+  size_t num_bytes = 0;
+  char* to = nullptr;
+};
+using CopyGroup = std::vector<Copy>;
 
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Waits waits = Waits::kNot;
   unsigned num_exchanges = 0;
+  std::deque<CopyGroup> ended_copies;
+  CopyGroup copies;
 };
 
 // The fibers of the block that runs; they live on for the next block.
@@ -37,6 +51,8 @@ struct Block {
   ucontext_t scheduler;
   unsigned running = 0;
   const std::function<void()>* thread = nullptr;
+  // New for each launch, of its own size, so that a sanitizer sees its end.
+  std::unique_ptr<char[]> dynamic_shared;
   alignas(16) char slots[2][kMaxThreads * kSlotBytes];
 };
 Block block;
@@ -57,6 +73,8 @@ void StartFiber(Fiber& fiber) {
   if (fiber.stack == nullptr) fiber.stack.reset(new char[kStackBytes]);
   fiber.waits = Waits::kNot;
   fiber.num_exchanges = 0;
+  fiber.ended_copies.clear();
+  fiber.copies.clear();
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -115,6 +133,30 @@ void* LaneSlot(unsigned lane, unsigned which) {
   return block.slots[which] + (threadIdx.x / kWarp * kWarp + lane) * kSlotBytes;
 }
 
+void CopyLater(const void* from, int num_bytes, void* to) {
+  CheckAlignment(from);
+  CheckAlignment(to);
+  block.fibers[block.running].copies.push_back(
+      {from, static_cast<size_t>(num_bytes), static_cast<char*>(to)});
+}
+
+void EndCopyGroup() {
+  Fiber& fiber = block.fibers[block.running];
+  fiber.ended_copies.push_back(std::exchange(fiber.copies, {}));
+}
+
+void WaitForCopies(size_t num_pending) {
+  auto& groups = block.fibers[block.running].ended_copies;
+  for (; groups.size() > num_pending; groups.pop_front()) {
+    for (const Copy& copy : groups.front()) {
+      std::memset(copy.to, 0, kCopyBytes);
+      std::memcpy(copy.to, copy.from, copy.num_bytes);
+    }
+  }
+}
+
+void* DynamicShared() { return block.dynamic_shared.get(); }
+
 unsigned NextSlot() { return block.fibers[block.running].num_exchanges++ % 2; }
 
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
@@ -124,12 +166,14 @@ cudaError_t RunGrid(const cudaLaunchConfig_t& config,
   const bool fits = grid.x >= 1 && grid.y >= 1 && grid.z == 1 &&
                     grid.x <= 2147483647 && grid.y <= 65535 && threads >= 1 &&
                     threads <= kMaxThreads && threads % kWarp == 0 &&
-                    config.blockDim.y == 1 && config.blockDim.z == 1;
+                    config.blockDim.y == 1 && config.blockDim.z == 1 &&
+                    config.dynamicSmemBytes <= kMaxSharedBytes;
   if (!fits) return cudaErrorInvalidConfiguration;
   if (block.fibers.size() < threads) block.fibers.resize(kMaxThreads);
   gridDim = grid;
   blockDim = config.blockDim;
   block.thread = &thread;
+  block.dynamic_shared.reset(new char[config.dynamicSmemBytes]);
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y, 0};
@@ -167,6 +211,18 @@ cudaError_t cudaFree(void* data) {
 cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes,
                        cudaMemcpyKind /*kind*/) {
   if (num_bytes > 0) std::memcpy(to, from, num_bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes,
+                            cudaMemcpyKind kind, cudaStream_t /*stream*/) {
+  return cudaMemcpy(to, from, num_bytes, kind);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
+  if (host::observer.waits != nullptr) {
+    host::observer.waits("cudaStreamSynchronize");
+  }
   return cudaSuccess;
 }
 

@@ -27,11 +27,14 @@ struct dim3 {
   unsigned z;
 };
 // Kernels move elements of every type as these.
-struct alignas(16) __attribute__((may_alias)) uint4 {
+struct alignas(16) [[gnu::may_alias]] uint4 {
   unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
   float x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
 };
 // Of the thread that runs.
 extern dim3 gridDim;
@@ -55,7 +58,7 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// 16 bytes per lane, through which the lanes of a warp pass values. `which`
+// 32 bytes per lane, through which the lanes of a warp pass values. `which`
 // alternates: one barrier then parts two exchanges.
 void* LaneSlot(unsigned lane, unsigned which);
 // 0 and 1 in turn, for each thread by itself.
@@ -128,12 +131,23 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline void __stwb(uint4* to, uint4 value) { *to = value; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (* /*kernel*/)(Parameters...),
+                                 cudaFuncAttribute /*attribute*/,
+                                 int /*value*/) {
+  return cudaSuccess;
+}
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
                                void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  return weft::testing::cuda_on_host::RunGrid(*config,
-                                              [&] { kernel(arguments...); });
+  namespace host = weft::testing::cuda_on_host;
+  if (host::observer.launches != nullptr) {
+    host::observer.launches(reinterpret_cast<const void*>(kernel));
+  }
+  return host::RunGrid(*config, [&] { kernel(arguments...); });
 }
 
 #endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_

@@ -30,8 +30,23 @@ cudaError_t cudaMalloc(void** data, size_t num_bytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes,
                        cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes,
+                            cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
+
+namespace weft::testing::cuda_on_host {
+
+// Called, where not null, for each launch with the address of the kernel, and
+// for each call that waits for a stream with its name.
+struct Observer {
+  void (*launches)(const void* kernel) = nullptr;
+  void (*waits)(const char* call) = nullptr;
+};
+inline Observer observer;
+
+}  // namespace weft::testing::cuda_on_host
 
 #endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_

@@ -1,0 +1,118 @@
+// What the two kernels of lora_few_rows.h share.
+#ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
+#define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/lora_few_rows.h"
+#include "kernels/cuda/mma.cuh"
+
+namespace weft::kernels::cuda::few_rows {
+
+using Bf16 = __nv_bfloat16;
+
+// A product of a warp: 16 rows, 8 columns, summed over 2 x 16 elements. Lane 4
+// g
+// + t has 16 bytes of row g, of row g + 8 and of column g, the t-th of each:
+// sums do not care in which order the depth is multiplied, as long as both
+// operands have the same.
+inline constexpr int kRows = kLoraFewRows;
+inline constexpr int kColumns = 8;
+inline constexpr int kChunk = 8;
+inline constexpr int kDepth = 4 * kChunk;
+static_assert(kRows == 16);
+
+// Features of a part at least, and parts at most.
+inline constexpr int64_t kPartFeatures = 1024;
+inline constexpr int64_t kMaxParts = 16;
+
+// Blocks of a launch: more items than that are taken in turns, so that a table
+// with room to spare costs no launch of empty blocks.
+inline constexpr int64_t kMaxBlocks = 2048;
+
+union Chunk {
+  uint4 whole;
+  unsigned pairs[kChunk / 2];
+  uint16_t elements[kChunk];
+};
+
+// Elements [begin, begin + 8) of a row of `count`, zeros beyond it.
+template <bool kAligned>
+__device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
+  Chunk chunk = {};
+  if (!exists || begin >= count) return chunk;
+  if constexpr (kAligned) {
+    chunk.whole = *reinterpret_cast<const uint4*>(row + begin);
+  } else {
+    const auto* bits = reinterpret_cast<const uint16_t*>(row);
+    for (int i = 0; i < kChunk; ++i) {
+      if (begin + i < count) chunk.elements[i] = bits[begin + i];
+    }
+  }
+  return chunk;
+}
+
+// True when 16-byte loads reach all rows of a matrix.
+__device__ inline bool IsAligned(const Bf16* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
+}
+
+__device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
+                                const Chunk& columns, float (&sums)[4]) {
+  for (int half = 0; half < 2; ++half) {
+    MultiplyAdd({upper.pairs[2 * half], lower.pairs[2 * half],
+                 upper.pairs[2 * half + 1], lower.pairs[2 * half + 1]},
+                {columns.pairs[2 * half], columns.pairs[2 * half + 1]}, sums);
+  }
+}
+
+__device__ inline LoraMatrix MatrixOf(const LoraTable& table,
+                                      const LoraFewRows& rows, int64_t slot) {
+  return table.matrices[rows.layout * table.num_slots + slot];
+}
+
+// A launch: the product, and what the host makes of its widths.
+struct Task {
+  LoraFewRowsProduct product;
+  int inputs = 0;
+  int part_features = 0;
+  int num_parts = 0;
+  int part_stride = 0;  // Ranks of a part with padding, for wide loads.
+  unsigned tiles = 0;   // Items of one entry; of a part in the shrink.
+};
+
+// The ranks of one part of one row.
+__device__ inline float* PartOf(const Task& task, const LoraFewRows& rows,
+                                int row, int part) {
+  const int64_t place = rows.place + row;
+  return task.product.workspace +
+         (place * task.num_parts + part) * task.part_stride;
+}
+
+inline bool IsEmpty(const LoraFewRowsProduct& product) {
+  return product.table.max_few == 0 || product.max_rank == 0;
+}
+
+inline int64_t PartFeatures(int64_t inputs) {
+  const int64_t most = CeilDiv(inputs, kMaxParts * kDepth) * kDepth;
+  return most > kPartFeatures ? most : kPartFeatures;
+}
+
+inline Task TaskOf(const LoraFewRowsProduct& product, int64_t tiles) {
+  const int64_t part_features = PartFeatures(product.inputs);
+  return {.product = product,
+          .inputs = static_cast<int>(product.inputs),
+          .part_features = static_cast<int>(part_features),
+          .num_parts = static_cast<int>(CeilDiv(product.inputs, part_features)),
+          .part_stride = static_cast<int>(CeilDiv(product.max_rank, 4) * 4),
+          .tiles = static_cast<unsigned>(tiles)};
+}
+
+inline int64_t NumBlocks(const LoraFewRowsProduct& product,
+                         int64_t items_per_entry) {
+  const int64_t items = product.table.max_few * items_per_entry;
+  return items < kMaxBlocks ? items : kMaxBlocks;
+}
+
+}  // namespace weft::kernels::cuda::few_rows
+
+#endif  // WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_

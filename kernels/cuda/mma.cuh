@@ -1,0 +1,115 @@
+// Tensor cores and asynchronous copies, an inline function for each instruction
+// that CUDA C++ has no name for: what they do is in the PTX ISA, the fragments'
+// layouts too. All lanes of a warp call the first four together. Tests on the
+// host run stand-ins of the same names.
+//
+// Legend: lane l has g = l / 4 and t = l % 4.
+#ifndef WEFT_KERNELS_CUDA_MMA_CUH_
+#define WEFT_KERNELS_CUDA_MMA_CUH_
+
+#include "kernels/cuda/device.cuh"
+
+#ifndef __CUDACC__
+#include <ptx_on_host.h>
+#else
+
+namespace weft::kernels::cuda {
+
+__device__ inline unsigned SharedAddress(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// Four 8 x 8 matrices of bf16 in shared memory. Lane l gives the address of row
+// l % 8 of matrix l / 8, a multiple of 16 bytes, and gets elements (g, 2t) and
+// (g, 2t + 1) of each matrix.
+__device__ inline void LoadMatrices(const __nv_bfloat16* row,
+                                    unsigned (&fragments)[4]) {
+  asm volatile(
+      "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]),
+        "=r"(fragments[3])
+      : "r"(SharedAddress(row))
+      : "memory");
+}
+
+// The same of the transposed matrices: elements (2t, g) and (2t + 1, g).
+__device__ inline void LoadMatricesTransposed(const __nv_bfloat16* row,
+                                              unsigned (&fragments)[4]) {
+  asm volatile(
+      "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]),
+        "=r"(fragments[3])
+      : "r"(SharedAddress(row))
+      : "memory");
+}
+
+// sums [16, 8] += left [16, 16] right [16, 8], f32 sums of bf16. A lane has
+// left (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), right (2t, g),
+// (2t + 8, g), each with its next along the depth, and sums (g, 2t),
+// (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+__device__ inline void MultiplyAdd(const unsigned (&left)[4],
+                                   const unsigned (&right)[2],
+                                   float (&sums)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]),
+        "r"(right[1]));
+}
+
+// The lane's word of a transposed 8 x 8 matrix of bf16, of which it has elements
+// (g, 2t) and (g, 2t + 1). All lanes call it together.
+__device__ inline unsigned Transpose8x8(unsigned word) {
+  unsigned transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+               : "=r"(transposed)
+               : "r"(word));
+  return transposed;
+}
+
+// Two numbers as bf16, rounded to nearest, in one word.
+__device__ inline unsigned PackBf16(float low, float high) {
+  unsigned word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+// Starts to copy 16 bytes to shared memory, of which the first `num_bytes` are
+// read and the others become 0. Both addresses are multiples of 16.
+__device__ inline void CopyAsync(const void* from, int num_bytes,
+                                 void* shared) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(SharedAddress(shared)), "l"(from), "r"(num_bytes)
+               : "memory");
+}
+
+// The thread's copies since the last call are a group.
+__device__ inline void EndCopyGroup() {
+  asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kPending groups of the thread are there, for
+// itself: others see them after a barrier.
+template <int kPending>
+__device__ inline void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
+}
+
+// Brings the line of the address nearer.
+__device__ inline void Prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(global));
+}
+
+// The launch's shared memory, of the size that it asks for.
+__device__ inline void* DynamicShared() {
+  extern __shared__ uint4 dynamic_shared[];
+  return dynamic_shared;
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // __CUDACC__
+
+#endif  // WEFT_KERNELS_CUDA_MMA_CUH_

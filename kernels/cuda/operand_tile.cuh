@@ -1,0 +1,127 @@
+// An operand of a product on tensor cores on its way from global memory through
+// shared memory to the fragments of a warp.
+//
+// Legend: an operand has an outer index (row or column of the product) and the
+// depth that is summed over. It lies in memory with either of them as rows.
+#ifndef WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
+#define WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace weft::kernels::cuda {
+
+using Bf16 = __nv_bfloat16;
+
+// Elements of 16 bytes, the widest access.
+inline constexpr int kChunk = 8;
+// Side of the part of an operand that one ldmatrix loads.
+inline constexpr int kFragment = 16;
+
+// A matrix in global memory, row-major; what is beyond its rows and columns
+// reads as 0.
+struct MatrixView {
+  const Bf16* data;
+  int64_t stride;
+  int num_rows;
+  int num_columns;
+
+  __device__ MatrixView Shifted(int row, int column) const {
+    return {data + row * stride + column, stride, num_rows - row,
+            num_columns - column};
+  }
+  // Elements of a row's chunk at `column` that are there.
+  __device__ int ChunkSize(int column) const {
+    const int count = num_columns - column;
+    return count < 0 ? 0 : count < kChunk ? count : kChunk;
+  }
+  // True when its rows' chunks can be accessed as a whole.
+  __device__ bool IsAligned() const {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
+  }
+};
+
+// One operand of a step in shared memory, for a block of kThreads threads.
+template <int kOuter, int kDepth, bool kDepthIsRows, int kThreads>
+struct OperandTile {
+  static constexpr int kRows = kDepthIsRows ? kDepth : kOuter;
+  static constexpr int kRowChunks = (kDepthIsRows ? kOuter : kDepth) / kChunk;
+  static constexpr int kChunks = kRows * kRowChunks;
+  static constexpr int kLineChunks = 8;  // Of all banks.
+
+  uint4 chunks[kChunks];
+
+  // Chunks of a row are permuted, so that those of one column in eight rows
+  // lie in different banks.
+  static __device__ int Place(int row, int chunk) {
+    if constexpr (kRowChunks >= kLineChunks) {
+      return row * kRowChunks + (chunk ^ row % kLineChunks);
+    } else {
+      constexpr int kRowsPerLine = kLineChunks / kRowChunks;
+      return row * kRowChunks + (chunk ^ row / kRowsPerLine % kRowChunks);
+    }
+  }
+
+  __device__ const uint4& At(int row, int chunk) const {
+    return chunks[Place(row, chunk)];
+  }
+
+  // Starts to copy the matrix' first rows and columns, or, of one that is not
+  // aligned, does it.
+  __device__ void Copy(const MatrixView& matrix, bool is_aligned) {
+    // A thread's chunks are all in the same columns.
+    constexpr int kRowStep = kThreads / kRowChunks;
+    static_assert(kThreads % kRowChunks == 0);
+    const auto first_row = static_cast<int>(threadIdx.x / kRowChunks);
+    const auto chunk = static_cast<int>(threadIdx.x % kRowChunks);
+    const int count = matrix.ChunkSize(chunk * kChunk);
+    if (is_aligned) {
+      const Bf16* from =
+          matrix.data + first_row * matrix.stride + chunk * kChunk;
+#pragma unroll
+      for (int j = 0; j < (kRows + kRowStep - 1) / kRowStep; ++j) {
+        const int row = first_row + j * kRowStep;
+        if (kRows % kRowStep != 0 && row >= kRows) break;
+        const bool is_there = row < matrix.num_rows && count > 0;
+        CopyAsync(is_there ? from + j * kRowStep * matrix.stride : matrix.data,
+                  is_there ? count * static_cast<int>(sizeof(Bf16)) : 0,
+                  &chunks[Place(row, chunk)]);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int row = first_row; row < kRows; row += kRowStep) {
+      const Bf16* from = matrix.data + row * matrix.stride + chunk * kChunk;
+      auto* to = reinterpret_cast<Bf16*>(&chunks[Place(row, chunk)]);
+#pragma unroll 1
+      for (int e = 0; e < kChunk; ++e) {
+        to[e] = row < matrix.num_rows && e < count ? from[e] : Bf16{};
+      }
+    }
+  }
+
+  // The fragment at (outer, depth), as MultiplyAdd takes it on the left, or as
+  // it takes two beside each other on the right.
+  template <bool kIsLeft>
+  __device__ void Load(int outer, int depth, unsigned (&fragments)[4]) const {
+    const auto lane = static_cast<int>(threadIdx.x % kWarp);
+    const int matrix = lane / 8;
+    const int outer_shift = (kIsLeft ? matrix % 2 : matrix / 2) * 8;
+    const int depth_shift = (kIsLeft ? matrix / 2 : matrix % 2) * 8;
+    const int chunk_shift = kDepthIsRows ? outer_shift : depth_shift;
+    const int row =
+        (kDepthIsRows ? depth + depth_shift : outer + outer_shift) + lane % 8;
+    const int chunk = ((kDepthIsRows ? outer : depth) + chunk_shift) / kChunk;
+    const auto* from =
+        reinterpret_cast<const Bf16*>(&chunks[Place(row, chunk)]);
+    if constexpr (kDepthIsRows) {
+      LoadMatricesTransposed(from, fragments);
+    } else {
+      LoadMatrices(from, fragments);
+    }
+  }
+};
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_

@@ -1,0 +1,184 @@
+// What one warp of paged attention adds up, softmax and sums over its steps,
+// and hands to its block.
+#ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
+#define WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
+
+#include <cmath>
+
+#include "kernels/cuda/paged_attention_step.cuh"
+
+namespace weft::kernels::cuda {
+
+inline constexpr int kAttentionThreads = 128;
+inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
+inline constexpr float kLog2E = 1.44269504F;
+
+// What one block computes.
+struct BlockWork {
+  int sequence;
+  int kv_head;
+  int64_t row;     // The first of its query heads, of those of all sequences.
+  int num_heads;   // <= kStepHeads.
+  int num_splits;  // That have tokens, and 1 for no tokens at all.
+  int begin;       // Tokens.
+  int end;
+};
+
+// Running softmax of two query heads, in powers of 2. Each lane has the sums of
+// its own tokens, g and g + 8 of every step.
+struct RunningSoftmax {
+  float max[2] = {kLowest, kLowest};
+  float sum[2] = {};
+};
+
+// The combination of the lanes of equal t, in all of them.
+template <typename Combine>
+__device__ float ReduceTokens(float value, Combine combine) {
+#pragma unroll
+  for (int offset = 4; offset < kWarp; offset *= 2) {
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+  }
+  return value;
+}
+
+// What turns products into powers of 2.
+struct ScoreRule {
+  float scale;
+  float cap;  // 0: none.
+
+  __device__ explicit ScoreRule(const PagedAttentionBatch& batch)
+      : scale(batch.softcap > 0 ? batch.scale / batch.softcap
+                                : batch.scale * kLog2E),
+        cap(batch.softcap * kLog2E) {}
+  __device__ float Of(float product) const {
+    return cap > 0 ? cap * tanhf(product * scale) : product * scale;
+  }
+};
+
+// Scores to weights; shrink: what earlier sums are multiplied by. num_tokens:
+// those of the step that there are.
+__device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
+                             RunningSoftmax* state, float (&scores)[4],
+                             float (&shrink)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool is_token = Lane() / 4 + i / 2 * 8 < num_tokens;
+    scores[i] = is_token ? rule.Of(scores[i]) : -INFINITY;
+  }
+#pragma unroll
+  for (int head = 0; head < 2; ++head) {
+    const float top =
+        fmaxf(state->max[head],
+              ReduceTokens(fmaxf(scores[head], scores[2 + head]), Max()));
+    shrink[head] = exp2f(state->max[head] - top);
+    state->max[head] = top;
+    scores[head] = exp2f(scores[head] - top);
+    scores[2 + head] = exp2f(scores[2 + head] - top);
+    state->sum[head] =
+        state->sum[head] * shrink[head] + scores[head] + scores[2 + head];
+  }
+}
+
+// One warp's sums over every kAttentionWarps-th step of the block's tokens.
+template <typename T, int kChunks, bool kWide>
+struct WarpSums {
+  static constexpr int kStride = kAttentionWarps * kStepTokens;
+
+  RunningSoftmax state;
+  float sums[kChunks][kPiece / 2][4] = {};
+
+  __device__ void Add(const PagedAttentionBatch& batch, const BlockWork& work,
+                      const Query<T, kChunks>& query) {
+    const int first = work.begin + WarpIndex() * kStepTokens;
+    if (first >= work.end) return;
+    using StepKeys = Keys<T, kChunks, kWide>;
+    using StepValues = Values<T, kChunks, kWide>;
+    const LaneRows<T> k_rows(batch.k_pages_PSKC, batch, work.kv_head,
+                             StepKeys::FirstFeature());
+    const LaneRows<T> v_rows(batch.v_pages_PSKC, batch, work.kv_head,
+                             StepValues::FirstFeature());
+    const int32_t* pages =
+        batch.page_table_BL + work.sequence * batch.table_entries;
+    const auto page_tokens = static_cast<unsigned>(batch.page_tokens);
+    // The slot of one token in each lane; past the last token, that one's.
+    const auto slots_at = [&](int step) {
+      const int ahead = step + Lane() % kStepTokens;
+      const auto token =
+          static_cast<unsigned>(ahead < work.end ? ahead : work.end - 1);
+      return static_cast<unsigned>(pages[token / page_tokens]) * page_tokens +
+             token % page_tokens;
+    };
+    const ScoreRule rule(batch);
+    StepKeys keys;
+    StepValues values;
+    unsigned slots = slots_at(first);
+    for (int step = first; step < work.end; step += kStride) {
+      float scores[4];
+      keys.Load(k_rows, slots);
+      values.Load(v_rows, slots);
+      slots = slots_at(step + kStride);
+      keys.Score(query, scores);
+      float shrink[2];
+      Weigh(rule, work.end - step, &state, scores, shrink);
+      Weights<T> weights;
+      weights.Set(scores);
+#pragma unroll
+      for (auto& chunk : sums) {
+#pragma unroll
+        for (auto& pair : chunk) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) pair[i] *= shrink[i % 2];
+        }
+      }
+      values.AddTo(weights, sums);
+    }
+  }
+};
+
+// What the warps of a block share: the query while they add up, then the sums.
+template <typename T, int kChunks>
+struct BlockMemory {
+  union {
+    Query<T, kChunks> query;
+    // Each warp's.
+    alignas(16) float sums[kAttentionWarps][kStepHeads][kChunks * kChunk];
+    // Each split's, when they merge.
+    float weights[kStepHeads][kMaxSplits];
+  };
+  float max[kAttentionWarps][kStepHeads];
+  float sum[kAttentionWarps][kStepHeads];
+  bool is_last;
+};
+
+// A warp's sums to the block's memory, for all warps to read after a barrier.
+template <typename T, int kChunks, bool kWide>
+__device__ void PutSums(const WarpSums<T, kChunks, kWide>& warp_sums,
+                        BlockMemory<T, kChunks>* memory) {
+  const auto& sums = warp_sums.sums;
+  const RunningSoftmax& state = warp_sums.state;
+  const int warp = WarpIndex();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = Lane() % 4 * 2 + i;
+    const float sum = ReduceTokens(state.sum[i], Add());
+    if (Lane() / 4 == 0) {
+      memory->max[warp][head] = state.max[i];
+      memory->sum[warp][head] = sum;
+    }
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      float* to = &memory->sums[warp][head][j * kChunk + Lane() / 4 * kPiece];
+#pragma unroll
+      for (int m = 0; m < kPiece / 2; m += 2) {
+        *reinterpret_cast<uint4*>(to + 2 * m) = {
+            __float_as_uint(sums[j][m][i]), __float_as_uint(sums[j][m][2 + i]),
+            __float_as_uint(sums[j][m + 1][i]),
+            __float_as_uint(sums[j][m + 1][2 + i])};
+      }
+    }
+  }
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_

@@ -1,0 +1,186 @@
+// One output tile of a product on tensor cores. Copies of several steps along
+// the depth are on their way while a step is multiplied; the sums stay in
+// registers.
+//
+// Legend: as operand_tile.cuh.
+#ifndef WEFT_KERNELS_CUDA_TILE_CUH_
+#define WEFT_KERNELS_CUDA_TILE_CUH_
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/operand_tile.cuh"
+
+namespace weft::kernels::cuda {
+
+// A tile of kRows x kColumns sums, kDepth at a time, kStages of them in shared
+// memory. With one stage the depth is no more than kDepth.
+template <int kRows, int kColumns, int kDepth, int kStages,
+          bool kLeftDepthIsRows, bool kRightDepthIsRows>
+struct Tile {
+  // Warps have 16 x 16 sums or more, as square as may be.
+  static constexpr int kShort = kRows < kColumns ? kRows : kColumns;
+  static constexpr int kLong = kRows < kColumns ? kColumns : kRows;
+  static constexpr int kMostWarps = kShort * kLong / (kFragment * kFragment);
+  static constexpr int kWarps = kMostWarps < 8 ? kMostWarps : 8;
+  static constexpr int kMostAlong = kLong / kFragment;
+  static constexpr int kWarpsAlong = kShort > 2 * kFragment ? (kWarps + 1) / 2
+                                     : kWarps < kMostAlong  ? kWarps
+                                                            : kMostAlong;
+  static constexpr int kWarpsDown =
+      kRows < kColumns ? kWarps / kWarpsAlong : kWarpsAlong;
+  static constexpr int kWarpsAcross = kWarps / kWarpsDown;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kWarpRows = kRows / kWarpsDown;
+  static constexpr int kWarpColumns = kColumns / kWarpsAcross;
+  static constexpr int kRowFragments = kWarpRows / kFragment;
+  static constexpr int kColumnFragments = kWarpColumns / kChunk;
+  static constexpr int64_t kFloats = int64_t{kRows} * kColumns;
+  static_assert(kWarpRows % kFragment == 0 && kWarpColumns % kFragment == 0);
+
+  using Left = OperandTile<kRows, kDepth, kLeftDepthIsRows, kThreads>;
+  using Right = OperandTile<kColumns, kDepth, kRightDepthIsRows, kThreads>;
+  struct Stage {
+    Left left;
+    Right right;
+  };
+  struct Memory {
+    Stage stages[kStages];
+  };
+  // A thread's sums, as MultiplyAdd has them.
+  struct Sums {
+    float of[kRowFragments][kColumnFragments][4];
+  };
+
+  static __device__ int FirstRow() {
+    return WarpIndex() / kWarpsAcross * kWarpRows;
+  }
+  static __device__ int FirstColumn() {
+    return WarpIndex() % kWarpsAcross * kWarpColumns;
+  }
+
+  static __device__ void MultiplyStage(const Stage& stage, Sums* sums) {
+#pragma unroll
+    for (int d = 0; d < kDepth; d += kFragment) {
+      unsigned rows[kRowFragments][4];
+      unsigned columns[kColumnFragments / 2][4];
+#pragma unroll
+      for (int i = 0; i < kRowFragments; ++i) {
+        stage.left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < kColumnFragments / 2; ++j) {
+        stage.right.template Load<false>(FirstColumn() + j * kFragment, d,
+                                         columns[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowFragments; ++i) {
+#pragma unroll
+        for (int j = 0; j < kColumnFragments; ++j) {
+          const unsigned column[2] = {columns[j / 2][j % 2 * 2],
+                                      columns[j / 2][j % 2 * 2 + 1]};
+          MultiplyAdd(rows[i], column, sums->of[i][j]);
+        }
+      }
+    }
+  }
+
+  // sums(i, j) = sum over d in [begin, end) of left(i, d) right(j, d). The
+  // views start at the tile's outer index and at depth 0; `begin` is a multiple
+  // of kDepth, `end` one too or the operands' depth. All threads call it.
+  static __device__ void Multiply(const MatrixView& left,
+                                  const MatrixView& right, int begin, int end,
+                                  Memory* memory, Sums* sums) {
+    constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
+    // A warp whose sums are all beyond the operands has nothing to do.
+    const bool has_sums =
+        FirstRow() < (kLeftDepthIsRows ? left.num_columns : left.num_rows) &&
+        FirstColumn() <
+            (kRightDepthIsRows ? right.num_columns : right.num_rows);
+    const bool left_is_aligned = left.IsAligned();
+    const bool right_is_aligned = right.IsAligned();
+    const int num_steps = (end - begin + kDepth - 1) / kDepth;
+    const auto copy = [&](int step) {
+      if (step < num_steps) {
+        const int d = begin + step * kDepth;
+        Stage& stage = memory->stages[step % kStages];
+        stage.left.Copy(
+            kLeftDepthIsRows ? left.Shifted(d, 0) : left.Shifted(0, d),
+            left_is_aligned);
+        stage.right.Copy(
+            kRightDepthIsRows ? right.Shifted(d, 0) : right.Shifted(0, d),
+            right_is_aligned);
+      }
+      EndCopyGroup();
+    };
+    for (int step = 0; step < kAhead; ++step) copy(step);
+    *sums = {};
+    for (int step = 0; step < num_steps; ++step) {
+      WaitForCopies<kAhead - 1>();
+      // All have what all copied, and have read the stage that is next.
+      __syncthreads();
+      copy(step + kAhead);
+      if (has_sums) MultiplyStage(memory->stages[step % kStages], sums);
+    }
+  }
+
+  // Calls run(row, column, sum, next), where `next` is in the next column, for
+  // this thread's sums.
+  template <typename Run>
+  static __device__ void ForPairs(const Sums& sums, Run run) {
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnFragments; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          run(FirstRow() + i * kFragment + half * 8 + Lane() / 4,
+              FirstColumn() + j * kChunk + Lane() % 4 * 2,
+              sums.of[i][j][2 * half], sums.of[i][j][2 * half + 1]);
+        }
+      }
+    }
+  }
+};
+
+// The tile's sums over all of its parts, added up in the parts' order by the
+// block that comes last, which is told so. `workspace` has kFloats for each
+// part; `counter` is 0 before and after. All threads call it.
+template <typename Tile>
+__device__ bool AddParts(float* workspace, int part, int num_parts,
+                         unsigned* counter, typename Tile::Sums* sums) {
+  constexpr int kQuads = Tile::kRowFragments * Tile::kColumnFragments;
+  __shared__ bool is_last;
+  auto* quads = reinterpret_cast<float4*>(workspace) + threadIdx.x;
+  float(*own)[4] = &sums->of[0][0];
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    quads[(part * kQuads + i) * Tile::kThreads] = {own[i][0], own[i][1],
+                                                   own[i][2], own[i][3]};
+  }
+  __threadfence();
+  __syncthreads();
+  const auto last = static_cast<unsigned>(num_parts - 1);
+  if (threadIdx.x == 0) is_last = atomicInc(counter, last) == last;
+  __syncthreads();
+  if (!is_last) return false;
+  __threadfence();
+  *sums = {};
+  // Several parts' loads at once, as registers allow.
+  [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
+#pragma unroll kPartsAtOnce
+  for (int p = 0; p < num_parts; ++p) {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const float4 x = __ldcg(&quads[(p * kQuads + i) * Tile::kThreads]);
+      own[i][0] += x.x;
+      own[i][1] += x.y;
+      own[i][2] += x.z;
+      own[i][3] += x.w;
+    }
+  }
+  return true;
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_TILE_CUH_

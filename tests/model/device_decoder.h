@@ -1,0 +1,108 @@
+// A decoder on the device of tests/support/host_device, and passes through it.
+#ifndef WEFT_TESTS_MODEL_DEVICE_DECODER_H_
+#define WEFT_TESTS_MODEL_DEVICE_DECODER_H_
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "src/model/decoder.h"
+#include "tests/model/tiny_model.h"
+
+namespace weft::testing {
+
+// The widths of a Llama in small: whole vectors and whole tiles.
+inline model::ModelConfig WideConfig(int num_layers) {
+  model::ModelConfig config = TinyConfig(num_layers);
+  config.hidden = 128;
+  config.ffn = 256;
+  config.head_dim = 32;
+  config.rope_tables.assign(1, {});
+  for (int i = 0; i < config.head_dim / 2; ++i) {
+    config.rope_tables[0].push_back(std::pow(1e4, -2.0 * i / config.head_dim));
+  }
+  for (model::LayerAttention& layer : config.attention) {
+    layer.rule.scale = 1 / std::sqrt(config.head_dim);
+  }
+  return config;
+}
+
+inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
+                                       at::TensorOptions options) {
+  const auto move = [&](at::Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.to(options);
+  };
+  for (model::LayerWeights& w : weights.layers) {
+    for (at::Tensor* tensor :
+         {&w.input_norm_H, &w.q_norm_C, &w.k_norm_C, &w.attention_out_norm_H,
+          &w.mlp_norm_H, &w.mlp_out_norm_H, &w.qkv.weight_OI, &w.qkv.bias_O,
+          &w.o.weight_OI, &w.o.bias_O, &w.gate_up.weight_OI, &w.gate_up.bias_O,
+          &w.down.weight_OI, &w.down.bias_O}) {
+      move(*tensor);
+    }
+  }
+  move(weights.embedding_VH);
+  move(weights.final_norm_H);
+  weights.head_VH = weights.embedding_VH;
+  return weights;
+}
+
+// Its adapters and gradients too; gradients in f32, of an f64 batch in f64.
+inline model::PackedBatch BatchTo(model::PackedBatch batch,
+                                  at::TensorOptions options) {
+  const at::Device device = options.device();
+  batch.tokens_T = batch.tokens_T.to(device);
+  batch.positions_T = batch.positions_T.to(device);
+  for (lora::LoraSegment& segment : batch.routing) {
+    auto version = std::make_shared<lora::AdapterVersion>(*segment.version);
+    version->compute_N = version->compute_N.to(options);
+    segment.version = std::move(version);
+    const bool exact = options.dtype() == at::kDouble;
+    segment.gradient_N =
+        at::zeros(segment.version->compute_N.sizes(),
+                  options.dtype(exact ? at::kDouble : at::kFloat));
+  }
+  return batch;
+}
+
+// Copies of pages, slots and lengths where a pass reads them.
+inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
+                                at::Device device) {
+  kv.store = store;
+  for (at::Tensor* tensor :
+       {&kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  return kv;
+}
+
+// Every slot holds numbers, so that no page need be written first.
+inline model::KvStore RandomStore(const model::ModelConfig& config,
+                                  int64_t num_pages, int64_t page_tokens) {
+  model::KvStore store;
+  const auto pages = [&] {
+    return RandomTensor(
+        {num_pages, page_tokens, config.num_kv_heads, config.head_dim}, 1,
+        at::kBFloat16);
+  };
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    store.k_pages_PSKC.push_back(pages());
+    store.v_pages_PSKC.push_back(pages());
+  }
+  return store;
+}
+
+inline model::KvStore StoreTo(model::KvStore store, at::TensorOptions options) {
+  for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
+    for (at::Tensor& tensor : *pages) {
+      tensor = tensor.to(options, /*non_blocking=*/false, /*copy=*/true);
+    }
+  }
+  return store;
+}
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_MODEL_DEVICE_DECODER_H_

@@ -1,0 +1,231 @@
+// The decoder as it runs on a CUDA device, all of its kernels and of what hands
+// tensors to them, on the device of tests/support/host_device: against the
+// decoder on the CPU in f64.
+#include "tests/model/device_decoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/model/decoder_fixture.h"
+#include "tests/support/host_device/host_device.h"
+
+namespace weft::testing {
+namespace {
+
+using model::Decoder;
+using model::KvAccess;
+using model::KvStore;
+using model::Mode;
+using model::PackedBatch;
+
+const at::TensorOptions kExact = at::kDouble;
+const at::TensorOptions kF32OnDevice =
+    at::TensorOptions(at::kFloat).device(at::kCUDA);
+const at::TensorOptions kBf16OnDevice =
+    at::TensorOptions(at::kBFloat16).device(at::kCUDA);
+
+double Rms(const at::Tensor& x) {
+  return std::sqrt(x.square().mean().item<double>());
+}
+
+// A rounding is off by half an epsilon of its element at most, and each by
+// itself: over all elements they add up like the square root of their number.
+void ExpectNearInAll(const at::Tensor& actual, const at::Tensor& expected,
+                     int64_t roundings, const std::string& what) {
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  const double error = Rms(actual.cpu().to(at::kDouble) - expected);
+  EXPECT_LE(error, kEpsilonBf16 / 2 * std::sqrt(roundings) * Rms(expected))
+      << what;
+}
+
+// Products, norms, sums and what is between them, each stored in bf16.
+constexpr int64_t kRoundingsPerLayer = 16;
+
+class DeviceDecoderTest : public ::testing::Test {
+ protected:
+  static constexpr int kLayers = 3;
+  static constexpr int64_t kPageTokens = 4;
+
+  DeviceDecoderTest() {
+    at::set_num_threads(1);
+    at::manual_seed(31);
+  }
+
+  // One model of bf16 numbers, in f64 and as the device has it.
+  struct Pair {
+    Pair()
+        : Pair(WideConfig(kLayers),
+               TinyWeights(WideConfig(kLayers), at::kBFloat16)) {}
+    Pair(const model::ModelConfig& config, const model::DecoderWeights& weights)
+        : exact(config, WeightsTo(weights, kExact), config.max_positions),
+          on_device(config, WeightsTo(weights, kBf16OnDevice),
+                    config.max_positions) {}
+    Decoder exact;
+    Decoder on_device;
+  };
+
+  // Ranks of one tile and of more, a projection left out, one of another rank,
+  // rows of no adapter.
+  static lora::LoraRouting MakeRouting(int64_t rows) {
+    using enum TargetModule;
+    const model::ModelConfig config = WideConfig(kLayers);
+    const auto version = [&](const LoraConfig& lora) {
+      return TinyVersion(config, lora, at::kBFloat16);
+    };
+    return {
+        {.begin = 0,
+         .end = rows / 4,
+         .version = version({.rank = 8, .alpha = 4})},
+        {.begin = rows / 4 + 1,
+         .end = rows,
+         .version = version(
+             {.rank = 24,
+              .alpha = 6,
+              .target_modules = {kQProj, kVProj, kOProj, kUpProj, kDownProj},
+              .overrides = {{1, kVProj, {.rank = 5, .alpha = 2}}}})}};
+  }
+
+  // Two prompts with continuations and a sequence by itself.
+  static PackedBatch MakeTrainBatch() {
+    return {.tokens_T = at::randint(53, {40}, at::kLong),
+            .positions_T =
+                at::cat({at::arange(12), at::arange(8, 16), at::arange(20)})
+                    .to(at::kInt),
+            .nodes = {{0, 8, -1, 20},
+                      {8, 12, 0, 12},
+                      {12, 20, 0, 20},
+                      {20, 40, -1, 40}},
+            .routing = MakeRouting(40)};
+  }
+
+  static std::vector<at::Tensor> GradientsOf(const Decoder& decoder,
+                                             const PackedBatch& batch,
+                                             const at::Tensor& dx_TH,
+                                             at::Tensor* x_TH) {
+    model::Tape tape;
+    *x_TH = decoder.ForwardLayers(Mode::kTrain, batch, &tape,
+                                  /*num_recomputed=*/1, nullptr);
+    decoder.BackwardLayers(batch, tape, dx_TH.to(x_TH->options(), false, true));
+    std::vector<at::Tensor> gradients;
+    for (const lora::LoraSegment& segment : batch.routing) {
+      gradients.push_back(segment.gradient_N);
+    }
+    return gradients;
+  }
+
+  // A training step in f64 and on the device.
+  static void ExpectSameStep(const Pair& pair, const PackedBatch& batch,
+                             const at::Tensor& dx_TH) {
+    at::Tensor expected_TH, actual_TH;
+    const auto expected =
+        GradientsOf(pair.exact, BatchTo(batch, kExact), dx_TH, &expected_TH);
+    const auto actual = GradientsOf(
+        pair.on_device, BatchTo(batch, kBf16OnDevice), dx_TH, &actual_TH);
+    const int64_t forward = pair.exact.config().num_layers * kRoundingsPerLayer;
+    ExpectNearInAll(actual_TH, expected_TH, forward, "x");
+    // Forwards, and backwards about twice as many.
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ExpectNearInAll(actual[i], expected[i], 3 * forward, "gradient");
+    }
+  }
+
+  // The same pass in f64 and on the device: what it gives, and what it leaves
+  // in the pages.
+  static void ExpectSamePass(const PackedBatch& batch, const KvAccess& kv) {
+    const Pair pair;
+    const KvStore store =
+        RandomStore(pair.exact.config(), /*num_pages=*/24, kPageTokens);
+    KvStore exact_store = StoreTo(store, kExact);
+    KvStore device_store = StoreTo(store, kBf16OnDevice);
+    KvAccess exact_kv = AccessTo(kv, &exact_store, at::kCPU);
+    KvAccess device_kv = AccessTo(kv, &device_store, at::kCUDA);
+    const at::Tensor expected = pair.exact.ForwardLayers(
+        Mode::kEval, BatchTo(batch, kExact), nullptr, 0, &exact_kv);
+    const at::Tensor actual = pair.on_device.ForwardLayers(
+        Mode::kEval, BatchTo(batch, kBf16OnDevice), nullptr, 0, &device_kv);
+    ExpectNearInAll(actual, expected, kLayers * kRoundingsPerLayer, "x");
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const int64_t roundings = (layer + 1) * kRoundingsPerLayer;
+      ExpectNearInAll(device_store.k_pages_PSKC[layer],
+                      exact_store.k_pages_PSKC[layer], roundings, "keys");
+      ExpectNearInAll(device_store.v_pages_PSKC[layer],
+                      exact_store.v_pages_PSKC[layer], roundings, "values");
+    }
+  }
+
+  const c10::InferenceMode no_autograd_;
+};
+
+TEST_F(DeviceDecoderTest, Trains) {
+  const Pair pair;
+  ExpectSameStep(pair, MakeTrainBatch(),
+                 RandomTensor({40, 128}, 1, at::kBFloat16));
+}
+
+// Flash attention, with norms of heads, and none where windows are.
+TEST_F(DeviceDecoderTest, TrainsOtherFamilies) {
+  for (const Family& family : Families()) {
+    if (family.name != "qwen3" && family.name != "gemma3") continue;
+    SCOPED_TRACE(family.name);
+    const Decoder decoder = MakeDecoder(family, at::kBFloat16);
+    ExpectSameStep(Pair(decoder.config(), decoder.weights()),
+                   MakeBatch(decoder), UpstreamGradient(decoder));
+  }
+}
+
+TEST_F(DeviceDecoderTest, TrainsEveryFamilyInF32) {
+  for (const Family& family : Families()) {
+    SCOPED_TRACE(family.name);
+    const Decoder exact = MakeDecoder(family, at::kDouble);
+    const Decoder on_device(exact.config(),
+                            WeightsTo(exact.weights(), kF32OnDevice),
+                            exact.config().max_positions);
+    const PackedBatch batch = MakeBatch(exact);
+    at::Tensor dx_TH = UpstreamGradient(exact), expected_TH, actual_TH;
+    const auto expected =
+        GradientsOf(exact, BatchTo(batch, kExact), dx_TH, &expected_TH);
+    const auto actual =
+        GradientsOf(on_device, BatchTo(batch, kF32OnDevice), dx_TH, &actual_TH);
+    const int64_t length = PathLength(exact.config());
+    ExpectNear(actual_TH.cpu(), expected_TH, kEpsilonF32, length, "x");
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ExpectNear(actual[i].cpu(), expected[i], kEpsilonF32, length, "gradient");
+    }
+  }
+}
+
+TEST_F(DeviceDecoderTest, Decodes) {
+  for (const bool with_adapters : {false, true}) {
+    PackedBatch batch{.tokens_T = at::arange(6) * 3 + 1,
+                      .positions_T = at::tensor({0, 4, 9, 2, 7, 15}, at::kInt)};
+    if (with_adapters) batch.routing = MakeRouting(6);
+    ExpectSamePass(batch,
+                   {.slots_T = at::arange(6) * 4 * kPageTokens +
+                               at::tensor({0, 4, 9, 2, 7, 15}, at::kLong),
+                    .decode = true,
+                    .page_table_TL = at::arange(24, at::kInt).view({6, 4}),
+                    .lengths_T = at::tensor({1, 5, 10, 3, 8, 16}, at::kInt)});
+  }
+}
+
+// The last 9 of 14 tokens and a whole prompt of 7.
+TEST_F(DeviceDecoderTest, Prefills) {
+  const PackedBatch batch{
+      .tokens_T = at::arange(16) * 3,
+      .positions_T = at::cat({at::arange(5, 14), at::arange(7)}).to(at::kInt),
+      .nodes = {{0, 9, -1, 9}, {9, 16, -1, 16}},
+      .routing = MakeRouting(16)};
+  ExpectSamePass(
+      batch, {.slots_T = at::cat({at::arange(5, 14), at::arange(40, 47)}),
+              .suffixes = {{0, 9, 0, 14}, {9, 7, 14, 7}},
+              .key_slots_S = at::cat({at::arange(14), at::arange(40, 47)})});
+}
+
+}  // namespace
+}  // namespace weft::testing

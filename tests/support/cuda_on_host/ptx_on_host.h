@@ -1,0 +1,125 @@
+// The instructions of kernels/cuda/mma.cuh on the host, with the fragments'
+// layouts that the PTX ISA states; see cuda_runtime_api.h. An asynchronous copy
+// happens when its thread waits for it: what is read before shows.
+#ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_PTX_ON_HOST_H_
+#define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_PTX_ON_HOST_H_
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda_bf16.h"
+#include "cuda_runtime.h"
+
+namespace weft::testing::cuda_on_host {
+
+// A thread's copies that it has not waited for.
+void CopyLater(const void* from, int num_bytes, void* to);
+void EndCopyGroup();
+void WaitForCopies(size_t num_pending);
+// The memory of the launch that runs.
+void* DynamicShared();
+
+// A device takes multiples of 16 bytes alone.
+inline void CheckAlignment(const void* address) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) std::abort();
+}
+
+// Gives lane l rows of four 8 x 8 matrices, each lane that of its own row.
+inline void LoadMatrices(const __nv_bfloat16* row, bool transposed,
+                         unsigned (&fragments)[4]) {
+  CheckAlignment(row);
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const unsigned which = NextSlot();
+  std::memcpy(LaneSlot(lane, which), &row, sizeof(row));
+  __syncwarp();
+  const auto bits = [&](unsigned matrix, unsigned i, unsigned j) {
+    const __nv_bfloat16* elements;
+    std::memcpy(&elements, LaneSlot(matrix * 8 + i, which), sizeof(elements));
+    return static_cast<unsigned>(elements[j].bits);
+  };
+  for (unsigned m = 0; m < 4; ++m) {
+    const unsigned low = transposed ? bits(m, 2 * t, g) : bits(m, g, 2 * t);
+    const unsigned high =
+        transposed ? bits(m, 2 * t + 1, g) : bits(m, g, 2 * t + 1);
+    fragments[m] = low | high << 16;
+  }
+}
+
+}  // namespace weft::testing::cuda_on_host
+
+namespace weft::kernels::cuda {
+
+inline void LoadMatrices(const __nv_bfloat16* row, unsigned (&fragments)[4]) {
+  weft::testing::cuda_on_host::LoadMatrices(row, false, fragments);
+}
+inline void LoadMatricesTransposed(const __nv_bfloat16* row,
+                                   unsigned (&fragments)[4]) {
+  weft::testing::cuda_on_host::LoadMatrices(row, true, fragments);
+}
+
+inline void MultiplyAdd(const unsigned (&left)[4], const unsigned (&right)[2],
+                        float (&sums)[4]) {
+  namespace host = weft::testing::cuda_on_host;
+  struct Fragments {
+    unsigned left[4];
+    unsigned right[2];
+  };
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const unsigned which = host::NextSlot();
+  auto* own = static_cast<Fragments*>(host::LaneSlot(lane, which));
+  std::memcpy(own->left, left, sizeof(left));
+  std::memcpy(own->right, right, sizeof(right));
+  __syncwarp();
+  const auto lanes = [&](unsigned of_g, unsigned of_t) {
+    return static_cast<const Fragments*>(
+        host::LaneSlot(of_g * 4 + of_t, which));
+  };
+  const auto part = [](unsigned pair, unsigned k) {
+    return __bfloat162float({static_cast<uint16_t>(pair >> 16 * (k % 2))});
+  };
+  for (unsigned k = 0; k < 16; ++k) {
+    const unsigned half = k / 8, of_t = k % 8 / 2;
+    const Fragments* row = lanes(g, of_t);
+    for (unsigned i = 0; i < 4; ++i) {
+      const Fragments* column = lanes(2 * t + i % 2, of_t);
+      sums[i] +=
+          part(row->left[2 * half + i / 2], k) * part(column->right[half], k);
+    }
+  }
+}
+
+inline unsigned Transpose8x8(unsigned word) {
+  const unsigned lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+  const auto element = [&](unsigned all, unsigned j) {
+    return all >> 16 * (j % 2) & 0xFFFF;
+  };
+  // Row `column` of the matrix has the lower half, the next one the upper.
+  const unsigned low =
+      weft::testing::cuda_on_host::ReadLane(word, 4 * column + row / 2);
+  const unsigned high =
+      weft::testing::cuda_on_host::ReadLane(word, 4 * (column + 1) + row / 2);
+  return element(low, row) | element(high, row) << 16;
+}
+
+inline unsigned PackBf16(float low, float high) {
+  return __float2bfloat16_rn(low).bits |
+         static_cast<unsigned>(__float2bfloat16_rn(high).bits) << 16;
+}
+
+inline void CopyAsync(const void* from, int num_bytes, void* shared) {
+  weft::testing::cuda_on_host::CopyLater(from, num_bytes, shared);
+}
+inline void EndCopyGroup() { weft::testing::cuda_on_host::EndCopyGroup(); }
+template <int kPending>
+void WaitForCopies() {
+  weft::testing::cuda_on_host::WaitForCopies(kPending);
+}
+inline void Prefetch(const void* /*global*/) {}
+inline void* DynamicShared() {
+  return weft::testing::cuda_on_host::DynamicShared();
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_PTX_ON_HOST_H_
