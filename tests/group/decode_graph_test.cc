@@ -26,8 +26,7 @@ using ::weft::testing::TinyDecoder;
 
 constexpr int64_t kMaxRows = 12;
 
-// The names of all ops that are called while it lives, and whether they were
-// told a device.
+// The names of all ops that are called while it lives.
 class OpNames {
  public:
   OpNames()
@@ -35,15 +34,9 @@ class OpNames {
             at::RecordFunctionCallback(
                 [](const at::RecordFunction& op)
                     -> std::unique_ptr<at::ObserverContext> {
-                  const bool has_device = std::ranges::any_of(
-                      op.inputs(), [](const c10::IValue& value) {
-                        return value.isDevice();
-                      });
-                  names_->insert(std::string(op.name()) +
-                                 (has_device ? " to a device" : ""));
+                  names_->insert(op.name());
                   return nullptr;
                 })
-                .needsInputs(true)
                 .scopes({at::RecordScope::FUNCTION}))) {
     names_->clear();
   }
@@ -59,20 +52,14 @@ class OpNames {
 };
 
 // Ops that read what is in a tensor on the host, or whose result has as many
-// elements as its values say, or that copy to another device.
+// elements as its values say, or that prepare an upload.
 const std::set<std::string>& OpsThatWait() {
-  static const auto* const ops =
-      new std::set<std::string>{"aten::item",
-                                "aten::_local_scalar_dense",
-                                "aten::is_nonzero",
-                                "aten::nonzero",
-                                "aten::masked_select",
-                                "aten::_unique2",
-                                "aten::equal",
-                                "aten::allclose",
-                                "aten::pin_memory",
-                                "aten::_to_copy",
-                                "aten::repeat_interleave"};
+  static const auto* const ops = new std::set<std::string>{
+      "aten::item",          "aten::_local_scalar_dense",
+      "aten::is_nonzero",    "aten::nonzero",
+      "aten::masked_select", "aten::_unique2",
+      "aten::equal",         "aten::allclose",
+      "aten::pin_memory",    "aten::repeat_interleave"};
   return *ops;
 }
 
