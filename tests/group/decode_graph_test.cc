@@ -4,7 +4,6 @@
 #include "src/group/decode_graph.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,57 +17,23 @@
 #include "src/sampling/draw_rows.h"
 #include "tests/group/decode_plan.h"
 #include "tests/model/tiny_model.h"
+#include "tests/support/op_observer.h"
 
 namespace weft::group {
 namespace {
 
+using ::weft::testing::OpObserver;
 using ::weft::testing::TinyDecoder;
 
 constexpr int64_t kMaxRows = 12;
-
-// The names of all ops that are called while it lives.
-class OpNames {
- public:
-  OpNames()
-      : handle_(at::addGlobalCallback(
-            at::RecordFunctionCallback(
-                [](const at::RecordFunction& op)
-                    -> std::unique_ptr<at::ObserverContext> {
-                  names_->insert(op.name());
-                  return nullptr;
-                })
-                .scopes({at::RecordScope::FUNCTION}))) {
-    names_->clear();
-  }
-  ~OpNames() { at::removeCallback(handle_); }
-  OpNames(const OpNames&) = delete;
-  OpNames& operator=(const OpNames&) = delete;
-
-  [[nodiscard]] static const std::set<std::string>& seen() { return *names_; }
-
- private:
-  static inline auto* const names_ = new std::set<std::string>;
-  const at::CallbackHandle handle_;
-};
-
-// Ops that read what is in a tensor on the host, or whose result has as many
-// elements as its values say, or that prepare an upload.
-const std::set<std::string>& OpsThatWait() {
-  static const auto* const ops = new std::set<std::string>{
-      "aten::item",          "aten::_local_scalar_dense",
-      "aten::is_nonzero",    "aten::nonzero",
-      "aten::masked_select", "aten::_unique2",
-      "aten::equal",         "aten::allclose",
-      "aten::pin_memory",    "aten::repeat_interleave"};
-  return *ops;
-}
 
 // What a test may ask about the stand-in.
 struct Counts {
   int records = 0, replays = 0, uploads = 0;
   int64_t uploaded = 0;
-  std::set<std::string> ops;  // Of recorded steps and of replays.
-  bool fails = false;         // To record.
+  std::set<std::string> ops;         // Of replays.
+  std::set<std::string> host_reads;  // Those that the host waits for.
+  bool fails = false;                // To record.
 };
 
 class FunctionGraph final : public StepGraph {
@@ -76,9 +41,12 @@ class FunctionGraph final : public StepGraph {
   FunctionGraph(std::function<void()> step, Counts* counts)
       : step_(std::move(step)), counts_(*counts) {}
   void Replay() override {
-    const OpNames names;
+    const OpObserver observer;
     step_();
-    counts_.ops.insert(OpNames::seen().begin(), OpNames::seen().end());
+    counts_.ops.insert(observer.ops().begin(), observer.ops().end());
+    for (const std::string& op : observer.HostReads()) {
+      counts_.host_reads.insert(op);
+    }
     ++counts_.replays;
   }
 
@@ -220,18 +188,16 @@ TEST_F(DecodeGraphTest, RowsOfABucketWithPaddingHaveTheBitsOfLaunches) {
 
 TEST_F(DecodeGraphTest, AReplayAsksTheHostForNothing) {
   ExpectSame(Plan(3, 1));
-  counts_.ops.clear();
   ExpectSame(Plan(4, 2));
   EXPECT_TRUE(counts_.ops.contains("aten::index_select"));
-  for (const std::string& op : OpsThatWait()) {
-    EXPECT_FALSE(counts_.ops.contains(op)) << op;
-  }
+  EXPECT_FALSE(counts_.ops.contains("aten::pin_memory"));
+  EXPECT_EQ(counts_.host_reads, std::set<std::string>());
 }
 
 TEST_F(DecodeGraphTest, TheSearchFindsAnOpThatWaits) {
-  const OpNames names;
+  const OpObserver observer;
   static_cast<void>(at::arange(3).sum().item<int64_t>());
-  EXPECT_TRUE(OpNames::seen().contains("aten::item"));
+  EXPECT_FALSE(observer.HostReads().empty());
 }
 
 TEST_F(DecodeGraphTest, EachShapeIsRecordedOnce) {
