@@ -181,6 +181,13 @@ DecodeStep DecodeInputs::At(const at::Tensor& buffer) const {
       .page_table_TL = view(table_, at::kInt, rows * shape_.table_entries)
                            .view({rows, shape_.table_entries}),
       .lengths_T = view(lengths_, at::kInt, rows)};
+  if constexpr (ops::kHasCudaKernels) {
+    if (adapter_table_ != nullptr) {
+      adapter_table_->Bind(
+          static_cast<const std::byte*>(buffer.const_data_ptr()) + adapters_);
+      step.batch.table = adapter_table_;
+    }
+  }
   step.rules = view(rules_, at::kByte,
                     rows * static_cast<int64_t>(sampling::cuda::kRuleBytes));
   return step;

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "src/group/rank.h"
+#include "src/lora/lora_cuda.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/sampling/draw_rows.h"
 #include "tests/group/decode_plan.h"
 #include "tests/model/tiny_model.h"
@@ -223,6 +225,40 @@ TEST_F(DecodeGraphTest, OnlyRowsOfTheBatchHaveTheirTablesUploaded) {
   ExpectSame(Plan(10, 1));
   constexpr int64_t kRowOfTable = 512 / kPageTokens * 4;
   EXPECT_EQ(counts_.uploaded, bytes + kRowOfTable);
+}
+
+// Where the kernels of the adapters are built in: the step has the table that
+// the plan's adapters are written to.
+TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
+  if constexpr (!ops::kHasCudaKernels) GTEST_SKIP() << "no kernels for CUDA";
+  if constexpr (ops::kHasCudaKernels) {
+    CachePlan plan = Plan(3, 1);
+    plan.batch.routing = {
+        {.begin = 1,
+         .end = 3,
+         .version = testing::TinyVersion(decoder_.config(), {.rank = 20},
+                                         at::kBFloat16)}};
+    const DecodeInputs inputs({.rows = 4, .table_entries = 32, .max_rank = 32},
+                              decoder_);
+    ASSERT_TRUE(inputs.Fits(plan));
+    const at::Tensor buffer = at::full({inputs.bytes()}, 0x7F, at::kByte);
+    const DecodeStep step = inputs.At(buffer);
+    ASSERT_NE(step.batch.table, nullptr);
+    EXPECT_TRUE(step.batch.routing.empty());
+    const int64_t count = inputs.Write(
+        plan,
+        {static_cast<std::byte*>(buffer.mutable_data_ptr()), buffer.nbytes()});
+    EXPECT_LT(count, inputs.bytes());  // One row is padding.
+    const kernels::cuda::LoraTable& table = step.batch.table->table();
+    ASSERT_EQ(*table.num_few, 1);
+    EXPECT_EQ(table.few->row, 1);
+    EXPECT_EQ(table.few->num_rows, 2);
+    EXPECT_EQ(table.few->weights,
+              plan.batch.routing.front().version->compute_N.const_data_ptr());
+    EXPECT_EQ(table.max_few_rows, 4);
+    // The tokens are where they were.
+    EXPECT_TRUE(step.batch.tokens_T.narrow(0, 0, 3).equal(plan.batch.tokens_T));
+  }
 }
 
 TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
