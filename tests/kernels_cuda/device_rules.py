@@ -1,10 +1,14 @@
 """What nvcc's output must keep to, by kernel: a regular expression for its name, and
 
-- threads of a block, and bytes of dynamic shared memory;
-- warps that an SM of compute capability 9.0 must hold at a time: 16 where a warp has
-  several loads under way, more where it has one;
+- threads of a block, and bytes of its dynamic shared memory;
+- warps that an SM of compute capability 9.0 must hold at a time: 32 where a thread
+  has one or two loads of 16 bytes under way, fewer where it has several, or where
+  copies of whole stages are under way in shared memory;
 - instructions that must be there: 128-bit loads and stores where rows are moved,
-  HMMA fed by LDSM and LDGSTS where tiles are multiplied."""
+  HMMA fed by LDSM and LDGSTS where tiles are multiplied.
+
+Kernels that read one element at a time (a width of 1, for rows that do not begin at
+multiples of 16 bytes) need no wide instructions."""
 
 from __future__ import annotations
 
@@ -22,8 +26,79 @@ class Rule:
 WIDE = ("LDG.128", "STG.128")
 TILES = ("HMMA", "LDSM", "LDGSTS.128")
 
+# Types of rows, and of the weights beside them.
+_T = "(float|__nv_bfloat16)"
+_N = "[48]"  # Elements of 16 bytes.
+
+_ROWS = {
+    rf"GatedProduct(Backward)?Kernel<{_T}, 1, \d>": Rule(256, 48),
+    rf"GatedProduct(Backward)?Kernel<{_T}, {_N}, \d>": Rule(256, 48, WIDE),
+    rf"HeadGradientKernel<{_T}, 1>": Rule(256, 48),
+    rf"HeadGradientKernel<{_T}, {_N}>": Rule(256, 40, WIDE),
+    rf"LseMergeKernel<{_T}, 1>": Rule(256, 48),
+    rf"LseMergeKernel<{_T}, {_N}>": Rule(256, 48, WIDE),
+    rf"RmsNormKernel<{_T}, {_T}, 1, \w+>": Rule(512, 48),
+    rf"RmsNormKernel<{_T}, {_T}, {_N}, \w+>": Rule(512, 48, WIDE),
+    rf"RmsNormBackwardKernel<{_T}, {_T}, 1>": Rule(512, 32),
+    rf"RmsNormBackwardKernel<{_T}, {_T}, {_N}>": Rule(512, 16, WIDE),
+    rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
+    rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
+    r"VocabRowsKernel<1, \d>": Rule(512, 48),
+    # Nothing of a row's length is written without the softmax (0).
+    rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
+    rf"VocabRowsKernel<{_N}, [12]>": Rule(512, 48, WIDE),
+}
+
+_SAMPLER = {
+    "ChunkMaxKernel": Rule(256, 48, ("LDG.128",)),
+    "CountKernel": Rule(512, 32, ("LDG.128",)),
+    "DrawKernel": Rule(256, 40, ("LDG.128",)),
+}
+
+# Keys and values come straight to the registers of a warp's products.
+_ATTENTION = {
+    rf"PagedAttentionKernel<{_T}, [1-4], true>": Rule(128, 8, ("LDG.128", "HMMA")),
+    rf"PagedAttentionKernel<{_T}, [1-4], false>": Rule(128, 8, ("HMMA",)),
+}
+
+
+def _stages(rank: int, stages: int) -> int:
+    """Bytes of stages of 128 rows (or features) and of the ranks, 64 deep, bf16."""
+    return stages * (128 + rank) * 64 * 2
+
+
+def _expand_bytes(rank: int) -> int:
+    """Of 128 rows and 64 features, as deep as the rank, and of what is added to."""
+    return (128 + 64) * rank * 2 + 128 * 64 * 2
+
+
+_TILES: dict[str, Rule] = {}
+for _rank, _blocks in ((16, 3), (32, 2), (64, 2), (128, 1)):
+    _kind = rf"<TileKind<[01], {_rank}> >"
+    _warps = 8 * _blocks
+    _shrink = _stages(_rank, 4 if _rank <= 64 else 3)
+    _TILES |= {
+        f"ShrinkKernel{_kind}": Rule(256, _warps, TILES, _shrink),
+        f"ExpandKernel{_kind}": Rule(
+            256, 24, (*TILES, "STG.128"), _expand_bytes(_rank)
+        ),
+        f"LoraGradientKernel{_kind}": Rule(256, _warps, TILES, _stages(_rank, 4)),
+    }
+
+# Few rows: a matrix comes straight to the registers of a warp's products.
+_FEW_ROWS = {
+    "few_rows::ShrinkKernel": Rule(256, 24, ("LDG.128", "HMMA")),
+    r"few_rows::ExpandKernel<[12]>": Rule(128, 16, ("LDG.128", "HMMA")),
+    "few_rows::SumKernel": Rule(128, 32, ("LDG.128",)),
+}
+
 RULES: dict[str, Rule] = {
-    "AdamWKernel": Rule(256, 32),
-    "SumOfSquaresKernel": Rule(256, 32),
-    "SumPartialsKernel": Rule(256, 32),
+    "AdamWKernel": Rule(256, 48),
+    "SumOfSquaresKernel": Rule(256, 48),
+    "SumPartialsKernel": Rule(256, 48),
+    **_ROWS,
+    **_SAMPLER,
+    **_ATTENTION,
+    **_TILES,
+    **_FEW_ROWS,
 }
