@@ -41,6 +41,8 @@ constexpr int kPartsAtOnce = 4;
 
 __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, int row, int rank) {
+  // The parts end with the last matrix's last rank, rounded up to four.
+  if (rank >= matrix.rank) return {};
   const int column = matrix.column + rank;
   const float* from = PartOf(task, rows, row, 0) + column;
   const bool is_aligned = column % kQuad == 0;
@@ -67,7 +69,7 @@ __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
       for (int j = 0; j < kQuad; ++j) sum.values[j] += parts[i].values[j];
     }
   }
-  // The wide load has read what is nobody's.
+  // The wide load has read ranks of the next matrix, or of none.
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
     if (rank + j >= matrix.rank) sum.values[j] = 0;

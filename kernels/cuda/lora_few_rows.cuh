@@ -10,11 +10,10 @@ namespace weft::kernels::cuda::few_rows {
 
 using Bf16 = __nv_bfloat16;
 
-// A product of a warp: 16 rows, 8 columns, summed over 2 x 16 elements. Lane 4
-// g
-// + t has 16 bytes of row g, of row g + 8 and of column g, the t-th of each:
-// sums do not care in which order the depth is multiplied, as long as both
-// operands have the same.
+// A product of a warp: 16 rows, 8 columns, summed over 2 x 16 elements. Lane
+// (g, t), which is lane 4 g + t, has 16 bytes of row g, of row g + 8 and of
+// column g, the t-th of each: sums do not care in which order the depth is
+// multiplied, as long as both operands have the same.
 inline constexpr int kRows = kLoraFewRows;
 inline constexpr int kColumns = 8;
 inline constexpr int kChunk = 8;
