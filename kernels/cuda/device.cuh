@@ -77,12 +77,6 @@ __device__ T BlockReduce(T value, Combine combine) {
   return value;
 }
 
-// Threads for a row: one warp for the rows of a head, more for long ones.
-inline unsigned RowThreads(int64_t features) {
-  if (features <= 256) return 32;
-  return features <= 1024 ? 128 : 256;
-}
-
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Starts the kernel, its blocks with so much dynamic shared memory, and does
@@ -104,7 +98,9 @@ cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
       &config, kernel, static_cast<Parameters>(arguments)...);
-  return status == cudaSuccess ? cudaGetLastError() : status;
+  // The runtime keeps an error until it is asked: the next launch is not this.
+  const cudaError_t last = cudaGetLastError();
+  return status == cudaSuccess ? last : status;
 }
 
 // The same of a kernel without dynamic shared memory.

@@ -58,8 +58,8 @@ __device__ inline void MultiplyAdd(const unsigned (&left)[4],
         "r"(right[1]));
 }
 
-// The lane's word of a transposed 8 x 8 matrix of bf16, of which it has elements
-// (g, 2t) and (g, 2t + 1). All lanes call it together.
+// The lane's word of a transposed 8 x 8 matrix of bf16, of which it has
+// elements (g, 2t) and (g, 2t + 1). All lanes call it together.
 __device__ inline unsigned Transpose8x8(unsigned word) {
   unsigned transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"

@@ -230,12 +230,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
     PagedAttentionKernel(PagedAttentionBatch batch) {
   __shared__ BlockMemory<T, kChunks> memory;
   BlockWork work = HeadsOfBlock(batch);
-  // On its way while the query is.
   const int length = batch.lengths_B[work.sequence];
+  // A table with room for long sequences launches splits that short ones do not
+  // have: those end before they read anything else. The first split exists, and
+  // its query is on its way while the length is.
+  if (blockIdx.y > 0) {
+    SetTokens(batch, length, &work);
+    if (static_cast<int>(blockIdx.y) >= work.num_splits) return;
+  }
   LoadQuery(QueryOf<T>(batch, work), work.num_heads,
             static_cast<int>(batch.head_features), &memory.query);
-  SetTokens(batch, length, &work);
-  if (static_cast<int>(blockIdx.y) >= work.num_splits) return;
+  if (blockIdx.y == 0) SetTokens(batch, length, &work);
   __syncthreads();
   WarpSums<T, kChunks, kWide> sums;
   sums.Add(batch, work, memory.query);

@@ -15,8 +15,8 @@
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_STEP_CUH_
 
 #include "kernels/cuda/device.cuh"
-#include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/paged_attention.h"
 
 namespace weft::kernels::cuda {
 

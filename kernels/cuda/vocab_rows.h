@@ -40,9 +40,9 @@ struct VocabRows {
 // z = softcap(x) / temperature; logprobs[e] = z[row, target] - logsumexp(z),
 // the entropy of softmax(z) in nats, and, where it is asked for, softmax(z) *
 // softcap'(x). Logits of -inf have probability 0; a NaN makes all results of
-// its row NaN and no other's (of weights and scale their product). Threads:
-// any; the work is queued on `stream`, nothing is waited for. Source:
-// reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
+// its row NaN and no other's (of weights and scale their product).
+// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.
 [[nodiscard]] cudaError_t ScoreVocabRows(const VocabRows& rows,
                                          cudaStream_t stream);

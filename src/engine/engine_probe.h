@@ -34,8 +34,7 @@ class EngineProbe {
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   void ObserveOptim(double grad_norm, absl::Duration elapsed);
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
-  void ObserveDecode(int64_t num_tokens, bool by_graph,
-                     absl::Duration elapsed);
+  void ObserveDecode(int64_t num_tokens, bool by_graph, absl::Duration elapsed);
   void SetDecodeGraphs(int64_t graphs, int64_t bytes);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();

@@ -122,6 +122,8 @@ std::vector<SampleLoop::Piece> SampleLoop::PlanPrefill() {
   std::vector<Piece> pieces;
   int64_t budget = options_.max_prefill_tokens;
   int64_t key_budget = kMaxKeysPerToken * budget;
+  // The first tokens of all samples are drawn with the end of their prompt.
+  int64_t draw_budget = options_.max_decode_sequences;
   for (auto& [age, sequence] : sequences_) {
     if (budget == 0) break;
     if (sequence.ready()) continue;
@@ -133,9 +135,14 @@ std::vector<SampleLoop::Piece> SampleLoop::PlanPrefill() {
     if (size == 0) continue;  // The cache had all of it.
     key_budget -= sequence.length + size;
     if (key_budget < 0 && !pieces.empty()) break;
-    pieces.push_back({.sequence = &sequence,
-                      .begin = sequence.length,
-                      .end = sequence.length + size});
+    const Piece piece = {.sequence = &sequence,
+                         .begin = sequence.length,
+                         .end = sequence.length + size};
+    if (piece.ends_prompt()) {
+      draw_budget -= sequence.job->request->num_samples;
+      if (draw_budget < 0 && !pieces.empty()) break;
+    }
+    pieces.push_back(piece);
     budget -= size;
   }
   return pieces;

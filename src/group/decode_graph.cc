@@ -33,7 +33,11 @@ std::span<std::byte> BytesOf(const at::Tensor& tensor) {
 
 std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder) {
   if constexpr (ops::kHasCudaKernels) {
-    if (decoder.device().is_cuda() && decoder.tensor_group() == nullptr) {
+    // Other types have no kernels that leave padding alone.
+    const bool has_kernels =
+        decoder.dtype() == at::kBFloat16 || decoder.dtype() == at::kFloat;
+    if (decoder.device().is_cuda() && decoder.tensor_group() == nullptr &&
+        has_kernels) {
       return MakeCudaStepDevice(decoder.device());
     }
   }

@@ -87,7 +87,18 @@ class CudaStepDevice final : public StepDevice {
   CudaStepDevice& operator=(const CudaStepDevice&) = delete;
 
   void Run(const std::function<void()>& step) override {
-    OnStream([&](cudaStream_t /*stream*/) { step(); });
+    const auto run = [&] {
+      OnStream([&](cudaStream_t /*stream*/) { step(); });
+    };
+    try {
+      run();
+      return;
+    } catch (const c10::OutOfMemoryError&) {
+      // Unlike other allocations, a pool's do not look for memory that is
+      // cached elsewhere.
+      allocator::emptyCache();
+    }
+    run();
   }
 
   [[nodiscard]] std::unique_ptr<StepGraph> Record(

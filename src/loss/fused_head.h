@@ -6,16 +6,14 @@
 // Forward, per chunk of rows:
 //   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
 //   2. one pass over it gives logprob of each entry and the entropy;
-//   3. when a gradient will be wanted, U = (softmax * D) W with the same
-//   buffer,
-//      or on CUDA a second one in bf16 (D = derivative of the softcap, 1
-//      without), kept as [R, H]; that pass sets the softmax of a row's own
-//      targets to 0.
+//   3. when a gradient will be wanted, U = (softmax * D) W [R, H] is kept, from
+//      the same buffer, or on CUDA from a second one in bf16. D is the
+//      derivative of the softcap, 1 without; the pass sets the softmax of a
+//      row's own targets to 0.
 // Backward then needs neither logits nor a second pass over the vocabulary: for
-// any c = dLoss/dlogprob / T that is known only later, with C the row's sum of
-// c,
-//   dhidden[r] = sum over targets t of row r of (c[t] - C p[t]) D_t W_t - C
-//   U[r].
+// any c = dLoss/dlogprob / T that is known only later, with C the sum of a
+// row's c over its targets t,
+//   dhidden[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
 // Leaving the targets out of U matters: a sure prediction has p near 1, and
 // W_t - p W_t would cancel; 1 - p is taken from the log-probability instead.
 // In all 4 R H V FLOPs and chunk * V + R * H floats.

@@ -103,6 +103,12 @@ void CheckSlots(const Heads& heads, const KvSlots& slots) {
                   slots.k_pages_PSKC.is_contiguous() &&
                   slots.v_pages_PSKC.is_contiguous(),
               "pages want a slot for each token, and contiguous pages");
+  TORCH_CHECK(slots.k_pages_PSKC.dim() == 4 &&
+                  slots.k_pages_PSKC.size(2) == heads.k_TKC.size(1) &&
+                  slots.k_pages_PSKC.size(3) == heads.k_TKC.size(2) &&
+                  slots.v_pages_PSKC.sizes() == slots.k_pages_PSKC.sizes(),
+              "pages are of heads ", heads.k_TKC.sizes(), ", got ",
+              slots.k_pages_PSKC.sizes(), " and ", slots.v_pages_PSKC.sizes());
 }
 
 k::VocabRows RowsOfVocab(const at::Tensor& logits_RV,

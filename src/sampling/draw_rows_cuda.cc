@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -17,6 +18,8 @@ namespace weft::sampling::cuda {
 namespace {
 
 namespace k = kernels::cuda;
+
+constexpr size_t kRulesAtOnce = 256;
 
 static_assert(sizeof(k::SampleRule) == kRuleBytes);
 
@@ -149,17 +152,28 @@ std::vector<std::optional<DrawResult>> FetchDraws(
 
 std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
-  if (rules.empty()) return {};
-  std::vector<std::byte> places(rules.size() * kRuleBytes);
-  PutRules(rules, places);
-  const int max_filters = MaxFilters(rules);
-  const DrawSpace space =
-      MakeDrawSpace(static_cast<int64_t>(rules.size()), logits_RV.size(1),
-                    max_filters, logits_RV.device());
-  QueueDraw(logits_RV,
-            ops::ToDevice(std::as_bytes(std::span(places)), logits_RV.device()),
-            max_filters, space);
-  return FetchDraws(logits_RV, rules, space);
+  std::vector<std::optional<DrawResult>> drawn;
+  drawn.reserve(rules.size());
+  // A prompt may have thousands of samples: workspace is taken for some at a
+  // time.
+  for (size_t begin = 0; begin < rules.size(); begin += kRulesAtOnce) {
+    const size_t end = std::min(rules.size(), begin + kRulesAtOnce);
+    const std::vector<DrawRule> some(rules.begin() + begin,
+                                     rules.begin() + end);
+    std::vector<std::byte> places(some.size() * kRuleBytes);
+    PutRules(some, places);
+    const int max_filters = MaxFilters(some);
+    const DrawSpace space =
+        MakeDrawSpace(static_cast<int64_t>(some.size()), logits_RV.size(1),
+                      max_filters, logits_RV.device());
+    QueueDraw(
+        logits_RV,
+        ops::ToDevice(std::as_bytes(std::span(places)), logits_RV.device()),
+        max_filters, space);
+    std::ranges::move(FetchDraws(logits_RV, some, space),
+                      std::back_inserter(drawn));
+  }
+  return drawn;
 }
 
 }  // namespace weft::sampling::cuda

@@ -165,6 +165,7 @@ trace() {
   local program=(tests/device/trace/trace_weft.py llama-3.1-8b 16 512 32)
   export WEFT_TEST_DEVICE="${device}" WEFT_TEST_DTYPE=bf16
   "${PYTHON}" "${program[@]}"
+  rm -f "${output}"/trace.*.csv
   CUDA_INJECTION64_PATH="${ROOT}/lib/libcuda_trace.so" \
     CUDA_TRACE_FILE="${output}/trace" "${PYTHON}" "${program[@]}" >/dev/null
   # weftd's; the script's own CUDA, if any, wrote an earlier and shorter one.

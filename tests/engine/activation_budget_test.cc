@@ -70,10 +70,11 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   // Where the head is the larger part: logits, and in bf16 a copy of them.
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
   EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
-  // A partial sum of a gradient per 1024 rows, of gate and up's 80 features.
+  // Two partial sums of a gradient, of up to 2048 rows each: at most four tiles
+  // of 128 features for gate and up's 80, of 16 ranks.
   const BatchRows layer = {.rows = 2049};
   const ActivationBytes bf16 = ActivationsOf(config, 2, 8, layer);
-  constexpr int64_t kPartialSums = 3 * 8 * 80 * 4;
+  constexpr int64_t kPartialSums = 2 * (4 * 128) * 16 * 4;
   // Four rows of the residual stream. Attention is the larger half: 32 features
   // of queries and 16 of keys, 8 and 6 times, and queries with their softmax
   // once in f32, where a sequence has 128 rows more.
