@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
@@ -53,24 +56,84 @@ void CheckArguments(const Heads& heads, const at::Tensor& positions_T,
   }
 }
 
+void CheckUnitStride(const at::Tensor& x_TMC) {
+  TORCH_CHECK(x_TMC.size(2) == 0 || x_TMC.stride(2) == 1,
+              "heads want unit stride in C");
+}
+
 // Norms every head of x in place.
 void Normalize(const at::Tensor& x_TMC, const at::Tensor& weight_C,
                double eps) {
-  for (int64_t m = 0; m < x_TMC.size(1); ++m) {
-    at::Tensor head_TC = x_TMC.select(1, m);
-    RmsNorm(head_TC, weight_C, eps, head_TC);
+  const int64_t heads = x_TMC.size(1);
+  if (!HasCpuKernel(x_TMC)) {
+    for (int64_t m = 0; m < heads; ++m) {
+      at::Tensor head_TC = x_TMC.select(1, m);
+      RmsNorm(head_TC, weight_C, eps, head_TC);
+    }
+    return;
   }
+  CheckUnitStride(x_TMC);
+  const int64_t features = x_TMC.size(2);
+  const at::Tensor weight = weight_C.contiguous();
+  const float* w = weight.const_data_ptr<float>();
+  float* x = x_TMC.mutable_data_ptr<float>();
+  const auto row_kernel = kernels::cpu::Kernels().rms_norm_row;
+  at::parallel_for(
+      0, x_TMC.size(0), RowGrain(heads * features),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t m = 0; m < heads; ++m) {
+            float* row = x + t * x_TMC.stride(0) + m * x_TMC.stride(1);
+            row_kernel(row, w, features, static_cast<float>(eps), row);
+          }
+        }
+      });
 }
 
-// Turns the gradient of normed heads into that of the raw ones.
-void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
-                       const at::Tensor& weight_C, double eps) {
+void NormalizeBackwardReference(const at::Tensor& d_TMC,
+                                const at::Tensor& raw_TMC,
+                                const at::Tensor& weight_C, double eps) {
   for (int64_t m = 0; m < d_TMC.size(1); ++m) {
     at::Tensor head_TC = d_TMC.select(1, m);
     at::Tensor dx_TC = at::zeros(head_TC.sizes(), head_TC.options());
     RmsNormBackward(head_TC, raw_TMC.select(1, m), weight_C, eps, dx_TC);
     head_TC.copy_(dx_TC);
   }
+}
+
+// Turns the gradient of normed heads into that of the raw ones.
+void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
+                       const at::Tensor& weight_C, double eps) {
+  TORCH_CHECK(raw_TMC.sizes() == d_TMC.sizes(), "gradient of heads ",
+              d_TMC.sizes(), " has raw heads ", raw_TMC.sizes());
+  if (!HasCpuKernel(d_TMC)) {
+    NormalizeBackwardReference(d_TMC, raw_TMC, weight_C, eps);
+    return;
+  }
+  CheckUnitStride(d_TMC);
+  CheckUnitStride(raw_TMC);
+  const int64_t heads = d_TMC.size(1);
+  const int64_t features = d_TMC.size(2);
+  const at::Tensor weight = weight_C.contiguous();
+  const float* w = weight.const_data_ptr<float>();
+  const float* raw = raw_TMC.const_data_ptr<float>();
+  float* d = d_TMC.mutable_data_ptr<float>();
+  const auto row_kernel = kernels::cpu::Kernels().rms_norm_backward_row;
+  at::parallel_for(
+      0, d_TMC.size(0), RowGrain(heads * features),
+      [&](int64_t begin, int64_t end) {
+        // The kernel adds to its output, which must not be its input.
+        std::vector<float> dx(features);
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t m = 0; m < heads; ++m) {
+            float* row = d + t * d_TMC.stride(0) + m * d_TMC.stride(1);
+            std::fill(dx.begin(), dx.end(), 0.0F);
+            row_kernel(row, raw + t * raw_TMC.stride(0) + m * raw_TMC.stride(1),
+                       w, features, static_cast<float>(eps), dx.data());
+            std::copy(dx.begin(), dx.end(), row);
+          }
+        }
+      });
 }
 
 // Rotates x in place, or back.
@@ -84,8 +147,7 @@ void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
     RotateReference(x_TMC, positions_T, table, inverse);
     return;
   }
-  TORCH_CHECK(half == 0 || x_TMC.stride(2) == 1,
-              "rotary wants unit stride in C");
+  CheckUnitStride(x_TMC);
   const at::Tensor contiguous_positions = positions_T.contiguous();
   const int32_t* positions = contiguous_positions.const_data_ptr<int32_t>();
   const float* cos = table.cos_PC.const_data_ptr<float>();

@@ -153,6 +153,37 @@ TEST(PrepareHeadsTest, BackwardIsThatOfAutograd) {
   EXPECT_TRUE(at::equal(into.v_TKC, dy));
 }
 
+// The norms' part has the bits of RmsNormBackward over all heads as rows, in
+// views with strides and over more tokens than one task takes.
+TEST(PrepareHeadsTest, BackwardHasTheBitsOfRmsNormBackward) {
+  at::manual_seed(5);
+  constexpr int64_t kTokens = 400, kFeatures = 34;
+  const RotaryTable table = MakeTable(kFeatures, 9);
+  const at::Tensor positions = at::randint(0, 9, {kTokens}, at::kInt);
+  const HeadNorms norms = {at::randn({kFeatures}), at::randn({kFeatures}),
+                           1e-5};
+  const auto split = [](const at::Tensor& x) {
+    return Heads{x.narrow(1, 0, 3), x.narrow(1, 3, 2), x.narrow(1, 5, 1)};
+  };
+  const at::Tensor raw = at::randn({kTokens, 6, kFeatures});
+  const at::Tensor actual = at::randn({kTokens, 6, kFeatures});
+  const at::Tensor expected = actual.clone();
+  PrepareHeadsBackward(split(actual), positions, table, norms, split(raw),
+                       split(actual));
+  PrepareHeadsBackward(split(expected), positions, table, {}, {},
+                       split(expected));
+  const auto norm = [&](at::Tensor d_TMC, const at::Tensor& x_TMC,
+                        const at::Tensor& weight) {
+    at::Tensor dx = at::zeros({d_TMC.size(0) * d_TMC.size(1), kFeatures});
+    RmsNormBackward(d_TMC.reshape({-1, kFeatures}),
+                    x_TMC.reshape({-1, kFeatures}), weight, norms.eps, dx);
+    d_TMC.copy_(dx.view(d_TMC.sizes()));
+  };
+  norm(split(expected).q_TQC, split(raw).q_TQC, norms.q_C);
+  norm(split(expected).k_TKC, split(raw).k_TKC, norms.k_C);
+  EXPECT_TRUE(at::equal(actual, expected));
+}
+
 TEST(RotaryRefusalTest, TableOfAnotherWidthThrows) {
   const RotaryTable table = MakeTable(8, 4);
   at::Tensor x = at::ones({1, 1, 10});
