@@ -140,6 +140,12 @@ inline std::vector<float> RandomFloats(int64_t count, uint32_t seed,
   return values;
 }
 
+// Repeats `count` elements behind themselves, times `sign`: of terms that
+// cancel a sum has what rounding leaves, which any other order of it changes.
+inline void Repeat(float* begin, int64_t count, float sign) {
+  for (int64_t i = 0; i < count; ++i) begin[count + i] = sign * begin[i];
+}
+
 // `count` elements from `begin` on.
 inline std::vector<float> Slice(const std::vector<float>& values, int64_t begin,
                                 int64_t count) {

@@ -42,6 +42,8 @@ struct Problem {
   // What is before the matrices, the columns of x and those of y: odd ones
   // leave nothing aligned.
   int64_t shift = 0;
+  // Sums over inputs and over ranks are of terms that cancel, y begins with 0.
+  bool cancels = false;
 
   [[nodiscard]] int64_t x_stride() const { return inputs + shift; }
   [[nodiscard]] int64_t y_stride() const {
@@ -90,9 +92,36 @@ struct Problem {
     return rank;
   }
   [[nodiscard]] std::vector<float> WeightsOf(const Segment& segment) const {
-    return Rounded(DType::kBf16,
-                   RandomFloats(NumParameters(layouts[segment.layout]),
-                                segment.seed, 0.1F));
+    const Layout& layout = layouts[segment.layout];
+    std::vector<float> weights = Rounded(
+        DType::kBf16, RandomFloats(NumParameters(layout), segment.seed, 0.1F));
+    if (!cancels) return weights;
+    const std::vector<LoraMatrix> slots = SlotsOf(layout);
+    float* const a = weights.data() + shift;
+    for (int64_t r = 0; r < slots[0].rank; ++r) {
+      Repeat(a + r * inputs, inputs / 2, 1);
+    }
+    for (size_t p = 0; p < features.size(); ++p) {
+      const LoraMatrix& b = slots[1 + p];
+      Repeat(a + b.column * inputs, b.rank / 2 * inputs, 1);
+      for (int64_t f = 0; f < features[p]; ++f) {
+        Repeat(weights.data() + b.offset + f * b.rank, b.rank / 2, -1);
+      }
+    }
+    return weights;
+  }
+  [[nodiscard]] std::vector<float> Inputs() const {
+    std::vector<float> x =
+        Rounded(DType::kBf16, RandomFloats(num_rows * x_stride(), 1));
+    for (int64_t t = 0; cancels && t < num_rows; ++t) {
+      Repeat(x.data() + t * x_stride() + shift, inputs / 2, -1);
+    }
+    return x;
+  }
+  [[nodiscard]] std::vector<float> Outputs() const {
+    const int64_t count = num_rows * y_stride();
+    if (cancels) return std::vector<float>(count);
+    return Rounded(DType::kBf16, RandomFloats(count, 2));
   }
 };
 
@@ -102,12 +131,8 @@ struct OnDevice {
   explicit OnDevice(const Problem& problem,
                     const LoraTableCapacity* capacity = nullptr)
       : of(problem),
-        x_values(
-            Rounded(DType::kBf16,
-                    RandomFloats(problem.num_rows * problem.x_stride(), 1))),
-        y_values(
-            Rounded(DType::kBf16,
-                    RandomFloats(problem.num_rows * problem.y_stride(), 2))),
+        x_values(problem.Inputs()),
+        y_values(problem.Outputs()),
         x(DType::kBf16, x_values),
         y(DType::kBf16, y_values),
         shrunk(DType::kBf16,
@@ -385,23 +410,26 @@ TEST_F(CudaLoraFewRowsTest, SumsWhatTheExpansionKeeps) {
             std::vector<float>(problem.num_rows * problem.MaxRank(), 3));
 }
 
-// Neither other segments nor other rows of its own one.
+// Neither other segments nor other rows of its own one count, nor the ranks of
+// other layouts, which choose the kernel and lay out parts and S.
 TEST_F(CudaLoraFewRowsTest, GivesARowTheSameBitsWithoutItsNeighbours) {
-  const Problem all = Mixed(264, {136, 40, 48}, 0);
+  // Sums in two parts.
+  Problem all = Mixed(1096, {136, 40, 48}, 0);
+  all.cancels = true;
   const OnDevice with(all);
   with.Run();
   for (const Segment& segment : all.segments) {
     Problem alone = all;
     const int64_t last = segment.end - 1;
-    alone.segments = {{last, last + 1, segment.layout, segment.seed}};
+    alone.layouts = {all.layouts[segment.layout]};
+    alone.segments = {{last, last + 1, 0, segment.seed}};
     const OnDevice without(alone);
     without.Run();
-    const auto row = [&](const DeviceArray& array, int64_t stride) {
-      return Slice(array.Read(), last * stride, stride);
-    };
-    EXPECT_EQ(row(with.y, all.y_stride()), row(without.y, all.y_stride()));
-    EXPECT_EQ(row(with.shrunk, all.MaxRank()),
-              row(without.shrunk, all.MaxRank()));
+    EXPECT_EQ(Slice(with.y.Read(), last * all.y_stride(), all.y_stride()),
+              Slice(without.y.Read(), last * all.y_stride(), all.y_stride()));
+    const int64_t rank = alone.MaxRank();
+    EXPECT_EQ(Slice(with.shrunk.Read(), last * all.MaxRank(), rank),
+              Slice(without.shrunk.Read(), last * rank, rank));
   }
 }
 

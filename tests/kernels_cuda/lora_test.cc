@@ -38,11 +38,18 @@ struct Problem {
   std::vector<Segment> segments = {{0, 1, 0},     {1, 131, 1},   {132, 140, 0},
                                    {140, 142, 2}, {142, 207, 1}, {207, 299, 0}};
 
-  [[nodiscard]] static std::vector<std::vector<LoraMatrix>> Layouts() {
-    return {{{.offset = 4, .rank = 96, .column = 8, .scale = 2},
-             {.offset = 96 * 260 + 4, .rank = 3, .column = 104, .scale = -1}},
-            {{}, {.offset = 1, .rank = 16, .column = 5, .scale = 0.5F}},
-            {{}, {}}};
+  std::vector<std::vector<LoraMatrix>> layouts = {
+      {{.offset = 4, .rank = 96, .column = 8, .scale = 2},
+       {.offset = 96 * 260 + 4, .rank = 3, .column = 104, .scale = -1}},
+      {{}, {.offset = 1, .rank = 16, .column = 5, .scale = 0.5F}},
+      {{}, {}}};
+
+  [[nodiscard]] int32_t MaxRank(int projection) const {
+    int32_t rank = 0;
+    for (const auto& layout : layouts) {
+      rank = std::max(rank, layout[projection].rank);
+    }
+    return rank;
   }
   [[nodiscard]] int64_t Column(int projection) const {
     return projection == 0 ? 3 : 3 + features[0];
@@ -63,12 +70,11 @@ class CudaLoraTest : public CudaKernelTest {
   // Calls visit(row, segment, projection, matrix) for each row's matrices.
   template <typename Visit>
   static void ForRows(const Problem& problem, Visit visit) {
-    const auto layouts = Problem::Layouts();
     for (size_t s = 0; s < problem.segments.size(); ++s) {
       const Segment& segment = problem.segments[s];
       for (int64_t t = segment.begin; t < segment.end; ++t) {
         for (int p = 0; p < 2; ++p) {
-          visit(t, s, p, layouts[segment.layout][p]);
+          visit(t, s, p, problem.layouts[segment.layout][p]);
         }
       }
     }
@@ -80,7 +86,7 @@ class CudaLoraTest : public CudaKernelTest {
              size_t num_gradients)
         : x(DType::kBf16, test.x_), shrunk(DType::kBf16, test.shrunk_) {
       LoraTableBuilder builder(2);
-      for (const auto& layout : Problem::Layouts()) builder.AddLayout(layout);
+      for (const auto& layout : problem.layouts) builder.AddLayout(layout);
       for (size_t s = 0; s < problem.segments.size(); ++s) {
         weights.push_back(
             std::make_unique<DeviceArray>(DType::kBf16, test.weights_[s]));
@@ -100,18 +106,20 @@ class CudaLoraTest : public CudaKernelTest {
       bytes = std::make_unique<DeviceBuffer<std::byte>>(builder.Finish());
       product = {.table = builder.At(bytes->data()),
                  .order = problem.order,
-                 .projections = {{.slot = 0,
-                                  .column = problem.Column(0),
-                                  .features = problem.features[0]},
-                                 {.slot = 1,
-                                  .column = problem.Column(1),
-                                  .features = problem.features[1]}},
-                 .num_projections = 2,
-                 .max_rank = 96,
                  .features_TF = x.data(),
                  .features_stride = kStride,
                  .shrunk_TR = shrunk.data(),
                  .shrunk_stride = kShrunkStride};
+      // Those that a layout has.
+      for (int p = 0; p < 2; ++p) {
+        if (problem.MaxRank(p) == 0) continue;
+        product.max_rank =
+            std::max<int64_t>(product.max_rank, problem.MaxRank(p));
+        product.projections[product.num_projections++] = {
+            .slot = p,
+            .column = problem.Column(p),
+            .features = problem.features[p]};
+      }
       workspace = std::make_unique<DeviceBuffer<float>>(std::vector<float>(
           static_cast<size_t>(std::max(LoraShrinkWorkspace(product),
                                        LoraGradientWorkspace(product))),
@@ -130,6 +138,25 @@ class CudaLoraTest : public CudaKernelTest {
     std::unique_ptr<DeviceBuffer<unsigned>> counters;
     LoraProduct product;
   };
+
+  // Sums over the features are of terms that cancel.
+  void CancelSums(const Problem& problem) {
+    x_ = Rounded(DType::kBf16, RandomFloats(kRows * kStride, 21));
+    weights_ = Weights();
+    for (int p = 0; p < 2; ++p) {
+      const int64_t half = problem.features[p] / 2;
+      for (int64_t t = 0; t < kRows; ++t) {
+        Repeat(x_.data() + t * kStride + problem.Column(p), half, -1);
+      }
+      for (size_t s = 0; s < problem.segments.size(); ++s) {
+        const LoraMatrix& m = problem.layouts[problem.segments[s].layout][p];
+        for (int64_t i = 0; i < m.rank * half; ++i) {
+          weights_[s][problem.At(m, p, i / half, half + i % half)] =
+              weights_[s][problem.At(m, p, i / half, i % half)];
+        }
+      }
+    }
+  }
 
   static void ExpectNear(const std::vector<float>& actual,
                          const std::vector<double>& expected, int64_t stride) {
@@ -318,20 +345,27 @@ TEST_F(CudaLoraTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
   }
 }
 
-// The bits of a segment's rows are the same beside any others.
+// The bits of a segment's rows are the same beside any others, whose ranks
+// choose the tile and whose projections are more.
 TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
-  const auto run = [](const LoraProduct& product) {
-    ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
+  // S as the shrink does not leave it, so small that it would not change x.
+  const DeviceArray shrunk(DType::kBf16, shrunk_);
+  const auto run = [&](LoraProduct product) {
     ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);
+    ASSERT_EQ(RunLoraShrink(product, nullptr), cudaSuccess);
+    product.shrunk_TR = shrunk.data();
     ASSERT_EQ(RunLoraExpand(product, nullptr), cudaSuccess);
   };
   for (const LoraOrder order : kOrders) {
     const Problem all = {.order = order};
+    CancelSums(all);
     const OnDevice with(*this, all, 6);
     run(with.product);
-    for (const size_t s : {2, 4}) {
+    for (const size_t s : {1, 2, 4}) {
       Problem alone = all;
+      alone.layouts = {all.layouts[all.segments[s].layout]};
       alone.segments = {all.segments[s]};
+      alone.segments[0].layout = 0;
       std::swap(weights_[0], weights_[s]);
       const OnDevice without(*this, alone, 1);
       std::swap(weights_[0], weights_[s]);

@@ -15,6 +15,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 using weft::testing::kEpsilonF32;
+using weft::testing::StoredTolerance;
 using weft::testing::Tolerance;
 namespace reference = weft::kernels::cpu::reference;
 
@@ -91,7 +92,9 @@ class CudaVocabRowsTest : public CudaKernelTest {
                                           0, vocab / 3, vocab - 1};
     const std::vector<float> temperatures = {1, 2.5F, 0.7F, 1};
     const Scores scores = ScoreOnDevice(logits, targets, temperatures, options);
-    const double tolerance = Tolerance(kEpsilonF32, 1, 80 / 0.7);
+    // The largest distance of two logits, by the lowest temperature.
+    constexpr double kLargestExponent = 80 / 0.7;
+    const double tolerance = Tolerance(kEpsilonF32, 1, kLargestExponent);
     for (int64_t r = 0; r < kRows; ++r) {
       const reference::VocabRow expected = reference::ScoreVocabRow(
           Slice(logits, r * vocab, vocab), options.softcap, temperatures[r]);
@@ -113,9 +116,12 @@ class CudaVocabRowsTest : public CudaKernelTest {
       const double stored = options.softmax == VocabSoftmax::kWeights
                                 ? weft::testing::kEpsilonBf16
                                 : kEpsilonF32;
+      // An error of the exponent is one of the power, relative to the power.
       for (int64_t v = 0; v < vocab; ++v) {
         ASSERT_NEAR(scores.softmax[r * vocab + v], softmax[v],
-                    tolerance + stored * softmax[v]);
+                    StoredTolerance(stored, 1, kLargestExponent * softmax[v],
+                                    softmax[v]))
+            << "row " << r << " token " << v;
       }
     }
     if (options.softmax != VocabSoftmax::kInPlace) {

@@ -1,20 +1,25 @@
 // How many kernels a layer launches on a CUDA device, on the device of
 // tests/support/host_device: what two layers launch beyond one. A failing
-// test prints them by name.
+// test prints them by name. And whether a graph can record a decode step.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "src/lora/lora_cuda.h"
 #include "src/model/decoder.h"
 #include "tests/model/device_decoder.h"
 #include "tests/support/host_device/host_device.h"
+#include "tests/support/op_observer.h"
 
 namespace weft::testing {
 namespace {
@@ -31,6 +36,11 @@ constexpr int64_t kSequences = 4;
 constexpr int64_t kPageTokens = 4;
 // Segments of more than 16 rows: those of fewer take kernels of their own.
 constexpr int64_t kTrainRows = 40;
+
+// Launches of a layer that decodes. Adapters add two to each of its four linear
+// groups: x A^T, and what becomes of it. The aim with adapters is 11.
+constexpr int kDecodeLaunches = 9;
+constexpr int kDecodeLaunchesWithAdapters = kDecodeLaunches + 4 * 2;
 
 using Counts = std::map<std::string, int>;
 
@@ -61,6 +71,70 @@ Counts Beyond(const std::vector<std::string>& fewer,
   for (const std::string& name : fewer) --counts[name];
   return counts;
 }
+
+// What a decode step reads, on the device.
+struct StepValues {
+  PackedBatch batch;
+  KvAccess kv;  // Without its store.
+  KvStore store;
+};
+
+// A decode step as a graph records it: what it reads stays at its places, and
+// the host knows nothing of the values there.
+class RecordedStep {
+ public:
+  RecordedStep(const Decoder& decoder, const StepValues& values)
+      : decoder_(decoder),
+        table_(std::make_shared<lora::cuda::DecodeTable>(
+            lora::cuda::DecodeCapacity{
+                .rows = kSequences, .layouts = 2, .rank = 16},
+            decoder.local_config().shape())),
+        bytes_(at::empty({static_cast<int64_t>(table_->num_bytes())},
+                         kBf16OnDevice.dtype(at::kByte))),
+        places_{
+            .batch = {.tokens_T = at::empty_like(values.batch.tokens_T),
+                      .positions_T = at::empty_like(values.batch.positions_T),
+                      .table = table_},
+            .kv = {.slots_T = at::empty_like(values.kv.slots_T),
+                   .decode = true,
+                   .page_table_TL = at::empty_like(values.kv.page_table_TL),
+                   .lengths_T = at::empty_like(values.kv.lengths_T)},
+            .store = StoreTo(values.store, kBf16OnDevice)} {
+    table_->Bind(bytes_.const_data_ptr());
+    places_.kv.store = &places_.store;
+  }
+  RecordedStep(const RecordedStep&) = delete;
+  RecordedStep& operator=(const RecordedStep&) = delete;
+
+  // Puts values of the same sizes where the step reads them.
+  void Put(const StepValues& values) {
+    std::vector<std::byte> host(table_->num_bytes());
+    ASSERT_TRUE(table_->Fits(values.batch.routing));
+    table_->Write(values.batch.routing, host);
+    bytes_.copy_(at::from_blob(host.data(), bytes_.sizes(), at::kByte));
+    places_.batch.tokens_T.copy_(values.batch.tokens_T);
+    places_.batch.positions_T.copy_(values.batch.positions_T);
+    places_.kv.slots_T.copy_(values.kv.slots_T);
+    places_.kv.page_table_TL.copy_(values.kv.page_table_TL);
+    places_.kv.lengths_T.copy_(values.kv.lengths_T);
+    for (size_t layer = 0; layer < values.store.k_pages_PSKC.size(); ++layer) {
+      places_.store.k_pages_PSKC[layer].copy_(values.store.k_pages_PSKC[layer]);
+      places_.store.v_pages_PSKC[layer].copy_(values.store.v_pages_PSKC[layer]);
+    }
+  }
+
+  [[nodiscard]] at::Tensor Run() {
+    return decoder_.ForwardLayers(Mode::kEval, places_.batch, nullptr, 0,
+                                  &places_.kv);
+  }
+  [[nodiscard]] const KvStore& store() const { return places_.store; }
+
+ private:
+  const Decoder& decoder_;
+  const std::shared_ptr<lora::cuda::DecodeTable> table_;
+  const at::Tensor bytes_;  // Of the table.
+  StepValues places_;
+};
 
 class DeviceLaunchesTest : public ::testing::Test {
  protected:
@@ -105,6 +179,37 @@ class DeviceLaunchesTest : public ::testing::Test {
     return recording.events();
   }
 
+  // Of sequences of `length` tokens and more. The last row is padding when it
+  // `is_padded`.
+  static StepValues MakeValues(const model::ModelConfig& config, int64_t length,
+                               bool is_padded, lora::LoraRouting routing) {
+    const at::Tensor positions_T = at::arange(kSequences) + length - 1;
+    const at::Tensor pages_TL = (at::arange(2 * kSequences) * 3 + length)
+                                    .remainder(2 * kSequences)
+                                    .view({-1, 2});
+    const at::Tensor page_T =
+        pages_TL.gather(1, positions_T.floor_divide(kPageTokens).unsqueeze(1))
+            .squeeze(1);
+    at::Tensor slots_T =
+        page_T * kPageTokens + positions_T.remainder(kPageTokens);
+    at::Tensor lengths_T = (positions_T + 1).to(at::kInt);
+    if (is_padded) {
+      slots_T[kSequences - 1] = -1;
+      lengths_T[kSequences - 1] = 0;
+    }
+    return {.batch = BatchTo({.tokens_T = at::arange(kSequences) + 5 * length,
+                              .positions_T = positions_T.to(at::kInt),
+                              .routing = std::move(routing)},
+                             kBf16OnDevice),
+            .kv = AccessTo({.slots_T = slots_T,
+                            .decode = true,
+                            .page_table_TL = pages_TL.to(at::kInt),
+                            .lengths_T = lengths_T},
+                           /*store=*/nullptr, at::kCUDA),
+            .store = StoreTo(RandomStore(config, 2 * kSequences, kPageTokens),
+                             kBf16OnDevice)};
+  }
+
   struct Step {
     DeviceEvents forward;
     DeviceEvents backward;
@@ -144,14 +249,75 @@ class DeviceLaunchesTest : public ::testing::Test {
   const c10::InferenceMode no_autograd_;
 };
 
-// With adapters the aim of decoding is 11.
-
 TEST_F(DeviceLaunchesTest, DecodesALayerInFew) {
-  ExpectAtMost(9, Decode(1, false), Decode(2, false));
+  ExpectAtMost(kDecodeLaunches, Decode(1, false), Decode(2, false));
 }
 
 TEST_F(DeviceLaunchesTest, DecodesALayerWithAdaptersInFew) {
-  ExpectAtMost(17, Decode(1, true), Decode(2, true));
+  ExpectAtMost(kDecodeLaunchesWithAdapters, Decode(1, true), Decode(2, true));
+}
+
+// Neither does the host take part in a decode step, nor does the step keep
+// memory beside its result.
+TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
+  const auto record = [](int num_layers) {
+    const Decoder decoder = MakeDecoder(num_layers);
+    const model::ModelConfig& config = decoder.config();
+    const StepValues values =
+        MakeValues(config, 3, true, MakeRouting(config, kSequences - 1));
+    RecordedStep step(decoder, values);
+    step.Put(values);
+    // As before a recording: whatever is made once is there then.
+    static_cast<void>(step.Run());
+    const int64_t before = NumLiveAllocations();
+    const OpObserver observer;
+    const DeviceRecording recording;
+    const at::Tensor x_TH = step.Run();
+    EXPECT_EQ(NumLiveAllocations(), before + 1);
+    EXPECT_THAT(observer.HostReads(), ::testing::IsEmpty());
+    EXPECT_THAT(recording.events().uploads, ::testing::IsEmpty());
+    return recording.events();
+  };
+  ExpectAtMost(kDecodeLaunchesWithAdapters, record(1), record(2));
+}
+
+// A replay has the bits of a pass that knows its routing, whatever the places
+// held before.
+TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
+  const Decoder decoder = MakeDecoder(2);
+  const model::ModelConfig& config = decoder.config();
+  const auto version = [&](const LoraConfig& lora) {
+    return TinyVersion(config, lora, at::kBFloat16);
+  };
+  using enum TargetModule;
+  const std::vector<StepValues> all = {
+      MakeValues(config, 3, true, MakeRouting(config, kSequences - 1)),
+      MakeValues(
+          config, 5, false,
+          {{.begin = 0,
+            .end = 3,
+            .version = version(
+                {.rank = 4, .alpha = 8, .target_modules = {kVProj, kUpProj}})},
+           {.begin = 3,
+            .end = kSequences,
+            .version = version({.rank = 16, .alpha = 4})}}),
+      MakeValues(config, 4, false, {})};
+  RecordedStep step(decoder, all[0]);
+  for (const StepValues& values : all) {
+    step.Put(values);
+    const at::Tensor x_TH = step.Run();
+    KvStore store = StoreTo(values.store, kBf16OnDevice);
+    KvAccess kv = AccessTo(values.kv, &store, at::kCUDA);
+    const at::Tensor expected_TH =
+        decoder.ForwardLayers(Mode::kEval, values.batch, nullptr, 0, &kv);
+    EXPECT_TRUE(at::equal(x_TH.cpu(), expected_TH.cpu()));
+    for (size_t layer = 0; layer < store.k_pages_PSKC.size(); ++layer) {
+      EXPECT_TRUE(at::equal(step.store().k_pages_PSKC[layer].cpu(),
+                            store.k_pages_PSKC[layer].cpu()));
+      EXPECT_TRUE(at::equal(step.store().v_pages_PSKC[layer].cpu(),
+                            store.v_pages_PSKC[layer].cpu()));
+    }
+  }
 }
 
 TEST_F(DeviceLaunchesTest, TrainsALayerInFew) {

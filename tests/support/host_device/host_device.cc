@@ -15,6 +15,7 @@ namespace weft::testing {
 namespace {
 
 DeviceEvents* current = nullptr;
+int64_t num_live_allocations = 0;
 
 // The alignment of a device's memory.
 void* Allocate(size_t num_bytes) {
@@ -26,16 +27,21 @@ void* Allocate(size_t num_bytes) {
   return data;
 }
 
+void FreeOnDevice(void* data) {
+  AddLiveAllocations(-1);
+  std::free(data);
+}
+
 class DeviceAllocator final : public c10::Allocator {
  public:
   at::DataPtr allocate(size_t num_bytes) override {
     const c10::Device device(c10::kCUDA, 0);
     if (num_bytes == 0) return {nullptr, device};
-    ++CurrentEvents().num_allocations;
+    AddLiveAllocations(1);
     void* data = Allocate(num_bytes);
-    return {data, data, &std::free, device};
+    return {data, data, &FreeOnDevice, device};
   }
-  at::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  at::DeleterFnPtr raw_deleter() const override { return &FreeOnDevice; }
   void copy_data(void* to, const void* from, size_t count) const override {
     std::memcpy(to, from, count);
   }
@@ -97,6 +103,9 @@ void NoteLaunch(const void* kernel) {
 void NoteWait(const char* call) { CurrentEvents().waits.emplace_back(call); }
 
 }  // namespace
+
+int64_t NumLiveAllocations() { return num_live_allocations; }
+void AddLiveAllocations(int64_t count) { num_live_allocations += count; }
 
 DeviceEvents& CurrentEvents() {
   static DeviceEvents nobodys;

@@ -28,8 +28,6 @@ struct DeviceEvents {
   // What the host waits for: values that it reads, copies of memory that is not
   // pinned, and calls that wait.
   std::vector<std::string> waits;
-  // Tensors made on the device. None of a size of 0.
-  int64_t num_allocations = 0;
 };
 
 // Notes them while it lives. One at a time.
@@ -46,8 +44,13 @@ class DeviceRecording {
   DeviceEvents events_;
 };
 
-// For the files of this folder: the events of the recording that lives, or of
-// nobody.
+// Pieces of the device's memory that tensors hold, the results of operators
+// too.
+[[nodiscard]] int64_t NumLiveAllocations();
+
+// For the files of this folder: how many more or fewer there are; the events of
+// the recording that lives, or of nobody.
+void AddLiveAllocations(int64_t count);
 [[nodiscard]] DeviceEvents& CurrentEvents();
 
 }  // namespace weft::testing

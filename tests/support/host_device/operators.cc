@@ -29,9 +29,11 @@ const at::Device kDevice(at::kCUDA, 0);
 // A tensor of the host as one of the device, which keeps it.
 at::Tensor DeviceOf(const at::Tensor& host) {
   if (!host.defined() || host.is_cuda()) return host;
+  AddLiveAllocations(1);
   return at::from_blob(
-      host.data_ptr(), host.sizes(), host.strides(), [host](void*) {},
-      host.options().device(kDevice), kDevice);
+      host.data_ptr(), host.sizes(), host.strides(),
+      [host](void*) { AddLiveAllocations(-1); }, host.options().device(kDevice),
+      kDevice);
 }
 
 // On a device a tensor of the host takes part as a number alone.
