@@ -108,7 +108,7 @@ template <int kChunks, typename Function>
 __device__ void ForFeatures(const PagedAttentionBatch& batch,
                             Function function) {
 #pragma unroll
-  for (int i = 0; i < kChunks * kChunk / kWarp; ++i) {
+  for (int i = 0; i < kChunks * kFeatureChunk / kWarp; ++i) {
     const int c = Lane() + i * kWarp;
     if (c < static_cast<int>(batch.head_features)) function(i, c);
   }
@@ -190,7 +190,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
     }
     total = WarpReduce(total, Add());
     __syncwarp();
-    float sums[kChunks * kChunk / kWarp] = {};
+    float sums[kChunks * kFeatureChunk / kWarp] = {};
     const float* mean = SplitMean(batch, 0, row);
     const int64_t next = batch.batch * batch.num_heads * batch.head_features;
     // As many loads under way as registers hold: nothing else hides them.
@@ -275,7 +275,7 @@ cudaError_t Run(const PagedAttentionBatch& batch, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t Run(const PagedAttentionBatch& batch, cudaStream_t stream) {
-  switch (CeilDiv(batch.head_features, kChunk)) {
+  switch (CeilDiv(batch.head_features, kFeatureChunk)) {
     case 1:
       return Run<T, 1>(batch, stream);
     case 2:

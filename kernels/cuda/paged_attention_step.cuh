@@ -27,7 +27,7 @@ inline constexpr int kStepHeads = 8;
 inline constexpr int kPiece = 8;
 // Features are counted in chunks that 8 lanes read at once as values, and 4
 // lanes at twice as keys.
-inline constexpr int kChunk = 64;
+inline constexpr int kFeatureChunk = 64;
 
 template <typename T>
 inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
@@ -128,7 +128,7 @@ __device__ void LoadQuery(const T* q_HC, int num_heads, int features,
   for (int i = static_cast<int>(threadIdx.x); i < 2 * kChunks * kWarp;
        i += static_cast<int>(blockDim.x)) {
     const int head = i % kWarp / 4;
-    const int first = i / kWarp * (kChunk / 2) + i % 4 * kPiece;
+    const int first = i / kWarp * (kFeatureChunk / 2) + i % 4 * kPiece;
     Words parts[kParts<T>];
     SplitPiece(LoadPiece<T, false>(q_HC + head * features + first, first,
                                    head < num_heads ? features : 0, false),
@@ -176,7 +176,7 @@ struct Keys {
   __device__ void LoadPieces(int j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int first = j * (kChunk / 2);
+      const int first = j * (kFeatureChunk / 2);
       pieces[j][i] =
           LoadPiece<T, kWide>(rows[i] + first, first + FirstFeature(), features,
                               j / 2 + 1 < kChunks);
@@ -253,7 +253,7 @@ struct Values {
   __device__ void LoadPieces(int j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int first = j * kChunk;
+      const int first = j * kFeatureChunk;
       pieces[j][i] = LoadPiece<T, kWide>(
           rows[i] + first, first + FirstFeature(), features, j + 1 < kChunks);
     }

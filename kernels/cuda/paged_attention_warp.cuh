@@ -141,7 +141,8 @@ struct BlockMemory {
   union {
     Query<T, kChunks> query;
     // Each warp's.
-    alignas(16) float sums[kAttentionWarps][kStepHeads][kChunks * kChunk];
+    alignas(
+        16) float sums[kAttentionWarps][kStepHeads][kChunks * kFeatureChunk];
     // Each split's, when they merge.
     float weights[kStepHeads][kMaxSplits];
   };
@@ -167,7 +168,8 @@ __device__ void PutSums(const WarpSums<T, kChunks, kWide>& warp_sums,
     }
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
-      float* to = &memory->sums[warp][head][j * kChunk + Lane() / 4 * kPiece];
+      float* to =
+          &memory->sums[warp][head][j * kFeatureChunk + Lane() / 4 * kPiece];
 #pragma unroll
       for (int m = 0; m < kPiece / 2; m += 2) {
         *reinterpret_cast<uint4*>(to + 2 * m) = {
