@@ -14,14 +14,15 @@ bool Expired(const AdapterQueue::Entry& entry, absl::Time now) {
 
 }  // namespace
 
-AdapterQueue::AdapterQueue(std::string name, uint64_t last_step,
+AdapterQueue::AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
                            uint64_t reorder_window)
-    : name_(std::move(name)),
+    : key_(key),
+      name_(std::move(name)),
       reorder_window_(reorder_window),
       last_step_(last_step) {}
 
 absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
-  if (name_.empty()) return 0;
+  if (key_ == AdapterKey::kBaseModel) return 0;
   const uint64_t step = item.step;
   if (step == 0) {
     return item.kind == WorkKind::kAdapterOp ? 0 : HighestAccepted() + 1;
@@ -52,7 +53,8 @@ void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
   const bool automatic = number != 0 && item.step == 0;
   Place place{.number = number, .after = 0};
   if (number == 0) {
-    place = {.number = name_.empty() ? 0 : HighestAccepted(), .after = arrival};
+    place = {.number = key_ == AdapterKey::kBaseModel ? 0 : HighestAccepted(),
+             .after = arrival};
   }
   item.step = number;
   PutWaiting(place, Entry{.item = std::move(item), .automatic = automatic});

@@ -54,7 +54,9 @@ class AdapterQueue {
     int64_t tokens = 0;  // Its cost, with the prefixes that run again; >= 1.
   };
 
-  AdapterQueue(std::string name, uint64_t last_step, uint64_t reorder_window);
+  // `name` is for messages.
+  AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
+               uint64_t reorder_window);
 
   // The number `item` would get; errors as Scheduler::Enqueue on its step.
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
@@ -89,7 +91,7 @@ class AdapterQueue {
   // with no data left.
   [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
 
-  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] AdapterKey key() const { return key_; }
   [[nodiscard]] bool on_device() const { return !running_.empty(); }
   [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
   // A request is between two slices: nothing else can be first in line then.
@@ -120,6 +122,7 @@ class AdapterQueue {
   Started StartData(int64_t num_data);
   void PutWaiting(const Place& place, Entry entry);
 
+  const AdapterKey key_;
   const std::string name_;
   const uint64_t reorder_window_;
   uint64_t last_step_;

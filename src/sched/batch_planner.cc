@@ -43,7 +43,7 @@ class Line {
 
  private:
   [[nodiscard]] FairShares::Turn TurnOf(size_t queue) const {
-    return shares_.TurnOf(queues_[queue]->name());
+    return shares_.TurnOf(queues_[queue]->key());
   }
 
   const Queues& queues_;
@@ -68,7 +68,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
     const bool empty = plan.kind == Plan::Kind::kNone;
     if (empty && head.barrier()) {
       const AdapterQueue::Started started = queue.StartBarrier();
-      shares.Charge(queue.name(), started.tokens);
+      shares.Charge(queue.key(), started.tokens);
       plan.kind = Plan::Kind::kExclusive;
       plan.work_id = started.slice.work_id;
       return plan;
@@ -78,7 +78,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
         now, plan.backward, room, max_batch_tokens, /*take_any=*/empty);
     if (started) {
       plan.kind = Plan::Kind::kTrain;
-      shares.Charge(queue.name(), started->tokens);
+      shares.Charge(queue.key(), started->tokens);
       room -= started->tokens;
       if (slices[index].empty()) order.push_back(index);
       slices[index].push_back(started->slice);

@@ -29,7 +29,7 @@ void FairShares::Level::Serve(Place& place, int64_t cost) {
   place.start += cost;
 }
 
-void FairShares::Add(const std::string& adapter, const std::string& tenant) {
+void FairShares::Add(AdapterKey adapter, const std::string& tenant) {
   const auto [it, is_new] = tenants_.try_emplace(tenant);
   if (is_new) {
     const auto weight = weights_.find(tenant);
@@ -40,7 +40,7 @@ void FairShares::Add(const std::string& adapter, const std::string& tenant) {
   if (added) ++it->second.num_adapters;
 }
 
-void FairShares::Remove(const std::string& adapter) {
+void FairShares::Remove(AdapterKey adapter) {
   SetActive(adapter, false);
   const auto it = adapters_.find(adapter);
   const auto tenant = it->second.tenant;
@@ -48,7 +48,7 @@ void FairShares::Remove(const std::string& adapter) {
   if (--tenant->second.num_adapters == 0) tenants_.erase(tenant);
 }
 
-void FairShares::SetActive(const std::string& adapter, bool active) {
+void FairShares::SetActive(AdapterKey adapter, bool active) {
   Adapter& flow = adapters_.at(adapter);
   if (flow.active == active) return;
   flow.active = active;
@@ -59,14 +59,14 @@ void FairShares::SetActive(const std::string& adapter, bool active) {
   if (tenant.num_active == 1) level_.Enter(tenant.place);
 }
 
-void FairShares::Charge(const std::string& adapter, int64_t tokens) {
+void FairShares::Charge(AdapterKey adapter, int64_t tokens) {
   Adapter& flow = adapters_.at(adapter);
   Tenant& tenant = flow.tenant->second;
   tenant.adapters.Serve(flow.place, Cost(tokens, 1));
   level_.Serve(tenant.place, Cost(tokens, tenant.weight));
 }
 
-void FairShares::Refund(const std::string& adapter, int64_t tokens) {
+void FairShares::Refund(AdapterKey adapter, int64_t tokens) {
   Adapter& flow = adapters_.at(adapter);
   Tenant& tenant = flow.tenant->second;
   flow.place.start -= Cost(tokens, 1);
@@ -75,12 +75,12 @@ void FairShares::Refund(const std::string& adapter, int64_t tokens) {
   if (!std::exchange(flow.active, true)) ++tenant.num_active;
 }
 
-FairShares::Turn FairShares::TurnOf(const std::string& adapter) const {
+FairShares::Turn FairShares::TurnOf(AdapterKey adapter) const {
   const Adapter& flow = adapters_.at(adapter);
   return {.tenant = flow.tenant->second.place, .adapter = flow.place};
 }
 
-const std::string& FairShares::TenantOf(const std::string& adapter) const {
+const std::string& FairShares::TenantOf(AdapterKey adapter) const {
   return adapters_.at(adapter).tenant->first;
 }
 

@@ -14,6 +14,8 @@
 #include <map>
 #include <string>
 
+#include "src/request/adapter_key.h"
+
 namespace weft::sched {
 
 class FairShares {
@@ -34,19 +36,19 @@ class FairShares {
   explicit FairShares(std::map<std::string, int64_t> weights);
 
   // The other methods want an adapter that was added.
-  void Add(const std::string& adapter, const std::string& tenant);
-  void Remove(const std::string& adapter);
+  void Add(AdapterKey adapter, const std::string& tenant);
+  void Remove(AdapterKey adapter);
 
   // Tells whether the adapter has work, waiting or on the device.
-  void SetActive(const std::string& adapter, bool active);
+  void SetActive(AdapterKey adapter, bool active);
   // The adapter is served.
-  void Charge(const std::string& adapter, int64_t tokens);
+  void Charge(AdapterKey adapter, int64_t tokens);
   // Undoes the adapter's latest Charge: it has that work again.
-  void Refund(const std::string& adapter, int64_t tokens);
+  void Refund(AdapterKey adapter, int64_t tokens);
 
   // The turn of an adapter that has work.
-  [[nodiscard]] Turn TurnOf(const std::string& adapter) const;
-  [[nodiscard]] const std::string& TenantOf(const std::string& adapter) const;
+  [[nodiscard]] Turn TurnOf(AdapterKey adapter) const;
+  [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
   // One level: the clock that its members share.
@@ -73,7 +75,7 @@ class FairShares {
   const std::map<std::string, int64_t> weights_;
   Level level_;
   std::map<std::string, Tenant> tenants_;  // Those with adapters.
-  std::map<std::string, Adapter> adapters_;
+  std::map<AdapterKey, Adapter> adapters_;
 };
 
 }  // namespace weft::sched

@@ -5,17 +5,17 @@
 
 namespace weft::sched {
 
-void Residency::Add(const std::string& adapter) {
+void Residency::Add(AdapterKey adapter) {
   --granted_;
   entries_[adapter] = {.last_use = ++uses_};
 }
 
-bool Residency::Remove(const std::string& adapter) {
+bool Residency::Remove(AdapterKey adapter) {
   DropWaiter(adapter);
   return entries_.erase(adapter) > 0;
 }
 
-void Residency::DropWaiter(const std::string& adapter) {
+void Residency::DropWaiter(AdapterKey adapter) {
   const auto it = entries_.find(adapter);
   if (it == entries_.end() || !it->second.waits) return;
   it->second.waits = false;
@@ -24,7 +24,7 @@ void Residency::DropWaiter(const std::string& adapter) {
   });
 }
 
-bool Residency::Want(const std::string& adapter) {
+bool Residency::Want(AdapterKey adapter) {
   const auto it = entries_.find(adapter);
   if (it == entries_.end() || it->second.waits || CanRun(adapter)) return false;
   const Entry& entry = it->second;
@@ -34,21 +34,20 @@ bool Residency::Want(const std::string& adapter) {
   return true;
 }
 
-void Residency::Used(const std::string& adapter, WorkKinds kinds) {
+void Residency::Used(AdapterKey adapter, WorkKinds kinds) {
   const auto it = entries_.find(adapter);
   if (it == entries_.end()) return;
   it->second.served |= kinds;
   it->second.last_use = ++uses_;
 }
 
-std::optional<Location> Residency::LocationOf(
-    const std::string& adapter) const {
+std::optional<Location> Residency::LocationOf(AdapterKey adapter) const {
   const auto it = entries_.find(adapter);
   if (it == entries_.end()) return std::nullopt;
   return it->second.location;
 }
 
-bool Residency::CanRun(const std::string& adapter) const {
+bool Residency::CanRun(AdapterKey adapter) const {
   const auto it = entries_.find(adapter);
   return it != entries_.end() && it->second.location == Location::kDevice &&
          it->second.move_id == 0;

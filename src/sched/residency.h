@@ -30,6 +30,7 @@
 #include <string>
 
 #include "src/request/adapter.h"
+#include "src/request/adapter_key.h"
 #include "src/sched/work.h"
 
 namespace weft::sched {
@@ -50,41 +51,41 @@ struct Demand {
 struct Move {
   uint64_t id = 0;      // Names the move in Finished.
   uint64_t ticket = 0;  // > 0: a slot for a new adapter, nothing moves.
-  std::string adapter;
+  AdapterKey adapter = AdapterKey::kBaseModel;
   Location from = Location::kDevice;
   Location to = Location::kDevice;
 };
 
 // Somebody who wants a slot: an adapter or a ticket.
 struct SlotWaiter {
-  std::string adapter;
+  AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t ticket = 0;
   uint64_t asked = 0;  // After so many uses.
 };
 
 class Residency {
  public:
-  using DemandOf = std::function<Demand(const std::string& adapter)>;
+  using DemandOf = std::function<Demand(AdapterKey adapter)>;
   // What its tensors take off the device.
-  using BytesOf = std::function<uint64_t(const std::string& adapter)>;
+  using BytesOf = std::function<uint64_t(AdapterKey adapter)>;
 
   explicit Residency(const ResidencyOptions& options) : options_(options) {}
 
   // A new adapter, on the device: takes over the slot of a ticket.
-  void Add(const std::string& adapter);
+  void Add(AdapterKey adapter);
   // The holder of a ticket's slot made no adapter.
   void ReturnSlot() { --granted_; }
   // Also while it moves. False: unknown.
-  bool Remove(const std::string& adapter);
+  bool Remove(AdapterKey adapter);
 
   // The adapter has work. True when it is not on the device and has not asked
   // before.
-  bool Want(const std::string& adapter);
+  bool Want(AdapterKey adapter);
   void WantSlot(uint64_t ticket) {
     waiters_.push_back({.ticket = ticket, .asked = uses_});
   }
   // The adapter was served: work of these kinds.
-  void Used(const std::string& adapter, WorkKinds kinds);
+  void Used(AdapterKey adapter, WorkKinds kinds);
 
   // The next move to make, none when there is nothing to do until something
   // else happens. An adapter that leaves the device may not run from now on;
@@ -99,10 +100,9 @@ class Residency {
   std::optional<SlotWaiter> Finished(const Move& move, bool ok);
 
   // None: unknown.
-  [[nodiscard]] std::optional<Location> LocationOf(
-      const std::string& adapter) const;
+  [[nodiscard]] std::optional<Location> LocationOf(AdapterKey adapter) const;
   // On the device, and not about to leave it.
-  [[nodiscard]] bool CanRun(const std::string& adapter) const;
+  [[nodiscard]] bool CanRun(AdapterKey adapter) const;
   [[nodiscard]] bool has_waiters() const { return !waiters_.empty(); }
   // Adapters by location; a moving one counts where it comes from.
   [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const;
@@ -117,13 +117,13 @@ class Residency {
     uint64_t last_use = 0;
     uint64_t bytes = 0;  // Off the device.
   };
-  using Entries = std::map<std::string, Entry>;
+  using Entries = std::map<AdapterKey, Entry>;
 
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
   // A waiter that cannot come in yet because it is still on its way out.
   [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
-  void DropWaiter(const std::string& adapter);
+  void DropWaiter(AdapterKey adapter);
   // Those whose work has gone no longer wait.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();

@@ -5,12 +5,11 @@
 
 namespace weft::sched {
 
-void SampleQueue::AddAdapter(const std::string& adapter,
-                             const std::string& tenant) {
+void SampleQueue::AddAdapter(AdapterKey adapter, const std::string& tenant) {
   shares_.Add(adapter, tenant);
 }
 
-std::vector<uint64_t> SampleQueue::RemoveAdapter(const std::string& adapter) {
+std::vector<uint64_t> SampleQueue::RemoveAdapter(AdapterKey adapter) {
   std::vector<uint64_t> ids;
   const auto lane = lanes_.find(adapter);
   if (lane != lanes_.end()) {
@@ -22,7 +21,7 @@ std::vector<uint64_t> SampleQueue::RemoveAdapter(const std::string& adapter) {
   return ids;
 }
 
-void SampleQueue::SetHeld(const std::string& adapter, bool held) {
+void SampleQueue::SetHeld(AdapterKey adapter, bool held) {
   if (held) {
     held_.insert(adapter);
   } else {
@@ -44,8 +43,7 @@ SampleQueue::Lane::const_iterator SampleQueue::Head(const Lane& lane,
   });
 }
 
-void SampleQueue::Erase(const std::string& adapter,
-                        Lane::const_iterator entry) {
+void SampleQueue::Erase(AdapterKey adapter, Lane::const_iterator entry) {
   const auto lane = lanes_.find(adapter);
   lane->second.erase(entry);
   if (!lane->second.empty()) return;
@@ -78,7 +76,7 @@ void SampleQueue::PutBack(Entry entry) {
   lanes_[entry.adapter].emplace(entry.arrival, std::move(entry));
 }
 
-bool SampleQueue::Remove(const std::string& adapter, uint64_t id) {
+bool SampleQueue::Remove(AdapterKey adapter, uint64_t id) {
   const auto lane = lanes_.find(adapter);
   if (lane == lanes_.end()) return false;
   const auto entry = std::find_if(
@@ -96,7 +94,7 @@ bool SampleQueue::HasReady(absl::Time now) const {
   });
 }
 
-bool SampleQueue::HasWaiting(const std::string& adapter) const {
+bool SampleQueue::HasWaiting(AdapterKey adapter) const {
   return lanes_.contains(adapter);  // No lane is empty.
 }
 

@@ -22,7 +22,7 @@ class SampleQueue {
  public:
   struct Entry {
     uint64_t id = 0;
-    std::string adapter;
+    AdapterKey adapter = AdapterKey::kBaseModel;
     int64_t tokens = 0;  // Cost.
     absl::Time deadline;
     uint64_t arrival = 0;  // Unique; the place in the adapter's line.
@@ -33,15 +33,15 @@ class SampleQueue {
       : shares_(std::move(weights)) {}
 
   // Entries are of adapters that were added.
-  void AddAdapter(const std::string& adapter, const std::string& tenant);
+  void AddAdapter(AdapterKey adapter, const std::string& tenant);
 
   // Removes the adapter with its entries and returns their ids.
-  std::vector<uint64_t> RemoveAdapter(const std::string& adapter);
+  std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
   void Add(Entry entry);
 
   // Entries of an adapter that is held have no turn.
-  void SetHeld(const std::string& adapter, bool held);
+  void SetHeld(AdapterKey adapter, bool held);
 
   // Removes and returns the entry whose turn it is; expired ones have none.
   std::optional<Entry> Take(absl::Time now);
@@ -49,21 +49,21 @@ class SampleQueue {
   // Undoes the Take of `entry`.
   void PutBack(Entry entry);
 
-  bool Remove(const std::string& adapter, uint64_t id);
+  bool Remove(AdapterKey adapter, uint64_t id);
 
   // Take would return something.
   [[nodiscard]] bool HasReady(absl::Time now) const;
-  [[nodiscard]] bool HasWaiting(const std::string& adapter) const;
+  [[nodiscard]] bool HasWaiting(AdapterKey adapter) const;
 
  private:
   using Lane = std::map<uint64_t, Entry>;  // By arrival.
 
   // First entry of the lane that has not expired; end() when none.
   static Lane::const_iterator Head(const Lane& lane, absl::Time now);
-  void Erase(const std::string& adapter, Lane::const_iterator entry);
+  void Erase(AdapterKey adapter, Lane::const_iterator entry);
 
-  std::map<std::string, Lane> lanes_;  // Of adapters that have entries.
-  std::set<std::string> held_;
+  std::map<AdapterKey, Lane> lanes_;  // Of adapters that have entries.
+  std::set<AdapterKey> held_;
   FairShares shares_;
 };
 

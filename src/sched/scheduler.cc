@@ -16,24 +16,25 @@ Scheduler::Scheduler(const SchedulerOptions& options)
       samples_(options.tenant_weights),
       room_(options.queue),
       share_(options.sampling_share) {
-  AddAdapter(/*adapter=*/"", /*tenant=*/"", /*last_step=*/0);
+  AddAdapter(AdapterKey::kBaseModel, /*name=*/"", /*tenant=*/"",
+             /*last_step=*/0);
 }
 
-bool Scheduler::AddAdapter(const std::string& adapter,
+bool Scheduler::AddAdapter(AdapterKey adapter, const std::string& name,
                            const std::string& tenant, uint64_t last_step) {
-  const bool added =
-      adapters_
-          .try_emplace(adapter, adapter, last_step, options_.reorder_window)
-          .second;
+  const bool added = adapters_
+                         .try_emplace(adapter, adapter, name, last_step,
+                                      options_.reorder_window)
+                         .second;
   if (!added) return false;
   shares_.Add(adapter, tenant);
   samples_.AddAdapter(adapter, tenant);
   return true;
 }
 
-std::vector<uint64_t> Scheduler::RemoveAdapter(const std::string& adapter) {
+std::vector<uint64_t> Scheduler::RemoveAdapter(AdapterKey adapter) {
   const auto it = adapters_.find(adapter);
-  if (it == adapters_.end() || adapter.empty()) return {};
+  if (it == adapters_.end() || adapter == AdapterKey::kBaseModel) return {};
   std::vector<uint64_t> ids = it->second.Unfinishable();
   const std::vector<uint64_t> samples = samples_.RemoveAdapter(adapter);
   ids.insert(ids.end(), samples.begin(), samples.end());
@@ -49,7 +50,7 @@ std::vector<uint64_t> Scheduler::RemoveAdapter(const std::string& adapter) {
   return ids;
 }
 
-void Scheduler::SetHeld(const std::string& adapter, bool held) {
+void Scheduler::SetHeld(AdapterKey adapter, bool held) {
   if (held) {
     held_.insert(adapter);
   } else {
@@ -60,7 +61,7 @@ void Scheduler::SetHeld(const std::string& adapter, bool held) {
   if (it != adapters_.end()) NoteBacklog(it->second);
 }
 
-WorkKinds Scheduler::ReadyKinds(const std::string& adapter) const {
+WorkKinds Scheduler::ReadyKinds(AdapterKey adapter) const {
   const auto it = adapters_.find(adapter);
   if (it == adapters_.end()) return 0;
   const bool trains = it->second.Ready(absl::InfinitePast()) != nullptr;
@@ -69,13 +70,13 @@ WorkKinds Scheduler::ReadyKinds(const std::string& adapter) const {
                                 (samples ? kSampling : 0));
 }
 
-bool Scheduler::IsRunning(const std::string& adapter) const {
+bool Scheduler::IsRunning(AdapterKey adapter) const {
   const auto it = adapters_.find(adapter);
   return it != adapters_.end() &&
          (it->second.on_device() || it->second.has_started());
 }
 
-std::vector<uint64_t> Scheduler::CancelWaiting(const std::string& adapter) {
+std::vector<uint64_t> Scheduler::CancelWaiting(AdapterKey adapter) {
   std::vector<uint64_t> ids;
   for (const auto& [id, queued] : work_) {
     if (queued.waiting && queued.adapter == adapter) ids.push_back(id);
@@ -86,17 +87,17 @@ std::vector<uint64_t> Scheduler::CancelWaiting(const std::string& adapter) {
   return ids;
 }
 
-AdapterQueue::StepChange Scheduler::SetLastStep(const std::string& adapter,
+AdapterQueue::StepChange Scheduler::SetLastStep(AdapterKey adapter,
                                                 uint64_t last_step) {
   const auto it = adapters_.find(adapter);
-  if (it == adapters_.end() || adapter.empty()) return {};
+  if (it == adapters_.end() || adapter == AdapterKey::kBaseModel) return {};
   AdapterQueue::StepChange change = it->second.SetLastStep(last_step);
   for (const uint64_t id : change.dropped) Forget(id);
   NoteBacklog(it->second);
   return change;
 }
 
-std::optional<uint64_t> Scheduler::LastStep(const std::string& adapter) const {
+std::optional<uint64_t> Scheduler::LastStep(AdapterKey adapter) const {
   const auto it = adapters_.find(adapter);
   if (it == adapters_.end()) return std::nullopt;
   return it->second.last_step();
@@ -122,15 +123,16 @@ absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
     return invalid("has prefixes of another number of data");
   }
   if (item.tokens < 0) return invalid("has a negative cost");
-  if (item.step != 0 && (sample || item.adapter.empty())) {
+  if (item.step != 0 && (sample || item.adapter == AdapterKey::kBaseModel)) {
     return invalid("has a step but no place in an order of steps");
   }
-  if (item.adapter.empty() && !sample && (!train || item.backward)) {
+  if (item.adapter == AdapterKey::kBaseModel && !sample &&
+      (!train || item.backward)) {
     return invalid("would change the base model");
   }
   if (!adapters_.contains(item.adapter)) {
-    return absl::NotFoundError(
-        absl::StrCat("adapter \"", item.adapter, "\" does not exist"));
+    return absl::NotFoundError(absl::StrCat(
+        "work ", item.id, " is of an adapter that does not exist"));
   }
   if (item.deadline <= now) {
     return absl::DeadlineExceededError("the deadline has passed already");
@@ -171,7 +173,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
 bool Scheduler::Cancel(uint64_t id) {
   const auto it = work_.find(id);
   if (it == work_.end() || !it->second.waiting) return false;
-  const std::string adapter = it->second.adapter;
+  const AdapterKey adapter = it->second.adapter;
   if (it->second.kind == WorkKind::kSample) {
     samples_.Remove(adapter, id);
   } else {
@@ -200,7 +202,7 @@ absl::Time Scheduler::NextDeadline() const {
 
 Plan Scheduler::Next(absl::Time now, int active_decodes) {
   std::vector<AdapterQueue*> ready;
-  for (const std::string& adapter : backlogged_) {
+  for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
     if (!held_.contains(adapter) && !queue.on_device() &&
         queue.Ready(now) != nullptr) {
@@ -273,7 +275,7 @@ int64_t Scheduler::QueueDepth(WorkKind kind) const {
   return depth_[static_cast<size_t>(kind)];
 }
 
-const std::string& Scheduler::TenantOf(const std::string& adapter) const {
+const std::string& Scheduler::TenantOf(AdapterKey adapter) const {
   return shares_.TenantOf(adapter);
 }
 
@@ -303,15 +305,15 @@ void Scheduler::Forget(uint64_t id) {
 
 void Scheduler::NoteBacklog(const AdapterQueue& queue) {
   if (queue.has_waiting()) {
-    backlogged_.insert(queue.name());
+    backlogged_.insert(queue.key());
   } else {
-    backlogged_.erase(queue.name());
+    backlogged_.erase(queue.key());
   }
   // Waiting for a missing step, or for the weights, earns no more credit than
   // idleness.
-  const bool can_start = !held_.contains(queue.name()) &&
+  const bool can_start = !held_.contains(queue.key()) &&
                          queue.Ready(absl::InfinitePast()) != nullptr;
-  shares_.SetActive(queue.name(), queue.on_device() || can_start);
+  shares_.SetActive(queue.key(), queue.on_device() || can_start);
 }
 
 }  // namespace weft::sched

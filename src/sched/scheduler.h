@@ -7,7 +7,7 @@
 // accepted. kAdapterOp without a number takes none and runs after everything
 // accepted before it. kOptim and kAdapterOp are barriers: they start when
 // everything before them has finished, and nothing after them starts earlier
-// than they finish. Work on the base model (adapter "") is not ordered.
+// than they finish. Work on the base model is not ordered.
 //
 // Numbers. Work that fails or leaves the queue frees its number, so that the
 // caller can send it again. A number that the scheduler itself gave out and
@@ -59,38 +59,37 @@ class Scheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options);
 
-  // `last_step`: number of the last step that is part of the adapter's state.
+  // `name`: for messages. `last_step`: number of the last step that is part of
+  // the adapter's state.
   // False when the adapter is known already (nothing changes). The base model
   // is there from the start; its tenant is "".
-  bool AddAdapter(const std::string& adapter, const std::string& tenant,
-                  uint64_t last_step);
+  bool AddAdapter(AdapterKey adapter, const std::string& name,
+                  const std::string& tenant, uint64_t last_step);
 
   // Forgets the adapter. Returns the ids of its work that will not run, which
   // is everything but what is on the device in its last slice; later calls of
   // Finished for what was on the device are ignored.
-  std::vector<uint64_t> RemoveAdapter(const std::string& adapter);
+  std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
   // After a kAdapterOp replaced the adapter's state (call it before Finished):
   // the next number is last_step + 1, whatever number the running work had.
   // Tells which waiting work is gone and which got another number.
-  AdapterQueue::StepChange SetLastStep(const std::string& adapter,
-                                       uint64_t last_step);
+  AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
 
   // Number of the last step up to which all are applied; none: unknown adapter.
-  [[nodiscard]] std::optional<uint64_t> LastStep(
-      const std::string& adapter) const;
+  [[nodiscard]] std::optional<uint64_t> LastStep(AdapterKey adapter) const;
 
   // Held: work of the adapter waits as before, but none of it starts.
-  void SetHeld(const std::string& adapter, bool held);
+  void SetHeld(AdapterKey adapter, bool held);
 
   // Of the adapter's waiting work that could start now if it were not held.
-  [[nodiscard]] WorkKinds ReadyKinds(const std::string& adapter) const;
+  [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
   // Training work of the adapter is on the device or between two slices.
-  [[nodiscard]] bool IsRunning(const std::string& adapter) const;
+  [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
 
   // Cancels all work of the adapter that has not started; returns its ids.
-  std::vector<uint64_t> CancelWaiting(const std::string& adapter);
+  std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
   // Returns the number under which the work will run, 0 when it has none.
   // Errors, all of which leave the scheduler as it was: NOT_FOUND (adapter),
@@ -138,11 +137,11 @@ class Scheduler {
   // The same by tenant, with their tokens.
   [[nodiscard]] const QueueRoom& room() const { return room_; }
   // Of an adapter that was added.
-  [[nodiscard]] const std::string& TenantOf(const std::string& adapter) const;
+  [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
   struct Queued {
-    std::string adapter;
+    AdapterKey adapter = AdapterKey::kBaseModel;
     WorkKind kind = WorkKind::kTrain;
     int64_t tokens = 0;
     absl::Time deadline;
@@ -158,10 +157,10 @@ class Scheduler {
   void NoteBacklog(const AdapterQueue& queue);
 
   const SchedulerOptions options_;
-  std::map<std::string, AdapterQueue> adapters_;
-  std::set<std::string> backlogged_;  // Adapters with waiting training work.
-  FairShares shares_;                 // Of training.
-  std::set<std::string> held_;
+  std::map<AdapterKey, AdapterQueue> adapters_;
+  std::set<AdapterKey> backlogged_;  // Adapters with waiting training work.
+  FairShares shares_;                // Of training.
+  std::set<AdapterKey> held_;
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
+#include "tests/support/adapter_keys.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::sched {
@@ -15,7 +16,7 @@ const absl::Time kNow = absl::UnixEpoch();
 WorkItem Train(uint64_t id, uint64_t step) {
   WorkItem item;
   item.id = id;
-  item.adapter = "a";
+  item.adapter = Key("a");
   item.step = step;
   item.backward = true;
   item.datum_tokens = {10};
@@ -27,7 +28,7 @@ class EnqueueTest : public testing::Test {
   EnqueueTest()
       : scheduler_({.max_batch_tokens = 100,
                     .queue = {.max_requests = 4, .max_tokens = 50}}) {
-    scheduler_.AddAdapter("a", "a", 7);
+    scheduler_.AddAdapter(Key("a"), "a", "a", 7);
   }
 
   Scheduler scheduler_;
@@ -53,11 +54,11 @@ TEST_F(EnqueueTest, NamesTheExpectedStepWhenANumberIsTooFarAhead) {
                        "more than 256 steps ahead; expected step 8"));
 }
 
-TEST_F(EnqueueTest, NamesTheAdapterItDoesNotKnow) {
+TEST_F(EnqueueTest, RefusesAnAdapterItDoesNotKnow) {
   WorkItem item = Train(1, 8);
-  item.adapter = "ghost";
+  item.adapter = Key("ghost");
   EXPECT_THAT(scheduler_.Enqueue(item, kNow),
-              IsStatus(absl::StatusCode::kNotFound, "ghost"));
+              IsStatus(absl::StatusCode::kNotFound, "does not exist"));
 }
 
 TEST_F(EnqueueTest, NamesTheLimitThatIsReached) {
@@ -84,7 +85,7 @@ TEST(TenantLimitsTest, AreNamedWhenReached) {
                                  .max_tokens = 100,
                                  .max_requests_per_tenant = 2,
                                  .max_tokens_per_tenant = 25}});
-  scheduler.AddAdapter("a", "alice", 0);
+  scheduler.AddAdapter(Key("a"), "a", "alice", 0);
   ASSERT_THAT(scheduler.Enqueue(Train(1, 0), kNow), IsOk());
   WorkItem item = Train(2, 0);
   item.datum_tokens = {16};
@@ -108,8 +109,9 @@ TEST(TenantLimitsTest, NeverShutOutATenant) {
   uint64_t id = 0;
   for (int tenant = 1; tenant <= 40; ++tenant) {
     WorkItem item = Train(++id, 0);
-    item.adapter = absl::StrCat("adapter", tenant);
-    scheduler.AddAdapter(item.adapter, item.adapter, 0);
+    const std::string name = absl::StrCat("adapter", tenant);
+    item.adapter = Key(name);
+    scheduler.AddAdapter(item.adapter, name, name, 0);
     int64_t accepted = 0;
     for (; scheduler.Enqueue(item, kNow).ok(); item.id = ++id) ++accepted;
     EXPECT_GE(accepted, std::min(16, std::max(64 / tenant, 1)));

@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
+#include "tests/support/adapter_keys.h"
 
 namespace weft::sched {
 namespace {
@@ -16,16 +17,16 @@ using ::testing::IsEmpty;
 class HeldAdapterTest : public ::testing::Test {
  protected:
   HeldAdapterTest() : scheduler_(SchedulerOptions()) {
-    scheduler_.AddAdapter("held", "held", 0);
-    scheduler_.AddAdapter("free", "free", 0);
-    scheduler_.SetHeld("held", true);
+    scheduler_.AddAdapter(Key("held"), "held", "held", 0);
+    scheduler_.AddAdapter(Key("free"), "free", "free", 0);
+    scheduler_.SetHeld(Key("held"), true);
   }
 
   void Train(uint64_t id, const std::string& adapter, uint64_t step = 0) {
     ASSERT_TRUE(scheduler_
                     .Enqueue({.id = id,
                               .kind = WorkKind::kTrain,
-                              .adapter = adapter,
+                              .adapter = Key(adapter),
                               .step = step,
                               .datum_tokens = {10}},
                              now_)
@@ -36,7 +37,7 @@ class HeldAdapterTest : public ::testing::Test {
     ASSERT_TRUE(scheduler_
                     .Enqueue({.id = id,
                               .kind = WorkKind::kSample,
-                              .adapter = adapter,
+                              .adapter = Key(adapter),
                               .tokens = 10},
                              now_)
                     .ok());
@@ -57,49 +58,49 @@ class HeldAdapterTest : public ::testing::Test {
 TEST_F(HeldAdapterTest, ItsTrainingWaitsAndThatOfOthersRuns) {
   Train(1, "held");
   Train(2, "free");
-  EXPECT_NE(scheduler_.ReadyKinds("held"), 0);
+  EXPECT_NE(scheduler_.ReadyKinds(Key("held")), 0);
   EXPECT_THAT(Slices(), ElementsAre(2));
   scheduler_.Finished(2, true);
   EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kNone);
-  scheduler_.SetHeld("held", false);
+  scheduler_.SetHeld(Key("held"), false);
   EXPECT_THAT(Slices(), ElementsAre(1));
-  EXPECT_TRUE(scheduler_.IsRunning("held"));
-  EXPECT_EQ(scheduler_.ReadyKinds("held"), 0);
+  EXPECT_TRUE(scheduler_.IsRunning(Key("held")));
+  EXPECT_EQ(scheduler_.ReadyKinds(Key("held")), 0);
 }
 
 TEST_F(HeldAdapterTest, ItsSamplesWaitAndThoseOfOthersRun) {
   Sample(1, "held");
-  EXPECT_NE(scheduler_.ReadyKinds("held"), 0);
+  EXPECT_NE(scheduler_.ReadyKinds(Key("held")), 0);
   EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kNone);
   Sample(2, "free");
   Sample(3, "");
   EXPECT_EQ(scheduler_.Next(now_, 0).kind, Plan::Kind::kDecode);
   EXPECT_THAT(scheduler_.TakeSamples(now_, 9), ElementsAre(2, 3));
-  scheduler_.SetHeld("held", false);
+  scheduler_.SetHeld(Key("held"), false);
   EXPECT_THAT(scheduler_.TakeSamples(now_, 9), ElementsAre(1));
 }
 
 TEST_F(HeldAdapterTest, WorkBehindAGapIsNotReady) {
   Train(1, "held", /*step=*/2);
-  EXPECT_EQ(scheduler_.ReadyKinds("held"), 0);
+  EXPECT_EQ(scheduler_.ReadyKinds(Key("held")), 0);
   Train(2, "held", /*step=*/1);
-  EXPECT_NE(scheduler_.ReadyKinds("held"), 0);
-  EXPECT_EQ(scheduler_.ReadyKinds("unknown"), 0);
+  EXPECT_NE(scheduler_.ReadyKinds(Key("held")), 0);
+  EXPECT_EQ(scheduler_.ReadyKinds(Key("unknown")), 0);
 }
 
 TEST_F(HeldAdapterTest, ARequestBetweenTwoSlicesRuns) {
   ASSERT_TRUE(scheduler_
                   .Enqueue({.id = 1,
                             .kind = WorkKind::kTrain,
-                            .adapter = "free",
+                            .adapter = Key("free"),
                             .datum_tokens = {6000, 6000}},
                            now_)
                   .ok());
-  EXPECT_FALSE(scheduler_.IsRunning("free"));
+  EXPECT_FALSE(scheduler_.IsRunning(Key("free")));
   EXPECT_THAT(Slices(), ElementsAre(1));
   scheduler_.Finished(1, true);
-  EXPECT_TRUE(scheduler_.IsRunning("free"));
-  EXPECT_THAT(scheduler_.CancelWaiting("free"), IsEmpty());
+  EXPECT_TRUE(scheduler_.IsRunning(Key("free")));
+  EXPECT_THAT(scheduler_.CancelWaiting(Key("free")), IsEmpty());
 }
 
 TEST_F(HeldAdapterTest, AllItsWaitingWorkCanBeCancelledAndItsNumbersAreFree) {
@@ -107,16 +108,16 @@ TEST_F(HeldAdapterTest, AllItsWaitingWorkCanBeCancelledAndItsNumbersAreFree) {
   Train(2, "held");
   Sample(3, "held");
   Train(4, "free");
-  EXPECT_THAT(scheduler_.CancelWaiting("held"), ElementsAre(3, 2, 1));
-  EXPECT_EQ(scheduler_.ReadyKinds("held"), 0);
-  EXPECT_EQ(scheduler_.LastStep("held"), 0u);
+  EXPECT_THAT(scheduler_.CancelWaiting(Key("held")), ElementsAre(3, 2, 1));
+  EXPECT_EQ(scheduler_.ReadyKinds(Key("held")), 0);
+  EXPECT_EQ(scheduler_.LastStep(Key("held")), 0u);
   Train(5, "held", /*step=*/1);
   EXPECT_THAT(Slices(), ElementsAre(4));
 }
 
 TEST_F(HeldAdapterTest, ANewAdapterOfTheNameIsNotHeld) {
-  scheduler_.RemoveAdapter("held");
-  scheduler_.AddAdapter("held", "held", 0);
+  scheduler_.RemoveAdapter(Key("held"));
+  scheduler_.AddAdapter(Key("held"), "held", "held", 0);
   Train(1, "held");
   EXPECT_THAT(Slices(), ElementsAre(1));
 }

@@ -13,6 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "src/sched/residency.h"
+#include "tests/support/adapter_keys.h"
 
 namespace weft::sched {
 namespace {
@@ -84,12 +85,12 @@ class World {
     if (what < 60) {
       ++model.waiting;
       model.demand.ready = kTraining;
-      if (residency_.Want(name)) Ask(name);
+      if (residency_.Want(Key(name))) Ask(name);
     } else if (what < 65) {
       model.waiting = 0;
       model.demand.ready = 0;
     } else if (what < 67 && !model.demand.busy) {
-      residency_.Remove(name);
+      residency_.Remove(Key(name));
       std::erase(line_, name);
       models_.erase(it);
     }
@@ -102,7 +103,7 @@ class World {
         model.demand.busy = false;
         Use(name, model);
       } else if (!model.demand.busy && model.waiting > 0 &&
-                 residency_.CanRun(name) && Uniform(0, 1) == 0) {
+                 residency_.CanRun(Key(name)) && Uniform(0, 1) == 0) {
         model.demand.ready = --model.waiting > 0 ? kTraining : 0;
         model.demand.busy = true;
       }
@@ -110,11 +111,11 @@ class World {
     for (auto& [name, model] : models_) {
       if (model.move && Uniform(0, 2) == 0) Finish(name, model);
     }
-    const auto demand_of = [this](const std::string& name) {
-      return models_.at(name).demand;
+    const auto demand_of = [this](AdapterKey key) {
+      return models_.at(NameOf(key)).demand;
     };
-    const auto bytes_of = [this](const std::string& name) {
-      return models_.at(name).bytes;
+    const auto bytes_of = [this](AdapterKey key) {
+      return models_.at(NameOf(key)).bytes;
     };
     for (;;) {
       // Who has no work any more leaves the line.
@@ -130,7 +131,7 @@ class World {
   }
 
   void Use(const std::string& name, Model& model) {
-    residency_.Used(name, kTraining);
+    residency_.Used(Key(name), kTraining);
     model.served = true;
     model.last_use = ++uses_;
   }
@@ -154,30 +155,32 @@ class World {
       std::erase(line_, "+" + tickets_.at(failed->ticket));
       return;
     }
-    std::erase(line_, failed->adapter);
-    models_.at(failed->adapter).waiting = 0;
-    models_.at(failed->adapter).demand.ready = 0;
+    const std::string& unserved = NameOf(failed->adapter);
+    std::erase(line_, unserved);
+    models_.at(unserved).waiting = 0;
+    models_.at(unserved).demand.ready = 0;
   }
 
   void Begin(const Move& move) {
     if (move.ticket > 0) {
       const std::string name = tickets_.at(move.ticket);
       ExpectFirstInLine("+" + name);
-      residency_.Add(name);
+      residency_.Add(Key(name));
       Model& model = models_[name];
       model.bytes = static_cast<uint64_t>(Uniform(5, 15));
       model.last_use = ++uses_;
       return;
     }
-    Model& model = models_.at(move.adapter);
+    const std::string& name = NameOf(move.adapter);
+    Model& model = models_.at(name);
     EXPECT_EQ(move.from, model.location);
     EXPECT_FALSE(model.move.has_value());
     model.move = move;
     if (move.to == kDevice) {
-      ExpectFirstInLine(move.adapter);
+      ExpectFirstInLine(name);
     } else if (move.from == kDevice) {
-      ExpectRightVictim(move.adapter);
-      if (model.demand.ready != 0) Ask(move.adapter);
+      ExpectRightVictim(name);
+      if (model.demand.ready != 0) Ask(name);
     }
   }
 
@@ -228,7 +231,7 @@ class World {
     int slots = 0;
     uint64_t host = 0;
     for (const auto& [name, model] : models_) {
-      EXPECT_EQ(residency_.LocationOf(name), model.location);
+      EXPECT_EQ(residency_.LocationOf(Key(name)), model.location);
       const bool comes = model.move && model.move->to == kDevice;
       if (model.location == kDevice || comes) ++slots;
       const bool goes_to_host = model.move && model.move->to == kHost;

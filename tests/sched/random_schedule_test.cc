@@ -13,6 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
+#include "tests/support/adapter_keys.h"
 
 namespace weft::sched {
 namespace {
@@ -46,7 +47,7 @@ class World {
       Client client;
       client.name = "adapter" + std::to_string(c);
       client.tenant = "tenant" + std::to_string(c % 4);
-      scheduler_.AddAdapter(client.name, client.tenant, 0);
+      scheduler_.AddAdapter(Key(client.name), client.name, client.tenant, 0);
       for (int n = 1; n <= num_steps; ++n) {
         client.script.push_back(RandomStep());
         client.missing.insert(n);
@@ -69,7 +70,7 @@ class World {
     EXPECT_EQ(scheduler_.room().total().requests, 0);
     EXPECT_EQ(scheduler_.room().total().tokens, 0);
     for (const Client& client : clients_) {
-      EXPECT_EQ(scheduler_.LastStep(client.name), client.script.size());
+      EXPECT_EQ(scheduler_.LastStep(Key(client.name)), client.script.size());
     }
   }
 
@@ -120,7 +121,7 @@ class World {
                    Uniform(0, std::min<int64_t>(4, client.missing.size() - 1)));
       WorkItem item;
       item.id = ++last_id_;
-      item.adapter = client.name;
+      item.adapter = Key(client.name);
       item.step = *it;
       item.kind = client.script[*it - 1].kind;
       item.backward = item.kind == WorkKind::kTrain;

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/adapter_keys.h"
 
 namespace weft::sched {
 namespace {
@@ -24,8 +25,8 @@ class ResidencyTest : public ::testing::Test {
 
   std::optional<Move> Next() {
     return residency_->Next(
-        [this](const std::string& adapter) { return demands_[adapter]; },
-        [](const std::string&) { return uint64_t{10}; });
+        [this](AdapterKey adapter) { return demands_[NameOf(adapter)]; },
+        [](AdapterKey) { return uint64_t{10}; });
   }
 
   // Makes room and the adapter in it; returns the moves as text.
@@ -37,20 +38,20 @@ class ResidencyTest : public ::testing::Test {
   }
 
   void Add(const std::string& adapter) {
-    residency_->Add(adapter);
+    residency_->Add(Key(adapter));
     demands_[adapter] = {};
   }
 
   std::vector<std::string> Want(const std::string& adapter) {
     demands_[adapter].ready = kTraining;
-    residency_->Want(adapter);
+    residency_->Want(Key(adapter));
     return Settle();
   }
 
   void Serve(const std::string& adapter) {
-    EXPECT_TRUE(residency_->CanRun(adapter)) << adapter;
+    EXPECT_TRUE(residency_->CanRun(Key(adapter))) << adapter;
     demands_[adapter].ready = 0;
-    residency_->Used(adapter, kTraining);
+    residency_->Used(Key(adapter), kTraining);
   }
 
   // All moves until there are none, each successful at once.
@@ -68,7 +69,7 @@ class ResidencyTest : public ::testing::Test {
   static std::string Text(const Move& move) {
     if (move.ticket > 0) return "slot";
     constexpr const char* kNames[] = {"device", "host", "disk"};
-    return move.adapter + " to " + kNames[static_cast<size_t>(move.to)];
+    return NameOf(move.adapter) + " to " + kNames[static_cast<size_t>(move.to)];
   }
 
   std::optional<Residency> residency_;
@@ -90,7 +91,7 @@ TEST_F(ResidencyTest, TheLeastRecentlyUsedLeaves) {
   Create("b");
   Serve("a");
   EXPECT_THAT(Create("c"), ElementsAre("b to disk", "slot"));
-  EXPECT_EQ(residency_->LocationOf("b"), kDisk);
+  EXPECT_EQ(residency_->LocationOf(Key("b")), kDisk);
   EXPECT_THAT(Want("b"), ElementsAre("a to disk", "b to device"));
   EXPECT_THAT(residency_->Counts(), ElementsAre(2, 0, 1));
 }
@@ -179,8 +180,8 @@ TEST_F(ResidencyTest, WhoIsOnTheWayOutArrivesBeforeItTurnsBack) {
   residency_->WantSlot(9);
   const std::optional<Move> out = Next();
   ASSERT_EQ(Text(out.value()), "a to disk");
-  EXPECT_FALSE(residency_->CanRun("a"));
-  EXPECT_EQ(residency_->LocationOf("a"), kDevice);
+  EXPECT_FALSE(residency_->CanRun(Key("a")));
+  EXPECT_EQ(residency_->LocationOf(Key("a")), kDevice);
   EXPECT_THAT(Want("a"), ElementsAre());
   EXPECT_FALSE(residency_->Finished(*out, true).has_value());
   EXPECT_THAT(Settle(), ElementsAre("slot"));
@@ -196,11 +197,11 @@ TEST_F(ResidencyTest, WhoCannotLeaveStaysAndTheFirstInLineIsTold) {
   const std::optional<Move> out = Next();
   // Work that came while it was about to leave can run again.
   demands_["a"].ready = kTraining;
-  EXPECT_TRUE(residency_->Want("a"));
+  EXPECT_TRUE(residency_->Want(Key("a")));
   const std::optional<SlotWaiter> failed = residency_->Finished(*out, false);
   ASSERT_TRUE(failed.has_value());
   EXPECT_EQ(failed->ticket, 8u);
-  EXPECT_TRUE(residency_->CanRun("a"));
+  EXPECT_TRUE(residency_->CanRun(Key("a")));
   Serve("a");
   EXPECT_THAT(Settle(), ElementsAre("a to disk", "slot"));
   EXPECT_FALSE(residency_->has_waiters());
@@ -210,16 +211,16 @@ TEST_F(ResidencyTest, WhoCannotComeInFreesItsSlotAndMayAskAgain) {
   Start(1);
   Create("a");
   Create("b");
-  residency_->Remove("b");
+  residency_->Remove(Key("b"));
   demands_["a"].ready = kTraining;
-  EXPECT_TRUE(residency_->Want("a"));
+  EXPECT_TRUE(residency_->Want(Key("a")));
   const std::optional<Move> in = Next();
   ASSERT_EQ(Text(in.value()), "a to device");
-  EXPECT_FALSE(residency_->Want("a")) << "it is on its way";
+  EXPECT_FALSE(residency_->Want(Key("a"))) << "it is on its way";
   const std::optional<SlotWaiter> failed = residency_->Finished(*in, false);
   ASSERT_TRUE(failed.has_value());
-  EXPECT_EQ(failed->adapter, "a");
-  EXPECT_EQ(residency_->LocationOf("a"), kDisk);
+  EXPECT_EQ(NameOf(failed->adapter), "a");
+  EXPECT_EQ(residency_->LocationOf(Key("a")), kDisk);
   EXPECT_FALSE(Next().has_value());
   EXPECT_THAT(Want("a"), ElementsAre("a to device"));
 }
@@ -230,14 +231,14 @@ TEST_F(ResidencyTest, WhoIsRemovedWhileItMovesFreesItsSlot) {
   residency_->WantSlot(9);
   const std::optional<Move> out = Next();
   ASSERT_TRUE(residency_->IsUnderway(out.value()));
-  EXPECT_TRUE(residency_->Remove("a"));
-  EXPECT_FALSE(residency_->Remove("a"));
+  EXPECT_TRUE(residency_->Remove(Key("a")));
+  EXPECT_FALSE(residency_->Remove(Key("a")));
   EXPECT_FALSE(residency_->IsUnderway(*out));
   EXPECT_THAT(Settle(), ElementsAre("slot"));
   Add("a");
   // Another adapter of that name has nothing to do with the old move.
   EXPECT_FALSE(residency_->Finished(*out, true).has_value());
-  EXPECT_TRUE(residency_->CanRun("a"));
+  EXPECT_TRUE(residency_->CanRun(Key("a")));
 }
 
 TEST_F(ResidencyTest, ASlotThatWasNotUsedIsFree) {

@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
+#include "tests/support/adapter_keys.h"
 
 namespace weft::sched {
 namespace {
@@ -104,8 +105,8 @@ class Interpreter {
  private:
   using Handler = std::function<std::string(const Words&)>;
 
-  static std::string Adapter(const std::string& word) {
-    return word == "base" ? "" : word;
+  static AdapterKey Adapter(const std::string& word) {
+    return Key(word == "base" ? "" : word);
   }
 
   std::string Options(const Words& words) {
@@ -159,7 +160,7 @@ class Interpreter {
     if (!deadline.empty()) {
       item.deadline = absl::UnixEpoch() + Seconds(deadline);
     }
-    cost_[id] = {item.adapter,
+    cost_[id] = {NameOf(item.adapter),
                  std::accumulate(item.datum_tokens.begin(),
                                  item.datum_tokens.end(), item.tokens)};
     const absl::StatusOr<uint64_t> step =
@@ -213,7 +214,7 @@ class Interpreter {
 
   std::string SetLast(const Words& words) {
     const auto change =
-        scheduler_->SetLastStep(words.at(1), Number(words.at(2)));
+        scheduler_->SetLastStep(Key(words.at(1)), Number(words.at(2)));
     Words text;
     for (const uint64_t id : change.dropped) {
       text.push_back(absl::StrCat("drop ", id));
@@ -249,13 +250,13 @@ class Interpreter {
       {"options", [this](const Words& w) { return Options(w); }},
       {"adapter",
        [this](const Words& w) {
-         return YesNo(scheduler_->AddAdapter(w.at(1),
+         return YesNo(scheduler_->AddAdapter(Key(w.at(1)), w.at(1),
                                              Option(w, "tenant", w.at(1)),
                                              Number(Option(w, "last", "0"))));
        }},
       {"remove",
        [this](const Words& w) {
-         return Ids(scheduler_->RemoveAdapter(w.at(1)));
+         return Ids(scheduler_->RemoveAdapter(Key(w.at(1))));
        }},
       {"train",
        [this](const Words& w) { return EnqueueAll(WorkKind::kTrain, w); }},
@@ -298,7 +299,7 @@ class Interpreter {
       {"setlast", [this](const Words& w) { return SetLast(w); }},
       {"last",
        [this](const Words& w) {
-         const auto last = scheduler_->LastStep(w.at(1));
+         const auto last = scheduler_->LastStep(Key(w.at(1)));
          return last ? absl::StrCat(*last) : std::string("unknown");
        }},
       {"account", [this](const Words& w) { return Account(w); }},

@@ -1,0 +1,41 @@
+// What a caller hands in to be answered, and what it gets to cancel with.
+#ifndef WEFT_SRC_REQUEST_REPLY_H_
+#define WEFT_SRC_REQUEST_REPLY_H_
+
+#include <functional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace weft {
+
+// Runs exactly once. Must not block: others wait for the thread that runs it.
+template <typename T>
+using Callback = std::function<void(absl::StatusOr<T>)>;
+
+// Lets the caller cancel work that has not run yet: safe to call at any time,
+// from any thread; the request's callback still runs, with CANCELLED when the
+// cancellation came in time. A default-made handle does nothing.
+class CancelHandle {
+ public:
+  CancelHandle() = default;
+  explicit CancelHandle(std::function<void()> cancel)
+      : cancel_(std::move(cancel)) {}
+  void Cancel() const {
+    if (cancel_) cancel_();
+  }
+
+ private:
+  std::function<void()> cancel_;
+};
+
+// A result, and whether it was stored from an earlier, equal call.
+template <typename T>
+struct StepReply {
+  T result;
+  bool replayed = false;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_REQUEST_REPLY_H_

@@ -1,0 +1,72 @@
+#include "src/request/step.h"
+
+#include <type_traits>
+
+#include "src/request/digest.h"
+
+namespace weft {
+namespace {
+
+template <typename T>
+int64_t BytesOf(const std::vector<T>& values) {
+  return static_cast<int64_t>(values.size() * sizeof(T));
+}
+
+int64_t BytesOf(const TrainResult& result) {
+  int64_t bytes = BytesOf(result.data);
+  for (const DatumResult& datum : result.data) {
+    bytes += BytesOf(datum.logprobs) + BytesOf(datum.losses) +
+             BytesOf(datum.entropies);
+  }
+  for (const auto& [name, value] : result.metrics) {
+    bytes += static_cast<int64_t>(name.size() + sizeof(value));
+  }
+  return bytes;
+}
+
+int64_t BytesOf(const LoraConfig& config) {
+  return BytesOf(config.target_modules) + BytesOf(config.overrides);
+}
+
+}  // namespace
+
+const std::string& AdapterIdOf(const StepRequest& request) {
+  return std::visit(
+      [](const auto& r) -> const std::string& { return r.adapter_id; },
+      request);
+}
+
+uint64_t StepOf(const StepRequest& request) {
+  return std::visit(
+      [](const auto& r) -> uint64_t {
+        using Request = std::decay_t<decltype(r)>;
+        if constexpr (std::is_same_v<Request, LoadCheckpointRequest>) {
+          return 0;
+        } else {
+          return r.step;
+        }
+      },
+      request);
+}
+
+absl::Time DeadlineOf(const StepRequest& request) {
+  return std::visit([](const auto& r) { return r.deadline; }, request);
+}
+
+std::string PayloadDigest(const StepRequest& request) {
+  return std::visit([](const auto& r) { return PayloadDigest(r); }, request);
+}
+
+int64_t NumBytes(const StepResult& result) {
+  int64_t bytes = sizeof(StepResult);
+  if (const auto* train = std::get_if<TrainResult>(&result)) {
+    bytes += BytesOf(*train);
+  } else if (const auto* checkpoint = std::get_if<CheckpointInfo>(&result)) {
+    bytes += BytesOf(checkpoint->config);
+  } else if (const auto* adapter = std::get_if<AdapterInfo>(&result)) {
+    bytes += BytesOf(adapter->config) + BytesOf(adapter->snapshots);
+  }
+  return bytes;
+}
+
+}  // namespace weft
