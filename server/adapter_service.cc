@@ -147,12 +147,14 @@ class AdapterService final : public v1::AdapterService::CallbackService {
   Reactor* PublishSnapshot(Context* context,
                            const v1::PublishSnapshotRequest* request,
                            v1::PublishSnapshotResponse* response) override {
-    return RunUnary<StepReply<uint64_t>>(
+    return RunUnary<StepReply<PublishedSnapshot>>(
         core_, context, Rpc::kPublishSnapshot, *request,
         [](Engine& engine, PublishSnapshotRequest plain, auto done) {
           return engine.PublishSnapshot(std::move(plain), std::move(done));
         },
-        [response](uint64_t version) { response->set_version(version); });
+        [response](PublishedSnapshot snapshot) {
+          response->set_version(snapshot.version);
+        });
   }
 
   Reactor* ReleaseSnapshot(Context* context,

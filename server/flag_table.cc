@@ -245,6 +245,11 @@ std::vector<Flag> WorkFlags() {
                "The same for their tokens, at most --max-queue-tokens. 0: a "
                "quarter of it.",
                "TOKENS"),
+      MakeFlag(kGroup, "max-stored-reply-bytes",
+               WEFT_ENGINE(max_stored_reply_bytes),
+               "Memory for the replies that a repeated step gets again, of all "
+               "adapters; the oldest go first, the latest one stays.",
+               "BYTES"),
       MakeFlag(kGroup, "tenant-weights", WEFT_ENGINE(tenant_weights),
                "Shares of tenants in training and sampling, [1, 1000]; 1 for "
                "those not named. Metrics tell the named ones apart.",

@@ -79,6 +79,8 @@ absl::Status EngineOptions::Validate() const {
                               max_queue_requests);
   complaints.InRange<int64_t>("max-queue-tokens-per-tenant",
                               max_queue_tokens_per_tenant, 0, max_queue_tokens);
+  complaints.InRange<int64_t>("max-stored-reply-bytes", max_stored_reply_bytes,
+                              0, kMaxBytes);
   const auto weights = ParseTenantWeights(tenant_weights);
   if (!weights.ok()) complaints.Add(std::string(weights.status().message()));
   complaints.InRange<int64_t>("kv-cache-bytes", kv_cache_bytes, 0, kMaxBytes);

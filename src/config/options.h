@@ -57,6 +57,8 @@ struct EngineOptions {
   // Of one tenant, never more than of all. 0: a quarter of that.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
+  // Replies kept for repeated calls, of all adapters; the oldest go first.
+  int64_t max_stored_reply_bytes = int64_t{256} << 20;
   std::string tenant_weights;     // As ParseTenantWeights reads.
   int64_t kv_cache_bytes = 0;     // 0: sized from the machine.
   int max_decode_sequences = 64;  // Sequences per decode iteration.

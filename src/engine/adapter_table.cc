@@ -5,75 +5,60 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "src/base/status_macros.h"
 
 namespace weft::engine {
+namespace {
 
-absl::Status NoSuchAdapter(const std::string& adapter_id) {
-  return absl::NotFoundError(
-      absl::StrCat("adapter_id: '", adapter_id, "' does not exist"));
+absl::Status NoAdapter() {
+  return absl::NotFoundError("adapter_id: the adapter does not exist");
 }
 
-absl::Status AdapterTable::CheckNew(const std::string& adapter_id,
-                                    const std::string& tenant) const {
-  if (entries_.contains(adapter_id)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("adapter_id: '", adapter_id, "' exists"));
-  }
-  if (static_cast<int>(entries_.size()) >= max_adapters_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("all ", max_adapters_,
-                     " adapter slots are in use (--max-adapters); delete one"));
-  }
-  const auto of_tenant = std::ranges::count_if(
-      entries_, [&](const auto& e) { return e.second.tenant == tenant; });
-  if (of_tenant >= max_per_tenant_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "all ", max_per_tenant_, " adapter slots of tenant '", tenant,
-        "' are in use (--max-adapters-per-tenant); delete one"));
-  }
-  return absl::OkStatus();
-}
+}  // namespace
 
-absl::StatusOr<lora::Adapter*> AdapterTable::Create(
-    const std::string& adapter_id, const std::string& tenant,
-    const LoraConfig& config) {
-  WEFT_RETURN_IF_ERROR(CheckNew(adapter_id, tenant));
+lora::Adapter& AdapterTable::Create(AdapterKey key, const LoraConfig& config) {
   lora::Adapter adapter(config, shape_, compute_dtype_, device_);
-  Entry& entry = entries_[adapter_id];
-  entry.tenant = tenant;
+  Entry& entry = entries_[key];
   entry.config = config;
   entry.layout = adapter.shared_layout();
   entry.adapter = std::move(adapter);
   entry.created_at = absl::Now();
-  Renew(adapter_id, entry);
-  return &*entry.adapter;
+  return *entry.adapter;
 }
 
-lora::Adapter* AdapterTable::Find(const std::string& adapter_id) {
-  const auto it = entries_.find(adapter_id);
+lora::Adapter* AdapterTable::Find(AdapterKey key) {
+  const auto it = entries_.find(key);
   if (it == entries_.end() || !it->second.adapter) return nullptr;
   return &*it->second.adapter;
 }
 
-bool AdapterTable::Erase(const std::string& adapter_id) {
-  if (entries_.erase(adapter_id) == 0) return false;
-  MutexLock lock(&mu_);
-  infos_.erase(adapter_id);
-  return true;
-}
+bool AdapterTable::Erase(AdapterKey key) { return entries_.erase(key) > 0; }
 
-void AdapterTable::Publish(const std::string& adapter_id, uint64_t last_step) {
-  const auto it = entries_.find(adapter_id);
-  if (it == entries_.end()) return;
-  it->second.last_step = last_step;
-  Renew(adapter_id, it->second);
+dispatch::AdapterFacts AdapterTable::Facts(AdapterKey key) const {
+  const Entry& entry = entries_.at(key);
+  dispatch::AdapterFacts facts{.image_bytes = NumImageBytes(entry)};
+  AdapterInfo& info = facts.info;
+  info.config = entry.config;
+  info.num_parameters = static_cast<uint64_t>(entry.layout->num_parameters());
+  info.location = entry.location();
+  info.created_at = entry.created_at;
+  if (entry.adapter) {
+    info.optim_steps = entry.adapter->optim_steps();
+    info.version = entry.adapter->latest()->number;
+    info.resident_bytes = entry.adapter->resident_bytes();
+  } else {
+    info.optim_steps = entry.image.optim_steps;
+    info.version = entry.image.versions.front().number;
+  }
+  for (const auto& [name, snapshot] : entry.snapshots) {
+    info.snapshots.push_back(name);
+  }
+  return facts;
 }
 
 absl::StatusOr<uint64_t> AdapterTable::PublishSnapshot(
-    const std::string& adapter_id, const std::string& name) {
-  const auto it = entries_.find(adapter_id);
-  if (it == entries_.end()) return NoSuchAdapter(adapter_id);
+    AdapterKey key, const std::string& name) {
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return NoAdapter();
   Entry& entry = it->second;
   const lora::AdapterVersionPtr& latest = entry.adapter->latest();
   const auto [snapshot, inserted] = entry.snapshots.try_emplace(
@@ -83,14 +68,13 @@ absl::StatusOr<uint64_t> AdapterTable::PublishSnapshot(
         "name: snapshot '", name, "' pins version ", snapshot->second.number,
         ", the adapter is at ", latest->number, "; release it first"));
   }
-  Renew(adapter_id, entry);
   return latest->number;
 }
 
-absl::Status AdapterTable::ReleaseSnapshot(const std::string& adapter_id,
+absl::Status AdapterTable::ReleaseSnapshot(AdapterKey key,
                                            const std::string& name) {
-  const auto it = entries_.find(adapter_id);
-  if (it == entries_.end()) return NoSuchAdapter(adapter_id);
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return NoAdapter();
   Entry& entry = it->second;
   if (entry.snapshots.erase(name) == 0) {
     return absl::NotFoundError(
@@ -106,14 +90,13 @@ absl::Status AdapterTable::ReleaseSnapshot(const std::string& adapter_id,
              });
     });
   }
-  Renew(adapter_id, entry);
   return absl::OkStatus();
 }
 
 absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Version(
-    const std::string& adapter_id, const std::string& snapshot) {
-  const auto it = entries_.find(adapter_id);
-  if (it == entries_.end()) return NoSuchAdapter(adapter_id);
+    AdapterKey key, const std::string& snapshot) const {
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return NoAdapter();
   if (snapshot.empty()) return it->second.adapter->latest();
   const auto found = it->second.snapshots.find(snapshot);
   if (found == it->second.snapshots.end()) {
@@ -121,29 +104,6 @@ absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Version(
         absl::StrCat("snapshot: '", snapshot, "' does not exist"));
   }
   return found->second.version;
-}
-
-absl::StatusOr<AdapterInfo> AdapterTable::Info(
-    const std::string& adapter_id) const {
-  MutexLock lock(&mu_);
-  const auto it = infos_.find(adapter_id);
-  if (it == infos_.end()) return NoSuchAdapter(adapter_id);
-  return it->second;
-}
-
-std::vector<AdapterInfo> AdapterTable::Infos() const {
-  MutexLock lock(&mu_);
-  std::vector<AdapterInfo> infos;
-  infos.reserve(infos_.size());
-  for (const auto& [id, info] : infos_) infos.push_back(info);
-  return infos;
-}
-
-uint64_t AdapterTable::resident_bytes() const {
-  MutexLock lock(&mu_);
-  uint64_t bytes = 0;
-  for (const auto& [id, info] : infos_) bytes += info.resident_bytes;
-  return bytes;
 }
 
 AdapterLocation AdapterTable::Entry::location() const {
@@ -162,15 +122,18 @@ std::vector<lora::AdapterVersionPtr> AdapterTable::Versions(
   return versions;
 }
 
-uint64_t AdapterTable::ImageBytes(const std::string& adapter_id) const {
-  const Entry& entry = entries_.at(adapter_id);
+uint64_t AdapterTable::ImageBytes(AdapterKey key) const {
+  return NumImageBytes(entries_.at(key));
+}
+
+uint64_t AdapterTable::NumImageBytes(const Entry& entry) {
   const size_t versions =
       entry.adapter ? Versions(entry).size() : entry.image.versions.size();
   return lora::AdapterImage::NumBytes(entry.layout->num_parameters(), versions);
 }
 
-lora::AdapterImage AdapterTable::Image(const std::string& adapter_id) const {
-  const Entry& entry = entries_.at(adapter_id);
+lora::AdapterImage AdapterTable::Image(AdapterKey key) const {
+  const Entry& entry = entries_.at(key);
   if (!entry.adapter) return entry.image;
   lora::AdapterImage image = entry.adapter->ToImage();
   const std::vector<lora::AdapterVersionPtr> versions = Versions(entry);
@@ -180,30 +143,28 @@ lora::AdapterImage AdapterTable::Image(const std::string& adapter_id) const {
   return image;
 }
 
-void AdapterTable::MoveToHost(const std::string& adapter_id,
-                              lora::AdapterImage image) {
-  MoveAway(adapter_id, std::move(image), "");
+void AdapterTable::MoveToHost(AdapterKey key, lora::AdapterImage image) {
+  MoveAway(key, std::move(image), "");
 }
 
-void AdapterTable::MoveToDisk(const std::string& adapter_id,
-                              lora::AdapterImage image, std::string file) {
+void AdapterTable::MoveToDisk(AdapterKey key, lora::AdapterImage image,
+                              std::string file) {
   for (at::Tensor* tensor : image.Tensors()) tensor->reset();
-  MoveAway(adapter_id, std::move(image), std::move(file));
+  MoveAway(key, std::move(image), std::move(file));
 }
 
-void AdapterTable::MoveAway(const std::string& adapter_id,
-                            lora::AdapterImage image, std::string file) {
-  Entry& entry = entries_.at(adapter_id);
+void AdapterTable::MoveAway(AdapterKey key, lora::AdapterImage image,
+                            std::string file) {
+  Entry& entry = entries_.at(key);
   entry.adapter.reset();
   for (auto& [name, snapshot] : entry.snapshots) snapshot.version.reset();
   entry.image = std::move(image);
   entry.file = std::move(file);
-  Renew(adapter_id, entry);
 }
 
-void AdapterTable::MoveToDevice(const std::string& adapter_id,
+void AdapterTable::MoveToDevice(AdapterKey key,
                                 const lora::AdapterImage& image) {
-  Entry& entry = entries_.at(adapter_id);
+  Entry& entry = entries_.at(key);
   lora::Adapter adapter(entry.config, entry.layout, image, compute_dtype_,
                         device_);
   std::map<uint64_t, lora::AdapterVersionPtr> versions = {
@@ -222,33 +183,10 @@ void AdapterTable::MoveToDevice(const std::string& adapter_id,
   entry.adapter = std::move(adapter);
   entry.image = {};
   entry.file.clear();
-  Renew(adapter_id, entry);
 }
 
-std::string AdapterTable::File(const std::string& adapter_id) const {
-  return entries_.at(adapter_id).file;
-}
-
-void AdapterTable::Renew(const std::string& adapter_id, const Entry& entry) {
-  MutexLock lock(&mu_);
-  AdapterInfo& info = infos_[adapter_id];
-  info.adapter_id = adapter_id;
-  info.tenant = entry.tenant;
-  info.config = entry.config;
-  info.last_step = entry.last_step;
-  info.num_parameters = static_cast<uint64_t>(entry.layout->num_parameters());
-  info.location = entry.location();
-  info.created_at = entry.created_at;
-  // Off the device the others are what they were.
-  if (entry.adapter) {
-    info.optim_steps = entry.adapter->optim_steps();
-    info.version = entry.adapter->latest()->number;
-  }
-  info.resident_bytes = entry.adapter ? entry.adapter->resident_bytes() : 0;
-  info.snapshots.clear();
-  for (const auto& [name, snapshot] : entry.snapshots) {
-    info.snapshots.push_back(name);
-  }
+std::string AdapterTable::File(AdapterKey key) const {
+  return entries_.at(key).file;
 }
 
 }  // namespace weft::engine

@@ -1,9 +1,9 @@
-// The adapters of the daemon: their tensors, which only the engine thread
-// touches, and their public facts, which any thread may read.
+// The tensors of the adapters.
 //
 // An adapter is on the device, or its image is on the host, or its image's
-// tensors are in a file and the table knows which. Who moves when is decided
-// elsewhere (src/sched/residency.h); the table keeps what is where.
+// tensors are in a file and the table knows which. Which one moves when is
+// decided elsewhere (src/sched/residency.h); the table keeps what is where.
+// Threads: engine thread only, but for shape().
 #ifndef WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
 #define WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
 
@@ -13,76 +13,59 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/mutex.h"
+#include "src/dispatch/adapter_desk.h"
 #include "src/lora/adapter.h"
 #include "src/request/adapter.h"
+#include "src/request/adapter_key.h"
 
 namespace weft::engine {
 
 class AdapterTable {
  public:
   AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
-               at::Device device, int max_adapters, int max_per_tenant)
-      : shape_(shape),
-        compute_dtype_(compute_dtype),
-        device_(device),
-        max_adapters_(max_adapters),
-        max_per_tenant_(max_per_tenant) {}
+               at::Device device)
+      : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
 
-  // Engine thread.
-
-  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, in
-  // use).
-  [[nodiscard]] absl::Status CheckNew(const std::string& adapter_id,
-                                      const std::string& tenant) const;
-  // Errors as CheckNew.
-  [[nodiscard]] absl::StatusOr<lora::Adapter*> Create(
-      const std::string& adapter_id, const std::string& tenant,
-      const LoraConfig& config);
+  // A new adapter, on the device. May throw c10::Error; then there is none.
+  lora::Adapter& Create(AdapterKey key, const LoraConfig& config);
   // Null when there is none, or when it is not on the device.
-  [[nodiscard]] lora::Adapter* Find(const std::string& adapter_id);
+  [[nodiscard]] lora::Adapter* Find(AdapterKey key);
   // False when there is none. Versions that others pinned live on.
-  bool Erase(const std::string& adapter_id);
-  // Renews the public facts after a change.
-  void Publish(const std::string& adapter_id, uint64_t last_step);
+  bool Erase(AdapterKey key);
+  // What clients see of an adapter that exists.
+  [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
 
-  // ALREADY_EXISTS when the name pins another version. Returns the version.
+  // ALREADY_EXISTS when the name pins another version; NOT_FOUND. Returns the
+  // version.
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
-      const std::string& adapter_id, const std::string& name);
-  [[nodiscard]] absl::Status ReleaseSnapshot(const std::string& adapter_id,
+      AdapterKey key, const std::string& name);
+  // NOT_FOUND.
+  [[nodiscard]] absl::Status ReleaseSnapshot(AdapterKey key,
                                              const std::string& name);
   // Latest version when `snapshot` is empty; the adapter is on the device or
   // unknown. NOT_FOUND.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
-      const std::string& adapter_id, const std::string& snapshot);
+      AdapterKey key, const std::string& snapshot) const;
 
   // Moves; the adapter exists.
 
   // Bytes of its image.
-  [[nodiscard]] uint64_t ImageBytes(const std::string& adapter_id) const;
-  // Of one on the device: makes it, which may throw c10::Error. Of one on the
-  // host: shares it. Of one on disk: without tensors.
-  [[nodiscard]] lora::AdapterImage Image(const std::string& adapter_id) const;
+  [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
+  // The image of one on the device is made now, which may throw c10::Error;
+  // that of one on the host is shared; that of one on disk has no tensors.
+  [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
   // Frees what the adapter has on the device.
-  void MoveToHost(const std::string& adapter_id, lora::AdapterImage image);
+  void MoveToHost(AdapterKey key, lora::AdapterImage image);
   // Frees the image's tensors too; they are in `file`.
-  void MoveToDisk(const std::string& adapter_id, lora::AdapterImage image,
-                  std::string file);
+  void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
   // May throw c10::Error; then nothing has changed.
-  void MoveToDevice(const std::string& adapter_id,
-                    const lora::AdapterImage& image);
+  void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
   // Empty unless it is on disk.
-  [[nodiscard]] std::string File(const std::string& adapter_id) const;
+  [[nodiscard]] std::string File(AdapterKey key) const;
 
   // Any thread.
-
-  [[nodiscard]] absl::StatusOr<AdapterInfo> Info(
-      const std::string& adapter_id) const;
-  [[nodiscard]] std::vector<AdapterInfo> Infos() const;
-  [[nodiscard]] uint64_t resident_bytes() const;
   [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
 
  private:
@@ -91,15 +74,13 @@ class AdapterTable {
     lora::AdapterVersionPtr version;  // Null off the device.
   };
   struct Entry {
-    std::string tenant;
     LoraConfig config;
     std::shared_ptr<const lora::AdapterLayout> layout;
     std::optional<lora::Adapter> adapter;  // On the device.
     lora::AdapterImage image;              // Off the device.
-    std::string file;                      // Of the image's tensors.
+    std::string file;                      // Has the image's tensors.
     std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
-    uint64_t last_step = 0;
 
     [[nodiscard]] AdapterLocation location() const;
   };
@@ -107,23 +88,14 @@ class AdapterTable {
   // Distinct versions that the adapter holds, the latest first.
   [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
       const Entry& entry);
-  void MoveAway(const std::string& adapter_id, lora::AdapterImage image,
-                std::string file);
-  void Renew(const std::string& adapter_id, const Entry& entry);
+  [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);
+  void MoveAway(AdapterKey key, lora::AdapterImage image, std::string file);
 
   const lora::ModelShape shape_;
   const at::ScalarType compute_dtype_;
   const at::Device device_;
-  const int max_adapters_;
-  const int max_per_tenant_;
-  std::map<std::string, Entry> entries_;
-
-  mutable Mutex mu_;
-  std::map<std::string, AdapterInfo> infos_ ABSL_GUARDED_BY(mu_);
+  std::map<AdapterKey, Entry> entries_;
 };
-
-// "adapter 'x' does not exist".
-[[nodiscard]] absl::Status NoSuchAdapter(const std::string& adapter_id);
 
 }  // namespace weft::engine
 

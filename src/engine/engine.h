@@ -1,9 +1,10 @@
 // The engine as the server sees it: requests in, results out, no tensors.
 //
 // Threads: every method may be called from any thread and never blocks on the
-// device. A callback runs exactly once, on a completion thread of the engine
-// or, when the request is refused at the door, on the caller's thread before
-// the method returns. Callbacks must not block.
+// device. A callback runs exactly once: on the engine's reply thread, in the
+// order in which requests end, or on the caller's thread before the method
+// returns. The latter is so when a request is refused at once, and for
+// GetAdapter and ListAdapters. Callbacks must not block.
 #ifndef WEFT_SRC_ENGINE_ENGINE_H_
 #define WEFT_SRC_ENGINE_ENGINE_H_
 
@@ -18,7 +19,9 @@
 #include "src/config/options.h"
 #include "src/config/world.h"
 #include "src/request/adapter.h"
+#include "src/request/reply.h"
 #include "src/request/sample.h"
+#include "src/request/step.h"
 #include "src/request/train.h"
 
 namespace prometheus {
@@ -43,32 +46,6 @@ struct EngineInfo {
   bool has_byte_decoder = false;  // Byte-string stops are possible.
 };
 
-template <typename T>
-using Callback = std::function<void(absl::StatusOr<T>)>;
-
-// Lets the caller cancel work that has not run yet: safe to call at any time,
-// from any thread; the request's callback still runs, with CANCELLED when the
-// cancellation came in time. A default-made handle does nothing.
-class CancelHandle {
- public:
-  CancelHandle() = default;
-  explicit CancelHandle(std::function<void()> cancel)
-      : cancel_(std::move(cancel)) {}
-  void Cancel() const {
-    if (cancel_) cancel_();
-  }
-
- private:
-  std::function<void()> cancel_;
-};
-
-// A result, and whether it was stored from an earlier, equal call.
-template <typename T>
-struct StepReply {
-  T result;
-  bool replayed = false;
-};
-
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -84,8 +61,8 @@ class Engine {
   virtual CancelHandle OptimStep(OptimStepRequest request,
                                  Callback<StepReply<OptimStepResult>> done) = 0;
 
-  // `on_delta` may be empty; otherwise it runs on a completion thread for each
-  // new piece, in order, before `done`.
+  // `on_delta` may be empty; otherwise it runs on the reply thread for each new
+  // piece, in order, before `done`.
   virtual CancelHandle Sample(SampleRequest request,
                               std::function<void(SampleDelta)> on_delta,
                               Callback<SampleResult> done) = 0;
@@ -106,8 +83,9 @@ class Engine {
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
                                 Callback<bool> done) = 0;
-  virtual CancelHandle PublishSnapshot(PublishSnapshotRequest request,
-                                       Callback<StepReply<uint64_t>> done) = 0;
+  virtual CancelHandle PublishSnapshot(
+      PublishSnapshotRequest request,
+      Callback<StepReply<PublishedSnapshot>> done) = 0;
   virtual void ReleaseSnapshot(ReleaseSnapshotRequest request,
                                Callback<bool> done) = 0;
   virtual void ExportAdapter(ExportAdapterRequest request,

@@ -1,24 +1,42 @@
 #include "src/engine/engine_impl.h"
 
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <pthread.h>
+
+#include <map>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "src/engine/head_options.h"
 #include "src/engine/torch_guard.h"
 
 namespace weft::engine {
 namespace {
 
-sched::SchedulerOptions SchedulerOptionsOf(const EngineOptions& options) {
-  return {
-      .max_batch_tokens = options.max_batch_tokens,
-      .queue = {.max_requests = options.max_queue_requests,
-                .max_tokens = options.max_queue_tokens,
-                .max_requests_per_tenant =
-                    options.max_queue_requests_per_tenant,
-                .max_tokens_per_tenant = options.max_queue_tokens_per_tenant},
-      .sampling_share = options.sampling_share,
-      .tenant_weights = *ParseTenantWeights(options.tenant_weights)};
+// How long the thread sleeps when there is nothing to do: bounds how old the
+// heartbeat gets.
+constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
+
+// As `top -H` shows it and its compute threads, which inherit the name.
+constexpr const char* kThreadName = "weft-engine";
+
+dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
+  return {.scheduler = {.max_batch_tokens = options.max_batch_tokens,
+                        .queue = {.max_requests = options.max_queue_requests,
+                                  .max_tokens = options.max_queue_tokens,
+                                  .max_requests_per_tenant =
+                                      options.max_queue_requests_per_tenant,
+                                  .max_tokens_per_tenant =
+                                      options.max_queue_tokens_per_tenant},
+                        .sampling_share = options.sampling_share,
+                        .tenant_weights =
+                            *ParseTenantWeights(options.tenant_weights)},
+          .residency = {.max_resident = options.max_resident_adapters,
+                        .host_bytes =
+                            static_cast<uint64_t>(options.adapter_host_bytes)},
+          .max_adapters = options.max_adapters,
+          .max_adapters_per_tenant = options.max_adapters_per_tenant,
+          .max_stored_reply_bytes = options.max_stored_reply_bytes};
 }
 
 // Those that metrics tell apart.
@@ -29,61 +47,106 @@ std::vector<std::string> NamedTenants(const EngineOptions& options) {
   return names;
 }
 
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
 }  // namespace
 
 EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
     : parts_(std::move(parts)),
-      probe_(registry, NamedTenants(parts_.options)),
+      probe_(registry),
+      dispatch_metrics_(registry, NamedTenants(parts_.options)),
       group_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
              std::move(parts_.links)),
+      guard_(parts_.device.get(), &group_),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
-                parts_.decoder->device(), parts_.options.max_adapters,
-                parts_.options.max_adapters_per_tenant),
+                parts_.decoder->device()),
       adapter_io_(parts_.options.checkpoint_dir, parts_.model_name,
                   parts_.decoder->config().shape()),
-      train_runner_(
-          &group_, {.share_prompts = parts_.options.share_prompts,
-                    .checkpointing = parts_.options.gradient_checkpointing,
-                    .memory_budget_bytes = parts_.options.memory_budget_bytes}),
       sample_loop_(&group_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,
                     .max_decode_sequences = parts_.options.max_decode_sequences,
                     .max_prefill_tokens = parts_.options.max_batch_tokens,
                     .decode_graphs = parts_.options.decode_graphs},
                    parts_.token_bytes.get(), &probe_),
-      scheduler_(SchedulerOptionsOf(parts_.options)),
-      residency_({.max_resident = parts_.options.max_resident_adapters,
-                  .host_bytes = static_cast<uint64_t>(
-                      parts_.options.adapter_host_bytes)}) {
+      dispatcher_(
+          DispatchOptionsOf(parts_.options),
+          {.clock = &clock_,
+           .post_reply =
+               [this](dispatch::Task task) { replies_.Post(std::move(task)); },
+           .metrics = &dispatch_metrics_}),
+      context_{.options = parts_.options,
+               .dispatcher = dispatcher_,
+               .device = *parts_.device,
+               .guard = guard_,
+               .adapters = adapters_,
+               .files = adapter_io_,
+               .probe = probe_,
+               .io = io_,
+               .replies = replies_},
+      mover_(&context_, parts_.spill.get()),
+      trainer_(&context_, &group_),
+      step_executor_(&context_),
+      sample_runner_(&context_, &sample_loop_),
+      manager_(&context_, &mover_,
+               [this](uint64_t step_id) { trainer_.Forget(step_id); }) {
   if (parts_.memory.has_value()) probe_.SetMemorySplit(*parts_.memory);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
 }
 
 EngineImpl::~EngineImpl() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-  }
-  changed_.NotifyAll();
+  dispatcher_.Stop();
   thread_.join();
-  // Who is gone already was logged.
+  // A rank that is gone already was logged.
   RunGuarded("stopping the other ranks", [this] {
     group_.Stop();
   }).IgnoreError();
-  // Nothing runs any more: whoever still waits is told.
-  const absl::Status stopped =
-      absl::UnavailableError("the server stopped before the request ran");
-  for (const auto& [ticket, task] : slot_tasks_) task(stopped);
-  for (const auto& [adapter, tasks] : adapter_tasks_) {
-    for (const RoomTask& task : tasks) task(stopped);
+  dispatcher_.Close(
+      absl::UnavailableError("the server stopped before the request ran"));
+}
+
+void EngineImpl::Loop() {
+  pthread_setname_np(pthread_self(), kThreadName);
+  // No autograd anywhere: gradients are written by hand.
+  const at::InferenceMode no_autograd;
+  // Of this thread; kernels of ours run on it.
+  const c10::DeviceGuard on_device(parts_.decoder->device());
+  ShowDevice();
+  while (std::optional<dispatch::Work> work =
+             dispatcher_.Next(sample_loop_.active(), kIdleWait)) {
+    Run(*work);
+    probe_.Heartbeat();
   }
-  MutexLock lock(&mu_);
-  while (!steps_.empty()) DropStep(steps_.begin()->first, stopped);
-  while (!samples_.empty()) DropSample(samples_.begin()->first, stopped);
-  for (Callback<bool>& done : std::exchange(drain_waiters_, {})) {
-    completions_.Post([done = std::move(done), stopped] { done(stopped); });
+}
+
+void EngineImpl::Run(dispatch::Work& work) {
+  if (std::holds_alternative<dispatch::Idle>(work)) {
+    guard_.PingWhenDue();
+    return;
   }
+  std::visit(
+      Overloaded{
+          [](dispatch::RunTasks& run) {
+            for (dispatch::Task& task : run.tasks) task();
+          },
+          [this](dispatch::RunMove& run) { mover_.Run(run.move); },
+          [this](dispatch::RunTrain& run) { trainer_.Run(run); },
+          [this](dispatch::RunStep& run) { step_executor_.Run(run.step); },
+          [this](dispatch::RunDecode&) { sample_runner_.Decode(); },
+          [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
+          [](dispatch::Idle&) {}},
+      work);
+  ShowDevice();
+}
+
+void EngineImpl::ShowDevice() {
+  // A lost device is asked nothing.
+  if (!failure().ok()) return;
+  const DeviceMemory memory = parts_.device->Memory();
+  probe_.SetDeviceMemory(memory.total, memory.reserved, memory.allocated);
 }
 
 }  // namespace weft::engine

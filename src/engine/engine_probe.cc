@@ -5,13 +5,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "src/config/options.h"
 
 namespace weft::engine {
 namespace {
-
-// In the order of sched::WorkKind.
-const std::vector<std::string> kKinds = {"train", "optim", "io", "sample"};
 
 enum Phase : size_t { kTrain, kForward, kOptim, kPrefill, kDecode };
 const std::vector<std::string> kPhases = {"train", "forward", "optim",
@@ -24,33 +20,6 @@ const std::vector<std::string> kBatches = {"train", "prefill", "decode"};
 // children are made up front.
 const std::vector<std::string> kCheckpointOutcomes = {"save_ok", "save_error",
                                                       "load_ok", "load_error"};
-
-std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
-  tenants.emplace_back(kOtherTenants);
-  return tenants;
-}
-
-// In the order of AdapterLocation.
-const std::vector<std::string> kLocations = {"device", "host", "disk"};
-
-enum Direction : size_t {
-  kDeviceToHost,
-  kDeviceToDisk,
-  kHostToDisk,
-  kHostToDevice,
-  kDiskToDevice
-};
-const std::vector<std::string> kDirections = {
-    "device_to_host", "device_to_disk", "host_to_disk", "host_to_device",
-    "disk_to_device"};
-
-Direction DirectionOf(AdapterLocation from, AdapterLocation to) {
-  if (to == AdapterLocation::kDevice) {
-    return from == AdapterLocation::kHost ? kHostToDevice : kDiskToDevice;
-  }
-  if (to == AdapterLocation::kHost) return kDeviceToHost;
-  return from == AdapterLocation::kHost ? kHostToDisk : kDeviceToDisk;
-}
 
 // What a device's memory was given to; those that memory can limit come first.
 enum Part : size_t {
@@ -72,26 +41,9 @@ std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
 
 }  // namespace
 
-EngineProbe::EngineProbe(prometheus::Registry* registry,
-                         std::vector<std::string> tenants)
-    : tenants_(std::move(tenants)),
-      heartbeat_(AddGauge(registry, "weft_engine_heartbeat_timestamp_seconds",
+EngineProbe::EngineProbe(prometheus::Registry* registry)
+    : heartbeat_(AddGauge(registry, "weft_engine_heartbeat_timestamp_seconds",
                           "Unix time at which the engine thread last moved.")),
-      queue_depth_(registry, "weft_queue_depth", "Requests that wait, by kind.",
-                   "kind", kKinds),
-      tenant_queue_depth_(registry, "weft_tenant_queue_depth",
-                          "Requests that wait, by tenant.", "tenant",
-                          TenantLabels(tenants_)),
-      tenant_train_tokens_(registry, "weft_tenant_train_tokens_total",
-                           "Tokens of ForwardBackward and Forward, by tenant.",
-                           "tenant", TenantLabels(tenants_)),
-      tenant_sample_tokens_(registry, "weft_tenant_sample_tokens_total",
-                            "Tokens of finished samples and their prompts, by "
-                            "tenant.",
-                            "tenant", TenantLabels(tenants_)),
-      queue_wait_(registry, "weft_queue_wait_seconds",
-                  "Time from acceptance to start.", StepBuckets(), "kind",
-                  kKinds),
       train_tokens_(AddCounter(registry, "weft_train_tokens_total",
                                "Tokens of ForwardBackward and Forward.")),
       prompt_tokens_(
@@ -125,22 +77,6 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
       first_token_(AddHistogram(registry, "weft_time_to_first_token_seconds",
                                 "Time from acceptance to the first token.",
                                 StepBuckets())),
-      adapters_(registry, "weft_adapters", "Adapters, by location.", "location",
-                kLocations),
-      adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
-                              "Bytes of all adapters on the device.")),
-      moves_(registry, "weft_adapter_moves_total",
-             "Adapters moved, by direction.", "direction", kDirections),
-      moved_bytes_(registry, "weft_adapter_moved_bytes_total",
-                   "Bytes of adapters moved, by direction.", "direction",
-                   kDirections),
-      failed_moves_(registry, "weft_adapter_move_failures_total",
-                    "Adapters that could not be moved, by direction.",
-                    "direction", kDirections),
-      swap_in_(AddHistogram(registry, "weft_adapter_swap_in_seconds",
-                            "Time from the first work for an adapter that is "
-                            "not on the device until it is there.",
-                            StepBuckets())),
       kv_used_(AddGauge(registry, "weft_kv_cache_used_bytes",
                         "Bytes of key/value pages that sequences use.")),
       prefix_bytes_(AddGauge(registry, "weft_prefix_cache_bytes",
@@ -183,42 +119,6 @@ EngineProbe::EngineProbe(prometheus::Registry* registry,
 
 void EngineProbe::Heartbeat() {
   heartbeat_.Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
-}
-
-void EngineProbe::SetQueues(const sched::Scheduler& scheduler) {
-  for (int kind = 0; kind < sched::kNumWorkKinds; ++kind) {
-    queue_depth_[kind].Set(static_cast<double>(
-        scheduler.QueueDepth(static_cast<sched::WorkKind>(kind))));
-  }
-  int64_t others = scheduler.room().total().requests;
-  for (size_t i = 0; i < tenants_.size(); ++i) {
-    const int64_t depth = scheduler.room().LoadOf(tenants_[i]).requests;
-    tenant_queue_depth_[i].Set(static_cast<double>(depth));
-    others -= depth;
-  }
-  tenant_queue_depth_[tenants_.size()].Set(static_cast<double>(others));
-}
-
-size_t EngineProbe::LabelOf(std::string_view tenant) const {
-  return static_cast<size_t>(std::ranges::find(tenants_, tenant) -
-                             tenants_.begin());
-}
-
-void EngineProbe::CountTenantTrain(std::string_view tenant,
-                                   int64_t num_tokens) {
-  tenant_train_tokens_[LabelOf(tenant)].Increment(
-      static_cast<double>(num_tokens));
-}
-
-void EngineProbe::CountTenantSample(std::string_view tenant,
-                                    int64_t num_tokens) {
-  tenant_sample_tokens_[LabelOf(tenant)].Increment(
-      static_cast<double>(num_tokens));
-}
-
-void EngineProbe::ObserveWait(sched::WorkKind kind, absl::Time accepted_at) {
-  queue_wait_[static_cast<size_t>(kind)].Observe(
-      absl::ToDoubleSeconds(absl::Now() - accepted_at));
 }
 
 void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,
@@ -302,29 +202,6 @@ void EngineProbe::SetMemorySplit(const MemorySplit& split) {
   set_short(kAdapters, split.adapters_limit);
   set(batch_tokens_limit_, split.batch_tokens);
   set(recomputed_layers_, split.recomputed_layers);
-}
-
-void EngineProbe::SetAdapters(
-    const std::array<int, kNumAdapterLocations>& by_location, uint64_t bytes) {
-  for (size_t i = 0; i < by_location.size(); ++i) {
-    adapters_[i].Set(by_location[i]);
-  }
-  adapter_bytes_.Set(static_cast<double>(bytes));
-}
-
-void EngineProbe::CountMove(AdapterLocation from, AdapterLocation to, bool ok,
-                            uint64_t bytes) {
-  const Direction direction = DirectionOf(from, to);
-  if (!ok) {
-    failed_moves_[direction].Increment();
-    return;
-  }
-  moves_[direction].Increment();
-  moved_bytes_[direction].Increment(static_cast<double>(bytes));
-}
-
-void EngineProbe::ObserveSwapIn(absl::Duration waited) {
-  swap_in_.Observe(absl::ToDoubleSeconds(waited));
 }
 
 void EngineProbe::ObserveCheckpoint(std::string_view op, bool ok,

@@ -3,33 +3,21 @@
 #ifndef WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 #define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 
-#include <array>
 #include <cstdint>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/time/time.h"
 #include "src/engine/memory_split.h"
 #include "src/metrics/metrics.h"
-#include "src/request/adapter.h"
-#include "src/sched/scheduler.h"
 
 namespace weft::engine {
 
 // Threads: any.
 class EngineProbe {
  public:
-  // `tenants`: those with labels of their own; the others share one.
-  explicit EngineProbe(prometheus::Registry* registry,
-                       std::vector<std::string> tenants = {});
+  explicit EngineProbe(prometheus::Registry* registry);
 
   void Heartbeat();
-  void SetQueues(const sched::Scheduler& scheduler);
-  // Tokens of requests that were run, by the tenant they were run for.
-  void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
-  void CountTenantSample(std::string_view tenant, int64_t num_tokens);
-  void ObserveWait(sched::WorkKind kind, absl::Time accepted_at);
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   void ObserveOptim(double grad_norm, absl::Duration elapsed);
@@ -47,26 +35,11 @@ class EngineProbe {
   void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
   // Once: what was given away at the start.
   void SetMemorySplit(const MemorySplit& split);
-  // `by_location` in the order of AdapterLocation; `bytes` on the device.
-  void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
-                   uint64_t bytes);
-  // `bytes` count when the move succeeded.
-  void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
-                 uint64_t bytes);
-  void ObserveSwapIn(absl::Duration waited);
   // `op` is "save" or "load".
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
 
  private:
-  [[nodiscard]] size_t LabelOf(std::string_view tenant) const;
-
-  const std::vector<std::string> tenants_;
   prometheus::Gauge& heartbeat_;
-  LabelledGauges queue_depth_;
-  LabelledGauges tenant_queue_depth_;
-  LabelledCounters tenant_train_tokens_;
-  LabelledCounters tenant_sample_tokens_;
-  LabelledHistograms queue_wait_;
   prometheus::Counter& train_tokens_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& sampled_tokens_;
@@ -79,12 +52,6 @@ class EngineProbe {
   prometheus::Gauge& decode_graphs_;
   prometheus::Gauge& decode_graph_bytes_;
   prometheus::Histogram& first_token_;
-  LabelledGauges adapters_;
-  prometheus::Gauge& adapter_bytes_;
-  LabelledCounters moves_;
-  LabelledCounters moved_bytes_;
-  LabelledCounters failed_moves_;
-  prometheus::Histogram& swap_in_;
   prometheus::Gauge& kv_used_;
   prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& kv_capacity_;

@@ -25,7 +25,6 @@
 #include "absl/types/span.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/kv_pool.h"
-#include "src/engine/work.h"
 #include "src/group/group.h"
 #include "src/lora/adapter.h"
 #include "src/sampling/draw_rows.h"

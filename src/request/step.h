@@ -1,5 +1,5 @@
-// A step: one numbered call on an adapter. Its requests and results as variants,
-// alternative by alternative.
+// A step: one numbered call on an adapter. Its requests and results as
+// variants, alternative by alternative.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 

@@ -13,7 +13,6 @@ namespace weft::engine {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using enum absl::StatusCode;
 
 constexpr lora::ModelShape kShape = {.num_layers = 1,
@@ -22,175 +21,125 @@ constexpr lora::ModelShape kShape = {.num_layers = 1,
                                      .kv_width = 4,
                                      .ffn = 10,
                                      .vocab = 12};
+constexpr auto kA = static_cast<AdapterKey>(1);
+constexpr auto kB = static_cast<AdapterKey>(2);
 
 class AdapterTableTest : public ::testing::Test {
  protected:
   // What an optimizer step does.
-  void Step(const std::string& id) {
-    lora::Adapter* adapter = table_.Find(id);
+  void Step(AdapterKey key) {
+    lora::Adapter* adapter = table_.Find(key);
     at::Tensor next = adapter->NextWeights();
     next.fill_(static_cast<double>(adapter->optim_steps() + 1));
     adapter->FinishStep(next);
-    table_.Publish(id, adapter->optim_steps());
   }
 
-  AdapterTable table_{kShape, at::kFloat, at::kCPU, /*max_adapters=*/3,
-                      /*max_per_tenant=*/2};
+  AdapterTable table_{kShape, at::kFloat, at::kCPU};
 };
 
 TEST_F(AdapterTableTest, FindsWhatWasCreated) {
-  const absl::StatusOr<lora::Adapter*> created =
-      table_.Create("a", "tenant", {.rank = 2});
-  ASSERT_THAT(created, IsOk());
-  EXPECT_EQ(table_.Find("a"), *created);
-  EXPECT_EQ(table_.Find("b"), nullptr);
-  EXPECT_EQ(table_.Find(""), nullptr);
+  const lora::Adapter& created = table_.Create(kA, {.rank = 2});
+  EXPECT_EQ(table_.Find(kA), &created);
+  EXPECT_EQ(table_.Find(kB), nullptr);
+  EXPECT_EQ(table_.Find(AdapterKey::kBaseModel), nullptr);
 }
 
-TEST_F(AdapterTableTest, RefusesASecondOfTheSameName) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.Create("a", "tenant", {.rank = 4}),
-              IsStatus(kAlreadyExists, "'a'"));
-  EXPECT_EQ(table_.Find("a")->config().rank, 2);
+TEST_F(AdapterTableTest, ErasesOnce) {
+  table_.Create(kA, {.rank = 2});
+  EXPECT_TRUE(table_.Erase(kA));
+  EXPECT_FALSE(table_.Erase(kA));
+  EXPECT_EQ(table_.Find(kA), nullptr);
 }
 
-TEST_F(AdapterTableTest, RefusesMoreThanItsSlotsUntilOneIsFree) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.Create("b", "tenant", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.Create("c", "another", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.Create("d", "another", {.rank = 2}),
-              IsStatus(kResourceExhausted, "all 3 adapter slots"));
-  EXPECT_TRUE(table_.Erase("a"));
-  EXPECT_THAT(table_.Create("d", "another", {.rank = 2}), IsOk());
-}
-
-TEST_F(AdapterTableTest, RefusesATenantMoreThanItsSlotsUntilOneIsFree) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.Create("b", "tenant", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.Create("c", "tenant", {.rank = 2}),
-              IsStatus(kResourceExhausted,
-                       "all 2 adapter slots of tenant 'tenant' are in use "
-                       "(--max-adapters-per-tenant)"));
-  EXPECT_THAT(table_.Info("c"), IsStatus(kNotFound, "'c'"));
-  EXPECT_TRUE(table_.Erase("a"));
-  ASSERT_THAT(table_.Create("c", "tenant", {.rank = 2}), IsOk());
-  EXPECT_EQ(table_.Info("c")->tenant, "tenant");
-}
-
-TEST_F(AdapterTableTest, ErasesOnceAndForgetsTheFacts) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
-  EXPECT_TRUE(table_.Erase("a"));
-  EXPECT_FALSE(table_.Erase("a"));
-  EXPECT_THAT(table_.Info("a"), IsStatus(kNotFound, "'a'"));
-  EXPECT_THAT(table_.Infos(), IsEmpty());
-  EXPECT_EQ(table_.resident_bytes(), 0u);
-  // A result that comes after the end must not bring the facts back.
-  table_.Publish("a", 3);
-  EXPECT_THAT(table_.Infos(), IsEmpty());
-}
-
-TEST_F(AdapterTableTest, TellsTheFactsOfTheLastPublish) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2, .alpha = 6}), IsOk());
-  Step("a");
-  table_.Publish("a", 41);
-  const absl::StatusOr<AdapterInfo> info = table_.Info("a");
-  ASSERT_THAT(info, IsOk());
-  EXPECT_EQ(info->adapter_id, "a");
-  EXPECT_EQ(info->config.alpha, 6);
-  EXPECT_EQ(info->last_step, 41u);
-  EXPECT_EQ(info->optim_steps, 1u);
-  EXPECT_EQ(info->version, 2u);
-  EXPECT_EQ(info->num_parameters,
-            static_cast<uint64_t>(table_.Find("a")->layout().num_parameters()));
-  EXPECT_EQ(info->resident_bytes, info->num_parameters * 20);
-}
-
-TEST_F(AdapterTableTest, SumsTheBytesOfAllAdapters) {
-  ASSERT_THAT(table_.Create("b", "tenant", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 4}), IsOk());
-  const std::vector<AdapterInfo> infos = table_.Infos();
-  ASSERT_EQ(infos.size(), 2u);
-  EXPECT_EQ(infos[0].adapter_id, "a");
-  EXPECT_EQ(infos[0].resident_bytes, 2 * infos[1].resident_bytes);
-  EXPECT_EQ(table_.resident_bytes(), 3 * infos[1].resident_bytes);
+TEST_F(AdapterTableTest, TellsTheFactsOfNow) {
+  table_.Create(kA, {.rank = 2, .alpha = 6});
+  Step(kA);
+  const AdapterInfo info = table_.Facts(kA).info;
+  EXPECT_EQ(info.config.alpha, 6);
+  EXPECT_EQ(info.optim_steps, 1u);
+  EXPECT_EQ(info.version, 2u);
+  EXPECT_EQ(info.num_parameters,
+            static_cast<uint64_t>(table_.Find(kA)->layout().num_parameters()));
+  EXPECT_EQ(info.resident_bytes, info.num_parameters * 20);
 }
 
 TEST_F(AdapterTableTest, ASnapshotKeepsItsWeightsThroughSteps) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2, .seed = 3}), IsOk());
-  const std::vector<float> weights = table_.Find("a")->latest()->HostWeights();
-  EXPECT_THAT(table_.PublishSnapshot("a", "first"), IsOkAndHolds(1));
-  Step("a");
-  Step("a");
-  EXPECT_EQ((*table_.Version("a", "first"))->HostWeights(), weights);
-  EXPECT_EQ((*table_.Version("a", ""))->number, 3u);
-  EXPECT_THAT(table_.Info("a")->snapshots, ElementsAre("first"));
+  table_.Create(kA, {.rank = 2, .seed = 3});
+  const std::vector<float> weights = table_.Find(kA)->latest()->HostWeights();
+  EXPECT_THAT(table_.PublishSnapshot(kA, "first"), IsOkAndHolds(1));
+  Step(kA);
+  Step(kA);
+  EXPECT_EQ((*table_.Version(kA, "first"))->HostWeights(), weights);
+  EXPECT_EQ((*table_.Version(kA, ""))->number, 3u);
+  EXPECT_THAT(table_.Facts(kA).info.snapshots, ElementsAre("first"));
 }
 
 TEST_F(AdapterTableTest, PublishingTheSameVersionAgainIsNoError) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsOkAndHolds(1));
-  EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsOkAndHolds(1));
-  Step("a");
-  EXPECT_THAT(table_.PublishSnapshot("a", "s"),
+  table_.Create(kA, {.rank = 2});
+  EXPECT_THAT(table_.PublishSnapshot(kA, "s"), IsOkAndHolds(1));
+  EXPECT_THAT(table_.PublishSnapshot(kA, "s"), IsOkAndHolds(1));
+  Step(kA);
+  EXPECT_THAT(table_.PublishSnapshot(kA, "s"),
               IsStatus(kAlreadyExists, "pins version 1"));
-  EXPECT_THAT(table_.ReleaseSnapshot("a", "s"), IsOk());
-  EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsOkAndHolds(2));
+  EXPECT_THAT(table_.ReleaseSnapshot(kA, "s"), IsOk());
+  EXPECT_THAT(table_.PublishSnapshot(kA, "s"), IsOkAndHolds(2));
 }
 
 TEST_F(AdapterTableTest, RefusesSnapshotsThatAreNotThere) {
-  EXPECT_THAT(table_.PublishSnapshot("a", "s"), IsStatus(kNotFound, "'a'"));
-  EXPECT_THAT(table_.ReleaseSnapshot("a", "s"), IsStatus(kNotFound, "'a'"));
-  EXPECT_THAT(table_.Version("a", ""), IsStatus(kNotFound, "'a'"));
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2}), IsOk());
-  EXPECT_THAT(table_.ReleaseSnapshot("a", "s"), IsStatus(kNotFound, "'s'"));
-  EXPECT_THAT(table_.Version("a", "s"), IsStatus(kNotFound, "'s'"));
+  EXPECT_THAT(table_.PublishSnapshot(kA, "s"),
+              IsStatus(kNotFound, "does not exist"));
+  EXPECT_THAT(table_.ReleaseSnapshot(kA, "s"),
+              IsStatus(kNotFound, "does not exist"));
+  EXPECT_THAT(table_.Version(kA, ""), IsStatus(kNotFound, "does not exist"));
+  table_.Create(kA, {.rank = 2});
+  EXPECT_THAT(table_.ReleaseSnapshot(kA, "s"), IsStatus(kNotFound, "'s'"));
+  EXPECT_THAT(table_.Version(kA, "s"), IsStatus(kNotFound, "'s'"));
 }
 
 TEST_F(AdapterTableTest, APinnedVersionOutlivesItsAdapter) {
-  ASSERT_THAT(table_.Create("a", "tenant", {.rank = 2, .seed = 3}), IsOk());
-  const absl::StatusOr<lora::AdapterVersionPtr> pinned =
-      table_.Version("a", "");
+  table_.Create(kA, {.rank = 2, .seed = 3});
+  const absl::StatusOr<lora::AdapterVersionPtr> pinned = table_.Version(kA, "");
   ASSERT_THAT(pinned, IsOk());
   const std::vector<float> weights = (*pinned)->HostWeights();
-  EXPECT_TRUE(table_.Erase("a"));
+  EXPECT_TRUE(table_.Erase(kA));
   EXPECT_EQ((*pinned)->HostWeights(), weights);
 }
 
 TEST_F(AdapterTableTest, AnAdapterIsOnTheDeviceOnTheHostOrOnDisk) {
-  ASSERT_THAT(table_.Create("a", "a", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.PublishSnapshot("a", "old"), IsOk());
-  ASSERT_THAT(table_.PublishSnapshot("a", "same"), IsOk());
-  Step("a");
-  const uint64_t n = table_.Info("a")->num_parameters;
-  EXPECT_EQ(table_.ImageBytes("a"), 20 * n) << "two versions";
-  table_.MoveToHost("a", table_.Image("a"));
-  EXPECT_EQ(table_.Find("a"), nullptr);
-  EXPECT_EQ(table_.resident_bytes(), 0u);
-  EXPECT_EQ(table_.Info("a")->location, AdapterLocation::kHost);
-  lora::AdapterImage image = table_.Image("a");
-  table_.MoveToDisk("a", image, "file");
-  EXPECT_EQ(table_.File("a"), "file");
-  EXPECT_EQ(table_.Info("a")->location, AdapterLocation::kDisk);
-  EXPECT_FALSE(table_.Image("a").gradient_N.defined());
-  table_.MoveToDevice("a", image);
-  EXPECT_EQ(table_.File("a"), "");
-  EXPECT_EQ(table_.Info("a")->location, AdapterLocation::kDevice);
-  EXPECT_EQ(table_.Version("a", "")->get()->number, 2u);
-  EXPECT_EQ(table_.Version("a", "old")->get()->number, 1u);
-  EXPECT_EQ(*table_.Version("a", "old"), *table_.Version("a", "same"));
+  table_.Create(kA, {.rank = 2});
+  ASSERT_THAT(table_.PublishSnapshot(kA, "old"), IsOk());
+  ASSERT_THAT(table_.PublishSnapshot(kA, "same"), IsOk());
+  Step(kA);
+  const uint64_t n = table_.Facts(kA).info.num_parameters;
+  EXPECT_EQ(table_.ImageBytes(kA), 20 * n) << "two versions";
+  table_.MoveToHost(kA, table_.Image(kA));
+  EXPECT_EQ(table_.Find(kA), nullptr);
+  EXPECT_EQ(table_.Facts(kA).info.resident_bytes, 0u);
+  EXPECT_EQ(table_.Facts(kA).info.location, AdapterLocation::kHost);
+  lora::AdapterImage image = table_.Image(kA);
+  table_.MoveToDisk(kA, image, "file");
+  EXPECT_EQ(table_.File(kA), "file");
+  EXPECT_EQ(table_.Facts(kA).info.location, AdapterLocation::kDisk);
+  EXPECT_FALSE(table_.Image(kA).gradient_N.defined());
+  table_.MoveToDevice(kA, image);
+  EXPECT_EQ(table_.File(kA), "");
+  EXPECT_EQ(table_.Facts(kA).info.location, AdapterLocation::kDevice);
+  EXPECT_EQ(table_.Version(kA, "")->get()->number, 2u);
+  EXPECT_EQ(table_.Version(kA, "old")->get()->number, 1u);
+  EXPECT_EQ(*table_.Version(kA, "old"), *table_.Version(kA, "same"));
 }
 
 TEST_F(AdapterTableTest, AReleasedSnapshotFreesItsHostMemory) {
-  ASSERT_THAT(table_.Create("a", "a", {.rank = 2}), IsOk());
-  ASSERT_THAT(table_.PublishSnapshot("a", "s"), IsOk());
-  ASSERT_THAT(table_.PublishSnapshot("a", "t"), IsOk());
-  Step("a");
-  table_.MoveToHost("a", table_.Image("a"));
-  const uint64_t n = table_.Info("a")->num_parameters;
-  ASSERT_THAT(table_.ReleaseSnapshot("a", "s"), IsOk());
-  EXPECT_EQ(table_.ImageBytes("a"), 20 * n) << "t needs it";
-  ASSERT_THAT(table_.ReleaseSnapshot("a", "t"), IsOk());
-  EXPECT_EQ(table_.ImageBytes("a"), 16 * n);
+  table_.Create(kA, {.rank = 2});
+  ASSERT_THAT(table_.PublishSnapshot(kA, "s"), IsOk());
+  ASSERT_THAT(table_.PublishSnapshot(kA, "t"), IsOk());
+  Step(kA);
+  table_.MoveToHost(kA, table_.Image(kA));
+  const uint64_t n = table_.Facts(kA).info.num_parameters;
+  ASSERT_THAT(table_.ReleaseSnapshot(kA, "s"), IsOk());
+  EXPECT_EQ(table_.ImageBytes(kA), 20 * n) << "t needs it";
+  ASSERT_THAT(table_.ReleaseSnapshot(kA, "t"), IsOk());
+  EXPECT_EQ(table_.ImageBytes(kA), 16 * n);
 }
 
 }  // namespace

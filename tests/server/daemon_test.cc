@@ -112,8 +112,8 @@ class StuckEngine final : public Engine {
   void ListCheckpoints(std::string,
                        Callback<std::vector<CheckpointInfo>>) override {}
   void DeleteCheckpoint(std::string, std::string, Callback<bool>) override {}
-  CancelHandle PublishSnapshot(PublishSnapshotRequest,
-                               Callback<StepReply<uint64_t>>) override {
+  CancelHandle PublishSnapshot(
+      PublishSnapshotRequest, Callback<StepReply<PublishedSnapshot>>) override {
     return {};
   }
   void ReleaseSnapshot(ReleaseSnapshotRequest, Callback<bool>) override {}

@@ -472,17 +472,19 @@ void FakeEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
   done(absl::NotFoundError(absl::StrCat("no checkpoint ", name)));
 }
 
-CancelHandle FakeEngine::PublishSnapshot(PublishSnapshotRequest request,
-                                         Callback<StepReply<uint64_t>> done) {
+CancelHandle FakeEngine::PublishSnapshot(
+    PublishSnapshotRequest request,
+    Callback<StepReply<PublishedSnapshot>> done) {
   if (absl::Status failure = TakeFailure(); !failure.ok()) {
     done(failure);
     return {};
   }
-  const auto publish = [&]() -> absl::StatusOr<StepReply<uint64_t>> {
+  const auto publish = [&]() -> absl::StatusOr<StepReply<PublishedSnapshot>> {
     MutexLock lock(&mu_);
     WEFT_ASSIGN_OR_RETURN(Adapter * adapter, Find(request.adapter_id));
     adapter->info.snapshots.push_back(request.name);
-    return StepReply<uint64_t>{.result = adapter->info.version};
+    return StepReply<PublishedSnapshot>{
+        .result = {.version = adapter->info.version}};
   };
   done(publish());
   return {};

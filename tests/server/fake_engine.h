@@ -73,7 +73,7 @@ class FakeEngine final : public Engine {
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
   CancelHandle PublishSnapshot(PublishSnapshotRequest request,
-                               Callback<StepReply<uint64_t>> done) override;
+                               Callback<StepReply<PublishedSnapshot>> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void ExportAdapter(ExportAdapterRequest request,

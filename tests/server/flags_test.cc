@@ -64,6 +64,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "max-queue-tokens",
                                        "max-queue-requests-per-tenant",
                                        "max-queue-tokens-per-tenant",
+                                       "max-stored-reply-bytes",
                                        "tenant-weights",
                                        "kv-cache-bytes",
                                        "max-decode-sequences",

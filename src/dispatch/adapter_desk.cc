@@ -1,0 +1,217 @@
+#include "src/dispatch/adapter_desk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::dispatch {
+namespace {
+
+// For clients: why work did not run. A full disk or device may have room later;
+// the rest is the server's trouble.
+absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
+                        const absl::Status& status) {
+  const std::string text =
+      move.to == AdapterLocation::kDevice
+          ? absl::StrCat("adapter_id: '", adapter_id,
+                         "' could not be moved in: ", status.message())
+          : absl::StrCat("no room on the device: adapter '", adapter_id,
+                         "' could not be moved out: ", status.message());
+  const bool known =
+      absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+  return {known ? status.code() : absl::StatusCode::kInternal, text};
+}
+
+void SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
+  AdapterInfo info = facts.info;
+  info.adapter_id = record.info.adapter_id;
+  info.tenant = record.info.tenant;
+  record.info = std::move(info);
+  record.image_bytes = facts.image_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<AdapterInfo> AdapterDesk::Info(const std::string& id) const {
+  MutexLock lock(&s_.mu);
+  const auto key = s_.keys.find(id);
+  if (key == s_.keys.end()) return NoSuchAdapter(id);
+  AdapterInfo info = s_.adapters.at(key->second).info;
+  info.last_step = s_.scheduler.LastStep(key->second).value_or(0);
+  return info;
+}
+
+std::vector<AdapterInfo> AdapterDesk::Infos() const {
+  MutexLock lock(&s_.mu);
+  std::vector<AdapterInfo> infos;
+  infos.reserve(s_.keys.size());
+  for (const auto& [id, key] : s_.keys) {
+    infos.push_back(s_.adapters.at(key).info);
+    infos.back().last_step = s_.scheduler.LastStep(key).value_or(0);
+  }
+  return infos;
+}
+
+std::optional<AdapterKey> AdapterDesk::KeyOf(const std::string& id) const {
+  MutexLock lock(&s_.mu);
+  return s_.KeyOf(id);
+}
+
+std::string AdapterDesk::NameOf(AdapterKey key) const {
+  MutexLock lock(&s_.mu);
+  const AdapterRecord* record = s_.Find(key);
+  return record == nullptr ? "" : record->info.adapter_id;
+}
+
+absl::Status AdapterDesk::CheckNew(const std::string& id,
+                                   const std::string& tenant) const {
+  MutexLock lock(&s_.mu);
+  if (s_.keys.contains(id)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("adapter_id: '", id, "' exists"));
+  }
+  if (static_cast<int>(s_.adapters.size()) >= s_.options.max_adapters) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("all ", s_.options.max_adapters,
+                     " adapter slots are in use (--max-adapters); delete one"));
+  }
+  const auto of_tenant = std::ranges::count_if(s_.adapters, [&](const auto& a) {
+    return a.second.info.tenant == tenant;
+  });
+  if (of_tenant >= s_.options.max_adapters_per_tenant) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("all ", s_.options.max_adapters_per_tenant,
+                     " adapter slots of tenant '", tenant,
+                     "' are in use (--max-adapters-per-tenant); delete one"));
+  }
+  return absl::OkStatus();
+}
+
+AdapterKey AdapterDesk::NewKey() {
+  MutexLock lock(&s_.mu);
+  return static_cast<AdapterKey>(s_.next_key++);
+}
+
+void AdapterDesk::Add(AdapterKey key, const std::string& id,
+                      const std::string& tenant, uint64_t last_step,
+                      const AdapterFacts& facts) {
+  MutexLock lock(&s_.mu);
+  s_.keys.emplace(id, key);
+  AdapterRecord& record = s_.adapters[key];
+  record.info.adapter_id = id;
+  record.info.tenant = tenant;
+  SetFacts(record, facts);
+  s_.residency.Add(key);
+  s_.scheduler.AddAdapter(key, id, tenant, last_step);
+  s_.ShowAdapters();
+}
+
+std::vector<uint64_t> AdapterDesk::Remove(AdapterKey key) {
+  std::vector<RoomTask> tasks;
+  std::vector<uint64_t> started;
+  absl::Status gone;
+  {
+    MutexLock lock(&s_.mu);
+    AdapterRecord* record = s_.Find(key);
+    if (record == nullptr) return {};
+    gone = absl::NotFoundError(absl::StrCat(
+        "adapter_id: '", record->info.adapter_id, "' was deleted"));
+    tasks = s_.TakeTasks(key);
+    s_.ForgetReplies(*record);
+    s_.keys.erase(record->info.adapter_id);
+    s_.adapters.erase(key);
+    s_.residency.Remove(key);
+    for (const uint64_t id : s_.scheduler.RemoveAdapter(key)) {
+      const auto step = s_.steps.find(id);
+      if (step != s_.steps.end() && step->second->started)
+        started.push_back(id);
+      s_.Drop(id, gone);
+    }
+    s_.ShowAdapters();
+  }
+  for (const RoomTask& task : tasks) task(gone);
+  return started;
+}
+
+void AdapterDesk::Publish(AdapterKey key, const AdapterFacts& facts) {
+  MutexLock lock(&s_.mu);
+  AdapterRecord* record = s_.Find(key);
+  if (record == nullptr) return;
+  SetFacts(*record, facts);
+  s_.ShowAdapters();
+}
+
+void AdapterDesk::WhenOnDevice(AdapterKey key, RoomTask task) {
+  {
+    MutexLock lock(&s_.mu);
+    AdapterRecord* record = s_.Find(key);
+    if (record != nullptr && !s_.residency.CanRun(key)) {
+      record->tasks.push_back(std::move(task));
+      s_.WantAdapter(key);
+      return;
+    }
+    s_.residency.Used(key, sched::kTask);
+  }
+  task(absl::OkStatus());
+}
+
+void AdapterDesk::WhenSlot(RoomTask task) {
+  MutexLock lock(&s_.mu);
+  const uint64_t ticket = s_.next_id++;
+  s_.slot_tasks.emplace(ticket, std::move(task));
+  s_.residency.WantSlot(ticket);
+}
+
+void AdapterDesk::ReturnSlot() {
+  MutexLock lock(&s_.mu);
+  s_.residency.ReturnSlot();
+}
+
+bool AdapterDesk::IsUnderway(const sched::Move& move) const {
+  MutexLock lock(&s_.mu);
+  return s_.residency.IsUnderway(move);
+}
+
+void AdapterDesk::FinishMove(const sched::Move& move, uint64_t bytes,
+                             const absl::Status& status) {
+  std::vector<RoomTask> ready;
+  std::vector<RoomTask> failed;
+  absl::Status error;
+  {
+    MutexLock lock(&s_.mu);
+    s_.env.metrics->CountMove(move.from, move.to, status.ok(), bytes);
+    const std::optional<sched::SlotWaiter> unserved =
+        s_.residency.Finished(move, status.ok());
+    AdapterRecord* record = s_.Find(move.adapter);
+    if (unserved) {
+      error = MoveFailed(move, record == nullptr ? "" : record->info.adapter_id,
+                         status);
+      failed = DropWaiter(*unserved, error);
+    }
+    if (record != nullptr && s_.residency.CanRun(move.adapter)) {
+      s_.scheduler.SetHeld(move.adapter, false);
+      ready = s_.TakeTasks(move.adapter);
+      if (status.ok() && record->wanted_at) {
+        s_.env.metrics->ObserveSwapIn(s_.env.clock->Now() - *record->wanted_at);
+      }
+      record->wanted_at.reset();
+    }
+    s_.ShowAdapters();
+  }
+  for (const RoomTask& task : failed) task(error);
+  for (const RoomTask& task : ready) task(absl::OkStatus());
+}
+
+std::vector<RoomTask> AdapterDesk::DropWaiter(const sched::SlotWaiter& waiter,
+                                              const absl::Status& status) {
+  if (waiter.ticket > 0) {
+    return {std::move(s_.slot_tasks.extract(waiter.ticket).mapped())};
+  }
+  for (const uint64_t id : s_.scheduler.CancelWaiting(waiter.adapter)) {
+    s_.Drop(id, status);
+  }
+  return s_.TakeTasks(waiter.adapter);
+}
+
+}  // namespace weft::dispatch

@@ -1,0 +1,62 @@
+// What the dispatcher tells operators: who waits, for how long, for whom work
+// was done, where adapters are, what stored replies hold.
+// Threads: any. Recording is an atomic operation; nothing here locks.
+#ifndef WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
+#define WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "src/metrics/metrics.h"
+#include "src/request/adapter.h"
+#include "src/sched/scheduler.h"
+
+namespace weft::dispatch {
+
+class DispatchMetrics {
+ public:
+  // `tenants`: those with labels of their own; the others share one.
+  explicit DispatchMetrics(prometheus::Registry* registry,
+                           std::vector<std::string> tenants = {});
+
+  void SetQueues(const sched::Scheduler& scheduler);
+  void ObserveWait(sched::WorkKind kind, absl::Duration waited);
+  // Tokens of requests that were run, by the tenant they were run for.
+  void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
+  void CountTenantSample(std::string_view tenant, int64_t num_tokens);
+  // `by_location` in the order of AdapterLocation; `bytes` on the device.
+  void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
+                   uint64_t bytes);
+  // `bytes` count when the move succeeded.
+  void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
+                 uint64_t bytes);
+  void ObserveSwapIn(absl::Duration waited);
+  void SetStoredReplies(int64_t bytes);
+  void CountDroppedReply();
+
+ private:
+  [[nodiscard]] size_t LabelOf(std::string_view tenant) const;
+
+  const std::vector<std::string> tenants_;
+  LabelledGauges queue_depth_;
+  LabelledGauges tenant_queue_depth_;
+  LabelledCounters tenant_train_tokens_;
+  LabelledCounters tenant_sample_tokens_;
+  LabelledHistograms queue_wait_;
+  LabelledGauges adapters_;
+  prometheus::Gauge& adapter_bytes_;
+  LabelledCounters moves_;
+  LabelledCounters moved_bytes_;
+  LabelledCounters failed_moves_;
+  prometheus::Histogram& swap_in_;
+  prometheus::Gauge& reply_bytes_;
+  prometheus::Counter& dropped_replies_;
+};
+
+}  // namespace weft::dispatch
+
+#endif  // WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_

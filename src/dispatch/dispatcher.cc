@@ -1,0 +1,214 @@
+#include "src/dispatch/dispatcher.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace weft::dispatch {
+
+Dispatcher::Dispatcher(const Options& options, Environment environment)
+    : state_(options, std::move(environment)),
+      steps_(&state_),
+      samples_(&state_),
+      adapters_(&state_) {}
+
+void Dispatcher::Post(Task task) {
+  {
+    MutexLock lock(&state_.mu);
+    state_.tasks.push_back(std::move(task));
+  }
+  state_.changed.NotifyAll();
+}
+
+absl::Status Dispatcher::CheckOpen() const {
+  MutexLock lock(&state_.mu);
+  return state_.CheckOpen();
+}
+
+void Dispatcher::Drain(Callback<bool> done) {
+  {
+    MutexLock lock(&state_.mu);
+    state_.draining = true;
+    state_.drain_waiters.push_back(std::move(done));
+  }
+  state_.changed.NotifyAll();
+}
+
+std::shared_ptr<void> Dispatcher::Hold() {
+  MutexLock lock(&state_.mu);
+  ++state_.holds;
+  return {nullptr, [this](void*) {
+            {
+              MutexLock release(&state_.mu);
+              --state_.holds;
+            }
+            state_.changed.NotifyAll();
+          }};
+}
+
+void Dispatcher::Stop() {
+  {
+    MutexLock lock(&state_.mu);
+    state_.stopping = true;
+  }
+  state_.changed.NotifyAll();
+}
+
+std::optional<Work> Dispatcher::Next(int active_samples,
+                                     absl::Duration patience) {
+  MutexLock lock(&state_.mu);
+  const absl::Time give_up = state_.env.clock->Now() + patience;
+  for (;;) {
+    std::optional<Work> work = Choose(active_samples);
+    if (!work || !std::holds_alternative<Idle>(*work)) return work;
+    const absl::Time now = state_.env.clock->Now();
+    if (now >= give_up) return work;
+    const absl::Time wake = std::min(give_up, state_.scheduler.NextDeadline());
+    // A deadline in the past has been dealt with: never a wait of nothing.
+    state_.changed.WaitFor(&state_.mu, absl::ToChronoNanoseconds(std::max(
+                                           wake - now, absl::Milliseconds(1))));
+  }
+}
+
+std::optional<Work> Dispatcher::TryNext(int active_samples) {
+  MutexLock lock(&state_.mu);
+  return Choose(active_samples);
+}
+
+std::optional<Work> Dispatcher::Choose(int active_samples) {
+  AccountDeviceTime();
+  if (state_.stopping) return std::nullopt;
+  ExpireWork();
+  if (std::vector<uint64_t> ids = TakeCancelled(); !ids.empty()) {
+    return CancelSamples{.ids = std::move(ids)};
+  }
+  // Tasks before plans: a plan may name only adapters that exist when it runs.
+  if (!state_.tasks.empty()) {
+    return RunTasks{.tasks = std::exchange(state_.tasks, {})};
+  }
+  if (std::optional<Work> move = ChooseMove()) return move;
+  Work work = ChoosePlan(active_samples);
+  state_.env.metrics->SetQueues(state_.scheduler);
+  if (std::holds_alternative<Idle>(work)) AnswerDrainWhenIdle();
+  return work;
+}
+
+std::optional<Work> Dispatcher::ChooseMove() {
+  const auto demand_of =
+      [this](AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
+        const AdapterRecord* record = state_.Find(adapter);
+        const bool task = record != nullptr && !record->tasks.empty();
+        return sched::Demand{.busy = state_.scheduler.IsRunning(adapter),
+                             .ready = static_cast<sched::WorkKinds>(
+                                 state_.scheduler.ReadyKinds(adapter) |
+                                 (task ? sched::kTask : 0))};
+      };
+  const auto bytes_of = [this](AdapterKey adapter)
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
+                              return state_.adapters.at(adapter).image_bytes;
+                            };
+  const std::optional<sched::Move> move =
+      state_.residency.Next(demand_of, bytes_of);
+  if (!move) return std::nullopt;
+  if (move->ticket > 0) {
+    RoomTask task = std::move(state_.slot_tasks.extract(move->ticket).mapped());
+    return RunTasks{
+        .tasks = {[task = std::move(task)] { task(absl::OkStatus()); }}};
+  }
+  if (move->from == AdapterLocation::kDevice) {
+    state_.scheduler.SetHeld(move->adapter, true);
+    // When it has work it waits again from now on.
+    state_.adapters.at(move->adapter).wanted_at = state_.env.clock->Now();
+  }
+  return RunMove{.move = *move};
+}
+
+Work Dispatcher::ChoosePlan(int active_samples) {
+  running_since_ = state_.env.clock->Now();
+  const sched::Plan plan =
+      state_.scheduler.Next(running_since_, active_samples);
+  running_ = plan.kind;
+  switch (plan.kind) {
+    case sched::Plan::Kind::kNone:
+      break;
+    case sched::Plan::Kind::kTrain: {
+      RunTrain train{.backward = plan.backward, .slices = plan.slices};
+      for (const sched::TrainSlice& slice : plan.slices) {
+        train.steps.push_back(state_.StartStep(slice.work_id));
+      }
+      return train;
+    }
+    case sched::Plan::Kind::kExclusive:
+      return RunStep{.step = state_.StartStep(plan.work_id)};
+    case sched::Plan::Kind::kDecode:
+      return RunDecode{};
+  }
+  return Idle{};
+}
+
+void Dispatcher::AccountDeviceTime() {
+  state_.scheduler.AccountDeviceTime(
+      std::exchange(running_, sched::Plan::Kind::kNone),
+      state_.env.clock->Now() - running_since_);
+}
+
+void Dispatcher::ExpireWork() {
+  const absl::Status late = absl::DeadlineExceededError(
+      "the deadline passed while the request waited in the queue");
+  for (const uint64_t id :
+       state_.scheduler.TakeExpired(state_.env.clock->Now())) {
+    state_.Drop(id, late);
+  }
+}
+
+std::vector<uint64_t> Dispatcher::TakeCancelled() {
+  const absl::Status cancelled =
+      absl::CancelledError("cancelled by the client");
+  std::vector<uint64_t> running;
+  for (const uint64_t id : std::exchange(state_.cancelled_samples, {})) {
+    if (state_.scheduler.Cancel(id)) {
+      state_.Drop(id, cancelled);
+    } else if (state_.samples.contains(id)) {
+      running.push_back(id);
+    }
+  }
+  return running;
+}
+
+void Dispatcher::AnswerDrainWhenIdle() {
+  if (!state_.draining || !state_.steps.empty() || !state_.samples.empty() ||
+      state_.residency.has_waiters() || state_.holds > 0) {
+    return;
+  }
+  for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
+    state_.env.post_reply([done = std::move(done)] { done(true); });
+  }
+}
+
+void Dispatcher::Close(const absl::Status& status) {
+  std::vector<RoomTask> tasks;
+  {
+    MutexLock lock(&state_.mu);
+    state_.stopping = true;
+    for (auto& [ticket, task] : std::exchange(state_.slot_tasks, {})) {
+      tasks.push_back(std::move(task));
+    }
+    for (auto& [key, record] : state_.adapters) {
+      for (RoomTask& task : std::exchange(record.tasks, {})) {
+        tasks.push_back(std::move(task));
+      }
+    }
+  }
+  for (const RoomTask& task : tasks) task(status);
+  MutexLock lock(&state_.mu);
+  while (!state_.steps.empty())
+    state_.Drop(state_.steps.begin()->first, status);
+  while (!state_.samples.empty()) {
+    state_.Drop(state_.samples.begin()->first, status);
+  }
+  for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
+    state_.env.post_reply([done = std::move(done), status] { done(status); });
+  }
+}
+
+}  // namespace weft::dispatch

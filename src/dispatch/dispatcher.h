@@ -1,0 +1,89 @@
+// The dispatcher: between the threads that bring requests and the one thread
+// that computes. It owns the lock, knows no tensor and has no thread.
+//
+//   any thread                         engine thread
+//   steps().Submit(...)                while (auto work = Next(...)) { run it;
+//   samples().Submit(...)                steps().Complete(id, result);
+//   Post(task)                         }
+//
+// A deterministic state machine but for its clock, which is given: what Next
+// returns follows from the calls before it.
+#ifndef WEFT_SRC_DISPATCH_DISPATCHER_H_
+#define WEFT_SRC_DISPATCH_DISPATCHER_H_
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "src/dispatch/adapter_desk.h"
+#include "src/dispatch/sample_desk.h"
+#include "src/dispatch/state.h"
+#include "src/dispatch/step_desk.h"
+#include "src/dispatch/work.h"
+
+namespace weft::dispatch {
+
+class Dispatcher {
+ public:
+  Dispatcher(const Options& options, Environment environment);
+  // Next is not running and holds are gone.
+  ~Dispatcher() = default;
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
+
+  [[nodiscard]] StepDesk& steps() { return steps_; }
+  [[nodiscard]] SampleDesk& samples() { return samples_; }
+  [[nodiscard]] AdapterDesk& adapters() { return adapters_; }
+
+  // Any thread.
+
+  // Queues a task for the engine thread, before its next plan.
+  void Post(Task task);
+  // UNAVAILABLE when draining.
+  [[nodiscard]] absl::Status CheckOpen() const;
+  // Refuses new work from now on; `done` runs when all accepted work is done.
+  void Drain(Callback<bool> done);
+  // A drain waits until the last copy is gone: for work on other threads.
+  [[nodiscard]] std::shared_ptr<void> Hold();
+  // Next returns nothing from now on.
+  void Stop();
+
+  // Engine thread.
+
+  // The next thing to do; waits for it, at most `patience`, then Idle.
+  // `active_samples`: those that are prefilled or decoded. None: stopped.
+  // What it returned before counts as device time until this call.
+  [[nodiscard]] std::optional<Work> Next(int active_samples,
+                                         absl::Duration patience);
+  // As Next, without waiting: Idle when there is nothing to do now.
+  [[nodiscard]] std::optional<Work> TryNext(int active_samples);
+  // After the last Next: whoever still waits is told.
+  void Close(const absl::Status& status);
+
+ private:
+  [[nodiscard]] std::optional<Work> Choose(int active_samples)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  [[nodiscard]] std::optional<Work> ChooseMove()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  [[nodiscard]] Work ChoosePlan(int active_samples)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  [[nodiscard]] std::vector<uint64_t> TakeCancelled()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void AccountDeviceTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void AnswerDrainWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+  mutable State state_;
+  StepDesk steps_;
+  SampleDesk samples_;
+  AdapterDesk adapters_;
+  // The plan that the device works on since then.
+  sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
+      sched::Plan::Kind::kNone;
+  absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);
+};
+
+}  // namespace weft::dispatch
+
+#endif  // WEFT_SRC_DISPATCH_DISPATCHER_H_

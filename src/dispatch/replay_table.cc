@@ -1,0 +1,82 @@
+#include "src/dispatch/replay_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace weft::dispatch {
+namespace {
+
+absl::Status OtherPayload(uint64_t step) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("step ", step, " was sent before with another payload"));
+}
+
+}  // namespace
+
+absl::StatusOr<ReplayTable::Answer> ReplayTable::Lookup(
+    uint64_t step, const std::string& digest) const {
+  if (step == 0) return Answer{};
+  if (const auto it = in_flight_.find(step); it != in_flight_.end()) {
+    if (it->second.digest != digest) return OtherPayload(step);
+    return Answer{.verdict = Verdict::kInFlight, .work_id = it->second.work_id};
+  }
+  if (const auto it = done_.find(step); it != done_.end()) {
+    if (it->second.digest != digest) return OtherPayload(step);
+    if (it->second.result == nullptr) {
+      return absl::OutOfRangeError(
+          absl::StrCat("step ", step,
+                       " is done and its result is no longer kept: stored "
+                       "replies reached --max-stored-reply-bytes"));
+    }
+    return Answer{.verdict = Verdict::kReplay, .result = it->second.result};
+  }
+  if (step <= forgotten_) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "step ", step, " is done and its result is no longer kept: only the ",
+        window_, " latest are, from step ", done_.begin()->first));
+  }
+  return Answer{};
+}
+
+void ReplayTable::Begin(uint64_t step, const std::string& digest,
+                        uint64_t work_id) {
+  if (step != 0) in_flight_[step] = {.digest = digest, .work_id = work_id};
+}
+
+std::vector<uint64_t> ReplayTable::Complete(uint64_t step, StepResultPtr result,
+                                            uint64_t receipt) {
+  auto node = in_flight_.extract(step);
+  if (node.empty()) return {receipt};
+  done_.insert_or_assign(step, Done{.digest = std::move(node.mapped().digest),
+                                    .result = std::move(result),
+                                    .receipt = receipt});
+  std::vector<uint64_t> left;
+  while (done_.size() > window_) {
+    forgotten_ = std::max(forgotten_, done_.begin()->first);
+    if (done_.begin()->second.result != nullptr) {
+      left.push_back(done_.begin()->second.receipt);
+    }
+    done_.erase(done_.begin());
+  }
+  return left;
+}
+
+void ReplayTable::Fail(uint64_t step) { in_flight_.erase(step); }
+
+void ReplayTable::DropResult(uint64_t step) {
+  const auto it = done_.find(step);
+  if (it != done_.end()) it->second.result.reset();
+}
+
+std::vector<uint64_t> ReplayTable::Receipts() const {
+  std::vector<uint64_t> receipts;
+  for (const auto& [step, done] : done_) {
+    if (done.result != nullptr) receipts.push_back(done.receipt);
+  }
+  return receipts;
+}
+
+}  // namespace weft::dispatch

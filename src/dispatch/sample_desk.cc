@@ -1,0 +1,132 @@
+#include "src/dispatch/sample_desk.h"
+
+#include <memory>
+#include <utility>
+
+#include "src/base/status_macros.h"
+
+namespace weft::dispatch {
+namespace {
+
+int64_t TokensOf(const SampleRequest& request, const SampleResult& result) {
+  auto tokens = static_cast<int64_t>(request.prompt.size());
+  for (const Sample& sample : result.samples) {
+    tokens += static_cast<int64_t>(sample.tokens.size());
+  }
+  return tokens;
+}
+
+}  // namespace
+
+CancelHandle SampleDesk::Submit(SampleRequest request,
+                                std::function<void(SampleDelta)> on_delta,
+                                Callback<SampleResult> done) {
+  const absl::StatusOr<uint64_t> id =
+      Accept(request, std::move(on_delta), done);
+  if (!id.ok()) {
+    done(id.status());
+    return {};
+  }
+  s_.changed.NotifyAll();
+  return CancelHandle([this, id = *id] { Cancel(id); });
+}
+
+absl::StatusOr<uint64_t> SampleDesk::Accept(
+    SampleRequest& request, std::function<void(SampleDelta)> on_delta,
+    const Callback<SampleResult>& done) {
+  MutexLock lock(&s_.mu);
+  const std::optional<AdapterKey> key = s_.KeyOf(request.adapter_id);
+  if (!key) return NoSuchAdapter(request.adapter_id);
+  WEFT_RETURN_IF_ERROR(s_.CheckOpen());
+  const uint64_t id = s_.next_id++;
+  const auto drawn =
+      static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
+  const absl::Time now = s_.env.clock->Now();
+  WEFT_RETURN_IF_ERROR(
+      s_.scheduler
+          .Enqueue(
+              {.id = id,
+               .kind = sched::WorkKind::kSample,
+               .adapter = *key,
+               .tokens = static_cast<int64_t>(request.prompt.size()) + drawn,
+               .deadline = request.deadline},
+              now)
+          .status());
+  s_.WantAdapter(*key);
+  auto work = std::make_unique<SampleWork>();
+  work->request = std::move(request);
+  work->adapter = *key;
+  work->tenant = s_.scheduler.TenantOf(*key);
+  work->accepted_at = now;
+  work->on_delta = std::move(on_delta);
+  work->done = done;
+  s_.samples.emplace(id, std::move(work));
+  return id;
+}
+
+void SampleDesk::Cancel(uint64_t id) {
+  {
+    MutexLock lock(&s_.mu);
+    if (!s_.samples.contains(id)) return;
+    if (s_.scheduler.Cancel(id)) {
+      s_.Drop(id, absl::CancelledError("cancelled by the client"));
+      return;
+    }
+    // The engine thread has it, and may be about to put it back.
+    s_.cancelled_samples.push_back(id);
+  }
+  s_.changed.NotifyAll();
+}
+
+std::optional<SampleTask> SampleDesk::Take() {
+  MutexLock lock(&s_.mu);
+  const std::vector<uint64_t> taken =
+      s_.scheduler.TakeSamples(s_.env.clock->Now(), 1);
+  if (taken.empty()) return std::nullopt;
+  const SampleWork& work = *s_.samples.at(taken.front());
+  return SampleTask{.id = taken.front(),
+                    .adapter = work.adapter,
+                    .request = &work.request,
+                    .accepted_at = work.accepted_at,
+                    .streams = work.on_delta != nullptr};
+}
+
+void SampleDesk::PutBack(const SampleTask& sample) {
+  MutexLock lock(&s_.mu);
+  s_.scheduler.PutBack(sample.id);
+}
+
+void SampleDesk::Start(const SampleTask& sample) {
+  MutexLock lock(&s_.mu);
+  s_.env.metrics->ObserveWait(sched::WorkKind::kSample,
+                              s_.env.clock->Now() - sample.accepted_at);
+  s_.residency.Used(sample.adapter, sched::kSampling);
+}
+
+void SampleDesk::Finish(uint64_t id, absl::StatusOr<SampleResult> result) {
+  MutexLock lock(&s_.mu);
+  const auto node = s_.samples.extract(id);
+  if (node.empty()) return;
+  SampleWork& work = *node.mapped();
+  if (result.ok()) {
+    s_.env.metrics->CountTenantSample(work.tenant,
+                                      TokensOf(work.request, *result));
+  }
+  s_.env.post_reply(
+      [done = std::move(work.done), result = std::move(result)]() mutable {
+        done(std::move(result));
+      });
+}
+
+void SampleDesk::Deliver(uint64_t id, std::vector<SampleDelta> deltas) {
+  if (deltas.empty()) return;
+  MutexLock lock(&s_.mu);
+  const auto it = s_.samples.find(id);
+  if (it == s_.samples.end()) return;
+  s_.env.post_reply(
+      [on_delta = it->second->on_delta, deltas = std::move(deltas)]() mutable {
+        for (SampleDelta& delta : deltas) on_delta(std::move(delta));
+      });
+}
+
+}  // namespace weft::dispatch

@@ -1,0 +1,116 @@
+#include "src/dispatch/state.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::dispatch {
+
+absl::Status NoSuchAdapter(const std::string& adapter_id) {
+  return absl::NotFoundError(
+      absl::StrCat("adapter_id: '", adapter_id, "' does not exist"));
+}
+
+State::State(const Options& opts, Environment environment)
+    : options(opts),
+      env(std::move(environment)),
+      scheduler(opts.scheduler),
+      residency(opts.residency),
+      replies(opts.max_stored_reply_bytes) {}
+
+absl::Status State::CheckOpen() const {
+  if (draining || stopping) {
+    return absl::UnavailableError("the server is draining; try another one");
+  }
+  return absl::OkStatus();
+}
+
+std::optional<AdapterKey> State::KeyOf(const std::string& id) const {
+  if (id.empty()) return AdapterKey::kBaseModel;
+  const auto it = keys.find(id);
+  if (it == keys.end()) return std::nullopt;
+  return it->second;
+}
+
+AdapterRecord* State::Find(AdapterKey adapter) {
+  const auto it = adapters.find(adapter);
+  return it == adapters.end() ? nullptr : &it->second;
+}
+
+void State::WantAdapter(AdapterKey adapter) {
+  if (residency.Want(adapter)) {
+    adapters.at(adapter).wanted_at = env.clock->Now();
+  }
+}
+
+StepTask State::StartStep(uint64_t id) {
+  StepWork& work = *steps.at(id);
+  if (!work.started) {
+    env.metrics->ObserveWait(work.kind, env.clock->Now() - work.accepted_at);
+  }
+  work.started = true;
+  return {.id = id,
+          .adapter = work.adapter,
+          .step = work.step,
+          .last_step = scheduler.LastStep(work.adapter).value_or(0),
+          .request = &work.request};
+}
+
+void State::Drop(uint64_t id, const absl::Status& status) {
+  if (auto step = steps.extract(id)) {
+    DropStep(std::move(step.mapped()), status);
+  } else if (auto sample = samples.extract(id)) {
+    env.post_reply(
+        [done = std::move(sample.mapped()->done), status] { done(status); });
+  }
+}
+
+void State::DropStep(std::unique_ptr<StepWork> work,
+                     const absl::Status& status) {
+  if (AdapterRecord* record = Find(work->adapter)) {
+    record->replays.Fail(work->step);
+  }
+  env.post_reply([waiters = std::move(work->waiters), status] {
+    for (const StepWork::Waiter& waiter : waiters) waiter.done(status, false);
+  });
+  // What waited behind it may be able to run now.
+  if (scheduler.ReadyKinds(work->adapter) != 0) WantAdapter(work->adapter);
+}
+
+std::vector<RoomTask> State::TakeTasks(AdapterKey adapter) {
+  AdapterRecord* record = Find(adapter);
+  return record == nullptr ? std::vector<RoomTask>()
+                           : std::exchange(record->tasks, {});
+}
+
+void State::StoreReply(AdapterRecord& record, const StepWork& work,
+                       StepResultPtr result) {
+  if (!record.replays.IsInFlight(work.step)) return;
+  const uint64_t receipt = replies.Add(
+      {.adapter = work.adapter, .step = work.step, .bytes = NumBytes(*result)});
+  for (const uint64_t left :
+       record.replays.Complete(work.step, std::move(result), receipt)) {
+    replies.Remove(left);
+  }
+  while (const auto excess = replies.TakeExcess()) {
+    adapters.at(excess->adapter).replays.DropResult(excess->step);
+    env.metrics->CountDroppedReply();
+  }
+  env.metrics->SetStoredReplies(replies.bytes());
+}
+
+void State::ForgetReplies(const AdapterRecord& record) {
+  for (const uint64_t receipt : record.replays.Receipts()) {
+    replies.Remove(receipt);
+  }
+  env.metrics->SetStoredReplies(replies.bytes());
+}
+
+void State::ShowAdapters() {
+  uint64_t bytes = 0;
+  for (const auto& [key, record] : adapters)
+    bytes += record.info.resident_bytes;
+  env.metrics->SetAdapters(residency.Counts(), bytes);
+}
+
+}  // namespace weft::dispatch

@@ -1,0 +1,44 @@
+// How many bytes the stored replies of all adapters hold, and which of them is
+// the oldest. The replies themselves lie in their adapters' replay tables.
+// Threads: not thread-safe.
+#ifndef WEFT_SRC_DISPATCH_STORED_REPLIES_H_
+#define WEFT_SRC_DISPATCH_STORED_REPLIES_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "src/request/adapter_key.h"
+
+namespace weft::dispatch {
+
+class StoredReplies {
+ public:
+  struct Reply {
+    AdapterKey adapter = AdapterKey::kBaseModel;
+    uint64_t step = 0;
+    int64_t bytes = 0;
+  };
+
+  explicit StoredReplies(int64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // Returns the receipt under which the reply is known from now on.
+  uint64_t Add(const Reply& reply);
+  void Remove(uint64_t receipt);
+
+  // Forgets the oldest reply and returns it, while there are too many bytes.
+  // The latest reply always stays: its caller may not have it yet.
+  std::optional<Reply> TakeExcess();
+
+  [[nodiscard]] int64_t bytes() const { return bytes_; }
+
+ private:
+  const int64_t max_bytes_;
+  std::map<uint64_t, Reply> by_age_;  // Receipts ascend.
+  uint64_t next_receipt_ = 1;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace weft::dispatch
+
+#endif  // WEFT_SRC_DISPATCH_STORED_REPLIES_H_

@@ -1,0 +1,110 @@
+// A dispatcher with a clock that stands still, replies that are collected, and
+// an engine thread that the test plays.
+#ifndef WEFT_TESTS_DISPATCH_FAKE_ENGINE_THREAD_H_
+#define WEFT_TESTS_DISPATCH_FAKE_ENGINE_THREAD_H_
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "prometheus/registry.h"
+#include "src/dispatch/dispatcher.h"
+#include "tests/support/fake_clock.h"
+
+namespace weft::dispatch {
+
+inline TrainRequest OneDatum(const std::string& adapter, uint64_t step,
+                             int32_t payload = 0) {
+  TrainRequest request;
+  request.adapter_id = adapter;
+  request.step = step;
+  request.data = {Datum{.tokens = {payload}, .targets = {payload}}};
+  return request;
+}
+
+inline sched::WorkItem TrainItem() {
+  return {
+      .kind = sched::WorkKind::kTrain, .backward = true, .datum_tokens = {10}};
+}
+
+class FakeEngineThread {
+ public:
+  explicit FakeEngineThread(const Options& options)
+      : metrics_(&registry_),
+        dispatcher_(options, {.clock = &clock_,
+                              .post_reply =
+                                  [this](Task task) {
+                                    replies_.push_back(std::move(task));
+                                  },
+                              .metrics = &metrics_}) {}
+
+  Dispatcher& dispatcher() { return dispatcher_; }
+  FakeClock& clock() { return clock_; }
+
+  // What there is to do now, after all tasks.
+  std::optional<Work> Next(int active_samples = 0) {
+    for (;;) {
+      std::optional<Work> work = dispatcher_.TryNext(active_samples);
+      if (!work || !std::holds_alternative<RunTasks>(*work)) return work;
+      for (Task& task : std::get<RunTasks>(*work).tasks) task();
+    }
+  }
+
+  // Runs the callbacks of all requests that have ended.
+  void RunReplies() {
+    while (!replies_.empty()) {
+      const Task task = std::move(replies_.front());
+      replies_.pop_front();
+      task();
+    }
+  }
+
+  // As a client's CreateAdapter: the answer comes once there is a slot. An
+  // adapter has ten bytes.
+  void Create(const std::string& id, const std::string& tenant,
+              Callback<AdapterKey> done, uint64_t last_step = 0) {
+    dispatcher_.Post([this, id, tenant, done, last_step] {
+      AdapterDesk& desk = dispatcher_.adapters();
+      if (absl::Status status = desk.CheckNew(id, tenant); !status.ok()) {
+        done(status);
+        return;
+      }
+      desk.WhenSlot([this, id, tenant, done, last_step](absl::Status room) {
+        AdapterDesk& owner = dispatcher_.adapters();
+        if (room.ok()) room = owner.CheckNew(id, tenant);
+        if (!room.ok()) {
+          owner.ReturnSlot();
+          done(room);
+          return;
+        }
+        const AdapterKey key = owner.NewKey();
+        owner.Add(key, id, tenant, last_step,
+                  {.info = {.resident_bytes = 10}, .image_bytes = 10});
+        done(key);
+      });
+    });
+  }
+
+  // Ends a move at once, as the owner of the tensors does.
+  void Finish(const sched::Move& move, const absl::Status& status) {
+    AdapterDesk& desk = dispatcher_.adapters();
+    if (desk.IsUnderway(move) && status.ok()) {
+      desk.Publish(move.adapter,
+                   {.info = {.location = move.to}, .image_bytes = 10});
+    }
+    desk.FinishMove(move, 10, status);
+  }
+
+ private:
+  FakeClock clock_;
+  prometheus::Registry registry_;
+  DispatchMetrics metrics_;
+  std::deque<Task> replies_;
+  Dispatcher dispatcher_;
+};
+
+}  // namespace weft::dispatch
+
+#endif  // WEFT_TESTS_DISPATCH_FAKE_ENGINE_THREAD_H_

@@ -1,0 +1,252 @@
+// Random clients against the dispatcher: repeated, lost and cancelled calls,
+// deletions and new adapters under old names, failing work and moves, one or
+// two slots on the device. Whatever happens, every call is answered once, every
+// step has one effect, and an effect belongs to the adapter it was sent to.
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/dispatch/fake_engine_thread.h"
+
+namespace weft::dispatch {
+namespace {
+
+constexpr int kNames = 3;
+
+class World {
+ public:
+  World(uint64_t seed, int slots, int64_t reply_bytes)
+      : random_(seed),
+        engine_({.scheduler = {.max_batch_tokens = 25},
+                 .residency = {.max_resident = slots},
+                 .max_stored_reply_bytes = reply_bytes}) {}
+
+  void Run() {
+    for (int round = 0; round < 1000; ++round) {
+      Disturb();
+      Work();
+      engine_.RunReplies();
+      if (testing::Test::HasFailure()) return;
+    }
+    // Without new calls everything ends: nothing waits for ever.
+    quiet_ = true;
+    for (int round = 0; round < 1000; ++round) {
+      engine_.clock().Advance(absl::Seconds(1));
+      Work();
+      engine_.RunReplies();
+    }
+    for (const Call& call : calls_) {
+      ASSERT_EQ(call.answers, 1) << call.adapter << " step " << call.step;
+    }
+    EXPECT_TRUE(steps_.empty() && samples_.empty() && moves_.empty());
+  }
+
+ private:
+  struct Call {
+    std::string adapter;
+    uint64_t step = 0;
+    int answers = 0;
+    CancelHandle handle;
+  };
+  // A step of one life of an adapter.
+  using Effect = std::pair<AdapterKey, uint64_t>;
+
+  int Uniform(int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random_);
+  }
+  std::string AnyName() { return "a" + std::to_string(Uniform(1, kNames)); }
+
+  void Disturb() {
+    const int what = Uniform(0, 99);
+    if (what < 8) {
+      Create(AnyName());
+    } else if (what < 10) {
+      const auto key = engine_.dispatcher().adapters().KeyOf(AnyName());
+      if (key) Remove(*key);
+    } else if (what < 60) {
+      Send(AnyName());
+    } else if (what < 75) {
+      Sample();
+    } else if (what < 80 && !calls_.empty()) {
+      calls_[static_cast<size_t>(
+                 Uniform(0, static_cast<int>(calls_.size()) - 1))]
+          .handle.Cancel();
+    } else {
+      engine_.clock().Advance(absl::Milliseconds(Uniform(1, 900)));
+    }
+  }
+
+  void Create(const std::string& name) {
+    engine_.Create(
+        name, "tenant", [this, name](absl::StatusOr<AdapterKey> key) {
+          if (!key.ok()) return;
+          EXPECT_TRUE(keys_.insert(*key).second) << "a key was given out twice";
+          next_step_[name] = 1;
+        });
+  }
+
+  void Remove(AdapterKey key) {
+    for (const uint64_t id : engine_.dispatcher().adapters().Remove(key)) {
+      std::erase_if(steps_,
+                    [id](const StepTask& step) { return step.id == id; });
+    }
+  }
+
+  // The next step, or one of the latest once more.
+  void Send(const std::string& name) {
+    uint64_t& next = next_step_[name];
+    if (next == 0) next = 1;
+    const uint64_t back = static_cast<uint64_t>(Uniform(0, 2));
+    const uint64_t step = back >= next ? next : next - back;
+    if (step == next) ++next;
+    const size_t index = NewCall(name, step);
+    const bool train = step % 3 != 0;
+    StepRequest request = OneDatum(name, step);
+    if (!train) {
+      request = OptimStepRequest{.adapter_id = name, .step = step};
+    }
+    std::visit(
+        [&](auto& r) {
+          if (Uniform(0, 3) == 0) {
+            r.deadline = engine_.clock().Now() + absl::Seconds(Uniform(1, 9));
+          } else {
+            r.deadline = engine_.clock().Now() + absl::Seconds(60);
+          }
+        },
+        request);
+    calls_[index].handle = engine_.dispatcher().steps().Submit(
+        std::move(request),
+        train ? TrainItem()
+              : sched::WorkItem{.kind = sched::WorkKind::kOptim, .tokens = 1},
+        [this, index](const absl::StatusOr<StepResultPtr>& result, bool) {
+          Call& call = calls_[index];
+          ++call.answers;
+          if (!result.ok()) return;
+          // The effect of this number, of some life of this name.
+          const uint64_t serial = std::get<OptimStepResult>(**result).version;
+          EXPECT_EQ(effects_.at(serial).second, call.step);
+          EXPECT_EQ(names_.at(effects_.at(serial).first), call.adapter);
+        });
+  }
+
+  void Sample() {
+    const std::string name = Uniform(0, 2) == 0 ? "" : AnyName();
+    const size_t index = NewCall(name, 0);
+    SampleRequest request;
+    request.adapter_id = name;
+    request.prompt = {1};
+    request.deadline = engine_.clock().Now() + absl::Seconds(30);
+    calls_[index].handle = engine_.dispatcher().samples().Submit(
+        std::move(request), nullptr,
+        [this, index](const absl::StatusOr<SampleResult>&) {
+          ++calls_[index].answers;
+        });
+  }
+
+  size_t NewCall(const std::string& adapter, uint64_t step) {
+    calls_.push_back({.adapter = adapter, .step = step});
+    return calls_.size() - 1;
+  }
+
+  void Work() {
+    EndSomething();
+    const std::optional<weft::dispatch::Work> work =
+        engine_.Next(static_cast<int>(samples_.size()));
+    ASSERT_TRUE(work.has_value());
+    if (const auto* move = std::get_if<RunMove>(&*work)) {
+      moves_.push_back(move->move);
+    } else if (const auto* step = std::get_if<RunStep>(&*work)) {
+      steps_.push_back(step->step);
+    } else if (const auto* train = std::get_if<RunTrain>(&*work)) {
+      for (const StepTask& task : train->steps) Complete(task);
+    } else if (const auto* cancel = std::get_if<CancelSamples>(&*work)) {
+      for (const uint64_t id : cancel->ids) {
+        if (samples_.erase(id) > 0) {
+          engine_.dispatcher().samples().Finish(id, absl::CancelledError(""));
+        }
+      }
+    } else if (std::holds_alternative<RunDecode>(*work)) {
+      Decode();
+    }
+  }
+
+  // Files and moves end on another thread's word, some time later.
+  void EndSomething() {
+    if (!steps_.empty() && (quiet_ || Uniform(0, 1) == 0)) {
+      const StepTask step = steps_.front();
+      steps_.erase(steps_.begin());
+      Complete(step);
+    }
+    if (!moves_.empty() && (quiet_ || Uniform(0, 1) == 0)) {
+      const sched::Move move = moves_.front();
+      moves_.erase(moves_.begin());
+      engine_.Finish(move, quiet_ || Uniform(0, 5) > 0
+                               ? absl::OkStatus()
+                               : absl::ResourceExhaustedError("full"));
+    }
+  }
+
+  void Complete(const StepTask& step) {
+    if (Uniform(0, 6) == 0) {
+      engine_.dispatcher().steps().Complete(step.id,
+                                            absl::InternalError("failed"));
+      return;
+    }
+    const Effect effect = {step.adapter, step.step};
+    EXPECT_TRUE(applied_.insert(effect).second)
+        << AdapterIdOf(*step.request) << " step " << step.step << " ran twice";
+    names_[step.adapter] = AdapterIdOf(*step.request);
+    effects_[++serial_] = effect;
+    engine_.dispatcher().steps().Complete(step.id,
+                                          OptimStepResult{.version = serial_});
+  }
+
+  void Decode() {
+    SampleDesk& desk = engine_.dispatcher().samples();
+    if (const std::optional<SampleTask> sample = desk.Take()) {
+      if (samples_.size() > 2) {
+        desk.PutBack(*sample);
+      } else {
+        desk.Start(*sample);
+        samples_.insert(sample->id);
+      }
+    }
+    if (!samples_.empty()) {
+      desk.Finish(*samples_.begin(), SampleResult());
+      samples_.erase(samples_.begin());
+    }
+  }
+
+  std::mt19937_64 random_;
+  FakeEngineThread engine_;
+  bool quiet_ = false;
+  std::vector<Call> calls_;
+  std::set<AdapterKey> keys_;
+  std::map<std::string, uint64_t> next_step_;
+  std::map<AdapterKey, std::string> names_;
+  std::set<Effect> applied_;
+  std::map<uint64_t, Effect> effects_;  // By serial number.
+  uint64_t serial_ = 0;
+  std::vector<StepTask> steps_;  // Under way.
+  std::set<uint64_t> samples_;   // Being decoded.
+  std::vector<sched::Move> moves_;
+};
+
+TEST(RandomDispatchTest, EveryCallIsAnsweredOnceAndEveryStepRunsOnce) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    for (const int slots : {1, 2, 8}) {
+      SCOPED_TRACE(testing::Message()
+                   << "seed " << seed << ", slots " << slots);
+      World(seed, slots, /*reply_bytes=*/seed % 2 == 0 ? 2000 : 1 << 20).Run();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::dispatch

@@ -1,0 +1,355 @@
+// Runs the stories of scenarios/ (README.md there tells how they are written).
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "gtest/gtest.h"
+#include "tests/dispatch/fake_engine_thread.h"
+
+namespace weft::dispatch {
+namespace {
+
+using Words = std::vector<std::string>;
+
+int64_t Number(const std::string& word) {
+  int64_t number = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(word, &number)) << word;
+  return number;
+}
+
+// The value of KEY=VALUE among the words.
+std::string Option(const Words& words, const std::string& key,
+                   const std::string& otherwise) {
+  for (const std::string& word : words) {
+    if (word.starts_with(key + "=")) return word.substr(key.size() + 1);
+  }
+  return otherwise;
+}
+
+class Interpreter {
+ public:
+  std::string Run(const Words& words) {
+    if (words[0] == "options") return Start(words);
+    if (engine_ == nullptr) Start({"options"});
+    const auto handler = handlers_.find(words[0]);
+    if (handler == handlers_.end()) return "unknown command " + words[0];
+    return handler->second(words);
+  }
+
+ private:
+  using Handler = std::function<std::string(const Words&)>;
+
+  std::string Start(const Words& words) {
+    Options options;
+    options.residency.max_resident =
+        static_cast<int>(Number(Option(words, "slots", "8")));
+    options.max_adapters =
+        static_cast<int>(Number(Option(words, "adapters", "100")));
+    options.max_adapters_per_tenant =
+        static_cast<int>(Number(Option(words, "tenant_adapters", "100")));
+    options.max_stored_reply_bytes =
+        Number(Option(words, "reply_bytes", "1000000"));
+    engine_ = std::make_unique<FakeEngineThread>(options);
+    return "";
+  }
+
+  Dispatcher& dispatcher() { return engine_->dispatcher(); }
+
+  void Answer(const std::string& call, const std::string& text) {
+    answers_.push_back(absl::StrCat(call, " ", text));
+  }
+
+  StepCallback StepAnswer(const std::string& call) {
+    return [this, call](const absl::StatusOr<StepResultPtr>& result,
+                        bool replayed) {
+      if (!result.ok()) {
+        Answer(call, absl::StatusCodeToString(result.status().code()));
+        return;
+      }
+      const auto& made = std::get<OptimStepResult>(**result);
+      Answer(call,
+             absl::StrCat("run ", made.version, replayed ? " again" : ""));
+    };
+  }
+
+  std::string Submit(const Words& words) {
+    const std::string& call = words.at(1);
+    const std::string adapter = words.at(2) == "base" ? "" : words.at(2);
+    const auto step = static_cast<uint64_t>(Number(Option(words, "step", "0")));
+    const int64_t payload = Number(Option(words, "payload", "0"));
+    const std::string late = Option(words, "deadline", "");
+    const absl::Time deadline =
+        late.empty() ? absl::InfiniteFuture()
+                     : engine_->clock().Now() + absl::Seconds(Number(late));
+    StepRequest request;
+    sched::WorkItem item = {.kind = sched::WorkKind::kAdapterOp, .tokens = 1};
+    if (words[0] == "train") {
+      TrainRequest train =
+          OneDatum(adapter, step, static_cast<int32_t>(payload));
+      train.deadline = deadline;
+      request = train;
+      item = TrainItem();
+    } else if (words[0] == "optim") {
+      item.kind = sched::WorkKind::kOptim;
+      request = OptimStepRequest{
+          .adapter_id = adapter,
+          .step = step,
+          .adamw = {.learning_rate = static_cast<double>(payload)},
+          .deadline = deadline};
+    } else {
+      request = LoadCheckpointRequest{.adapter_id = adapter, .name = "n"};
+    }
+    handles_[call] = dispatcher().steps().Submit(
+        std::move(request), std::move(item), StepAnswer(call));
+    return "";
+  }
+
+  std::string Sample(const Words& words) {
+    SampleRequest request;
+    request.adapter_id = words.at(2) == "base" ? "" : words.at(2);
+    request.prompt = {1, 2};
+    const std::string& call = words.at(1);
+    handles_[call] = dispatcher().samples().Submit(
+        std::move(request), nullptr,
+        [this, call](const absl::StatusOr<SampleResult>& result) {
+          Answer(call, absl::StatusCodeToString(result.status().code()));
+        });
+    return "";
+  }
+
+  std::string NameStep(const StepTask& step) {
+    const std::string name =
+        absl::StrCat(AdapterIdOf(*step.request), "/", step.step);
+    running_[name] = step;
+    return name;
+  }
+
+  std::string Next() {
+    const std::optional<Work> work =
+        engine_->Next(static_cast<int>(decoding_.size()));
+    if (!work) return "stopped";
+    if (std::holds_alternative<Idle>(*work)) return "idle";
+    if (std::holds_alternative<RunDecode>(*work)) return "decode";
+    if (const auto* move = std::get_if<RunMove>(&*work)) {
+      moves_.push_back(move->move);
+      constexpr const char* kPlaces[] = {"device", "host", "disk"};
+      return absl::StrCat("move ",
+                          dispatcher().adapters().NameOf(move->move.adapter),
+                          " to ", kPlaces[static_cast<size_t>(move->move.to)]);
+    }
+    if (const auto* step = std::get_if<RunStep>(&*work)) {
+      return "alone " + NameStep(step->step);
+    }
+    if (const auto* cancel = std::get_if<CancelSamples>(&*work)) {
+      for (const uint64_t id : cancel->ids) {
+        if (std::erase(decoding_, id) > 0) {
+          dispatcher().samples().Finish(id, absl::CancelledError(""));
+        }
+      }
+      return "cancel";
+    }
+    Words names;
+    for (const StepTask& step : std::get<RunTrain>(*work).steps) {
+      names.push_back(NameStep(step));
+    }
+    return "train " + absl::StrJoin(names, " ");
+  }
+
+  std::string Complete(const Words& words, bool ok) {
+    for (size_t i = 1; i < words.size(); ++i) {
+      const StepTask step = running_.at(words[i]);
+      running_.erase(words[i]);
+      if (ok) {
+        dispatcher().steps().Complete(step.id,
+                                      OptimStepResult{.version = ++runs_});
+      } else {
+        dispatcher().steps().Complete(step.id, absl::InternalError("failed"));
+      }
+    }
+    return "";
+  }
+
+  std::string Restart(const Words& words) {
+    dispatcher().steps().RestartNumbers(
+        running_.at(words.at(1)), static_cast<uint64_t>(Number(words.at(2))));
+    return "";
+  }
+
+  std::string Moved(bool ok) {
+    const sched::Move move = moves_.front();
+    moves_.erase(moves_.begin());
+    engine_->Finish(move, ok ? absl::OkStatus()
+                             : absl::ResourceExhaustedError("disk full"));
+    return "";
+  }
+
+  std::string Take() {
+    const std::optional<SampleTask> sample = dispatcher().samples().Take();
+    if (!sample) return "none";
+    taken_ = *sample;
+    return sample->request->adapter_id.empty() ? "base"
+                                               : sample->request->adapter_id;
+  }
+
+  std::string Create(const Words& words) {
+    const std::string name = words.at(1);
+    engine_->Create(
+        name, Option(words, "tenant", name),
+        [this, name](const absl::StatusOr<AdapterKey>& key) {
+          Answer(name, key.ok()
+                           ? "created"
+                           : absl::StatusCodeToString(key.status().code()));
+        },
+        static_cast<uint64_t>(Number(Option(words, "last", "0"))));
+    return "";
+  }
+
+  std::string Remove(const Words& words) {
+    const auto key = dispatcher().adapters().KeyOf(words.at(1));
+    if (!key) return "unknown";
+    return absl::StrCat(dispatcher().adapters().Remove(*key).size());
+  }
+
+  std::string Last(const Words& words) {
+    const auto info = dispatcher().adapters().Info(words.at(1));
+    return info.ok() ? absl::StrCat(info->last_step)
+                     : absl::StatusCodeToString(info.status().code());
+  }
+
+  std::string Answers() {
+    engine_->RunReplies();
+    return absl::StrJoin(std::exchange(answers_, {}), ", ");
+  }
+
+  static std::string Nothing(const std::function<void()>& act) {
+    act();
+    return "";
+  }
+
+  std::unique_ptr<FakeEngineThread> engine_;
+  std::map<std::string, CancelHandle> handles_;
+  std::map<std::string, StepTask> running_;
+  std::vector<uint64_t> decoding_;
+  std::optional<SampleTask> taken_;
+  std::vector<sched::Move> moves_;
+  std::shared_ptr<void> hold_;
+  Words answers_;
+  uint64_t runs_ = 0;
+  const Handler submit_ = [this](const Words& w) { return Submit(w); };
+  const std::map<std::string, Handler> handlers_ = {
+      {"create", [this](const Words& w) { return Create(w); }},
+      {"remove", [this](const Words& w) { return Remove(w); }},
+      {"train", submit_},
+      {"optim", submit_},
+      {"load", submit_},
+      {"sample", [this](const Words& w) { return Sample(w); }},
+      {"cancel",
+       [this](const Words& w) {
+         return Nothing([&] { handles_.at(w.at(1)).Cancel(); });
+       }},
+      {"next", [this](const Words&) { return Next(); }},
+      {"done", [this](const Words& w) { return Complete(w, true); }},
+      {"fail", [this](const Words& w) { return Complete(w, false); }},
+      {"restart", [this](const Words& w) { return Restart(w); }},
+      {"moved", [this](const Words&) { return Moved(true); }},
+      {"unmoved", [this](const Words&) { return Moved(false); }},
+      {"take", [this](const Words&) { return Take(); }},
+      {"putback",
+       [this](const Words&) {
+         return Nothing([&] { dispatcher().samples().PutBack(*taken_); });
+       }},
+      {"start",
+       [this](const Words&) {
+         return Nothing([&] {
+           dispatcher().samples().Start(*taken_);
+           decoding_.push_back(taken_->id);
+         });
+       }},
+      {"finish",
+       [this](const Words&) {
+         return Nothing([&] {
+           dispatcher().samples().Finish(decoding_.front(), SampleResult());
+           decoding_.erase(decoding_.begin());
+         });
+       }},
+      {"answers", [this](const Words&) { return Answers(); }},
+      {"last", [this](const Words& w) { return Last(w); }},
+      {"wait",
+       [this](const Words& w) {
+         return Nothing(
+             [&] { engine_->clock().Advance(absl::Seconds(Number(w.at(1)))); });
+       }},
+      {"hold",
+       [this](const Words&) {
+         return Nothing([&] { hold_ = dispatcher().Hold(); });
+       }},
+      {"release",
+       [this](const Words&) { return Nothing([&] { hold_.reset(); }); }},
+      {"drain",
+       [this](const Words&) {
+         return Nothing([&] {
+           dispatcher().Drain([this](const absl::StatusOr<bool>& done) {
+             Answer("drain", absl::StatusCodeToString(done.status().code()));
+           });
+         });
+       }},
+      {"stop",
+       [this](const Words&) {
+         return Nothing([&] {
+           dispatcher().Stop();
+           dispatcher().Close(absl::UnavailableError("stopped"));
+         });
+       }},
+  };
+};
+
+class DispatchScenarioTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(DispatchScenarioTest, AnswersAsWritten) {
+  std::ifstream file(std::string(WEFT_SCENARIO_DIR) + "/" + GetParam() +
+                     ".txt");
+  ASSERT_TRUE(file.good());
+  Interpreter interpreter;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string text(absl::StripAsciiWhitespace(
+        std::vector<std::string>(absl::StrSplit(line, '#'))[0]));
+    if (text.empty()) continue;
+    const std::vector<std::string> sides = absl::StrSplit(text, " -> ");
+    const Words words = absl::StrSplit(sides[0], ' ', absl::SkipEmpty());
+    const std::string expected = sides.size() > 1 ? sides[1] : "";
+    ASSERT_EQ(interpreter.Run(words), expected)
+        << GetParam() << ".txt:" << number << ": " << text;
+  }
+}
+
+std::vector<std::string> Scenarios() {
+  std::vector<std::string> names;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(WEFT_SCENARIO_DIR)) {
+    if (entry.path().extension() == ".txt") {
+      names.push_back(entry.path().stem().string());
+    }
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Stories, DispatchScenarioTest,
+                         ::testing::ValuesIn(Scenarios()),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace weft::dispatch
