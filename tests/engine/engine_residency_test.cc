@@ -50,9 +50,9 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     return info.value_or(AdapterInfo());
   }
 
-  absl::StatusOr<StepReply<uint64_t>> Publish(const std::string& id,
+  absl::StatusOr<StepReply<PublishedSnapshot>> Publish(const std::string& id,
                                               const std::string& name) {
-    return Wait<StepReply<uint64_t>>([&](auto done) {
+    return Wait<StepReply<PublishedSnapshot>>([&](auto done) {
       engine_->PublishSnapshot({.adapter_id = id, .name = name}, done);
     });
   }

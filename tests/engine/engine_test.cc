@@ -91,7 +91,7 @@ TEST_F(EngineTest, AdaptersDoNotTouchEachOther) {
 TEST_F(EngineTest, ASnapshotSamplesTheSameAfterMoreSteps) {
   ASSERT_THAT(Create("a"), IsOk());
   Learn("a", 3);
-  ASSERT_THAT(Wait<StepReply<uint64_t>>([&](auto done) {
+  ASSERT_THAT(Wait<StepReply<PublishedSnapshot>>([&](auto done) {
                 engine_->PublishSnapshot({.adapter_id = "a", .name = "s"},
                                          done);
               }),
