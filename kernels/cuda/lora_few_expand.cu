@@ -110,12 +110,12 @@ __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
   }
 }
 
-// What one block adds to.
+// The features of a projection that one block adds to.
 struct FeatureTile {
   int64_t slot;
-  int64_t column;  // Of y.
-  int features;    // Of the projection.
-  int first;       // Of them.
+  int64_t column;  // Where the projection begins in y.
+  int features;    // How many the projection has.
+  int first;       // The tile's first of these.
 };
 
 template <bool kAligned>

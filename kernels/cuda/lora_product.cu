@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   const MatrixView y =
       FeaturesOf(product, projection, block).Shifted(0, tile.first);
   const bool is_aligned = y.IsAligned();
-  // Of the whole tile, so that the threads of a block go one way.
+  // One answer for the whole tile, so that all threads of a block branch alike.
   const bool is_whole = is_aligned && y.num_columns >= kExpandFeatures;
   auto* memory = static_cast<ExpandMemory<Kind>*>(DynamicShared());
   memory->before.Copy(y, is_aligned);

@@ -25,7 +25,7 @@ struct AttentionSplits {
 
 // All pointers are the device's.
 struct PagedAttentionBatch {
-  DType dtype = DType::kF32;    // Of q, pages and out.
+  DType dtype = DType::kF32;    // The dtype of q, pages and out.
   int64_t batch = 0;            // B.
   int64_t num_heads = 0;        // H, a multiple of K.
   int64_t num_kv_heads = 1;     // K.

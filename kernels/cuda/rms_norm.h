@@ -14,7 +14,7 @@ namespace weft::kernels::cuda {
 
 // Rows of neighbouring features; strides in elements, from row to row.
 struct RmsNormRows {
-  DType dtype = DType::kF32;         // Of x, y, dy and dx.
+  DType dtype = DType::kF32;         // The dtype of x, y, dy and dx.
   DType weight_dtype = DType::kF32;  // The same, or f32.
   int64_t num_rows = 0;              // T.
   int64_t features = 0;              // D.

@@ -12,7 +12,7 @@
 namespace weft::kernels::cuda {
 
 constexpr int kBuckets = 2048;
-// Of the kernel that counts.
+// Threads of a block of the kernel that counts.
 constexpr int kCountThreads = 512;
 // Passes that count: for the first bits, and for the rest of one search.
 constexpr int kFirstCounts = 1;
@@ -37,15 +37,16 @@ enum class Aim : int32_t { kTopK, kTopP, kDraw, kFound };
 // upper bits with `low`: none at level 0, 11 at level 1, 22 at level 2.
 struct Search {
   Aim aim = Aim::kTopK;
-  int32_t level = 0;        // Of the count that comes next.
+  int32_t level = 0;        // The level of the next count.
   uint32_t low = 0;         // The smallest key of the range.
-  uint32_t num_tokens = 0;  // That can be drawn.
-  float max = 0;            // Of the row's logits, once level 0 is counted.
+  uint32_t num_tokens = 0;  // How many tokens can be drawn.
+  float max = 0;            // The largest logit, once level 0 is counted.
   uint64_t total = 0;       // Weight of all tokens.
-  uint64_t kept = 0;        // Of what the filters so far keep.
-  uint64_t above = 0;       // Of the keys above the range.
-  // What is left of the target in the range: tokens for top_k, or weight. Once
-  // the token is found: which one it is of those of key `low`, from 1.
+  uint64_t kept = 0;        // Weight that the filters so far keep.
+  uint64_t above = 0;       // Weight of the keys above the range.
+  // What is left of the target in the range: a number of tokens for top_k, a
+  // weight otherwise. Once the token is found: its number, from 1, among the
+  // tokens of key `low`.
   uint64_t rest = 0;
 };
 
@@ -103,7 +104,7 @@ struct Bucket {
   uint32_t count;
   uint64_t weight;
   uint64_t weight_above;
-  uint64_t rest;  // Of the target.
+  uint64_t rest;  // What is left of the target.
 };
 
 // A row's histogram, spread over the threads of a block, largest keys first.
@@ -162,9 +163,9 @@ class Buckets {
 
   uint32_t counts_[kOfThread];
   uint64_t weights_[kOfThread];
-  uint64_t own_count_ = 0, own_weight_ = 0;      // Of the thread.
-  uint64_t count_above_ = 0, weight_above_ = 0;  // Of the threads before it.
-  uint64_t num_tokens_ = 0, weight_ = 0;         // Of all.
+  uint64_t own_count_ = 0, own_weight_ = 0;      // This thread's buckets.
+  uint64_t count_above_ = 0, weight_above_ = 0;  // Those of threads before it.
+  uint64_t num_tokens_ = 0, weight_ = 0;         // All buckets.
 };
 
 // Goes into a bucket of what the search's level has counted.

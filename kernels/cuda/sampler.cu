@@ -9,10 +9,11 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
-// Of the kernel that draws, on one processor: it waits for memory.
+// Blocks of the drawing kernel on one processor. That kernel waits for memory,
+// so several share the processor.
 constexpr unsigned kDrawBlocks = 6;
-// Blocks that count, which each have a histogram to clear and to add: two for
-// each processor of a large device.
+// Blocks that count, two for each processor of a large device. Each of them has
+// a histogram to clear and to add, so more would cost more.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
@@ -138,8 +139,8 @@ struct Draw {
   bool filtered;
   uint32_t key;
 
-  // Of a logit in the sum in which the token is found: one for every token that
-  // may be the one, or its weight.
+  // What a logit adds to the sum by which the token is found: one for every
+  // token that may be drawn, or the token's weight.
   [[nodiscard]] __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;

@@ -70,7 +70,7 @@ class PrefixCache {
 
   [[nodiscard]] Key KeyOf(const Entry* parent, absl::Span<const int32_t> tokens,
                           size_t page) const;
-  // Of a path from a first page on: `last` was used now.
+  // Records that the path from a first page to `last` was used now.
   void Touch(Entry* last);
   void Remove(Entry* leaf);
 

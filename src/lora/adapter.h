@@ -33,7 +33,7 @@ class WeightsId {
 // An immutable set of weights. Shared by the adapter (its latest version), its
 // snapshots, and the samples and batches that pinned it.
 struct AdapterVersion {
-  uint64_t number = 0;  // Of its adapter; a new adapter begins anew.
+  uint64_t number = 0;  // Counts the versions of one adapter.
   WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy.
@@ -80,7 +80,7 @@ struct VersionImage {
     at::ScalarType compute_dtype, at::Device device);
 
 // An adapter off the device: all that it takes to go on as if it had stayed.
-// Of an adapter on the CPU the tensors are its own, not copies.
+// When the adapter is on the CPU, the image shares its tensors and copies none.
 struct AdapterImage {
   uint64_t optim_steps = 0;
   at::Tensor gradient_N;  // [N] f32 on the host, as the others.

@@ -31,9 +31,9 @@ namespace weft::lora::cuda {
                                  at::ScalarType dtype, at::Device device);
 
 // Where a routing's rows, matrices and gradients are, on the device: one upload
-// that all layers of a pass read, forwards and backwards. Its pointers are
-// those of the segments' tensors, which must live as long as it is used; its
-// own do not change. Of passes that use it one runs at a time.
+// that all layers of a pass read, forwards and backwards. It points into the
+// segments' tensors, which must live as long as it is used; the addresses of
+// its own arrays do not change. At most one pass that uses it runs at a time.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and waits for nothing.
@@ -54,7 +54,7 @@ class RoutingTable {
       const LoraSite& site) const;
 
  protected:
-  // Of bytes that are elsewhere.
+  // For a table whose bytes belong to somebody else.
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
                int64_t end_row);
 
@@ -62,7 +62,7 @@ class RoutingTable {
   [[nodiscard]] unsigned* Counters() const;
 
   ModelShape shape_;
-  std::vector<int32_t> max_ranks_;  // Of the segments, in each slot.
+  std::vector<int32_t> max_ranks_;  // The largest of a segment, by slot.
   int64_t end_row_;
   at::Tensor bytes_;
   // LoraCounters for every product, one launch after the other. A decode table
@@ -73,7 +73,7 @@ class RoutingTable {
 
 // What a table of one decode iteration has room for.
 struct DecodeCapacity {
-  int64_t rows = 0;     // Of the batch, those of no segment too.
+  int64_t rows = 0;     // All rows of the batch, with or without an adapter.
   int64_t layouts = 1;  // Configurations of adapters that differ.
   int64_t rank = 0;     // The largest of a factor.
 };
@@ -113,8 +113,9 @@ class DecodeTable : public RoutingTable {
   kernels::cuda::LoraTableCapacity layout_;
 };
 
-// The functions below queue their work on `stream` and wait for nothing. They
-// throw c10::Error. Shapes: x_TI [T, I], y_TO [T, O] contiguous bf16.
+// The functions below queue their work on `stream` and wait for nothing.
+// Shapes:  x_TI [T, I], y_TO [T, O] contiguous bf16.
+// Errors:  throw c10::Error.
 // Threads: engine thread only.
 // Source:  lora_linear.cc's own way and the stacked and masked form; the tests
 //          compare all in f64.

@@ -34,8 +34,8 @@ struct LayerWeights {
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 
-// Of a rank: its rows of all but o and down, its columns of those; the biases
-// of o and down are on rank 0 alone.
+// The weights of a rank: its columns of o and down, its rows of all others. The
+// biases of o and down are on rank 0 alone.
 struct DecoderWeights {
   at::Tensor embedding_VH;
   std::vector<LayerWeights> layers;

@@ -33,7 +33,8 @@ struct ModelShard {
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
-// Of a size that CheckTensorParallelSize accepts, as the next two.
+// The parts of the rank `shard`. Arguments: here and in the next two functions
+// CheckTensorParallelSize must accept the number of ranks.
 [[nodiscard]] ModelShard ShardOf(const ModelConfig& config,
                                  const parallel::Shard& shard);
 

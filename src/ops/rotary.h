@@ -1,8 +1,9 @@
 // What a layer does with its heads before attention: their norms, where a model
 // has them, rotary position embedding, and the write of keys and values to the
 // cache. Rotary is Hugging Face's half-split form: feature c of a head is
-// paired with c + C/2. Legend: T packed tokens, M heads, Q of queries, K of
-// keys, C head features, P positions.
+// paired with c + C/2.
+// Legend: T packed tokens, M heads, Q query heads, K key heads, C head
+// features, P positions.
 #ifndef WEFT_SRC_OPS_ROTARY_H_
 #define WEFT_SRC_OPS_ROTARY_H_
 

@@ -39,7 +39,7 @@ class Rendezvous {
 };
 
 struct GroupOptions {
-  // Of the group among those of the rendezvous; the same on every rank.
+  // Tells the group from others at the rendezvous; the same on every rank.
   std::string name;
   Shard shard;  // This rank, and how many there are.
   at::Device device = at::kCPU;
@@ -52,8 +52,8 @@ struct GroupOptions {
 // Threads: one at a time.
 class Communicator {
  public:
-  // Returns when all ranks are there. Errors: throws c10::Error or
-  // std::exception.
+  // Returns when all ranks are there.
+  // Errors: throws c10::Error or std::exception.
   [[nodiscard]] static std::unique_ptr<Communicator> Join(
       const std::shared_ptr<Rendezvous>& rendezvous,
       const GroupOptions& options);
@@ -63,7 +63,7 @@ class Communicator {
 
   [[nodiscard]] const Shard& shard() const { return shard_; }
 
-  // Of operations from now on.
+  // Applies to the operations that come after it.
   void SetTimeout(absl::Duration timeout);
 
   // All of these: contiguous tensors on the group's device, alike on all ranks

@@ -23,8 +23,8 @@ Runs = dict[str, list[Run]]
 # The best of each side, as reported.
 Sides = Mapping[str, dict[str, Any]]
 
-RANK = 16  # Of adapters, on all linear layers.
-# What runs say of memory, the figures of a device last.
+RANK = 16  # LoRA rank of adapters, on all linear layers.
+# Names of a run's memory figures, those of a device last.
 MEMORY = (
     *("peak_rss_bytes", "extra_rss_bytes"),
     *("extra_allocated_bytes", "extra_device_bytes"),
@@ -233,7 +233,7 @@ def sentence(report: dict[str, Any]) -> str:
 
 
 def _mebibytes(side: Mapping[str, Any]) -> str:
-    """Of the device, where there is one."""
+    """The memory used: the device's, where there is one."""
     used = next(side[name] for name in reversed(MEMORY) if name in side)
     return f"{used / 2**20:.0f} MiB"
 

@@ -224,7 +224,7 @@ def _pairs(runs: list[dict[str, Any]]) -> list[Points]:
 def _expect_same_tokens(
     side: str, run: dict[str, Any], reference: dict[str, Any]
 ) -> None:
-    """Of the batches that both drew."""
+    """Compares the batches that both have drawn."""
     for batch, rows in run.get("tokens", {}).items():
         if rows != reference["tokens"][batch]:
             raise SystemExit(

@@ -20,8 +20,8 @@ Points = dict[str, float]  # Seconds by what was timed.
 
 
 def decoding_seconds(drawn: float, prefill: float) -> float:
-    """Of `drawn` seconds, those after the first token, which alone takes `prefill`.
-    In tiny models, where a call costs more than a token, all of them."""
+    """Seconds after the first token: `drawn` is the whole call, `prefill` a call for
+    one token. In tiny models a call costs more than a token, and all seconds count."""
     return drawn - prefill if drawn > prefill else drawn
 
 

@@ -73,7 +73,7 @@ def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
 
 
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """Of those that have a gradient; the squares are summed in f64."""
+    """L2 norm over the parameters with a gradient; squares are summed in f64."""
     squares = [
         parameter.grad.double().square().sum()
         for parameter in parameters
@@ -140,8 +140,8 @@ def memory_rates(device: str) -> dict[str, float]:
 
 
 def best_seconds(call: Callable[[], object], count: int, device: str) -> float:
-    """Of `count` calls, one after the other; on a device by its own clock, after
-    some that warm it up."""
+    """Seconds of the fastest of `count` calls, one after the other. A device measures
+    them by its own clock, after some calls that warm it up."""
     if device == "cpu":
         return min(timing.each(call, count))
     marks = []

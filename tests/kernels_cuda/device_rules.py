@@ -68,7 +68,7 @@ def _stages(rank: int, stages: int) -> int:
 
 
 def _expand_bytes(rank: int) -> int:
-    """Of 128 rows and 64 features, as deep as the rank, and of what is added to."""
+    """Bytes of 128 rows and 64 features, as deep as the rank, and of y's tile."""
     return (128 + 64) * rank * 2 + 128 * 64 * 2
 
 

@@ -27,10 +27,10 @@ struct Shape {
   int64_t rows;
   int64_t features;
   int64_t rank;
-  int64_t stride;  // Of X.
+  int64_t stride;  // Stride of X.
   LoraOrder order;
 
-  // Of element (rank, feature) of the matrix.
+  // The offset of element (rank, feature) of the matrix.
   [[nodiscard]] int64_t At(int64_t r, int64_t f) const {
     return order == LoraOrder::kRankByFeatures ? r * features + f
                                                : f * rank + r;

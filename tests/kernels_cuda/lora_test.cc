@@ -235,7 +235,7 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
   for (const LoraOrder order : kOrders) {
     for (const size_t num_gradients : {6, 3}) {
       Problem problem = {.order = order};
-      // Of one layout where they share a gradient.
+      // Segments that share a gradient have one layout.
       for (size_t s = 0; s < 6; ++s) problem.segments[s].layout = s % 3 % 2;
       const std::vector<double> start(before_.begin(), before_.end());
       std::vector<std::vector<double>> expected(num_gradients, start);

@@ -68,7 +68,7 @@ Drawn DrawOnDevice(const std::vector<float>& logits,
 struct Kept {
   std::vector<int32_t> tokens;
   std::vector<double> weights;
-  double log_total = 0;  // Of all tokens' weights, unfiltered.
+  double log_total = 0;  // Log of the sum of all tokens' weights, unfiltered.
 };
 
 Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {

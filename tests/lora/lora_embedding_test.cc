@@ -55,7 +55,8 @@ struct Problem {
 };
 
 // Rows: 2 of the base, 9 of adapter 1, 5 of adapter 2, 3 of the base, 4 of an
-// adapter of other layers. Of 9 tokens most come more than once.
+// adapter of other layers. There are 9 different tokens, so most come more than
+// once.
 Problem MakeProblem(at::ScalarType dtype) {
   at::manual_seed(12);
   const auto random = [&] {

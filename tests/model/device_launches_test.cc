@@ -132,7 +132,7 @@ class RecordedStep {
  private:
   const Decoder& decoder_;
   const std::shared_ptr<lora::cuda::DecodeTable> table_;
-  const at::Tensor bytes_;  // Of the table.
+  const at::Tensor bytes_;  // The table's bytes.
   StepValues places_;
 };
 
@@ -179,8 +179,8 @@ class DeviceLaunchesTest : public ::testing::Test {
     return recording.events();
   }
 
-  // Of sequences of `length` tokens and more. The last row is padding when it
-  // `is_padded`.
+  // The values of a step over sequences of `length` tokens and more. With
+  // `is_padded` the last row is padding.
   static StepValues MakeValues(const model::ModelConfig& config, int64_t length,
                                bool is_padded, lora::LoraRouting routing) {
     const at::Tensor positions_T = at::arange(kSequences) + length - 1;

@@ -199,7 +199,7 @@ ReferenceResult RunReference(const model::ModelConfig& config,
   result.gradients = torch::autograd::grad(
       {y}, reference.flats(), {F64(dy_TH)}, /*retain_graph=*/{},
       /*create_graph=*/false, /*allow_unused=*/true);
-  // Of adapters that have nothing in this model.
+  // An adapter that has nothing in this model has no gradient.
   for (at::Tensor& gradient : result.gradients) {
     if (!gradient.defined()) gradient = at::empty({0});
   }

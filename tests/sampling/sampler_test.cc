@@ -197,7 +197,8 @@ TEST(DrawTokenTest, TopPKeepsTheShortestPrefixThatReachesIt) {
 TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
   const float ln2 = std::log(2.0F);
   const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -3 * ln2};
-  // Of the best two the first has 2/3: enough for 0.6, which is not so of all.
+  // The first token has 2/3 of the weight of the best two, which is enough for
+  // 0.6. It has less than 0.6 of the weight of all.
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.6}), ElementsAre(0));
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.7}), ElementsAre(0, 1));
 }

@@ -66,8 +66,8 @@ class LoraProblem {
  private:
   struct Adapter {
     int64_t rank = 0;
-    int64_t offset = 0;  // Of its parameters, A [r, K] and then B [M, r].
-    int64_t column = 0;  // Of the stacked matrices.
+    int64_t offset = 0;  // Where its A [r, K] and, behind it, B [M, r] begin.
+    int64_t column = 0;  // Where its ranks begin in the stacked matrices.
   };
   // A [R, K], B [M, R], S and dS [N, R] of all adapters beside each other.
   struct Peer {
