@@ -12,8 +12,8 @@
 namespace weft {
 namespace {
 
-// How a value of each type is read and shown. Read returns false when the text
-// is none.
+// Read turns text into a value of each type; false when the text is no such
+// value.
 bool Read(absl::string_view text, std::string* out) {
   *out = std::string(text);
   return true;
@@ -178,8 +178,8 @@ std::vector<Flag> AdapterFlags() {
   static constexpr char kGroup[] = "Adapters";
   return {
       MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
-               "Folder of checkpoints and the journal; created when missing. "
-               "Empty: nothing is kept on disk.",
+               "Folder of checkpoints; created when missing. Empty: "
+               "\"checkpoints\" in the working directory.",
                "DIR"),
       MakeFlag(kGroup, "max-adapters", WEFT_ENGINE(max_adapters),
                "Adapters at a time, wherever their tensors are, [1, 100000]."),
@@ -188,9 +188,9 @@ std::vector<Flag> AdapterFlags() {
                "Adapters of one tenant, at most --max-adapters. 0: as many."),
       MakeFlag(kGroup, "max-resident-adapters",
                WEFT_ENGINE(max_resident_adapters),
-               "Of these, adapters on the device, [0, 100000]; the others "
+               "Adapters on the device at a time, [0, 100000]; the others "
                "wait in host memory or in a folder .spill of "
-               "--checkpoint-dir. 0: 64, on CUDA as many of them as fit."),
+               "--checkpoint-dir. 0: 64, or on CUDA as many of 64 as fit."),
       MakeFlag(kGroup, "adapter-host-bytes", WEFT_ENGINE(adapter_host_bytes),
                "Host memory for adapters that are not on the device; beyond "
                "it they go to disk. 0: none on the CPU, on CUDA a quarter of "
@@ -212,7 +212,8 @@ std::vector<Flag> WorkFlags() {
                "less.",
                "TOKENS"),
       MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
-               "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
+               "Rows of logits alive at a time, at least -1. 0 or -1: all.",
+               "ROWS"),
       MakeFlag(kGroup, "gradient-checkpointing",
                WEFT_ENGINE(gradient_checkpointing),
                "Layers that keep their input alone and run again in the "
