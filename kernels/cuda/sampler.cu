@@ -1,5 +1,6 @@
 #include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/philox.cuh"
+#include "kernels/cuda/sample_histogram.cuh"
 #include "kernels/cuda/sample_row.cuh"
 #include "kernels/cuda/sample_search.cuh"
 #include "kernels/cuda/sampler.h"

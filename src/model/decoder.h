@@ -19,40 +19,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "src/model/decoder_weights.h"
 #include "src/model/model_config.h"
 #include "src/model/model_shard.h"
 #include "src/model/packed_batch.h"
+#include "src/model/tape.h"
 #include "src/ops/rotary.h"
 #include "src/parallel/communicator.h"
 
 namespace weft::model {
-
-// kTrain keeps a tape and never touches the cache; kEval keeps nothing and may
-// use the cache.
-enum class Mode { kTrain, kEval };
-
-// What one layer keeps for its backward pass. A recomputed (checkpointed) layer
-// keeps x_in_TH alone.
-struct LayerTape {
-  at::Tensor x_in_TH;
-  at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
-  at::Tensor qk_raw_TW;  // q, k before the norms; with qk_norm.
-  ops::AttentionOutput attention;
-  at::Tensor x_mid_TH;  // Residual stream after attention.
-  at::Tensor gate_up_T2F;
-  // What attention and MLP give before their output norms; only with those.
-  at::Tensor attention_raw_TH, mlp_raw_TH;
-  lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
-};
-
-struct Tape {
-  std::vector<LayerTape> layers;
-  lora::RoutingTablePtr routing_table;  // The batch's routing, on the device.
-};
 
 class Decoder {
  public:
@@ -131,9 +108,8 @@ class Decoder {
                        LayerTape* tape) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
-  // Returns x + y, or x + norm(y) where the model norms outputs; then `raw`
-  // takes y. The stream's norm is that of the sum by `next_norm_H`, unless that
-  // is undefined. Consumes y.
+  // Returns x + y, or x + norm(y) where the model norms outputs; `raw` then gets
+  // y. Norms the sum by `next_norm_H` unless it is undefined. Consumes y.
   Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                    const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
                    at::Tensor* raw) const;
