@@ -108,8 +108,8 @@ class Decoder {
                        LayerTape* tape) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
-  // Returns x + y, or x + norm(y) where the model norms outputs; `raw` then gets
-  // y. Norms the sum by `next_norm_H` unless it is undefined. Consumes y.
+  // Returns x + y, or x + norm(y) where the model norms outputs (`raw` gets y).
+  // Norms the sum by `next_norm_H` unless that is undefined. Consumes y.
   Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                    const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
                    at::Tensor* raw) const;

@@ -4,9 +4,9 @@
 //
 // A block's threads are fibers of one thread. They run one after the other from
 // barrier to barrier, each warp as far as it gets before the next one, forwards
-// and backwards in turn: where a barrier is missing, one of the two orders gives
-// a wrong result. Barriers and warp operations must be reached by all threads
-// (lanes), or the process ends with a message. "Device" memory is the heap, so
+// and backwards in turn. Where a barrier is missing, one of the two orders
+// gives a wrong result. All threads (lanes) must reach a barrier or a warp
+// operation, or the process ends with a message. "Device" memory is the heap, so
 // that the address sanitizer sees every access. Tests here say nothing about
 // speed, nor about what is undefined on a device but defined on a host.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
