@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::lora {
@@ -163,7 +164,8 @@ TEST_P(LoraEmbeddingTest, MatchesAutogradOfTheFormulaInF64) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LoraEmbeddingTest,
                          ::testing::Values(at::kDouble, at::kFloat,
-                                           at::kBFloat16));
+                                           at::kBFloat16),
+                         weft::testing::DtypeName);
 
 TEST(LoraEmbeddingRoutingTest, LeavesRowsOfOthersAlone) {
   const Problem problem = MakeProblem(at::kFloat);

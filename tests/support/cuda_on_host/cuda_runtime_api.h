@@ -6,8 +6,8 @@
 // barrier to barrier, each warp as far as it gets before the next one, forwards
 // and backwards in turn. Where a barrier is missing, one of the two orders
 // gives a wrong result. All threads (lanes) must reach a barrier or a warp
-// operation, or the process ends with a message. "Device" memory is the heap, so
-// that the address sanitizer sees every access. Tests here say nothing about
+// operation, or the process ends with a message. "Device" memory is the heap,
+// so the address sanitizer sees every access. Tests here say nothing about
 // speed, nor about what is undefined on a device but defined on a host.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
