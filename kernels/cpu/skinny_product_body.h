@@ -10,8 +10,9 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Tiles of all rows of x, as even as can be, with kSkinnyOutputs rows of the
-// weight; meanwhile `next_rows` rows that follow these are fetched.
+// Cuts the rows of x into tiles of nearly equal size and multiplies each with
+// kSkinnyOutputs rows of the weight. In between it fetches the `next_rows` rows
+// that follow these.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {

@@ -16,7 +16,7 @@ template <typename Kind>
 using ShrinkTile = Tile<kBlockRows, Kind::kRank, kStepDepth,
                         Kind::kRank <= 64 ? 4 : 3, /*kLeftDepthIsRows=*/false,
                         Kind::kOrder == LoraOrder::kFeaturesByRank>;
-// The depth is the rank: one step, but for ranks beyond kStepDepth.
+// The depth is the rank: one step, or several for ranks beyond kStepDepth.
 template <typename Kind>
 using ExpandTile =
     Tile<kBlockRows, kExpandFeatures,

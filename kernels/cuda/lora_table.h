@@ -62,8 +62,8 @@ struct LoraRowPart {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t partial = 0;  // Which of its gradient's parts it is.
-  int32_t sum = -1;     // Which LoraPartialSum; -1: the gradient's only part.
+  int32_t partial = 0;  // Its index among the parts of its gradient.
+  int32_t sum = -1;     // Index of its LoraPartialSum; -1: the only part.
 };
 
 // A gradient of several parts: partials [first, first + count) of a launch.
@@ -105,7 +105,7 @@ struct LoraTable {
   int64_t max_few = 0;
   int64_t max_few_rows = 0;
 
-  // Without the segments of few rows: what goes forwards as tiles.
+  // The table without segments of few rows: the rest goes forwards as tiles.
   [[nodiscard]] LoraTable LongOnes() const {
     LoraTable table = *this;
     table.num_blocks = num_long_blocks;

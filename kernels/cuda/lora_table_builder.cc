@@ -28,8 +28,8 @@ size_t NumBytes(const std::vector<T>& array) {
   return array.size() * sizeof(T);
 }
 
-// Before the entries of few rows: how many there are. As long as an entry's
-// alignment.
+// The count of entries of few rows, which stands before them. It takes as much
+// room as their alignment wants.
 constexpr size_t kHeaderBytes = 16;
 
 template <typename T>

@@ -18,7 +18,7 @@ struct BlockWork {
   int kv_head;
   int64_t row;     // The first of its query heads, of those of all sequences.
   int num_heads;   // <= kStepHeads.
-  int num_splits;  // That have tokens, and 1 for no tokens at all.
+  int num_splits;  // How many splits have tokens; 1 when there are no tokens.
   int begin;       // Tokens.
   int end;
 };

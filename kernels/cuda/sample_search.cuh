@@ -16,9 +16,9 @@ constexpr int kFirstCounts = 1;
 constexpr int kCountsOfSearch = 2;
 
 struct Histograms {
-  // By the upper bits, of all tokens.
+  // All tokens, by the upper bits of their keys.
   Histogram first;
-  // By the next bits, of the search's range; zeros between two counts.
+  // Tokens of the search's range, by the next bits; zeros between two counts.
   Histogram range;
 };
 
@@ -68,7 +68,7 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   uint64_t target = 0;
   if (aim == Aim::kTopK) {
     target = static_cast<uint64_t>(rule.top_k);
-    // Those it would keep beyond num_tokens have no weight.
+    // Tokens beyond num_tokens have no weight, so such a filter keeps all.
     if (rule.top_k <= 0 || target >= search->num_tokens) aim = Aim::kTopP;
   }
   if (aim == Aim::kTopP) {

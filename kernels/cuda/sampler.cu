@@ -20,7 +20,7 @@ constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
 // Between the kernels of one call. C: chunks of a row.
 struct Workspace {
-  Histograms* histograms_N;  // With filters alone.
+  Histograms* histograms_N;  // Only when there are filters.
   Search* searches_N;
   uint64_t* chunk_sums_NC;
   float* chunk_max_NC;  // +inf where there is no distribution.
@@ -262,7 +262,7 @@ cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
   };
   cudaError_t status = launch(ChunkMaxKernel, parts, kThreads);
   if (rows.max_filters > 0) {
-    // As many rounds of chunks for each of so many blocks, or fewer.
+    // Every block takes `rounds` rounds of chunks, or fewer.
     const int64_t most = CeilDiv(space.num_chunks, kCountWarps);
     const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
     const int64_t rounds = CeilDiv(most, wanted < most ? wanted : most);

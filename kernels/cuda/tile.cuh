@@ -17,7 +17,7 @@ namespace weft::kernels::cuda {
 template <int kRows, int kColumns, int kDepth, int kStages,
           bool kLeftDepthIsRows, bool kRightDepthIsRows>
 struct Tile {
-  // Warps have 16 x 16 sums or more, as square as may be.
+  // Each warp has 16 x 16 sums or more, in a nearly square shape.
   static constexpr int kShort = kRows < kColumns ? kRows : kColumns;
   static constexpr int kLong = kRows < kColumns ? kColumns : kRows;
   static constexpr int kMostWarps = kShort * kLong / (kFragment * kFragment);

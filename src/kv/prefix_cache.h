@@ -5,9 +5,9 @@
 // a full page, found by the version of the weights, the page before it and its
 // own tokens. Tokens are compared, never hashes of them.
 //
-// The cache keeps its pages (PageAllocator::Keep); those that no sequence uses
-// may be evicted, the least recently used first, and none before those that
-// follow it.
+// The cache keeps its pages (PageAllocator::Keep). Pages that no sequence uses
+// may be evicted, the least recently used first. A page is evicted after the
+// pages that follow it in their prefixes.
 // Threads: not thread-safe; nor with other users of the same allocator.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_

@@ -111,7 +111,7 @@ class Adapter {
       const {
     return layout_;
   }
-  // With the latest version alone. No gradient may be in the making.
+  // The image has only the latest version. No gradient may be in the making.
   [[nodiscard]] AdapterImage ToImage() const;
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
@@ -150,7 +150,7 @@ class Adapter {
   std::shared_ptr<const AdapterLayout> layout_;
   at::ScalarType compute_dtype_;
   AdapterVersionPtr latest_;
-  at::Tensor next_compute_N_;  // From NextWeights, unless the dtype is f32.
+  at::Tensor next_compute_N_;  // NextWeights makes it, unless the dtype is f32.
   at::Tensor gradient_N_;
   at::Tensor scratch_N_;
   at::Tensor moment1_N_;

@@ -37,8 +37,8 @@ struct CheckpointReport {
   int64_t num_tensors = 0;
   uint64_t size_bytes = 0;
   int64_t num_read_tensors = 0;
-  uint64_t read_bytes = 0;             // By a daemon.
-  uint64_t head_bytes = 0;             // By a scorer of given hidden states.
+  uint64_t read_bytes = 0;             // Bytes that a daemon reads.
+  uint64_t head_bytes = 0;             // Bytes that a head scorer reads.
   std::vector<ModelProblem> problems;  // Empty: the model can be served.
 };
 

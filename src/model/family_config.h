@@ -10,12 +10,12 @@
 
 namespace weft::model {
 
-// Which layers sliding_window means.
+// Which layers have the window that sliding_window gives.
 enum class WindowScheme {
   kNone,        // None; the field is refused.
   kEveryLayer,  // All.
-  kLateLayers,  // From max_window_layers on, when use_sliding_window says so.
-  kPattern,     // All but every nth.
+  kLateLayers,  // Those from max_window_layers on, if use_sliding_window.
+  kPattern,     // All except every nth.
 };
 
 enum class AttentionBias {

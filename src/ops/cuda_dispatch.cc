@@ -141,8 +141,8 @@ void WaitForStream() {
 }
 
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
-  // Not LibTorch's copy, which has pinned memory ask the device when it is
-  // freed: of a device that was lost meanwhile that ends the process.
+  // LibTorch's own copy would make pinned memory ask the device when it is
+  // freed, and that ends the process if the device was lost in between.
   for (const auto& [from, to] : copies) {
     C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(),
                                    from.nbytes(), cudaMemcpyDeviceToHost,

@@ -43,7 +43,7 @@ struct HeadNorms {
 // Where keys and values go: token t to row slots_T[t] of the pages, below 0 to
 // nowhere. Undefined slots: no token goes anywhere.
 struct KvSlots {
-  at::Tensor slots_T;       // [T] i64, distinct but for those below 0.
+  at::Tensor slots_T;       // [T] i64, distinct where they are not below 0.
   at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.
   at::Tensor v_pages_PSKC;
 };

@@ -62,7 +62,7 @@ class ListedDraws {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }
-  // With the same on the host.
+  // Draws from those logits, on the host now.
   void Draw(const at::Tensor& logits_LV,
             std::vector<std::optional<DrawResult>>& drawn) const {
     if (rows_.empty()) return;

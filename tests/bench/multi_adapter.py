@@ -97,8 +97,8 @@ def draw(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
-    """By adapter: sequences with one token more than they train, of lengths
-    spread evenly between the shortest and the longest, dealt out at random."""
+    """Each adapter's sequences. They have one token more than they train; lengths
+    are spread evenly from the shortest to the longest and dealt out at random."""
     count = options.adapters * options.sequences
     lengths = np.linspace(options.shortest, options.longest, count).astype(int)
     np.random.default_rng(inputs.SEED).shuffle(lengths)

@@ -76,8 +76,8 @@ def parse_with_model(
 def parse_with_device(
     options_parser: argparse.ArgumentParser, arguments: list[str]
 ) -> argparse.Namespace:
-    """As parse_with_model, of a bench that runs on any device, for adapters of any
-    rank and models that are shapes alone."""
+    """parse_with_model for a bench that runs on any device, with adapters of any
+    rank and models that are only shapes."""
     add_device(options_parser)
     options_parser.add_argument("--rank", type=int, help="of adapters")
     options_parser.add_argument(
@@ -205,7 +205,7 @@ def emit(report: dict[str, Any], output: Path | None) -> None:
 
 
 def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
-    """As emit, of a report whose sides have no common figures: a sentence for each
+    """emit for a report whose sides have no common figures: a sentence for each
     ratio."""
     for part in _ratio_parts(report):
         print(f"{report['bench']}: {part}", file=sys.stderr)

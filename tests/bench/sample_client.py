@@ -91,7 +91,7 @@ class SampleClient:
         return timing.once(lambda: self._draw(calls, tokens))
 
     def _fresh(self, row: np.ndarray) -> np.ndarray:
-        """With another first token."""
+        """The row with another first token."""
         row = row.copy()
         row[0] = self._random.integers(3, self._vocab)
         return row

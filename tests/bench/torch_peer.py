@@ -93,8 +93,8 @@ def full_logprobs(
 def selective_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """As TRL's selective_log_softmax for f32: the target's logit less a logsumexp
-    that is taken row by row, so that no log_softmax of all rows is kept.
+    """TRL's selective_log_softmax for f32: the target's logit less a logsumexp that
+    is taken row by row, so that no log_softmax of all rows is kept.
 
     Written here because importing TRL's wants pandas and datasets.
     """

@@ -76,7 +76,7 @@ def serve(
 
 
 def strangers(libraries: set[Path], *known: Path) -> list[Path]:
-    """Those that are neither the system's runtime nor below a known folder."""
+    """Libraries that are neither the system's runtime nor below a known folder."""
     return sorted(
         library
         for library in libraries

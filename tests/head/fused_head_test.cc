@@ -168,7 +168,7 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
 }
 
-// As learnt prompt tokens that a group shares: one row, one target, many
+// A group shares prompt tokens that are learnt: one row, one target, many
 // entries. What is left of the gradient is G (1 - p).
 TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   constexpr int64_t kRepeats = 16;

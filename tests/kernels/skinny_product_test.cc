@@ -172,8 +172,8 @@ TEST_P(SkinnyProductTest, ScalesTheProductAndAddsToWhatIsThere) {
 // how threads share the outputs.
 TEST_P(SkinnyProductTest, ARowIsTheSameToTheBitInEveryBatchAndRange) {
   const Problem all(33, 67, 23);
-  // As the expansion of LoRA uses it: the last step must not be fused in one
-  // tile and not in another.
+  // LoRA's expansion uses it so. The last step must be fused in all tiles or in
+  // none.
   const auto run = [this](const Problem& problem, int64_t begin, int64_t end) {
     return Run(problem, /*with_bias=*/true, begin, end, /*scale=*/0.3F,
                /*adds=*/true);

@@ -44,7 +44,7 @@ _ROWS = {
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
     r"VocabRowsKernel<1, \d>": Rule(512, 48),
-    # Nothing of a row's length is written without the softmax (0).
+    # Without the softmax (0) a kernel writes nothing as long as a row.
     rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
     rf"VocabRowsKernel<{_N}, [12]>": Rule(512, 48, WIDE),
 }

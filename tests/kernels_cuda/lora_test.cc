@@ -110,7 +110,7 @@ class CudaLoraTest : public CudaKernelTest {
                  .features_stride = kStride,
                  .shrunk_TR = shrunk.data(),
                  .shrunk_stride = kShrunkStride};
-      // Those that a layout has.
+      // Only the projections that some layout has.
       for (int p = 0; p < 2; ++p) {
         if (problem.MaxRank(p) == 0) continue;
         product.max_rank =
@@ -287,7 +287,7 @@ struct OneMatrix {
                .shrunk_TR = shrunk.data(),
                .shrunk_stride = rank};
   }
-  // With `num_floats` of workspace.
+  // The product with a workspace of `num_floats`.
   LoraProduct ProductWith(int64_t num_floats) {
     workspace = std::make_unique<DeviceBuffer<float>>(
         std::vector<float>(static_cast<size_t>(num_floats), kNan));

@@ -75,7 +75,7 @@ Counts Beyond(const std::vector<std::string>& fewer,
 // What a decode step reads, on the device.
 struct StepValues {
   PackedBatch batch;
-  KvAccess kv;  // Without its store.
+  KvAccess kv;  // Lacks its store, which is the next member.
   KvStore store;
 };
 
@@ -267,7 +267,7 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
         MakeValues(config, 3, true, MakeRouting(config, kSequences - 1));
     RecordedStep step(decoder, values);
     step.Put(values);
-    // As before a recording: whatever is made once is there then.
+    // Runs once, as before a recording: afterwards everything lazy is made.
     static_cast<void>(step.Run());
     const int64_t before = NumLiveAllocations();
     const OpObserver observer;

@@ -42,7 +42,7 @@ class Reference {
   }
 
  private:
-  // Without the factor of models that scale it.
+  // The embedding, without the factor of models that scale it.
   [[nodiscard]] at::Tensor Embedding() const {
     at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {

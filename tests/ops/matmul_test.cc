@@ -86,7 +86,7 @@ TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
   EXPECT_EQ(y.scalar_type(), at::kFloat);
   EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
             Tolerance(kEpsilonF32, 37, expected.abs().max().item<double>()));
-  // As the backward pass has it.
+  // The product of the backward pass.
   const at::Tensor back = MatMul(y, weight_NK);
   const at::Tensor expected_back =
       at::mm(y.to(at::kDouble), weight_NK.to(at::kDouble));

@@ -45,7 +45,8 @@ struct LoraActivations {
 
 class LoraProblem {
  public:
-  // As many rows for each adapter, whose ranks are `ranks` again and again.
+  // Every adapter has equally many rows. The adapters' ranks are `ranks`, again
+  // and again.
   // Arguments: `device` and `activations` outlive it.
   LoraProblem(const Device& device, const LoraActivations& activations,
               int64_t num_adapters, const std::vector<int64_t>& ranks);
