@@ -9,7 +9,8 @@ namespace {
 constexpr int kStepDepth = 64;
 
 constexpr int kBlockRows = kLoraBlockRows;
-// Features of a block that expands, few: what they add to is in registers.
+// Features of a block that expands. They are few, because registers hold what
+// they add to.
 constexpr int kExpandFeatures = 64;
 
 template <typename Kind>

@@ -8,7 +8,7 @@
 // The cache keeps its pages (PageAllocator::Keep). Pages that no sequence uses
 // may be evicted, the least recently used first. A page is evicted after the
 // pages that follow it in their prefixes.
-// Threads: not thread-safe; nor with other users of the same allocator.
+// Threads: not thread-safe; users of one allocator must take turns.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
 

@@ -15,8 +15,8 @@
 
 namespace weft::lora {
 
-// Names one set of weights: no two of a process's life have the same, also not
-// a copy, which may be written to.
+// Names one set of weights. No two sets in the life of a process have the same
+// name; a copy gets its own, because it may be written to.
 // Threads: any.
 class WeightsId {
  public:
@@ -101,7 +101,7 @@ class Adapter {
   // A fresh adapter as PEFT makes it (src/lora/lora_init.h).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
-  // One that comes back from the host, with nothing under way.
+  // An adapter that comes back from the host, with no work under way.
   Adapter(const LoraConfig& config, std::shared_ptr<const AdapterLayout> layout,
           const AdapterImage& image, at::ScalarType compute_dtype,
           at::Device device);

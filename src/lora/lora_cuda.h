@@ -25,8 +25,8 @@ struct LoraProduct;  // lora_product.h.
 
 namespace weft::lora::cuda {
 
-// True for bf16 on CUDA, of the rows (`dtype`, `device`) and of every segment's
-// weights, with f32 gradients; false without segments.
+// True when the rows (`dtype`, `device`) and every segment's weights are bf16
+// on CUDA and gradients are f32; false without segments.
 [[nodiscard]] bool TakesSegments(const LoraRouting& routing,
                                  at::ScalarType dtype, at::Device device);
 
@@ -47,7 +47,8 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Rows that the segments reach to.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // What all products of a site's A, stacked, and of its projections' B have.
+  // The common fields of all products of a site's stacked A, and of all products
+  // of its projections' B.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
       const LoraSite& site) const;
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
@@ -78,12 +79,12 @@ struct DecodeCapacity {
   int64_t rank = 0;     // The largest of a factor.
 };
 
-// The routing of decode iterations, forwards alone and without the head, at one
-// place and of one size: launches that were recorded with it in a LoraPass run
+// The routing of decode iterations, for forward passes without the head, at one
+// place and of one size. Launches that were recorded with it in a LoraPass run
 // again with whatever was written and uploaded there since. Grids, workspaces
-// and the shape of S depend on the capacity alone; sites that no adapter of the
-// moment has are launched too, and add nothing. Every row goes the way of few
-// rows, however many of its adapter there are.
+// and the shape of S depend on the capacity alone; sites that no adapter has at
+// the moment are launched too, and add nothing. All rows go through the kernels
+// of few rows, however many rows an adapter has.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // table.num_bytes() are there.

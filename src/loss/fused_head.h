@@ -78,7 +78,7 @@ struct HeadResult {
   // Probability of the rank's vocabulary [R]; undefined when it has all. U and
   // projected_nR are the rank's terms of their sums.
   at::Tensor share_R;
-  // What the rows of U are still to be multiplied by [R] f32; undefined: 1.
+  // Factors that the rows of U still need [R] f32; undefined: 1.
   at::Tensor scale_R;
   // One per segment of the routing, undefined where it does not train lm_head.
   std::vector<at::Tensor> shrunk_nR;     // h A^T.

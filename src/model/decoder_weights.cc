@@ -112,7 +112,7 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   return w;
 }
 
-// Before memory is asked for: sizes of config.json alone may be absurd.
+// Checks come before memory is taken: config.json may name absurd sizes.
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {

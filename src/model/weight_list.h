@@ -58,8 +58,8 @@ struct WeightEntry {
 };
 
 // In the order of the forward pass, entries of a slot next to each other. A
-// tied head is not listed, nor on ranks other than 0 the biases of what is
-// summed over ranks: they are added once.
+// tied head is not listed. Biases of products that are summed over ranks are
+// listed on rank 0 alone, so that they are added once.
 // Arguments: shard as model::CheckTensorParallelSize accepts it.
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});

@@ -56,7 +56,7 @@ k::HeadRows RowsOfHeads(const at::Tensor& x_TMC) {
           .head_stride = x_TMC.stride(1)};
 }
 
-// What both passes over the heads hand over, with the copies that it points to.
+// The arguments of both passes over the heads, with the copies they point to.
 struct HeadArguments {
   HeadArguments(const Heads& heads, const at::Tensor& positions_T,
                 const RotaryTable& table, const HeadNorms& head_norms)
@@ -135,8 +135,8 @@ CUstream_st* CurrentStream() {
 }
 
 void WaitForStream() {
-  // Not the stream's own synchronize(): LibTorch's search for waits that nobody
-  // meant (SyncDebugMode) would count this one.
+  // The stream's own synchronize() would be counted by LibTorch's search for
+  // unintended waits (SyncDebugMode).
   C10_CUDA_CHECK(cudaStreamSynchronize(CurrentStream()));
 }
 

@@ -58,9 +58,9 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
                   const RotaryTable& table, const HeadNorms& norms,
                   const KvSlots& slots);
 
-// Writes the gradient of the heads before to `into`, given that of the prepared
-// heads: one launch on CUDA. `gradients` may be `into`. `raw` are the heads
-// before, without v, read with norms alone.
+// Writes to `into` the gradient of the heads before PrepareHeads, given that of
+// the prepared heads: one launch on CUDA. `gradients` may be `into`. `raw` are
+// the heads before, without v; they are read only when there are norms.
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
                           const Heads& raw, const Heads& into);

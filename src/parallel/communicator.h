@@ -66,9 +66,9 @@ class Communicator {
   // Applies to the operations that come after it.
   void SetTimeout(absl::Duration timeout);
 
-  // All of these: contiguous tensors on the group's device, alike on all ranks
-  // in shape and dtype. They throw std::exception; on CUDA devices they only
-  // order the current stream and return before they are done.
+  // All operations below take contiguous tensors on the group's device, of the
+  // same shape and dtype on all ranks. They throw std::exception. On CUDA they
+  // only queue on the current stream, and return before they are done.
 
   // The sum over ranks, in place, with the same bits on all of them.
   void AllReduce(at::Tensor& tensor);

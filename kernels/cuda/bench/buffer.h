@@ -72,8 +72,8 @@ Buffer<T>::Buffer(const std::vector<T>& values) {
 
 template <typename T>
 Buffer<T>::Buffer(int64_t count, float limit) {
-  // One pattern again and again: to make all numbers takes longer than the
-  // bench.
+  // One pattern again and again: drawing all numbers would take longer than
+  // the bench.
   constexpr int64_t kPattern = (int64_t{1} << 20) + 7;
   std::vector<T> pattern(static_cast<size_t>(std::min(count, kPattern)));
   FillRandom(limit, &pattern);
