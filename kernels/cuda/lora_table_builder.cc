@@ -10,8 +10,8 @@ int64_t NumBlocks(int64_t segment_rows) {
   return (segment_rows + kLoraBlockRows - 1) / kLoraBlockRows;
 }
 
-// A segment of few rows must be cut finely to keep the device busy. Many rows do
-// so anyway; parts then only cost the traffic of their sums.
+// A segment of few rows must be cut finely to keep the device busy. Many rows
+// do so anyway; parts then only cost the traffic of their sums.
 int32_t CutsOf(int64_t segment_rows) {
   const int64_t cuts = kLoraBlockRows / segment_rows;
   return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));

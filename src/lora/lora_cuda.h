@@ -47,8 +47,8 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Rows that the segments reach to.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // The common fields of all products of a site's stacked A, and of all products
-  // of its projections' B.
+  // What all products of a site's stacked A have in common, and what those of
+  // its projections' B have.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
       const LoraSite& site) const;
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
