@@ -2,8 +2,8 @@
 // touches, and their public facts, which any thread may read.
 //
 // An adapter is on the device, or its image is on the host, or its image's
-// tensors are in a file and the table knows which. Who moves when is decided
-// elsewhere (src/sched/residency.h); the table keeps what is where.
+// tensors are in a file and the table knows which. Where an adapter goes is
+// decided elsewhere (src/sched/residency.h); the table keeps what is where.
 #ifndef WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
 #define WEFT_SRC_ENGINE_ADAPTER_TABLE_H_
 
@@ -63,8 +63,8 @@ class AdapterTable {
 
   // Bytes of its image.
   [[nodiscard]] uint64_t ImageBytes(const std::string& adapter_id) const;
-  // Of one on the device: makes it, which may throw c10::Error. Of one on the
-  // host: shares it. Of one on disk: without tensors.
+  // On the device: makes the image, which may throw c10::Error. On the host:
+  // shares the image. On disk: gives the image without tensors.
   [[nodiscard]] lora::AdapterImage Image(const std::string& adapter_id) const;
   // Frees what the adapter has on the device.
   void MoveToHost(const std::string& adapter_id, lora::AdapterImage image);
@@ -96,7 +96,7 @@ class AdapterTable {
     std::shared_ptr<const lora::AdapterLayout> layout;
     std::optional<lora::Adapter> adapter;  // On the device.
     lora::AdapterImage image;              // Off the device.
-    std::string file;                      // Of the image's tensors.
+    std::string file;                      // Where the image's tensors are.
     std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
     uint64_t last_step = 0;

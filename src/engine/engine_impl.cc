@@ -67,7 +67,7 @@ EngineImpl::~EngineImpl() {
   }
   changed_.NotifyAll();
   thread_.join();
-  // Who is gone already was logged.
+  // A rank that is gone already was logged.
   RunGuarded("stopping the other ranks", [this] {
     group_.Stop();
   }).IgnoreError();

@@ -4,8 +4,8 @@
 // A step's way: the door looks it up in the replay table, gives it to the
 // scheduler and returns. The engine thread asks the scheduler for a plan, runs
 // it, and hands results to the completion thread. Files are read and written by
-// the I/O thread; a step that waits for a file keeps its adapter's barrier. Of
-// an adapter that is not on the device the scheduler holds the work until its
+// the I/O thread; a step that waits for a file keeps its adapter's barrier. The
+// scheduler holds the work of an adapter that is not on the device until its
 // tensors are there.
 #ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 #define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
@@ -47,13 +47,13 @@ namespace weft::engine {
 struct EngineParts {
   EngineOptions options;
   EngineInfo info;
-  parallel::Links links;  // Of rank 0.
+  parallel::Links links;  // The links of rank 0.
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
   std::string model_name;
   std::unique_ptr<SpillFolder> spill;
-  std::optional<MemorySplit> memory;  // Of CUDA devices.
+  std::optional<MemorySplit> memory;  // On CUDA devices only.
 };
 
 class EngineImpl final : public Engine {
@@ -263,7 +263,7 @@ class EngineImpl final : public Engine {
   TrainRunner train_runner_;
   SampleLoop sample_loop_;
   std::unordered_map<uint64_t, TrainProgress> progress_;  // Engine thread.
-  absl::Time last_ping_ = absl::InfinitePast();           // Likewise.
+  absl::Time last_ping_ = absl::InfinitePast();           // Engine thread.
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -33,7 +33,7 @@ void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
   // No autograd anywhere: gradients are written by hand.
   const at::InferenceMode no_autograd;
-  // Of this thread; kernels of ours run on it.
+  // The current device of this thread, on which our kernels run.
   const c10::DeviceGuard on_device(parts_.decoder->device());
   ShowDevice();
   std::deque<std::function<void()>> control;
@@ -57,7 +57,7 @@ void EngineImpl::ShowDevice() {
 absl::Status EngineImpl::Guarded(const char* what,
                                  const std::function<void()>& body) {
   const absl::Status status = RunGuarded(what, body);
-  // Of a group that has failed the device may wait for ever.
+  // The device may wait for ever once the group has failed.
   if (status.ok() || group_.failed()) return status;
   if (absl::IsResourceExhausted(status)) parts_.device->ReleaseCached();
   const absl::Status answers = parts_.device->CheckAnswers();

@@ -62,7 +62,7 @@ class SampleQueue {
   static Lane::const_iterator Head(const Lane& lane, absl::Time now);
   void Erase(const std::string& adapter, Lane::const_iterator entry);
 
-  std::map<std::string, Lane> lanes_;  // Of adapters that have entries.
+  std::map<std::string, Lane> lanes_;  // For adapters that have entries.
   std::set<std::string> held_;
   FairShares shares_;
 };

@@ -39,8 +39,8 @@ struct Settings {
 
 struct Step {
   double loss = 0;
-  std::vector<at::Tensor> logprobs;   // Of each datum's scored targets.
-  std::vector<at::Tensor> gradients;  // Of each adapter.
+  std::vector<at::Tensor> logprobs;   // Each datum's, for its scored targets.
+  std::vector<at::Tensor> gradients;  // One for each adapter.
 };
 
 class ExactStepTest : public ::testing::Test {
