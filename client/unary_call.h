@@ -31,8 +31,9 @@ struct CallOptions {
   std::string token;  // Sent as `authorization: Bearer ...` unless empty.
 };
 
-// Ownership: lives as long as its call, kept by gRPC's callbacks; Start returns
-// a handle for Cancel alone. Threads: any; `done` runs once, on gRPC's thread.
+// Ownership: gRPC's callbacks keep it for as long as its call lasts; Start
+//            returns a handle that can only cancel.
+// Threads:   any; `done` runs once, on gRPC's thread.
 template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {

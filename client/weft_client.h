@@ -3,9 +3,10 @@
 //   auto client = weft::Client::Connect({.target = "127.0.0.1:50051"});
 //   auto adapter = client->CreateAdapter("mine");
 //
-// Speaks the protos' messages. Calls carry a deadline and are repeated, with
-// the same step number, when the server is unavailable or full.
-// Threads: any. Errors: absl::Status with the server's code and message.
+// The client speaks the protos' messages. Calls carry a deadline and are
+// repeated, with the same step number, when the server is unavailable or full.
+// Errors:  absl::Status with the server's code and message.
+// Threads: any.
 #ifndef WEFT_CLIENT_WEFT_CLIENT_H_
 #define WEFT_CLIENT_WEFT_CLIENT_H_
 

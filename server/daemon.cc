@@ -152,7 +152,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
-// A device or a group that hangs does not keep the process.
+// Ends the process even when a device or a group of ranks hangs.
 void ExitLater(int status) {
   std::thread([status] {
     absl::SleepFor(kFailureGrace);
@@ -160,8 +160,8 @@ void ExitLater(int status) {
   }).detach();
 }
 
-// Stops without a drain. Who waits hears of it from the engine, or when the
-// calls are cut off.
+// Stops without a drain. Waiting calls get the engine's error, or are cut off
+// after the grace.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed);

@@ -40,7 +40,7 @@ struct Interval {
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 
-// As IsName of src/base/name.h.
+// Holds the name to IsName of src/base/name.h.
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 

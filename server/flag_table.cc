@@ -4,117 +4,12 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "server/flag_values.h"
 
 namespace weft {
 namespace {
-
-// How a value of each type is read and shown. Read returns false when the text
-// is none.
-bool Read(absl::string_view text, std::string* out) {
-  *out = std::string(text);
-  return true;
-}
-bool Read(absl::string_view text, int* out) {
-  return absl::SimpleAtoi(text, out);
-}
-bool Read(absl::string_view text, int64_t* out) {
-  return absl::SimpleAtoi(text, out);
-}
-bool Read(absl::string_view text, double* out) {
-  return absl::SimpleAtod(text, out);
-}
-bool Read(absl::string_view text, bool* out) {
-  return absl::SimpleAtob(text, out);
-}
-
-template <typename Enum>
-using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
-const EnumNames<Device>& NamesOf(Device /*tag*/) {
-  static const auto& names = *new EnumNames<Device>{
-      {"cpu", Device::kCpu}, {"cuda", Device::kCuda}, {"auto", Device::kAuto}};
-  return names;
-}
-const EnumNames<GradientCheckpointing>& NamesOf(GradientCheckpointing /*tag*/) {
-  static const auto& names = *new EnumNames<GradientCheckpointing>{
-      {"off", GradientCheckpointing::kOff},
-      {"all", GradientCheckpointing::kAll},
-      {"auto", GradientCheckpointing::kAuto}};
-  return names;
-}
-const EnumNames<Dtype>& NamesOf(Dtype /*tag*/) {
-  static const auto& names = *new EnumNames<Dtype>{
-      {"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}};
-  return names;
-}
-const EnumNames<LoadFormat>& NamesOf(LoadFormat /*tag*/) {
-  static const auto& names = *new EnumNames<LoadFormat>{
-      {"auto", LoadFormat::kAuto}, {"dummy", LoadFormat::kDummy}};
-  return names;
-}
-const EnumNames<LogStyle>& NamesOf(LogStyle /*tag*/) {
-  static const auto& names =
-      *new EnumNames<LogStyle>{{"text", LogStyle::kText},
-                               {"json", LogStyle::kJson},
-                               {"auto", LogStyle::kAuto}};
-  return names;
-}
-const EnumNames<LogLevel>& NamesOf(LogLevel /*tag*/) {
-  static const auto& names =
-      *new EnumNames<LogLevel>{{"debug", LogLevel::kDebug},
-                               {"info", LogLevel::kInfo},
-                               {"warning", LogLevel::kWarning},
-                               {"error", LogLevel::kError}};
-  return names;
-}
-
-template <typename Enum>
-requires std::is_enum_v<Enum>
-bool Read(absl::string_view text, Enum* out) {
-  for (const auto& [name, value] : NamesOf(Enum{})) {
-    if (name == text) {
-      *out = value;
-      return true;
-    }
-  }
-  return false;
-}
-
-// What to write where a value is expected.
-template <typename T>
-std::string ValueName(const T& /*tag*/) {
-  if constexpr (std::is_enum_v<T>) {
-    return absl::StrJoin(NamesOf(T{}), "|",
-                         [](std::string* out, const auto& entry) {
-                           absl::StrAppend(out, entry.first);
-                         });
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return "true|false";
-  } else if constexpr (std::is_same_v<T, double>) {
-    return "NUMBER";
-  } else if constexpr (std::is_integral_v<T>) {
-    return "N";
-  } else {
-    return "TEXT";
-  }
-}
-
-template <typename T>
-std::string Show(const T& value) {
-  if constexpr (std::is_enum_v<T>) {
-    for (const auto& [name, entry] : NamesOf(T{})) {
-      if (entry == value) return std::string(name);
-    }
-    return "";
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return value ? "true" : "false";
-  } else {
-    return absl::StrCat(value);
-  }
-}
 
 // `field` gives the place of the value inside Settings.
 template <typename Field>
@@ -126,12 +21,12 @@ Flag MakeFlag(const char* group, std::string name, Field field,
   Flag flag;
   flag.group = group;
   flag.name = std::move(name);
-  flag.value_name = value_name.empty() ? ValueName(value) : value_name;
+  flag.value_name = value_name.empty() ? FlagValueName(value) : value_name;
   flag.help = std::move(help);
   flag.is_bool = std::is_same_v<T, bool>;
-  flag.default_value = Show(value);
+  flag.default_value = ShowFlagValue(value);
   flag.read = [field](absl::string_view text, Settings* settings) {
-    return Read(text, &field(*settings));
+    return ReadFlagValue(text, &field(*settings));
   };
   return flag;
 }
@@ -178,8 +73,8 @@ std::vector<Flag> AdapterFlags() {
   static constexpr char kGroup[] = "Adapters";
   return {
       MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
-               "Folder of checkpoints and the journal; created when missing. "
-               "Empty: nothing is kept on disk.",
+               "Folder of checkpoints; created when missing. Empty: "
+               "\"checkpoints\" in the working directory.",
                "DIR"),
       MakeFlag(kGroup, "max-adapters", WEFT_ENGINE(max_adapters),
                "Adapters at a time, wherever their tensors are, [1, 100000]."),
@@ -188,9 +83,9 @@ std::vector<Flag> AdapterFlags() {
                "Adapters of one tenant, at most --max-adapters. 0: as many."),
       MakeFlag(kGroup, "max-resident-adapters",
                WEFT_ENGINE(max_resident_adapters),
-               "Of these, adapters on the device, [0, 100000]; the others "
+               "Adapters on the device at a time, [0, 100000]; the others "
                "wait in host memory or in a folder .spill of "
-               "--checkpoint-dir. 0: 64, on CUDA as many of them as fit."),
+               "--checkpoint-dir. 0: 64, or on CUDA as many of 64 as fit."),
       MakeFlag(kGroup, "adapter-host-bytes", WEFT_ENGINE(adapter_host_bytes),
                "Host memory for adapters that are not on the device; beyond "
                "it they go to disk. 0: none on the CPU, on CUDA a quarter of "
@@ -203,69 +98,81 @@ std::vector<Flag> AdapterFlags() {
   };
 }
 
-std::vector<Flag> WorkFlags() {
-  static constexpr char kGroup[] = "Training and sampling";
+constexpr char kWorkGroup[] = "Training and sampling";
+
+std::vector<Flag> BatchFlags() {
   return {
-      MakeFlag(kGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
-               "Tokens of a micro-batch. 0: 2048 on the CPU, on CUDA 4096 to "
-               "16384 as far as no layer need be recomputed, on small devices "
-               "less.",
+      MakeFlag(kWorkGroup, "max-batch-tokens", WEFT_ENGINE(max_batch_tokens),
+               "Tokens of a micro-batch. 0: 2048 on the CPU; on CUDA 4096 to "
+               "16384, the most that need no layer recomputed, or less on "
+               "small devices.",
                "TOKENS"),
-      MakeFlag(kGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
-               "Rows of logits alive at a time. 0 or less: all.", "ROWS"),
-      MakeFlag(kGroup, "gradient-checkpointing",
+      MakeFlag(kWorkGroup, "loss-chunk-size", WEFT_ENGINE(loss_chunk_size),
+               "Rows of logits alive at a time, at least -1. 0 or -1: all.",
+               "ROWS"),
+      MakeFlag(kWorkGroup, "gradient-checkpointing",
                WEFT_ENGINE(gradient_checkpointing),
                "Layers that keep their input alone and run again in the "
                "backward pass: none, all, or as few as --memory-budget asks."),
       MakeFlag(
-          kGroup, "memory-budget", WEFT_ENGINE(memory_budget_bytes),
-          "Memory for the activations of a micro-batch. 0: on the CPU half "
-          "of what is free at the start, on CUDA those of one of "
-          "--max-batch-tokens without recomputation, as far as there is "
-          "memory.",
+          kWorkGroup, "memory-budget", WEFT_ENGINE(memory_budget_bytes),
+          "Memory for the activations of a micro-batch. 0: on the CPU half of "
+          "what is free at the start; on CUDA all that weights, adapters, "
+          "key/value cache and decode graphs leave.",
           "BYTES"),
-      MakeFlag(kGroup, "device-memory-share", WEFT_ENGINE(device_memory_share),
+      MakeFlag(kWorkGroup, "device-memory-share",
+               WEFT_ENGINE(device_memory_share),
                "Share of a CUDA device's memory that a process may take, "
                "[0.05, 1].",
                "SHARE"),
-      MakeFlag(kGroup, "share-prompts", WEFT_ENGINE(share_prompts),
-               "Run what the sequences of an adapter have in common at their "
-               "beginning once."),
-      MakeFlag(kGroup, "max-queue-requests", WEFT_ENGINE(max_queue_requests),
+      MakeFlag(kWorkGroup, "share-prompts", WEFT_ENGINE(share_prompts),
+               "Run once what sequences of an adapter begin with in common."),
+  };
+}
+
+std::vector<Flag> QueueFlags() {
+  return {
+      MakeFlag(kWorkGroup, "max-queue-requests",
+               WEFT_ENGINE(max_queue_requests),
                "Waiting requests before new ones are refused, >= 1."),
-      MakeFlag(kGroup, "max-queue-tokens", WEFT_ENGINE(max_queue_tokens),
+      MakeFlag(kWorkGroup, "max-queue-tokens", WEFT_ENGINE(max_queue_tokens),
                "Tokens of waiting requests before new ones are refused, >= 1.",
                "TOKENS"),
-      MakeFlag(kGroup, "max-queue-requests-per-tenant",
+      MakeFlag(kWorkGroup, "max-queue-requests-per-tenant",
                WEFT_ENGINE(max_queue_requests_per_tenant),
                "The same for the requests of one tenant, at most "
                "--max-queue-requests. 0: a quarter of it."),
-      MakeFlag(kGroup, "max-queue-tokens-per-tenant",
+      MakeFlag(kWorkGroup, "max-queue-tokens-per-tenant",
                WEFT_ENGINE(max_queue_tokens_per_tenant),
                "The same for their tokens, at most --max-queue-tokens. 0: a "
                "quarter of it.",
                "TOKENS"),
-      MakeFlag(kGroup, "max-stored-reply-bytes",
+      MakeFlag(kWorkGroup, "max-stored-reply-bytes",
                WEFT_ENGINE(max_stored_reply_bytes),
                "Memory for the replies that a repeated step gets again, of all "
                "adapters; the oldest go first, the latest one stays.",
                "BYTES"),
-      MakeFlag(kGroup, "tenant-weights", WEFT_ENGINE(tenant_weights),
+      MakeFlag(kWorkGroup, "tenant-weights", WEFT_ENGINE(tenant_weights),
                "Shares of tenants in training and sampling, [1, 1000]; 1 for "
                "those not named. Metrics tell the named ones apart.",
                "NAME=WEIGHT,..."),
-      MakeFlag(kGroup, "kv-cache-bytes", WEFT_ENGINE(kv_cache_bytes),
-               "Memory of the key/value cache. 0: 1 GiB on the CPU, on CUDA "
-               "for --max-decode-sequences of 2048 tokens, or one "
-               "--max-context.",
+  };
+}
+
+std::vector<Flag> SamplingFlags() {
+  return {
+      MakeFlag(kWorkGroup, "kv-cache-bytes", WEFT_ENGINE(kv_cache_bytes),
+               "Memory of the key/value cache. 0: 1 GiB on the CPU; on CUDA "
+               "enough for --max-decode-sequences of 2048 tokens each, or for "
+               "one sequence of --max-context.",
                "BYTES"),
-      MakeFlag(kGroup, "max-decode-sequences",
+      MakeFlag(kWorkGroup, "max-decode-sequences",
                WEFT_ENGINE(max_decode_sequences),
                "Sequences in one decode iteration, [1, 4096]."),
-      MakeFlag(kGroup, "decode-graphs", WEFT_ENGINE(decode_graphs),
+      MakeFlag(kWorkGroup, "decode-graphs", WEFT_ENGINE(decode_graphs),
                "Run decode iterations on CUDA as graphs, recorded when a size "
                "of batch is first met: one launch instead of hundreds."),
-      MakeFlag(kGroup, "sampling-share", WEFT_ENGINE(sampling_share),
+      MakeFlag(kWorkGroup, "sampling-share", WEFT_ENGINE(sampling_share),
                "Share of device time for sampling when training waits too, "
                "[0.01, 0.99].",
                "SHARE"),
@@ -350,8 +257,8 @@ std::string Flag::environment() const {
 const std::vector<Flag>& FlagTable() {
   static const std::vector<Flag>& table = *[] {
     auto* const flags = new std::vector<Flag>;
-    for (auto make :
-         {ModelFlags, AdapterFlags, WorkFlags, ServerFlags, OtherFlags}) {
+    for (auto make : {ModelFlags, AdapterFlags, BatchFlags, QueueFlags,
+                      SamplingFlags, ServerFlags, OtherFlags}) {
       for (Flag& flag : make()) flags->push_back(std::move(flag));
     }
     return flags;

@@ -111,7 +111,7 @@ LocalRanks::~LocalRanks() {
 }
 
 void LocalRanks::Kill() {
-  // Of those that have ended already waitpid has said so.
+  // waitpid tells which processes have ended: their ids may be in use again.
   for (const Process& process : std::exchange(processes_, {})) {
     int status = 0;
     if (waitpid(process.pid, &status, WNOHANG) != 0) continue;

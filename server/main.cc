@@ -62,8 +62,7 @@ bool LoadTorch(const std::string& folder) {
   return true;
 }
 
-// Which rank this is. Starts the others when there are several and nobody else
-// has.
+// Finds out which rank this is. Starts the other ranks when nobody else has.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
                                       char** argv, weft::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;

@@ -37,7 +37,7 @@ constexpr RpcMethod kRpcMethods[] = {
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
-// As grpc spells them in Go, which the metric names come from.
+// gRPC's spellings in Go, where the names of the metrics come from.
 constexpr const char* kCodeNames[] = {"OK",
                                       "Canceled",
                                       "Unknown",

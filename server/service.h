@@ -7,9 +7,10 @@
 #include "server/local_ranks.h"
 #include "src/config/world.h"
 
-// Serves until a signal, or computes for rank 0 until it ends; returns the exit
-// status of the process (see RunDaemon and RunFollower). `others` are those
-// that rank 0 has started. Threads: the main thread, once.
+// Serves until a signal, or computes for rank 0 until rank 0 ends; returns the
+// exit status of the process (see RunDaemon and RunFollower). `others` are the
+// ranks that rank 0 has started.
+// Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);
 

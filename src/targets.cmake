@@ -139,7 +139,7 @@ function(weft_cc_test)
   if(A_TORCH)
     target_link_libraries(${A_NAME} PRIVATE weft_torch)
   endif()
-  gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST
+  gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
     PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
 endfunction()
 

@@ -29,10 +29,11 @@ struct FlagSpec {
 // return a UsageError, naming the flag, where the value does not parse.
 class Arguments {
  public:
-  // Takes `--flag value`, `--flag=value` and `-o value`, between words too. Of
-  // two flags of one name, the first counts.
-  // UsageError for an unknown flag, a missing value, or a number of words
-  // other than `num_words` (the last word may be absent if `last_optional`).
+  // Takes `--flag value`, `--flag=value` and `-o value`, also between words.
+  // When a flag is given twice, the first value counts.
+  // Errors: UsageError for an unknown flag, a missing value, or a number of
+  //         words that differs from that of `words` (the last word may be
+  //         absent if `last_optional`).
   [[nodiscard]] static absl::StatusOr<Arguments> Parse(
       const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
       const std::vector<std::string>& words, bool last_optional);

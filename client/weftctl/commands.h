@@ -20,7 +20,7 @@ struct Session {
   std::ostream& out;
   std::ostream& err;
   bool json = false;
-  bool is_terminal = false;  // Of `err`, where progress goes.
+  bool is_terminal = false;  // `err`, where progress goes, is a terminal.
 };
 
 struct Command {

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_math.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {

@@ -73,10 +73,11 @@ struct KernelTable {
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [G,
-  // C] and the log-sum-exp of the scores to lse [G]; results over disjoint
+  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out
+  // [G, C] and the log-sum-exp of the scores to lse [G]; results over disjoint
   // tokens merge with lse_merge_rows. Keys and values are read from memory once
-  // for all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
+  // for all G query heads.
+  // Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
   // Merges attention over disjoint keys, per row: l = log(e^lse + e^part_lse),

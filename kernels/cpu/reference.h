@@ -48,7 +48,7 @@ struct GatedGradient {
                                              const std::vector<float>& up);
 
 struct VocabRow {
-  std::vector<double> logprobs;  // Of every token of the vocabulary.
+  std::vector<double> logprobs;  // One for every token of the vocabulary.
   std::vector<double> softmax;   // Times the softcap's derivative.
   double entropy = 0;
 };

@@ -16,8 +16,8 @@ struct SkinnyProduct {
   int64_t num_inputs = 0;  // I.
   int64_t weight_stride = 0;
   const float* bias_O = nullptr;  // Null: none.
-  float scale = 1;                // Of the product, not of the bias.
-  bool adds = false;              // To what y has; otherwise y is overwritten.
+  float scale = 1;                // Multiplies the product, not the bias.
+  bool adds = false;              // True: adds to y; false: overwrites it.
   float* y_BO = nullptr;
   int64_t y_stride = 0;
   int64_t begin = 0;  // Outputs [begin, end) are written.

@@ -11,13 +11,13 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_math.h"
+#include "kernels/cpu/vocab_block.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-inline constexpr int64_t kBlock = 4096;
 inline constexpr int64_t kMaxBlocks = kMaxVocab / kBlock;
-inline constexpr float kLowest = -3.402823466e+38F;
 
 // Running sums of a row against `max`, in units of the softcapped logit.
 struct RowSums {
@@ -26,97 +26,12 @@ struct RowSums {
   double weighted = 0;  // Sum of d e^d, for the entropy.
 };
 
-struct BlockSums {
-  float exps;
-  float weighted;
-};
-
 WEFT_INLINE float Lane0(Vec v) { return v[0]; }
 
 WEFT_INLINE float SoftcapOne(float x, float softcap) {
   if (softcap <= 0) return x;
   return softcap * Lane0(Tanh(Fill(x / softcap)));
 }
-
-// Writes the softcapped logits and returns the maximum.
-float CapBlock(const float* x, int64_t count, float softcap, float* capped) {
-  const float inverse = 1.0F / softcap;
-  Vec best = Fill(kLowest);
-  int64_t i = 0;
-  for (; i + kWidth <= count; i += kWidth) {
-    const Vec c = softcap * Tanh(Load(x + i) * inverse);
-    Store(capped + i, c);
-    best = Max(best, c);
-  }
-  const int64_t rest = count - i;
-  const Vec c = softcap * Tanh(LoadPart(x + i, rest, 0) * inverse);
-  StorePart(capped + i, c, rest);
-  float result = MaxLane(best);
-  for (; i < count; ++i) {
-    if (capped[i] > result) result = capped[i];
-  }
-  return result;
-}
-
-float MaxBlock(const float* x, int64_t count) {
-  Vec best[kUnroll] = {Fill(kLowest), Fill(kLowest), Fill(kLowest),
-                       Fill(kLowest)};
-  int64_t i = 0;
-  for (; i + kStride <= count; i += kStride) {
-    for (int64_t u = 0; u < kUnroll; ++u) {
-      best[u] = Max(best[u], Load(x + i + u * kWidth));
-    }
-  }
-  for (; i + kWidth <= count; i += kWidth) best[0] = Max(best[0], Load(x + i));
-  best[1] = Max(best[1], LoadPart(x + i, count - i, kLowest));
-  return MaxLane(Max(Max(best[0], best[1]), Max(best[2], best[3])));
-}
-
-// Exponentials of one block and their sums.
-template <bool kWrite, bool kEntropy, bool kSoftcap>
-struct ExpBlock {
-  float max;
-  float inverse_temperature;
-  float inverse_softcap;
-  Vec exps[kUnroll] = {};
-  Vec weighted[kUnroll] = {};
-
-  // Returns what replaces the logits: e^d, times the softcap's derivative.
-  WEFT_INLINE Vec Add(Vec c, int64_t u) {
-    const Vec d = (c - max) * inverse_temperature;
-    const Vec e = Exp(d);
-    exps[u] += e;
-    if constexpr (kEntropy) {
-      // A logit of -inf adds 0 * inf = NaN unless it is left out.
-      weighted[u] += e > Vec{} ? d * e : Vec{};
-    }
-    if constexpr (kSoftcap) {
-      const Vec tanh = c * inverse_softcap;
-      return e * (1.0F - tanh * tanh);
-    }
-    return e;
-  }
-
-  WEFT_INLINE BlockSums Run(const float* c, int64_t count, float* out) {
-    int64_t i = 0;
-    for (; i + kStride <= count; i += kStride) {
-      for (int64_t u = 0; u < kUnroll; ++u) {
-        const Vec kept = Add(Load(c + i + u * kWidth), u);
-        if constexpr (kWrite) Store(out + i + u * kWidth, kept);
-      }
-    }
-    for (; i + kWidth <= count; i += kWidth) {
-      const Vec kept = Add(Load(c + i), 0);
-      if constexpr (kWrite) Store(out + i, kept);
-    }
-    if (const int64_t rest = count - i; rest > 0) {
-      const Vec kept = Add(LoadPart(c + i, rest, -__builtin_inff()), 1);
-      if constexpr (kWrite) StorePart(out + i, kept, rest);
-    }
-    return {Sum((exps[0] + exps[1]) + (exps[2] + exps[3])),
-            Sum((weighted[0] + weighted[1]) + (weighted[2] + weighted[3]))};
-  }
-};
 
 // Moves the sums to a new maximum.
 WEFT_INLINE void Rescale(RowSums& sums, float max, float inverse_temperature) {

@@ -1,4 +1,4 @@
-// Sums in order over a warp and a block, and who comes last of several blocks.
+// Sums in order over a warp and a block, and which of several blocks ends last.
 #ifndef WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 #define WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 

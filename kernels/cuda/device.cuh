@@ -17,8 +17,8 @@ namespace weft::kernels::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxWarps = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-// The lowest finite float: a maximum that starts here and not at -inf never
-// makes -inf - -inf.
+// The lowest finite float: a maximum that starts here, not at -inf, never leads
+// to -inf - -inf.
 inline constexpr float kLowest = -3.402823466e+38F;
 // Blocks of a launch in x, and of it in y and z.
 inline constexpr int64_t kMaxGrid = 2147483647;
@@ -45,7 +45,7 @@ struct Add {
     return a + b;
   }
 };
-// Passes over NaN: what must stay NaN does so in the sum beside the maximum.
+// Ignores NaN. Where a NaN must stay visible, the sum beside this is NaN.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };

@@ -14,7 +14,7 @@ namespace weft::kernels::cuda {
 // Row r owns the entries [row_offsets[r], row_offsets[r + 1]). Matrices are
 // contiguous.
 struct HeadGradientRows {
-  DType dtype = DType::kF32;  // Of weight and out.
+  DType dtype = DType::kF32;  // The dtype of weight and out.
   int64_t num_rows = 0;       // R.
   int64_t hidden = 0;         // H.
   const float* projection_RH = nullptr;

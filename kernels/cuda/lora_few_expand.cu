@@ -83,9 +83,9 @@ struct Slab {
   Chunk chunks[kRows][kMostSteps * kDepth / kChunk + 1];
 };
 
-// The slab at rank `first` of a projection, its rows and as many ranks as are
-// multiplied. Rows that are nobody's keep what they have: so does what comes of
-// them.
+// Fills the slab from rank `first` of a projection on, with as many ranks as
+// are multiplied. Rows that no segment has keep old values; nobody reads the
+// results of these rows.
 template <int kSteps>
 __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, bool keeps,
@@ -110,12 +110,12 @@ __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
   }
 }
 
-// What one block adds to.
+// The features of a projection that one block adds to.
 struct FeatureTile {
   int64_t slot;
-  int64_t column;  // Of y.
-  int features;    // Of the projection.
-  int first;       // Of them.
+  int64_t column;  // Where the projection begins in y.
+  int features;    // How many the projection has.
+  int first;       // The tile's first of these.
 };
 
 template <bool kAligned>
@@ -216,8 +216,8 @@ template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   __shared__ Slab slab;
   const LoraFewRowsProduct& product = task.product;
-  // There is memory for as many entries as there may be, so that the first is
-  // on its way before it is known to exist.
+  // The table has memory for the most entries that there may be. So the first
+  // one is on its way before it is known to exist.
   LoraFewRows rows = product.table.few[blockIdx.x / task.tiles];
   const auto num_items =
       static_cast<unsigned>(*product.table.num_few * task.tiles);

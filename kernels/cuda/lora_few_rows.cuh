@@ -24,8 +24,8 @@ static_assert(kRows == 16);
 inline constexpr int64_t kPartFeatures = 1024;
 inline constexpr int64_t kMaxParts = 16;
 
-// Blocks of a launch: more items than that are taken in turns, so that a table
-// with room to spare costs no launch of empty blocks.
+// The most blocks of a launch. Blocks take further items in turns, so that a
+// table with room to spare costs no launch of empty blocks.
 inline constexpr int64_t kMaxBlocks = 2048;
 
 union Chunk {

@@ -29,7 +29,7 @@ struct LoraFewRowsProduct {
   LoraTable table;
   int64_t slot_of_a = 0;  // The stacked A of all projections.
   int64_t max_rank = 0;   // The largest R of that slot; 0: nothing to do.
-  LoraProjection projections[kMaxLoraProjections];  // Of B and y.
+  LoraProjection projections[kMaxLoraProjections];  // Parts of B and y.
   int num_projections = 0;
   int64_t max_projection_rank = 0;  // The largest R of their slots.
   const void* x_TI = nullptr;       // bf16, as y and S; strides in elements.

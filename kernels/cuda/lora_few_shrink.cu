@@ -9,8 +9,8 @@ constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
 // Products of a warp whose operands are on their way at once: all of a part,
 // or one where they come in single elements.
 constexpr int kShrinkSteps = 4;
-// Blocks of a multiprocessor. Without the number the compiler saves registers
-// that nobody needs, and puts loads behind the products.
+// Blocks of a multiprocessor. Without the number the compiler saves registers,
+// of which there are plenty, and puts loads behind the products.
 constexpr int kShrinkBlocks = 3;
 static_assert(kPartFeatures == kShrinkWarps * kShrinkSteps * kDepth);
 

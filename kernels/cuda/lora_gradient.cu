@@ -1,5 +1,6 @@
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_tile.cuh"
+#include "kernels/cuda/tile_parts.cuh"
 
 namespace weft::kernels::cuda {
 namespace {

@@ -1,5 +1,6 @@
 #include "kernels/cuda/lora_product.h"
 #include "kernels/cuda/lora_tile.cuh"
+#include "kernels/cuda/tile_parts.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -8,14 +9,15 @@ namespace {
 constexpr int kStepDepth = 64;
 
 constexpr int kBlockRows = kLoraBlockRows;
-// Features of a block that expands, few: what they add to is in registers.
+// Features of a block that expands. They are few, because registers hold what
+// they add to.
 constexpr int kExpandFeatures = 64;
 
 template <typename Kind>
 using ShrinkTile = Tile<kBlockRows, Kind::kRank, kStepDepth,
                         Kind::kRank <= 64 ? 4 : 3, /*kLeftDepthIsRows=*/false,
                         Kind::kOrder == LoraOrder::kFeaturesByRank>;
-// The depth is the rank: one step, but for ranks beyond kStepDepth.
+// The depth is the rank: one step, or several for ranks beyond kStepDepth.
 template <typename Kind>
 using ExpandTile =
     Tile<kBlockRows, kExpandFeatures,
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   const MatrixView y =
       FeaturesOf(product, projection, block).Shifted(0, tile.first);
   const bool is_aligned = y.IsAligned();
-  // Of the whole tile, so that the threads of a block go one way.
+  // One answer for the whole tile, so that all threads of a block branch alike.
   const bool is_whole = is_aligned && y.num_columns >= kExpandFeatures;
   auto* memory = static_cast<ExpandMemory<Kind>*>(DynamicShared());
   memory->before.Copy(y, is_aligned);

@@ -42,8 +42,8 @@ inline constexpr int64_t kLoraFewRows = 16;
 struct LoraMatrix {
   int64_t offset = 0;  // Elements, in the weights as in the gradient.
   int32_t rank = 0;    // R; 0: there is none.
-  int32_t column = 0;  // Of S, where its ranks begin.
-  float scale = 1;     // Of its products.
+  int32_t column = 0;  // Where its ranks begin in S.
+  float scale = 1;     // Multiplies its products.
 };
 
 // Rows [row, row + num_rows) of one segment.
@@ -62,8 +62,8 @@ struct LoraRowPart {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t partial = 0;  // Which of its gradient's parts it is.
-  int32_t sum = -1;     // Which LoraPartialSum; -1: the gradient's only part.
+  int32_t partial = 0;  // Its index among the parts of its gradient.
+  int32_t sum = -1;     // Index of its LoraPartialSum; -1: the only part.
 };
 
 // A gradient of several parts: partials [first, first + count) of a launch.
@@ -78,7 +78,7 @@ struct alignas(16) LoraFewRows {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t place = 0;  // Of its first row among all rows of such entries.
+  int32_t place = 0;  // Index of its first row among the rows of all entries.
 };
 
 // Arrays on the device.
@@ -92,7 +92,7 @@ struct LoraTable {
   int64_t num_long_blocks = 0;
   int64_t max_cuts = 0;
   int64_t max_long_cuts = 0;
-  int64_t max_parts = 0;  // Of any block.
+  int64_t max_parts = 0;  // The most that a block has.
   const LoraRowPart* parts = nullptr;
   int64_t num_parts = 0;
   const LoraPartialSum* sums = nullptr;
@@ -105,7 +105,7 @@ struct LoraTable {
   int64_t max_few = 0;
   int64_t max_few_rows = 0;
 
-  // Without the segments of few rows: what goes forwards as tiles.
+  // The table without segments of few rows: the rest goes forwards as tiles.
   [[nodiscard]] LoraTable LongOnes() const {
     LoraTable table = *this;
     table.num_blocks = num_long_blocks;

@@ -10,8 +10,8 @@ int64_t NumBlocks(int64_t segment_rows) {
   return (segment_rows + kLoraBlockRows - 1) / kLoraBlockRows;
 }
 
-// A few rows alone must keep the device busy; many do, and then parts only
-// cost the traffic of their sums.
+// A segment of few rows must be cut finely to keep the device busy. Many rows
+// do so anyway; parts then only cost the traffic of their sums.
 int32_t CutsOf(int64_t segment_rows) {
   const int64_t cuts = kLoraBlockRows / segment_rows;
   return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));
@@ -28,8 +28,8 @@ size_t NumBytes(const std::vector<T>& array) {
   return array.size() * sizeof(T);
 }
 
-// Before the entries of few rows: how many there are. As long as an entry's
-// alignment.
+// The count of entries of few rows, which stands before them. It takes as much
+// room as their alignment wants.
 constexpr size_t kHeaderBytes = 16;
 
 template <typename T>

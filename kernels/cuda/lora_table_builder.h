@@ -19,8 +19,8 @@ struct LoraTableCapacity {
   int64_t max_rows = 0;
 
   [[nodiscard]] size_t num_bytes() const;
-  // The table, given where the device has the bytes. Arguments: as of
-  // LoraTableBuilder::At.
+  // The table, given where the device has the bytes.
+  // Arguments: as of LoraTableBuilder::At.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 };
 

@@ -76,8 +76,8 @@ cudaError_t WithTileKind(const LoraProduct& product, Run run) {
              : WithRankTile<LoraOrder::kFeaturesByRank>(product, run);
 }
 
-// Launch for a kernel whose blocks have the tile's threads and shared memory,
-// more of it than a kernel may take without being asked.
+// Launches a kernel whose blocks have the tile's threads and its shared memory,
+// which is more than a kernel may take by default.
 template <typename Tile, typename Memory, typename... Parameters,
           typename... Arguments>
 cudaError_t LaunchTile(void (*kernel)(Parameters...), int64_t grid_x,

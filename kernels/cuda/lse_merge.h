@@ -11,9 +11,11 @@
 
 namespace weft::kernels::cuda {
 
-// Per row: l = log(e^lse + e^part_lse), out = out e^(lse - l) + part
-// e^(part_lse
-// - l), lse = l. A part of lse -inf has no keys and changes nothing.
+// Per row:
+//   l = log(e^lse + e^part_lse)
+//   out = out e^(lse - l) + part e^(part_lse - l)
+//   lse = l
+// A part of lse -inf has no keys and changes nothing.
 // Shapes:  part, out [N, C] contiguous, of `dtype`; part_lse, lse [N] f32.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
 // Source:  lse_merge_rows of kernels/cpu/kernels.h.

@@ -47,7 +47,7 @@ struct OperandTile {
   static constexpr int kRows = kDepthIsRows ? kDepth : kOuter;
   static constexpr int kRowChunks = (kDepthIsRows ? kOuter : kDepth) / kChunk;
   static constexpr int kChunks = kRows * kRowChunks;
-  static constexpr int kLineChunks = 8;  // Of all banks.
+  static constexpr int kLineChunks = 8;  // So many chunks fill all banks.
 
   uint4 chunks[kChunks];
 

@@ -37,7 +37,7 @@ __device__ Pack<T, kN> LoadPack(const T* from) {
 template <int kN, typename T>
 __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   if constexpr (sizeof(pack) % kAccessBytes == 0) {
-    // By the instruction's name: the compiler splits some assignments.
+    // Names the instruction: the compiler splits some assignments.
 #pragma unroll
     for (size_t i = 0; i < sizeof(pack) / kAccessBytes; ++i) {
       __stwb(reinterpret_cast<uint4*>(to) + i,

@@ -193,7 +193,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
     float sums[kChunks * kFeatureChunk / kWarp] = {};
     const float* mean = SplitMean(batch, 0, row);
     const int64_t next = batch.batch * batch.num_heads * batch.head_features;
-    // As many loads under way as registers hold: nothing else hides them.
+    // Registers hold so many loads under way; nothing else hides their latency.
 #pragma unroll 4
     for (int split = 0; split < work.num_splits; ++split, mean += next) {
       const float weight = weights[split];

@@ -15,9 +15,9 @@ namespace weft::kernels::cuda {
 inline constexpr int64_t kMaxHeadFeatures = 256;
 inline constexpr int kMaxSplits = 128;
 
-// Into how many parts the tokens of a sequence are split, each for a block of
-// its own: one per 128 tokens up to `wanted`, one per 2048 from there on, and
-// never more than `most`.
+// The number of parts that the tokens of a sequence are split into, each for a
+// block of its own: one per 128 tokens up to `wanted`, one per 2048 from there
+// on, and never more than `most`.
 struct AttentionSplits {
   int wanted = 1;
   int most = 1;  // At most kMaxSplits. Blocks of the launch.
@@ -25,15 +25,15 @@ struct AttentionSplits {
 
 // All pointers are the device's.
 struct PagedAttentionBatch {
-  DType dtype = DType::kF32;    // Of q, pages and out.
+  DType dtype = DType::kF32;    // The dtype of q, pages and out.
   int64_t batch = 0;            // B.
   int64_t num_heads = 0;        // H, a multiple of K.
   int64_t num_kv_heads = 1;     // K.
   int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
   int64_t page_tokens = 0;      // S.
   const void* q_BHC = nullptr;  // Each sequence's heads contiguous.
-  // Elements from a sequence's heads to the next one's, where others lie in
-  // between, as in a row of q, k and v; 0: none do.
+  // Elements from the heads of a sequence to those of the next one, for a row
+  // that also holds k and v. 0: the heads are contiguous.
   int64_t q_stride = 0;
   const void* k_pages_PSKC = nullptr;
   const void* v_pages_PSKC = nullptr;

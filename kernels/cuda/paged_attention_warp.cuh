@@ -1,17 +1,16 @@
-// What one warp of paged attention adds up, softmax and sums over its steps,
-// and hands to its block.
+// One warp of paged attention: softmax and sums over its steps, which it hands
+// to its block.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 
-#include <cmath>
-
-#include "kernels/cuda/paged_attention_step.cuh"
+#include "kernels/cuda/paged_attention_keys.cuh"
+#include "kernels/cuda/paged_attention_softmax.cuh"
+#include "kernels/cuda/paged_attention_values.cuh"
 
 namespace weft::kernels::cuda {
 
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
-inline constexpr float kLog2E = 1.44269504F;
 
 // What one block computes.
 struct BlockWork {
@@ -19,65 +18,10 @@ struct BlockWork {
   int kv_head;
   int64_t row;     // The first of its query heads, of those of all sequences.
   int num_heads;   // <= kStepHeads.
-  int num_splits;  // That have tokens, and 1 for no tokens at all.
+  int num_splits;  // How many splits have tokens; 1 when there are no tokens.
   int begin;       // Tokens.
   int end;
 };
-
-// Running softmax of two query heads, in powers of 2. Each lane has the sums of
-// its own tokens, g and g + 8 of every step.
-struct RunningSoftmax {
-  float max[2] = {kLowest, kLowest};
-  float sum[2] = {};
-};
-
-// The combination of the lanes of equal t, in all of them.
-template <typename Combine>
-__device__ float ReduceTokens(float value, Combine combine) {
-#pragma unroll
-  for (int offset = 4; offset < kWarp; offset *= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
-  }
-  return value;
-}
-
-// What turns products into powers of 2.
-struct ScoreRule {
-  float scale;
-  float cap;  // 0: none.
-
-  __device__ explicit ScoreRule(const PagedAttentionBatch& batch)
-      : scale(batch.softcap > 0 ? batch.scale / batch.softcap
-                                : batch.scale * kLog2E),
-        cap(batch.softcap * kLog2E) {}
-  __device__ float Of(float product) const {
-    return cap > 0 ? cap * tanhf(product * scale) : product * scale;
-  }
-};
-
-// Scores to weights; shrink: what earlier sums are multiplied by. num_tokens:
-// those of the step that there are.
-__device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
-                             RunningSoftmax* state, float (&scores)[4],
-                             float (&shrink)[2]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const bool is_token = Lane() / 4 + i / 2 * 8 < num_tokens;
-    scores[i] = is_token ? rule.Of(scores[i]) : -INFINITY;
-  }
-#pragma unroll
-  for (int head = 0; head < 2; ++head) {
-    const float top =
-        fmaxf(state->max[head],
-              ReduceTokens(fmaxf(scores[head], scores[2 + head]), Max()));
-    shrink[head] = exp2f(state->max[head] - top);
-    state->max[head] = top;
-    scores[head] = exp2f(scores[head] - top);
-    scores[2 + head] = exp2f(scores[2 + head] - top);
-    state->sum[head] =
-        state->sum[head] * shrink[head] + scores[head] + scores[2 + head];
-  }
-}
 
 // One warp's sums over every kAttentionWarps-th step of the block's tokens.
 template <typename T, int kChunks, bool kWide>

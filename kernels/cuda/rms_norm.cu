@@ -18,14 +18,14 @@ struct Rows {
   __device__ T* Of(int64_t row) const { return data + row * stride; }
 };
 
-// One block per row. With kAdd the row is sum += x, otherwise x.
+// One block per row. The row is sum += x with kAdd, and x without.
 template <typename T, typename W, int kN, bool kAdd>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormKernel(Rows<const T> x_TD, Rows<T> sum_TD, Rows<T> y_TD,
                   const W* weight_D, int features, float eps) {
   struct Part {
     Pack<T, kN> row;
-    Pack<T, kN> added;  // With kAdd.
+    Pack<T, kN> added;  // Only with kAdd.
   };
   const T* x = x_TD.Of(blockIdx.x);
   T* sum = sum_TD.Of(blockIdx.x);

@@ -14,7 +14,7 @@ namespace weft::kernels::cuda {
 
 // Rows of neighbouring features; strides in elements, from row to row.
 struct RmsNormRows {
-  DType dtype = DType::kF32;         // Of x, y, dy and dx.
+  DType dtype = DType::kF32;         // The dtype of x, y, dy and dx.
   DType weight_dtype = DType::kF32;  // The same, or f32.
   int64_t num_rows = 0;              // T.
   int64_t features = 0;              // D.
@@ -32,15 +32,15 @@ struct RmsNormRows {
 [[nodiscard]] cudaError_t RmsNorm(const RmsNormRows& rows, void* y_TD,
                                   int64_t y_stride, cudaStream_t stream);
 
-// sum += x, then y = norm(sum) of what is stored there: the bits of an addition
-// and RmsNorm after it. The three do not alias. Errors and threads as above.
+// sum += x, then y = norm of the stored sum: the same bits as an addition and
+// an RmsNorm after it. The three do not alias. Errors and threads as above.
 [[nodiscard]] cudaError_t AddRmsNorm(const RmsNormRows& rows, void* sum_TD,
                                      int64_t sum_stride, void* y_TD,
                                      int64_t y_stride, cudaStream_t stream);
 
 // Adds dLoss/dx to dx; the statistics are recomputed from x. dx may not alias
-// dy or x. Errors and threads as above.   Source:
-// reference::RmsNormBackwardRow.
+// dy or x. Errors and threads as above.
+// Source:  reference::RmsNormBackwardRow.
 [[nodiscard]] cudaError_t RmsNormBackward(const RmsNormRows& rows,
                                           const void* dy_TD, int64_t dy_stride,
                                           void* dx_TD, int64_t dx_stride,

@@ -6,7 +6,7 @@ namespace {
 
 // One pass over the 48 heads of 128 features of a common projection.
 constexpr int kMaxThreads = 384;
-// Of an SM: leaves the registers without which a kernel spills.
+// Blocks of one SM. More would leave a thread so few registers that it spills.
 template <bool kNorm>
 constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
@@ -16,7 +16,7 @@ constexpr int64_t kMaxPairs = int64_t{1} << 30;
 struct Geometry {
   int lanes;
   int half;
-  float share;  // Of a feature in a mean: 1 / (2 half).
+  float share;  // What a feature weighs in a mean: 1 / (2 half).
 };
 
 template <typename T, int kN>

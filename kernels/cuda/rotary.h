@@ -24,7 +24,7 @@ struct HeadRows {
 };
 
 struct RotaryRows {
-  DType dtype = DType::kF32;  // Of the heads; the angles are f32.
+  DType dtype = DType::kF32;  // The heads' dtype; the angles are f32.
   int64_t num_tokens = 0;     // T.
   int64_t half_features = 0;  // C / 2.
   HeadRows q;
@@ -34,10 +34,10 @@ struct RotaryRows {
   const float* sin_PC = nullptr;
 };
 
-// RmsNorm of every head before the rotation, stored in between as the heads
-// are. Null weights: none.
+// The RmsNorm of every head before the rotation. Between the two, values are
+// stored in the heads' dtype. Null weights: no norm.
 struct HeadNorms {
-  DType dtype = DType::kF32;  // Of the weights: that of the heads, or f32.
+  DType dtype = DType::kF32;  // The weights' dtype: that of the heads, or f32.
   float eps = 0;
   const void* q_C = nullptr;
   const void* k_C = nullptr;

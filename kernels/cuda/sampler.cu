@@ -1,5 +1,6 @@
 #include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/philox.cuh"
+#include "kernels/cuda/sample_histogram.cuh"
 #include "kernels/cuda/sample_row.cuh"
 #include "kernels/cuda/sample_search.cuh"
 #include "kernels/cuda/sampler.h"
@@ -9,16 +10,17 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
-// Of the kernel that draws, on one processor: it waits for memory.
+// Blocks of the drawing kernel on one processor. That kernel waits for memory,
+// so several share the processor.
 constexpr unsigned kDrawBlocks = 6;
-// Blocks that count, which each have a histogram to clear and to add: two for
-// each processor of a large device.
+// Blocks that count, two for each processor of a large device. Each of them has
+// a histogram to clear and to add, so more would cost more.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
 // Between the kernels of one call. C: chunks of a row.
 struct Workspace {
-  Histograms* histograms_N;  // With filters alone.
+  Histograms* histograms_N;  // Only when there are filters.
   Search* searches_N;
   uint64_t* chunk_sums_NC;
   float* chunk_max_NC;  // +inf where there is no distribution.
@@ -138,8 +140,8 @@ struct Draw {
   bool filtered;
   uint32_t key;
 
-  // Of a logit in the sum in which the token is found: one for every token that
-  // may be the one, or its weight.
+  // What a logit adds to the sum by which the token is found: one for every
+  // token that may be drawn, or the token's weight.
   [[nodiscard]] __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;
@@ -260,7 +262,7 @@ cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
   };
   cudaError_t status = launch(ChunkMaxKernel, parts, kThreads);
   if (rows.max_filters > 0) {
-    // As many rounds of chunks for each of so many blocks, or fewer.
+    // Every block takes `rounds` rounds of chunks, or fewer.
     const int64_t most = CeilDiv(space.num_chunks, kCountWarps);
     const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
     const int64_t rounds = CeilDiv(most, wanted < most ? wanted : most);

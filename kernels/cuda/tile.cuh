@@ -17,7 +17,7 @@ namespace weft::kernels::cuda {
 template <int kRows, int kColumns, int kDepth, int kStages,
           bool kLeftDepthIsRows, bool kRightDepthIsRows>
 struct Tile {
-  // Warps have 16 x 16 sums or more, as square as may be.
+  // Each warp has 16 x 16 sums or more, in a nearly square shape.
   static constexpr int kShort = kRows < kColumns ? kRows : kColumns;
   static constexpr int kLong = kRows < kColumns ? kColumns : kRows;
   static constexpr int kMostWarps = kShort * kLong / (kFragment * kFragment);
@@ -141,45 +141,6 @@ struct Tile {
     }
   }
 };
-
-// The tile's sums over all of its parts, added up in the parts' order by the
-// block that comes last, which is told so. `workspace` has kFloats for each
-// part; `counter` is 0 before and after. All threads call it.
-template <typename Tile>
-__device__ bool AddParts(float* workspace, int part, int num_parts,
-                         unsigned* counter, typename Tile::Sums* sums) {
-  constexpr int kQuads = Tile::kRowFragments * Tile::kColumnFragments;
-  __shared__ bool is_last;
-  auto* quads = reinterpret_cast<float4*>(workspace) + threadIdx.x;
-  float(*own)[4] = &sums->of[0][0];
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    quads[(part * kQuads + i) * Tile::kThreads] = {own[i][0], own[i][1],
-                                                   own[i][2], own[i][3]};
-  }
-  __threadfence();
-  __syncthreads();
-  const auto last = static_cast<unsigned>(num_parts - 1);
-  if (threadIdx.x == 0) is_last = atomicInc(counter, last) == last;
-  __syncthreads();
-  if (!is_last) return false;
-  __threadfence();
-  *sums = {};
-  // Several parts' loads at once, as registers allow.
-  [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
-#pragma unroll kPartsAtOnce
-  for (int p = 0; p < num_parts; ++p) {
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const float4 x = __ldcg(&quads[(p * kQuads + i) * Tile::kThreads]);
-      own[i][0] += x.x;
-      own[i][1] += x.y;
-      own[i][2] += x.z;
-      own[i][3] += x.w;
-    }
-  }
-  return true;
-}
 
 }  // namespace weft::kernels::cuda
 

@@ -77,7 +77,7 @@ class Row {
   // weights against `reference` are written.
   __device__ RowSums Sum(float reference) {
     RowSums sums = {kLowest, 0, 0};
-    float factor = 0;  // From the thread's maximum to the reference.
+    float factor = 0;  // Scales from the thread's maximum to the reference.
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
       const float max = LargestOf(logits);

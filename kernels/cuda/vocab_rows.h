@@ -12,10 +12,10 @@ namespace weft::kernels::cuda {
 // What becomes of the softmax.
 enum class VocabSoftmax {
   kNone,
-  // In place of the logits, which are read twice.
+  // Replaces the logits, which are read twice.
   kInPlace,
-  // As bf16 weights beside the logits, which are read once: a row's weights
-  // times its scale are its softmax.
+  // Is written as bf16 weights beside the logits, which are read once: a row's
+  // weights times its scale are its softmax.
   kWeights,
 };
 

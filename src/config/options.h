@@ -17,44 +17,49 @@ namespace weft {
 
 enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
-// kAuto: from the model's folder. kDummy: random ones, from config.json alone.
+// Where weights come from. kAuto: the files of the model's folder. kDummy:
+// random numbers, in the shapes that config.json gives.
 enum class LoadFormat { kAuto, kDummy };
-// Of --max-resident-adapters, where the device does not say less.
+// What --max-resident-adapters=0 stands for, unless fewer fit the device.
 inline constexpr int kDefaultResidentAdapters = 64;
 
-// Which layers keep their input alone and run again in the backward pass.
+// Which layers keep only their input and run again in the backward pass.
 // kAuto: as few as the memory budget asks for.
 enum class GradientCheckpointing { kOff, kAll, kAuto };
 
-// What the engine runs and how much of it. Bytes unless a name says otherwise.
+// What the engine runs and how much of it.
 struct EngineOptions {
-  std::string model_dir;       // Hugging Face folder; required.
-  std::string checkpoint_dir;  // Adapter checkpoints; created when missing.
+  std::string model_dir;  // Hugging Face folder; required.
+  // Adapter checkpoints; created when missing. Empty: "checkpoints" in the
+  // working directory.
+  std::string checkpoint_dir;
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
   LoadFormat load_format = LoadFormat::kAuto;
-  int tensor_parallel_size = 1;     // Ranks that share every layer, [1, 64].
-  int data_parallel_size = 1;       // Replicas that share the data, [1, 64].
-  int num_threads = 0;              // Of a rank, on the CPU; 0: all cores.
+  int tensor_parallel_size = 1;  // Ranks that share every layer, [1, 64].
+  int data_parallel_size = 1;    // Replicas that share the data, [1, 64].
+  // Compute threads of a rank on the CPU. 0: the rank's share of all cores.
+  int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // 0: max_adapters; never more.
-  // Of these, on the device; [0, 100000]. 0: 64, on CUDA as many as fit of
-  // them.
+  // How many of these the device holds at a time, [0, 100000]. 0: 64, or on
+  // CUDA as many of 64 as fit.
   int max_resident_adapters = 0;
   // Host memory for adapters off the device; beyond it they go to disk.
   // 0: by device; -1: none.
   int64_t adapter_host_bytes = 0;
   int max_rank = 64;             // [1, 1024]
   int max_context_tokens = 0;    // 0: the model's; never more than the model's.
-  int64_t max_batch_tokens = 0;  // Of a training micro-batch; 0: by device.
-  int64_t loss_chunk_size = 1024;  // Score rows per head chunk; <= 0: all.
+  int64_t max_batch_tokens = 0;  // In a training micro-batch; 0: by device.
+  int64_t loss_chunk_size = 1024;  // Score rows per head chunk; 0 or -1: all.
   GradientCheckpointing gradient_checkpointing = GradientCheckpointing::kAuto;
-  int64_t memory_budget_bytes = 0;   // Of a micro-batch's activations; 0: auto.
-  double device_memory_share = 0.9;  // Of a CUDA device's memory; [0.05, 1].
-  bool share_prompts = true;         // Run equal beginnings of data once.
+  int64_t memory_budget_bytes = 0;  // For a micro-batch's activations; 0: auto.
+  // The part of a CUDA device's memory that may be taken; [0.05, 1].
+  double device_memory_share = 0.9;
+  bool share_prompts = true;           // Run equal beginnings of data once.
   int64_t max_queue_requests = 1024;   // Waiting requests; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Their tokens; >= 1.
-  // Of one tenant, never more than of all. 0: a quarter of that.
+  // The limits of one tenant, at most those above. 0: a quarter of those.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
   // Replies kept for repeated calls, of all adapters; the oldest go first.
@@ -62,15 +67,16 @@ struct EngineOptions {
   std::string tenant_weights;     // As ParseTenantWeights reads.
   int64_t kv_cache_bytes = 0;     // 0: sized from the machine.
   int max_decode_sequences = 64;  // Sequences per decode iteration.
-  bool decode_graphs = true;      // Of these iterations, on CUDA.
-  double sampling_share = 0.5;  // Of device time when both kinds wait; (0, 1).
+  bool decode_graphs = true;      // Runs them as graphs, on CUDA.
+  // Sampling's part of device time while training waits too; [0.01, 0.99].
+  double sampling_share = 0.5;
 
   // INVALID_ARGUMENT naming every flag that is out of range, its value and
   // the range, one per line.
   [[nodiscard]] absl::Status Validate() const;
 };
 
-// What metrics call the tenants without a weight of their own.
+// The name under which metrics add up the tenants without a weight.
 inline constexpr char kOtherTenants[] = "other";
 
 // Reads "NAME=WEIGHT,...", weights in [1, 1000]: the shares of tenants; those
@@ -90,7 +96,7 @@ struct ServerOptions {
   std::string model_name;  // Empty: last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
-  int64_t max_import_bytes = 2LL << 30;  // Of all imports under way together.
+  int64_t max_import_bytes = 2LL << 30;  // All imports under way together.
   int max_data_per_request = 4096;
   int64_t max_tokens_per_request = 1 << 20;
   int max_samples = 256;

@@ -13,17 +13,17 @@ namespace weft {
 struct World {
   int rank = 0;
   int size = 1;
-  // Among those on this machine; the number of its CUDA device.
+  // The rank among those of this machine, and the number of its CUDA device.
   int local_rank = 0;
   int local_size = 1;
   // Where rank 0 is met.
   std::string host = "127.0.0.1";
   int port = 0;
   int listen_fd = -1;  // Rank 0: bound to that port already; -1: not yet.
-  // Somebody else serves there already: torchrun's agent.
+  // torchrun's agent serves that address already.
   bool has_agent = false;
-  // Of the group, where an agent starts it again: ranks of different attempts
-  // do not meet.
+  // Which start of the group this is, where an agent restarts it. Ranks of
+  // different attempts do not meet.
   std::string attempt;
 
   [[nodiscard]] bool local() const { return local_size == size; }

@@ -24,12 +24,12 @@ struct ActivationBytes {
 };
 
 struct BatchRows {
-  int64_t rows = 0;       // Of the micro-batch.
+  int64_t rows = 0;       // Rows of the micro-batch.
   int64_t scored = 0;     // Those that the head scores.
   int64_t entries = 0;    // Their targets.
   int64_t chunk = 0;      // Rows of a chunk of the head.
   int64_t head_rank = 0;  // Largest of those that train lm_head; 0: none.
-  int64_t nodes = 1;      // Of the batch's prefix trees: sequences, at least.
+  int64_t nodes = 1;      // Nodes of its prefix trees: sequences, at least.
 };
 
 // Arguments: bytes of an element of the model dtype; the largest rank.

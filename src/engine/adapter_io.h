@@ -57,7 +57,7 @@ class AdapterIo {
                                  const std::vector<float>& weights) const;
 
  private:
-  // Of all adapters that have a folder.
+  // The names of all adapters that have a folder.
   [[nodiscard]] std::vector<std::string> AdapterNames() const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
 

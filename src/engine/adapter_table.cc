@@ -169,7 +169,7 @@ void AdapterTable::MoveToDevice(AdapterKey key,
                         device_);
   std::map<uint64_t, lora::AdapterVersionPtr> versions = {
       {adapter.latest()->number, adapter.latest()}};
-  // Of versions in the file some may have been released since.
+  // Some versions in the file may have been released since.
   for (const auto& [name, snapshot] : entry.snapshots) {
     if (versions.contains(snapshot.number)) continue;
     versions[snapshot.number] =

@@ -14,7 +14,7 @@ namespace {
 
 // A target to score, before equal rows are brought together.
 struct ScoredTarget {
-  int64_t row = 0;  // Of the batch.
+  int64_t row = 0;  // Its row of the batch.
   float temperature = 1;
   float filter = 0;
   int64_t target = 0;

@@ -30,8 +30,8 @@ struct TrainPiece {
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
-  std::vector<int64_t> rows;     // Of each scored position, in order.
-  std::vector<int64_t> entries;  // Of each scored target, in order.
+  std::vector<int64_t> rows;     // One for each scored position, in order.
+  std::vector<int64_t> entries;  // One for each scored target, in order.
 };
 
 struct PackedTrain {

@@ -66,8 +66,8 @@ void FillQueueDefaults(EngineOptions& options) {
   quarter(options.max_queue_tokens_per_tenant, options.max_queue_tokens);
 }
 
-// Of the host's memory, of which nobody knows how much will be there. It is
-// that of all ranks of the machine.
+// Defaults on a CPU, where nobody knows how much memory there will be. All
+// ranks of the machine share it.
 void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.max_batch_tokens == 0) options.max_batch_tokens = kCpuBatchTokens;
   if (options.kv_cache_bytes == 0) options.kv_cache_bytes = kCpuKvBytes;

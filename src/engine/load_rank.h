@@ -23,7 +23,7 @@ struct LoadedRank {
   parallel::Links links;
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
-  std::optional<MemorySplit> memory;  // Of CUDA devices, on rank 0.
+  std::optional<MemorySplit> memory;  // On CUDA, and on rank 0 only.
 };
 
 // Returns when every rank has its part, or, on all of them, with the error of

@@ -26,7 +26,7 @@ struct BatchNeeds {
 // Bytes, but for numbers of adapters and layers.
 struct MemoryNeeds {
   int64_t available = 0;    // What the model has left of the device.
-  int64_t adapter = 0;      // Of one of the largest rank, in training.
+  int64_t adapter = 0;      // One adapter of the largest rank, in training.
   int64_t context = 0;      // Keys and values of the longest sequence.
   int64_t usual_cache = 0;  // What decoding is configured for, >= context.
   int64_t most_cache = 0;   // No use for more.

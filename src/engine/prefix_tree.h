@@ -23,9 +23,9 @@ struct RowSpan {
 //   spans   {0,3}{3,1} | {0,3}{4,2} | {0,3}
 struct PrefixTree {
   std::vector<ops::AttentionNode> nodes;    // Depth first; rows from 0.
-  std::vector<std::vector<RowSpan>> spans;  // Of each sequence, in its order.
-  std::vector<int32_t> tokens;              // Of each row.
-  std::vector<int32_t> positions;           // Of each row, in its sequence.
+  std::vector<std::vector<RowSpan>> spans;  // For each sequence, in order.
+  std::vector<int32_t> tokens;              // One for each row.
+  std::vector<int32_t> positions;           // Each row's, in its sequence.
 };
 
 // As `min_saved_rows`: nothing is worth sharing.

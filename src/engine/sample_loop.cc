@@ -91,7 +91,7 @@ void SampleLoop::StartSamples() {
   };
   while (std::ranges::count_if(sequences_, is_sample) <
          options_.max_decode_sequences) {
-    // Who was preempted comes before younger ones that never ran.
+    // A preempted sample comes before younger ones that never ran.
     const auto waiting = std::ranges::find_if(sequences_, [&](const auto& s) {
       return is_sample(s) && !s.second.pages.has_value();
     });

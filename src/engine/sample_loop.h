@@ -81,13 +81,13 @@ class SampleLoop {
   // A request and what its samples have drawn.
   struct Job {
     uint64_t work_id = 0;
-    uint64_t order = 0;  // Of admission.
+    uint64_t order = 0;  // Its number in the order of admission.
     const SampleRequest* request = nullptr;
     bool streams = false;
     absl::Time accepted_at;
     lora::AdapterVersionPtr version;
     StopRule stop;
-    // Of its samples' first tokens; empty before the prompt is prefilled.
+    // Its samples' first tokens; empty before the prompt is prefilled.
     std::vector<std::optional<sampling::DrawResult>> first_draws;
     SampleResult result;
     int num_started = 0;
@@ -180,7 +180,7 @@ class SampleLoop {
   // Appends the token to its sample; true when the sample ends with it.
   bool Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  // Of the sample's next token, from a row of the logits.
+  // How the sample's next token is drawn, from a row of the logits.
   [[nodiscard]] static sampling::DrawRule DrawRuleOf(const Job& job,
                                                      int sample_index,
                                                      int64_t row);
@@ -198,7 +198,7 @@ class SampleLoop {
   std::list<Job> jobs_;  // In the order of admission.
   std::map<Age, Sequence> sequences_;
   uint64_t next_order_ = 0;
-  // Of weights whose prefixes may be remembered, by their id.
+  // The weights whose prefixes may be remembered, by their id.
   std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;
 };
 

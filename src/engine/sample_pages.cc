@@ -1,4 +1,4 @@
-// Who of the sampling loop's sequences has pages.
+// Which of the sampling loop's sequences have pages.
 #include <algorithm>
 #include <ranges>
 

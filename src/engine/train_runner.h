@@ -43,7 +43,7 @@ class TrainRunner {
       const std::vector<TrainPiece>& pieces, bool backward,
       const std::vector<loss::MetricSums*>& metrics,
       Recompute recompute = Recompute::kByBudget);
-  // Of the last Run: whether it kept layers that Recompute::kAll would not.
+  // Whether the last Run kept layers that Recompute::kAll would not.
   [[nodiscard]] bool kept_layers() const { return kept_layers_; }
 
  private:

@@ -11,7 +11,7 @@ constexpr int64_t kLeastTokens = 512;
 
 int64_t NextBucket(int64_t bucket) {
   if (bucket < kLastDoubled) return 2 * bucket;
-  // Of 2^n and 3 * 2^(n - 1) in turn.
+  // Buckets are 2^n and 3 * 2^(n - 1) in turn.
   return (bucket & (bucket - 1)) == 0 ? bucket / 2 * 3 : bucket / 3 * 4;
 }
 

@@ -40,7 +40,7 @@ class InPool {
 class CudaGraph final : public StepGraph {
  public:
   explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
-  // Of a lost device nothing is left to give back.
+  // The result does not matter: a lost device has nothing to give back.
   ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -174,7 +174,7 @@ class CudaStepDevice final : public StepDevice {
 
   const at::Device device_;
   const at::cuda::MempoolId_t pool_;
-  const c10::cuda::CUDAStream stream_;  // Of captures.
+  const c10::cuda::CUDAStream stream_;  // The stream of captures.
   int num_pools_ = 0;  // How often the pool was entered, and is to be left.
 };
 

@@ -11,7 +11,7 @@
 namespace weft::group {
 namespace {
 
-// Of what kernels read as vectors.
+// The alignment of what kernels read as vectors.
 constexpr int64_t kAlignment = 256;
 
 // Ranks that adapters are rounded up to: this one and its doubles.

@@ -26,8 +26,8 @@ namespace weft::group {
 struct DecodeShape {
   int64_t rows = 0;           // With padding.
   int64_t table_entries = 0;  // Pages of a sequence at most.
-  int64_t max_rank = 0;       // Of the adapters; 0: there are none.
-  int max_filters = 0;        // Of a draw, as sampling::cuda::MaxFilters.
+  int64_t max_rank = 0;       // The adapters' largest; 0: there are none.
+  int max_filters = 0;        // A draw's, as sampling::cuda::MaxFilters.
 
   friend auto operator<=>(const DecodeShape&, const DecodeShape&) = default;
 };

@@ -42,7 +42,7 @@ class Follower {
   parallel::Links& links_;
   model::KvStore cache_;
   std::map<uint64_t, lora::AdapterVersionPtr> versions_;
-  std::vector<PlanGradient> gradients_;  // Of the plan that waits.
+  std::vector<PlanGradient> gradients_;  // For the plan that waits.
   bool has_plan_ = false;
   bool stopped_ = false;
 };

@@ -113,7 +113,7 @@ class Group {
   model::KvStore cache_;
   std::unique_ptr<DecodeGraphs> graphs_;  // Over the cache; null: none.
   std::map<uint64_t, Known> known_;
-  // Of the plans of the last Forward, by replica; those of rank 0's own part.
+  // For the plans of the last Forward, by replica; and for rank 0's own part.
   std::vector<std::vector<PlanGradient>> gradients_;
   std::vector<PlanGradient> own_gradients_;
   bool failed_ = false;

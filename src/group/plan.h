@@ -53,10 +53,10 @@ struct CachePlan {
   loss::ScoreRows scores;
 };
 
-// On the host, in f32. Of a replica's first rank; the others have none.
+// On the host, in f32. A replica's first rank has it; the others have none.
 struct CacheOutput {
   at::Tensor logits_RV;   // Undefined when none are wanted.
-  at::Tensor logprobs_E;  // Likewise.
+  at::Tensor logprobs_E;  // Undefined when none are wanted.
   Draws drawn;            // One for each of plan.draws.
   bool by_graph = false;  // Not launch by launch.
 };

@@ -5,10 +5,10 @@
 // a full page, found by the version of the weights, the page before it and its
 // own tokens. Tokens are compared, never hashes of them.
 //
-// The cache keeps its pages (PageAllocator::Keep); those that no sequence uses
-// may be evicted, the least recently used first, and none before those that
-// follow it.
-// Threads: not thread-safe; nor with other users of the same allocator.
+// The cache keeps its pages (PageAllocator::Keep). Pages that no sequence uses
+// may be evicted, the least recently used first. A page is evicted after the
+// pages that follow it in their prefixes.
+// Threads: not thread-safe; users of one allocator must take turns.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
 
@@ -70,7 +70,7 @@ class PrefixCache {
 
   [[nodiscard]] Key KeyOf(const Entry* parent, absl::Span<const int32_t> tokens,
                           size_t page) const;
-  // Of a path from a first page on: `last` was used now.
+  // Records that the path from a first page to `last` was used now.
   void Touch(Entry* last);
   void Remove(Entry* leaf);
 

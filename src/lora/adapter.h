@@ -15,8 +15,8 @@
 
 namespace weft::lora {
 
-// Names one set of weights: no two of a process's life have the same, also not
-// a copy, which may be written to.
+// Names one set of weights. No two sets in the life of a process have the same
+// name; a copy gets its own, because it may be written to.
 // Threads: any.
 class WeightsId {
  public:
@@ -33,7 +33,7 @@ class WeightsId {
 // An immutable set of weights. Shared by the adapter (its latest version), its
 // snapshots, and the samples and batches that pinned it.
 struct AdapterVersion {
-  uint64_t number = 0;  // Of its adapter; a new adapter begins anew.
+  uint64_t number = 0;  // Counts the versions of one adapter.
   WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy.
@@ -80,7 +80,7 @@ struct VersionImage {
     at::ScalarType compute_dtype, at::Device device);
 
 // An adapter off the device: all that it takes to go on as if it had stayed.
-// Of an adapter on the CPU the tensors are its own, not copies.
+// When the adapter is on the CPU, the image shares its tensors and copies none.
 struct AdapterImage {
   uint64_t optim_steps = 0;
   at::Tensor gradient_N;  // [N] f32 on the host, as the others.
@@ -101,7 +101,7 @@ class Adapter {
   // A fresh adapter as PEFT makes it (src/lora/lora_init.h).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
-  // One that comes back from the host, with nothing under way.
+  // An adapter that comes back from the host, with no work under way.
   Adapter(const LoraConfig& config, std::shared_ptr<const AdapterLayout> layout,
           const AdapterImage& image, at::ScalarType compute_dtype,
           at::Device device);
@@ -111,7 +111,7 @@ class Adapter {
       const {
     return layout_;
   }
-  // With the latest version alone. No gradient may be in the making.
+  // The image has only the latest version. No gradient may be in the making.
   [[nodiscard]] AdapterImage ToImage() const;
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
@@ -150,7 +150,7 @@ class Adapter {
   std::shared_ptr<const AdapterLayout> layout_;
   at::ScalarType compute_dtype_;
   AdapterVersionPtr latest_;
-  at::Tensor next_compute_N_;  // From NextWeights, unless the dtype is f32.
+  at::Tensor next_compute_N_;  // NextWeights makes it, unless the dtype is f32.
   at::Tensor gradient_N_;
   at::Tensor scratch_N_;
   at::Tensor moment1_N_;

@@ -33,7 +33,8 @@ struct ModelShape {
   int64_t vocab = 0;
 };
 
-// What one of several ranks has of these widths; of `hidden` all have all.
+// The part of these widths that one of several ranks has. All have all of
+// `hidden`.
 struct ShapeRanges {
   parallel::Range q;
   parallel::Range kv;

@@ -143,7 +143,7 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               dy_TO.size(0));
   const k::LoraProduct of_a = table.ProductsOfA(site);
   const k::LoraProduct of_b = table.ProductsOfB(site);
-  // With the scale, so that A's products of all projections are one.
+  // ds has the scale in it, so that one product by A serves all projections.
   const at::Tensor ds_TR = at::empty_like(s_TR);
   RunShrink(On(dy_TO, ds_TR, of_b), ds_TR, stream);
   RunGradient(On(dy_TO, s_TR, of_b), s_TR, stream);

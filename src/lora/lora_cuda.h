@@ -25,15 +25,15 @@ struct LoraProduct;  // lora_product.h.
 
 namespace weft::lora::cuda {
 
-// True for bf16 on CUDA, of the rows (`dtype`, `device`) and of every segment's
-// weights, with f32 gradients; false without segments.
+// True when the rows (`dtype`, `device`) and every segment's weights are bf16
+// on CUDA and gradients are f32; false without segments.
 [[nodiscard]] bool TakesSegments(const LoraRouting& routing,
                                  at::ScalarType dtype, at::Device device);
 
 // Where a routing's rows, matrices and gradients are, on the device: one upload
-// that all layers of a pass read, forwards and backwards. Its pointers are
-// those of the segments' tensors, which must live as long as it is used; its
-// own do not change. Of passes that use it one runs at a time.
+// that all layers of a pass read, forwards and backwards. It points into the
+// segments' tensors, which must live as long as it is used; the addresses of
+// its own arrays do not change. At most one pass that uses it runs at a time.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and waits for nothing.
@@ -47,14 +47,15 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Rows that the segments reach to.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // What all products of a site's A, stacked, and of its projections' B have.
+  // What all products of a site's stacked A have in common, and what those of
+  // its projections' B have.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
       const LoraSite& site) const;
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
       const LoraSite& site) const;
 
  protected:
-  // Of bytes that are elsewhere.
+  // For a table whose bytes belong to somebody else.
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
                int64_t end_row);
 
@@ -62,7 +63,7 @@ class RoutingTable {
   [[nodiscard]] unsigned* Counters() const;
 
   ModelShape shape_;
-  std::vector<int32_t> max_ranks_;  // Of the segments, in each slot.
+  std::vector<int32_t> max_ranks_;  // The largest of a segment, by slot.
   int64_t end_row_;
   at::Tensor bytes_;
   // LoraCounters for every product, one launch after the other. A decode table
@@ -73,17 +74,17 @@ class RoutingTable {
 
 // What a table of one decode iteration has room for.
 struct DecodeCapacity {
-  int64_t rows = 0;     // Of the batch, those of no segment too.
+  int64_t rows = 0;     // All rows of the batch, with or without an adapter.
   int64_t layouts = 1;  // Configurations of adapters that differ.
   int64_t rank = 0;     // The largest of a factor.
 };
 
-// The routing of decode iterations, forwards alone and without the head, at one
-// place and of one size: launches that were recorded with it in a LoraPass run
+// The routing of decode iterations, for forward passes without the head, at one
+// place and of one size. Launches that were recorded with it in a LoraPass run
 // again with whatever was written and uploaded there since. Grids, workspaces
-// and the shape of S depend on the capacity alone; sites that no adapter of the
-// moment has are launched too, and add nothing. Every row goes the way of few
-// rows, however many of its adapter there are.
+// and the shape of S depend on the capacity alone; sites that no adapter has at
+// the moment are launched too, and add nothing. All rows go through the kernels
+// of few rows, however many rows an adapter has.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // table.num_bytes() are there.
@@ -113,8 +114,9 @@ class DecodeTable : public RoutingTable {
   kernels::cuda::LoraTableCapacity layout_;
 };
 
-// The functions below queue their work on `stream` and wait for nothing. They
-// throw c10::Error. Shapes: x_TI [T, I], y_TO [T, O] contiguous bf16.
+// The functions below queue their work on `stream` and wait for nothing.
+// Shapes:  x_TI [T, I], y_TO [T, O] contiguous bf16.
+// Errors:  throw c10::Error.
 // Threads: engine thread only.
 // Source:  lora_linear.cc's own way and the stacked and masked form; the tests
 //          compare all in f64.

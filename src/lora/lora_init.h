@@ -9,8 +9,8 @@
 
 namespace weft::lora {
 
-// As PEFT does: A from U(-1/sqrt(in), 1/sqrt(in)), which is its
-// kaiming_uniform(sqrt(5)), and B zero; of the embedding A zero and B from
+// Weights as PEFT draws them: A from U(-1/sqrt(in), 1/sqrt(in)), which is its
+// kaiming_uniform(sqrt(5)), and B zero. The embedding has A zero and B from
 // N(0, 1). Each matrix has its own stream keyed by (seed, layer, module), so
 // that an adapter with fewer targets or layers draws the same numbers for those
 // it has.

@@ -59,7 +59,7 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
         Rows(dy_TO, segment)
             .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
     at::Tensor ds_view = ds_nR.narrow(1, column, factor.rank);
-    // With the scale, so that A's products of all factors are one.
+    // ds has the scale in it, so that one product by A serves all factors.
     at::addmm_out(ds_view, ds_view, dy_view,
                   version.B(version.compute_N, factor), /*beta=*/0,
                   /*alpha=*/factor.scale);

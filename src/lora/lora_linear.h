@@ -79,8 +79,8 @@ struct LoraPass {
 };
 
 // x A^T, kept for the backward pass: [rows, R] of every segment, undefined
-// where its adapter has nothing at the site. With a table instead one entry for
-// all rows, lora_cuda.h's S.
+// where its adapter has nothing at the site. With a table there is one entry
+// for all rows, the S of lora_cuda.h.
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. Sets `shrunk` when not null.

@@ -82,9 +82,9 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
 }
 
 // U of the chunk's rows. Rows with a filter and rows without one take their own
-// products: nobody pays for a neighbour's filter. With a share [R] the chunk
-// holds the softmax of a part of the vocabulary: filters are for that times the
-// share.
+// products, so that no row pays for a neighbour's filter. With a share [R] the
+// chunk holds the softmax over a part of the vocabulary; the filters then apply
+// to the softmax times the share.
 void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
                  const at::Tensor& weight_VH, const std::vector<float>& filters,
                  const at::Tensor& share_R, at::Tensor& out_RH) {

@@ -43,7 +43,8 @@ namespace weft::loss {
 // The part of the vocabulary that a rank has.
 struct VocabShard {
   parallel::Communicator* group = nullptr;  // Null: one rank has all.
-  int64_t vocab = 0;  // Of all ranks; group->shard().Of(vocab) is this one's.
+  // Vocabulary of all ranks together; group->shard().Of(vocab) is this rank's.
+  int64_t vocab = 0;
 };
 
 struct HeadOptions {
@@ -63,10 +64,10 @@ struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  // [R] in [0, 1), or empty: all 0. A block of a rank's vocabulary in which all
-  // of the row's p D but its targets' are below this is left out of U.
+  // [R] in [0, 1), or empty: all 0. U leaves out each block of a rank's
+  // vocabulary in which the row's p D are below this, its targets' aside.
   std::vector<float> filters;
-  lora::LoraRouting routing;  // Of the rows; may be empty.
+  lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
 
 struct HeadResult {
@@ -77,7 +78,7 @@ struct HeadResult {
   // Probability of the rank's vocabulary [R]; undefined when it has all. U and
   // projected_nR are the rank's terms of their sums.
   at::Tensor share_R;
-  // What the rows of U are still to be multiplied by [R] f32; undefined: 1.
+  // Factors that the rows of U still need [R] f32; undefined: 1.
   at::Tensor scale_R;
   // One per segment of the routing, undefined where it does not train lm_head.
   std::vector<at::Tensor> shrunk_nR;     // h A^T.

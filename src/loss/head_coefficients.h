@@ -37,7 +37,7 @@ struct EntryLayer {
   std::vector<double> coefficients;
 };
 
-// Of rows [begin, begin + count).
+// The layers of the entries of rows [begin, begin + count).
 [[nodiscard]] std::vector<EntryLayer> LayerEntries(
     const HeadCoefficients& coefficients, int64_t begin, int64_t count);
 

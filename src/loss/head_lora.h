@@ -55,7 +55,7 @@ class HeadLora {
   [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
                                                 int64_t chunk_rows) const;
   [[nodiscard]] const lora::GroupLayout& Group(size_t segment) const;
-  // Of a segment that trains lm_head.
+  // The head's factor. The segment must train lm_head.
   [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
   [[nodiscard]] at::Tensor A(size_t segment) const;
 

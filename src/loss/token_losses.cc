@@ -17,7 +17,7 @@ struct Token {
   double sample_logprob = 0;  // q; 0 for cross_entropy.
   double advantage = 0;
   double weight = 1;
-  double ratio = 1;  // Of the token; of the sequence for gspo.
+  double ratio = 1;  // The token's own; for gspo the sequence's.
 };
 
 struct LossAndSlope {

@@ -84,9 +84,8 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   return scores;
 }
 
-// Makes the scores of what all ranks S told: the log-sum-exp of each row, the
-// log-probability of each entry, then slopes and entropies where they are
-// wanted.
+// Computes the scores from what all ranks S have sent: the log-sum-exp of each
+// row, the log-probability of each entry, and slopes and entropies on demand.
 void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
            int rank, ChunkScores& scores) {
   const auto take = [&told_SX](int64_t count) {

@@ -25,15 +25,15 @@ namespace weft::loss {
 
 // The entries of score rows whose target a rank has.
 struct OwnEntries {
-  ScoreRows rows;                  // With these alone, targets from 0 on.
-  std::vector<int64_t> entries_O;  // Which of all entries they are.
+  ScoreRows rows;                  // Only own entries; targets count from 0.
+  std::vector<int64_t> entries_O;  // Their places among all entries.
 };
 
 [[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
                                         const VocabShard& shard);
 
-// Which of all entries an own one is, and the row of every entry, on the device
-// of the head: both from the first of all on.
+// The place of each own entry among all entries, and the row of every entry.
+// Both count from the first of all, and are on the head's device.
 struct EntryPlaces {
   at::Tensor own_O;
   at::Tensor rows_E;

@@ -17,7 +17,7 @@ constexpr int64_t kMaxWindow = 1 << 28;
 constexpr int64_t kMaxLayers = 1024;
 constexpr double kMaxScalar = 1e6;
 constexpr double kMaxSoftcap = 1e6;
-constexpr int64_t kFirstLateLayer = 28;  // Of an absent max_window_layers.
+constexpr int64_t kFirstLateLayer = 28;  // When max_window_layers is absent.
 
 // 0: no layer has a window.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {

@@ -19,12 +19,12 @@ struct TensorGroup {
   weights::ScalarType dtype = weights::ScalarType::kF32;
   std::vector<int64_t> shape;
   int64_t count = 0;
-  uint64_t size_bytes = 0;  // Of all.
+  uint64_t size_bytes = 0;  // All of them together.
   bool is_read = false;
 };
 
-// Why a model cannot be served, of tensors that differ in the number of their
-// layer once for all.
+// Why a model cannot be served. Tensors that differ only in the number of their
+// layer share one problem.
 struct ModelProblem {
   std::string message;
   int64_t count = 0;
@@ -37,8 +37,8 @@ struct CheckpointReport {
   int64_t num_tensors = 0;
   uint64_t size_bytes = 0;
   int64_t num_read_tensors = 0;
-  uint64_t read_bytes = 0;             // By a daemon.
-  uint64_t head_bytes = 0;             // By a scorer of given hidden states.
+  uint64_t read_bytes = 0;             // Bytes that a daemon reads.
+  uint64_t head_bytes = 0;             // Bytes that a head scorer reads.
   std::vector<ModelProblem> problems;  // Empty: the model can be served.
 };
 

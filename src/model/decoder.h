@@ -19,40 +19,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "src/model/decoder_weights.h"
 #include "src/model/model_config.h"
 #include "src/model/model_shard.h"
 #include "src/model/packed_batch.h"
+#include "src/model/tape.h"
 #include "src/ops/rotary.h"
 #include "src/parallel/communicator.h"
 
 namespace weft::model {
-
-// kTrain keeps a tape and never touches the cache; kEval keeps nothing and may
-// use the cache.
-enum class Mode { kTrain, kEval };
-
-// What one layer keeps for its backward pass. A recomputed (checkpointed) layer
-// keeps x_in_TH alone.
-struct LayerTape {
-  at::Tensor x_in_TH;
-  at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
-  at::Tensor qk_raw_TW;  // q, k before the norms; with qk_norm.
-  ops::AttentionOutput attention;
-  at::Tensor x_mid_TH;  // Residual stream after attention.
-  at::Tensor gate_up_T2F;
-  // What attention and MLP give before their output norms; only with those.
-  at::Tensor attention_raw_TH, mlp_raw_TH;
-  lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
-};
-
-struct Tape {
-  std::vector<LayerTape> layers;
-  lora::RoutingTablePtr routing_table;  // Of the batch's routing.
-};
 
 class Decoder {
  public:
@@ -62,31 +39,32 @@ class Decoder {
           parallel::Communicator* tensor_group = nullptr);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  // With the heads, features and vocabulary of this rank: its shape() is that
-  // of its part of adapters, its key/value heads are those of its cache.
+  // The configuration of this rank's part: its shape() is that of the rank's
+  // part of an adapter, its key/value heads are those of the rank's cache.
   [[nodiscard]] const ModelConfig& local_config() const {
     return local_config_;
   }
   [[nodiscard]] parallel::Communicator* tensor_group() const {
     return tensor_group_;
   }
-  // Ranks of it; 1 without.
+  // Ranks of the tensor group; 1 without one.
   [[nodiscard]] int tensor_size() const {
     return tensor_group_ == nullptr ? 1 : tensor_group_->shard().size;
   }
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  // Of activations, cache and adapters: that of the weights, but f32 beside
-  // bf16 weights on a CPU, whose products widen them (ops/matmul.h): half the
-  // memory and traffic at the speed and precision of f32 arithmetic.
+  // The dtype of activations, cache and adapters. It is the weights' dtype, but
+  // f32 on a CPU with bf16 weights: products widen the weights (ops/matmul.h),
+  // which halves memory and traffic at the speed and precision of f32.
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
-  // Adapters of the routing, cache and tape are the rank's parts.
+  // In all calls adapters of the routing, cache and tape are the rank's parts.
 
   // Runs embedding and layers; returns the residual stream [T, H] before the
   // final norm. `tape` is filled in kTrain and must be null in kEval; the first
   // `num_recomputed` layers keep only their input. `kv` may be null.
-  // Errors:  throws c10::Error.   Threads: engine thread only.
+  // Errors:  throws c10::Error.
+  // Threads: engine thread only.
   [[nodiscard]] at::Tensor ForwardLayers(Mode mode, const PackedBatch& batch,
                                          Tape* tape, int num_recomputed,
                                          KvAccess* kv) const;
@@ -99,7 +77,7 @@ class Decoder {
 
   // The final norm, for the rows that are scored: [R, H] -> [R, H].
   [[nodiscard]] at::Tensor FinalNorm(const at::Tensor& x_RH) const;
-  // dLoss/dx of it.
+  // dLoss/dx of the final norm.
   [[nodiscard]] at::Tensor FinalNormBackward(const at::Tensor& dy_RH,
                                              const at::Tensor& x_RH) const;
 
@@ -109,18 +87,18 @@ class Decoder {
     const PackedBatch& batch;
     const lora::LoraPass lora;
   };
-  // The residual stream and the norm of it that the next product reads. Who
-  // consumes the norm frees it.
+  // The residual stream and the norm of it that the next product reads. The
+  // function that consumes the norm frees it.
   struct Stream {
     at::Tensor x_TH;
     at::Tensor normed_TH;
   };
-  // From the stream with the layer's input norm to that with the next layer's;
-  // without a norm after the last.
+  // Takes the stream with the norm that the layer reads, and returns it with
+  // the norm that the next layer reads; the last layer returns no norm.
   Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
                   KvAccess* kv) const;
-  // Fills the tape of a checkpointed layer from its input: the same code again,
-  // but for the layer's last product where nobody needs it any more.
+  // Fills the tape of a checkpointed layer from its input. It runs the same
+  // code again, except for the last product where its result is not needed.
   void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
   // The two halves of RunLayer, up to the last product of each. The first gives
   // the stream with the norm that the second reads.
@@ -130,13 +108,12 @@ class Decoder {
                        LayerTape* tape) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
-  // x + y, or x + norm(y) where the model norms outputs; `raw` takes y then.
-  // With the norm of the sum by `next_norm_H`, which may be undefined. Consumes
-  // y.
+  // Returns x + y, or x + norm(y) where the model norms outputs (`raw` gets y).
+  // Norms the sum by `next_norm_H` unless that is undefined. Consumes y.
   Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                    const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
                    at::Tensor* raw) const;
-  // dLoss/dy of it, given dLoss/d(x + norm(y)).
+  // dLoss/dy of AddOutput, given dLoss/d(x + norm(y)).
   at::Tensor AddOutputBackward(const at::Tensor& d_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& raw_TH) const;
@@ -154,11 +131,11 @@ class Decoder {
                                 const at::Tensor& weight_H) const;
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
-  // Adapters of the embedding, from the gradient of its rows.
+  // Adds the embedding's gradients of adapters, given those of its rows.
   void EmbedBackward(const PackedBatch& batch, const at::Tensor& d_TH) const;
-  // Tokens as rows of this rank's embedding, and which rows of the batch are of
-  // other ranks ([T, 1], undefined for the whole vocabulary): those point to
-  // row 0 and do not count.
+  // Tokens as rows of this rank's embedding. `foreign_T1` marks the rows of the
+  // batch whose tokens belong to other ranks; they point to row 0 and do not
+  // count. It is undefined when the rank has the whole vocabulary.
   struct VocabRows {
     at::Tensor rows_T;
     at::Tensor foreign_T1;
@@ -175,10 +152,9 @@ class Decoder {
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
   ModelConfig local_config_;
-  // What embeddings are multiplied by, in the precision of the model dtype: the
-  // models were trained so.
+  // The factor of embeddings, rounded to the model's dtype as in training.
   double embedding_scale_;
-  lora::ModelShape shape_;  // Of this rank.
+  lora::ModelShape shape_;  // This rank's part.
   at::ScalarType dtype_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;

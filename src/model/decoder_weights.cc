@@ -112,7 +112,7 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   return w;
 }
 
-// Before memory is asked for: sizes of config.json alone may be absurd.
+// Checks come before memory is taken: config.json may name absurd sizes.
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {
@@ -220,7 +220,7 @@ absl::Status CheckDecoderWeights(const weights::Checkpoint& checkpoint,
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
-  // Of all ranks' tensors, so that each comes to the same verdict.
+  // Every rank checks the tensors of all ranks: so all come to one verdict.
   WEFT_RETURN_IF_ERROR(CheckDecoderWeights(checkpoint, config));
   const std::vector<WeightEntry> entries = ListWeights(config, shard);
   DecoderWeights w = Allocate(entries, config,

@@ -34,8 +34,8 @@ struct LayerWeights {
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 
-// Of a rank: its rows of all but o and down, its columns of those; the biases
-// of o and down are on rank 0 alone.
+// The weights of a rank: its columns of o and down, its rows of all others. The
+// biases of o and down are on rank 0 alone.
 struct DecoderWeights {
   at::Tensor embedding_VH;
   std::vector<LayerWeights> layers;
@@ -43,9 +43,9 @@ struct DecoderWeights {
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
-// Whether the checkpoint has every tensor of the model as it should be and none
-// that the model has no place for. Reads no weights.
-// Errors: as of the next one, but for those of reading.
+// Whether the checkpoint has every tensor of the model as it should be and no
+// other one. Reads no weights.
+// Errors: those of LoadDecoderWeights, without those of reading.
 [[nodiscard]] absl::Status CheckDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
@@ -74,7 +74,7 @@ struct HeadWeights {
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
-// Reads them as LoadDecoderWeights does; no other tensor need be there.
+// Reads them as LoadDecoderWeights does. Other tensors may be missing.
 [[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device);

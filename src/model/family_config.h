@@ -10,12 +10,12 @@
 
 namespace weft::model {
 
-// Which layers sliding_window means.
+// Which layers have the window that sliding_window gives.
 enum class WindowScheme {
   kNone,        // None; the field is refused.
   kEveryLayer,  // All.
-  kLateLayers,  // From max_window_layers on, when use_sliding_window says so.
-  kPattern,     // All but every nth.
+  kLateLayers,  // Those from max_window_layers on, if use_sliding_window.
+  kPattern,     // All except every nth.
 };
 
 enum class AttentionBias {
@@ -43,7 +43,7 @@ struct Family {
   bool mlp_bias_field = false;
   bool qk_norm = false;
   WindowScheme windows = WindowScheme::kNone;
-  int64_t window = 0;   // Of an absent sliding_window; null is none.
+  int64_t window = 0;   // When sliding_window is absent; null: no window.
   int64_t pattern = 0;  // kPattern: every nth layer is full.
   double theta = 10000;
   double local_theta = 0;  // > 0: sliding layers have a rotary table of theirs.
@@ -51,7 +51,7 @@ struct Family {
   // adds, embeddings are scaled by sqrt(hidden), embeddings tied by default,
   // query_pre_attn_scalar in place of head_dim, its own spelling of hidden_act.
   bool gemma = false;
-  double attention_softcap = 0;  // Of an absent field; null is none.
+  double attention_softcap = 0;  // When the field is absent; null: no softcap.
   double final_softcap = 0;
   bool softcap_fields = false;  // The fields are honoured; else null alone.
 };

@@ -58,7 +58,7 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "use_cache",
 };
 
-// Fields of a model that sees images, too: where they stand among the tokens,
+// Fields of a model that also sees images: where images stand among the tokens,
 // and what reads them. No image reaches this server.
 constexpr absl::string_view kImageFields[] = {
     "boi_token_index",     "boi_token_id",      "eoi_token_index",

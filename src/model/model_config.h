@@ -42,7 +42,7 @@ struct ModelConfig {
   bool norms_from_one = false;  // The checkpoint has norm weights less one.
   ops::Activation activation = ops::Activation::kSilu;
   bool scaled_embeddings = false;  // By sqrt(hidden), in the model dtype.
-  double final_softcap = 0;        // Of the logits; 0: none.
+  double final_softcap = 0;        // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
   // Rotary frequencies [head_dim / 2], any scaling (llama3) already applied.
   std::vector<std::vector<double>> rope_tables;

@@ -16,9 +16,9 @@
 
 namespace weft::model {
 
-// The parts of a rank. Those of heads, features and vocabulary cover the
-// model's. With more ranks than key/value heads each rank has those that its
-// query heads read, so that one may be on several ranks.
+// The parts of a rank. Together the ranks have all heads, all features and the
+// whole vocabulary. With more ranks than key/value heads, each rank has the
+// ones that its query heads read, so a key/value head may be on several ranks.
 struct ModelShard {
   parallel::Range heads;
   parallel::Range kv_heads;
@@ -33,7 +33,8 @@ struct ModelShard {
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
-// Of a size that CheckTensorParallelSize accepts, as the next two.
+// The parts of the rank `shard`. Arguments: here and in the next two functions
+// CheckTensorParallelSize must accept the number of ranks.
 [[nodiscard]] ModelShard ShardOf(const ModelConfig& config,
                                  const parallel::Shard& shard);
 

@@ -44,20 +44,22 @@ struct WeightEntry {
   std::string name;  // Canonical: "model.layers.0.mlp.up_proj.weight".
   WeightSlot slot = WeightSlot::kEmbedding;
   int layer = 0;               // 0 for slots outside of the layers.
-  std::vector<int64_t> shape;  // Of the tensor.
+  std::vector<int64_t> shape;  // The whole tensor's.
   // What the rank keeps of it: this shape, from this row and column on.
   std::vector<int64_t> part_shape;
   int64_t part_row = 0;
   int64_t part_column = 0;
-  int64_t first_row = 0;  // Where its rows begin in the rank's matrix of the
-  int64_t slot_rows = 0;  // slot, which has this many.
+  // Where its rows begin in the rank's matrix of the slot, and how many rows
+  // that matrix has.
+  int64_t first_row = 0;
+  int64_t slot_rows = 0;
 
-  [[nodiscard]] int64_t num_elements() const;  // Of the tensor.
+  [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
 };
 
 // In the order of the forward pass, entries of a slot next to each other. A
-// tied head is not listed, nor on ranks other than 0 the biases of what is
-// summed over ranks: they are added once.
+// tied head is not listed. Biases of products that are summed over ranks are
+// listed on rank 0 alone, so that they are added once.
 // Arguments: shard as model::CheckTensorParallelSize accepts it.
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});

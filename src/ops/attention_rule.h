@@ -8,7 +8,7 @@
 namespace weft::ops {
 
 struct AttentionRule {
-  double scale = 1;    // Of the products q . k.
+  double scale = 1;    // Multiplies the products q . k.
   int64_t window = 0;  // A query sees its own token and window - 1 before it;
                        // 0: all before it.
   double softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).

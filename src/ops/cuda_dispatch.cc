@@ -56,7 +56,7 @@ k::HeadRows RowsOfHeads(const at::Tensor& x_TMC) {
           .head_stride = x_TMC.stride(1)};
 }
 
-// What both passes over the heads hand over, with the copies that it points to.
+// The arguments of both passes over the heads, with the copies they point to.
 struct HeadArguments {
   HeadArguments(const Heads& heads, const at::Tensor& positions_T,
                 const RotaryTable& table, const HeadNorms& head_norms)
@@ -135,14 +135,14 @@ CUstream_st* CurrentStream() {
 }
 
 void WaitForStream() {
-  // Not the stream's own synchronize(): LibTorch's search for waits that nobody
-  // meant (SyncDebugMode) would count this one.
+  // The stream's own synchronize() would be counted by LibTorch's search for
+  // unintended waits (SyncDebugMode).
   C10_CUDA_CHECK(cudaStreamSynchronize(CurrentStream()));
 }
 
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
-  // Not LibTorch's copy, which has pinned memory ask the device when it is
-  // freed: of a device that was lost meanwhile that ends the process.
+  // LibTorch's own copy would make pinned memory ask the device when it is
+  // freed, and that ends the process if the device was lost in between.
   for (const auto& [from, to] : copies) {
     C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(),
                                    from.nbytes(), cudaMemcpyDeviceToHost,

@@ -45,8 +45,8 @@ namespace cuda {
 [[nodiscard]] CUstream_st* CurrentStream();
 // Until the device has done all that is queued there.
 void WaitForStream();
-// Each first tensor to the second, on the host and pinned; contiguous both, and
-// of one size and dtype. Waits.
+// Copies each first tensor to the second one, which is on the host and pinned.
+// Both are contiguous and have one size and dtype. Waits.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,

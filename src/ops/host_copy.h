@@ -33,9 +33,9 @@ template <typename T>
   return ToDevice(at::tensor(c10::ArrayRef<T>(values), dtype), device);
 }
 
-// Puts copies on the host in the place of these tensors, contiguous ones,
-// undefined ones or those of the host left as they are. Waits for the stream
-// once when there is something to copy: the one wait of a pass.
+// Replaces these tensors by contiguous copies on the host. Tensors of the host
+// and undefined ones stay as they are. Waits for the stream once when there is
+// something to copy: the one wait of a pass.
 // Errors:  throws c10::Error, also that of an operation queued before.
 // Threads: engine thread only.
 void ToHost(std::initializer_list<at::Tensor*> tensors);

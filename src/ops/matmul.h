@@ -15,12 +15,12 @@ namespace weft::ops {
 // rows widen b first, a part at a time. In f32 on an AMD processor they take
 // oneDNN's product: LibTorch's own, MKL, takes an older code path there (Zen 4,
 // two cores: 220 GFLOP/s against 190 at training sizes). oneDNN keeps compiled
-// code per shape, so that products of a LoRA's rank, of which there are as many
-// shapes as tenants have lengths, are better off with at::mm; server/main.cc
-// bounds what it keeps. Shapes:  a_MK [M, K] contiguous, b_KN [K, N], also a
-// transposed view; one
+// code for each shape, within the bound that server/main.cc sets. Products of a
+// LoRA's rank have as many shapes as tenants have lengths, and go to at::mm.
+// Shapes:  a_MK [M, K] contiguous; b_KN [K, N], also a transposed view; one
 //          dtype but for the above. Returns [M, N] in the dtype of a.
-// Errors:  throws c10::Error.   Threads: any.
+// Errors:  throws c10::Error.
+// Threads: any.
 [[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // a b + bias_N, which may be undefined: none.

@@ -202,10 +202,9 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
 }
 
-// The rows that go to a slot; undefined: all of them. Slots of a device are not
-// looked at, for that would wait: here they are 0 or above. Batches with
-// padding go to the kernel that writes pages (ops/rotary.h), which leaves it
-// out.
+// The rows that go to a slot; undefined: all of them. Slots on a device are not
+// read, because that would wait; here they are 0 or above. Batches with padding
+// go to the kernel that writes pages (ops/rotary.h), which skips the padding.
 at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   if (!slots_T.is_cpu()) return {};
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();

@@ -222,7 +222,7 @@ void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
       return;
     }
   }
-  // Nothing to do for those that are there already.
+  // copy_ does nothing where source and target are the same memory.
   into.q_TQC.copy_(gradients.q_TQC);
   into.k_TKC.copy_(gradients.k_TKC);
   into.v_TKC.copy_(gradients.v_TKC);

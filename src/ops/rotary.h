@@ -1,8 +1,9 @@
 // What a layer does with its heads before attention: their norms, where a model
 // has them, rotary position embedding, and the write of keys and values to the
 // cache. Rotary is Hugging Face's half-split form: feature c of a head is
-// paired with c + C/2. Legend: T packed tokens, M heads, Q of queries, K of
-// keys, C head features, P positions.
+// paired with c + C/2.
+// Legend: T packed tokens, M heads, Q query heads, K key heads, C head
+// features, P positions.
 #ifndef WEFT_SRC_OPS_ROTARY_H_
 #define WEFT_SRC_OPS_ROTARY_H_
 
@@ -42,7 +43,7 @@ struct HeadNorms {
 // Where keys and values go: token t to row slots_T[t] of the pages, below 0 to
 // nowhere. Undefined slots: no token goes anywhere.
 struct KvSlots {
-  at::Tensor slots_T;       // [T] i64, distinct but for those below 0.
+  at::Tensor slots_T;       // [T] i64, distinct where they are not below 0.
   at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.
   at::Tensor v_pages_PSKC;
 };
@@ -57,9 +58,9 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
                   const RotaryTable& table, const HeadNorms& norms,
                   const KvSlots& slots);
 
-// Writes the gradient of the heads before to `into`, given that of the prepared
-// heads: one launch on CUDA. `gradients` may be `into`. `raw` are the heads
-// before, without v, read with norms alone.
+// Writes to `into` the gradient of the heads before PrepareHeads, given that of
+// the prepared heads: one launch on CUDA. `gradients` may be `into`. `raw` are
+// the heads before, without v; they are read only when there are norms.
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
                           const Heads& raw, const Heads& into);

@@ -70,7 +70,7 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
                   lse_HN.size(1) == q.size(0),
               "flash attention's log-sum-exp is not [heads, rows] but ",
               lse_HN.sizes());
-  // As it lies: the backward pass wants it so again.
+  // A view, not a copy: the backward pass wants the memory as it lies.
   return {std::get<0>(result), lse_HN.t()};
 }
 

@@ -58,7 +58,7 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
                         bool softmax_in_place, at::Tensor& logprobs_E,
                         at::Tensor& entropy_R) {
   const int64_t rows = logits_RV.size(0);
-  // With the result's size, or a device would have to say it.
+  // The result's size is given: otherwise the host would wait for the device.
   const at::Tensor row_of_entry_E =
       at::repeat_interleave(input.row_offsets.diff(),
                             std::optional<int64_t>(input.targets_E.numel()));

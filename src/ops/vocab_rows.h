@@ -31,9 +31,10 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R);
 
-// As VocabRows, but leaves the logits and writes the softmax beside them as
-// weights that a product can read: weights[r] * scale[r] = softmax(z[r]) * D.
-// Each row is read once. On CUDA alone.
+// Does what VocabRows does, but leaves the logits and writes the softmax beside
+// them as weights that a product can read:
+// weights[r] * scale[r] = softmax(z[r]) * D.
+// Each row is read once. On CUDA only.
 // Shapes:  weights_RV [R, V] bf16, scale_R [R] f32; contiguous.
 void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
                   at::Tensor& weights_RV, at::Tensor& scale_R,

@@ -17,15 +17,15 @@ namespace weft::optim {
 
 // One AdamW step, equal to torch.optim.AdamW with the gradient first scaled by
 // min(1, max_grad_norm / (grad_norm + 1e-6)) as clip_grad_norm_ does.
-//   weights_out = weights * (1 - lr * decay) - lr / bc1 * m / (sqrt(v / bc2) +
-//   eps)
-// Shapes:  all [N] f32 contiguous on one device. moment1, moment2 are updated
-// in
+//   weights_out = weights * (1 - lr * decay)
+//                 - lr / bc1 * m / (sqrt(v / bc2) + eps)
+// Shapes:  all [N] f32 contiguous on one device. The moments are updated in
 //          place; weights_out may be weights (in place) or another buffer (the
 //          old version stays readable).
 // Units:   step counts from 1: the number of this update.
 // Errors:  throws c10::Error, which names the argument, and changes nothing.
-// Threads: engine thread only.   Source: Loshchilov and Hutter 2019.
+// Threads: engine thread only.
+// Source:  Loshchilov and Hutter 2019.
 void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
                const at::Tensor& weights_N, const at::Tensor& gradient_N,
                at::Tensor& moment1_N, at::Tensor& moment2_N,

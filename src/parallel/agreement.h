@@ -9,8 +9,8 @@
 
 namespace weft::parallel {
 
-// Both: all ranks of a group on the host call them together; they throw what
-// the group does.
+// All ranks of a group on the host call these two functions together. They
+// throw what the group does.
 
 // OK when `own` is so on every rank. Otherwise every rank gets the error of the
 // first one that has any: its code, and of its message the first kilobyte,

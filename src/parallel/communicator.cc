@@ -47,7 +47,7 @@ class StoreRendezvous : public Rendezvous {
 std::shared_ptr<::gloo::transport::Device> GlooDevice(bool local) {
   if (local)
     return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  // As torch.distributed lets one choose.
+  // torch.distributed reads the same variable.
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   return interface != nullptr && *interface != '\0'
              ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)

@@ -39,7 +39,7 @@ class Rendezvous {
 };
 
 struct GroupOptions {
-  // Of the group among those of the rendezvous; the same on every rank.
+  // Tells the group from others at the rendezvous; the same on every rank.
   std::string name;
   Shard shard;  // This rank, and how many there are.
   at::Device device = at::kCPU;
@@ -52,8 +52,8 @@ struct GroupOptions {
 // Threads: one at a time.
 class Communicator {
  public:
-  // Returns when all ranks are there. Errors: throws c10::Error or
-  // std::exception.
+  // Returns when all ranks are there.
+  // Errors: throws c10::Error or std::exception.
   [[nodiscard]] static std::unique_ptr<Communicator> Join(
       const std::shared_ptr<Rendezvous>& rendezvous,
       const GroupOptions& options);
@@ -63,12 +63,12 @@ class Communicator {
 
   [[nodiscard]] const Shard& shard() const { return shard_; }
 
-  // Of operations from now on.
+  // Applies to the operations that come after it.
   void SetTimeout(absl::Duration timeout);
 
-  // All of these: contiguous tensors on the group's device, alike on all ranks
-  // in shape and dtype. They throw std::exception; on CUDA devices they only
-  // order the current stream and return before they are done.
+  // All operations below take contiguous tensors on the group's device, of the
+  // same shape and dtype on all ranks. They throw std::exception. On CUDA they
+  // only queue on the current stream, and return before they are done.
 
   // The sum over ranks, in place, with the same bits on all of them.
   void AllReduce(at::Tensor& tensor);

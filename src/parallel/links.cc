@@ -5,7 +5,7 @@
 namespace weft::parallel {
 namespace {
 
-// Of a job some machines start later than others.
+// Long, because the machines of a job may start minutes apart.
 constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
 // Commands come when clients ask for something.
 constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);

@@ -14,7 +14,7 @@ namespace weft::parallel {
 
 struct Topology {
   int tensor_size = 1;   // Ranks that share the layers of a replica.
-  int num_replicas = 1;  // Which share the data.
+  int num_replicas = 1;  // They share the data.
 
   [[nodiscard]] int size() const { return tensor_size * num_replicas; }
   [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
@@ -44,7 +44,7 @@ struct Links {
 // need a device. Both return when all ranks are there and throw c10::Error or
 // std::exception.
 
-// With `commands` alone. `topology` has as many ranks as `world`.
+// Sets up `commands` and nothing else. `topology` has as many ranks as `world`.
 [[nodiscard]] Links Meet(const World& world, const Topology& topology);
 // The same over any rendezvous.
 [[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,

@@ -64,7 +64,7 @@ struct LoraConfig {
   double alpha = 32;
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
-  // Of target modules only, ordered by layer and module.
+  // Ordered by layer and module. Their modules are all among target_modules.
   std::vector<LoraOverride> overrides;
 
   [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
@@ -118,7 +118,7 @@ struct LoadCheckpointRequest {
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
-  std::string tenant;  // Of the adapter, if the load creates it.
+  std::string tenant;  // The adapter's, if the load creates it.
   absl::Time deadline = absl::InfiniteFuture();
 };
 

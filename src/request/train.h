@@ -38,24 +38,25 @@ struct TargetSpan {
   int64_t end = 0;
 };
 
-// One sequence of N tokens. Shapes: tokens [N]; targets, weights: one for each
-// target of each token, in order (targets_of); logprobs, advantages [N], empty
-// for cross_entropy. weights is empty when all are 1.
+// One sequence of N tokens.
+// Shapes: tokens [N]; targets, weights: one for each target of each token, in
+//         order (targets_of); logprobs, advantages [N], empty for
+//         cross_entropy. weights is empty when all are 1.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
   std::vector<float> weights;
   std::vector<float> logprobs;
   std::vector<float> advantages;
-  // The layout of the targets, for targets_of. Offsets [N + 1]; empty: every
-  // token has targets_per_token, and nothing is stored for that.
+  // Where the targets of each token begin, [N + 1]. Empty: every token has
+  // targets_per_token of them.
   std::vector<uint32_t> target_offsets = {};
   int targets_per_token = 1;
 
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());
   }
-  // Of token i, in [0, num_tokens()). May be empty.
+  // The targets of token i, which is in [0, num_tokens()). May be empty.
   [[nodiscard]] TargetSpan targets_of(int64_t i) const {
     if (target_offsets.empty()) {
       return {i * targets_per_token, (i + 1) * targets_per_token};

@@ -19,14 +19,15 @@ struct DrawRule {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint32_t position = 0;  // Tokens that the sample has already.
-  int32_t row = 0;  // Of the logits; the samples of a prompt draw from one.
+  int32_t row = 0;  // Row of the logits; samples of one prompt share a row.
 };
 
-// One draw for each rule; none from logits that are no distribution. On a CPU
-// DrawToken; on a device kernels::cuda::SampleTokens, after which tokens and
-// log-probabilities alone come to the host, with the logits of the rows that
-// want top_logprobs: those are drawn on the host. Both draw the same but where
-// rounding decides.
+// One draw for each rule; none from logits that are no distribution.
+//
+// On a CPU DrawToken draws. On a device kernels::cuda::SampleTokens draws, and
+// only tokens and log-probabilities come to the host. Rules with top_logprobs
+// are the exception: their logits come to the host too, where DrawToken draws.
+// Both draw the same token, except where rounding decides.
 // Shapes:  logits_RV [R, V] f32 contiguous, V >= 1; rules of these rows.
 // Errors:  throws c10::Error.
 // Threads: engine thread only; waits for the device.

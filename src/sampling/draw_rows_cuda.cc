@@ -26,7 +26,7 @@ static_assert(sizeof(k::SampleRule) == kRuleBytes);
 k::SampleRule RuleOf(const DrawRule& rule) {
   auto temperature = static_cast<float>(rule.config.temperature);
   if (rule.config.temperature > 0) {
-    // Not one so small that f32 makes it 0, which is another rule.
+    // A tiny temperature must not become 0 in f32: that is another rule.
     temperature = std::max(temperature, std::numeric_limits<float>::min());
   }
   return {.temperature = temperature,
@@ -62,7 +62,7 @@ class ListedDraws {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }
-  // With the same on the host.
+  // Draws from those logits, on the host now.
   void Draw(const at::Tensor& logits_LV,
             std::vector<std::optional<DrawResult>>& drawn) const {
     if (rows_.empty()) return;

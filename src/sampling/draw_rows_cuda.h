@@ -16,7 +16,7 @@
 
 namespace weft::sampling::cuda {
 
-// Of one rule as the kernels read it.
+// Bytes of one rule in the form that the kernels read.
 inline constexpr size_t kRuleBytes = 40;
 
 // The rules in that form, at places in which they are uploaded; the places

@@ -33,18 +33,19 @@ struct DrawResult {
 // Draws by inverse cumulative distribution with `uniform` in [0, 1).
 //
 // Unfiltered, tokens are summed in order of id. With top_k or top_p they are
-// first sorted by logit, highest first, lower id first on a tie; top_k keeps
-// the first k of that order, top_p then the shortest prefix whose probability,
-// renormalised over what top_k kept, reaches top_p (at least one token), and
-// the draw sums in that order. A token of logit -inf is never drawn;
+// first sorted by logit, highest first, lower id first on a tie. top_k keeps
+// the first k of that order. top_p then keeps the shortest prefix whose
+// probability, renormalised over what top_k kept, reaches top_p (at least one
+// token). The draw sums in that order. A token of logit -inf is never drawn;
 // temperature 0 ignores `uniform` and the filters. top_logprobs has
-// min(top_logprobs, V) entries in that same order, unfiltered and
-// temperature-scaled as `logprob`. Shapes:  logits [V] f32, V >= 1, finite
-// (-inf allowed, not all); otherwise, as after a training that diverged,
-// nothing is drawn. Units:   O(V) unfiltered; O(V log k) for top_k;
-// top_p alone sorts as many of
-//          the likeliest tokens as it needs. Sums in f64. No allocation when
-//          neither filters nor top_logprobs are asked for.
+// min(top_logprobs, V) entries in the same order, unfiltered and
+// temperature-scaled as `logprob`.
+// Shapes:  logits [V] f32, V >= 1, finite (-inf allowed, not all); otherwise,
+//          as after a training that diverged, nothing is drawn.
+// Units:   O(V) unfiltered; O(V log k) for top_k; top_p alone sorts as many of
+//          the likeliest tokens as it needs. Unfiltered weights are f32, summed
+//          in f32 within blocks and in f64 over blocks; filtered ones are f64.
+//          No allocation when neither filters nor top_logprobs are asked for.
 // Threads: any.
 [[nodiscard]] std::optional<DrawResult> DrawToken(
     absl::Span<const float> logits, const DrawConfig& config, float uniform);

@@ -23,7 +23,7 @@ bool EndsWith(const std::vector<int32_t>& tokens,
 
 StopMatcher::StopMatcher(const StopRule& rule, const TokenBytes* token_bytes)
     : rule_(rule), token_bytes_(token_bytes) {
-  // Nothing would match everywhere: before the first token, too.
+  // An empty sequence would match everywhere, even before the first token.
   std::erase_if(rule_.token_sequences,
                 [](const auto& sequence) { return sequence.empty(); });
   std::erase_if(rule_.byte_strings,

@@ -42,7 +42,7 @@ class StopMatcher {
  private:
   StopRule rule_;
   const TokenBytes* token_bytes_;
-  std::vector<int32_t> recent_;  // As many tokens as the longest sequence.
+  std::vector<int32_t> recent_;  // At most the longest sequence's tokens.
   std::string tail_;             // Decoded bytes that a match can still use.
   size_t longest_sequence_ = 0;
   size_t longest_string_ = 0;

@@ -50,7 +50,7 @@ class AdapterQueue {
 
   // Work that goes to the device.
   struct Started {
-    TrainSlice slice;    // Of a barrier, only work_id.
+    TrainSlice slice;    // A barrier has only a work_id.
     int64_t tokens = 0;  // Its cost, with the prefixes that run again; >= 1.
   };
 
@@ -128,7 +128,7 @@ class AdapterQueue {
   uint64_t last_step_;
   std::set<uint64_t> applied_ahead_;  // Applied or skipped, above a gap.
   std::map<Place, Entry> waiting_;
-  std::map<uint64_t, Place> waiting_places_;  // Of waiting work, by id.
+  std::map<uint64_t, Place> waiting_places_;  // Where waiting work is, by id.
   std::vector<Running> running_;
 };
 

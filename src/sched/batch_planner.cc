@@ -60,7 +60,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
   Line line(queues, shares);
   int64_t room = max_batch_tokens;
   std::vector<std::vector<TrainSlice>> slices(queues.size());
-  std::vector<size_t> order;  // Of adapters, as they enter the plan.
+  std::vector<size_t> order;  // Adapters, as they enter the plan.
   while (!line.empty() && room > 0) {
     const size_t index = line.Take();
     AdapterQueue& queue = *queues[index];

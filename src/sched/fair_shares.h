@@ -3,8 +3,8 @@
 //
 // Whoever has work has a virtual start time, and the earliest one is served
 // next; being served moves it on by tokens / weight. Each level has a clock
-// that follows the start times of what is served. Who comes back from idleness
-// starts no earlier than the clock: idleness earns no credit.
+// that follows the start times of what is served. Whoever comes back from
+// idleness starts no earlier than the clock: idleness earns no credit.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
 #define WEFT_SRC_SCHED_FAIR_SHARES_H_
@@ -23,7 +23,7 @@ class FairShares {
   // Earliest first. Among those who have work, no two are equal.
   struct Place {
     int64_t start = 0;
-    uint64_t since = 0;  // Who has had work for longer goes first.
+    uint64_t since = 0;  // Breaks ties: longest with work goes first.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Turn {

@@ -1,4 +1,4 @@
-// Who may still queue: limits over all tenants and for each one.
+// Limits of the queue, over all tenants and for each one.
 //
 // No tenant may fill the queue alone, and a full queue still takes work of a
 // tenant below its guaranteed share: the limits of the whole queue divided by

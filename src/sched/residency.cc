@@ -97,7 +97,7 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // Who is on the way to disk can turn back only when it has arrived.
+  // An adapter on its way to disk can turn back only when it has arrived.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
@@ -122,7 +122,7 @@ std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
 
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
                                         const BytesOf& bytes_of) {
-  // Who leaves and wants to come back makes nobody else leave meanwhile.
+  // A waiter that is still leaving needs no slot yet: nobody leaves for it.
   const auto leaving = std::ranges::count_if(
       waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
   const auto needed = static_cast<int>(waiters_.size() - leaving);
@@ -159,7 +159,7 @@ Residency::Entries::iterator Residency::OldestOnHost() {
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     const Entry& entry = it->second;
-    // Who waits for a slot would only come back through the disk.
+    // An adapter that waits for a slot would only come back through the disk.
     if (entry.location != Location::kHost || entry.move_id > 0 || entry.waits) {
       continue;
     }

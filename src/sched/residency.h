@@ -45,7 +45,7 @@ struct ResidencyOptions {
 // What the caller knows about an adapter that may have to move.
 struct Demand {
   bool busy = false;    // Work of it is on the device, or between two slices.
-  WorkKinds ready = 0;  // Of its waiting work that could run.
+  WorkKinds ready = 0;  // Kinds of its waiting work that could run.
 };
 
 struct Move {
@@ -133,7 +133,7 @@ class Residency {
   [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
   // end(): none.
   [[nodiscard]] Entries::iterator OldestOnHost();
-  // Of those with work, only who was used after `asked`.
+  // An adapter with work is picked only if it was used after `asked`.
   [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
                                              uint64_t asked, bool* ready);
   Move StartMove(Entries::iterator it, Location to);

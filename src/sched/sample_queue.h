@@ -62,7 +62,7 @@ class SampleQueue {
   static Lane::const_iterator Head(const Lane& lane, absl::Time now);
   void Erase(AdapterKey adapter, Lane::const_iterator entry);
 
-  std::map<AdapterKey, Lane> lanes_;  // Of adapters that have entries.
+  std::map<AdapterKey, Lane> lanes_;  // For adapters that have entries.
   std::set<AdapterKey> held_;
   FairShares shares_;
 };

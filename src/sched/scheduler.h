@@ -47,9 +47,9 @@
 namespace weft::sched {
 
 struct SchedulerOptions {
-  int64_t max_batch_tokens = 8192;  // Of a micro-batch; one datum may exceed.
-  QueueLimits queue;                // Of waiting work of all kinds.
-  double sampling_share = 0.5;      // Of device time; in (0, 1).
+  int64_t max_batch_tokens = 8192;  // In a micro-batch; one datum may exceed.
+  QueueLimits queue;                // Limits of waiting work of all kinds.
+  double sampling_share = 0.5;      // Sampling's part of device time, (0, 1).
   uint64_t reorder_window = 256;    // Steps a number may run ahead; >= 1.
   // Shares of tenants, >= 1; every other tenant has 1.
   std::map<std::string, int64_t> tenant_weights = {};
@@ -82,7 +82,7 @@ class Scheduler {
   // Held: work of the adapter waits as before, but none of it starts.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // Of the adapter's waiting work that could start now if it were not held.
+  // The kinds of the adapter's work that could start now if it were not held.
   [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
   // Training work of the adapter is on the device or between two slices.
@@ -136,7 +136,7 @@ class Scheduler {
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
   // The same by tenant, with their tokens.
   [[nodiscard]] const QueueRoom& room() const { return room_; }
-  // Of an adapter that was added.
+  // The tenant of an adapter that was added.
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
@@ -159,13 +159,13 @@ class Scheduler {
   const SchedulerOptions options_;
   std::map<AdapterKey, AdapterQueue> adapters_;
   std::set<AdapterKey> backlogged_;  // Adapters with waiting training work.
-  FairShares shares_;                // Of training.
+  FairShares shares_;                // The shares in training.
   std::set<AdapterKey> held_;
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
-  std::set<std::pair<absl::Time, uint64_t>> deadlines_;  // Of waiting work.
+  std::set<std::pair<absl::Time, uint64_t>> deadlines_;  // For waiting work.
   std::vector<SampleQueue::Entry> taken_;  // By the last TakeSamples.
   std::array<int64_t, kNumWorkKinds> depth_{};
   uint64_t arrivals_ = 0;

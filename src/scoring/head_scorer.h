@@ -20,7 +20,7 @@
 namespace weft::scoring {
 
 struct HeadScorerOptions {
-  at::ScalarType dtype = at::kFloat;  // Of the weights; kBFloat16 too.
+  at::ScalarType dtype = at::kFloat;  // The weights': kFloat or kBFloat16.
   at::Device device = at::kCPU;
   int64_t chunk_rows = 1024;  // Rows whose logits exist at a time.
 };

@@ -42,7 +42,7 @@ struct PickleValue {
 
 struct PickleDict {
   bool ordered = false;
-  // As they were set; keys are strings and may repeat.
+  // In the order in which they were set; keys are strings and may repeat.
   std::vector<std::pair<PickleValue, PickleValue>> entries;
 };
 

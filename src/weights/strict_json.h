@@ -15,9 +15,9 @@ namespace weft::weights {
 struct JsonLimits {
   size_t max_bytes = size_t{1} << 20;
   int max_depth = 8;  // The outermost object has depth 1.
-  // Of one object. An ordered one searches all of its keys for each new one.
+  // Keys of one object. An ordered object searches its keys for each new one.
   size_t max_keys = size_t{1} << 20;
-  size_t max_values = size_t{1} << 20;  // Of the document, containers too.
+  size_t max_values = size_t{1} << 20;  // In the document, with containers.
 };
 
 // Parses one JSON object. Never throws.

@@ -82,8 +82,8 @@ class DiskTensor {
   struct Block {
     int64_t first_row = 0;
     int64_t num_rows = 0;
-    uint64_t first_byte = 0;  // Of each row.
-    uint64_t num_bytes = 0;   // Of each row.
+    uint64_t first_byte = 0;  // In each row.
+    uint64_t num_bytes = 0;   // In each row.
   };
 
   // Reads a block, which the tensor has, and no other byte: whole rows at once,

@@ -69,7 +69,7 @@ void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
   }
 }
 
-// Those rows of a slice of `columns`, in its tensor.
+// Where the rows of a block lie in the tensor; the slice has `columns` columns.
 DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
                           int64_t columns, at::ScalarType dtype) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));

@@ -58,7 +58,7 @@ class ReadPlan {
  private:
   struct Item {
     DiskTensor source;
-    at::ScalarType dtype;  // Of the file.
+    at::ScalarType dtype;  // The file's dtype.
     SliceBegin begin;
     at::Tensor destination;  // [rows, columns].
 

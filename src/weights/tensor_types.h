@@ -55,8 +55,8 @@ struct TensorView {
 struct StoredTensor {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;      // Of the first element, from the file's start.
-  uint64_t size_bytes = 0;  // By shape and dtype.
+  uint64_t offset = 0;      // Where the first element lies in the file.
+  uint64_t size_bytes = 0;  // As shape and dtype give it.
   bool row_major = true;    // Otherwise it is listed, but cannot be read.
 };
 

@@ -22,7 +22,7 @@ struct Global {
   absl::string_view module;
   absl::string_view name;
   Callee call = Callee::kStorage;
-  ScalarType dtype = ScalarType::kF32;  // Of a storage.
+  ScalarType dtype = ScalarType::kF32;  // For kStorage: that of its elements.
 };
 
 constexpr Global kGlobals[] = {

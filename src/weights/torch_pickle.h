@@ -27,7 +27,7 @@ struct PickledTensor {
   uint64_t storage_elements = 0;
   uint64_t offset = 0;
   std::vector<uint64_t> shape;
-  std::vector<uint64_t> strides;  // As many as the shape has sizes.
+  std::vector<uint64_t> strides;  // One for each size of the shape.
 };
 
 using PickledTensors = absl::btree_map<std::string, PickledTensor>;

@@ -143,7 +143,7 @@ absl::StatusOr<DirectoryRange> FindDirectory(const RegularFile& file) {
 struct CentralEntry {
   std::string name;
   uint16_t flags = 0;
-  uint64_t stored_bytes = 0;  // As the archive holds it.
+  uint64_t stored_bytes = 0;  // Its size in the archive.
   ZipEntry entry;
 };
 

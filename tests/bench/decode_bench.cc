@@ -55,9 +55,9 @@ double Middle(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// As ReadMemory, by a device: the faster of reading all of it and of copying
-// one half to the other, as a sum may not keep its memory busy. Each is the
-// mean of so many times, for one alone may take no longer than to ask for it.
+// ReadMemory on a device: the faster of reading all of it and of copying one
+// half to the other, because a sum may not keep the memory busy. Each is the
+// mean of `times` runs: one alone may take no longer than its launch.
 void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
                       std::vector<double>* rates) {
   const std::vector<at::Tensor> halves = memory.chunk(2);

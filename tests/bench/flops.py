@@ -56,8 +56,9 @@ def model_flops(config: dict[str, Any], tokens: int) -> float:
 def decode_bytes(
     config: dict[str, Any], batch: int, length: int, weight: int, cache: int
 ) -> float:
-    """That one iteration of `batch` sequences of `length` tokens must read: every
-    weight once, keys and values of all; both are bytes of an element."""
+    """Bytes that one iteration of `batch` sequences of `length` tokens must read:
+    every weight once, keys and values of all sequences. `weight` and `cache` are
+    bytes of an element."""
     head = config.get("head_dim") or (
         config["hidden_size"] // config["num_attention_heads"]
     )

@@ -87,7 +87,7 @@ def _draw(model: llama_cpp.Llama, prompt: list[int], count: int) -> list[int]:
         drawn.append(int(token))
         if len(drawn) == count:
             break
-    # Nothing of the prompt stays for the next time.
+    # The next call must not find the prompt in the cache.
     model.reset()
     model._ctx.kv_cache_clear()
     return drawn

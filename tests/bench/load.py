@@ -25,10 +25,10 @@ from processes import scratch
 LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
 # glibc then reuses what was freed, whatever its size.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-LEAST_RATE = 0.8  # Of cat's.
-MOST_MEMORY = 1.05  # Times the weights kept,
-SPARE_BYTES = 150e6  # and this for the process.
-SPARE_READ_BYTES = 1e6  # A file, beside the head's tensors.
+LEAST_RATE = 0.8  # The reader's rate over that of cat.
+MOST_MEMORY = 1.05  # Memory over the bytes of the weights that are kept,
+SPARE_BYTES = 150e6  # and this much more for the process.
+SPARE_READ_BYTES = 1e6  # Bytes read of each file beside the head's tensors.
 
 
 def main(arguments: list[str]) -> int:
@@ -99,7 +99,7 @@ def memory_limit(run: dict[str, Any]) -> float:
 
 
 def head_limit(run: dict[str, Any]) -> float:
-    """Of the bytes read when the files have the head in its own dtype."""
+    """Most bytes to read for the head, when the files have it in its own dtype."""
     return float(run["kept_bytes"] + SPARE_READ_BYTES * run["files"])
 
 

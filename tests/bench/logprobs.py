@@ -30,7 +30,7 @@ HEAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "head_bench"
 PEERS = ("naive", "selective", "chunked")
 TOLERANCE = 1e-5  # Relative, by norm; sums of some ten thousand f32 terms.
 RESULTS = ("logprobs", "dhidden")
-# Of the forward pass, over the GEMM rate of a GPU.
+# The forward pass's rate over the GEMM rate of a GPU.
 FORWARD_TARGET = 0.85
 NUMBERS = ("rows", "hidden", "vocab", "chunk", "threads", "reps")
 

@@ -72,10 +72,10 @@ class PeakMemory:
     On "cuda" a machine may forbid to watch a process' own memory, which is then left
     out: the device's is what counts there.
 
-    The kernel's high-water mark (VmHWM) is set back to what is resident now
-    (VmRSS): what loading took for a moment does not count, what is loaded does
-    not either. What a process once had of a device it keeps, so that the use at the
-    end is the highest.
+    The kernel's high-water mark (VmHWM) is set back to the resident memory of now
+    (VmRSS). So neither the loaded weights count, nor what loading took for a moment.
+    A process keeps the device memory that it once had: its use at the end is the
+    highest.
     """
 
     def __init__(self, pid: int | str = "self", device: str = "cpu"):

@@ -97,8 +97,8 @@ def draw(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
-    """By adapter: sequences with one token more than they train, of lengths
-    spread evenly between the shortest and the longest, dealt out at random."""
+    """Each adapter's sequences. They have one token more than they train; lengths
+    are spread evenly from the shortest to the longest and dealt out at random."""
     count = options.adapters * options.sequences
     lengths = np.linspace(options.shortest, options.longest, count).astype(int)
     np.random.default_rng(inputs.SEED).shuffle(lengths)
@@ -182,8 +182,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _expect_same_step(dtype: str, run: report.Run, reference: report.Run) -> None:
-    """Of all sides the loss; of those that have as many adapters, each one's
-    gradient norm, so that rows of the wrong adapter are seen."""
+    """Compares the loss, and each adapter's gradient norm where both runs have as
+    many adapters: a row that went to the wrong adapter shows there."""
     bounds = report.bounds(dtype)
     report.expect_close("loss", run["loss"], reference["loss"], bounds["loss"])
     if len(run["grad_norms"]) == len(reference["grad_norms"]):

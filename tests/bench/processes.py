@@ -19,7 +19,7 @@ import numpy as np
 import timing
 import weft
 from peer_options import DTYPES
-from report import RANK as RANK  # Of all benches.
+from report import RANK as RANK  # The rank of all benches.
 from report import Run
 
 HERE = Path(__file__).resolve().parent

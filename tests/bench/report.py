@@ -23,8 +23,8 @@ Runs = dict[str, list[Run]]
 # The best of each side, as reported.
 Sides = Mapping[str, dict[str, Any]]
 
-RANK = 16  # Of adapters, on all linear layers.
-# What runs say of memory, the figures of a device last.
+RANK = 16  # LoRA rank of adapters, on all linear layers.
+# Names of a run's memory figures, those of a device last.
 MEMORY = (
     *("peak_rss_bytes", "extra_rss_bytes"),
     *("extra_allocated_bytes", "extra_device_bytes"),
@@ -76,8 +76,8 @@ def parse_with_model(
 def parse_with_device(
     options_parser: argparse.ArgumentParser, arguments: list[str]
 ) -> argparse.Namespace:
-    """As parse_with_model, of a bench that runs on any device, for adapters of any
-    rank and models that are shapes alone."""
+    """parse_with_model for a bench that runs on any device, with adapters of any
+    rank and models that are only shapes."""
     add_device(options_parser)
     options_parser.add_argument("--rank", type=int, help="of adapters")
     options_parser.add_argument(
@@ -205,7 +205,7 @@ def emit(report: dict[str, Any], output: Path | None) -> None:
 
 
 def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
-    """As emit, of a report whose sides have no common figures: a sentence for each
+    """emit for a report whose sides have no common figures: a sentence for each
     ratio."""
     for part in _ratio_parts(report):
         print(f"{report['bench']}: {part}", file=sys.stderr)
@@ -233,7 +233,7 @@ def sentence(report: dict[str, Any]) -> str:
 
 
 def _mebibytes(side: Mapping[str, Any]) -> str:
-    """Of the device, where there is one."""
+    """The memory used: the device's, where there is one."""
     used = next(side[name] for name in reversed(MEMORY) if name in side)
     return f"{used / 2**20:.0f} MiB"
 

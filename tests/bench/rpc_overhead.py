@@ -26,7 +26,7 @@ ENGINE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "engine_bench"
 ENGINE_THREADS = "weft-engine"
 MOST_CPU_SECONDS = 0.1
 MOST_CALL_SECONDS = 3e-3
-LEAST_SPEED = 0.97  # Of the engine in its own process.
+LEAST_SPEED = 0.97  # Over the speed of the engine in its own process.
 WARM_CALLS = 50
 
 
@@ -122,7 +122,7 @@ def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of all threads of the process but the engine's."""
+    """Seconds of processor time of all threads but the engine's."""
     nanoseconds = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text("ascii").strip() != ENGINE_THREADS:

@@ -33,7 +33,7 @@ CONFIG = (
     *("prompt", "tokens", "group_prompt", "group_tokens"),
     *("rank", "device", "threads", "rounds", "reps"),
 )
-MOST_SEQUENCES = 64  # As weftd has it.
+MOST_SEQUENCES = 64  # weftd's default.
 DECODE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
 
 
@@ -122,7 +122,7 @@ class SampleBench:
         return run_program(command, options.threads)
 
     def _reading_seconds(self, dtype: str) -> float:
-        """That an iteration of one sequence takes to be read, now."""
+        """Seconds that reading takes in an iteration of one sequence, now."""
         run = self._decode(dtype, 1)
         return run["bytes_per_iteration"] / run["read_bytes_per_second"]
 
@@ -224,7 +224,7 @@ def _pairs(runs: list[dict[str, Any]]) -> list[Points]:
 def _expect_same_tokens(
     side: str, run: dict[str, Any], reference: dict[str, Any]
 ) -> None:
-    """Of the batches that both drew."""
+    """Compares the batches that both have drawn."""
     for batch, rows in run.get("tokens", {}).items():
         if rows != reference["tokens"][batch]:
             raise SystemExit(
@@ -234,7 +234,7 @@ def _expect_same_tokens(
 
 
 def _expect_likely_tokens(gaps: dict[str, float], bound: float) -> None:
-    """By transformers' own logits, relatively."""
+    """Bounds how much less likely weft's tokens are by transformers' own logits."""
     for batch, gap in gaps.items():
         if not gap <= bound:
             raise SystemExit(

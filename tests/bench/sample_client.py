@@ -20,8 +20,8 @@ Points = dict[str, float]  # Seconds by what was timed.
 
 
 def decoding_seconds(drawn: float, prefill: float) -> float:
-    """Of `drawn` seconds, those after the first token, which alone takes `prefill`.
-    In tiny models, where a call costs more than a token, all of them."""
+    """Seconds after the first token: `drawn` is the whole call, `prefill` a call for
+    one token. In tiny models a call costs more than a token, and all seconds count."""
     return drawn - prefill if drawn > prefill else drawn
 
 
@@ -91,7 +91,7 @@ class SampleClient:
         return timing.once(lambda: self._draw(calls, tokens))
 
     def _fresh(self, row: np.ndarray) -> np.ndarray:
-        """With another first token."""
+        """The row with another first token."""
         row = row.copy()
         row[0] = self._random.integers(3, self._vocab)
         return row

@@ -67,7 +67,8 @@ def ratios(
     pairs: dict[str, list[Points]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Of the best seconds of each side, the limits by dtype, and pairs by dtype."""
+    """The ratios to report, from each side's best seconds and, by dtype, the limits
+    and the pairs."""
     dtype = DTYPES[options.device]
     ours, peer = best[f"weft {dtype}"]["seconds"], best["transformers"]["seconds"]
     result: dict[str, Any] = {}

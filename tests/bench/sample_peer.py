@@ -47,7 +47,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
-    """By how much a token of `drawn` is less likely than the likeliest, at most: the
+    """The largest gap between a token of `drawn` and the likeliest token: the
     difference of their logits over the largest logit there."""
     worst = 0.0
     for prompt, own in zip(prompts, drawn, strict=True):

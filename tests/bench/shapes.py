@@ -82,7 +82,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 0,
     },
-    # Of no published model: for tests.
+    # For tests; no published model has this shape.
     "tiny": {
         **_LLAMA,
         "hidden_size": 64,

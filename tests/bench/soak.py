@@ -28,7 +28,8 @@ from processes import adapter_moves, scratch
 from weft import aio
 
 TOKENS = 12
-# Of the reading after the first third; noise of allocators and of gRPC's pools.
+# How much a reading may exceed the one after the first third of the run:
+# allocators and gRPC's pools are noisy.
 MOST_GROWTH = {"rss_bytes": 1.1, "threads": 1.1, "file_descriptors": 1.1}
 
 

@@ -39,7 +39,7 @@ RUN_PROGRAM = processes.run_program
 
 
 def run_in_this_process(command: Sequence[str | Path], threads: int) -> report.Run:
-    """As run_program, but transformers is imported once for all peers."""
+    """Replaces run_program: transformers is imported once for all peers."""
     program, *arguments = [str(part) for part in command]
     if program != sys.executable:
         return RUN_PROGRAM(command, threads)
@@ -205,7 +205,7 @@ def test_sample(capsys: Any, tmp_path: Path) -> None:
 
 
 def test_sampling_on_a_gpu_is_held_against_its_memory(tmp_path: Path) -> None:
-    """With made-up times: reading takes 10 ms an iteration, prefill 20."""
+    """The times are made up: reading takes 10 ms an iteration, prefill 20."""
     arguments = [*SHAPE, "--batches", "1", "4", "--prompt", "8", "--tokens", "5"]
     options = sample._parse(arguments)
     options.device = "cuda"

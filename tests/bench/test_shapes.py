@@ -36,7 +36,7 @@ def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_weft_reads_every_tensor(name: str, tmp_path: Path) -> None:
-    """Of a file with holes for data."""
+    """The file has a header, and holes in place of data."""
     header, end = {}, 0
     for tensor, sizes in shape_peer.tensors(shapes.SHAPES[name]):
         begin, end = end, end + 2 * shape_peer.elements(sizes)

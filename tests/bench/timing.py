@@ -13,5 +13,5 @@ def once(call: Callable[[], object]) -> float:
 
 
 def each(call: Callable[[], object], count: int) -> list[float]:
-    """Of `count` calls, one after the other."""
+    """Seconds of each of `count` calls, one after the other."""
     return [once(call) for _ in range(count)]

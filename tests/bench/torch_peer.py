@@ -73,7 +73,7 @@ def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
 
 
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """Of those that have a gradient; the squares are summed in f64."""
+    """L2 norm over the parameters with a gradient; squares are summed in f64."""
     squares = [
         parameter.grad.double().square().sum()
         for parameter in parameters
@@ -93,8 +93,8 @@ def full_logprobs(
 def selective_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """As TRL's selective_log_softmax for f32: the target's logit less a logsumexp
-    that is taken row by row, so that no log_softmax of all rows is kept.
+    """TRL's selective_log_softmax for f32: the target's logit less a logsumexp that
+    is taken row by row, so that no log_softmax of all rows is kept.
 
     Written here because importing TRL's wants pandas and datasets.
     """
@@ -140,8 +140,8 @@ def memory_rates(device: str) -> dict[str, float]:
 
 
 def best_seconds(call: Callable[[], object], count: int, device: str) -> float:
-    """Of `count` calls, one after the other; on a device by its own clock, after
-    some that warm it up."""
+    """Seconds of the fastest of `count` calls, one after the other. A device measures
+    them by its own clock, after some calls that warm it up."""
     if device == "cpu":
         return min(timing.each(call, count))
     marks = []

@@ -73,7 +73,7 @@ def _ratios(options: argparse.Namespace, sides: report.Sides) -> dict[str, Any]:
 def model_flops_ratio(
     options: argparse.Namespace, work: report.Work, side: dict[str, Any]
 ) -> dict[str, Any]:
-    """Of a side that does `work`: the base's own operations over the GEMM rate."""
+    """The base's own operations over the GEMM rate, for a side that does `work`."""
     model = flops.model_flops(inputs.config(options.model), work.tokens)
     return report.ratio(
         side["fraction_of_gemm_rate"] * model / work.flops,

@@ -42,12 +42,12 @@ struct FakeState {
   bool held = false;  // While true, training waits before its answer.
   std::map<std::string, Adapter> adapters;
   std::map<std::string, v1::Checkpoint> checkpoints;
-  std::map<std::string, std::string> files;  // Of the last import.
+  std::map<std::string, std::string> files;  // What the last import sent.
   std::deque<FakeRefusal> refusals;          // For the next training calls.
   std::vector<uint64_t> arrived;             // Step numbers, in that order.
   std::vector<uint64_t> applied;
   v1::SampleRequest last_sample;
-  std::string authorization;  // Of the last GetInfo.
+  std::string authorization;  // What the last GetInfo sent.
 };
 
 // A server on a free port of the loopback, until destruction.

@@ -123,6 +123,7 @@ TEST(ServerOptionsTest, RefusesMessageSizesThatOverflowGrpc) {
 }
 
 struct AddressRow {
+  std::string name;
   const char* address;
   const char* host;  // nullptr: refused.
   int port;
@@ -145,14 +146,19 @@ TEST_P(ParseHostPortTest, SplitsOrRefuses) {
 
 INSTANTIATE_TEST_SUITE_P(
     Addresses, ParseHostPortTest,
-    ::testing::Values(
-        AddressRow{"127.0.0.1:0", "127.0.0.1", 0},
-        AddressRow{"[::1]:50051", "::1", 50051},
-        AddressRow{"host.example:65535", "host.example", 65535},
-        AddressRow{"127.0.0.1", nullptr, 0}, AddressRow{":80", nullptr, 0},
-        AddressRow{"", nullptr, 0}, AddressRow{"::1:80", nullptr, 0},
-        AddressRow{"host:65536", nullptr, 0}, AddressRow{"host:-1", nullptr, 0},
-        AddressRow{"host:http", nullptr, 0}, AddressRow{"host:", nullptr, 0}));
+    ::testing::Values(AddressRow{"V4WithPort0", "127.0.0.1:0", "127.0.0.1", 0},
+                      AddressRow{"V6InBrackets", "[::1]:50051", "::1", 50051},
+                      AddressRow{"NameWithLastPort", "host.example:65535",
+                                 "host.example", 65535},
+                      AddressRow{"NoPort", "127.0.0.1", nullptr, 0},
+                      AddressRow{"NoHost", ":80", nullptr, 0},
+                      AddressRow{"Empty", "", nullptr, 0},
+                      AddressRow{"V6WithoutBrackets", "::1:80", nullptr, 0},
+                      AddressRow{"PortTooLarge", "host:65536", nullptr, 0},
+                      AddressRow{"NegativePort", "host:-1", nullptr, 0},
+                      AddressRow{"PortByName", "host:http", nullptr, 0},
+                      AddressRow{"EmptyPort", "host:", nullptr, 0}),
+    [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace weft

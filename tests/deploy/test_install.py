@@ -76,7 +76,7 @@ def serve(
 
 
 def strangers(libraries: set[Path], *known: Path) -> list[Path]:
-    """Those that are neither the system's runtime nor below a known folder."""
+    """Libraries that are neither the system's runtime nor below a known folder."""
     return sorted(
         library
         for library in libraries
@@ -178,9 +178,9 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
 
 
 def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
-    """Of its run.sh: a device that is not there, or that a program does not see, or
-    too few of them; a program that fails, or hangs; a wrong name; a client that
-    does not load."""
+    """Bad ends of the bundle's run.sh: a device that is missing, or that a program
+    does not see, or too few devices; a program that fails or hangs; a wrong name; a
+    client that does not load."""
     if daemon_module.num_devices() == 0:
         done = bundle.run("optim", "sample")
         assert done.returncode == 1

@@ -61,7 +61,7 @@ if [[ -z "${tree}" ]]; then
   cmake --install "${build}" --prefix "${tree}" --strip >/dev/null
 fi
 cp -r "${tree}" "${bundle}/weft"
-rm -f "${bundle}/weft/lib/weft/torch" # That of the machine there.
+rm -f "${bundle}/weft/lib/weft/torch" # The target machine has its own.
 
 # Programs are stripped, and started by one script that finds their libraries.
 cp "${ROOT}/tests/device/with_libraries.sh" "${bundle}/bin/"

@@ -59,7 +59,7 @@ def kill_rank(process: daemon_module.Daemon, rank: int) -> None:
 
 
 def make(folder: Path, *flags: str, model: Path | None = None) -> daemon_module.Daemon:
-    """Of a tiny model unless one is given; not started."""
+    """A daemon, not started yet. It serves a tiny model unless one is given."""
     need_devices(flags)
     return daemon_module.Daemon(
         model or models.tiny_model("llama-tied"), folder, *flags

@@ -83,8 +83,8 @@ class Work(threading.Thread):
 
 
 def expect_what_was_acknowledged(process: daemon_module.Daemon, work: Work) -> None:
-    """By the group that comes back: from the start again, and on from the last
-    checkpoint."""
+    """The group that comes back repeats the work from the start, and goes on from
+    the last checkpoint."""
     process.start()
     try:
         _repeat(process, work)
@@ -151,7 +151,7 @@ def test_idle(victim: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", range(2))
 @pytest.mark.parametrize("delay", (0.0, 0.3, 0.8))
 def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
-    """From before the ranks meet until their weights are there."""
+    """The failure comes after the start and before the ranks have their weights."""
     import models
 
     process = make(tmp_path, *TENSOR_2, model=models.DEMO_MODEL)

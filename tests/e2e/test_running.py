@@ -148,7 +148,7 @@ def test_clients_of_one_process_have_connections_of_their_own(daemon_for: Any) -
 
 
 def _sockets(pid: int) -> set[str]:
-    """Of a process, by inode."""
+    """The open sockets of a process, by inode."""
     links = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # Closed since it was listed.

@@ -159,6 +159,19 @@ def test_bad_flags_end_the_start(flags: list[str], word: str, tmp_path: Path) ->
     assert word in daemon.log_tail()
 
 
+def test_an_empty_checkpoint_dir_is_checkpoints_in_the_working_directory(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run([WEFTD, "--help"], capture_output=True, text=True, timeout=10)
+    told = " ".join(done.stdout.split())
+    assert 'Empty: "checkpoints" in the working directory.' in told
+    daemon = Daemon(tiny_model("llama-tied"), tmp_path / "weftd", "--checkpoint-dir=")
+    daemon.start_with("env", f"--chdir={tmp_path}")
+    assert (tmp_path / "checkpoints").is_dir()
+    assert not daemon.checkpoint_dir.exists()
+    daemon.stop()
+
+
 def test_help_is_quick() -> None:
     best = float("inf")
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Tenants: who floods is refused alone, shares are counted, slots are limited."""
+"""Tenants: only a flooding one is refused, shares are counted, slots limited."""
 
 from __future__ import annotations
 

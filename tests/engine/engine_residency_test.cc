@@ -182,10 +182,18 @@ TEST_P(EveryResidencyTest, TheSameStepsGiveTheSameBits) {
   for (const auto& [name, contents] : files_) EXPECT_NE(contents, "") << name;
 }
 
+std::string CaseName(
+    const ::testing::TestParamInfo<EveryResidencyTest::ParamType>& test) {
+  const auto& [slots, host_adapters, dtype] = test.param;
+  return absl::StrCat("Slots", slots, "_HostAdapters", host_adapters,
+                      dtype == Dtype::kF32 ? "_F32" : "_Bf16");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     SlotsHostBuffers, EveryResidencyTest,
     ::testing::Combine(::testing::Values(1, 2), ::testing::Values(0, 1, 9),
-                       ::testing::Values(Dtype::kF32, Dtype::kBf16)));
+                       ::testing::Values(Dtype::kF32, Dtype::kBf16)),
+    CaseName);
 
 class EngineResidencyTest : public ResidencyFixture {};
 

@@ -6,10 +6,12 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/engine/batch_packer.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
@@ -37,8 +39,8 @@ struct Settings {
 
 struct Step {
   double loss = 0;
-  std::vector<at::Tensor> logprobs;   // Of each datum's scored targets.
-  std::vector<at::Tensor> gradients;  // Of each adapter.
+  std::vector<at::Tensor> logprobs;   // Each datum's, for its scored targets.
+  std::vector<at::Tensor> gradients;  // One for each adapter.
 };
 
 class ExactStepTest : public ::testing::Test {
@@ -140,9 +142,16 @@ TEST_P(ExactGroupTest, SharedIsRepeated) {
   }
 }
 
+std::string GroupName(
+    const ::testing::TestParamInfo<ExactGroupTest::ParamType>& test) {
+  const auto& [size, prompt] = test.param;
+  return absl::StrCat("Size", size, "_Prompt", prompt);
+}
+
 INSTANTIATE_TEST_SUITE_P(SizesPrompts, ExactGroupTest,
                          ::testing::Combine(::testing::Values(1, 2, 8, 16),
-                                            ::testing::Values(1, 20, 40)));
+                                            ::testing::Values(1, 20, 40)),
+                         GroupName);
 
 TEST_F(ExactStepTest, NestedPrefixesAndTwoAdapters) {
   const std::vector<int32_t> system = Tokens(3, 20);

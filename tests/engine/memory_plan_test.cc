@@ -11,6 +11,7 @@
 #include "src/group/rank.h"
 #include "src/model/weight_list.h"
 #include "tests/model/tiny_model.h"
+#include "tests/support/dtype_name.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {
@@ -121,7 +122,8 @@ TEST_P(MemoryPlanTest, FollowsThePolicyOfRecomputing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, MemoryPlanTest,
-                         ::testing::Values(at::kFloat, at::kBFloat16));
+                         ::testing::Values(at::kFloat, at::kBFloat16),
+                         weft::testing::DtypeName);
 
 // Published models in bf16 on devices of published sizes. What the model has is
 // counted off from nine tenths of the device; a sixteenth of the rest and

@@ -172,7 +172,7 @@ TEST_F(SampleLifecycleTest, MakesNoEventsBeforeTheEndWithoutAStream) {
   EXPECT_THAT(events[0].deltas, IsEmpty());
 }
 
-// Of prompts that are prefilled together, one of a single token.
+// Prompts are prefilled together, and one of them is a single token.
 TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
   SampleRequest request = Request(1, 9, 1, 7);
   request.prompt_logprobs = true;

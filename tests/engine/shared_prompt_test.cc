@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/engine/train_runner.h"
 #include "tests/engine/group_data.h"
 #include "tests/model/tiny_model.h"
@@ -127,10 +128,18 @@ TEST_P(GroupTest, IsTheRepeatedStep) {
   ExpectSame({{.data = Group(size, prompt, completion)}});
 }
 
+std::string GroupName(
+    const ::testing::TestParamInfo<GroupTest::ParamType>& test) {
+  const auto& [size, prompt, completion] = test.param;
+  return absl::StrCat("Size", size, "_Prompt", prompt, "_Completion",
+                      completion);
+}
+
 INSTANTIATE_TEST_SUITE_P(SizesPromptsCompletions, GroupTest,
                          ::testing::Combine(::testing::Values(1, 2, 8, 16),
                                             ::testing::Values(1, 20, 40),
-                                            ::testing::Values(1, 9)));
+                                            ::testing::Values(1, 9)),
+                         GroupName);
 
 TEST_F(SharedPromptTest, RunsThePromptOnce) {
   EXPECT_EQ(ExpectSame({{.data = Group(8, 20, 6)}}),

@@ -263,7 +263,7 @@ TEST_F(TrainRunnerTest, GivesEntropiesToThoseWhoAsk) {
 // targets of weight 0.
 TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
   constexpr int kWidth = 3;
-  // Of the same tokens: its rows are shared.
+  // `ragged` and `dense` have the same tokens: rows are shared.
   const Datum other = MakeDatum(3, kMinSavedRows + 4);
   Datum ragged{.tokens = other.tokens, .target_offsets = {0}};
   Datum dense{.tokens = other.tokens, .targets_per_token = kWidth};

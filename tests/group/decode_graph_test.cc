@@ -33,7 +33,7 @@ constexpr int64_t kMaxRows = 12;
 struct Counts {
   int records = 0, replays = 0, uploads = 0;
   int64_t uploaded = 0;
-  std::set<std::string> ops;         // Of replays.
+  std::set<std::string> ops;         // What replays have run.
   std::set<std::string> host_reads;  // Those that the host waits for.
   bool fails = false;                // To record.
 };

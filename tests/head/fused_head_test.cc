@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/head/head_problem.h"
 #include "tests/support/tolerance.h"
 
@@ -51,6 +54,15 @@ TEST_P(FusedHeadTest, MatchesDenseAutograd) {
   }
 }
 
+std::string CaseName(
+    const ::testing::TestParamInfo<FusedHeadTest::ParamType>& test) {
+  const auto& [shape, dtype, softcap] = test.param;
+  const auto& [rows, chunk] = shape;
+  return absl::StrCat("Rows", rows, "_Chunk", chunk < 0 ? "Minus" : "",
+                      std::abs(chunk), "_", c10::toString(dtype), "_Softcap",
+                      softcap);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     RowsAndChunks, FusedHeadTest,
     ::testing::Combine(::testing::Values(std::pair<int64_t, int64_t>{2, 3},
@@ -60,7 +72,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          std::pair{2500, 1024}, std::pair{8, 0},
                                          std::pair{1000, -1}, std::pair{0, 4}),
                        ::testing::Values(at::kFloat, at::kDouble),
-                       ::testing::Values(0.0, 5.0)));
+                       ::testing::Values(0.0, 5.0)),
+    CaseName);
 
 TEST(FusedHeadEvalTest, WithoutGradientGivesTheSameLogprobsAndNothingElse) {
   const Problem problem = MakeProblem(10, at::kFloat);
@@ -155,7 +168,7 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
 }
 
-// As learnt prompt tokens that a group shares: one row, one target, many
+// A group shares prompt tokens that are learnt: one row, one target, many
 // entries. What is left of the gradient is G (1 - p).
 TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   constexpr int64_t kRepeats = 16;

@@ -15,7 +15,7 @@
 
 namespace weft::testing {
 
-// Which rows train lm_head, and with whom.
+// Which adapters train lm_head, and on which rows.
 enum class Adapters { kNone, kOne, kDistinct, kSkewed };
 
 inline constexpr int64_t kHidden = 24;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/lora/adapter_shard.h"
 #include "src/loss/fused_head.h"
 #include "src/loss/logits.h"
@@ -158,7 +159,10 @@ TEST_P(VocabShardTest, MatchesDenseAutograd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, VocabShardTest, ::testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(EverySize, VocabShardTest, ::testing::Values(2, 3, 4),
+                         [](const auto& test) {
+                           return absl::StrCat("Ranks", test.param);
+                         });
 
 // The other ranks then have no entry of their own, in whole chunks.
 TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {

@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/reference.h"
+#include "tests/kernels/isa_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu {
@@ -293,20 +294,10 @@ TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryInstructionSet, CpuKernelsTest,
-    ::testing::Values(Isa::kBaseline, Isa::kAvx2, Isa::kAvx512),
-    [](const ::testing::TestParamInfo<Isa>& isa) -> std::string {
-      switch (isa.param) {
-        case Isa::kBaseline:
-          return "Baseline";
-        case Isa::kAvx2:
-          return "Avx2";
-        case Isa::kAvx512:
-          return "Avx512";
-      }
-      return "Unknown";
-    });
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, CpuKernelsTest,
+                         ::testing::Values(Isa::kBaseline, Isa::kAvx2,
+                                           Isa::kAvx512),
+                         [](const auto& test) { return IsaName(test.param); });
 
 TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
   EXPECT_EQ(&Kernels(), KernelsFor(Kernels().isa));

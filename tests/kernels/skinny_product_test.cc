@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/reference.h"
+#include "tests/kernels/isa_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu {
@@ -170,8 +172,8 @@ TEST_P(SkinnyProductTest, ScalesTheProductAndAddsToWhatIsThere) {
 // how threads share the outputs.
 TEST_P(SkinnyProductTest, ARowIsTheSameToTheBitInEveryBatchAndRange) {
   const Problem all(33, 67, 23);
-  // As the expansion of LoRA uses it: the last step must not be fused in one
-  // tile and not in another.
+  // LoRA's expansion uses it so. The last step must be fused in all tiles or in
+  // none.
   const auto run = [this](const Problem& problem, int64_t begin, int64_t end) {
     return Run(problem, /*with_bias=*/true, begin, end, /*scale=*/0.3F,
                /*adds=*/true);
@@ -210,11 +212,18 @@ TEST_P(SkinnyProductTest, NanStaysInItsRowAndOutput) {
   }
 }
 
+std::string CaseName(
+    const ::testing::TestParamInfo<SkinnyProductTest::ParamType>& test) {
+  const auto& [isa, stored] = test.param;
+  return IsaName(isa) + (stored == Stored::kF32 ? "_F32" : "_Bf16");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     EveryInstructionSet, SkinnyProductTest,
     ::testing::Combine(::testing::Values(Isa::kBaseline, Isa::kAvx2,
                                          Isa::kAvx512),
-                       ::testing::Values(Stored::kF32, Stored::kBf16)));
+                       ::testing::Values(Stored::kF32, Stored::kBf16)),
+    CaseName);
 
 }  // namespace
 }  // namespace weft::kernels::cpu

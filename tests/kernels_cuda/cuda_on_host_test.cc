@@ -157,7 +157,7 @@ void LoadKernel(bool transposed, unsigned* fragments) {
   std::ranges::copy(loaded, fragments + threadIdx.x * 4);
 }
 
-// As the PTX ISA draws the fragments of ldmatrix.
+// The expected fragments are those of ldmatrix in the PTX ISA's drawings.
 TEST(CudaOnHostTest, LoadsMatricesAsDocumented) {
   for (const bool transposed : {false, true}) {
     std::vector<unsigned> fragments(kLanes * 4);

@@ -44,7 +44,7 @@ _ROWS = {
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
     r"VocabRowsKernel<1, \d>": Rule(512, 48),
-    # Nothing of a row's length is written without the softmax (0).
+    # Without the softmax (0) a kernel writes nothing as long as a row.
     rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
     rf"VocabRowsKernel<{_N}, [12]>": Rule(512, 48, WIDE),
 }
@@ -68,7 +68,7 @@ def _stages(rank: int, stages: int) -> int:
 
 
 def _expand_bytes(rank: int) -> int:
-    """Of 128 rows and 64 features, as deep as the rank, and of what is added to."""
+    """Bytes of 128 rows and 64 features, as deep as the rank, and of y's tile."""
     return (128 + 64) * rank * 2 + 128 * 64 * 2
 
 

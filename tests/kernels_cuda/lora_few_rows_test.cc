@@ -29,7 +29,7 @@ struct Segment {
   int64_t begin;
   int64_t end;
   int layout;
-  uint32_t seed;  // Of its adapter's weights.
+  uint32_t seed;  // Seed of its adapter's weights.
 };
 
 // One linear group with everything that the kernels read about it.

@@ -27,10 +27,10 @@ struct Shape {
   int64_t rows;
   int64_t features;
   int64_t rank;
-  int64_t stride;  // Of X.
+  int64_t stride;  // Stride of X.
   LoraOrder order;
 
-  // Of element (rank, feature) of the matrix.
+  // The offset of element (rank, feature) of the matrix.
   [[nodiscard]] int64_t At(int64_t r, int64_t f) const {
     return order == LoraOrder::kRankByFeatures ? r * features + f
                                                : f * rank + r;
@@ -42,6 +42,13 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
              << shape.rank
              << (shape.order == LoraOrder::kRankByFeatures ? ", by rank"
                                                            : ", by feature");
+}
+
+std::string ShapeName(const ::testing::TestParamInfo<Shape>& test) {
+  const Shape& shape = test.param;
+  return "Rows" + std::to_string(shape.rows) + "_Features" +
+         std::to_string(shape.features) + "_Rank" + std::to_string(shape.rank) +
+         (shape.order == LoraOrder::kRankByFeatures ? "_ByRank" : "_ByFeature");
 }
 
 class CudaLoraShapeTest : public CudaKernelTest,
@@ -144,22 +151,25 @@ TEST_P(CudaLoraShapeTest, IsTheFormula) {
 constexpr LoraOrder kByRank = LoraOrder::kRankByFeatures;
 constexpr LoraOrder kByFeature = LoraOrder::kFeaturesByRank;
 
-INSTANTIATE_TEST_SUITE_P(OfModels, CudaLoraShapeTest,
+INSTANTIATE_TEST_SUITE_P(PublishedModels, CudaLoraShapeTest,
                          ::testing::Values(
                              // Llama-3.1-8B: hidden and feed-forward.
                              Shape{40, 4096, 16, 4096, kByRank},
                              Shape{20, 14336, 16, 14336, kByFeature},
                              // SmolLM2.
                              Shape{150, 576, 32, 576, kByFeature},
-                             Shape{20, 1536, 8, 1536, kByRank}));
-// Aligned rows that end in the midst of a chunk; more ranks than one tile has;
-// what is not aligned by itself.
+                             Shape{20, 1536, 8, 1536, kByRank}),
+                         ShapeName);
+
+// Aligned rows that end inside a chunk, more ranks than one tile has, and rows
+// that are not aligned.
 INSTANTIATE_TEST_SUITE_P(Odd, CudaLoraShapeTest,
                          ::testing::Values(Shape{70, 258, 24, 264, kByRank},
                                            Shape{70, 258, 24, 264, kByFeature},
                                            Shape{20, 72, 200, 72, kByRank},
                                            Shape{20, 72, 200, 72, kByFeature},
-                                           Shape{33, 129, 13, 131, kByRank}));
+                                           Shape{33, 129, 13, 131, kByRank}),
+                         ShapeName);
 
 }  // namespace
 }  // namespace weft::kernels::cuda

@@ -110,7 +110,7 @@ class CudaLoraTest : public CudaKernelTest {
                  .features_stride = kStride,
                  .shrunk_TR = shrunk.data(),
                  .shrunk_stride = kShrunkStride};
-      // Those that a layout has.
+      // Only the projections that some layout has.
       for (int p = 0; p < 2; ++p) {
         if (problem.MaxRank(p) == 0) continue;
         product.max_rank =
@@ -235,7 +235,7 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
   for (const LoraOrder order : kOrders) {
     for (const size_t num_gradients : {6, 3}) {
       Problem problem = {.order = order};
-      // Of one layout where they share a gradient.
+      // Segments that share a gradient have one layout.
       for (size_t s = 0; s < 6; ++s) problem.segments[s].layout = s % 3 % 2;
       const std::vector<double> start(before_.begin(), before_.end());
       std::vector<std::vector<double>> expected(num_gradients, start);
@@ -287,7 +287,7 @@ struct OneMatrix {
                .shrunk_TR = shrunk.data(),
                .shrunk_stride = rank};
   }
-  // With `num_floats` of workspace.
+  // The product with a workspace of `num_floats`.
   LoraProduct ProductWith(int64_t num_floats) {
     workspace = std::make_unique<DeviceBuffer<float>>(
         std::vector<float>(static_cast<size_t>(num_floats), kNan));

@@ -145,7 +145,7 @@ class Decoding {
               .splits = {.wanted = c.num_splits, .most = c.num_splits}};
   }
 
-  // [B, H, C] of the sequences [first, first + count), with fewer if need be.
+  // The output [B, H, C] of a batch of the sequences [first, first + count).
   std::vector<float> Run(int64_t first, int64_t count) {
     PagedAttentionBatch batch = batch_;
     const int64_t row_floats = batch.num_heads * batch.head_features;
@@ -284,7 +284,7 @@ TEST_P(CudaPagedAttentionTest, LengthsMayChangeBetweenEqualLaunches) {
   }
 }
 
-// With equal splits.
+// All launches here have equal splits.
 TEST_P(CudaPagedAttentionTest, ASequencesBitsDoNotDependOnItsNeighbours) {
   const AttentionCase c = {4, 2, 64, 16, {300, 40, 400}, /*num_splits=*/4};
   Decoding decoding(GetParam(), c);

@@ -114,7 +114,7 @@ class CudaRotaryTest : public CudaDtypeTest {
       const std::vector<double>& values) {
     return Rounded(GetParam(), {values.begin(), values.end()});
   }
-  // Of one head: stored once between norm and rotation.
+  // Compares one head, whose values are stored once between norm and rotation.
   void ExpectHead(const std::vector<float>& actual, int64_t at,
                   const std::vector<double>& expected) {
     for (size_t i = 0; i < expected.size(); ++i) {

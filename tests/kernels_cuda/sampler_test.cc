@@ -68,7 +68,7 @@ Drawn DrawOnDevice(const std::vector<float>& logits,
 struct Kept {
   std::vector<int32_t> tokens;
   std::vector<double> weights;
-  double log_total = 0;  // Of all tokens' weights, unfiltered.
+  double log_total = 0;  // Log of the sum of all tokens' weights, unfiltered.
 };
 
 Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
@@ -106,8 +106,8 @@ Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
 
 class CudaSamplerTest : public CudaKernelTest {
  protected:
-  // That each token is where its random number falls in the sum of what its
-  // rule keeps.
+  // Checks that each token is where its random number falls in the sum over the
+  // tokens that its rule keeps.
   static void Check(const std::vector<float>& logits,
                     const std::vector<SampleRule>& rules, const Drawn& drawn) {
     for (size_t r = 0; r < rules.size(); ++r) {

@@ -43,7 +43,7 @@ Scores ScoreOnDevice(const std::vector<float>& logits,
                      const Options& options) {
   const DeviceBuffer<float> logits_device(logits);
   const DeviceArray weights(DType::kBf16, std::vector<float>(logits.size(), 7));
-  // As those of a chunk, whose first entry is not the first of all.
+  // The offsets of a chunk, whose first entry is not the first of all.
   std::vector<int64_t> offsets = kOffsets;
   for (int64_t& offset : offsets) offset += 1000;
   const DeviceBuffer<int64_t> offsets_device(offsets), targets_device(targets);

@@ -20,7 +20,7 @@ constexpr ModelShape kShape = {.num_layers = 2,
                                .ffn = 9,
                                .vocab = 11};
 
-// Of two ranks; both have the second half of the key/value features.
+// The ranges of two ranks. Both have the second half of the key/value features.
 const ShapeRanges kRanges[] = {
     {.q = {0, 4}, .kv = {0, 4}, .ffn = {0, 5}, .vocab = {0, 6}},
     {.q = {4, 12}, .kv = {2, 4}, .ffn = {5, 9}, .vocab = {6, 11}}};

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::lora {
@@ -55,7 +56,8 @@ struct Problem {
 };
 
 // Rows: 2 of the base, 9 of adapter 1, 5 of adapter 2, 3 of the base, 4 of an
-// adapter of other layers. Of 9 tokens most come more than once.
+// adapter of other layers. There are 9 different tokens, so most come more than
+// once.
 Problem MakeProblem(at::ScalarType dtype) {
   at::manual_seed(12);
   const auto random = [&] {
@@ -162,7 +164,8 @@ TEST_P(LoraEmbeddingTest, MatchesAutogradOfTheFormulaInF64) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LoraEmbeddingTest,
                          ::testing::Values(at::kDouble, at::kFloat,
-                                           at::kBFloat16));
+                                           at::kBFloat16),
+                         weft::testing::DtypeName);
 
 TEST(LoraEmbeddingRoutingTest, LeavesRowsOfOthersAlone) {
   const Problem problem = MakeProblem(at::kFloat);

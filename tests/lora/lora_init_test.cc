@@ -55,7 +55,7 @@ TEST(InitialWeightsTest, DrawEveryAUniformlyInsideTheBoundOfPeft) {
       sum += value / bound;
       sum_of_squares += (value / bound) * (value / bound);
     }
-    // Of U(-1, 1): mean 0 with variance 1/3, mean square 1/3 with variance
+    // U(-1, 1) has mean 0 with variance 1/3, and mean square 1/3 with variance
     // 4/45. Six standard errors: one seed in 10^8 is further away.
     const auto n = static_cast<double>(a.size());
     EXPECT_LE(std::abs(sum / n), 6 * std::sqrt(1.0 / 3 / n));
@@ -77,7 +77,7 @@ TEST(InitialWeightsTest, DrawBOfTheEmbeddingAndStartItsAAtZero) {
     sum_of_squares += value * value;
     sum_of_fourths += value * value * value * value;
   }
-  // Of N(0, 1): moments 0, 1 and 3 with variances 1, 2 and 96. Six standard
+  // N(0, 1) has the moments 0, 1 and 3 with variances 1, 2 and 96. Six standard
   // errors: one seed in 10^8 is further away.
   EXPECT_LE(std::abs(sum / n), 6 * std::sqrt(1.0 / n));
   EXPECT_LE(std::abs(sum_of_squares / n - 1), 6 * std::sqrt(2.0 / n));

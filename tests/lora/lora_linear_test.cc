@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::lora {
@@ -306,7 +307,8 @@ TEST_P(LoraLinearTest, KeepsNanOfOneAdapterInItsRows) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LoraLinearTest,
                          ::testing::Values(at::kDouble, at::kFloat,
-                                           at::kBFloat16));
+                                           at::kBFloat16),
+                         weft::testing::DtypeName);
 
 TEST(LoraLinearGradientTest, LeavesModulesOfOtherSitesAlone) {
   const Problem problem = MakeProblem({1, ProjectionGroup::kQkv}, at::kFloat,

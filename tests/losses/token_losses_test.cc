@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "src/request/train.h"
@@ -51,6 +52,24 @@ const std::vector<float> kPolicyLogprobs = {-1.0625F, -1.25F, -0.125F, -2.5F,
                                             -4.0F,    -7.0F,  -0.5F};
 
 class PolicyLossTest : public ::testing::TestWithParam<LossFunction> {};
+
+std::string LossName(const ::testing::TestParamInfo<LossFunction>& test) {
+  switch (test.param) {
+    case LossFunction::kCrossEntropy:
+      return "CrossEntropy";
+    case LossFunction::kImportanceSampling:
+      return "ImportanceSampling";
+    case LossFunction::kPpo:
+      return "Ppo";
+    case LossFunction::kCispo:
+      return "Cispo";
+    case LossFunction::kDro:
+      return "Dro";
+    case LossFunction::kGspo:
+      return "Gspo";
+  }
+  return "Unknown";
+}
 
 // Formula of one token in f64, apart from the code under test; `constant_lp` is
 // where a stopgrad looks.
@@ -162,7 +181,8 @@ INSTANTIATE_TEST_SUITE_P(All, PolicyLossTest,
                                            LossFunction::kPpo,
                                            LossFunction::kCispo,
                                            LossFunction::kDro,
-                                           LossFunction::kGspo));
+                                           LossFunction::kGspo),
+                         LossName);
 
 TEST(CrossEntropyTest, IsMinusWeightedLogprobForAnySign) {
   const Datum datum{.tokens = {1, 2, 3},

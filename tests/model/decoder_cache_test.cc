@@ -44,7 +44,7 @@ struct Story {
 struct Variant {
   const char* name;
   bool qk_norm = false;
-  int64_t window = 0;  // Of the first layer; shorter than some prompts.
+  int64_t window = 0;  // The first layer's; shorter than some prompts.
   double softcap = 0;
 };
 

@@ -25,7 +25,7 @@ struct Family {
   void (*change)(model::ModelConfig&);  // What makes it of TinyConfig.
 };
 
-// Of the tiny batch's paths some are longer than the windows, and a window ends
+// Some paths of the tiny batch are longer than the windows, and a window ends
 // inside the shared prompt.
 inline void SlideEvenLayers(model::ModelConfig& config, int64_t window) {
   for (size_t i = 0; i < config.attention.size(); i += 2) {
@@ -79,7 +79,7 @@ inline model::Decoder MakeDecoder(const Family& family, at::ScalarType dtype,
   return {config, std::move(weights), config.max_positions};
 }
 
-// Of the batch's two segments.
+// The adapters of the batch's two segments.
 inline std::vector<LoraConfig> BatchAdapters(const model::ModelConfig& config) {
   LoraConfig most = {.rank = 3,
                      .alpha = 6,

@@ -75,7 +75,7 @@ Counts Beyond(const std::vector<std::string>& fewer,
 // What a decode step reads, on the device.
 struct StepValues {
   PackedBatch batch;
-  KvAccess kv;  // Without its store.
+  KvAccess kv;  // Lacks its store, which is the next member.
   KvStore store;
 };
 
@@ -132,7 +132,7 @@ class RecordedStep {
  private:
   const Decoder& decoder_;
   const std::shared_ptr<lora::cuda::DecodeTable> table_;
-  const at::Tensor bytes_;  // Of the table.
+  const at::Tensor bytes_;  // The table's bytes.
   StepValues places_;
 };
 
@@ -179,8 +179,8 @@ class DeviceLaunchesTest : public ::testing::Test {
     return recording.events();
   }
 
-  // Of sequences of `length` tokens and more. The last row is padding when it
-  // `is_padded`.
+  // The values of a step over sequences of `length` tokens and more. With
+  // `is_padded` the last row is padding.
   static StepValues MakeValues(const model::ModelConfig& config, int64_t length,
                                bool is_padded, lora::LoraRouting routing) {
     const at::Tensor positions_T = at::arange(kSequences) + length - 1;
@@ -267,7 +267,7 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
         MakeValues(config, 3, true, MakeRouting(config, kSequences - 1));
     RecordedStep step(decoder, values);
     step.Put(values);
-    // As before a recording: whatever is made once is there then.
+    // Runs once, as before a recording: afterwards everything lazy is made.
     static_cast<void>(step.Run());
     const int64_t before = NumLiveAllocations();
     const OpObserver observer;

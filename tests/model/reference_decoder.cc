@@ -42,7 +42,7 @@ class Reference {
   }
 
  private:
-  // Without the factor of models that scale it.
+  // The embedding, without the factor of models that scale it.
   [[nodiscard]] at::Tensor Embedding() const {
     at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
@@ -199,7 +199,7 @@ ReferenceResult RunReference(const model::ModelConfig& config,
   result.gradients = torch::autograd::grad(
       {y}, reference.flats(), {F64(dy_TH)}, /*retain_graph=*/{},
       /*create_graph=*/false, /*allow_unused=*/true);
-  // Of adapters that have nothing in this model.
+  // An adapter that has nothing in this model has no gradient.
   for (at::Tensor& gradient : result.gradients) {
     if (!gradient.defined()) gradient = at::empty({0});
   }

@@ -12,6 +12,7 @@
 #include "src/ops/rotary.h"
 #include "src/ops/tree_attention_parts.h"
 #include "src/ops/vocab_rows.h"
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -172,7 +173,8 @@ TEST_P(CudaOpsTest, MergeByLseIsThatOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaOpsTest,
-                         ::testing::Values(at::kFloat, at::kBFloat16));
+                         ::testing::Values(at::kFloat, at::kBFloat16),
+                         weft::testing::DtypeName);
 
 TEST(CudaVocabRowsTest, AreThoseOfTheCpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 #include <tuple>
 
 #include "tests/support/tolerance.h"
@@ -53,11 +54,19 @@ TEST_P(GatedProductTest, MatchesAutograd) {
   }
 }
 
+std::string CaseName(
+    const ::testing::TestParamInfo<GatedProductTest::ParamType>& test) {
+  const auto& [dtype, activation] = test.param;
+  return std::string(c10::toString(dtype)) +
+         (activation == Activation::kSilu ? "_Silu" : "_GeluTanh");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     EveryDtype, GatedProductTest,
     ::testing::Combine(
         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16),
-        ::testing::Values(Activation::kSilu, Activation::kGeluTanh)));
+        ::testing::Values(Activation::kSilu, Activation::kGeluTanh)),
+    CaseName);
 
 TEST(GatedProductNanTest, StaysInItsElement) {
   at::Tensor gate_up = at::ones({3, 40});

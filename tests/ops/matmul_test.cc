@@ -6,8 +6,10 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -55,12 +57,20 @@ TEST_P(MatMulTest, MatchesF64) {
   ExpectClose(MatMul(rows, b), expected, k, dtype);
 }
 
+std::string ShapeName(
+    const ::testing::TestParamInfo<MatMulTest::ParamType>& test) {
+  const auto& [shape, dtype] = test.param;
+  const auto& [m, k, n] = shape;
+  return absl::StrCat("M", m, "_K", k, "_N", n, "_", c10::toString(dtype));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, MatMulTest,
     ::testing::Combine(
         ::testing::Values(Shape{1, 1, 1}, Shape{1, 37, 50}, Shape{3, 64, 1},
                           Shape{65, 48, 96}, Shape{0, 8, 8}),
-        ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16)));
+        ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16)),
+    ShapeName);
 
 // A weight as models store it, for f32 activations.
 class MatMulOfBf16WeightTest : public ::testing::TestWithParam<int64_t> {};
@@ -76,7 +86,7 @@ TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
   EXPECT_EQ(y.scalar_type(), at::kFloat);
   EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
             Tolerance(kEpsilonF32, 37, expected.abs().max().item<double>()));
-  // As the backward pass has it.
+  // The product of the backward pass.
   const at::Tensor back = MatMul(y, weight_NK);
   const at::Tensor expected_back =
       at::mm(y.to(at::kDouble), weight_NK.to(at::kDouble));
@@ -87,7 +97,10 @@ TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(FewAndManyRows, MatMulOfBf16WeightTest,
-                         ::testing::Values(1, 7, 32, 33, 100, 128, 129, 200));
+                         ::testing::Values(1, 7, 32, 33, 100, 128, 129, 200),
+                         [](const auto& test) {
+                           return absl::StrCat("Rows", test.param);
+                         });
 
 // Larger than what is widened at a time.
 TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {

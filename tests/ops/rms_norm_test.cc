@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -77,7 +78,8 @@ TEST_P(RmsNormTest, MatchesAutogradForAnyShapeAndRowStride) {
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, RmsNormTest,
                          ::testing::Values(at::kFloat, at::kDouble,
-                                           at::kBFloat16));
+                                           at::kBFloat16),
+                         weft::testing::DtypeName);
 
 TEST(RmsNormInPlaceTest, OutputMayBeTheInput) {
   at::Tensor x = at::randn({5, 33});

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "src/ops/rms_norm.h"
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -81,7 +82,8 @@ TEST_P(RotaryTest, MatchesDenseFormAndItsInverseIsTheBackward) {
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, RotaryTest,
                          ::testing::Values(at::kFloat, at::kDouble,
-                                           at::kBFloat16));
+                                           at::kBFloat16),
+                         weft::testing::DtypeName);
 
 TEST(RotaryTableTest, HoldsCosineAndSineOfPositionTimesFrequency) {
   const RotaryTable table = MakeRotaryTable({1.0, 0.25}, 9, at::kCPU);

@@ -139,7 +139,7 @@ at::Tensor VisibleRows(const Pack& pack, int64_t window) {
 struct Oracle {
   at::Tensor out;   // [T, H, C] f64.
   at::Tensor lse;   // [T, H].
-  at::Tensor grad;  // Of the fused storage.
+  at::Tensor grad;  // Gradient of the fused storage.
 };
 
 // Dense attention with an explicit mask in f64, differentiated by autograd.

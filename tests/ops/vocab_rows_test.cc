@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -87,12 +89,20 @@ TEST_P(VocabRowsTest, MatchesDenseLogSoftmax) {
   }
 }
 
+std::string CaseName(
+    const ::testing::TestParamInfo<VocabRowsTest::ParamType>& test) {
+  const auto& [dtype, rows, vocab, softcap] = test.param;
+  return absl::StrCat(c10::toString(dtype), "_Rows", rows, "_Vocab", vocab,
+                      "_Softcap", softcap);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Grid, VocabRowsTest,
     ::testing::Combine(::testing::Values(at::kFloat, at::kDouble),
                        ::testing::Values(0, 1, 9),
                        ::testing::Values(1, 37, 4096, 10007),
-                       ::testing::Values(0.0, 30.0)));
+                       ::testing::Values(0.0, 30.0)),
+    CaseName);
 
 TEST(VocabRowsNanTest, StaysInItsRow) {
   at::Tensor logits = at::randn({5, 5000});

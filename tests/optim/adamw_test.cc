@@ -50,6 +50,7 @@ struct LiteralAdamW {
 };
 
 struct AdamWCase {
+  std::string name;
   AdamWConfig config;
   at::ScalarType dtype;
 };
@@ -57,7 +58,7 @@ struct AdamWCase {
 class AdamWTest : public ::testing::TestWithParam<AdamWCase> {};
 
 TEST_P(AdamWTest, FollowsTheLiteralFormulaOverTenSteps) {
-  const auto& [config, dtype] = GetParam();
+  const auto& [name, config, dtype] = GetParam();
   at::manual_seed(7);
   for (int64_t count : {1, 17, 70000}) {
     at::Tensor in_place = at::randn({count}, dtype);
@@ -88,18 +89,24 @@ TEST_P(AdamWTest, FollowsTheLiteralFormulaOverTenSteps) {
 
 INSTANTIATE_TEST_SUITE_P(
     Configs, AdamWTest,
-    ::testing::Values(
-        AdamWCase{{}, at::kFloat}, AdamWCase{{}, at::kDouble},
-        AdamWCase{{.learning_rate = 1e-2, .weight_decay = 0.1}, at::kFloat},
-        AdamWCase{{.learning_rate = 1e-2,
-                   .beta2 = 0.999,
-                   .eps = 1e-8,
-                   .weight_decay = 0.1,
-                   .max_grad_norm = 0.5},
-                  at::kFloat},
-        AdamWCase{
-            {.learning_rate = 1e-2, .weight_decay = 0.1, .max_grad_norm = 0.5},
-            at::kDouble}));
+    ::testing::Values(AdamWCase{"DefaultsInFloat", {}, at::kFloat},
+                      AdamWCase{"DefaultsInDouble", {}, at::kDouble},
+                      AdamWCase{"DecayInFloat",
+                                {.learning_rate = 1e-2, .weight_decay = 0.1},
+                                at::kFloat},
+                      AdamWCase{"AllInFloat",
+                                {.learning_rate = 1e-2,
+                                 .beta2 = 0.999,
+                                 .eps = 1e-8,
+                                 .weight_decay = 0.1,
+                                 .max_grad_norm = 0.5},
+                                at::kFloat},
+                      AdamWCase{"DecayAndClippingInDouble",
+                                {.learning_rate = 1e-2,
+                                 .weight_decay = 0.1,
+                                 .max_grad_norm = 0.5},
+                                at::kDouble}),
+    [](const auto& test) { return test.param.name; });
 
 TEST(AdamWClipTest, LeavesASmallGradientAlone) {
   const at::Tensor gradient = at::full({4}, 0.1F), weights = at::ones({4});

@@ -88,7 +88,7 @@ class Daemon:
                 time.sleep(0.02)
 
     def start_with(self, *launcher: str) -> None:
-        """As start, by a program that starts weftd."""
+        """Starts the process by a program that starts weftd."""
         self._arguments[:0] = launcher
         self.start()
 

@@ -17,7 +17,7 @@ SIZES = {
 
 
 def num_ranks(flags: Sequence[str]) -> int:
-    """Of a daemon with such flags."""
+    """How many ranks a daemon with these flags has."""
     return math.prod(int(size) for size in flags[1::2])
 
 

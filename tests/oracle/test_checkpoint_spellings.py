@@ -48,7 +48,7 @@ def _rename(folder: Path, new_name: Callable[[str], str]) -> set[str]:
 
 
 def _plain_name(name: str) -> str:
-    """Without what a wrapper puts before the decoder's names."""
+    """The name without what a wrapper puts before the decoder's names."""
     for prefix in ("model.language_model.", "language_model.model."):
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)

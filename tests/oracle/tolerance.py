@@ -30,7 +30,7 @@ def logprobs(dtype: str, expected: Any) -> float:
 
 
 def gradients(dtype: str) -> float:
-    """As GRADIENTS, which is for f32; roundings of what they are sums of else."""
+    """GRADIENTS for f32; otherwise the roundings of the terms that add up to them."""
     return GRADIENTS if dtype == "f32" else summed(dtype, 1)
 
 

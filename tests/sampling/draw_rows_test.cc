@@ -127,7 +127,7 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   }
 }
 
-// As in a graph that is made for more rules than there are.
+// A graph may be made for more rules than there are.
 TEST(CudaDrawRowsTest, PlacesWithoutARuleAreLeftOut) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   if constexpr (ops::kHasCudaKernels) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "src/sampling/philox.h"
@@ -101,6 +102,7 @@ TEST(CounterUniformTest, DependsOnEveryArgumentAndStaysBelowOne) {
 }
 
 struct DistributionCase {
+  std::string name;
   size_t vocab;
   DrawConfig config;
 };
@@ -111,7 +113,7 @@ class DistributionTest : public ::testing::TestWithParam<DistributionCase> {};
 // of freedom d, deviation sqrt(2 d): five of them is one failure in millions,
 // and the generator is fixed, so none at all.
 TEST_P(DistributionTest, DrawsMatchTheSoftmaxByChiSquare) {
-  const auto& [vocab, config] = GetParam();
+  const auto& [name, vocab, config] = GetParam();
   const std::vector<float> logits = SomeLogits(vocab, 3);
   const std::vector<double> p = Softmax(logits, config.temperature);
   constexpr int kDraws = 10000;
@@ -130,13 +132,17 @@ TEST_P(DistributionTest, DrawsMatchTheSoftmaxByChiSquare) {
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, DistributionTest,
-    ::testing::Values(DistributionCase{2, {}}, DistributionCase{17, {}},
-                      DistributionCase{511, {}}, DistributionCase{513, {}},
-                      DistributionCase{1100, {}},
-                      DistributionCase{300, {.temperature = 2}},
+    ::testing::Values(DistributionCase{"Vocab2", 2, {}},
+                      DistributionCase{"Vocab17", 17, {}},
+                      DistributionCase{"Vocab511", 511, {}},
+                      DistributionCase{"Vocab513", 513, {}},
+                      DistributionCase{"Vocab1100", 1100, {}},
+                      DistributionCase{"Temperature2", 300, {.temperature = 2}},
                       // Filters that keep everything change only the order.
-                      DistributionCase{300, {.top_k = 300}},
-                      DistributionCase{300, {.top_p = 1 - 1e-12}}));
+                      DistributionCase{"TopKKeepsAll", 300, {.top_k = 300}},
+                      DistributionCase{
+                          "TopPKeepsAll", 300, {.top_p = 1 - 1e-12}}),
+    [](const auto& test) { return test.param.name; });
 
 TEST(DrawTokenTest, ReportsLogprobOfUnfilteredScaledDistribution) {
   for (const size_t vocab : {size_t{5}, size_t{1000}, size_t{50257}}) {
@@ -197,7 +203,8 @@ TEST(DrawTokenTest, TopPKeepsTheShortestPrefixThatReachesIt) {
 TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
   const float ln2 = std::log(2.0F);
   const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -3 * ln2};
-  // Of the best two the first has 2/3: enough for 0.6, which is not so of all.
+  // The first token has 2/3 of the weight of the best two, which is enough for
+  // 0.6. It has less than 0.6 of the weight of all.
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.6}), ElementsAre(0));
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.7}), ElementsAre(0, 1));
 }

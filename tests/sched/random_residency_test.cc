@@ -118,7 +118,7 @@ class World {
       return models_.at(NameOf(key)).bytes;
     };
     for (;;) {
-      // Who has no work any more leaves the line.
+      // An adapter without work leaves the line.
       std::erase_if(line_, [&](const std::string& name) {
         return name[0] != '+' && models_.at(name).demand.ready == 0;
       });
@@ -247,7 +247,7 @@ class World {
   Residency residency_;
   std::map<std::string, Model> models_;
   std::map<uint64_t, std::string> tickets_;
-  std::deque<std::string> line_;  // Who asked; "+" begins a new adapter.
+  std::deque<std::string> line_;  // Names that asked; "+": a new adapter.
   std::map<std::string, uint64_t> asked_;  // After so many uses.
   uint64_t next_ticket_ = 0;
   uint64_t uses_ = 0;

@@ -30,7 +30,7 @@ struct Client {
   std::string tenant;
   std::vector<Step> script;               // Step n is script[n - 1].
   std::set<uint64_t> missing;             // Not accepted at the moment.
-  std::map<uint64_t, int64_t> data_done;  // Of steps that have started.
+  std::map<uint64_t, int64_t> data_done;  // For steps that have started.
   std::set<uint64_t> applied;
 };
 

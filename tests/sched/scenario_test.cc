@@ -245,7 +245,7 @@ class Interpreter {
 
   absl::Time now_ = absl::UnixEpoch();
   std::unique_ptr<Scheduler> scheduler_;
-  std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // Of requests.
+  std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // By request.
   const std::map<std::string, Handler> handlers_ = {
       {"options", [this](const Words& w) { return Options(w); }},
       {"adapter",

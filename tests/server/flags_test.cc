@@ -121,6 +121,22 @@ TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
             80000000000);
 }
 
+TEST(FlagsTest, AcceptsTheChunkSizesThatItsHelpNames) {
+  std::string help;
+  for (const FlagInfo& flag : AllFlags()) {
+    if (flag.name == "loss-chunk-size") help = flag.help;
+  }
+  EXPECT_THAT(help, HasSubstr("at least -1. 0 or -1: all"));
+  const auto accepts = [](const std::string& rows) {
+    return ValidateSettings(*Parse({"--model=m", "--loss-chunk-size=" + rows}))
+        .ok();
+  };
+  EXPECT_TRUE(accepts("1"));
+  EXPECT_TRUE(accepts("0"));
+  EXPECT_TRUE(accepts("-1"));
+  EXPECT_FALSE(accepts("-2"));
+}
+
 TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
   const std::map<std::string, std::string> environment = {
       {"WEFT_MAX_RANK", "16"}, {"WEFT_INSECURE", "true"}};

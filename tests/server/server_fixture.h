@@ -25,12 +25,12 @@ class ServerTest : public ::testing::Test {
 
   // Small limits, free ports.
   static ServerOptions TestOptions();
-  // With a metrics page, whose threads take two seconds to stop.
+  // Options with a metrics page, whose threads take two seconds to stop.
   static ServerOptions MetricsOptions();
 
   void StartServer(const ServerOptions& options = TestOptions());
   void AttachEngine() { frontend_->SetEngine(&engine_); }
-  // With the engine attached and an adapter "a".
+  // Starts the server, attaches the engine and creates an adapter "a".
   void StartReadyServer(const ServerOptions& options = TestOptions());
 
   // A valid request on adapter "a": one sequence of three tokens.

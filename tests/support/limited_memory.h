@@ -33,7 +33,7 @@ class LimitedMemory {
   // Bytes of tensors made since, at most, from now on; the next one fails as a
   // device's allocator does. Any thread.
   void SetLimit(int64_t bytes) { counter_.state->limit = bytes; }
-  // Runs before each allocation, and may throw. No allocations meanwhile.
+  // Runs before each allocation, and may throw. Set it while nothing allocates.
   void SetHook(std::function<void()> hook) {
     counter_.state->hook = std::move(hook);
   }

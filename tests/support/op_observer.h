@@ -1,5 +1,5 @@
-// Which of LibTorch's operators a piece of code runs, by LibTorch's own record
-// of them: for tests that say what must not be among them.
+// Records which of LibTorch's operators a piece of code runs, for tests that
+// say which must not be among them.
 #ifndef WEFT_TESTS_SUPPORT_OP_OBSERVER_H_
 #define WEFT_TESTS_SUPPORT_OP_OBSERVER_H_
 
@@ -33,8 +33,8 @@ class OpObserver {
 
   [[nodiscard]] const std::vector<std::string>& ops() const { return ops_; }
 
-  // Those that give a number or a size that a device has computed: the host
-  // waits for it.
+  // The operators whose result gives the host a number or a size that a device
+  // has computed: the host waits for it.
   [[nodiscard]] std::vector<std::string> HostReads() const {
     static const std::set<std::string> readers = {"aten::_local_scalar_dense",
                                                   "aten::_unique",

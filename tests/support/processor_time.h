@@ -9,8 +9,8 @@ namespace weft {
 
 class ProcessorTime {
  public:
-  // Of all threads since the object was made; about what a build without
-  // sanitizers would have needed.
+  // Processor time of all threads since the object was made, scaled to about
+  // what a build without sanitizers would have needed.
   [[nodiscard]] double Seconds() const {
 #if defined(__SANITIZE_THREAD__)
     constexpr double kSlowdown = 10;

@@ -27,8 +27,8 @@ inline constexpr double kEpsilonBf16 = 0x1p-7;
   return kSafety * epsilon * std::sqrt(terms) * std::max(magnitude, 1e-30);
 }
 
-// Of a `value` that was added up in f32, with `magnitude` the largest on the
-// way, and stored in a dtype of this epsilon.
+// The tolerance of a `value` that was added up in f32 and stored in a dtype of
+// epsilon `stored_epsilon`. `magnitude` is the largest number on the way.
 [[nodiscard]] inline double StoredTolerance(double stored_epsilon,
                                             int64_t reduction_length,
                                             double magnitude, double value) {

@@ -239,7 +239,7 @@ TEST_P(UnreadableFolder, IsRefusedByName) {
   ExpectRefused(folder, GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, UnreadableFolder,
+INSTANTIATE_TEST_SUITE_P(Folders, UnreadableFolder,
                          ::testing::ValuesIn(UnreadableFolders()),
                          [](const auto& bad) { return bad.param.name; });
 

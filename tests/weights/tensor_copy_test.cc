@@ -17,7 +17,7 @@
 namespace weft::weights {
 namespace {
 
-constexpr int64_t kRows = 3001;  // Of several blocks.
+constexpr int64_t kRows = 3001;  // Enough for several blocks.
 constexpr int64_t kColumns = 1001;
 
 // Checkpoints of a large tensor, a copy of it that may differ in its last byte,

@@ -131,7 +131,7 @@ TEST(ReadTorchDirectory, AcceptsArchivesOfOtherWriters) {
       {"m/data/0", std::string(24, 'x')},
       {"m/version", "3\n"}};
   EXPECT_TRUE(Directory(Zip(items, /*zip64=*/false)).ok());
-  // Without a checksum, which torch can be told to leave out.
+  // torch can be told to leave the checksum out.
   EXPECT_TRUE(Directory(Patch(Zip(items), "PK\1\2", 0, 16, Le(0, 4))).ok());
 }
 
@@ -205,7 +205,7 @@ std::vector<BadFile> BadEnds() {
   };
 }
 
-// With damaged entries.
+// Files with damaged entries.
 std::vector<BadFile> BadEntries() {
   const std::string& good = GoodFile();
   const ZipItems twice = {{"m/data.pkl", "a"}, {"m/data.pkl", "a"}};
@@ -356,7 +356,7 @@ TEST(ReadTorchDirectory, RefusesEveryTruncation) {
 }
 
 TEST(ReadTorchDirectory, NeverPlacesATensorOutsideOfTheFile) {
-  // Without the checksum, which would find what the pickle's checks shall.
+  // No checksum: it would find the damage before the pickle's checks do.
   const std::string good = Patch(GoodFile(), kCentral, 0, 16, Le(0, 4));
   ASSERT_TRUE(Directory(good).ok());
   for (size_t at = 0; at < good.size(); ++at) {

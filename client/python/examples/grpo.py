@@ -63,7 +63,7 @@ class Iteration:
 
     iteration: int
     reward: float  # Mean over all replies.
-    kl: float  # Of the sampler from the trainer, per token: 0 but for rounding.
+    kl: float  # KL(sampler || trainer) per token: rounding alone moves it from 0.
     grad_norm: float  # Before clipping.
     groups_used: int  # Those whose rewards differ.
     tokens: int  # Drawn.

@@ -117,7 +117,7 @@ class AdapterInfo:
     snapshots: list[str]
     created_at: float  # Unix time in seconds.
     tenant: str
-    location: str  # Of its tensors on the server: "device", "host" or "disk".
+    location: str  # Where the server keeps its tensors: "device", "host" or "disk".
 
 
 @dataclass(frozen=True)
@@ -275,11 +275,11 @@ class Datum:
 
 @dataclass(frozen=True)
 class DatumResult:
-    """Results of one datum, each of the shape of its targets.
+    """Results of one datum, each in the shape of the datum's targets.
 
-    Of ragged targets that is a list with one array per token. Positions of
-    weight 0 are not scored: they read 0. entropies is [N], and None unless
-    asked for.
+    Results of ragged targets are a list with one array per token. Positions of
+    weight 0 are not scored and read 0. `entropies` is [N], or None unless the
+    call asked for it.
     """
 
     logprobs: PerTarget

@@ -35,7 +35,7 @@ constexpr Heads kLlama = {"Llama-3.1-8B", 32, 8, 128};
 constexpr Heads kSmolLm = {"SmolLM2-135M", 9, 3, 64};
 constexpr Heads kGemma = {"Gemma-2-2b", 8, 4, 256};
 
-// As many pages as the largest batch has, in no order.
+// The pages of the largest batch, in no order.
 class Pages {
  public:
   Pages()

@@ -11,11 +11,12 @@
 
 namespace weft::kernels::cuda::bench {
 
-// A bench that goes wrong, or whose kernel is, ends the process with status 1.
+// Ends the process with status 1 when a call of the bench has failed or its
+// kernel has given a wrong result.
 void Check(bool is_right, const std::string& what);
 void Check(cudaError_t status);
-// Of a result stored in a dtype of this epsilon, a sum of `terms` in f32 with
-// `magnitude` the largest on the way.
+// Checks a result that is a sum of `terms` numbers in f32, stored in a dtype of
+// epsilon `stored_epsilon`. `magnitude` bounds the partial sums.
 void CheckNear(double actual, double expected, double stored_epsilon,
                int64_t terms, double magnitude, const std::string& what);
 
@@ -71,8 +72,8 @@ Buffer<T>::Buffer(const std::vector<T>& values) {
 
 template <typename T>
 Buffer<T>::Buffer(int64_t count, float limit) {
-  // One pattern again and again: to make all numbers takes longer than the
-  // bench.
+  // One pattern again and again: drawing all numbers would take longer than
+  // the bench.
   constexpr int64_t kPattern = (int64_t{1} << 20) + 7;
   std::vector<T> pattern(static_cast<size_t>(std::min(count, kPattern)));
   FillRandom(limit, &pattern);

@@ -126,7 +126,7 @@ void Head::CheckProjection(int64_t row, int64_t column) const {
     total += p[v];
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  // As if the weights of the head were below 1, and those of the row a softmax.
+  // Scaled, the head's weights are below 1 and the row's weights are a softmax.
   const double scale = kWeightLimit * total;
   CheckNear(u_.Read(row * kHidden + column, 1)[0] / scale, sum / scale,
             kEpsilonF32, kVocab, 1, "an element of U");

@@ -90,7 +90,7 @@ class FewProblem {
   void CheckResults() const;
 
  private:
-  // Of all projections.
+  // The sum of the ranks of all projections.
   [[nodiscard]] int64_t all_ranks() const { return num_projections_ * rank_; }
   // A [ranks, I], then every B [F, rank].
   [[nodiscard]] int64_t LayerElements() const {

@@ -37,7 +37,8 @@ struct Strided {
 constexpr int64_t kOtherPlaces[] = {0, 3, 6, 2, 5, 1, 4, 7};
 constexpr int64_t kNumPlaces = std::size(kOtherPlaces);
 
-// From the first of `count` to the last.
+// The index of a place: the places are spread from the first of `count` to the
+// last.
 int64_t Spread(int64_t count, int64_t place) {
   return (count - 1) * place / (kNumPlaces - 1);
 }

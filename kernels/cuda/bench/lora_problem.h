@@ -45,7 +45,8 @@ struct LoraActivations {
 
 class LoraProblem {
  public:
-  // As many rows for each adapter, whose ranks are `ranks` again and again.
+  // Every adapter has equally many rows. The adapters' ranks are `ranks`, again
+  // and again.
   // Arguments: `device` and `activations` outlive it.
   LoraProblem(const Device& device, const LoraActivations& activations,
               int64_t num_adapters, const std::vector<int64_t>& ranks);
@@ -66,8 +67,8 @@ class LoraProblem {
  private:
   struct Adapter {
     int64_t rank = 0;
-    int64_t offset = 0;  // Of its parameters, A [r, K] and then B [M, r].
-    int64_t column = 0;  // Of the stacked matrices.
+    int64_t offset = 0;  // Where its A [r, K] and, behind it, B [M, r] begin.
+    int64_t column = 0;  // Where its ranks begin in the stacked matrices.
   };
   // A [R, K], B [M, R], S and dS [N, R] of all adapters beside each other.
   struct Peer {

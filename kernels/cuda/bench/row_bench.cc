@@ -25,7 +25,7 @@ constexpr int64_t kHeads = 32;
 constexpr int64_t kKvHeads = 8;
 constexpr int64_t kHeadFeatures = kHidden / kHeads;
 constexpr float kEps = 1e-5F;
-// Whose results are compared with loops in f64.
+// The results of these rows are compared with loops in f64.
 constexpr int64_t kCheckedRows[] = {0, kRows / 2 - 1, kRows - 1};
 
 void CheckRow(const Bf16Buffer& actual, int64_t begin,

@@ -42,7 +42,7 @@ std::vector<float> Logits() {
   return logits;
 }
 
-// That a row's token is one its filter keeps, with the logprob it has.
+// Checks that the row's filter keeps the token, and the token's logprob.
 void CheckRow(const std::vector<float>& logits, const Filter& filter,
               int32_t token, float logprob) {
   const std::string what = std::string("SampleTokens, ") + filter.name;

@@ -25,7 +25,7 @@ std::FILE* output = nullptr;
 void CUPTIAPI MakeBuffer(uint8_t** buffer, size_t* size, size_t* max_records) {
   *size = size_t{8} << 20;
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, *size));
-  *max_records = 0;  // As many as fit.
+  *max_records = 0;  // CUPTI writes as many records as fit.
 }
 
 void WriteKernel(const CUpti_ActivityKernel10& kernel) {

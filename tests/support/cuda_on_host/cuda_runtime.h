@@ -36,7 +36,7 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
   float x, y;
 };
-// Of the thread that runs.
+// The place of the thread that runs.
 extern dim3 gridDim;
 extern dim3 blockIdx;
 extern dim3 blockDim;

@@ -2,14 +2,13 @@
 // kernels/cuda/*.cu compile against this folder as plain C++, and their tests
 // run where there is neither a GPU nor nvcc.
 //
-// A block's threads are fibers of one thread, run one after the other from
-// barrier to barrier, a warp as far as it gets before the next, forwards and
-// backwards in turn: what a missing barrier would leave to chance comes out
-// wrong in one of the orders. Barriers and
-// warp operations must be reached by all threads (lanes), or the process ends
-// with a message. "Device" memory is the heap, so that the address sanitizer
-// sees every access. Nothing here says anything about speed, or about what is
-// undefined on a device but defined on a host.
+// A block's threads are fibers of one thread. They run one after the other from
+// barrier to barrier, each warp as far as it gets before the next one, forwards
+// and backwards in turn. Where a barrier is missing, one of the two orders
+// gives a wrong result. All threads (lanes) must reach a barrier or a warp
+// operation, or the process ends with a message. "Device" memory is the heap,
+// so the address sanitizer sees every access. Tests here say nothing about
+// speed, nor about what is undefined on a device but defined on a host.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 

@@ -43,11 +43,11 @@ struct Sequences {
     const auto* end = ends.const_data_ptr<int>();
     return x.narrow(0, end[i], end[i + 1] - end[i]);
   }
-  // Of query rows, [H, n, C].
+  // The query rows of sequence i, [H, n, C].
   [[nodiscard]] at::Tensor Queries(const at::Tensor& x_THC, int64_t i) const {
     return Rows(x_THC, q_ends, i).to(at::kDouble).transpose(0, 1);
   }
-  // Of key rows, one for each query head, [H, m, C].
+  // The key rows of sequence i, repeated for each query head, [H, m, C].
   [[nodiscard]] at::Tensor Keys(const at::Tensor& x_TKC, int64_t i) const {
     return Rows(x_TKC, k_ends, i)
         .to(at::kDouble)

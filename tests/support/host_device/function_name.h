@@ -6,8 +6,8 @@
 
 namespace weft::testing {
 
-// As written in the source, without namespaces and arguments; the address when
-// the program was stripped of its symbols.
+// The function's name in the source, without namespaces and arguments, or its
+// address when the program was stripped of its symbols.
 [[nodiscard]] std::string FunctionName(const void* function);
 
 }  // namespace weft::testing

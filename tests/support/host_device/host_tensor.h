@@ -6,7 +6,8 @@
 
 namespace weft::testing {
 
-// The same memory. Those of the host, and undefined ones, as they are.
+// The same memory as a tensor of the host. Returns undefined tensors and those
+// of the host as they are.
 [[nodiscard]] inline at::Tensor HostOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),

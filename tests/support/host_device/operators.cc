@@ -83,7 +83,7 @@ const IValue* ReturnedArgument(const c10::FunctionSchema& schema, size_t result,
   TORCH_CHECK(false, schema.name(), " returns none of its arguments");
 }
 
-// Those whose results, or their sizes, the host reads.
+// Whether the host reads the operator's result or the result's size.
 bool HostReads(const std::string& op) {
   static const std::set<std::string> readers = {
       "_local_scalar_dense", "_unique2", "bincount", "equal",

@@ -1,0 +1,123 @@
+// A block of tokens of paged attention: where its keys and values are, and
+// their products with one query head. Part of table_*.cc.
+#ifndef WEFT_KERNELS_CPU_KV_BLOCK_H_
+#define WEFT_KERNELS_CPU_KV_BLOCK_H_
+
+#include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+// Tokens whose keys and values stay in the first-level cache while every query
+// head of the group uses them: 2 * 16 * C floats. A multiple of every kWidth.
+constexpr int64_t kBlockTokens = 16;
+
+// Lanes whose sum is the dot product of all whole vectors of a and b.
+WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
+  Vec even{}, odd{};
+  int64_t i = 0;
+  for (; i + 2 * kWidth <= size; i += 2 * kWidth) {
+    even += Load(a + i) * Load(b + i);
+    odd += Load(a + i + kWidth) * Load(b + i + kWidth);
+  }
+  if (i + kWidth <= size) even += Load(a + i) * Load(b + i);
+  return even + odd;
+}
+
+// Adds the products of what is left to a sum of DotLanes.
+WEFT_INLINE float AddDotRest(const float* a, const float* b, int64_t size,
+                             float sum) {
+  for (int64_t i = size / kWidth * kWidth; i < size; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Consecutive tokens of one page, `stride` floats apart.
+struct KvBlock {
+  const float* k;
+  const float* v;
+  int64_t num_tokens;
+  int64_t stride;
+};
+
+// q . k of every token of the block, four at a time; 0 past its tokens.
+WEFT_INLINE void DotKeys(const KvBlock& block, const float* q_C, int64_t size,
+                         float* scores) {
+  const auto key = [&](int64_t t) { return block.k + t * block.stride; };
+  int64_t t = 0;
+  for (; t + 4 <= block.num_tokens; t += 4) {
+    StoreQuad(scores + t, SumEach(DotLanes(q_C, key(t), size),
+                                  DotLanes(q_C, key(t + 1), size),
+                                  DotLanes(q_C, key(t + 2), size),
+                                  DotLanes(q_C, key(t + 3), size)));
+  }
+  for (; t < block.num_tokens; ++t) {
+    scores[t] = Sum(DotLanes(q_C, key(t), size));
+  }
+  if (size % kWidth != 0) {
+    for (t = 0; t < block.num_tokens; ++t) {
+      scores[t] = AddDotRest(q_C, key(t), size, scores[t]);
+    }
+  }
+  for (t = block.num_tokens; t < kBlockTokens; ++t) scores[t] = 0;
+}
+
+// out += sum over tokens of weights[t] * v[t].
+WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
+                           int64_t size, float* out) {
+  int64_t c = 0;
+  // Four sums at a time: one alone waits for its own last addition.
+  for (; c + kStride <= size; c += kStride) {
+    Vec sums[kUnroll];
+    for (int64_t u = 0; u < kUnroll; ++u) sums[u] = Load(out + c + u * kWidth);
+    for (int64_t t = 0; t < block.num_tokens; ++t) {
+      const float* v = block.v + t * block.stride + c;
+      for (int64_t u = 0; u < kUnroll; ++u) {
+        sums[u] += weights[t] * Load(v + u * kWidth);
+      }
+    }
+    for (int64_t u = 0; u < kUnroll; ++u) Store(out + c + u * kWidth, sums[u]);
+  }
+  for (; c + kWidth <= size; c += kWidth) {
+    Vec sum = Load(out + c);
+    for (int64_t t = 0; t < block.num_tokens; ++t) {
+      sum += weights[t] * Load(block.v + t * block.stride + c);
+    }
+    Store(out + c, sum);
+  }
+  for (; c < size; ++c) {
+    for (int64_t t = 0; t < block.num_tokens; ++t) {
+      out[c] += weights[t] * block.v[t * block.stride + c];
+    }
+  }
+}
+
+// The block that begins at `token`: up to the end of its page, of the item or
+// of kBlockTokens.
+WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
+  const int64_t stride = item.num_kv_heads * item.head_features;
+  const int64_t row = token % item.page_tokens;
+  const int64_t page = item.page_table[token / item.page_tokens];
+  const int64_t offset = (page * item.page_tokens + row) * stride;
+  int64_t size = kBlockTokens;
+  if (size > item.page_tokens - row) size = item.page_tokens - row;
+  if (size > item.end - token) size = item.end - token;
+  return {item.k_pages + offset, item.v_pages + offset, size, stride};
+}
+
+// The weights of the model have passed through the caches since this sequence's
+// last token, and no processor foresees the rows of one head in pages.
+WEFT_INLINE void FetchBlock(const KvBlock& block, int64_t head_features) {
+  constexpr int64_t kLineFloats = 16;
+  for (int64_t t = 0; t < block.num_tokens; ++t) {
+    for (int64_t c = 0; c < head_features; c += kLineFloats) {
+      __builtin_prefetch(block.k + t * block.stride + c);
+      __builtin_prefetch(block.v + t * block.stride + c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_KV_BLOCK_H_

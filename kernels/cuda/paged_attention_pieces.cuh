@@ -1,0 +1,144 @@
+// What a warp reads for one step of paged attention, in which it multiplies 16
+// tokens with up to 8 query heads on tensor cores. Keys and values come from
+// global memory to the lanes that multiply them, 16 bytes at a time, through no
+// shared memory. A product may add up its terms in any order, so each lane
+// takes features that lie side by side.
+//
+// Tensor cores take bf16. A number that has more digits is a sum of parts:
+// three for f32, two for the weight of a token, whose error then is far below
+// that of the values it multiplies. Products of parts that count are added up.
+//
+// Lane 4 g + t: see mma.cuh. It reads the keys of tokens g and g + 8 and the
+// values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and has the scores and
+// sums of heads 2 t and 2 t + 1.
+#ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
+#define WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/paged_attention.h"
+
+namespace weft::kernels::cuda {
+
+inline constexpr int kStepTokens = 16;
+// Query heads of a block: those of one key/value head, in chunks.
+inline constexpr int kStepHeads = 8;
+// Features that a lane reads at once.
+inline constexpr int kPiece = 8;
+// Features are counted in chunks that 8 lanes read at once as values, and 4
+// lanes at twice as keys.
+inline constexpr int kFeatureChunk = 64;
+
+template <typename T>
+inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
+// Parts of a token's weight. A product of parts i and j is left out when i + j
+// is no less: it is below the last digit of what is kept.
+template <typename T>
+inline constexpr int kWeightParts = sizeof(T) == 2 ? 2 : 3;
+
+// 8 features as bf16.
+struct Words {
+  unsigned at[kPiece / 2];
+};
+
+// 8 features as they lie in memory.
+template <typename T>
+struct Piece {
+  uint4 raw[kPiece * sizeof(T) / 16];
+};
+
+// The 8 features from feature `first` of a row of `count` on, which lie at
+// `from`; zeros beyond the row. kWide: the row begins at a multiple of 16 bytes
+// and `count` is one of 8; then a piece beyond the row repeats its first one,
+// which spares a choice: it meets zeros of the query, or sums that nobody
+// stores. is_inside: the piece is known to lie within the row.
+template <typename T, bool kWide>
+__device__ Piece<T> LoadPiece(const T* from, int first, int count,
+                              bool is_inside) {
+  constexpr int kLoads = static_cast<int>(sizeof(Piece<T>) / sizeof(uint4));
+  Piece<T> piece;
+  if constexpr (kWide) {
+    const auto* wide = reinterpret_cast<const uint4*>(
+        from - (is_inside || first < count ? 0 : first));
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) piece.raw[i] = wide[i];
+  } else {
+    unsigned words[4 * kLoads] = {};
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      if (first + i >= count) continue;
+      if constexpr (sizeof(T) == 2) {
+        const unsigned bits = reinterpret_cast<const uint16_t*>(from)[i];
+        words[i / 2] |= bits << 16 * (i % 2);
+      } else {
+        words[i] = __float_as_uint(from[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      piece.raw[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                      words[4 * i + 3]};
+    }
+  }
+  return piece;
+}
+
+// Two numbers as a sum of kCount words of bf16.
+template <int kCount>
+__device__ void SplitPair(float low, float high, unsigned (&words)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    words[i] = PackBf16(low, high);
+    low -= __uint_as_float(words[i] << 16);
+    high -= __uint_as_float(words[i] & 0xFFFF0000U);
+  }
+}
+
+template <typename T>
+__device__ void SplitPiece(const Piece<T>& piece, Words (&parts)[kParts<T>]) {
+  if constexpr (sizeof(T) == 2) {
+    const uint4& raw = piece.raw[0];
+    parts[0] = {{raw.x, raw.y, raw.z, raw.w}};
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPiece / 2; ++i) {
+      const uint4& raw = piece.raw[i / 2];
+      unsigned words[kParts<T>];
+      SplitPair(__uint_as_float(i % 2 == 0 ? raw.x : raw.z),
+                __uint_as_float(i % 2 == 0 ? raw.y : raw.w), words);
+#pragma unroll
+      for (int part = 0; part < kParts<T>; ++part) {
+        parts[part].at[i] = words[part];
+      }
+    }
+  }
+}
+
+// Where one key/value head's rows are, as one lane reads them.
+template <typename T>
+struct LaneRows {
+  const T* data;        // The lane's first feature in slot 0.
+  unsigned slot_bytes;  // From a slot to the next.
+  int features;         // In a row.
+
+  __device__ LaneRows(const void* pages, const PagedAttentionBatch& batch,
+                      int kv_head, int first)
+      : data(static_cast<const T*>(pages) + kv_head * batch.head_features +
+             first),
+        slot_bytes(static_cast<unsigned>(batch.num_kv_heads *
+                                         batch.head_features * sizeof(T))),
+        features(static_cast<int>(batch.head_features)) {}
+  __device__ const T* Of(unsigned slot) const {
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) +
+                                      uint64_t{slot} * slot_bytes);
+  }
+};
+
+// Whether a lane reads all of a step's keys, or values, before it multiplies
+// any. What would not fit into registers so comes piece by piece.
+template <typename T, int kChunks, bool kWide>
+inline constexpr bool kAtOnce = kChunks * sizeof(T) <= 8 && kWide;
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_

@@ -1,0 +1,73 @@
+// The running softmax of paged attention, in powers of 2.
+//
+// Legend: lane 4 g + t as in paged_attention_pieces.cuh.
+#ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_SOFTMAX_CUH_
+#define WEFT_KERNELS_CUDA_PAGED_ATTENTION_SOFTMAX_CUH_
+
+#include <cmath>
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/paged_attention.h"
+
+namespace weft::kernels::cuda {
+
+inline constexpr float kLog2E = 1.44269504F;
+
+// Running softmax of two query heads, in powers of 2. Each lane has the sums of
+// its own tokens, g and g + 8 of every step.
+struct RunningSoftmax {
+  float max[2] = {kLowest, kLowest};
+  float sum[2] = {};
+};
+
+// Combines the values of the lanes of equal t; all of them get the result.
+template <typename Combine>
+__device__ float ReduceTokens(float value, Combine combine) {
+#pragma unroll
+  for (int offset = 4; offset < kWarp; offset *= 2) {
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+  }
+  return value;
+}
+
+// What turns products into powers of 2.
+struct ScoreRule {
+  float scale;
+  float cap;  // 0: none.
+
+  __device__ explicit ScoreRule(const PagedAttentionBatch& batch)
+      : scale(batch.softcap > 0 ? batch.scale / batch.softcap
+                                : batch.scale * kLog2E),
+        cap(batch.softcap * kLog2E) {}
+  __device__ float Of(float product) const {
+    return cap > 0 ? cap * tanhf(product * scale) : product * scale;
+  }
+};
+
+// Turns scores into weights. `shrink` is the factor for earlier sums;
+// `num_tokens` says how many tokens the step has.
+__device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
+                             RunningSoftmax* state, float (&scores)[4],
+                             float (&shrink)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool is_token = Lane() / 4 + i / 2 * 8 < num_tokens;
+    scores[i] = is_token ? rule.Of(scores[i]) : -INFINITY;
+  }
+#pragma unroll
+  for (int head = 0; head < 2; ++head) {
+    const float top =
+        fmaxf(state->max[head],
+              ReduceTokens(fmaxf(scores[head], scores[2 + head]), Max()));
+    shrink[head] = exp2f(state->max[head] - top);
+    state->max[head] = top;
+    scores[head] = exp2f(scores[head] - top);
+    scores[2 + head] = exp2f(scores[2 + head] - top);
+    state->sum[head] =
+        state->sum[head] * shrink[head] + scores[head] + scores[2 + head];
+  }
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_PAGED_ATTENTION_SOFTMAX_CUH_

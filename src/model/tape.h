@@ -1,0 +1,42 @@
+// What a forward pass in training keeps for its backward pass.
+//
+// Legend: T packed tokens, H hidden, W the fused width (Q + 2K) C of query and
+// key/value heads, F feed-forward.
+#ifndef WEFT_SRC_MODEL_TAPE_H_
+#define WEFT_SRC_MODEL_TAPE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "src/lora/lora_linear.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::model {
+
+// How a forward pass runs. kTrain keeps a tape and never touches the cache;
+// kEval keeps nothing and may use the cache.
+enum class Mode { kTrain, kEval };
+
+// What one layer keeps for its backward pass. A recomputed (checkpointed) layer
+// keeps x_in_TH alone.
+struct LayerTape {
+  at::Tensor x_in_TH;
+  at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
+  at::Tensor qk_raw_TW;  // q, k before the norms; with qk_norm.
+  ops::AttentionOutput attention;
+  at::Tensor x_mid_TH;  // Residual stream after attention.
+  at::Tensor gate_up_T2F;
+  // What attention and MLP give before their output norms; only with those.
+  at::Tensor attention_raw_TH, mlp_raw_TH;
+  lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
+};
+
+struct Tape {
+  std::vector<LayerTape> layers;
+  lora::RoutingTablePtr routing_table;  // The batch's routing, on the device.
+};
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_TAPE_H_
