@@ -122,9 +122,7 @@ def test_ragged_targets_go_flat_and_come_back_per_token(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_targets_that_are_all_empty_are_ragged(
-    count: int, client: weft.Client
-) -> None:
+def test_targets_that_are_all_empty_are_ragged(count: int, client: weft.Client) -> None:
     datum = weft.Datum([1] * count, [[]] * count)
     assert datum.target_offsets is not None
     result = client.create_adapter("a").forward([datum]).results[0]
@@ -141,9 +139,7 @@ def test_torch_rows_may_be_ragged() -> None:
     assert datum.target_offsets.tolist() == [0, 2, 3]
 
 
-def test_retries_with_the_same_number(
-    server: FakeServer, client: weft.Client
-) -> None:
+def test_retries_with_the_same_number(server: FakeServer, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     server.fail["ForwardBackward"].extend([unavailable(), unavailable()])
     assert adapter.forward_backward(DATA).step == 1
@@ -211,9 +207,7 @@ def test_number_used_by_another_client_is_reported(client: weft.Client) -> None:
     assert second.optim_step().step == 2
 
 
-def test_pipelined_steps_run_in_order(
-    server: FakeServer, client: weft.Client
-) -> None:
+def test_pipelined_steps_run_in_order(server: FakeServer, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     server.hold.clear()
     pending = []
@@ -324,9 +318,7 @@ def test_samples_with_every_kind_of_stop(
     assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
 
 
-def test_stop_absent_and_empty_differ(
-    server: FakeServer, client: weft.Client
-) -> None:
+def test_stop_absent_and_empty_differ(server: FakeServer, client: weft.Client) -> None:
     client.sample([1])
     assert not server.requests[-1].config.HasField("stop")
     client.sample([1], stop=[])
@@ -344,9 +336,7 @@ def test_streams_samples(client: weft.Client) -> None:
     assert deltas[0].finish_reason is None
 
 
-def test_stream_errors_are_typed(
-    server: FakeServer, client: weft.Client
-) -> None:
+def test_stream_errors_are_typed(server: FakeServer, client: weft.Client) -> None:
     server.fail["SampleStream"].append(Refusal(Code.UNIMPLEMENTED, "no"))
     with pytest.raises(weft.Unimplemented):
         list(client.sample_stream([1]))

@@ -53,8 +53,9 @@ def test_stepping_one_adapter_leaves_all_bytes_of_the_others(
         client.sample(random_tokens(VOCAB, 5, 1), max_tokens=5)
         after = [exported.saved(daemon, a, "after") for a in adapters]
     assert "adapter_model.safetensors" in before[0]
-    assert before[0]["adapter_model.safetensors"] != (
-        after[0]["adapter_model.safetensors"]
+    assert (
+        before[0]["adapter_model.safetensors"]
+        != (after[0]["adapter_model.safetensors"])
     )
     assert before[1:] == after[1:]
 

@@ -132,7 +132,10 @@ def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:
         ("b", folder, ["--load-format", "dummy"]),
         ("c", source, []),
     ):
-        with running(model, tmp_path / name, *flags) as daemon, daemon.client() as client:
+        with (
+            running(model, tmp_path / name, *flags) as daemon,
+            daemon.client() as client,
+        ):
             datum = weft.Datum(tokens, [*tokens[1:], 5])
             logprobs.append(np.asarray(client.forward([datum]).results[0].logprobs))
     assert np.isfinite(logprobs[0]).all()

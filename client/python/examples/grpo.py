@@ -41,7 +41,9 @@ TRAIN_TOPICS = (
     "light love magic milk money music paper poetry rain rice salt sand silence "
     "silk sleep smoke snow sugar tea thunder time water wind wood"
 ).split()
-TEST_TOPICS = "beauty butter cotton dancing fear grass heat jazz soup steel truth war".split()
+TEST_TOPICS = (
+    "beauty butter cotton dancing fear grass heat jazz soup steel truth war".split()
+)
 SMOOTHED = 5  # Iterations in the plot's moving average.
 
 Floats = npt.NDArray[np.float64]

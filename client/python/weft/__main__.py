@@ -24,9 +24,7 @@ def _tokenize(options: argparse.Namespace) -> None:
         if options.input != "-":
             source = files.enter_context(open(options.input, encoding="utf-8"))
         if options.output != "-":
-            target = files.enter_context(
-                open(options.output, "w", encoding="utf-8")
-            )
+            target = files.enter_context(open(options.output, "w", encoding="utf-8"))
         for record in text.read_records(source, options.input):
             json.dump(text.tokenize_record(record, tokenizer), target)
             target.write("\n")

@@ -127,9 +127,7 @@ class AsyncAdapter:
         """
         forward = await self.forward(data)
         surrogate = custom_loss.surrogate(data, forward, loss_fn)
-        return surrogate.finish(
-            forward, await self.forward_backward(surrogate.data)
-        )
+        return surrogate.finish(forward, await self.forward_backward(surrogate.data))
 
     async def optim_step(self, **options: Unpack[OptimOptions]) -> OptimResult:
         """Applies AdamW to the accumulated gradient and clears it."""
@@ -253,7 +251,9 @@ class AsyncClient:
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
         """An existing adapter; goes on after its last step."""
-        return AsyncAdapter(self, await self._driver.run(self._core.adapter(adapter_id)))
+        return AsyncAdapter(
+            self, await self._driver.run(self._core.adapter(adapter_id))
+        )
 
     async def adapters(self) -> list[AdapterInfo]:
         return await self._driver.run(self._core.adapters())

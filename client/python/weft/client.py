@@ -99,9 +99,7 @@ class Adapter:
         **options: Unpack[LossOptions],
     ) -> TrainResult:
         """Adds the gradient of the summed loss to the accumulator."""
-        return self._driver.run(
-            self._core.train(data, loss, options, backward=True)
-        )
+        return self._driver.run(self._core.train(data, loss, options, backward=True))
 
     def forward(
         self,
@@ -110,9 +108,7 @@ class Adapter:
         **options: Unpack[LossOptions],
     ) -> TrainResult:
         """The same numbers without a gradient."""
-        return self._driver.run(
-            self._core.train(data, loss, options, backward=False)
-        )
+        return self._driver.run(self._core.train(data, loss, options, backward=False))
 
     def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: custom_loss.LossFn

@@ -80,9 +80,7 @@ def lora_config(
 ) -> adapters_pb2.LoraConfig:
     """None stands for the server's default."""
     modules = [
-        _enum_value(
-            adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name
-        )
+        _enum_value(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
     ]
     config = adapters_pb2.LoraConfig(rank=rank, alpha=alpha, seed=seed)
@@ -166,9 +164,7 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         weights_le=raw(datum.weights),
         logprobs_le=raw(datum.logprobs),
         advantages_le=raw(datum.advantages),
-        targets_per_token=(
-            datum.targets.shape[1] if datum.targets.ndim == 2 else 0
-        ),
+        targets_per_token=(datum.targets.shape[1] if datum.targets.ndim == 2 else 0),
         target_offsets_le=raw(datum.target_offsets),
     )
 
@@ -189,9 +185,7 @@ def train_request(
     messages: Sequence[training_pb2.Datum],
     loss: training_pb2.LossConfig,
 ) -> TrainRequest:
-    return request_type(
-        adapter_id=adapter_id, step=step, data=messages, loss=loss
-    )
+    return request_type(adapter_id=adapter_id, step=step, data=messages, loss=loss)
 
 
 def _array(raw: bytes) -> FloatArray:
@@ -199,9 +193,7 @@ def _array(raw: bytes) -> FloatArray:
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
-def to_train_result(
-    data: Sequence[Datum], reply: Reply[Any]
-) -> TrainResult:
+def to_train_result(data: Sequence[Datum], reply: Reply[Any]) -> TrainResult:
     """`data` gives the shapes. Works for Forward and ForwardBackward."""
     message: TrainResponse = reply.message
     results = []

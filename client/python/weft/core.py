@@ -96,9 +96,7 @@ class AdapterCore:
                 adapter_id=self.adapter_id, step=step, adamw=config
             )
 
-        return self._step(
-            submit, methods.OPTIM_STEP, build, convert.to_optim_result
-        )
+        return self._step(submit, methods.OPTIM_STEP, build, convert.to_optim_result)
 
     def save(self, name: str, overwrite: bool) -> Operation[CheckpointInfo]:
         def build(step: int) -> adapters_pb2.SaveCheckpointRequest:
@@ -169,9 +167,7 @@ class AdapterCore:
     def resync(self) -> Operation[int]:
         return self.caller.resync(self.counter)
 
-    def export_request(
-        self, snapshot: str | None
-    ) -> adapters_pb2.ExportAdapterRequest:
+    def export_request(self, snapshot: str | None) -> adapters_pb2.ExportAdapterRequest:
         return adapters_pb2.ExportAdapterRequest(
             adapter_id=self.adapter_id, snapshot=snapshot or ""
         )
@@ -244,9 +240,7 @@ class ClientCore:
 
     def delete_adapter(self, adapter_id: str) -> Operation[None]:
         request = adapters_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
-        yield from self.caller.call(
-            methods.DELETE_ADAPTER, request, gone_is_done=True
-        )
+        yield from self.caller.call(methods.DELETE_ADAPTER, request, gone_is_done=True)
 
     def import_adapter(
         self, adapter_id: str, folder: StrPath, tenant: str | None
@@ -258,17 +252,13 @@ class ClientCore:
         )
         return self.adapter_core(reply.message.adapter)
 
-    def checkpoints(
-        self, adapter_id: str | None
-    ) -> Operation[list[CheckpointInfo]]:
+    def checkpoints(self, adapter_id: str | None) -> Operation[list[CheckpointInfo]]:
         request = adapters_pb2.ListCheckpointsRequest(adapter_id=adapter_id or "")
         reply = yield from self.caller.call(methods.LIST_CHECKPOINTS, request)
         return [convert.to_checkpoint_info(c) for c in reply.message.checkpoints]
 
     def delete_checkpoint(self, adapter_id: str, name: str) -> Operation[None]:
-        request = adapters_pb2.DeleteCheckpointRequest(
-            adapter_id=adapter_id, name=name
-        )
+        request = adapters_pb2.DeleteCheckpointRequest(adapter_id=adapter_id, name=name)
         yield from self.caller.call(
             methods.DELETE_CHECKPOINT, request, gone_is_done=True
         )

@@ -123,9 +123,7 @@ _CLASSES: dict[str, type[WeftError]] = {
 }
 
 
-def make_error(
-    code: str, message: str, retry_after: float | None = None
-) -> WeftError:
+def make_error(code: str, message: str, retry_after: float | None = None) -> WeftError:
     """The exception for a gRPC code by name."""
     error = _CLASSES.get(code, WeftError)(message, code)
     error.retry_after = retry_after
@@ -152,6 +150,4 @@ def retry_hint(trailers: dict[str, str]) -> float | None:
 def from_rpc_error(error: Any) -> WeftError:
     """Translates a grpc.RpcError that carries a status (sync or asyncio)."""
     trailers = metadata_dict(error.trailing_metadata())
-    return make_error(
-        error.code().name, error.details() or "", retry_hint(trailers)
-    )
+    return make_error(error.code().name, error.details() or "", retry_hint(trailers))

@@ -24,9 +24,7 @@ def import_requests(
     for path in paths:
         if not path.is_file():
             raise InvalidArgument(f"no {path.name} in {folder}")
-    options = adapters_pb2.ImportOptions(
-        adapter_id=adapter_id, tenant=tenant or ""
-    )
+    options = adapters_pb2.ImportOptions(adapter_id=adapter_id, tenant=tenant or "")
     return _read(options, paths)
 
 

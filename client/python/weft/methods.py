@@ -64,9 +64,7 @@ CREATE_ADAPTER = _method(
     _A, adapters.CreateAdapterRequest, adapters.CreateAdapterResponse
 )
 GET_ADAPTER = _method(_A, adapters.GetAdapterRequest, adapters.GetAdapterResponse)
-LIST_ADAPTERS = _method(
-    _A, adapters.ListAdaptersRequest, adapters.ListAdaptersResponse
-)
+LIST_ADAPTERS = _method(_A, adapters.ListAdaptersRequest, adapters.ListAdaptersResponse)
 DELETE_ADAPTER = _method(
     _A, adapters.DeleteAdapterRequest, adapters.DeleteAdapterResponse
 )

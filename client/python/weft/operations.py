@@ -98,9 +98,7 @@ class Caller:
             try:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
-                reply: Reply[ResponseT] = yield Call(
-                    method, request, remaining, slot
-                )
+                reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
                 return reply
             except WeftError as error:
                 if gone_is_done and attempt > 1 and error.code == "NOT_FOUND":

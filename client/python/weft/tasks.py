@@ -39,9 +39,7 @@ class TaskDriver:
         effect = operation.send(None)
         return asyncio.ensure_future(self._drive(operation, effect))
 
-    async def _drive(
-        self, operation: Operation[T], effect: Call | Sleep
-    ) -> T:
+    async def _drive(self, operation: Operation[T], effect: Call | Sleep) -> T:
         try:
             while True:
                 try:
@@ -83,9 +81,7 @@ class TaskDriver:
         self, method: Method[Any, Any], request: Any, timeout: float
     ) -> AsyncIterator[Any]:
         """Messages of a download; leaving the loop early cancels it."""
-        call = self._callable(method)(
-            request, timeout=timeout, metadata=self._metadata
-        )
+        call = self._callable(method)(request, timeout=timeout, metadata=self._metadata)
         try:
             async for message in call:
                 yield message

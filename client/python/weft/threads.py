@@ -135,9 +135,7 @@ class ThreadDriver:
         self, method: Method[Any, Any], request: Any, timeout: float
     ) -> Iterator[Any]:
         """Messages of a download; leaving the loop early cancels it."""
-        call = self._callable(method)(
-            request, timeout=timeout, metadata=self._metadata
-        )
+        call = self._callable(method)(request, timeout=timeout, metadata=self._metadata)
         try:
             yield from call
         except grpc.RpcError as error:
