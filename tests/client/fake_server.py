@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from weft import methods
 from weft._proto import (
     adapters_pb2,
@@ -76,7 +77,7 @@ class FakeServer:
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self.target = f"127.0.0.1:{self.port}"
 
-    def __enter__(self) -> "FakeServer":
+    def __enter__(self) -> FakeServer:
         self._server.start()
         return self
 

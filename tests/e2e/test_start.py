@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import weft
 from daemon import DEVICE, DTYPE, WEFTD, Daemon, running
 from models import tiny_model
+
+import weft
 
 START_SECONDS = 10.0
 HELP_SECONDS = 0.050
@@ -175,7 +176,7 @@ def test_help_is_quick() -> None:
 
 
 def _check_config(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [WEFTD, "--check-config", "--model", str(folder), *flags]
+    command = [str(WEFTD), "--check-config", "--model", str(folder), *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
@@ -209,7 +210,7 @@ def test_check_config_tells_the_memory_of_a_device_that_is_not_there(
 
 
 def test_version_is_told(daemon_for: Any) -> None:
-    command = [WEFTD, "--version"]
+    command = [str(WEFTD), "--version"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=10)
     with daemon_for("llama-tied").client() as client:
         assert client.info().version.encode() in done.stdout

@@ -102,7 +102,7 @@ def test_copies_a_models_head_and_nothing_else(kind: str, tmp_path: Path) -> Non
     done = run("weights", "head", str(source), "-o", str(tmp_path / "head"))
     assert done.returncode == 0, done.stderr
     copied = load_file(tmp_path / "head" / "model.safetensors")
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for file in source.glob("*.safetensors"):
         tensors |= load_file(file)
     names = ["model.embed_tokens.weight"]

@@ -97,7 +97,7 @@ def test_finds_torch_behind_another_header(tmp_path: Path) -> None:
 def test_rows_name_only_modules_above_them(tmp_path: Path) -> None:
     path = tmp_path / "layers.txt"
     path.write_text("base:\nkv: sched\nsched:\n")
-    with pytest.raises(ValueError, match="layers.txt:2: sched is not above"):
+    with pytest.raises(ValueError, match=r"layers\.txt:2: sched is not above"):
         read_layers(path)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from asyncio import Task
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from weft import convert, custom_loss, methods
+from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.core import AdapterCore, ClientCore
 from weft.folders import FolderWriter, StrPath
@@ -69,7 +70,7 @@ class AsyncSubmit:
 class AsyncAdapter:
     """One adapter on the server. Made by the AsyncClient's methods."""
 
-    def __init__(self, client: "AsyncClient", core: AdapterCore) -> None:
+    def __init__(self, client: AsyncClient, core: AdapterCore) -> None:
         self._client = client
         self._core = core
         self._driver = client._driver
@@ -208,7 +209,7 @@ class AsyncClient:
         self._driver = TaskDriver(target, Security(token, root_certificates))
         self._core = ClientCore(Caller(timeout, retry))
 
-    async def __aenter__(self) -> "AsyncClient":
+    async def __aenter__(self) -> AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -311,7 +312,7 @@ class AsyncClient:
 
     @staticmethod
     async def _deltas(
-        messages: AsyncIterator[Any],
+        messages: AsyncIterator[sampling_pb2.SampleStreamResponse],
     ) -> AsyncIterator[SampleDelta]:
         async for message in messages:
             yield convert.to_sample_delta(message)

@@ -66,7 +66,7 @@ class Submit:
 class Adapter:
     """One adapter on the server. Made by the Client's methods."""
 
-    def __init__(self, client: "Client", core: AdapterCore) -> None:
+    def __init__(self, client: Client, core: AdapterCore) -> None:
         self._client = client
         self._core = core
         self._driver = client._driver
@@ -201,7 +201,7 @@ class Client:
         self._driver = ThreadDriver(target, Security(token, root_certificates))
         self._core = ClientCore(Caller(timeout, retry))
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
