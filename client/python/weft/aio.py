@@ -49,6 +49,7 @@ class AsyncSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
+        """Adds the gradient of the summed loss to the accumulator."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=True, submit=True)
         )
@@ -59,11 +60,13 @@ class AsyncSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
+        """The same numbers without a gradient."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=False, submit=True)
         )
 
     def optim_step(self, **options: Unpack[OptimOptions]) -> Task[OptimResult]:
+        """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
 
@@ -81,6 +84,7 @@ class AsyncAdapter:
 
     @property
     def id(self) -> str:
+        """The adapter's name on the server."""
         return self._core.adapter_id
 
     @property
@@ -170,6 +174,7 @@ class AsyncAdapter:
         return await self._driver.run(self._core.snapshot(name))
 
     async def release_snapshot(self, name: str) -> None:
+        """Frees the snapshot once no sample uses it any more."""
         await self._driver.run(self._core.release_snapshot(name))
 
     async def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
@@ -184,6 +189,7 @@ class AsyncAdapter:
             writer.commit()
 
     async def info(self) -> AdapterInfo:
+        """What the server says about the adapter."""
         return await self._driver.run(self._core.info())
 
     async def delete(self) -> None:
@@ -220,6 +226,7 @@ class AsyncClient:
         await self._driver.close()
 
     async def info(self) -> ServerInfo:
+        """What the server runs and what it accepts."""
         return await self._driver.run(self._core.info())
 
     async def healthy(self) -> bool:
@@ -257,9 +264,11 @@ class AsyncClient:
         )
 
     async def adapters(self) -> list[AdapterInfo]:
+        """All adapters, ordered by id."""
         return await self._driver.run(self._core.adapters())
 
     async def delete_adapter(self, adapter_id: str) -> None:
+        """Forgets an adapter. Its checkpoints stay."""
         await self._driver.run(self._core.delete_adapter(adapter_id))
 
     async def import_adapter(
@@ -274,6 +283,7 @@ class AsyncClient:
         return await self._driver.run(self._core.checkpoints(adapter_id))
 
     async def delete_checkpoint(self, adapter_id: str, name: str) -> None:
+        """Deletes the checkpoint's files."""
         await self._driver.run(self._core.delete_checkpoint(adapter_id, name))
 
     async def sample(

@@ -45,6 +45,7 @@ class Submit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Future[TrainResult]:
+        """Adds the gradient of the summed loss to the accumulator."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=True, submit=True)
         )
@@ -55,11 +56,13 @@ class Submit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Future[TrainResult]:
+        """The same numbers without a gradient."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=False, submit=True)
         )
 
     def optim_step(self, **options: Unpack[OptimOptions]) -> Future[OptimResult]:
+        """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
 
@@ -77,6 +80,7 @@ class Adapter:
 
     @property
     def id(self) -> str:
+        """The adapter's name on the server."""
         return self._core.adapter_id
 
     @property
@@ -162,6 +166,7 @@ class Adapter:
         return self._driver.run(self._core.snapshot(name))
 
     def release_snapshot(self, name: str) -> None:
+        """Frees the snapshot once no sample uses it any more."""
         self._driver.run(self._core.release_snapshot(name))
 
     def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
@@ -176,6 +181,7 @@ class Adapter:
             writer.commit()
 
     def info(self) -> AdapterInfo:
+        """What the server says about the adapter."""
         return self._driver.run(self._core.info())
 
     def delete(self) -> None:
@@ -212,6 +218,7 @@ class Client:
         self._driver.close()
 
     def info(self) -> ServerInfo:
+        """What the server runs and what it accepts."""
         return self._driver.run(self._core.info())
 
     def healthy(self) -> bool:
@@ -247,9 +254,11 @@ class Client:
         return Adapter(self, self._driver.run(self._core.adapter(adapter_id)))
 
     def adapters(self) -> list[AdapterInfo]:
+        """All adapters, ordered by id."""
         return self._driver.run(self._core.adapters())
 
     def delete_adapter(self, adapter_id: str) -> None:
+        """Forgets an adapter. Its checkpoints stay."""
         self._driver.run(self._core.delete_adapter(adapter_id))
 
     def import_adapter(
@@ -264,6 +273,7 @@ class Client:
         return self._driver.run(self._core.checkpoints(adapter_id))
 
     def delete_checkpoint(self, adapter_id: str, name: str) -> None:
+        """Deletes the checkpoint's files."""
         self._driver.run(self._core.delete_checkpoint(adapter_id, name))
 
     def sample(
