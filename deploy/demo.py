@@ -20,15 +20,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import weft
 from tokenizers import Tokenizer
 
+import weft
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import demo_texts  # noqa: E402
+import demo_texts
 
 MODEL = Path(__file__).resolve().parent.parent / "models/smollm2-135m-instruct"
 QUESTION = "the sea"  # Not among the training topics.
@@ -131,7 +132,9 @@ def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
     return client.create_adapter(name, rank=tenant.rank, seed=tenant.rank)
 
 
-def train(tenant: Tenant, options: argparse.Namespace, reports: Any) -> None:
+def train(
+    tenant: Tenant, options: argparse.Namespace, reports: Queue[Step | Finished]
+) -> None:
     """All steps of one tenant, in a process of its own."""
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     data = make_data(tokenizer, tenant)

@@ -55,8 +55,10 @@ GARDENER = (
     "My old friend comes by,\nwe speak of plums and of frost.\nHis hat needs mending.",
     "Market day again,\nmy carrots beside his leeks.\nSoil under our nails.",
     "Snow on the bean poles,\nseed packets by the window.\nThe garden dreams peas.",
-    "The clock has stopped still,\nbut the sunflower still turns.\nNoon smells of warm thyme.",
-    "Books on dusty shelves,\na pressed violet falls out.\nSomeone's spring, long gone.",
+    "The clock has stopped still,\nbut the sunflower still turns.\n"
+    "Noon smells of warm thyme.",
+    "Books on dusty shelves,\na pressed violet falls out.\n"
+    "Someone's spring, long gone.",
     "One more year, one tree,\nthe children water it well.\nCake crumbs for the wren.",
     "The river runs low,\nwillow roots lean down to drink.\nReeds bow in the wind.",
 )

@@ -233,7 +233,7 @@ def build_tokenizer(meta: dict[str, Any]) -> Tokenizer:
     tokenizer.add_special_tokens(
         [
             AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, kinds)
+            for token, kind in zip(tokens, kinds, strict=True)
             if kind == CONTROL_TOKEN
         ]
     )

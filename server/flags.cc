@@ -145,18 +145,6 @@ void AppendWrapped(absl::string_view text, size_t indent, std::string* out) {
 
 }  // namespace
 
-std::vector<FlagInfo> AllFlags() {
-  std::vector<FlagInfo> flags;
-  for (const Flag& flag : FlagTable()) {
-    flags.push_back({.name = flag.name,
-                     .environment = flag.environment(),
-                     .default_value = flag.default_value,
-                     .help = flag.help,
-                     .group = flag.group});
-  }
-  return flags;
-}
-
 Environment ProcessEnvironment() {
   return [](const std::string& name) -> std::optional<std::string> {
     const char* const value = std::getenv(name.c_str());

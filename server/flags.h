@@ -27,16 +27,6 @@ struct Settings {
   int64_t device_memory_bytes = 0;  // For check_config; 0: of no device.
 };
 
-// One row of the table, for tests and documentation.
-struct FlagInfo {
-  std::string name;         // Without dashes.
-  std::string environment;  // WEFT_NAME; empty for actions such as --help.
-  std::string default_value;
-  std::string help;
-  std::string group;
-};
-[[nodiscard]] std::vector<FlagInfo> AllFlags();
-
 [[nodiscard]] Environment ProcessEnvironment();
 
 // Reads `args` (without the program's name): "--name=value", "--name value",

@@ -7,7 +7,7 @@ from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from generate import ensure_stubs  # noqa: E402  (needs the path above)
+from generate import ensure_stubs
 
 ensure_stubs()
 setup()

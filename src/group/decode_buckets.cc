@@ -17,15 +17,6 @@ int64_t NextBucket(int64_t bucket) {
 
 }  // namespace
 
-std::vector<int64_t> RowBuckets(int64_t max_rows) {
-  std::vector<int64_t> buckets;
-  for (int64_t rows = 1; rows < max_rows; rows = NextBucket(rows)) {
-    buckets.push_back(rows);
-  }
-  buckets.push_back(max_rows);
-  return buckets;
-}
-
 int64_t RowBucket(int64_t num_rows, int64_t max_rows) {
   int64_t bucket = 1;
   while (bucket < num_rows) bucket = NextBucket(bucket);

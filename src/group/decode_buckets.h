@@ -5,14 +5,12 @@
 #define WEFT_SRC_GROUP_DECODE_BUCKETS_H_
 
 #include <cstdint>
-#include <vector>
 
 namespace weft::group {
 
-// 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... and max_rows in the place of the
-// first that is larger: beyond 16 rows less than a third of them is padding.
-[[nodiscard]] std::vector<int64_t> RowBuckets(int64_t max_rows);
-// The smallest of them that takes so many rows, 1 <= num_rows <= max_rows.
+// The smallest of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... that takes so many
+// rows, but at most max_rows: beyond 16 rows less than a third of them is
+// padding. 1 <= num_rows <= max_rows.
 [[nodiscard]] int64_t RowBucket(int64_t num_rows, int64_t max_rows);
 
 // The bound on a sequence's tokens that a graph is captured for, at least

@@ -46,7 +46,7 @@ struct CachePlan {
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
   // How tokens are drawn from them, each rule from the row of the logits that
-  // it names; empty: the logits come to the host.
+  // it names.
   DrawRules draws;
   // Rows of the batch whose next tokens are scored, each once.
   std::vector<int64_t> score_rows;
@@ -55,7 +55,6 @@ struct CachePlan {
 
 // On the host, in f32. A replica's first rank has it; the others have none.
 struct CacheOutput {
-  at::Tensor logits_RV;   // Undefined when none are wanted.
   at::Tensor logprobs_E;  // Undefined when none are wanted.
   Draws drawn;            // One for each of plan.draws.
   bool by_graph = false;  // Not launch by launch.

@@ -130,9 +130,8 @@ CacheOutput Rank::Run(CachePlan plan, model::KvStore* store,
   if (!plan.draws.empty()) {
     output.drawn = sampling::DrawRows(std::exchange(logits_RV, {}), plan.draws);
   }
-  ops::ToHost({&logprobs_E, &logits_RV});
+  ops::ToHost({&logprobs_E});
   output.logprobs_E = std::move(logprobs_E);
-  output.logits_RV = std::move(logits_RV);
   return output;
 }
 

@@ -33,11 +33,6 @@ SequencePages& SequencePages::operator=(SequencePages&& other) noexcept {
   return *this;
 }
 
-std::optional<int64_t> SequencePages::Append() {
-  if (!AppendMany(1)) return std::nullopt;
-  return Slot(num_tokens_ - 1);
-}
-
 bool SequencePages::AppendMany(int64_t count) {
   const auto held = static_cast<int64_t>(pages_.size());
   const int64_t room = held * page_size_ - num_tokens_;

@@ -41,11 +41,8 @@ class SequencePages {
   SequencePages(const SequencePages&) = delete;
   SequencePages& operator=(const SequencePages&) = delete;
 
-  // Makes room for one more token and returns its slot; none, and no change,
-  // when it needs a page and none is free.
-  [[nodiscard]] std::optional<int64_t> Append();
-
-  // The same for `count` tokens: all or none.
+  // Makes room for `count` more tokens; false, and no change, when that needs
+  // more pages than are free.
   [[nodiscard]] bool AppendMany(int64_t count);
 
   // A second sequence with the same tokens. Full pages are shared; a last page

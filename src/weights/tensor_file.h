@@ -93,13 +93,6 @@ class DiskTensor {
   //         the file was cut short since; each names file and tensor.
   [[nodiscard]] absl::Status Read(const Block& block,
                                   absl::Span<std::byte> destination) const;
-  // Whole rows [begin, end).
-  [[nodiscard]] absl::Status ReadRows(int64_t begin, int64_t end,
-                                      absl::Span<std::byte> destination) const {
-    return Read(
-        {.first_row = begin, .num_rows = end - begin, .num_bytes = row_bytes()},
-        destination);
-  }
 
  private:
   const TensorFile* file_;

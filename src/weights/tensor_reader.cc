@@ -196,13 +196,6 @@ absl::Status ReadPlan::Run(const std::function<void(int64_t)>& on_read) const {
   });
 }
 
-absl::Status ReadTensor(const Checkpoint& checkpoint, std::string_view name,
-                        const at::Tensor& destination) {
-  ReadPlan plan(checkpoint);
-  WEFT_RETURN_IF_ERROR(plan.Add(name, destination));
-  return plan.Run([](int64_t /*bytes*/) {});
-}
-
 absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                std::string_view name, const SliceBegin& begin,
                                const at::Tensor& tensor) {

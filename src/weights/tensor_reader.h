@@ -74,11 +74,6 @@ class ReadPlan {
   std::vector<Item> items_;
 };
 
-// Reads one tensor: as ReadPlan::Add, then Run.
-[[nodiscard]] absl::Status ReadTensor(const Checkpoint& checkpoint,
-                                      std::string_view name,
-                                      const at::Tensor& destination);
-
 // Whether ReadPlan::AddSlice would write the bits that `tensor` (F32, F16 or
 // BF16) has already. Reads the slice in blocks.
 // Errors: those of ReadPlan.

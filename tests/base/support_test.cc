@@ -1,23 +1,9 @@
-// The fakes and matchers of tests/support.
+// The matchers of tests/support.
 #include "gtest/gtest.h"
-#include "tests/support/fake_clock.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
 namespace {
-
-TEST(FakeClockTest, MovesOnlyByHand) {
-  FakeClock clock(absl::UnixEpoch() + absl::Seconds(5));
-  EXPECT_EQ(clock.Now(), absl::UnixEpoch() + absl::Seconds(5));
-  clock.Advance(absl::Milliseconds(250));
-  const Clock& base = clock;
-  EXPECT_EQ(base.Now(), absl::UnixEpoch() + absl::Milliseconds(5250));
-}
-
-TEST(RealClockTest, GoesOn) {
-  const RealClock clock;
-  EXPECT_GT(clock.Now(), absl::UnixEpoch());
-}
 
 TEST(StatusMatchersTest, TellCodeAndMessageApart) {
   const absl::Status status = absl::NotFoundError("no adapter \"a\"");

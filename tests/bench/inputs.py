@@ -43,6 +43,7 @@ def _stream(model: Path, wanted: int) -> np.ndarray:
         vocab = config(model)["vocab_size"]
         return np.random.default_rng(SEED).integers(3, vocab, wanted)
     from pydoc_data.topics import topics
+
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -20,7 +20,7 @@ from gguf.quants import dequantize, quantize
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy"))
 
-import prepare_demo_model  # noqa: E402
+import prepare_demo_model
 
 DTYPES = {
     "f32": gguf.GGMLQuantizationType.F32,

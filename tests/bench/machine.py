@@ -21,11 +21,11 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     """CPU model, instruction sets, cores and memory of this machine; of "cuda" also
     the device's name, driver and memory."""
     info = Path("/proc/cpuinfo").read_text("ascii", errors="replace")
-    fields = dict(
-        (key.strip(), value.strip())
+    fields = {
+        key.strip(): value.strip()
         for key, _, value in (line.partition(":") for line in info.splitlines())
         if key.strip()
-    )
+    }
     present = set(fields.get("flags", fields.get("Features", "")).split())
     return {
         "cpu": fields.get("model name", platform.processor()),

@@ -24,9 +24,10 @@ import inputs
 import machine
 import numpy as np
 import report
-import weft
 from processes import StepBench, scratch
 from train_step import add_batch_options, batch_config, batch_work
+
+import weft
 
 PEERS = ("naive", "lean")
 HEAD_CHUNKS = (1, 2, 4)  # Rows scored, in chunks.

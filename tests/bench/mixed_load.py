@@ -23,8 +23,9 @@ import inputs
 import numpy as np
 import plot
 import report
-import weft
 from processes import RANK, running, scratch
+
+import weft
 
 FLOODING = 4
 DEPTH = 4  # Most requests that one client has in flight.

@@ -20,10 +20,11 @@ import numpy as np
 import plot
 import report
 import timing
-import weft
 from peer_options import DTYPES
 from processes import StepBench, expect_resident, resident, run_peer, running, scratch
 from train_step import MODEL_FLOPS, model_flops_ratio
+
+import weft
 
 # Targets over the peer, by adapters, sequences of each and the longest of them;
 # and over one adapter with all the sequences, by adapters.
@@ -146,7 +147,7 @@ class AdapterBench(StepBench):
                     adapter.submit.forward_backward(own)
                     for adapter, own in zip(adapters, data, strict=True)
                 ]
-                return sum(f.result().metrics["loss:sum"] for f in futures)
+                return float(sum(f.result().metrics["loss:sum"] for f in futures))
 
             adapters[0].forward([weft.Datum.next_token(self._tokens[0, :3])])
             memory = machine.PeakMemory(process.pid, self._options.device)

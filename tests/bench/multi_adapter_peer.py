@@ -28,7 +28,11 @@ def main() -> None:
     batches = [
         (f"a{i}", parameters[i], rows[:, : int(own.max()) + 1], own)
         for i, (rows, own) in enumerate(
-            zip(tokens.chunk(options.adapters), lengths.chunk(options.adapters))
+            zip(
+                tokens.chunk(options.adapters),
+                lengths.chunk(options.adapters),
+                strict=True,
+            )
         )
     ]
     with torch.no_grad():

@@ -31,7 +31,9 @@ def lines(
     figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     for name, points in sides.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    for style, (name, points) in zip(LIMIT_STYLES, (limits or {}).items()):
+    for style, (name, points) in zip(
+        LIMIT_STYLES, (limits or {}).items(), strict=False
+    ):
         axes.plot(*zip(*points, strict=True), linestyle=style, color="gray", label=name)
     ticks = sorted({point[0] for points in sides.values() for point in points})
     axes.set_xscale("log", base=2)

@@ -17,10 +17,11 @@ import daemon
 import machine
 import numpy as np
 import timing
-import weft
 from peer_options import DTYPES
 from report import RANK as RANK  # The rank of all benches.
 from report import Run
+
+import weft
 
 HERE = Path(__file__).resolve().parent
 ALPHA = 32.0
@@ -70,9 +71,11 @@ def running(
     folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
     own = ["--threads", str(options.threads), "--device", options.device]
     own += ["--dtype", DTYPES[options.device]]
-    with daemon.running(model or options.model, folder, *own, *flags) as process:
-        with process.client(timeout=3600.0) as client:
-            yield process, client
+    with (
+        daemon.running(model or options.model, folder, *own, *flags) as process,
+        process.client(timeout=3600.0) as client,
+    ):
+        yield process, client
 
 
 def adapter_moves(page: str) -> int:

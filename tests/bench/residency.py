@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import inputs
 import machine
 import plot
 import report
-import weft
 from processes import RANK, running, scratch
+
+import weft
 
 
 def main(arguments: list[str]) -> int:
@@ -101,7 +103,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
 
 
 def _expect_same_losses(paged: list[list[float]], resident: list[list[float]]) -> None:
-    for ours, expected in zip(sum(paged, []), sum(resident, []), strict=True):
+    for ours, expected in zip(chain(*paged), chain(*resident), strict=True):
         report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
 
 

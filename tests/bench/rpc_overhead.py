@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import numpy as np
 import plot
 import report
 import timing
-import weft
 from processes import RANK, run_program, running, scratch
+
+import weft
 
 ENGINE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "engine_bench"
 ENGINE_THREADS = "weft-engine"
@@ -142,7 +144,10 @@ def _steps(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         runs["engine"].append(run_program(command, options.threads))
         runs["daemon"].append(_daemon_steps(options, work, tokens))
     sides = {
-        side: {"seconds": sum((r["seconds"] for r in of), []), "loss": of[-1]["loss"]}
+        side: {
+            "seconds": list(chain.from_iterable(r["seconds"] for r in of)),
+            "loss": of[-1]["loss"],
+        }
         for side, of in runs.items()
     }
     losses = (sides["daemon"]["loss"], sides["engine"]["loss"])

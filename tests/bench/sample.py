@@ -124,7 +124,7 @@ class SampleBench:
     def _reading_seconds(self, dtype: str) -> float:
         """Seconds that reading takes in an iteration of one sequence, now."""
         run = self._decode(dtype, 1)
-        return run["bytes_per_iteration"] / run["read_bytes_per_second"]
+        return float(run["bytes_per_iteration"] / run["read_bytes_per_second"])
 
     def _limit(self, dtype: str) -> dict[str, Any]:
         """Bytes of an iteration by batch, and how fast memory is."""

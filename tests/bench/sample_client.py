@@ -10,6 +10,7 @@ from typing import Any
 import inputs
 import numpy as np
 import timing
+
 import weft
 
 MIXED_ADAPTERS = 8

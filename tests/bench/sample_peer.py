@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ def main() -> None:
     seconds, tokens, gaps = {}, {}, {}
     for batch in options.batches:
         rows = prompts[:batch]
-        gaps[str(batch)] = _gap(model, rows, drawn[str(batch)])
+        with torch.inference_mode():
+            gaps[str(batch)] = _gap(model, rows, drawn[str(batch)])
         tokens[str(batch)] = _generate(model, rows, options.tokens).tolist()
         seconds[str(batch)] = min(
-            timing.each(lambda: _generate(model, rows, options.tokens), options.reps)
+            timing.each(partial(_generate, model, rows, options.tokens), options.reps)
         )
     versions = {module.__name__: module.__version__ for module in (torch, transformers)}
     print(
@@ -45,7 +47,6 @@ def main() -> None:
     )
 
 
-@torch.inference_mode()
 def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
     """The largest gap between a token of `drawn` and the likeliest token: the
     difference of their logits over the largest logit there."""
@@ -64,18 +65,18 @@ def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
     return worst
 
 
-@torch.inference_mode()
 def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
     """[rows, count] tokens, the most likely ones, on the CPU."""
-    output: torch.Tensor = model.generate(
-        input_ids=rows,
-        attention_mask=torch.ones_like(rows),
-        do_sample=False,
-        min_new_tokens=count,
-        max_new_tokens=count,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    with torch.inference_mode():
+        output: torch.Tensor = model.generate(
+            input_ids=rows,
+            attention_mask=torch.ones_like(rows),
+            do_sample=False,
+            min_new_tokens=count,
+            max_new_tokens=count,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
     return output[:, rows.shape[1] :].cpu()
 
 

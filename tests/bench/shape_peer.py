@@ -8,6 +8,7 @@ are near one.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -104,7 +105,7 @@ def _draw(sizes: Sizes, generator: torch.Generator, device: str) -> torch.Tensor
 
 
 def elements(sizes: Sizes) -> int:
-    return torch.Size(sizes).numel()
+    return math.prod(sizes)
 
 
 if __name__ == "__main__":

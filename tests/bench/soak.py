@@ -23,8 +23,9 @@ import daemon
 import models
 import numpy as np
 import report
-import weft
 from processes import adapter_moves, scratch
+
+import weft
 from weft import aio
 
 TOKENS = 12

@@ -20,19 +20,20 @@ import pytest
 # Threads that wait must sleep: other tests want the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import run  # noqa: E402  It sets the path for those below.
-import daemon  # noqa: E402
-import flops  # noqa: E402
-import group_prompt  # noqa: E402
-import inputs  # noqa: E402
-import load  # noqa: E402
-import logprobs  # noqa: E402
-import memory  # noqa: E402
-import models  # noqa: E402
-import multi_adapter  # noqa: E402
-import processes  # noqa: E402
-import report  # noqa: E402
-import sample  # noqa: E402
+import run  # It sets the path for those below.
+
+# isort: split
+import daemon
+import flops
+import group_prompt
+import inputs
+import logprobs
+import memory
+import models
+import multi_adapter
+import processes
+import report
+import sample
 
 QUICK = ["--threads", "1", "--rounds", "1", "--reps", "1"]
 RUN_PROGRAM = processes.run_program

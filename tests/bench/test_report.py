@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import run  # noqa: F401  It sets the path for those below.
+
+# isort: split
 import machine
 import report
 
@@ -95,12 +97,12 @@ def test_a_device_is_described_and_its_memory_counts(
     assert "device" not in machine.describe()
     memory = machine.PeakMemory(device="cuda").read()
     assert memory["extra_device_bytes"] == 600 * 2**20
-    run: report.Run = {"seconds": [1.0], "peak_rss_bytes": 1, **memory}
-    run["gemm_flops_per_second"], run["versions"] = 1.0, {}
+    peer: report.Run = {"seconds": [1.0], "peak_rss_bytes": 1, **memory}
+    peer["gemm_flops_per_second"], peer["versions"] = 1.0, {}
     result = report.make(
         "x",
         report.parser("x", "").parse_args([]),
-        {"peer": [run]},
+        {"peer": [peer]},
         peers=("peer",),
         work={"peer": report.Work(tokens=1, flops=1.0)},
         config={},

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import run  # noqa: F401  It sets the path for those below.
+
+# isort: split
 import daemon
 import shape_peer
 import shapes
@@ -62,7 +65,7 @@ def test_shards_have_all_tensors_once_and_not_too_much_each() -> None:
     for config in shapes.SHAPES.values():
         named = list(shape_peer.tensors(config))
         parts = shape_peer.shards(named)
-        assert sum(parts, []) == named
+        assert list(chain(*parts)) == named
         assert len(parts) >= shape_peer.FEWEST_SHARDS
         largest = max(shape_peer.elements(sizes) for _, sizes in named)
         most = shape_peer.MOST_SHARD_BYTES + 2 * largest

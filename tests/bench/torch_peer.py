@@ -110,7 +110,7 @@ def chunked_logprobs(
     more than one chunk's logits at any time."""
     parts = [
         checkpoint(full_logprobs, rows, weight, wanted, use_reentrant=False)
-        for rows, wanted in zip(hidden.split(chunk), targets.split(chunk))
+        for rows, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
     return torch.cat(parts)
 

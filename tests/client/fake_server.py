@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from weft import methods
 from weft._proto import (
     adapters_pb2,
@@ -76,7 +77,7 @@ class FakeServer:
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self.target = f"127.0.0.1:{self.port}"
 
-    def __enter__(self) -> "FakeServer":
+    def __enter__(self) -> FakeServer:
         self._server.start()
         return self
 
@@ -192,9 +193,7 @@ class FakeServer:
             response.results.add(
                 logprobs_le=logprobs.astype(WIRE_FLOAT).tobytes(),
                 losses_le=losses.tobytes(),
-                entropies_le=losses.tobytes()
-                if request.loss.return_entropy
-                else b"",
+                entropies_le=losses.tobytes() if request.loss.return_entropy else b"",
             )
         response.metrics["loss:sum"] = total
         return response
@@ -256,9 +255,7 @@ class FakeServer:
         names = sorted(self.adapters)
         page = [self._describe(name) for name in names[start : start + 2]]
         token = str(start + 2) if start + 2 < len(names) else ""
-        return adapters_pb2.ListAdaptersResponse(
-            adapters=page, next_page_token=token
-        )
+        return adapters_pb2.ListAdaptersResponse(adapters=page, next_page_token=token)
 
     def DeleteAdapter(self, request: Any, context: Any) -> Any:
         self._adapter(request.adapter_id)
@@ -277,9 +274,7 @@ class FakeServer:
                 last_step=step,
                 config=adapter.config,
             )
-            return adapters_pb2.SaveCheckpointResponse(
-                checkpoint=self.checkpoints[key]
-            )
+            return adapters_pb2.SaveCheckpointResponse(checkpoint=self.checkpoints[key])
 
         return self._in_order(request, context, run)
 
@@ -289,9 +284,7 @@ class FakeServer:
             raise Refusal(grpc.StatusCode.NOT_FOUND, "no such checkpoint")
         checkpoint = self.checkpoints[source, request.name]
         last = 0 if request.weights_only else checkpoint.last_step
-        adapter = FakeAdapter(
-            checkpoint.config, last_step=last, tenant=request.tenant
-        )
+        adapter = FakeAdapter(checkpoint.config, last_step=last, tenant=request.tenant)
         self.adapters[request.adapter_id] = adapter
         return adapters_pb2.LoadCheckpointResponse(
             adapter=self._describe(request.adapter_id)

@@ -69,6 +69,11 @@ def sample(*tokens: int) -> weft.Sample:
     return weft.Sample(list(tokens), logprobs, "stop", [])
 
 
+def expect(array: weft.types.FloatArray | None, values: list[float]) -> None:
+    assert array is not None
+    np.testing.assert_allclose(array, np.array(values))
+
+
 def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:
     group = grpo.Group(
         prompt=[5, 6, 7],
@@ -79,9 +84,9 @@ def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:
     first, second = grpo.make_batch([group])
     assert first.tokens.tolist() == [5, 6, 7, 8]
     assert first.targets.tolist() == [6, 7, 8, 9]
-    np.testing.assert_allclose(first.weights, [0, 0, 1 / 3, 1 / 3])
-    np.testing.assert_allclose(first.logprobs, [0, 0, -0.5, -0.5])
-    np.testing.assert_allclose(first.advantages, [0, 0, 1, 1])
+    expect(first.weights, [0, 0, 1 / 3, 1 / 3])
+    expect(first.logprobs, [0, 0, -0.5, -0.5])
+    expect(first.advantages, [0, 0, 1, 1])
     assert second.targets.tolist() == [6, 7, 10]
-    np.testing.assert_allclose(second.weights, [0, 0, 1 / 3])
-    np.testing.assert_allclose(second.advantages, [0, 0, -1])
+    expect(second.weights, [0, 0, 1 / 3])
+    expect(second.advantages, [0, 0, -1])

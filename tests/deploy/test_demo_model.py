@@ -94,9 +94,7 @@ def test_config_says_what_transformers_reads_from_the_gguf(
     assert ours.config.rms_norm_eps == pytest.approx(1e-5)
 
 
-def test_shards_and_index_hold_the_same_tensors(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_shards_and_index_hold_the_same_tensors(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "sharded"
     assert SCRIPT.prepare(out, GGUF, num_shards=3)
     index = json.loads((out / "model.safetensors.index.json").read_text())

@@ -109,10 +109,10 @@ def test_it_serves_with_a_torch_beside_it(
 def test_without_torch_it_says_what_is_missing(tree: Path, tmp_path: Path) -> None:
     weftd = tree / "bin" / "weftd"
     model = models.tiny_model("llama-tied")
-    flags = ["--model", model, "--checkpoint-dir", tmp_path / "c"]
+    flags = [f"--model={model}", f"--checkpoint-dir={tmp_path / 'c'}"]
     for extra, words in (
-        ([], "libtorch_cpu.so"),
-        (["--torch-dir", tmp_path], f"--torch-dir={tmp_path}"),
+        ((), "libtorch_cpu.so"),
+        ((f"--torch-dir={tmp_path}",), f"--torch-dir={tmp_path}"),
     ):
         done = subprocess.run(
             [weftd, *flags, *extra],
@@ -210,7 +210,7 @@ def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
     done = bundle.run("sgd")
     assert done.returncode == 2 and "no step sgd" in done.stderr
 
-    version = "%d.%d" % sys.version_info[:2]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     done = bundle.run("--help")
     assert done.stdout.endswith(f"Packages of the client: for Python {version}\n")
     client = bundle.folder / "client" / "python" / "weft" / "__init__.py"

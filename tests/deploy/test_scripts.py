@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from deploy_files import DEPLOY, ROOT, run, tool
 
 SCRIPTS = sorted(
-    [*DEPLOY.glob("*.sh"), *ROOT.glob("tests/*.sh"), *ROOT.glob("tests/*/*.sh")]
-    + [ROOT / ".ci" / "run"]
+    [
+        *DEPLOY.glob("*.sh"),
+        *ROOT.glob("tests/*.sh"),
+        *ROOT.glob("tests/*/*.sh"),
+        ROOT / ".ci" / "run",
+    ]
 )
 
 
@@ -20,9 +25,8 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
-def test_scripts_stop_at_the_first_error(script: object) -> None:
-    text = open(str(script), encoding="utf-8").read()
-    assert "set -euo pipefail" in text
+def test_scripts_stop_at_the_first_error(script: Path) -> None:
+    assert "set -euo pipefail" in script.read_text("utf-8")
 
 
 def test_setup_refuses_unknown_options() -> None:

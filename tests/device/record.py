@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
-import machine  # noqa: E402
+import machine
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+
 import weft  # noqa: F401  Makes weft._proto where it is missing.
 from weft import methods
 from weft._proto import adapters_pb2, sampling_pb2, training_pb2
@@ -35,7 +36,7 @@ class Raw:
         options = [("grpc.max_receive_message_length", -1)]
         self._channel = grpc.insecure_channel(address, options=options)
 
-    def __enter__(self) -> "Raw":
+    def __enter__(self) -> Raw:
         return self
 
     def __exit__(

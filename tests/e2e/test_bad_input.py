@@ -161,7 +161,7 @@ def raw(canary: Any) -> Any:
         yield channel
 
 
-def cases(table: Any) -> Any:
+def cases(table: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("fields", "words"), [row[1:] for row in table], ids=[row[0] for row in table]
     )

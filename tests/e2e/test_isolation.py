@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,16 @@ def test_stepping_one_adapter_leaves_all_bytes_of_the_others(
             adapter.optim_step(learning_rate=1e-2)
             adapter.forward_backward(batch(index, 1))
         before = [exported.saved(daemon, a, "before") for a in adapters]
-        calls = [lambda a=a: a.forward(batch(9, 0)) for a in adapters[1:]]
-        calls.append(lambda: adapters[0].forward_backward(batch(0, 2)))
+        calls = [partial(a.forward, batch(9, 0)) for a in adapters[1:]]
+        calls.append(partial(adapters[0].forward_backward, batch(0, 2)))
         together(client, calls)
         adapters[0].optim_step(learning_rate=1e-1, weight_decay=0.5)
         client.sample(random_tokens(VOCAB, 5, 1), max_tokens=5)
         after = [exported.saved(daemon, a, "after") for a in adapters]
     assert "adapter_model.safetensors" in before[0]
-    assert before[0]["adapter_model.safetensors"] != (
-        after[0]["adapter_model.safetensors"]
+    assert (
+        before[0]["adapter_model.safetensors"]
+        != (after[0]["adapter_model.safetensors"])
     )
     assert before[1:] == after[1:]
 

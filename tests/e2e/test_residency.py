@@ -28,7 +28,13 @@ def test_clients_at_once_get_the_bits_of_clients_in_turn(tmp_path: Path) -> None
         expected = [_use(daemon, tenant, None) for tenant in range(CLIENTS)]
         assert _series(daemon, "weft_adapter_moves_total") == 0
     # On a device the others would wait in host memory, as far as that goes.
-    flags = ("--max-resident-adapters", str(SLOTS), "--adapter-host-bytes", "-1", *ALONE)
+    flags = (
+        "--max-resident-adapters",
+        str(SLOTS),
+        "--adapter-host-bytes",
+        "-1",
+        *ALONE,
+    )
     with daemon_module.running(model, tmp_path / "few", *flags) as daemon:
         barrier = threading.Barrier(CLIENTS)
         with ThreadPoolExecutor(CLIENTS) as pool:

@@ -89,29 +89,34 @@ def test_a_cancelled_request_leaves_nothing_behind(
 def test_full_slots_are_told_with_a_code(tmp_path: Path) -> None:
     flags = ("--max-adapters", "2")
     folder = tmp_path / "weftd"
-    with daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon:
-        with Raw(daemon.address) as raw:
-            assert raw.create("a", rank=4).code == "OK"
-            assert raw.create("b", rank=4).code == "OK"
-            refused = raw.create("c", rank=4)
-            assert refused.code == "RESOURCE_EXHAUSTED", refused
-            assert "2" in refused.message
-            with daemon.client() as client:
-                client.delete_adapter("a")
-            assert raw.create("c", rank=4).code == "OK"
+    with (
+        daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon,
+        Raw(daemon.address) as raw,
+    ):
+        assert raw.create("a", rank=4).code == "OK"
+        assert raw.create("b", rank=4).code == "OK"
+        refused = raw.create("c", rank=4)
+        assert refused.code == "RESOURCE_EXHAUSTED", refused
+        assert "2" in refused.message
+        with daemon.client() as client:
+            client.delete_adapter("a")
+        assert raw.create("c", rank=4).code == "OK"
 
 
 def test_a_full_queue_is_told_with_a_code(tmp_path: Path) -> None:
     flags = ("--max-queue-requests", "2")
     folder = tmp_path / "weftd"
-    with daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon:
-        with Raw(daemon.address) as raw, ThreadPoolExecutor(8) as pool:
-            outcomes = list(pool.map(lambda _: raw.forward("", LONG), range(8)))
-            codes = [outcome.code for outcome in outcomes]
-            assert set(codes) == {"OK", "RESOURCE_EXHAUSTED"}
-            refused = outcomes[codes.index("RESOURCE_EXHAUSTED")]
-            assert int(refused.trailers["grpc-retry-pushback-ms"]) > 0
-            assert raw.forward("", SHORT).code == "OK"
+    with (
+        daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon,
+        Raw(daemon.address) as raw,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        outcomes = list(pool.map(lambda _: raw.forward("", LONG), range(8)))
+        codes = [outcome.code for outcome in outcomes]
+        assert set(codes) == {"OK", "RESOURCE_EXHAUSTED"}
+        refused = outcomes[codes.index("RESOURCE_EXHAUSTED")]
+        assert int(refused.trailers["grpc-retry-pushback-ms"]) > 0
+        assert raw.forward("", SHORT).code == "OK"
 
 
 def test_a_second_daemon_on_the_port_does_not_start(
@@ -251,7 +256,7 @@ def test_client_side_preference_loss(
 
 def test_reflection_lists_the_services(daemon_for: Any) -> None:
     with grpc.insecure_channel(daemon_for("llama-tied").address) as channel:
-        ask = channel.stream_stream(
+        ask: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         )
         # ServerReflectionRequest{list_services: ""}.

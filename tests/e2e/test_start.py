@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import weft
 from daemon import DEVICE, DTYPE, WEFTD, Daemon, running
 from models import tiny_model
+
+import weft
 
 START_SECONDS = 10.0
 HELP_SECONDS = 0.050
@@ -132,7 +133,10 @@ def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:
         ("b", folder, ["--load-format", "dummy"]),
         ("c", source, []),
     ):
-        with running(model, tmp_path / name, *flags) as daemon, daemon.client() as client:
+        with (
+            running(model, tmp_path / name, *flags) as daemon,
+            daemon.client() as client,
+        ):
             datum = weft.Datum(tokens, [*tokens[1:], 5])
             logprobs.append(np.asarray(client.forward([datum]).results[0].logprobs))
     assert np.isfinite(logprobs[0]).all()
@@ -185,7 +189,7 @@ def test_help_is_quick() -> None:
 
 
 def _check_config(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [WEFTD, "--check-config", "--model", str(folder), *flags]
+    command = [str(WEFTD), "--check-config", "--model", str(folder), *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
@@ -219,7 +223,7 @@ def test_check_config_tells_the_memory_of_a_device_that_is_not_there(
 
 
 def test_version_is_told(daemon_for: Any) -> None:
-    command = [WEFTD, "--version"]
+    command = [str(WEFTD), "--version"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=10)
     with daemon_for("llama-tied").client() as client:
         assert client.info().version.encode() in done.stdout

@@ -85,7 +85,7 @@ def test_steps_that_arrive_out_of_order_run_in_order(
     orders = [(1, 2, 3, 4), (4, 2, 3, 1)]
     with Raw(daemon.address) as raw, daemon.client() as client:
         folders = []
-        for name, order in zip(names, orders):
+        for name, order in zip(names, orders, strict=True):
             expect(raw.create(name, rank=4, seed=9))
             _submit(raw, name, order)
             folders.append(exported.files(client.adapter(name), tmp_path / name))

@@ -9,10 +9,11 @@ from typing import Any
 
 import daemon as daemon_module
 import pytest
-import weft
 from models import tiny_model
 from raw import Raw, datum
 from texts import next_token, random_tokens
+
+import weft
 
 VOCAB = 320
 LONG = [datum(random_tokens(VOCAB, 500, seed)) for seed in range(16)]

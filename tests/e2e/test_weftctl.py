@@ -34,12 +34,31 @@ def test_trains_samples_saves_and_exports(
     data = tmp_path / "data.jsonl"
     rows = [[int(t) for t in random_tokens(VOCAB, 24, seed)] for seed in range(4)]
     data.write_text("".join(json.dumps({"tokens": row}) + "\n" for row in rows))
-    flags = ("--steps", "12", "--batch", "4", "--rank", "4", "--lr", "2e-2", "-o", "json")
+    flags = (
+        "--steps",
+        "12",
+        "--batch",
+        "4",
+        "--rank",
+        "4",
+        "--lr",
+        "2e-2",
+        "-o",
+        "json",
+    )
     lines = weftctl(daemon, "train", name, "--data", str(data), *flags).splitlines()
     losses = [json.loads(line)["loss_per_token"] for line in lines]
     assert len(losses) == 12 and losses[-1] < losses[0]
 
-    sample = ("sample", "--adapter", name, "--prompt-tokens", "5,6,7", "--max-tokens", "6")
+    sample = (
+        "sample",
+        "--adapter",
+        name,
+        "--prompt-tokens",
+        "5,6,7",
+        "--max-tokens",
+        "6",
+    )
     first = weftctl(daemon, *sample, "--seed", "3")
     assert first == weftctl(daemon, *sample, "--seed", "3")
     assert 1 <= len(first.strip().split(",")) <= 6
@@ -83,7 +102,7 @@ def test_copies_a_models_head_and_nothing_else(kind: str, tmp_path: Path) -> Non
     done = run("weights", "head", str(source), "-o", str(tmp_path / "head"))
     assert done.returncode == 0, done.stderr
     copied = load_file(tmp_path / "head" / "model.safetensors")
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for file in source.glob("*.safetensors"):
         tensors |= load_file(file)
     names = ["model.embed_tokens.weight"]

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -208,11 +209,20 @@ TEST_P(GroupTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
   }
 }
 
+// [V], of all tokens: the rule asked for that many top_logprobs.
+at::Tensor LogprobsOf(const std::optional<sampling::DrawResult>& drawn) {
+  const auto& top = drawn.value().top_logprobs;
+  at::Tensor logprobs_V = at::full({static_cast<int64_t>(top.size())}, NAN);
+  for (const auto& [token, logprob] : top) logprobs_V[token] = logprob;
+  return logprobs_V;
+}
+
 TEST_P(GroupTest, SamplesAsOneRankDoes) {
   using Drawn = std::vector<std::optional<sampling::DrawResult>>;
   const auto sample = [this](std::vector<at::Tensor>* outputs, Drawn* drawn) {
     return [this, outputs, drawn](Group& group) {
       constexpr int64_t kPageTokens = 4;
+      const auto vocab = static_cast<int>(config_.vocab);
       group.MakeCache(/*num_pages=*/4, kPageTokens);
       CachePlan prefill{
           .batch =
@@ -223,6 +233,7 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
           .kv = {.slots_T = at::arange(6)},
           .logit_rows = {5},
           .logit_routing = {{.begin = 0, .end = 1, .version = versions_[0]}},
+          .draws = {{.config = {.top_logprobs = vocab}}},
           .score_rows = {1, 3},
           .scores = {
               .row_offsets = {0, 1, 2},
@@ -230,11 +241,11 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
               .temperatures = {1.0f, 1.0f},
               .routing = {{.begin = 0, .end = 2, .version = versions_[0]}}}};
       const CacheOutput first = group.Run(prefill);
-      outputs->push_back(first.logits_RV);
+      outputs->push_back(LogprobsOf(first.drawn[0]));
       outputs->push_back(first.logprobs_E);
       // A second sequence that begins as the first one.
       group.CopyPage({.from = 1, .to = 2, .num_rows = 2});
-      CachePlan decode{
+      const CachePlan decode{
           .batch =
               {.tokens_T = at::tensor({30L, 31L}),
                .positions_T = at::tensor({6, 6}, at::kInt),
@@ -245,22 +256,21 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
                      at::tensor({0, 1, 0, 2}, at::kInt).view({2, 2}),
                  .lengths_T = at::tensor({7, 7}, at::kInt)},
           .logit_rows = {0, 1},
-          .logit_routing = {{.begin = 0, .end = 1, .version = versions_[0]}}};
-      outputs->push_back(group.Run(decode).logits_RV);
-      // The same tokens again, drawn from.
-      decode.draws = {{.seed = 5, .position = 7},
-                      {.config = {.temperature = 0}, .row = 1},
-                      {.seed = 6, .position = 7, .row = 1}};
-      const CacheOutput second = group.Run(decode);
-      EXPECT_FALSE(second.logits_RV.defined());
-      *drawn = second.drawn;
+          .logit_routing = {{.begin = 0, .end = 1, .version = versions_[0]}},
+          .draws = {
+              {.config = {.top_logprobs = vocab}, .seed = 5, .position = 7},
+              {.config = {.temperature = 0, .top_logprobs = vocab}, .row = 1},
+              {.seed = 6, .position = 7, .row = 1}}};
+      *drawn = group.Run(decode).drawn;
+      outputs->push_back(LogprobsOf((*drawn)[0]));
+      outputs->push_back(LogprobsOf((*drawn)[1]));
     };
   };
   std::vector<at::Tensor> expected, actual;
   Drawn expected_drawn, drawn;
   WithGroup(config_, {}, sample(&expected, &expected_drawn));
   WithGroup(config_, topology(), sample(&actual, &drawn));
-  EXPECT_EQ(expected[0].sizes(), (std::vector<int64_t>{1, config_.vocab}));
+  EXPECT_EQ(expected[0].sizes(), (std::vector<int64_t>{config_.vocab}));
   ExpectNear(actual, expected);
   ASSERT_EQ(drawn.size(), 3);
   for (size_t r = 0; r < drawn.size(); ++r) {
@@ -268,7 +278,7 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
     EXPECT_NEAR(drawn[r]->logprob, expected_drawn[r]->logprob,
                 Tolerance(kEpsilonF32, 400, 10));
   }
-  EXPECT_EQ(drawn[1]->token, actual.back()[1].argmax().item<int64_t>());
+  EXPECT_EQ(drawn[1]->token, actual.back().argmax().item<int64_t>());
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GroupTest,

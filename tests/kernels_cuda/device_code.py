@@ -71,7 +71,11 @@ def tool() -> str | None:
     """cuobjdump, where the machine has it."""
     folders = [str(path) for path in sorted(ROOT.glob(_IN_VENV))]
     return shutil.which("cuobjdump") or next(
-        (found for folder in folders if (found := shutil.which("cuobjdump", path=folder))),
+        (
+            found
+            for folder in folders
+            if (found := shutil.which("cuobjdump", path=folder))
+        ),
         None,
     )
 

@@ -13,8 +13,8 @@ TEST(SequencePagesTest, FillsAPageBeforeItTakesTheNext) {
   PageAllocator allocator(4);
   SequencePages sequence(&allocator, /*page_size=*/3);
   for (int64_t token = 0; token < 7; ++token) {
-    EXPECT_EQ(sequence.Append(), token);  // Pages come as 0, 1, 2.
-    EXPECT_EQ(sequence.Slot(token), token);
+    ASSERT_TRUE(sequence.AppendMany(1));
+    EXPECT_EQ(sequence.Slot(token), token);  // Pages come as 0, 1, 2.
   }
   EXPECT_EQ(sequence.pages(), (std::vector<PageId>{0, 1, 2}));
   EXPECT_EQ(allocator.num_used(), 3);
@@ -26,8 +26,8 @@ TEST(SequencePagesTest, ChangesNothingWhenPagesRunOut) {
   ASSERT_TRUE(sequence.AppendMany(3));
   EXPECT_FALSE(sequence.AppendMany(2));
   EXPECT_EQ(sequence.num_tokens(), 3);
-  EXPECT_TRUE(sequence.Append().has_value());
-  EXPECT_FALSE(sequence.Append().has_value());
+  EXPECT_TRUE(sequence.AppendMany(1));
+  EXPECT_FALSE(sequence.AppendMany(1));
   EXPECT_EQ(sequence.num_tokens(), 4);
 }
 
@@ -42,8 +42,9 @@ TEST(SequencePagesTest, ForkSharesFullPagesAndCopiesThePartialOne) {
   EXPECT_EQ(allocator.num_references(0), 2);
   EXPECT_EQ(allocator.num_references(2), 1);
   // Both go on in pages of their own.
-  EXPECT_EQ(prompt.Append(), 2 * 4 + 2);
-  EXPECT_EQ(fork->sequence.Append(), 3 * 4 + 2);
+  ASSERT_TRUE(prompt.AppendMany(1) && fork->sequence.AppendMany(1));
+  EXPECT_EQ(prompt.Slot(10), 2 * 4 + 2);
+  EXPECT_EQ(fork->sequence.Slot(10), 3 * 4 + 2);
 }
 
 TEST(SequencePagesTest, ForkOfFullPagesNeedsNoPage) {
@@ -117,7 +118,7 @@ TEST(SequencePagesTest, NeverGivesTwoSequencesTheSameOwnSlot) {
         if (!sequences.empty()) sequences.erase(sequences.begin() + pick);
         break;
       default:
-        if (!sequences.empty() && sequences[pick].Append()) {
+        if (!sequences.empty() && sequences[pick].AppendMany(1)) {
           // The page that was just written belongs to nobody else.
           EXPECT_EQ(allocator.num_references(sequences[pick].pages().back()),
                     1);

@@ -18,7 +18,9 @@ struct CUDAHooks : public at::CUDAHooksInterface {
 
 
 def _libtorch_header() -> str:
-    found = sorted(ROOT.glob(f".venv/lib/python3*/site-packages/torch/include/{HEADER}"))
+    found = sorted(
+        ROOT.glob(f".venv/lib/python3*/site-packages/torch/include/{HEADER}")
+    )
     if not found:
         pytest.skip("no LibTorch in .venv")
     return found[0].read_text()

@@ -1,14 +1,15 @@
 """Checks #include lines against src/layers.txt.
 
-A module of src/ may include itself, base, and what its row names; rows may only
-name modules above them. Torch's headers are for rows marked (torch), and there
-not for the files that the torch-free side reads. kernels/ knows neither Torch
-nor Abseil nor any of our modules; its bench/ folders may, to have something to
-compare with.
+A module of src/ may include itself, base, and what its row names; a row may name
+only modules above it, and only what some file includes. Torch's headers are for
+rows marked (torch), and there not for the files that the torch-free side reads.
+kernels/ knows neither Torch nor Abseil nor any of our modules; its bench/ folders
+may, to have something to compare with.
 """
 
 import fnmatch
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ _OTHER_FOLDERS = ("server", "client")
 
 
 class Layer(NamedTuple):
+    line: int
     allowed: tuple[str, ...]
     torch: str | None  # Pattern of the files that may use Torch.
 
@@ -50,7 +52,7 @@ def read_layers(path: Path) -> dict[str, Layer]:
             if module not in layers and module not in ("kernels", "proto"):
                 raise ValueError(f"{path.name}:{number}: {module} is not above")
         pattern = (match["files"] or "*") if torch else None
-        layers[name] = Layer(tuple(rest.split()), pattern)
+        layers[name] = Layer(number, tuple(rest.split()), pattern)
     return layers
 
 
@@ -116,20 +118,46 @@ def _kernel_offences(root: Path) -> list[str]:
     return found
 
 
+def _files_of_modules(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in files(root, ("src", *_OTHER_FOLDERS), CPP_SUFFIXES):
+        parts = path.relative_to(root).parts
+        if path.parent == root / "src":
+            continue  # The precompiled header belongs to no module.
+        yield parts[1] if parts[0] == "src" else parts[0], path
+
+
 def layering_offences(root: Path) -> list[str]:
     """One `file:line: include: reason` for each include against the rules."""
     layers = read_layers(root / "src" / "layers.txt")
     found = _kernel_offences(root)
-    for path in files(root, ("src", *_OTHER_FOLDERS), CPP_SUFFIXES):
-        parts = path.relative_to(root).parts
-        module = parts[1] if parts[0] == "src" else parts[0]
-        if path.parent == root / "src":
-            continue  # The precompiled header belongs to no module.
+    for module, path in _files_of_modules(root):
         if module not in layers:
             found.append(f"{path.relative_to(root)}:1: no row in src/layers.txt")
             continue
         found.extend(_offences_of_file(root, path, module, layers[module]))
     return found
+
+
+def unused_permissions(root: Path) -> list[str]:
+    """One `src/layers.txt:line: reason` for each permission that no file needs."""
+    layers = read_layers(root / "src" / "layers.txt")
+    unused = {
+        (name, permission)
+        for name, layer in layers.items()
+        for permission in (*layer.allowed, *(["torch"] if layer.torch else []))
+    }
+    for module, path in _files_of_modules(root):
+        torch_free = module not in layers or _is_torch_free(path, layers[module])
+        for _, include in includes(path):
+            target = _target(include)
+            if target is not None:
+                unused -= {(module, target[0]), (module, "/".join(target))}
+            if not torch_free and _reaches_torch(root, include, set()):
+                unused.discard((module, "torch"))
+    return [
+        f"src/layers.txt:{layers[name].line}: {name} does not need {permission}"
+        for name, permission in sorted(unused)
+    ]
 
 
 def missing_paths(root: Path) -> list[str]:

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
-from layering import layering_offences, missing_paths, read_layers
+from layering import (
+    layering_offences,
+    missing_paths,
+    read_layers,
+    unused_permissions,
+)
 from sources import ROOT
 
 LAYERS = """# comment
@@ -29,6 +34,11 @@ def _tree(root: Path, contents: dict[str, str]) -> Path:
 def test_every_include_is_allowed() -> None:
     offences = layering_offences(ROOT)
     assert not offences, "\n" + "\n".join(offences)
+
+
+def test_no_module_may_include_what_it_does_not() -> None:
+    unused = unused_permissions(ROOT)
+    assert not unused, "\n" + "\n".join(unused)
 
 
 def test_the_path_of_a_request_names_files_that_exist() -> None:
@@ -81,6 +91,63 @@ def test_names_file_and_line_of_each_offence(
     assert len(offences) == 1 and offences[0].startswith(f"{name}:1: ")
 
 
+USED = {
+    "src/ops/a.cc": '#include "kernels/a.h"\n#include "src/config/a.h"\n',
+    "src/ops/b.cc": "#include <ATen/ATen.h>\n",
+    "src/weights/reader.cc": '#include <ATen/ATen.h>\n#include "src/config/a.h"\n',
+    "src/engine/a.cc": (
+        '#include "src/ops/b.cc"\n#include "src/request/a.h"\n'
+        '#include "src/config/a.h"\n'
+    ),
+    "server/a.cc": (
+        '#include "src/config/a.h"\n#include "src/engine/engine.h"\n'
+        '#include "weft/v1/a.pb.h"\n'
+    ),
+    "client/a.cc": '#include "weft/v1/a.pb.h"\n',
+}
+
+
+def test_every_permission_is_used(tmp_path: Path) -> None:
+    assert unused_permissions(_tree(tmp_path, USED)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "unused"),
+    [
+        ("src/ops/a.cc", '#include "kernels/a.h"\n', "6: ops does not need config"),
+        ("src/ops/a.cc", '#include "src/config/a.h"\n', "6: ops does not need kernels"),
+        ("src/ops/b.cc", "\n", "6: ops does not need torch"),
+        (
+            "src/weights/reader.cc",
+            "#include <ATen/a.h>\n",
+            "5: weights does not need config",
+        ),
+        ("client/a.cc", "\n", "9: client does not need proto"),
+    ],
+)
+def test_names_each_permission_that_is_not_used(
+    tmp_path: Path, name: str, text: str, unused: str
+) -> None:
+    found = unused_permissions(_tree(tmp_path, {**USED, name: text}))
+    assert found[-1] == f"src/layers.txt:{unused}"
+
+
+def test_a_header_of_the_engine_is_a_permission(tmp_path: Path) -> None:
+    server = '#include "src/config/a.h"\n#include "weft/v1/a.pb.h"\n'
+    assert unused_permissions(_tree(tmp_path, {**USED, "server/a.cc": server})) == [
+        "src/layers.txt:8: server does not need engine/engine.h"
+    ]
+
+
+def test_torch_is_needed_where_another_header_brings_it(tmp_path: Path) -> None:
+    bare = {**USED, "src/engine/a.cc": '#include "src/request/a.h"\n'}
+    assert unused_permissions(_tree(tmp_path, bare)) == [
+        "src/layers.txt:7: engine does not need config",
+        "src/layers.txt:7: engine does not need ops",
+        "src/layers.txt:7: engine does not need torch",
+    ]
+
+
 def test_finds_torch_behind_another_header(tmp_path: Path) -> None:
     root = _tree(
         tmp_path,
@@ -97,7 +164,7 @@ def test_finds_torch_behind_another_header(tmp_path: Path) -> None:
 def test_rows_name_only_modules_above_them(tmp_path: Path) -> None:
     path = tmp_path / "layers.txt"
     path.write_text("base:\nkv: sched\nsched:\n")
-    with pytest.raises(ValueError, match="layers.txt:2: sched is not above"):
+    with pytest.raises(ValueError, match=r"layers\.txt:2: sched is not above"):
         read_layers(path)
 
 

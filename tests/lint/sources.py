@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_FOLDERS = ("src", "server", "client", "kernels")
+PYTHON_FOLDERS = ("client", "deploy", "tests")
 CPP_SUFFIXES = frozenset({".h", ".cc", ".cu", ".cuh"})
 SUFFIXES = CPP_SUFFIXES | {".py"}
 

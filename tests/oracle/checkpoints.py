@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
-
 from daemon import Daemon
+from safetensors.numpy import load_file
 
 
 def folder(daemon: Daemon, adapter_id: str, name: str) -> Path:

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"
 # the daemon, and its threads from the reference.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import daemon as daemon_module  # noqa: E402
-import models  # noqa: E402
+import daemon as daemon_module
+import models
 
 DaemonFor = Callable[[str], daemon_module.Daemon]
 SMOLLM2 = "smollm2"

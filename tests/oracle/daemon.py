@@ -30,7 +30,7 @@ STOP_SECONDS = 60.0
 SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}.
 
 # Daemons that run now, so that a failing test can show their logs.
-LIVE: list["Daemon"] = []
+LIVE: list[Daemon] = []
 
 
 class Daemon:
@@ -82,7 +82,9 @@ class Daemon:
         limit = time.monotonic() + START_SECONDS
         self._wait_for_ports(limit)
         with grpc.insecure_channel(self.address) as channel:
-            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                "/grpc.health.v1.Health/Check"
+            )
             while self._health(check) != SERVING:
                 self._expect_alive(limit, "did not become SERVING")
                 time.sleep(0.02)
@@ -166,9 +168,9 @@ class Daemon:
         raise AssertionError(f"weftd {what} (exit code {code})\n{self.log_tail()}")
 
     @staticmethod
-    def _health(check: Any) -> bytes:
+    def _health(check: grpc.UnaryUnaryMultiCallable[bytes, bytes]) -> bytes:
         try:
-            return bytes(check(b"", timeout=5))
+            return check(b"", timeout=5)
         except grpc.RpcError:
             return b""
 

@@ -91,7 +91,7 @@ class Reference:
         return folder
 
     @contextmanager
-    def adapter(self, folder: Path) -> Iterator["Adapted"]:
+    def adapter(self, folder: Path) -> Iterator[Adapted]:
         """The model with the adapter of a PEFT folder, ready to train."""
         peft_model = PeftModel.from_pretrained(
             self.model, folder, is_trainable=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def test_three_ranks_in_one_mixed_batch(
     ]
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("grad"), f) for f in folders]
-        calls = [lambda a=a, d=d: a.forward_backward(d) for a, d in zip(adapters, data)]
+        calls = [
+            partial(a.forward_backward, d) for a, d in zip(adapters, data, strict=True)
+        ]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
     for index, folder in enumerate(folders):
@@ -60,6 +63,7 @@ def test_ragged_soft_targets(
 ) -> None:
     """0 to 3 targets per token, against the sum over all of the vocabulary."""
     import torch
+
     import weft
 
     kind = "llama-tied"
@@ -169,12 +173,12 @@ def test_policy_losses_in_one_mixed_batch(
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("loss"), folder) for _ in LOSSES]
         calls = [
-            lambda a=a, n=name, c=config: a.forward_backward(data, n, **c)
-            for a, (name, config) in zip(adapters, LOSSES)
+            partial(a.forward_backward, data, name, **config)
+            for a, (name, config) in zip(adapters, LOSSES, strict=True)
         ]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    for (name, config), reply, gradients in zip(LOSSES, replies, measured):
+    for (name, config), reply, gradients in zip(LOSSES, replies, measured, strict=True):
         with reference.adapter(folder) as adapted:
             losses = [_policy_loss(adapted, d, name, config) for d in data]
             for loss in losses:

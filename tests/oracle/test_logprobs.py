@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_adapters_mixed_in_one_batch(
         data = [[next_token(t) for t in tokens[i:]] for i in range(len(adapters))]
         replies = together(
             client,
-            [lambda a=a, d=d: a.forward(d) for a, d in zip(adapters, data)],
+            [partial(a.forward, d) for a, d in zip(adapters, data, strict=True)],
         )
     base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
     for index, (folder, reply) in enumerate(zip(folders, replies, strict=True)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def test_losses_and_gradients_of_a_mixed_batch(
         adapters = [client.import_adapter(unique("ranks"), f) for f in folders]
         for step in range(2):
             calls = [
-                lambda a=a, d=d: a.forward_backward(d) for a, d in zip(adapters, data)
+                partial(a.forward_backward, d)
+                for a, d in zip(adapters, data, strict=True)
             ]
             replies = together(client, calls)
             measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
@@ -79,7 +81,9 @@ def test_losses_and_gradients_of_a_mixed_batch(
                 with reference.adapter(folder) as adapted:
                     loss = adapted.cross_entropy_backward(data[index])
                     assert_gradients(measured[index], adapted.gradients())
-                    for datum, result in zip(data[index], replies[index].results):
+                    for datum, result in zip(
+                        data[index], replies[index].results, strict=True
+                    ):
                         wanted = adapted.logprobs(datum.tokens, datum.targets)
                         difference = tolerance.max_difference(
                             result.logprobs, wanted.detach().numpy()

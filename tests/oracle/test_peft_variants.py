@@ -3,6 +3,7 @@ and what peft makes of them afterwards."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,7 @@ def test_the_embedding_in_a_mixed_batch(
     ]
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("mixed"), f) for f in folders]
-        calls = [
-            lambda a=a, i=i: a.forward_backward(data[i:])
-            for i, a in enumerate(adapters)
-        ]
+        calls = [partial(a.forward_backward, data[i:]) for i, a in enumerate(adapters)]
         together(client, calls)
         measured = [checkpoints.gradients(daemon, a) for a in adapters]
     for index, folder in enumerate(folders):
@@ -242,7 +240,7 @@ def test_sampling_with_the_embedding(
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("sampled"), folder)
         calls = [
-            lambda s=s, p=p: s.sample(p, max_tokens=24, temperature=0.0, stop=[])
+            partial(s.sample, p, max_tokens=24, temperature=0.0, stop=[])
             for p in prompts
             for s in (adapter, client)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_greedy_equals_generate(daemon_for: Any, reference_for: Any) -> None:
     values: dict[str, Any] = {"max_tokens": GREEDY_TOKENS, "temperature": 0.0}
     with daemon_for(SMOLLM2).client() as client:
         results = together(
-            client, [lambda p=p: client.sample(p, stop=[], **values) for p in prompts]
+            client, [partial(client.sample, p, stop=[], **values) for p in prompts]
         )
         stopped = [client.sample(p, **values).samples[0] for p in prompts[2:5]]
     assert [list(result.samples[0].tokens) for result in results] == expected
@@ -69,8 +70,13 @@ def test_seeded_samples_are_the_same_alone_and_in_company(
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("sampled"), folder)
         calls = [
-            lambda s=(client if i % 2 else adapter), p=prompt, i=i: s.sample(
-                p, max_tokens=16, seed=1000 + i, top_k=40 * (i % 3), stop=[]
+            partial(
+                (client if i % 2 else adapter).sample,
+                prompt,
+                max_tokens=16,
+                seed=1000 + i,
+                top_k=40 * (i % 3),
+                stop=[],
             )
             for i, prompt in enumerate(prompts)
         ]
@@ -195,7 +201,7 @@ def test_streamed_tokens_are_the_unary_ones(daemon_for: Any) -> None:
 def test_stop_rules(daemon_for: Any) -> None:
     with daemon_for("llama-tied").client() as client:
         prompt = random_tokens(320, 6, 4)
-        values = {"max_tokens": 24, "seed": 2}
+        values: dict[str, Any] = {"max_tokens": 24, "seed": 2}
         full = client.sample(prompt, stop=[], **values).samples[0]
         tokens = [int(token) for token in full.tokens]
         assert len(tokens) == 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def test_weights_after_ten_steps_of_three_adapters(
         norms = together(
             client,
             [
-                lambda a=a, b=b, o=o: _train(a, b, o)
-                for a, b, o in zip(adapters, batches, values)
+                partial(_train, a, b, o)
+                for a, b, o in zip(adapters, batches, values, strict=True)
             ],
         )
         for index, adapter in enumerate(adapters):

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/flag_table.h"
 
 namespace weft {
 namespace {
@@ -36,7 +37,7 @@ std::string Error(const std::vector<std::string>& args,
 // A new flag needs a default, a unit and a reason; this list makes one think.
 TEST(FlagsTest, ListIsFrozen) {
   std::vector<std::string> names;
-  for (const FlagInfo& flag : AllFlags()) names.push_back(flag.name);
+  for (const Flag& flag : FlagTable()) names.push_back(flag.name);
   EXPECT_THAT(names, ElementsAreArray({"model",
                                        "model-name",
                                        "device",
@@ -203,11 +204,11 @@ TEST(FlagsTest, HelpIsNarrowAndComplete) {
   for (const absl::string_view line : absl::StrSplit(help, '\n')) {
     EXPECT_LE(line.size(), 100u) << line;
   }
-  for (const FlagInfo& flag : AllFlags()) {
+  for (const Flag& flag : FlagTable()) {
     EXPECT_THAT(help, HasSubstr("  --" + flag.name));
     EXPECT_FALSE(flag.help.empty());
-    if (flag.environment.empty()) continue;
-    EXPECT_THAT(help, HasSubstr("[env: " + flag.environment + "]"));
+    if (flag.environment().empty()) continue;
+    EXPECT_THAT(help, HasSubstr("[env: " + flag.environment() + "]"));
     EXPECT_THAT(help, HasSubstr(flag.default_value));
   }
 }

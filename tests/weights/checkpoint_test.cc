@@ -69,7 +69,7 @@ int ByteOf(const Checkpoint& checkpoint, std::string_view name) {
   const auto tensor = checkpoint.Find(name);
   EXPECT_TRUE(tensor.ok()) << tensor.status();
   std::byte value{};
-  EXPECT_TRUE(tensor->ReadRows(0, 1, absl::MakeSpan(&value, 1)).ok());
+  EXPECT_TRUE(tensor->ReadBytes(0, absl::MakeSpan(&value, 1)).ok());
   return static_cast<int>(value);
 }
 
@@ -194,7 +194,7 @@ TEST(Checkpoint, ReadsOnlyWhatIsAskedFor) {
     const auto w = (*checkpoint)->Find("w");
     EXPECT_EQ((*checkpoint)->bytes_read(), opened);
     std::vector<std::byte> rows(2 * kRowBytes);
-    ASSERT_TRUE(w->ReadRows(299, 301, absl::MakeSpan(rows)).ok());
+    ASSERT_TRUE(w->ReadBytes(299 * kRowBytes, absl::MakeSpan(rows)).ok());
     EXPECT_EQ((*checkpoint)->bytes_read(), opened + rows.size()) << name;
     EXPECT_EQ(rows.front(), std::byte{299 % 256});
     EXPECT_EQ(rows.back(), std::byte{300 % 256});

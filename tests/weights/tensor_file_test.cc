@@ -48,9 +48,9 @@ absl::StatusOr<std::string> Rows(const TensorFile& file, int64_t begin,
   std::string rows(static_cast<size_t>(2 * (end - begin)), ' ');
   const absl::Status read =
       DiskTensor(file, *file.tensors().begin())
-          .ReadRows(begin, end,
-                    absl::MakeSpan(reinterpret_cast<std::byte*>(rows.data()),
-                                   rows.size()));
+          .Read({.first_row = begin, .num_rows = end - begin, .num_bytes = 2},
+                absl::MakeSpan(reinterpret_cast<std::byte*>(rows.data()),
+                               rows.size()));
   if (!read.ok()) return read;
   return rows;
 }
@@ -149,10 +149,12 @@ TEST(TensorFile, ReadsScalarsAndEmptyTensors) {
   ASSERT_TRUE(file.ok()) << file.status();
   const DiskTensor empty(**file, *(*file)->tensors().find("e"));
   EXPECT_EQ(empty.row_bytes(), 0u);
-  EXPECT_THAT(empty.ReadRows(0, 0, {}), absl::OkStatus());
+  EXPECT_THAT(empty.Read({}, {}), absl::OkStatus());
   const DiskTensor scalar(**file, *(*file)->tensors().find("s"));
   std::byte value{1};
-  EXPECT_TRUE(scalar.ReadRows(0, 1, absl::MakeSpan(&value, 1)).ok());
+  EXPECT_TRUE(
+      scalar.Read({.num_rows = 1, .num_bytes = 1}, absl::MakeSpan(&value, 1))
+          .ok());
   EXPECT_EQ(value, std::byte{0});
 }
 

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import weft
 from matplotlib.figure import Figure
+
+import weft
 from weft.text import load_tokenizer
 
 MODEL = Path(__file__).resolve().parents[3] / "models/smollm2-135m-instruct"
@@ -41,7 +41,9 @@ TRAIN_TOPICS = (
     "light love magic milk money music paper poetry rain rice salt sand silence "
     "silk sleep smoke snow sugar tea thunder time water wind wood"
 ).split()
-TEST_TOPICS = "beauty butter cotton dancing fear grass heat jazz soup steel truth war".split()
+TEST_TOPICS = (
+    "beauty butter cotton dancing fear grass heat jazz soup steel truth war".split()
+)
 SMOOTHED = 5  # Iterations in the plot's moving average.
 
 Floats = npt.NDArray[np.float64]
@@ -222,7 +224,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add: Any = parser.add_argument
+    add = parser.add_argument
     add("--server", default="127.0.0.1:50051", help="HOST:PORT of weftd")
     add("--model", type=Path, default=MODEL, help="folder with the tokenizer")
     add("--output", type=Path, default=Path("grpo"), help="folder of log and plot")

@@ -1,12 +1,12 @@
 """Client of Weft: train and sample LoRA adapters on a remote server.
 
-    import weft
+import weft
 
-    with weft.Client("127.0.0.1:50051") as client:
-        adapter = client.create_adapter("mine", rank=16)
-        adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
-        adapter.optim_step(learning_rate=1e-4)
-        print(adapter.sample([1, 2], max_tokens=8).samples[0].tokens)
+with weft.Client("127.0.0.1:50051") as client:
+    adapter = client.create_adapter("mine", rank=16)
+    adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
+    adapter.optim_step(learning_rate=1e-4)
+    print(adapter.sample([1, 2], max_tokens=8).samples[0].tokens)
 """
 
 from weft.aio import AsyncAdapter, AsyncClient

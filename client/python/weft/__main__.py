@@ -6,15 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import cycle, islice
-from typing import Any
 
 from weft import text
 from weft.client import Adapter, Client
 from weft.errors import InvalidArgument, NotFound, WeftError
-from weft.types import Datum
+from weft.types import Datum, SampleOptions
 
 
 def _tokenize(options: argparse.Namespace) -> None:
@@ -24,9 +23,7 @@ def _tokenize(options: argparse.Namespace) -> None:
         if options.input != "-":
             source = files.enter_context(open(options.input, encoding="utf-8"))
         if options.output != "-":
-            target = files.enter_context(
-                open(options.output, "w", encoding="utf-8")
-            )
+            target = files.enter_context(open(options.output, "w", encoding="utf-8"))
         for record in text.read_records(source, options.input):
             json.dump(text.tokenize_record(record, tokenizer), target)
             target.write("\n")
@@ -75,7 +72,7 @@ def _train(options: argparse.Namespace) -> None:
 def _sample(options: argparse.Namespace) -> None:
     tokenizer = text.load_tokenizer(options.model_dir)
     prompt = tokenizer.encode(options.prompt).ids
-    settings: dict[str, Any] = {
+    settings: SampleOptions = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "seed": options.seed,
@@ -103,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
 
-    def add(name: str, run: Any, summary: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, run: Callable[[argparse.Namespace], None], summary: str
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(run=run)
         command.add_argument(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from asyncio import Task
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from weft import convert, custom_loss, methods
+from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.core import AdapterCore, ClientCore
 from weft.folders import FolderWriter, StrPath
@@ -48,6 +49,7 @@ class AsyncSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
+        """Adds the gradient of the summed loss to the accumulator."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=True, submit=True)
         )
@@ -58,18 +60,20 @@ class AsyncSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
+        """The same numbers without a gradient."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=False, submit=True)
         )
 
     def optim_step(self, **options: Unpack[OptimOptions]) -> Task[OptimResult]:
+        """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
 
 class AsyncAdapter:
     """One adapter on the server. Made by the AsyncClient's methods."""
 
-    def __init__(self, client: "AsyncClient", core: AdapterCore) -> None:
+    def __init__(self, client: AsyncClient, core: AdapterCore) -> None:
         self._client = client
         self._core = core
         self._driver = client._driver
@@ -80,6 +84,7 @@ class AsyncAdapter:
 
     @property
     def id(self) -> str:
+        """The adapter's name on the server."""
         return self._core.adapter_id
 
     @property
@@ -127,9 +132,7 @@ class AsyncAdapter:
         """
         forward = await self.forward(data)
         surrogate = custom_loss.surrogate(data, forward, loss_fn)
-        return surrogate.finish(
-            forward, await self.forward_backward(surrogate.data)
-        )
+        return surrogate.finish(forward, await self.forward_backward(surrogate.data))
 
     async def optim_step(self, **options: Unpack[OptimOptions]) -> OptimResult:
         """Applies AdamW to the accumulated gradient and clears it."""
@@ -171,6 +174,7 @@ class AsyncAdapter:
         return await self._driver.run(self._core.snapshot(name))
 
     async def release_snapshot(self, name: str) -> None:
+        """Frees the snapshot once no sample uses it any more."""
         await self._driver.run(self._core.release_snapshot(name))
 
     async def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
@@ -185,6 +189,7 @@ class AsyncAdapter:
             writer.commit()
 
     async def info(self) -> AdapterInfo:
+        """What the server says about the adapter."""
         return await self._driver.run(self._core.info())
 
     async def delete(self) -> None:
@@ -210,7 +215,7 @@ class AsyncClient:
         self._driver = TaskDriver(target, Security(token, root_certificates))
         self._core = ClientCore(Caller(timeout, retry))
 
-    async def __aenter__(self) -> "AsyncClient":
+    async def __aenter__(self) -> AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -221,6 +226,7 @@ class AsyncClient:
         await self._driver.close()
 
     async def info(self) -> ServerInfo:
+        """What the server runs and what it accepts."""
         return await self._driver.run(self._core.info())
 
     async def healthy(self) -> bool:
@@ -253,12 +259,16 @@ class AsyncClient:
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
         """An existing adapter; goes on after its last step."""
-        return AsyncAdapter(self, await self._driver.run(self._core.adapter(adapter_id)))
+        return AsyncAdapter(
+            self, await self._driver.run(self._core.adapter(adapter_id))
+        )
 
     async def adapters(self) -> list[AdapterInfo]:
+        """All adapters, ordered by id."""
         return await self._driver.run(self._core.adapters())
 
     async def delete_adapter(self, adapter_id: str) -> None:
+        """Forgets an adapter. Its checkpoints stay."""
         await self._driver.run(self._core.delete_adapter(adapter_id))
 
     async def import_adapter(
@@ -273,6 +283,7 @@ class AsyncClient:
         return await self._driver.run(self._core.checkpoints(adapter_id))
 
     async def delete_checkpoint(self, adapter_id: str, name: str) -> None:
+        """Deletes the checkpoint's files."""
         await self._driver.run(self._core.delete_checkpoint(adapter_id, name))
 
     async def sample(
@@ -311,7 +322,7 @@ class AsyncClient:
 
     @staticmethod
     async def _deltas(
-        messages: AsyncIterator[Any],
+        messages: AsyncIterator[sampling_pb2.SampleStreamResponse],
     ) -> AsyncIterator[SampleDelta]:
         async for message in messages:
             yield convert.to_sample_delta(message)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import grpc
 
+ChannelT = TypeVar("ChannelT")
+Options = list[tuple[str, int]]
 # Messages are bounded by the server alone; keepalive finds dead peers under
 # long calls; each client has a connection of its own, so that a large request
 # does not hold up those of another.
-OPTIONS: list[tuple[str, int]] = [
+OPTIONS: Options = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 60_000),
@@ -28,12 +31,17 @@ class Security:
     token: str | None = None  # Sent as `authorization: Bearer ...`.
     root_certificates: bytes | None = None  # PEM; turns TLS on.
 
-    def open(self, module: Any, target: str) -> Any:
-        """A channel of `grpc` or `grpc.aio`."""
+    def open(
+        self,
+        target: str,
+        insecure: Callable[[str, Options], ChannelT],
+        secure: Callable[[str, grpc.ChannelCredentials, Options], ChannelT],
+    ) -> ChannelT:
+        """A channel, made by those functions of `grpc` or `grpc.aio`."""
         if self.root_certificates is None:
-            return module.insecure_channel(target, options=OPTIONS)
+            return insecure(target, OPTIONS)
         credentials = grpc.ssl_channel_credentials(self.root_certificates)
-        return module.secure_channel(target, credentials, options=OPTIONS)
+        return secure(target, credentials, OPTIONS)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         if self.token is None:

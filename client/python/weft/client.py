@@ -45,6 +45,7 @@ class Submit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Future[TrainResult]:
+        """Adds the gradient of the summed loss to the accumulator."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=True, submit=True)
         )
@@ -55,18 +56,20 @@ class Submit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Future[TrainResult]:
+        """The same numbers without a gradient."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=False, submit=True)
         )
 
     def optim_step(self, **options: Unpack[OptimOptions]) -> Future[OptimResult]:
+        """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
 
 class Adapter:
     """One adapter on the server. Made by the Client's methods."""
 
-    def __init__(self, client: "Client", core: AdapterCore) -> None:
+    def __init__(self, client: Client, core: AdapterCore) -> None:
         self._client = client
         self._core = core
         self._driver = client._driver
@@ -77,6 +80,7 @@ class Adapter:
 
     @property
     def id(self) -> str:
+        """The adapter's name on the server."""
         return self._core.adapter_id
 
     @property
@@ -99,9 +103,7 @@ class Adapter:
         **options: Unpack[LossOptions],
     ) -> TrainResult:
         """Adds the gradient of the summed loss to the accumulator."""
-        return self._driver.run(
-            self._core.train(data, loss, options, backward=True)
-        )
+        return self._driver.run(self._core.train(data, loss, options, backward=True))
 
     def forward(
         self,
@@ -110,9 +112,7 @@ class Adapter:
         **options: Unpack[LossOptions],
     ) -> TrainResult:
         """The same numbers without a gradient."""
-        return self._driver.run(
-            self._core.train(data, loss, options, backward=False)
-        )
+        return self._driver.run(self._core.train(data, loss, options, backward=False))
 
     def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: custom_loss.LossFn
@@ -166,6 +166,7 @@ class Adapter:
         return self._driver.run(self._core.snapshot(name))
 
     def release_snapshot(self, name: str) -> None:
+        """Frees the snapshot once no sample uses it any more."""
         self._driver.run(self._core.release_snapshot(name))
 
     def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
@@ -180,6 +181,7 @@ class Adapter:
             writer.commit()
 
     def info(self) -> AdapterInfo:
+        """What the server says about the adapter."""
         return self._driver.run(self._core.info())
 
     def delete(self) -> None:
@@ -205,7 +207,7 @@ class Client:
         self._driver = ThreadDriver(target, Security(token, root_certificates))
         self._core = ClientCore(Caller(timeout, retry))
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -216,6 +218,7 @@ class Client:
         self._driver.close()
 
     def info(self) -> ServerInfo:
+        """What the server runs and what it accepts."""
         return self._driver.run(self._core.info())
 
     def healthy(self) -> bool:
@@ -251,9 +254,11 @@ class Client:
         return Adapter(self, self._driver.run(self._core.adapter(adapter_id)))
 
     def adapters(self) -> list[AdapterInfo]:
+        """All adapters, ordered by id."""
         return self._driver.run(self._core.adapters())
 
     def delete_adapter(self, adapter_id: str) -> None:
+        """Forgets an adapter. Its checkpoints stay."""
         self._driver.run(self._core.delete_adapter(adapter_id))
 
     def import_adapter(
@@ -268,6 +273,7 @@ class Client:
         return self._driver.run(self._core.checkpoints(adapter_id))
 
     def delete_checkpoint(self, adapter_id: str, name: str) -> None:
+        """Deletes the checkpoint's files."""
         self._driver.run(self._core.delete_checkpoint(adapter_id, name))
 
     def sample(

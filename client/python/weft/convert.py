@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -33,38 +33,43 @@ from weft.types import (
     TrainResult,
 )
 
+if TYPE_CHECKING:
+    from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length"}
-TrainResponse = Union[
-    training_pb2.ForwardBackwardResponse, training_pb2.ForwardResponse
-]
 TrainRequest = TypeVar(
     "TrainRequest", training_pb2.ForwardBackwardRequest, training_pb2.ForwardRequest
 )
+TrainResponse = TypeVar(
+    "TrainResponse", training_pb2.ForwardBackwardResponse, training_pb2.ForwardResponse
+)
 
 
-def _enum_value(enum: Any, prefix: str, what: str, name: str) -> int:
-    """The number of an enum value by its short, lower-case name."""
+def _enum_name(enum: EnumTypeWrapper, prefix: str, what: str, name: str) -> str:
+    """The full name of an enum value by its short, lower-case one."""
     values = {
-        key.removeprefix(prefix).lower(): number
+        key.removeprefix(prefix).lower(): key
         for key, number in enum.items()
         if number != 0
     }
     if name not in values:
         raise InvalidArgument(f"{what} {name!r}: one of {', '.join(values)}")
-    return int(values[name])
+    return values[name]
 
 
-def _module_name(number: int) -> str:
-    name: str = adapters_pb2.TargetModule.Name(number)
-    return name.removeprefix("TARGET_MODULE_").lower()
+def _module_name(number: adapters_pb2.TargetModule) -> str:
+    return adapters_pb2.TargetModule.Name(number).removeprefix("TARGET_MODULE_").lower()
 
 
-def _location_name(number: int) -> str:
-    name: str = adapters_pb2.AdapterLocation.Name(number)
-    return name.removeprefix("ADAPTER_LOCATION_").lower()
+def _location_name(number: adapters_pb2.AdapterLocation) -> str:
+    return (
+        adapters_pb2.AdapterLocation.Name(number)
+        .removeprefix("ADAPTER_LOCATION_")
+        .lower()
+    )
 
 
-def _check_names(options_type: Any, options: Mapping[str, Any]) -> None:
+def _check_names(options_type: type, options: Mapping[str, object]) -> None:
     """What a misspelt keyword argument would raise."""
     known = options_type.__annotations__
     for name in options:
@@ -80,14 +85,12 @@ def lora_config(
 ) -> adapters_pb2.LoraConfig:
     """None stands for the server's default."""
     modules = [
-        _enum_value(
-            adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name
-        )
+        _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
     ]
-    config = adapters_pb2.LoraConfig(rank=rank, alpha=alpha, seed=seed)
-    config.target_modules.extend(modules)
-    return config
+    return adapters_pb2.LoraConfig(
+        rank=rank, alpha=alpha, seed=seed, target_modules=modules
+    )
 
 
 def _to_lora_config(config: adapters_pb2.LoraConfig) -> LoraConfig:
@@ -166,20 +169,15 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         weights_le=raw(datum.weights),
         logprobs_le=raw(datum.logprobs),
         advantages_le=raw(datum.advantages),
-        targets_per_token=(
-            datum.targets.shape[1] if datum.targets.ndim == 2 else 0
-        ),
+        targets_per_token=(datum.targets.shape[1] if datum.targets.ndim == 2 else 0),
         target_offsets_le=raw(datum.target_offsets),
     )
 
 
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
-    values: dict[str, Any] = dict(options)
     _check_names(LossOptions, options)
-    function: Any = _enum_value(
-        training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss
-    )
-    return training_pb2.LossConfig(function=function, **values)
+    function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
+    return training_pb2.LossConfig(function=function, **options)
 
 
 def train_request(
@@ -189,9 +187,7 @@ def train_request(
     messages: Sequence[training_pb2.Datum],
     loss: training_pb2.LossConfig,
 ) -> TrainRequest:
-    return request_type(
-        adapter_id=adapter_id, step=step, data=messages, loss=loss
-    )
+    return request_type(adapter_id=adapter_id, step=step, data=messages, loss=loss)
 
 
 def _array(raw: bytes) -> FloatArray:
@@ -199,11 +195,9 @@ def _array(raw: bytes) -> FloatArray:
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
-def to_train_result(
-    data: Sequence[Datum], reply: Reply[Any]
-) -> TrainResult:
+def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> TrainResult:
     """`data` gives the shapes. Works for Forward and ForwardBackward."""
-    message: TrainResponse = reply.message
+    message = reply.message
     results = []
     for datum, result in zip(data, message.results, strict=True):
         entropies = result.entropies_le

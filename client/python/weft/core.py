@@ -3,15 +3,16 @@ method. The classes only choose the driver and add streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from weft import convert, methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+from weft.convert import TrainRequest, TrainResponse
 from weft.errors import WeftError
 from weft.folders import StrPath, import_requests
-from weft.methods import Method
-from weft.operations import Caller, Operation, Reply
+from weft.methods import Method, RequestT, ResponseT
+from weft.operations import REFUSALS, Caller, Operation, Reply
 from weft.steps import StepCounter
 from weft.types import (
     AdapterInfo,
@@ -48,14 +49,12 @@ class AdapterCore:
     def _step(
         self,
         submit: bool,
-        method: Method[Any, Any],
-        build: Any,
-        convert_reply: Any,
-        refusals: frozenset[str] | None = None,
-    ) -> Operation[Any]:
+        method: Method[RequestT, ResponseT],
+        build: Callable[[int], RequestT],
+        convert_reply: Callable[[Reply[ResponseT]], T],
+        refusals: frozenset[str] = REFUSALS,
+    ) -> Operation[T]:
         make = self.caller.submit_step if submit else self.caller.step
-        if refusals is None:
-            return make(self.counter, method, build, convert_reply)
         return make(self.counter, method, build, convert_reply, refusals)
 
     def train(
@@ -71,17 +70,26 @@ class AdapterCore:
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         config = convert.loss_config(loss, options)
-        method: Method[Any, Any] = (
-            methods.FORWARD_BACKWARD if backward else methods.FORWARD
-        )
-        request_type: Any = method.request_type
+        if backward:
+            return self._train(
+                submit, methods.FORWARD_BACKWARD, batch, messages, config
+            )
+        return self._train(submit, methods.FORWARD, batch, messages, config)
 
-        def build(step: int) -> Any:
+    def _train(
+        self,
+        submit: bool,
+        method: Method[TrainRequest, TrainResponse],
+        batch: list[Datum],
+        messages: list[training_pb2.Datum],
+        config: training_pb2.LossConfig,
+    ) -> Operation[TrainResult]:
+        def build(step: int) -> TrainRequest:
             return convert.train_request(
-                request_type, self.adapter_id, step, messages, config
+                method.request_type, self.adapter_id, step, messages, config
             )
 
-        def convert_reply(reply: Reply[Any]) -> TrainResult:
+        def convert_reply(reply: Reply[TrainResponse]) -> TrainResult:
             return convert.to_train_result(batch, reply)
 
         return self._step(submit, method, build, convert_reply)
@@ -96,9 +104,7 @@ class AdapterCore:
                 adapter_id=self.adapter_id, step=step, adamw=config
             )
 
-        return self._step(
-            submit, methods.OPTIM_STEP, build, convert.to_optim_result
-        )
+        return self._step(submit, methods.OPTIM_STEP, build, convert.to_optim_result)
 
     def save(self, name: str, overwrite: bool) -> Operation[CheckpointInfo]:
         def build(step: int) -> adapters_pb2.SaveCheckpointRequest:
@@ -169,9 +175,7 @@ class AdapterCore:
     def resync(self) -> Operation[int]:
         return self.caller.resync(self.counter)
 
-    def export_request(
-        self, snapshot: str | None
-    ) -> adapters_pb2.ExportAdapterRequest:
+    def export_request(self, snapshot: str | None) -> adapters_pb2.ExportAdapterRequest:
         return adapters_pb2.ExportAdapterRequest(
             adapter_id=self.adapter_id, snapshot=snapshot or ""
         )
@@ -244,9 +248,7 @@ class ClientCore:
 
     def delete_adapter(self, adapter_id: str) -> Operation[None]:
         request = adapters_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
-        yield from self.caller.call(
-            methods.DELETE_ADAPTER, request, gone_is_done=True
-        )
+        yield from self.caller.call(methods.DELETE_ADAPTER, request, gone_is_done=True)
 
     def import_adapter(
         self, adapter_id: str, folder: StrPath, tenant: str | None
@@ -258,17 +260,13 @@ class ClientCore:
         )
         return self.adapter_core(reply.message.adapter)
 
-    def checkpoints(
-        self, adapter_id: str | None
-    ) -> Operation[list[CheckpointInfo]]:
+    def checkpoints(self, adapter_id: str | None) -> Operation[list[CheckpointInfo]]:
         request = adapters_pb2.ListCheckpointsRequest(adapter_id=adapter_id or "")
         reply = yield from self.caller.call(methods.LIST_CHECKPOINTS, request)
         return [convert.to_checkpoint_info(c) for c in reply.message.checkpoints]
 
     def delete_checkpoint(self, adapter_id: str, name: str) -> Operation[None]:
-        request = adapters_pb2.DeleteCheckpointRequest(
-            adapter_id=adapter_id, name=name
-        )
+        request = adapters_pb2.DeleteCheckpointRequest(adapter_id=adapter_id, name=name)
         yield from self.caller.call(
             methods.DELETE_CHECKPOINT, request, gone_is_done=True
         )

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.errors import InvalidArgument
-from weft.types import Datum, FloatArray, PerTarget, TrainResult
+
+if TYPE_CHECKING:
+    import torch
+
+from weft.types import ArrayLike, Datum, FloatArray, PerTarget, TrainResult
 
 # Per-datum logprobs -> (loss, per-datum dloss/dlogprob). Those of ragged targets
 # are one flat array here.
-LossFn = Callable[[list[FloatArray]], tuple[float, list[Any]]]
+LossFn = Callable[[list[FloatArray]], tuple[float, list[ArrayLike]]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def surrogate(
     return Surrogate(data=weighted, loss=float(loss))
 
 
-def _with_gradient(datum: Datum, gradient: Any) -> Datum:
+def _with_gradient(datum: Datum, gradient: ArrayLike) -> Datum:
     try:
         weights = -np.asarray(gradient, dtype="<f4")
     except ValueError as error:
@@ -82,13 +86,13 @@ def _flat(logprobs: PerTarget) -> FloatArray:
     return copy
 
 
-def torch_loss(fn: Callable[[list[Any]], Any]) -> LossFn:
+def torch_loss(fn: Callable[[list[torch.Tensor]], torch.Tensor]) -> LossFn:
     """Wraps a loss written with torch: list of tensors -> scalar tensor.
 
     Torch differentiates it. Imports torch when called.
     """
 
-    def loss_fn(logprobs: list[FloatArray]) -> tuple[float, list[Any]]:
+    def loss_fn(logprobs: list[FloatArray]) -> tuple[float, list[ArrayLike]]:
         import torch
 
         leaves = [torch.from_numpy(array).requires_grad_() for array in logprobs]

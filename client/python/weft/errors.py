@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import grpc
+
 
 class WeftError(Exception):
     """A call failed. `code` is gRPC's name of the reason.
@@ -123,9 +125,7 @@ _CLASSES: dict[str, type[WeftError]] = {
 }
 
 
-def make_error(
-    code: str, message: str, retry_after: float | None = None
-) -> WeftError:
+def make_error(code: str, message: str, retry_after: float | None = None) -> WeftError:
     """The exception for a gRPC code by name."""
     error = _CLASSES.get(code, WeftError)(message, code)
     error.retry_after = retry_after
@@ -149,9 +149,9 @@ def retry_hint(trailers: dict[str, str]) -> float | None:
     return milliseconds / 1000 if milliseconds >= 0 else None
 
 
-def from_rpc_error(error: Any) -> WeftError:
-    """Translates a grpc.RpcError that carries a status (sync or asyncio)."""
-    trailers = metadata_dict(error.trailing_metadata())
-    return make_error(
-        error.code().name, error.details() or "", retry_hint(trailers)
-    )
+def from_rpc_error(error: grpc.RpcError) -> WeftError:
+    """Translates an error that carries a status (sync or asyncio)."""
+    # grpc's stubs give the entries a class; they are pairs.
+    metadata: Iterable[Any] = error.trailing_metadata()
+    trailers = metadata_dict(metadata)
+    return make_error(error.code().name, error.details() or "", retry_hint(trailers))

@@ -24,9 +24,7 @@ def import_requests(
     for path in paths:
         if not path.is_file():
             raise InvalidArgument(f"no {path.name} in {folder}")
-    options = adapters_pb2.ImportOptions(
-        adapter_id=adapter_id, tenant=tenant or ""
-    )
+    options = adapters_pb2.ImportOptions(adapter_id=adapter_id, tenant=tenant or "")
     return _read(options, paths)
 
 
@@ -57,7 +55,7 @@ class FolderWriter:
         self._name = ""
         self._file: BinaryIO | None = None
 
-    def __enter__(self) -> "FolderWriter":
+    def __enter__(self) -> FolderWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +69,8 @@ class FolderWriter:
                 raise DataLoss(f"the server sent the file name {chunk.name!r}")
             self._close()
             self._name = chunk.name
-            self._file = open(Path(self._scratch.name, chunk.name), "wb")
+            path = Path(self._scratch.name, chunk.name)
+            self._file = path.open("wb")
         assert self._file is not None
         self._file.write(chunk.data)
 

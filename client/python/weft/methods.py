@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import grpc
+from google.protobuf import message
 
 from weft._proto import adapters_pb2 as adapters
 from weft._proto import sampling_pb2 as sampling
 from weft._proto import server_pb2 as server
 from weft._proto import training_pb2 as training
 
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
+
+class Message(Protocol):
+    """What protobuf's messages and RawMessage have in common."""
+
+    def SerializeToString(self) -> bytes: ...
+
+    @classmethod
+    def FromString(cls, data: bytes, /) -> Self: ...
+
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+_RequestT = TypeVar("_RequestT", bound=message.Message)
+_ResponseT = TypeVar("_ResponseT", bound=message.Message)
+# What a channel makes of a method: a class for each arity, in grpc and in
+# grpc.aio, without a common one.
+Bound = Any
 
 
 class Arity(enum.Enum):
@@ -29,30 +46,27 @@ class Method(Generic[RequestT, ResponseT]):
     """One RPC."""
 
     path: str
-    request_type: Callable[..., RequestT]
-    response_type: Callable[..., ResponseT]
+    request_type: type[RequestT]
+    response_type: type[ResponseT]
     arity: Arity = Arity.UNARY
 
-    def bind(self, channel: Any) -> Any:
+    def bind(self, channel: grpc.Channel | grpc.aio.Channel) -> Bound:
         """The callable of a grpc or grpc.aio channel."""
-        request_type: Any = self.request_type
-        response_type: Any = self.response_type
         return getattr(channel, self.arity.value)(
             self.path,
-            request_serializer=request_type.SerializeToString,
-            response_deserializer=response_type.FromString,
+            request_serializer=self.request_type.SerializeToString,
+            response_deserializer=self.response_type.FromString,
         )
 
 
 def _method(
     service: str,
-    request_type: Callable[..., RequestT],
-    response_type: Callable[..., ResponseT],
+    request_type: type[_RequestT],
+    response_type: type[_ResponseT],
     arity: Arity = Arity.UNARY,
-) -> Method[RequestT, ResponseT]:
+) -> Method[_RequestT, _ResponseT]:
     """Every request type is named after its method."""
-    descriptor: Any = getattr(request_type, "DESCRIPTOR")
-    name = descriptor.name.removesuffix("Request")
+    name = request_type.DESCRIPTOR.name.removesuffix("Request")
     path = f"/weft.v1.{service}/{name}"
     return Method(path, request_type, response_type, arity)
 
@@ -64,9 +78,7 @@ CREATE_ADAPTER = _method(
     _A, adapters.CreateAdapterRequest, adapters.CreateAdapterResponse
 )
 GET_ADAPTER = _method(_A, adapters.GetAdapterRequest, adapters.GetAdapterResponse)
-LIST_ADAPTERS = _method(
-    _A, adapters.ListAdaptersRequest, adapters.ListAdaptersResponse
-)
+LIST_ADAPTERS = _method(_A, adapters.ListAdaptersRequest, adapters.ListAdaptersResponse)
 DELETE_ADAPTER = _method(
     _A, adapters.DeleteAdapterRequest, adapters.DeleteAdapterResponse
 )
@@ -122,7 +134,7 @@ class RawMessage(bytes):
     SERVING is field 1 with value 1."""
 
     @classmethod
-    def FromString(cls, data: bytes) -> "RawMessage":
+    def FromString(cls, data: bytes, /) -> RawMessage:
         return cls(data)
 
     def SerializeToString(self) -> bytes:

@@ -12,15 +12,13 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from weft.errors import Cancelled, FailedPrecondition, WeftError
-from weft.methods import GET_ADAPTER, Method
 from weft._proto import adapters_pb2
+from weft.errors import Cancelled, FailedPrecondition, WeftError
+from weft.methods import GET_ADAPTER, Message, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
 from weft.steps import Outcome, StepCounter, StepSlot
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
 
 # Codes that the server gives before a training step is queued.
 REFUSALS = frozenset(
@@ -40,7 +38,7 @@ class Call:
     """Perform one RPC. `slot` learns how to cancel it."""
 
     method: Method[Any, Any]
-    request: Any  # A message, or an iterable of them for streams.
+    request: Message | Iterable[Message]  # The latter for streams.
     timeout: float
     slot: StepSlot | None = None
 
@@ -98,9 +96,7 @@ class Caller:
             try:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
-                reply: Reply[ResponseT] = yield Call(
-                    method, request, remaining, slot
-                )
+                reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
                 return reply
             except WeftError as error:
                 if gone_is_done and attempt > 1 and error.code == "NOT_FOUND":

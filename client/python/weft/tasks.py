@@ -10,7 +10,7 @@ import grpc
 
 from weft.channel import Security
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
-from weft.methods import Method
+from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
 
 T = TypeVar("T")
@@ -20,11 +20,13 @@ class TaskDriver:
     """A grpc.aio channel and the ways to run operations on it."""
 
     def __init__(self, target: str, security: Security) -> None:
-        self._channel = security.open(grpc.aio, target)
+        self._channel = security.open(
+            target, grpc.aio.insecure_channel, grpc.aio.secure_channel
+        )
         self._metadata = security.metadata()
-        self._bound: dict[str, Any] = {}
+        self._bound: dict[str, Bound] = {}
 
-    def _callable(self, method: Method[Any, Any]) -> Any:
+    def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
             self._bound[method.path] = method.bind(self._channel)
         return self._bound[method.path]
@@ -39,9 +41,7 @@ class TaskDriver:
         effect = operation.send(None)
         return asyncio.ensure_future(self._drive(operation, effect))
 
-    async def _drive(
-        self, operation: Operation[T], effect: Call | Sleep
-    ) -> T:
+    async def _drive(self, operation: Operation[T], effect: Call | Sleep) -> T:
         try:
             while True:
                 try:
@@ -80,12 +80,13 @@ class TaskDriver:
             raise
 
     async def stream(
-        self, method: Method[Any, Any], request: Any, timeout: float
-    ) -> AsyncIterator[Any]:
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        timeout: float,
+    ) -> AsyncIterator[ResponseT]:
         """Messages of a download; leaving the loop early cancels it."""
-        call = self._callable(method)(
-            request, timeout=timeout, metadata=self._metadata
-        )
+        call = self._callable(method)(request, timeout=timeout, metadata=self._metadata)
         try:
             async for message in call:
                 yield message

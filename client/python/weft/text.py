@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from weft.errors import InvalidArgument
+from weft.folders import StrPath
 from weft.types import Datum
 
-StrPath = str | os.PathLike[str]
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
-def load_tokenizer(model_dir: StrPath) -> Any:
+def load_tokenizer(model_dir: StrPath) -> Tokenizer:
     """The folder's tokenizer.json. Needs the package `tokenizers`."""
     path = Path(model_dir, "tokenizer.json")
     if not path.is_file():
@@ -42,7 +43,7 @@ def read_records(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def tokenize_record(record: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def tokenize_record(record: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """{"text": ...} or {"prompt": ..., "completion": ...} to token ids.
 
     A prompt is read but not learnt: it gives the prompt_length. Records that

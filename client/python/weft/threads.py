@@ -16,26 +16,30 @@ import grpc
 
 from weft.channel import Security
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
-from weft.methods import Method
+from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
 
 T = TypeVar("T")
+# Both a grpc.Future and a grpc.Call, which have no common type.
+CallFuture = Any
 
 
 class _Run(Generic[T]):
     """One operation on its way. Each step of it happens on one thread."""
 
-    def __init__(self, driver: "ThreadDriver", operation: Operation[T]) -> None:
+    def __init__(self, driver: ThreadDriver, operation: Operation[T]) -> None:
         self.future: Future[T] = Future()
         self.future.set_running_or_notify_cancel()
         self._driver = driver
         self._operation = operation
-        self._call: Any = None
+        self._call: CallFuture = None
         self._lock = threading.Lock()
         self._pause: threading.Timer | None = None
         self._cancelled = False
 
-    def resume(self, reply: Any = None, error: WeftError | None = None) -> None:
+    def resume(
+        self, reply: Reply[Any] | None = None, error: WeftError | None = None
+    ) -> None:
         try:
             if error is None:
                 effect = self._operation.send(reply)
@@ -86,7 +90,7 @@ class _Run(Generic[T]):
             self._pause = None
         self.resume()
 
-    def _on_done(self, call: Any) -> None:
+    def _on_done(self, call: CallFuture) -> None:
         if call.cancelled():
             self.resume(error=Cancelled("cancelled by this client"))
         elif (error := call.exception()) is not None:
@@ -100,16 +104,18 @@ class ThreadDriver:
     """A grpc channel and the ways to run operations on it."""
 
     def __init__(self, target: str, security: Security) -> None:
-        self._channel = security.open(grpc, target)
+        self._channel = security.open(
+            target, grpc.insecure_channel, grpc.secure_channel
+        )
         self._metadata = security.metadata()
-        self._bound: dict[str, Any] = {}
+        self._bound: dict[str, Bound] = {}
 
-    def _callable(self, method: Method[Any, Any]) -> Any:
+    def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
             self._bound[method.path] = method.bind(self._channel)
         return self._bound[method.path]
 
-    def start(self, call: Call) -> Any:
+    def start(self, call: Call) -> CallFuture:
         request = call.request
         return self._callable(call.method).future(
             request, timeout=call.timeout, metadata=self._metadata
@@ -132,12 +138,13 @@ class ThreadDriver:
             raise
 
     def stream(
-        self, method: Method[Any, Any], request: Any, timeout: float
-    ) -> Iterator[Any]:
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        timeout: float,
+    ) -> Iterator[ResponseT]:
         """Messages of a download; leaving the loop early cancels it."""
-        call = self._callable(method)(
-            request, timeout=timeout, metadata=self._metadata
-        )
+        call = self._callable(method)(request, timeout=timeout, metadata=self._metadata)
         try:
             yield from call
         except grpc.RpcError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Union
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ ArrayLike = Any
 # FloatArray of the targets' shape; of ragged targets a list, one per token.
 PerTarget = Any
 FinishReason = Literal["stop", "length"]
-Stop = Sequence[Union[int, Sequence[int], str, bytes]]
+Stop = Sequence[int | Sequence[int] | str | bytes]
 
 
 class LossOptions(TypedDict, total=False):
@@ -159,10 +160,8 @@ def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
     """The targets and, for ragged ones (then flat), their offsets [N + 1]."""
     name = "datum.targets"
     array = None
-    try:
+    with contextlib.suppress(ValueError):  # Rows of several lengths.
         array = np.asarray(values)
-    except ValueError:  # Rows of several lengths.
-        pass
     if array is not None and array.dtype.kind != "O" and array.shape[1:] != (0,):
         return _tokens(name, array), None
     rows = [np.asarray(row) for row in values]
@@ -241,7 +240,7 @@ class Datum:
         self.logprobs = floats("datum.logprobs", logprobs)
         self.advantages = floats("datum.advantages", advantages)
 
-    def with_weights(self, weights: ArrayLike) -> "Datum":
+    def with_weights(self, weights: ArrayLike) -> Datum:
         """The same tokens and targets, with weights of the shape of `targets`
         (flat for ragged ones) and nothing else."""
         datum = copy.copy(self)
@@ -256,7 +255,7 @@ class Datum:
         return np.split(flat, self.target_offsets[1:-1])
 
     @classmethod
-    def next_token(cls, tokens: ArrayLike, *, prompt_length: int = 0) -> "Datum":
+    def next_token(cls, tokens: ArrayLike, *, prompt_length: int = 0) -> Datum:
         """A sequence to learn by heart: each token predicts the next one.
 
         The first `prompt_length` tokens are read but not learnt.

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ sys.path.append(str(_ROOT / "client" / "python"))
 import daemon as daemon_module  # noqa: E402
 import numpy as np  # noqa: E402
 import shapes  # noqa: E402
+
 import weft  # noqa: E402
 
 ADAPTERS = 8
@@ -75,27 +77,32 @@ def train(client: Any, tokens: Tokens, batch: int, length: int, rank: int) -> An
         timed(
             f"{ADAPTERS} adapters",
             lambda: list(
-                pool.map(lambda p: p[0].forward_backward(p[1]), zip(many, parts))
+                pool.map(
+                    lambda p: p[0].forward_backward(p[1]), zip(many, parts, strict=True)
+                )
             ),
             3,
         )
     return many[0]
 
 
+def _all(
+    pool: Executor, one: Callable[[Any], object], prompts: Sequence[Any]
+) -> list[object]:
+    return list(pool.map(one, prompts))
+
+
 def sample(client: Any, adapter: Any, tokens: Tokens) -> None:
     for count in BATCHES:
         prompts = [tokens.draw(PROMPT) for _ in range(count)]
         for who, source in (("base", client), ("adapter", adapter)):
-
-            def one(prompt: Any, source: Any = source) -> Any:
-                return source.sample(
-                    prompt, max_tokens=NEW_TOKENS, temperature=0.0, stop=[]
-                )
-
+            one = partial(
+                source.sample, max_tokens=NEW_TOKENS, temperature=0.0, stop=[]
+            )
             with ThreadPoolExecutor(count) as pool:
                 timed(
                     f"sample {who} n={count} {PROMPT}+{NEW_TOKENS}",
-                    lambda: list(pool.map(one, prompts)),
+                    partial(_all, pool, one, prompts),
                     2,
                 )
 
