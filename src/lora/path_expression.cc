@@ -15,7 +15,7 @@ namespace weft::lora {
 namespace {
 
 // For the compiled expression and the states that matching makes of it.
-constexpr int64_t kMaxBytes = int64_t{4} << 20;
+constexpr int64_t kMaxBytes = int64_t{2} << 20;
 
 bool IsDigit(char c) {
   return absl::ascii_isdigit(static_cast<unsigned char>(c));
@@ -32,10 +32,8 @@ class Scanner {
  public:
   explicit Scanner(absl::string_view text) : text_(text) {}
 
-  absl::string_view Scan(PathMatch match) {
-    // Elsewhere Python refuses flags for the whole expression; a key of a
-    // pattern never stands at its beginning.
-    if (match == PathMatch::kWhole) TakeFlags();
+  absl::string_view Scan() {
+    TakeFlags();
     while (!text_.empty()) {
       const absl::string_view wrong = Next();
       if (!wrong.empty()) return wrong;
@@ -46,6 +44,7 @@ class Scanner {
  private:
   static constexpr absl::string_view kFlags = "ims";
 
+  // Python takes flags of the whole expression at its beginning alone.
   void TakeFlags() {
     if (!absl::StartsWith(text_, "(?")) return;
     const size_t end = text_.find_first_not_of(kFlags, 2);
@@ -134,7 +133,8 @@ class Scanner {
 
   // Of at most four digits, the first of which is 0 only if it is alone.
   bool TakeNumber() {
-    const size_t size = std::ranges::find_if_not(text_, IsDigit) - text_.begin();
+    const size_t size =
+        std::ranges::find_if_not(text_, IsDigit) - text_.begin();
     if (size == 0 || size > 4 || (size > 1 && text_[0] == '0')) return false;
     text_.remove_prefix(size);
     return true;
@@ -166,6 +166,12 @@ class Scanner {
   bool after_anchor_ = false;
 };
 
+// Without groups, alternatives and repetitions, matching is comparing.
+int CostOf(const RE2& compiled, absl::string_view text) {
+  const bool compares = text.find_first_of("(|*+?{") == absl::string_view::npos;
+  return compares ? 0 : compiled.ProgramSize();
+}
+
 absl::Status RefusedExpression(absl::string_view field, absl::string_view text,
                                absl::string_view reason) {
   return Refused(field, PeftJson(std::string(text)),
@@ -176,11 +182,11 @@ absl::Status RefusedExpression(absl::string_view field, absl::string_view text,
 
 }  // namespace
 
-absl::string_view DiffersInPython(absl::string_view text, PathMatch match) {
+absl::string_view DiffersInPython(absl::string_view text) {
   if (!std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; })) {
     return "printable ASCII alone";
   }
-  return Scanner(text).Scan(match);
+  return Scanner(text).Scan();
 }
 
 PathExpression::PathExpression(std::shared_ptr<const re2::RE2> compiled,
@@ -201,21 +207,20 @@ absl::StatusOr<PathExpression> PathExpression::Parse(absl::string_view field,
   if (!compiled->ok()) {
     return RefusedExpression(field, text, compiled->error());
   }
-  const absl::string_view differs = DiffersInPython(text, match);
+  const absl::string_view differs = DiffersInPython(whole);
   if (!differs.empty()) return RefusedExpression(field, text, differs);
-  instructions_left -= compiled->ProgramSize();
+  instructions_left -= CostOf(*compiled, text);
   if (instructions_left < 0) {
-    return RefusedExpression(
-        field, text,
-        absl::StrCat("those of one file take at most ", kMaxInstructions,
-                     " instructions"));
+    return RefusedExpression(field, text,
+                             absl::StrCat("those of one file take at most ",
+                                          kMaxInstructions, " instructions"));
   }
   return PathExpression(std::move(compiled), match);
 }
 
 bool PathExpression::Matches(absl::string_view path) const {
-  const RE2::Anchor anchor = match_ == PathMatch::kWhole ? RE2::ANCHOR_BOTH
-                                                         : RE2::ANCHOR_START;
+  const RE2::Anchor anchor =
+      match_ == PathMatch::kWhole ? RE2::ANCHOR_BOTH : RE2::ANCHOR_START;
   return compiled_->Match({path.data(), path.size()}, 0, path.size(), anchor,
                           /*submatch=*/nullptr, /*nsubmatch=*/0);
 }

@@ -25,6 +25,7 @@ std::vector<LoraFactor> EverySite(const ModelShape& shape) {
       .factors();
 }
 
+// As many as there can be modules to name.
 size_t MaxEntries(const ModelShape& shape) {
   return kAllTargetModules.size() * (shape.num_layers + 1);
 }
@@ -53,10 +54,9 @@ absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
                                       int& instructions_left) {
   ModuleNames result;
   if (const auto* text = value.get_ptr<const std::string*>()) {
-    WEFT_ASSIGN_OR_RETURN(
-        result.expression,
-        PathExpression::Parse(field, *text, PathMatch::kWhole,
-                              instructions_left));
+    WEFT_ASSIGN_OR_RETURN(result.expression,
+                          PathExpression::Parse(field, *text, PathMatch::kWhole,
+                                                instructions_left));
     return result;
   }
   if (!value.is_array() || value.size() > MaxEntries(shape)) {
@@ -220,13 +220,16 @@ using Pattern = std::vector<std::pair<PathExpression, Value>>;
 
 template <typename Value>
 absl::StatusOr<Pattern<Value>> ReadPattern(
-    const PeftJson& root, const char* field,
+    const PeftJson& root, const char* field, size_t max_keys,
     absl::StatusOr<Value> (*read)(absl::string_view, const PeftJson&),
     int& instructions_left) {
   const PeftJson& object = FieldOf(root, field);
   Pattern<Value> pattern;
   if (object.is_null()) return pattern;
-  if (!object.is_object()) return Refused(field, object, "an object");
+  if (!object.is_object() || object.size() > max_keys) {
+    return Refused(field, object,
+                   absl::StrCat("an object of at most ", max_keys, " keys"));
+  }
   for (const auto& [key, value] : object.items()) {
     WEFT_ASSIGN_OR_RETURN(
         PathExpression expression,
@@ -243,9 +246,8 @@ absl::StatusOr<Pattern<Value>> ReadPattern(
 template <typename Value>
 Value Lookup(const Pattern<Value>& pattern, absl::string_view path,
              Value fallback) {
-  const auto found = std::ranges::find_if(pattern, [&](const auto& entry) {
-    return entry.first.Matches(path);
-  });
+  const auto found = std::ranges::find_if(
+      pattern, [&](const auto& entry) { return entry.first.Matches(path); });
   return found == pattern.end() ? fallback : found->second;
 }
 
@@ -266,12 +268,12 @@ absl::Status ReadTargets(const PeftJson& root, const ModelShape& shape,
   int instructions_left = kMaxInstructions;
   WEFT_ASSIGN_OR_RETURN(const std::vector<bool> selected,
                         SelectSites(root, shape, sites, instructions_left));
-  WEFT_ASSIGN_OR_RETURN(
-      const Pattern<int> ranks,
-      ReadPattern(root, "rank_pattern", &ReadRank, instructions_left));
-  WEFT_ASSIGN_OR_RETURN(
-      const Pattern<double> alphas,
-      ReadPattern(root, "alpha_pattern", &ReadAlpha, instructions_left));
+  WEFT_ASSIGN_OR_RETURN(const Pattern<int> ranks,
+                        ReadPattern(root, "rank_pattern", MaxEntries(shape),
+                                    &ReadRank, instructions_left));
+  WEFT_ASSIGN_OR_RETURN(const Pattern<double> alphas,
+                        ReadPattern(root, "alpha_pattern", MaxEntries(shape),
+                                    &ReadAlpha, instructions_left));
   const LoraShape usual =
       Stabilised({.rank = config.rank, .alpha = config.alpha}, rank_stabilised);
   config.target_modules.clear();

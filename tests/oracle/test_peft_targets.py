@@ -224,7 +224,8 @@ def chosen(expression: str, field: str) -> list[str] | None:
             if field == "target_modules":
                 config = LoraConfig(target_modules=expression)
                 return [n for n in NAMES if check_target_module_exists(config, n)]
-            return [n for n in NAMES if get_pattern_key([expression], n) != n]
+            pattern = {expression: 3}
+            return [n for n in NAMES if get_pattern_key(pattern, n) in pattern]
     except (re.error, OverflowError):
         return None
 
@@ -255,8 +256,8 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         }
         assert picked == set(expected), repr(expression)
         same += 1
-    assert same > 5000
-    assert different < same / 4
+    assert same > 2500
+    assert different < same
 
 
 @pytest.mark.parametrize(
@@ -265,16 +266,21 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         ({"target_modules": "(?!.*mlp).*_proj"}, "invalid perl operator: (?!"),
         ({"target_modules": r".*(q)_\1"}, r"invalid escape sequence: \1"),
         ({"target_modules": "(q_proj"}, "missing )"),
-        ({"target_modules": "(((.{99}){99}){99}).*"}, "bad repetition operator"),
-        ({"target_modules": "(.{999}.{999}){99}"}, "bad repetition operator"),
+        ({"target_modules": "(.{99}){99}"}, "invalid repetition size: {99}"),
+        ({"target_modules": ".*_proj|" + "x{1000}" * 50}, "pattern too large"),
         ({"target_modules": ".*_proj", "exclude_modules": "["}, "missing ]"),
-        ({"target_modules": ".*no_such"}, "target_modules is \".*no_such\""),
-        ({"target_modules": ".*", "rank_pattern": {"(": 4}}, "rank_pattern"),
+        ({"target_modules": ".*_proj", "alpha_pattern": {"[": 4}}, "missing ]"),
+        ({"target_modules": ".*_proj", "rank_pattern": {"a{,3}": 4}}, "{n,m}"),
+        ({"target_modules": ".*no_such"}, "what names a module to adapt"),
+        ({"target_modules": ".*"}, "model, which matches too, is none"),
     ),
 )
 def test_refusals_name_field_value_and_reason(
     fields: dict[str, Any], reason: str
 ) -> None:
-    (reply,) = ours([fields])
-    assert "error" in reply
-    assert reason in reply["error"]
+    (error,) = (reply["error"] for reply in ours([fields]))
+    assert reason in error
+    field, value = list(fields.items())[-1]
+    assert error.startswith(f"adapter_config.json: {field}")
+    shown = next(iter(value)) if isinstance(value, dict) else value
+    assert json.dumps(shown)[:80] in error
