@@ -94,6 +94,9 @@ class EngineImpl final : public Engine {
                      Callback<AdapterInfo> done) override;
   void Drain(Callback<bool> done) override;
   [[nodiscard]] absl::Status failure() const override;
+  [[nodiscard]] absl::Time last_heartbeat() const override {
+    return probe_.last_heartbeat();
+  }
 
  private:
   // Progress of a training request over its slices. Engine thread only.

@@ -4,11 +4,13 @@
 #define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "src/engine/memory_split.h"
 #include "src/metrics/metrics.h"
@@ -25,6 +27,10 @@ class EngineProbe {
                        std::vector<std::string> tenants = {});
 
   void Heartbeat();
+  // That of the last Heartbeat, at first of the construction.
+  [[nodiscard]] absl::Time last_heartbeat() const {
+    return absl::FromUnixNanos(last_heartbeat_ns_.load());
+  }
   void SetQueues(const sched::Scheduler& scheduler);
   // Tokens of requests that were run, by the tenant they were run for.
   void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
@@ -61,6 +67,7 @@ class EngineProbe {
   [[nodiscard]] size_t LabelOf(std::string_view tenant) const;
 
   const std::vector<std::string> tenants_;
+  std::atomic<int64_t> last_heartbeat_ns_{absl::GetCurrentTimeNanos()};
   prometheus::Gauge& heartbeat_;
   LabelledGauges queue_depth_;
   LabelledGauges tenant_queue_depth_;

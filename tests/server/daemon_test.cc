@@ -121,6 +121,7 @@ class StuckEngine final : public Engine {
   void ImportAdapter(ImportAdapterRequest, Callback<AdapterInfo>) override {}
   void Drain(Callback<bool>) override {}
   absl::Status failure() const override { return absl::OkStatus(); }
+  absl::Time last_heartbeat() const override { return absl::Now(); }
 
  private:
   EngineInfo info_;
