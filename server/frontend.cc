@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,10 +18,6 @@ namespace {
 
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
-
-// With fewer, two idle connections block every scrape for 30 s (civetweb's
-// request timeout).
-constexpr size_t kMetricsThreads = 8;
 
 // Bytes that gRPC may hold for messages on their way, as messages of the
 // largest size.
@@ -120,16 +115,9 @@ absl::Status Frontend::StartGrpc() {
 absl::Status Frontend::StartMetrics() {
   const std::string& listen = core_.options.metrics_listen;
   if (listen.empty()) return absl::OkStatus();
-  // civetweb speaks in exceptions.
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(listen, kMetricsThreads);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on --metrics-listen=", listen, ": ", error.what()));
-  }
-  exposer_->RegisterCollectable(registry_);
-  exposer_->RegisterCollectable(process_collector_);
-  metrics_address_ = WithPort(listen, exposer_->GetListeningPorts().at(0));
+  WEFT_ASSIGN_OR_RETURN(
+      metrics_, MetricsServer::Start(listen, {registry_, process_collector_}));
+  metrics_address_ = metrics_->address();
   return absl::OkStatus();
 }
 
@@ -179,7 +167,7 @@ void Frontend::Shutdown(absl::Duration grace) {
                     absl::ToChronoMilliseconds(grace));
   server_->Wait();
   server_.reset();
-  exposer_.reset();
+  metrics_.reset();
 }
 
 }  // namespace weft

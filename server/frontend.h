@@ -11,9 +11,9 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
-#include "prometheus/exposer.h"
 #include "prometheus/registry.h"
 #include "server/service_core.h"
+#include "server/metrics_server.h"
 #include "src/config/options.h"
 #include "src/metrics/process_collector.h"
 
@@ -68,12 +68,12 @@ class Frontend {
   void SetReady(bool ready);
 
   ServiceCore core_;
-  // Shared with the exposer, which holds them weakly.
+  // Shared with the metrics page, which holds them weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<ProcessCollector> process_collector_;
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<MetricsServer> metrics_;
   std::string address_;
   std::string metrics_address_;
 };

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -266,6 +267,19 @@ TEST_F(FrontendTest, UnwritablePortFileIsRefused) {
   const auto server =
       Frontend::Start(options, std::make_shared<prometheus::Registry>());
   EXPECT_THAT(std::string(server.status().message()),
+TEST_F(FrontendTest, StopsWithoutWaitingForTheMetricsPage) {
+  for (const char* listen : {"127.0.0.1:0", "0.0.0.0:0"}) {
+    ServerOptions options = TestOptions();
+    options.metrics_listen = listen;
+    StartServer(options);
+    // civetweb's listening thread is in its wait of 2 s.
+    absl::SleepFor(absl::Milliseconds(100));
+    const absl::Time start = absl::Now();
+    frontend_->Shutdown(absl::ZeroDuration());
+    EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << listen;
+  }
+}
+
               HasSubstr("--port-file=/no/such/folder/ports"));
 }
 

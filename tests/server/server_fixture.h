@@ -25,7 +25,7 @@ class ServerTest : public ::testing::Test {
 
   // Small limits, free ports.
   static ServerOptions TestOptions();
-  // With a metrics page, whose threads take two seconds to stop.
+  // With a metrics page.
   static ServerOptions MetricsOptions();
 
   void StartServer(const ServerOptions& options = TestOptions());
