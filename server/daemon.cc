@@ -195,6 +195,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 
   absl::Status failure;
   const auto health = [&] {
+    frontend->UpdateLiveness(absl::Now());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
     return failure;

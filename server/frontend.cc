@@ -107,7 +107,7 @@ absl::Status Frontend::StartGrpc() {
                      ": is the port taken, the address this machine's?"));
   }
   SetReady(false);
-  server_->GetHealthCheckService()->SetServingStatus(kLivenessService, true);
+  SetLive(true);
   address_ = WithPort(listen, port);
   return absl::OkStatus();
 }
@@ -146,6 +146,11 @@ void Frontend::SetReady(bool ready) {
   health->SetServingStatus(kReadinessService, ready);
 }
 
+void Frontend::SetLive(bool live) {
+  if (live_.exchange(live) == live) return;
+  server_->GetHealthCheckService()->SetServingStatus(kLivenessService, live);
+}
+
 void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
 
 void Frontend::SetEngine(Engine* engine) {
@@ -153,6 +158,19 @@ void Frontend::SetEngine(Engine* engine) {
   if (draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
   SetReady(true);
+}
+
+void Frontend::UpdateLiveness(absl::Time now) {
+  const Engine* const engine = core_.engine.Peek();
+  if (engine == nullptr) return;
+  const absl::Duration age = now - engine->last_heartbeat();
+  const bool live = age <= kHeartbeatLimit;
+  if (live != live_.load()) {
+    Log(live ? LogLevel::kInfo : LogLevel::kError,
+        live ? "the engine moves again" : "the engine hangs",
+        {{"heartbeat_age_seconds", absl::ToDoubleSeconds(age)}});
+  }
+  SetLive(live);
 }
 
 void Frontend::StartDraining() {
