@@ -194,7 +194,8 @@ PIECES = (
     *("(?P<1>", "(?P=n)", "(?x)", "(?a)", "(?>", "^", "$", "[", "]", "[^", "[]", "[^]"),
     *("[qk]", "[[:alpha:]]", "[a-z]", "[z-a]", "[^.]", r"[\w-a]", r"[a-\d]", "[a--]"),
     *("[+--]", r"[\d.]", "[[]", "[a&&b]", "-", "&", "~", "#", " ", "Q_PROJ", "é"),
-    *("ſ", "{", "}", "{,3}", "{2}", "{1,}", "{01}", "{0,1}", "{1,2}?", "{,}", "{2,1}", "++"),
+    *("{", "}", "{,3}", "{2}", "{1,}", "{01}", "{0,1}", "{1,2}?", "{,}", "{2,1}"),
+    *("ſ", "++"),
 )
 NAMES = tuple(
     f"model.layers.{layer}.{module}"
@@ -233,7 +234,7 @@ def chosen(expression: str, field: str) -> list[str] | None:
 @pytest.mark.parametrize("field", ("target_modules", "rank_pattern"))
 def test_random_expressions_mean_what_python_says(field: str) -> None:
     """Whatever is accepted chooses as Python does; what is refused says why."""
-    expressions = [e for e in random_expressions(40000) if "all-linear" not in e]
+    expressions = [e for e in random_expressions(12000) if "all-linear" not in e]
     if field == "target_modules":
         configs: list[dict[str, Any]] = [{field: e} for e in expressions]
     else:
@@ -256,7 +257,7 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         }
         assert picked == set(expected), repr(expression)
         same += 1
-    assert same > 2500
+    assert same > 700
     assert different < same
 
 
@@ -267,7 +268,7 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         ({"target_modules": r".*(q)_\1"}, r"invalid escape sequence: \1"),
         ({"target_modules": "(q_proj"}, "missing )"),
         ({"target_modules": "(.{99}){99}"}, "invalid repetition size: {99}"),
-        ({"target_modules": ".*_proj|" + "x{1000}" * 50}, "pattern too large"),
+        ({"target_modules": ".*_proj|" + "x{1000}" * 9}, "at most 8192 instructions"),
         ({"target_modules": ".*_proj", "exclude_modules": "["}, "missing ]"),
         ({"target_modules": ".*_proj", "alpha_pattern": {"[": 4}}, "missing ]"),
         ({"target_modules": ".*_proj", "rank_pattern": {"a{,3}": 4}}, "{n,m}"),
