@@ -1,11 +1,12 @@
 #include "server/frontend.h"
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
@@ -56,6 +57,11 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
   builder->SetResourceQuota(quota);
 }
+
+constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
+// How long clients get to take note that their connection ends. One that waits
+// for nothing does not look, and would keep gRPC for as long as it is allowed.
+constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 // `listen` with its port replaced.
 std::string WithPort(absl::string_view listen, int port) {
@@ -181,8 +187,12 @@ void Frontend::StartDraining() {
 
 void Frontend::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now() +
-                    absl::ToChronoMilliseconds(grace));
+  const absl::Time limit = absl::Now() + grace;
+  while (core_.open_calls.load() > 0 && absl::Now() < limit) {
+    absl::SleepFor(kCallInterval);
+  }
+  server_->Shutdown(
+      absl::ToChronoTime(std::min(limit, absl::Now() + kConnectionGrace)));
   server_->Wait();
   server_.reset();
   metrics_.reset();

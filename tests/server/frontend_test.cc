@@ -280,6 +280,31 @@ TEST_F(FrontendTest, StopsWithoutWaitingForTheMetricsPage) {
   }
 }
 
+TEST_F(FrontendTest, StopsWithoutWaitingForIdleClients) {
+  StartReadyServer();  // channel_ stays connected.
+  const absl::Time start = absl::Now();
+  frontend_->Shutdown(absl::Seconds(5));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+}
+
+TEST_F(FrontendTest, OpenCallsHaveTheGraceToEnd) {
+  StartReadyServer();
+  engine_.Hold();
+  grpc::Status accepted;
+  std::thread worker([&] {
+    grpc::ClientContext context;
+    v1::ForwardBackwardResponse response;
+    accepted = training_->ForwardBackward(&context, GoodStep(), &response);
+  });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  std::thread stopper([&] { frontend_->Shutdown(absl::Seconds(5)); });
+  absl::SleepFor(absl::Milliseconds(300));
+  engine_.Release();
+  worker.join();
+  stopper.join();
+  EXPECT_TRUE(accepted.ok()) << accepted.error_message();
+}
+
 TEST_F(FrontendTest, EmptyMetricsAddressMeansNoEndpoint) {
   ServerOptions options = TestOptions();
   options.metrics_listen = "";
