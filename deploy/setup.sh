@@ -20,7 +20,7 @@ readonly BUILD_PACKAGES=(
   ca-certificates ccache cmake g++ git ninja-build pkg-config
   python3 python3-dev python3-venv
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc
-  libprotobuf-dev libprotoc-dev libabsl-dev nlohmann-json3-dev
+  libprotobuf-dev libprotoc-dev libabsl-dev libre2-dev nlohmann-json3-dev
   prometheus-cpp-dev libssl-dev zlib1g-dev libgoogle-perftools-dev libgloo-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )

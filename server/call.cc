@@ -12,6 +12,7 @@ namespace weft {
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
                        Rpc rpc)
     : core_(core), context_(context), rpc_(rpc), start_(absl::Now()) {
+  core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
 }
 

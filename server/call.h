@@ -21,6 +21,9 @@ class CallRecord {
  public:
   // `core` outlives the call; `context` lives until its OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
+  ~CallRecord() { core_->open_calls.fetch_sub(1); }
+  CallRecord(const CallRecord&) = delete;
+  CallRecord& operator=(const CallRecord&) = delete;
 
   // The client's deadline; InfiniteFuture when it gave none.
   [[nodiscard]] absl::Time deadline() const;

@@ -31,6 +31,8 @@ constexpr absl::Duration kFailureGrace = absl::Seconds(15);
 // How long loading gets to say why another rank has ended.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
+// An idle engine has drained at once.
+constexpr absl::Duration kDrainInterval = absl::Milliseconds(5);
 
 void SetUpLog(const ServerOptions& options) {
   const bool is_terminal = isatty(STDERR_FILENO) == 1;
@@ -108,7 +110,7 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
       Log(LogLevel::kWarning, "drain timed out; cutting work off");
       return false;
     }
-    if (signals.Wait(absl::Milliseconds(50)) != 0) {
+    if (signals.Wait(kDrainInterval) != 0) {
       Log(LogLevel::kWarning, "second signal; cutting work off");
       return false;
     }
@@ -193,6 +195,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 
   absl::Status failure;
   const auto health = [&] {
+    frontend->UpdateLiveness(absl::Now());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
     return failure;

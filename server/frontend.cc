@@ -1,12 +1,12 @@
 #include "server/frontend.h"
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
@@ -19,10 +19,6 @@ namespace {
 
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
-
-// With fewer, two idle connections block every scrape for 30 s (civetweb's
-// request timeout).
-constexpr size_t kMetricsThreads = 8;
 
 // Bytes that gRPC may hold for messages on their way, as messages of the
 // largest size.
@@ -61,6 +57,11 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
   builder->SetResourceQuota(quota);
 }
+
+constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
+// How long clients get to take note that their connection ends. One that waits
+// for nothing does not look, and would keep gRPC for as long as it is allowed.
+constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 // `listen` with its port replaced.
 std::string WithPort(absl::string_view listen, int port) {
@@ -112,7 +113,7 @@ absl::Status Frontend::StartGrpc() {
                      ": is the port taken, the address this machine's?"));
   }
   SetReady(false);
-  server_->GetHealthCheckService()->SetServingStatus(kLivenessService, true);
+  SetLive(true);
   address_ = WithPort(listen, port);
   return absl::OkStatus();
 }
@@ -120,16 +121,9 @@ absl::Status Frontend::StartGrpc() {
 absl::Status Frontend::StartMetrics() {
   const std::string& listen = core_.options.metrics_listen;
   if (listen.empty()) return absl::OkStatus();
-  // civetweb speaks in exceptions.
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(listen, kMetricsThreads);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on --metrics-listen=", listen, ": ", error.what()));
-  }
-  exposer_->RegisterCollectable(registry_);
-  exposer_->RegisterCollectable(process_collector_);
-  metrics_address_ = WithPort(listen, exposer_->GetListeningPorts().at(0));
+  WEFT_ASSIGN_OR_RETURN(
+      metrics_, MetricsServer::Start(listen, {registry_, process_collector_}));
+  metrics_address_ = metrics_->address();
   return absl::OkStatus();
 }
 
@@ -158,6 +152,11 @@ void Frontend::SetReady(bool ready) {
   health->SetServingStatus(kReadinessService, ready);
 }
 
+void Frontend::SetLive(bool live) {
+  if (live_.exchange(live) == live) return;
+  server_->GetHealthCheckService()->SetServingStatus(kLivenessService, live);
+}
+
 void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
 
 void Frontend::SetEngine(Engine* engine) {
@@ -165,6 +164,19 @@ void Frontend::SetEngine(Engine* engine) {
   if (draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
   SetReady(true);
+}
+
+void Frontend::UpdateLiveness(absl::Time now) {
+  const Engine* const engine = core_.engine.Peek();
+  if (engine == nullptr) return;
+  const absl::Duration age = now - engine->last_heartbeat();
+  const bool live = age <= kHeartbeatLimit;
+  if (live != live_.load()) {
+    Log(live ? LogLevel::kInfo : LogLevel::kError,
+        live ? "the engine moves again" : "the engine hangs",
+        {{"heartbeat_age_seconds", absl::ToDoubleSeconds(age)}});
+  }
+  SetLive(live);
 }
 
 void Frontend::StartDraining() {
@@ -175,11 +187,15 @@ void Frontend::StartDraining() {
 
 void Frontend::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now() +
-                    absl::ToChronoMilliseconds(grace));
+  const absl::Time limit = absl::Now() + grace;
+  while (core_.open_calls.load() > 0 && absl::Now() < limit) {
+    absl::SleepFor(kCallInterval);
+  }
+  server_->Shutdown(
+      absl::ToChronoTime(std::min(limit, absl::Now() + kConnectionGrace)));
   server_->Wait();
   server_.reset();
-  exposer_.reset();
+  metrics_.reset();
 }
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #ifndef WEFT_SERVER_FRONTEND_H_
 #define WEFT_SERVER_FRONTEND_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -11,16 +12,22 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
-#include "prometheus/exposer.h"
 #include "prometheus/registry.h"
+#include "server/metrics_server.h"
 #include "server/service_core.h"
 #include "src/config/options.h"
 #include "src/metrics/process_collector.h"
 
 namespace weft {
 
+// How old the engine's heartbeat gets before the engine counts as hanging. It
+// beats between micro-batches: one takes a second on a GPU, and minutes at most
+// where a large model runs on a CPU. deploy/prometheus warns before that.
+inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
+
 // Health services: "" and "weft.v1.TrainingService" tell readiness; "liveness"
-// is SERVING for as long as gRPC answers at all.
+// is SERVING while the model loads, and then for as long as the engine's
+// heartbeat is younger than kHeartbeatLimit.
 //
 // Threads: any, Shutdown once.
 class Frontend {
@@ -50,11 +57,15 @@ class Frontend {
   // Serves with `engine`, which outlives Shutdown.
   void SetEngine(Engine* engine);
 
-  // Health turns NOT_SERVING, new work is refused. May be repeated.
+  // Has liveness tell what the engine's heartbeat says at `now`. To be called
+  // again and again.
+  void UpdateLiveness(absl::Time now);
+
+  // Readiness turns NOT_SERVING, new work is refused. May be repeated.
   void StartDraining();
   [[nodiscard]] bool draining() const { return core_.engine.draining(); }
 
-  // Ends open calls after `grace`. The engine must be able to answer or cancel
+  // Ends open calls after `grace`, sooner when there are none. The engine must be able to answer or cancel
   // what it has accepted.
   void Shutdown(absl::Duration grace);
 
@@ -66,16 +77,18 @@ class Frontend {
   [[nodiscard]] absl::Status StartMetrics();
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
+  void SetLive(bool live);
 
   ServiceCore core_;
-  // Shared with the exposer, which holds them weakly.
+  // Shared with the metrics page, which holds them weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<ProcessCollector> process_collector_;
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<MetricsServer> metrics_;
   std::string address_;
   std::string metrics_address_;
+  std::atomic<bool> live_{false};
 };
 
 }  // namespace weft

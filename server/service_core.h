@@ -23,6 +23,8 @@ struct ServiceCore {
   const ServerOptions options;
   RpcMetrics metrics;
   EngineHolder engine;
+  // Calls of weft.v1 whose status has not been sent.
+  std::atomic<int> open_calls{0};
   // Bytes held by imports under way, all together.
   std::atomic<int64_t> import_bytes{0};
   // Turns health to NOT_SERVING and refuses new work.

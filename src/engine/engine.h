@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "src/config/options.h"
 #include "src/config/world.h"
 #include "src/request/adapter.h"
@@ -99,6 +100,10 @@ class Engine {
   // UNAVAILABLE once nothing can be computed any more: the process must end.
   // Any thread.
   [[nodiscard]] virtual absl::Status failure() const = 0;
+
+  // When the engine thread last ended a piece of work, a micro-batch at most,
+  // or saw that there was none. Any thread.
+  [[nodiscard]] virtual absl::Time last_heartbeat() const = 0;
 };
 
 // Loads the base model and starts the engine thread. Shows progress on stderr.

@@ -94,6 +94,9 @@ class EngineImpl final : public Engine {
   [[nodiscard]] absl::Status failure() const override {
     return guard_.failure();
   }
+  [[nodiscard]] absl::Time last_heartbeat() const override {
+    return probe_.last_heartbeat();
+  }
 
  private:
   // UNAVAILABLE to `done` and false when draining.

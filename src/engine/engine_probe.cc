@@ -118,7 +118,9 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                           StepBuckets(), "op", {"save", "load"}) {}
 
 void EngineProbe::Heartbeat() {
-  heartbeat_.Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  const absl::Time now = absl::Now();
+  last_heartbeat_ns_.store(absl::ToUnixNanos(now));
+  heartbeat_.Set(absl::ToDoubleSeconds(now - absl::UnixEpoch()));
 }
 
 void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,

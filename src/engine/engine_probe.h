@@ -3,9 +3,11 @@
 #ifndef WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 #define WEFT_SRC_ENGINE_ENGINE_PROBE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "src/engine/memory_split.h"
 #include "src/metrics/metrics.h"
@@ -18,6 +20,10 @@ class EngineProbe {
   explicit EngineProbe(prometheus::Registry* registry);
 
   void Heartbeat();
+  // The time of the last Heartbeat, at first of the construction.
+  [[nodiscard]] absl::Time last_heartbeat() const {
+    return absl::FromUnixNanos(last_heartbeat_ns_.load());
+  }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   void ObserveOptim(double grad_norm, absl::Duration elapsed);
@@ -39,6 +45,7 @@ class EngineProbe {
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
 
  private:
+  std::atomic<int64_t> last_heartbeat_ns_{absl::GetCurrentTimeNanos()};
   prometheus::Gauge& heartbeat_;
   prometheus::Counter& train_tokens_;
   prometheus::Counter& prompt_tokens_;

@@ -12,12 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
+#include "src/lora/path_expression.h"
 
 namespace weft::lora {
 namespace {
-
-constexpr absl::string_view kPlainNames =
-    "names and dotted paths of modules; regular expressions are not run";
 
 // Every module that LoRA can adapt, in the order of the buffers.
 std::vector<LoraFactor> EverySite(const ModelShape& shape) {
@@ -27,6 +25,7 @@ std::vector<LoraFactor> EverySite(const ModelShape& shape) {
       .factors();
 }
 
+// As many as there can be modules to name.
 size_t MaxEntries(const ModelShape& shape) {
   return kAllTargetModules.size() * (shape.num_layers + 1);
 }
@@ -36,21 +35,14 @@ bool IsSuffix(absl::string_view entry, absl::string_view path) {
   return path == entry || absl::EndsWith(path, absl::StrCat(".", entry));
 }
 
-// Where a dot of the expression stands for any character.
-bool MatchesWhole(absl::string_view expression, absl::string_view path) {
-  return std::ranges::equal(expression, path, [](char wanted, char actual) {
-    return wanted == '.' || wanted == actual;
-  });
-}
-
 // What target_modules or exclude_modules says: a list of names, of which one
 // must be the path or its end, or one expression for the whole path.
 struct ModuleNames {
   std::vector<std::string> names;
-  std::string expression;
+  std::optional<PathExpression> expression;
 
   [[nodiscard]] bool Match(absl::string_view path) const {
-    return (!expression.empty() && MatchesWhole(expression, path)) ||
+    return (expression.has_value() && expression->Matches(path)) ||
            std::ranges::any_of(names, [&](const std::string& name) {
              return IsSuffix(name, path);
            });
@@ -58,11 +50,13 @@ struct ModuleNames {
 };
 
 absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
-                                      const ModelShape& shape) {
+                                      const ModelShape& shape,
+                                      int& instructions_left) {
   ModuleNames result;
   if (const auto* text = value.get_ptr<const std::string*>()) {
-    if (!IsPlain(*text)) return Refused(field, value, kPlainNames);
-    result.expression = absl::StartsWith(*text, "^") ? text->substr(1) : *text;
+    WEFT_ASSIGN_OR_RETURN(result.expression,
+                          PathExpression::Parse(field, *text, PathMatch::kWhole,
+                                                instructions_left));
     return result;
   }
   if (!value.is_array() || value.size() > MaxEntries(shape)) {
@@ -149,12 +143,37 @@ absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
   return absl::OkStatus();
 }
 
+// PEFT refuses an expression that also matches a module which holds others, or
+// a norm. These are there in every model.
+absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
+                                     const ModuleNames& excluded,
+                                     const PeftJson& field,
+                                     const ModelShape& shape) {
+  if (!targets.expression.has_value()) return absl::OkStatus();
+  std::vector<std::string> others = {"model", "model.layers", "model.norm",
+                                     "model.rotary_emb"};
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (const char* module : {"", ".self_attn", ".mlp", ".mlp.act_fn",
+                               ".post_attention_layernorm"}) {
+      others.push_back(absl::StrCat("model.layers.", layer, module));
+    }
+  }
+  for (const std::string& path : others) {
+    if (!targets.Match(path) || excluded.Match(path)) continue;
+    return Refused("target_modules", field,
+                   absl::StrCat("linear layers, head and embedding; ", path,
+                                ", which matches too, is none"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
-                                            const ModelShape& shape) {
+                                            const ModelShape& shape,
+                                            int& instructions_left) {
   const PeftJson& value = FieldOf(root, "target_modules");
   const auto* text = value.get_ptr<const std::string*>();
   if (text == nullptr || absl::AsciiStrToLower(*text) != "all-linear") {
-    return ReadNames("target_modules", value, shape);
+    return ReadNames("target_modules", value, shape, instructions_left);
   }
   ModuleNames every;
   for (const TargetModule module : DefaultTargetModules()) {
@@ -166,10 +185,10 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
 // For every site whether LoRA adapts it.
 absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
-    const std::vector<LoraFactor>& sites) {
+    const std::vector<LoraFactor>& sites, int& instructions_left) {
   const PeftJson& field = FieldOf(root, "target_modules");
   WEFT_ASSIGN_OR_RETURN(const ModuleNames targets,
-                        ReadTargetNames(root, shape));
+                        ReadTargetNames(root, shape, instructions_left));
   WEFT_RETURN_IF_ERROR(CheckEveryNameIsThere(targets, sites));
   WEFT_ASSIGN_OR_RETURN(const Layers layers, ReadLayers(root, shape));
   if (layers.has_value() && !field.is_array()) {
@@ -178,9 +197,12 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   }
   ModuleNames excluded;
   if (const PeftJson& value = FieldOf(root, "exclude_modules");
-      !value.is_null()) {
-    WEFT_ASSIGN_OR_RETURN(excluded, ReadNames("exclude_modules", value, shape));
+      !value.is_null() && value != "") {
+    WEFT_ASSIGN_OR_RETURN(excluded, ReadNames("exclude_modules", value, shape,
+                                              instructions_left));
   }
+  WEFT_RETURN_IF_ERROR(
+      CheckMatchesLayersAlone(targets, excluded, field, shape));
   std::vector<bool> selected(sites.size());
   for (size_t i = 0; i < sites.size(); ++i) {
     const std::string path = ModulePath(sites[i]);
@@ -194,24 +216,29 @@ absl::StatusOr<std::vector<bool>> SelectSites(
 
 // rank_pattern or alpha_pattern, in the order of the file.
 template <typename Value>
-using Pattern = std::vector<std::pair<std::string, Value>>;
+using Pattern = std::vector<std::pair<PathExpression, Value>>;
 
 template <typename Value>
 absl::StatusOr<Pattern<Value>> ReadPattern(
-    const PeftJson& root, const char* field,
-    absl::StatusOr<Value> (*read)(absl::string_view, const PeftJson&)) {
+    const PeftJson& root, const char* field, size_t max_keys,
+    absl::StatusOr<Value> (*read)(absl::string_view, const PeftJson&),
+    int& instructions_left) {
   const PeftJson& object = FieldOf(root, field);
   Pattern<Value> pattern;
   if (object.is_null()) return pattern;
-  if (!object.is_object()) return Refused(field, object, "an object");
+  if (!object.is_object() || object.size() > max_keys) {
+    return Refused(field, object,
+                   absl::StrCat("an object of at most ", max_keys, " keys"));
+  }
   for (const auto& [key, value] : object.items()) {
-    if (!IsPlain(key)) {
-      return Refused(absl::StrCat(field, " key"), key, kPlainNames);
-    }
+    WEFT_ASSIGN_OR_RETURN(
+        PathExpression expression,
+        PathExpression::Parse(absl::StrCat(field, " key"), key, PathMatch::kEnd,
+                              instructions_left));
     WEFT_ASSIGN_OR_RETURN(
         const Value number,
         read(absl::StrCat(field, "[", Shown(PeftJson(key)), "]"), value));
-    pattern.emplace_back(key, number);
+    pattern.emplace_back(std::move(expression), number);
   }
   return pattern;
 }
@@ -219,9 +246,8 @@ absl::StatusOr<Pattern<Value>> ReadPattern(
 template <typename Value>
 Value Lookup(const Pattern<Value>& pattern, absl::string_view path,
              Value fallback) {
-  const auto found = std::ranges::find_if(pattern, [&](const auto& entry) {
-    return PatternMatches(entry.first, path);
-  });
+  const auto found = std::ranges::find_if(
+      pattern, [&](const auto& entry) { return entry.first.Matches(path); });
   return found == pattern.end() ? fallback : found->second;
 }
 
@@ -236,31 +262,18 @@ bool Contains(const std::vector<TargetModule>& modules, TargetModule module) {
 
 }  // namespace
 
-bool IsPlain(absl::string_view key) {
-  if (absl::StartsWith(key, "^")) key.remove_prefix(1);
-  return !key.empty() && std::ranges::all_of(key, [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' ||
-           c == '-' || c == '.';
-  });
-}
-
-bool PatternMatches(absl::string_view key, absl::string_view path) {
-  if (absl::StartsWith(key, "^")) return MatchesWhole(key.substr(1), path);
-  if (key.size() > path.size()) return false;
-  const size_t begin = path.size() - key.size();
-  return (begin == 0 || path[begin - 1] == '.') &&
-         MatchesWhole(key, path.substr(begin));
-}
-
 absl::Status ReadTargets(const PeftJson& root, const ModelShape& shape,
                          bool rank_stabilised, LoraConfig& config) {
   const std::vector<LoraFactor> sites = EverySite(shape);
+  int instructions_left = kMaxInstructions;
   WEFT_ASSIGN_OR_RETURN(const std::vector<bool> selected,
-                        SelectSites(root, shape, sites));
+                        SelectSites(root, shape, sites, instructions_left));
   WEFT_ASSIGN_OR_RETURN(const Pattern<int> ranks,
-                        ReadPattern(root, "rank_pattern", &ReadRank));
+                        ReadPattern(root, "rank_pattern", MaxEntries(shape),
+                                    &ReadRank, instructions_left));
   WEFT_ASSIGN_OR_RETURN(const Pattern<double> alphas,
-                        ReadPattern(root, "alpha_pattern", &ReadAlpha));
+                        ReadPattern(root, "alpha_pattern", MaxEntries(shape),
+                                    &ReadAlpha, instructions_left));
   const LoraShape usual =
       Stabilised({.rank = config.rank, .alpha = config.alpha}, rank_stabilised);
   config.target_modules.clear();

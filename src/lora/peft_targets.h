@@ -1,9 +1,8 @@
 // Which linear layers of the model an adapter_config.json adapts, and with what
 // rank and scale. Private to lora/.
 //
-// PEFT finds modules by suffixes and regular expressions. Suffixes and dotted
-// paths are matched exactly as it does; what else a regular expression may hold
-// is refused, so that no client's expression is ever run.
+// Names in a list are ends of module paths; a string, and the keys of a
+// pattern, are regular expressions (src/lora/path_expression.h).
 #ifndef WEFT_SRC_LORA_PEFT_TARGETS_H_
 #define WEFT_SRC_LORA_PEFT_TARGETS_H_
 
@@ -14,15 +13,6 @@
 #include "src/request/adapter.h"
 
 namespace weft::lora {
-
-// Whether PEFT's re.match(rf"(.*\.)?({key})$", path) finds something, for a key
-// that IsPlain: a dot in it stands for any character, as in an expression.
-[[nodiscard]] bool PatternMatches(absl::string_view key,
-                                  absl::string_view path);
-
-// Whether a key is a module name or a dotted path, perhaps after a `^`, which
-// allows the whole path alone.
-[[nodiscard]] bool IsPlain(absl::string_view key);
 
 // Fills target_modules and overrides of `config` from target_modules,
 // exclude_modules, layers_to_transform, layers_pattern, rank_pattern and

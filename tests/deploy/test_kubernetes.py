@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy_files import DEPLOY, K8S_FOLDERS, render, rendered_objects, run, tool
+from deploy_files import DEPLOY, K8S_FOLDERS, ROOT, render, rendered_objects, run, tool
 
 both = pytest.mark.parametrize("folder", K8S_FOLDERS)
 
@@ -50,12 +51,43 @@ def test_probes_go_through_the_grpc_listener(folder: str) -> None:
     (container,) = pod(folder)["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     services = {
-        "startupProbe": "liveness",
+        "startupProbe": "weft.v1.TrainingService",
         "livenessProbe": "liveness",
         "readinessProbe": "weft.v1.TrainingService",
     }
     for probe, service in services.items():
         assert container[probe]["grpc"] == {"port": ports["grpc"], "service": service}
+
+
+def heartbeat_limit() -> int:
+    """Seconds after which weftd says that it is not alive."""
+    header = (ROOT / "server" / "frontend.h").read_text()
+    minutes = re.search(r"kHeartbeatLimit = absl::Minutes\((\d+)\)", header)
+    assert minutes
+    return 60 * int(minutes[1])
+
+
+def test_the_heartbeats_limit_is_the_documented_one() -> None:
+    minutes = heartbeat_limit() // 60
+    readme = (DEPLOY / "README.md").read_text()
+    assert f"heartbeat is at most {minutes} minutes old" in readme
+    assert f"as the liveness probe does after {minutes} minutes" in readme
+    manifest = (DEPLOY / "k8s" / "base" / "statefulset.yaml").read_text()
+    assert f"the engine's heartbeat is {minutes} minutes old" in manifest
+
+
+def test_a_stalled_engine_is_told_before_its_pod_is_restarted() -> None:
+    rules = (DEPLOY / "prometheus" / "rules.yml").read_text()
+    told = re.search(r"weft_engine_heartbeat_timestamp_seconds > (\d+)", rules)
+    assert told
+    assert int(told[1]) + 60 < heartbeat_limit()
+
+
+@both
+def test_loading_is_given_half_an_hour_before_liveness_counts(folder: str) -> None:
+    (container,) = pod(folder)["containers"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
 
 
 @both

@@ -19,6 +19,8 @@ from models import tiny_model
 import weft
 
 START_SECONDS = 10.0
+# From its error to the end of the process: 0.5 s where the machine is free.
+FAILED_START_SECONDS = 1.2
 HELP_SECONDS = 0.050
 
 
@@ -115,9 +117,11 @@ def test_a_damaged_model_folder_ends_the_start(
     daemon = Daemon(folder, tmp_path / "weftd")
     daemon.launch()
     code = daemon.wait(START_SECONDS)
+    ended = time.time()
     log = daemon.log_tail()
     assert 0 < code < 128, log
     assert word in log
+    assert ended - daemon.last_log_time() < FAILED_START_SECONDS, log
 
 
 def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-// adapter_config.json from a client: no input may crash, and what is accepted
-// keeps to the limits.
+// adapter_config.json from a client, with regular expressions in it: no input
+// may crash or take long, and what is accepted keeps to the limits.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,11 @@ class Daemon:
             return "(no log)"
         text = self.log_path.read_text("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def last_log_time(self) -> float:
+        """When the last line of the log was written, as time.time() has it."""
+        stamp = json.loads(self.log_tail(1))["ts"]
+        return datetime.fromisoformat(stamp).timestamp()
 
     def peak_resident_bytes(self) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text("ascii")

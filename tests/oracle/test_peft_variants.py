@@ -61,6 +61,16 @@ VARIANTS: dict[str, AdapterShape] = {
         4, 8.0, ("model.layers.1.self_attn.o_proj", "2.mlp.gate_proj", "k_proj")
     ),
     "string": AdapterShape(4, 8.0, "model.layers.1.self_attn.q_proj"),
+    "expression": AdapterShape(
+        4,
+        8.0,
+        r".*\.(0|2)\.self_attn\.[qv]_proj|.*\.mlp\.(?:up|down)_proj|lm_head",
+        options={
+            "exclude_modules": r".*\.2\.mlp\..*",
+            "rank_pattern": {r"[02]\.self_attn\.\w+": 2, r"(up|q)_proj": 6},
+            "alpha_pattern": {r"layers\.\d\.mlp\..*": 5, "^lm_head$": 3},
+        },
+    ),
     "excluded": AdapterShape(
         4,
         8.0,

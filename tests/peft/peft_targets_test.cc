@@ -52,34 +52,6 @@ std::string Q(int layer) {
   return absl::StrCat("model.layers.", layer, ".self_attn.q_proj");
 }
 
-TEST(PatternMatches, AsTheExpressionOfPeftDoes) {
-  const std::string path = Q(1);
-  for (const char* key :
-       {"q_proj", "self_attn.q_proj", "1.self_attn.q_proj",
-        "model.layers.1.self_attn.q_proj", "^model.layers.1.self_attn.q_proj",
-        // A dot stands for any character.
-        "q.proj", "self.attn.q_proj", "......"}) {
-    EXPECT_TRUE(PatternMatches(key, path)) << key;
-  }
-  for (const char* key :
-       {"proj", "_proj", "attn.q_proj", "k_proj", "^q_proj", "q_proj.",
-        "self_attn", "layers.1.q_proj", "x.model.layers.1.self_attn.q_proj",
-        "^model.layers.1.self_attn", "."}) {
-    EXPECT_FALSE(PatternMatches(key, path)) << key;
-  }
-  EXPECT_FALSE(PatternMatches("1.self_attn.q_proj", Q(11)));
-}
-
-TEST(IsPlain, HasNothingElseOfAnExpression) {
-  for (const char* key : {"q_proj", "^lm_head", "model.layers.0", "a-b"}) {
-    EXPECT_TRUE(IsPlain(key)) << key;
-  }
-  for (const char* key : {"", "^", "q_proj$", ".*", "a|b", "(a)", "[ab]", "a+",
-                          "a?", "a{2}", "a\\.b", "^^a", "a^", "a b", "\xc3"}) {
-    EXPECT_FALSE(IsPlain(key)) << key;
-  }
-}
-
 TEST(ReadTargets, KeepsTheLayersToTransform) {
   EXPECT_THAT(
       Paths({{"target_modules", {"q_proj"}}, {"layers_to_transform", {1, 11}}}),
@@ -127,6 +99,32 @@ TEST(ReadTargets, TakesAStringForTheWholePath) {
               IsStatus(kInvalid, "target_modules is \"q_proj\""));
 }
 
+TEST(ReadTargets, TakesAnExpressionForTheWholePath) {
+  EXPECT_THAT(Paths({{"target_modules", R"(.*\.(3|11)\.self_attn\.q_.*)"}}),
+              ElementsAre(Q(3), Q(11)));
+  EXPECT_THAT(Paths({{"target_modules", "lm_head|.*embed_tokens"}}),
+              ElementsAre("lm_head", "model.embed_tokens"));
+  EXPECT_THAT(Paths({{"target_modules", ".*q_proj"},
+                     {"exclude_modules", R"(.*\.([0-46-9]|1\d)\..*)"}}),
+              ElementsAre(Q(5)));
+  EXPECT_THAT(Parse({{"target_modules", "(q|v)_proj"}}),
+              IsStatus(kInvalid, "target_modules is \"(q|v)_proj\""));
+}
+
+TEST(ReadTargets, RefusesExpressionsThatMatchOtherModulesToo) {
+  for (const auto& [expression, module] :
+       {std::pair(".*", "model"), std::pair("model\\.layers.*", "model.layers"),
+        std::pair(".*(mlp|q_proj)", "model.layers.0.mlp"),
+        std::pair(".*norm|lm_head", "model.norm")}) {
+    EXPECT_THAT(Parse({{"target_modules", expression}}),
+                IsStatus(kInvalid, absl::StrCat("; ", module, ", which")))
+        << expression;
+  }
+  EXPECT_THAT(Paths({{"target_modules", ".*(norm|lm_head)"},
+                     {"exclude_modules", ".*norm"}}),
+              ElementsAre("lm_head"));
+}
+
 TEST(ReadTargets, LeavesExcludedModulesOut) {
   std::vector<std::string> all = Paths({{"target_modules", {"q_proj"}}});
   EXPECT_EQ(Paths({{"exclude_modules", {"mlp.up_proj", "vision_tower"}}}), all);
@@ -149,6 +147,39 @@ TEST(ReadTargets, TakesTheFirstPatternThatFits) {
   EXPECT_EQ(shape(1, TargetModule::kUpProj), (LoraShape{8, 16}));
   EXPECT_EQ(shape(1, TargetModule::kVProj), LoraShape{});
   EXPECT_EQ(config->overrides.size(), 12u);
+}
+
+TEST(ReadTargets, TakesExpressionsForTheEndOfAPath) {
+  const auto config =
+      Parse({{"rank_pattern", {{"(1|2)\\.self.*", 2}, {"[a-q]_proj", 4}}},
+             {"alpha_pattern", {{"^up_proj", 5}, {".*up_proj", 3}}}});
+  ASSERT_THAT(config, IsOk());
+  const auto shape = [&](int layer, TargetModule module) {
+    return config->ShapeOf(layer, module);
+  };
+  EXPECT_EQ(shape(1, TargetModule::kQProj), (LoraShape{2, 16}));
+  EXPECT_EQ(shape(11, TargetModule::kQProj), (LoraShape{4, 16}));
+  EXPECT_EQ(shape(1, TargetModule::kUpProj), (LoraShape{8, 3}));
+}
+
+TEST(ReadTargets, ExpressionsOfAFileShareABudget) {
+  PeftJson ranks = PeftJson::object();
+  PeftJson alphas = PeftJson::object();
+  for (int layer = 0; layer < 12; ++layer) {
+    ranks[Q(layer)] = layer + 1;
+    alphas[absl::StrCat("(", std::string(600, 'a' + layer), ")|q_proj")] = 3;
+  }
+  EXPECT_THAT(Parse({{"rank_pattern", ranks}, {"alpha_pattern", alphas}}),
+              IsOk());
+  alphas["(" + std::string(1200, 'z') + ")"] = 3;
+  EXPECT_THAT(Parse({{"rank_pattern", ranks}, {"alpha_pattern", alphas}}),
+              IsStatus(kInvalid, "at most 8192 instructions"));
+  // Paths are free, but no more of them than there can be modules.
+  for (int i = 0; i < 105; ++i) ranks[absl::StrCat("other", i)] = 1;
+  EXPECT_THAT(Parse({{"rank_pattern", ranks}}), IsOk());
+  ranks["one_more"] = 1;
+  EXPECT_THAT(Parse({{"rank_pattern", ranks}}),
+              IsStatus(kInvalid, "an object of at most 117 keys"));
 }
 
 TEST(ReadTargets, StabilisesEveryRankByItsOwnRoot) {

@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/fake_engine.h"
+#include "tests/server/server_fixture.h"
 
 namespace weft {
 namespace {
@@ -61,6 +62,23 @@ class DaemonProcess {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;
+  }
+
+  // Liveness as a client finds it. Asks in a process of its own: after gRPC has
+  // run in this one it must not fork.
+  int Liveness() const {
+    std::ifstream file(port_file_);
+    std::string address;
+    std::getline(file, address);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      _exit(std::abs(HealthOf(
+          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()),
+          "liveness")));
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WEXITSTATUS(status);
   }
 
   void Signal(int signal) const { kill(pid_, signal); }
@@ -121,6 +139,7 @@ class StuckEngine final : public Engine {
   void ImportAdapter(ImportAdapterRequest, Callback<AdapterInfo>) override {}
   void Drain(Callback<bool>) override {}
   absl::Status failure() const override { return absl::OkStatus(); }
+  absl::Time last_heartbeat() const override { return absl::Now(); }
 
  private:
   EngineInfo info_;
@@ -136,7 +155,9 @@ TEST(DaemonTest, TermDrainsAndExitsClean) {
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   daemon.Signal(SIGTERM);
+  const absl::Time start = absl::Now();
   EXPECT_EQ(daemon.WaitForExit(), 0);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
 }
 
 TEST(DaemonTest, DrainTimeoutCutsWorkOff) {
@@ -175,7 +196,9 @@ TEST(DaemonTest, EngineThatCannotStartEndsTheDaemon) {
          prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
         return absl::NotFoundError("no model");
       });
+  const absl::Time start = absl::Now();
   EXPECT_EQ(daemon.WaitForExit(), 1);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
 }
 
 TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
@@ -187,6 +210,32 @@ TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
         return engine;
       });
   EXPECT_EQ(daemon.WaitForExit(), 1);
+}
+
+// The daemon's liveness some time after an engine is there whose heartbeat is
+// that old and stands still.
+int LivenessAfterHang(absl::Duration age) {
+  DaemonProcess daemon(
+      [age](const EngineOptions&,
+            prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        auto engine = std::make_unique<FakeEngine>();
+        engine->HangSince(absl::Now() - age);
+        return engine;
+      });
+  EXPECT_TRUE(daemon.WaitUntilListening());
+  absl::SleepFor(absl::Seconds(1));
+  const int liveness = daemon.Liveness();
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.WaitForExit(), 0);
+  return liveness;
+}
+
+TEST(DaemonTest, AnEngineThatHangsIsNotAlive) {
+  EXPECT_EQ(LivenessAfterHang(kHeartbeatLimit + absl::Seconds(1)), kNotServing);
+}
+
+TEST(DaemonTest, AnEngineInALongStepIsAlive) {
+  EXPECT_EQ(LivenessAfterHang(kHeartbeatLimit - absl::Minutes(1)), kServing);
 }
 
 TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {

@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "src/base/mutex.h"
 #include "src/engine/engine.h"
@@ -86,6 +87,17 @@ class FakeEngine final : public Engine {
     MutexLock lock(&mu_);
     return lasting_failure_;
   }
+  // The present, until HangSince.
+  [[nodiscard]] absl::Time last_heartbeat() const override
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    return hangs_since_.value_or(absl::Now());
+  }
+  // Its heartbeat stands still at that time, or beats again.
+  void HangSince(std::optional<absl::Time> since) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    hangs_since_ = since;
+  }
   void FailForGood(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     lasting_failure_ = std::move(status);
@@ -133,6 +145,7 @@ class FakeEngine final : public Engine {
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   std::vector<Callback<bool>> drains_ ABSL_GUARDED_BY(mu_);
   absl::Status lasting_failure_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Time> hangs_since_ ABSL_GUARDED_BY(mu_);
   TrainRequest last_train_ ABSL_GUARDED_BY(mu_);
   OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
   SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);

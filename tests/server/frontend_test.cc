@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
-#include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/server/server_fixture.h"
 
@@ -19,33 +19,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kServing = 1;
-constexpr int kNotServing = 2;
-
 class FrontendTest : public ServerTest {
  protected:
-  // Health of a service by grpc.health.v1, whose messages have the wire format
-  // of the wrapper types; minus the status code when the check fails.
-  int Health(const std::string& service) {
-    grpc::TemplatedGenericStub<google::protobuf::StringValue,
-                               google::protobuf::Int32Value>
-        stub(channel_);
-    google::protobuf::StringValue request;
-    request.set_value(service);
-    google::protobuf::Int32Value response;
-    grpc::ClientContext context;
-    grpc::CompletionQueue queue;
-    const auto call = stub.PrepareUnaryCall(
-        &context, "/grpc.health.v1.Health/Check", request, &queue);
-    call->StartCall();
-    grpc::Status status;
-    call->Finish(&response, &status, this);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    return status.ok() ? response.value()
-                       : -static_cast<int>(status.error_code());
-  }
+  int Health(const std::string& service) { return HealthOf(channel_, service); }
 
   // What server reflection answers to "list services", undecoded.
   std::string ListServices() {
@@ -107,6 +83,28 @@ TEST_F(FrontendTest, HealthFollowsTheEngine) {
   EXPECT_EQ(Health("weft.v1.TrainingService"), kNotServing);
   EXPECT_EQ(Health("liveness"), kServing);
   EXPECT_EQ(Health("unknown"), -static_cast<int>(grpc::StatusCode::NOT_FOUND));
+}
+
+TEST_F(FrontendTest, LivenessFollowsTheHeartbeat) {
+  StartServer();
+  const absl::Time now = absl::Now();
+  // Loading, however long it takes, is no hang.
+  frontend_->UpdateLiveness(now + absl::Hours(24));
+  EXPECT_EQ(Health("liveness"), kServing);
+  AttachEngine();
+  engine_.HangSince(now);
+  frontend_->UpdateLiveness(now + kHeartbeatLimit);
+  EXPECT_EQ(Health("liveness"), kServing);
+  frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(1));
+  EXPECT_EQ(Health("liveness"), kNotServing);
+  EXPECT_EQ(Health("weft.v1.TrainingService"), kServing);
+  frontend_->StartDraining();
+  frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(2));
+  EXPECT_EQ(Health("liveness"), kNotServing);
+  // It was a long step after all.
+  engine_.HangSince(std::nullopt);
+  frontend_->UpdateLiveness(absl::Now());
+  EXPECT_EQ(Health("liveness"), kServing);
 }
 
 TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
@@ -267,6 +265,44 @@ TEST_F(FrontendTest, UnwritablePortFileIsRefused) {
       Frontend::Start(options, std::make_shared<prometheus::Registry>());
   EXPECT_THAT(std::string(server.status().message()),
               HasSubstr("--port-file=/no/such/folder/ports"));
+}
+
+TEST_F(FrontendTest, StopsWithoutWaitingForTheMetricsPage) {
+  for (const char* listen : {"127.0.0.1:0", "0.0.0.0:0"}) {
+    ServerOptions options = TestOptions();
+    options.metrics_listen = listen;
+    StartServer(options);
+    // civetweb's listening thread is in its wait of 2 s.
+    absl::SleepFor(absl::Milliseconds(100));
+    const absl::Time start = absl::Now();
+    frontend_->Shutdown(absl::ZeroDuration());
+    EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << listen;
+  }
+}
+
+TEST_F(FrontendTest, StopsWithoutWaitingForIdleClients) {
+  StartReadyServer();  // channel_ stays connected.
+  const absl::Time start = absl::Now();
+  frontend_->Shutdown(absl::Seconds(5));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+}
+
+TEST_F(FrontendTest, OpenCallsHaveTheGraceToEnd) {
+  StartReadyServer();
+  engine_.Hold();
+  grpc::Status accepted;
+  std::thread worker([&] {
+    grpc::ClientContext context;
+    v1::ForwardBackwardResponse response;
+    accepted = training_->ForwardBackward(&context, GoodStep(), &response);
+  });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  std::thread stopper([&] { frontend_->Shutdown(absl::Seconds(5)); });
+  absl::SleepFor(absl::Milliseconds(300));
+  engine_.Release();
+  worker.join();
+  stopper.join();
+  EXPECT_TRUE(accepted.ok()) << accepted.error_message();
 }
 
 TEST_F(FrontendTest, EmptyMetricsAddressMeansNoEndpoint) {

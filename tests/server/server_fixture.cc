@@ -13,6 +13,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "google/protobuf/wrappers.pb.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "prometheus/text_serializer.h"
 #include "src/config/options.h"
 
@@ -119,6 +121,29 @@ double ServerTest::MetricValue(const std::string& sample) const {
     }
   }
   return -1;
+}
+
+int HealthOf(const std::shared_ptr<grpc::Channel>& channel,
+             const std::string& service) {
+  // The messages have the wire format of the wrapper types.
+  grpc::TemplatedGenericStub<google::protobuf::StringValue,
+                             google::protobuf::Int32Value>
+      stub(channel);
+  google::protobuf::StringValue request;
+  request.set_value(service);
+  google::protobuf::Int32Value response;
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareUnaryCall(
+      &context, "/grpc.health.v1.Health/Check", request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response, &status, &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return status.ok() ? response.value()
+                     : -static_cast<int>(status.error_code());
 }
 
 std::vector<float> Floats(const std::string& raw) {

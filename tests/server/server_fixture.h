@@ -25,7 +25,7 @@ class ServerTest : public ::testing::Test {
 
   // Small limits, free ports.
   static ServerOptions TestOptions();
-  // Options with a metrics page, whose threads take two seconds to stop.
+  // Options with a metrics page.
   static ServerOptions MetricsOptions();
 
   void StartServer(const ServerOptions& options = TestOptions());
@@ -53,6 +53,13 @@ class ServerTest : public ::testing::Test {
   std::unique_ptr<v1::AdapterService::Stub> adapters_;
   std::unique_ptr<v1::ServerService::Stub> server_;
 };
+
+// Health of a service by grpc.health.v1; minus the status code when the check
+// fails.
+inline constexpr int kServing = 1;
+inline constexpr int kNotServing = 2;
+int HealthOf(const std::shared_ptr<grpc::Channel>& channel,
+             const std::string& service);
 
 // Bytes of little-endian floats, and back.
 std::vector<float> Floats(const std::string& raw);

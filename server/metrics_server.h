@@ -1,0 +1,45 @@
+// The metrics page /metrics, served by prometheus-cpp and civetweb.
+#ifndef WEFT_SERVER_METRICS_SERVER_H_
+#define WEFT_SERVER_METRICS_SERVER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "prometheus/collectable.h"
+#include "prometheus/exposer.h"
+
+namespace weft {
+
+// Threads: any, destroyed once.
+class MetricsServer {
+ public:
+  // Listens on HOST:PORT and shows what the collectables, which are observed
+  // only, have at each scrape.
+  // Errors: UNAVAILABLE when the address cannot be listened on.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
+      const std::string& listen,
+      const std::vector<std::shared_ptr<prometheus::Collectable>>&
+          collectables);
+
+  // Takes milliseconds, or up to 2 s while a client holds a connection open
+  // without a request.
+  ~MetricsServer();
+  MetricsServer(const MetricsServer&) = delete;
+  MetricsServer& operator=(const MetricsServer&) = delete;
+
+  // HOST:PORT with the port that was chosen.
+  [[nodiscard]] const std::string& address() const { return address_; }
+
+ private:
+  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
+                std::string address);
+
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  const std::string address_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_METRICS_SERVER_H_
