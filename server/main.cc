@@ -45,7 +45,7 @@ void SetLibraryDefaults() {
 // Has the libraries of the torch package in `folder` used by weftd.so, which
 // then finds them loaded.
 bool LoadTorch(const std::string& folder) {
-#ifdef WEFT_WITH_CUDA
+#if WEFT_WITH_CUDA
   constexpr std::array kLibraries = {"libc10.so", "libtorch_cpu.so",
                                      "libc10_cuda.so", "libtorch_cuda.so"};
 #else

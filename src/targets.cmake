@@ -80,11 +80,39 @@ if(WEFT_WITH_TORCH)
     ${WEFT_TORCH_DIR}/lib/libtorch_cpu.so ${WEFT_TORCH_DIR}/lib/libc10.so
     ${_weft_openmp})
   if(WEFT_WITH_CUDA)
-    target_compile_definitions(weft_torch INTERFACE WEFT_WITH_CUDA=1)
     target_link_libraries(weft_torch INTERFACE
       ${WEFT_TORCH_DIR}/lib/libtorch_cuda.so ${WEFT_TORCH_DIR}/lib/libc10_cuda.so)
   endif()
 endif()
+
+if(WEFT_WITH_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+endif()
+
+# weft_link_only(NAME TARGET)
+# NAME links TARGET and adds no flag to the compile commands of its users.
+function(weft_link_only name target)
+  add_library(${name} INTERFACE)
+  target_link_libraries(${name} INTERFACE $<LINK_ONLY:${target}>)
+endfunction()
+
+# weft_asks_for_cuda(FILE...)
+# Sources of this folder that depend on whether the build has CUDA: for them,
+# and for no others, WEFT_WITH_CUDA is 0 or 1 and CUDA's headers are there. All
+# other objects of the two builds come from the same commands, so that the
+# compiler cache of one serves the other.
+function(weft_asks_for_cuda)
+  if(WEFT_WITH_CUDA)
+    set(definition WEFT_WITH_CUDA=1)
+    list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE options)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS ${options})
+  else()
+    set(definition WEFT_WITH_CUDA=0)
+  endif()
+  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS ${definition})
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
+  set_property(GLOBAL APPEND PROPERTY WEFT_ASKS_FOR_CUDA ${paths})
+endfunction()
 
 # weft_cc_library(NAME name [TORCH] HDRS ... SRCS ... DEPS ...)
 # TORCH compiles against LibTorch with the shared precompiled header.

@@ -27,11 +27,10 @@ struct CUstream_st;  // CUDA's stream.
 
 namespace weft::ops {
 
-#ifdef WEFT_WITH_CUDA
-inline constexpr bool kHasCudaKernels = true;
-#else
-inline constexpr bool kHasCudaKernels = false;
+#ifndef WEFT_WITH_CUDA
+#error "List this source in weft_asks_for_cuda() of its CMakeLists.txt."
 #endif
+inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 
 // f32 or bf16 on a CUDA device. Everything else takes the ATen reference.
 [[nodiscard]] inline bool HasCudaKernel(const at::Tensor& tensor) {

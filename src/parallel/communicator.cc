@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#ifdef WEFT_WITH_CUDA
+#if WEFT_WITH_CUDA
 #ifndef USE_C10D_NCCL
 #define USE_C10D_NCCL
 #endif
@@ -64,7 +64,7 @@ BackendPtr MakeGloo(const StorePtr& store, const GroupOptions& options) {
 
 BackendPtr MakeBackend(const StorePtr& store, const GroupOptions& options) {
   if (options.device.is_cpu()) return MakeGloo(store, options);
-#ifdef WEFT_WITH_CUDA
+#if WEFT_WITH_CUDA
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = absl::ToChronoMilliseconds(options.timeout);
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(
