@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "src/engine/engine_impl.h"
-#include "src/engine/prefix_tree.h"
+#include "src/train/prefix_tree.h"
 
 namespace weft::engine {
 namespace {

@@ -7,8 +7,8 @@
 #include <map>
 #include <utility>
 
-#include "src/engine/head_options.h"
-#include "src/engine/torch_guard.h"
+#include "src/runtime/torch_guard.h"
+#include "src/startup/head_options.h"
 
 namespace weft::engine {
 namespace {
@@ -58,6 +58,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
     : parts_(std::move(parts)),
       probe_(registry),
       dispatch_metrics_(registry, NamedTenants(parts_.options)),
+      memory_metrics_(registry),
       group_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
              std::move(parts_.links)),
       guard_(parts_.device.get(), &group_),
@@ -92,7 +93,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       sample_runner_(&context_, &sample_loop_),
       manager_(&context_, &mover_,
                [this](uint64_t step_id) { trainer_.Forget(step_id); }) {
-  if (parts_.memory.has_value()) probe_.SetMemorySplit(*parts_.memory);
+  if (parts_.memory.has_value()) memory_metrics_.Set(*parts_.memory);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
 }

@@ -15,26 +15,27 @@
 #include <thread>
 #include <vector>
 
+#include "src/adapters/adapter_io.h"
+#include "src/adapters/adapter_manager.h"
+#include "src/adapters/adapter_mover.h"
+#include "src/adapters/adapter_table.h"
+#include "src/adapters/engine_context.h"
 #include "src/base/clock.h"
 #include "src/base/worker.h"
+#include "src/decode/sample_loop.h"
+#include "src/decode/sample_runner.h"
 #include "src/dispatch/dispatcher.h"
-#include "src/engine/adapter_io.h"
-#include "src/engine/adapter_manager.h"
-#include "src/engine/adapter_mover.h"
-#include "src/engine/adapter_table.h"
-#include "src/engine/batch_trainer.h"
-#include "src/engine/compute_device.h"
-#include "src/engine/compute_guard.h"
 #include "src/engine/engine.h"
-#include "src/engine/engine_context.h"
-#include "src/engine/engine_probe.h"
-#include "src/engine/memory_split.h"
-#include "src/engine/sample_loop.h"
-#include "src/engine/sample_runner.h"
-#include "src/engine/step_executor.h"
+#include "src/files/spill_folder.h"
 #include "src/group/group.h"
-#include "src/journal/spill_folder.h"
+#include "src/runtime/compute_device.h"
+#include "src/runtime/compute_guard.h"
+#include "src/runtime/engine_probe.h"
 #include "src/sampling/stop_matcher.h"
+#include "src/startup/memory_metrics.h"
+#include "src/startup/memory_split.h"
+#include "src/train/batch_trainer.h"
+#include "src/train/step_executor.h"
 
 namespace weft::engine {
 
@@ -112,6 +113,7 @@ class EngineImpl final : public Engine {
   EngineParts parts_;
   EngineProbe probe_;
   dispatch::DispatchMetrics dispatch_metrics_;
+  MemoryMetrics memory_metrics_;
   const RealClock clock_;
   group::Group group_;
   ComputeGuard guard_;

@@ -13,10 +13,10 @@
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
-#include "src/engine/head_options.h"
-#include "src/engine/load_rank.h"
-#include "src/engine/torch_guard.h"
 #include "src/group/follower.h"
+#include "src/runtime/torch_guard.h"
+#include "src/startup/head_options.h"
+#include "src/startup/load_rank.h"
 
 namespace weft {
 namespace {

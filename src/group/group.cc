@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/group/channel.h"
-#include "src/model/model_shard.h"
+#include "src/model_config/model_shard.h"
 
 namespace weft::group {
 

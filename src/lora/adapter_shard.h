@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/lora/adapter_layout.h"
+#include "src/peft/adapter_layout.h"
 
 namespace weft::lora {
 

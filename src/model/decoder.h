@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
-#include "src/model/model_config.h"
-#include "src/model/model_shard.h"
+#include "src/model_config/model_config.h"
+#include "src/model_config/model_shard.h"
 #include "src/model/packed_batch.h"
 #include "src/model/tape.h"
 #include "src/ops/rotary.h"

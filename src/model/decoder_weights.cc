@@ -13,7 +13,7 @@
 #include "src/base/huge_pages.h"
 #include "src/base/progress.h"
 #include "src/base/status_macros.h"
-#include "src/model/weight_list.h"
+#include "src/model_config/weight_list.h"
 #include "src/weights/tensor_reader.h"
 
 namespace weft::model {

@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/lora/lora_linear.h"
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 #include "src/parallel/shard.h"
 #include "src/weights/checkpoint.h"
 

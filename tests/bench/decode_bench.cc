@@ -20,10 +20,10 @@
 
 #include "absl/time/clock.h"
 #include "prometheus/registry.h"
-#include "src/engine/sample_loop.h"
+#include "src/decode/sample_loop.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 #include "src/weights/checkpoint.h"
 
 namespace {

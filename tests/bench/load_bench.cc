@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
-#include "src/model/weight_list.h"
+#include "src/model_config/weight_list.h"
 #include "tests/bench/process_status.h"
 
 namespace {

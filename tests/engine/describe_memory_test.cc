@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "src/engine/engine.h"
-#include "src/model/weight_list.h"
+#include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/weights/files.h"

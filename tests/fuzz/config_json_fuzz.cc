@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 
 namespace weft::model {
 namespace {

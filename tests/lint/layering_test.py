@@ -74,7 +74,7 @@ def test_accepts_what_the_rows_allow(tmp_path: Path, name: str, include: str) ->
         ("src/weights/header.cc", "<ATen/ATen.h>"),
         ("src/ops/a_config.h", "<c10/util/Optional.h>"),
         ("src/engine/engine.h", "<torch/torch.h>"),
-        ("server/a.cc", '"src/engine/batch_packer.h"'),
+        ("server/a.cc", '"src/train/batch_packer.h"'),
         ("server/a.cc", '"src/ops/b.h"'),
         ("client/a.cc", '"src/request/b.h"'),
         ("kernels/a.cu", '"absl/types/span.h"'),

@@ -18,7 +18,7 @@ HEADER_SUFFIXES = frozenset({".h", ".cuh"})
 # Headers that are longer still. One that keeps the limit must leave this list.
 LONG_HEADERS = {
     "src/engine/engine_impl.h": 270,
-    "src/engine/sample_loop.h": 185,
+    "src/decode/sample_loop.h": 185,
 }
 MAX_FUNCTION_LINES = 60
 # clang-format leaves comments as they are, so nothing else wraps them.

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "src/model/decoder.h"
-#include "src/model/weight_list.h"
+#include "src/model_config/weight_list.h"
 #include "src/ops/rms_norm.h"
 #include "src/weights/safetensors.h"
 #include "tests/model/shard_weights.h"

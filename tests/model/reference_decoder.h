@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 #include "src/model/packed_batch.h"
 
 namespace weft::testing {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
-#include "src/model/model_shard.h"
+#include "src/model_config/model_shard.h"
 
 namespace weft::testing {
 

@@ -14,7 +14,7 @@
 #include "src/lora/adapter.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 
 namespace weft::testing {
 

@@ -1,12 +1,12 @@
 // What weftctl weights inspect says, without Torch.
-#include "src/model/checkpoint_report.h"
+#include "src/model_config/checkpoint_report.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "src/model/weight_list.h"
+#include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/processor_time.h"
 #include "tests/weights/files.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::model {

@@ -1,4 +1,4 @@
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

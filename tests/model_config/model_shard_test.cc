@@ -1,4 +1,4 @@
-#include "src/model/model_shard.h"
+#include "src/model_config/model_shard.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "src/model/weight_list.h"
+#include "src/model_config/weight_list.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::model {

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 #include "src/model/decoder_weights.h"
-#include "src/model/model_config.h"
+#include "src/model_config/model_config.h"
 #include "src/weights/checkpoint.h"
 #include "src/weights/safetensors.h"
 

@@ -1,4 +1,4 @@
-#include "src/lora/peft_format.h"
+#include "src/peft/peft_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "src/lora/peft_config.h"
+#include "src/peft/peft_config.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 

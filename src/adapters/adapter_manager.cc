@@ -1,0 +1,271 @@
+#include "src/adapters/adapter_manager.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+#include "src/peft/peft_format.h"
+
+namespace weft::engine {
+
+using dispatch::NoSuchAdapter;
+
+void AdapterManager::Create(CreateAdapterRequest request,
+                            Callback<AdapterInfo> done) {
+  // A repeated call is answered as the first one was.
+  auto once = [this, request,
+               done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
+    if (absl::IsAlreadyExists(info.status())) {
+      absl::StatusOr<AdapterInfo> existing =
+          context_.dispatcher.adapters().Info(request.adapter_id);
+      if (existing.ok() && existing->tenant == request.tenant &&
+          existing->config == request.config && existing->last_step == 0 &&
+          existing->version == 1) {
+        info = std::move(existing);
+      }
+    }
+    done(std::move(info));
+  };
+  context_.dispatcher.Post(
+      [this, request = std::move(request), once = std::move(once)] {
+        MakeWhenRoom({.request = request}, once);
+      });
+}
+
+void AdapterManager::Delete(std::string adapter_id, Callback<bool> done) {
+  context_.dispatcher.Post(
+      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
+        if (!Forget(adapter_id)) {
+          Reply<bool>(done, NoSuchAdapter(adapter_id));
+          return;
+        }
+        Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
+        Reply<bool>(done, true);
+      });
+}
+
+bool AdapterManager::Forget(const std::string& adapter_id) {
+  dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+  const std::optional<AdapterKey> key = desk.KeyOf(adapter_id);
+  if (!key || *key == AdapterKey::kBaseModel) return false;
+  std::string file = context_.adapters.File(*key);
+  context_.adapters.Erase(*key);
+  for (const uint64_t step_id : desk.Remove(*key)) forget_step_(step_id);
+  if (!file.empty()) mover_.RemoveFile(std::move(file));
+  return true;
+}
+
+int AdapterManager::MaxRank(const LoraConfig& config) const {
+  return lora::AdapterLayout(context_.adapters.shape(), config).max_rank();
+}
+
+void AdapterManager::LoadNew(LoadCheckpointRequest request,
+                             Callback<AdapterInfo> done) {
+  context_.PostIo([this, request = std::move(request), done = std::move(done)] {
+    const absl::StatusOr<CheckpointInfo> info =
+        context_.files.Describe(request.source_adapter_id, request.name);
+    absl::Status refused = info.status();
+    const int limit = context_.options.max_rank;
+    if (refused.ok() && MaxRank(info->config) > limit) {
+      refused = absl::FailedPreconditionError(absl::StrCat(
+          "name: checkpoint '", request.name, "' has rank ",
+          MaxRank(info->config), ", the limit is ", limit, " (--max-rank)"));
+    }
+    if (!refused.ok()) {
+      Reply<AdapterInfo>(done, refused);
+      return;
+    }
+    context_.dispatcher.Post(
+        [this, request, done] { ReadWhenRoom(request, done); });
+  });
+}
+
+void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
+                                  const Callback<AdapterInfo>& done) {
+  // The tensors are read when there is a slot for them: many may wait.
+  WhenSlot({.adapter_id = request.adapter_id, .tenant = request.tenant},
+           [this, request, done](const absl::Status& room) {
+             if (!room.ok()) {
+               Reply<AdapterInfo>(done, room);
+               return;
+             }
+             context_.PostIo([this, request, done] {
+               absl::StatusOr<LoadedCheckpoint> loaded =
+                   context_.files.Load(request.source_adapter_id, request.name);
+               context_.dispatcher.Post(
+                   [this, request, done, loaded = std::move(loaded)]() mutable {
+                     FinishLoad(request, std::move(loaded), done);
+                   });
+             });
+           });
+}
+
+void AdapterManager::FinishLoad(const LoadCheckpointRequest& request,
+                                absl::StatusOr<LoadedCheckpoint> loaded,
+                                const Callback<AdapterInfo>& done) {
+  if (!loaded.ok()) {
+    context_.dispatcher.adapters().ReturnSlot();
+    Reply<AdapterInfo>(done, loaded.status());
+    return;
+  }
+  NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
+                                 .tenant = request.tenant,
+                                 .config = loaded->info.config}};
+  if (request.weights_only) {
+    adapter.state.weights = std::move(loaded->state.weights);
+  } else {
+    adapter.state = std::move(loaded->state);
+    adapter.last_step = loaded->info.last_step;
+  }
+  Reply(done, Make(adapter));
+}
+
+void AdapterManager::Import(ImportAdapterRequest request,
+                            Callback<AdapterInfo> done) {
+  context_.PostIo([this, request = std::move(request), done = std::move(done)] {
+    absl::StatusOr<lora::PeftAdapter> peft =
+        lora::ReadPeft(request.files, context_.adapters.shape());
+    const int rank = peft.ok() ? MaxRank(peft->config) : 0;
+    const int limit = context_.options.max_rank;
+    if (rank > limit) {
+      peft = absl::InvalidArgumentError(
+          absl::StrCat("adapter_config.json: rank ", rank,
+                       " is above the limit ", limit, " (--max-rank)"));
+    }
+    if (!peft.ok()) {
+      Reply<AdapterInfo>(done, peft.status());
+      return;
+    }
+    NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
+                                   .tenant = request.tenant,
+                                   .config = std::move(peft->config)},
+                       .state = {.weights = std::move(peft->weights)}};
+    context_.dispatcher.Post([this, adapter = std::move(adapter), done] {
+      MakeWhenRoom(adapter, done);
+    });
+  });
+}
+
+void AdapterManager::WhenSlot(const CreateAdapterRequest& request,
+                              dispatch::RoomTask task) {
+  // No adapter has to leave for one that cannot be made.
+  dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+  const absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
+  if (status.ok()) {
+    desk.WhenSlot(std::move(task));
+  } else {
+    task(status);
+  }
+}
+
+void AdapterManager::MakeWhenRoom(NewAdapter adapter,
+                                  Callback<AdapterInfo> done) {
+  const CreateAdapterRequest request = adapter.request;
+  WhenSlot(request, [this, adapter = std::move(adapter),
+                     done = std::move(done)](const absl::Status& room) {
+    Reply(done, room.ok() ? Make(adapter) : room);
+  });
+}
+
+absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
+  const CreateAdapterRequest& request = adapter.request;
+  dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+  const AdapterKey key = desk.NewKey();
+  // Another one may have taken the name or the last slot meanwhile.
+  absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
+  if (status.ok()) {
+    status = context_.guard.Guarded("CreateAdapter", [&] {
+      lora::Adapter& made = context_.adapters.Create(key, request.config);
+      if (!adapter.state.weights.empty()) made.SetState(adapter.state);
+    });
+  }
+  if (!status.ok()) {
+    context_.adapters.Erase(key);
+    desk.ReturnSlot();
+    return status;
+  }
+  desk.Add(key, request.adapter_id, request.tenant, adapter.last_step,
+           context_.adapters.Facts(key));
+  Log(LogLevel::kInfo, "adapter created",
+      {{"adapter", request.adapter_id},
+       {"tenant", request.tenant},
+       {"rank", request.config.rank}});
+  return desk.Info(request.adapter_id);
+}
+
+void AdapterManager::ListCheckpoints(
+    std::string adapter_id, Callback<std::vector<CheckpointInfo>> done) {
+  context_.PostIo(
+      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
+        Reply(done, context_.files.List(adapter_id));
+      });
+}
+
+void AdapterManager::DeleteCheckpoint(std::string adapter_id, std::string name,
+                                      Callback<bool> done) {
+  context_.PostIo([this, adapter_id = std::move(adapter_id),
+                   name = std::move(name), done = std::move(done)] {
+    const absl::Status status = context_.files.Delete(adapter_id, name);
+    Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
+  });
+}
+
+void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
+                                     Callback<bool> done) {
+  context_.dispatcher.Post(
+      [this, request = std::move(request), done = std::move(done)] {
+        const std::optional<AdapterKey> key =
+            context_.dispatcher.adapters().KeyOf(request.adapter_id);
+        if (!key) {
+          Reply<bool>(done, NoSuchAdapter(request.adapter_id));
+          return;
+        }
+        const absl::Status status =
+            context_.adapters.ReleaseSnapshot(*key, request.name);
+        if (status.ok()) context_.Publish(*key);
+        Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
+      });
+}
+
+void AdapterManager::Export(ExportAdapterRequest request,
+                            Callback<PeftFiles> done) {
+  context_.dispatcher.Post(
+      [this, request = std::move(request), done = std::move(done)] {
+        dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+        const std::optional<AdapterKey> key = desk.KeyOf(request.adapter_id);
+        if (!key) {
+          Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
+          return;
+        }
+        desk.WhenOnDevice(
+            *key, [this, key = *key, request, done](const absl::Status& room) {
+              ExportNow(key, request, done, room);
+            });
+      });
+}
+
+void AdapterManager::ExportNow(AdapterKey key,
+                               const ExportAdapterRequest& request,
+                               const Callback<PeftFiles>& done,
+                               absl::Status status) {
+  std::vector<float> weights;
+  if (status.ok()) {
+    absl::StatusOr<lora::AdapterVersionPtr> version =
+        context_.adapters.Version(key, request.snapshot);
+    status = version.status();
+    if (status.ok()) {
+      status = context_.guard.Guarded(
+          "ExportAdapter", [&] { weights = (*version)->HostWeights(); });
+    }
+  }
+  if (!status.ok()) {
+    Reply<PeftFiles>(done, status);
+    return;
+  }
+  context_.PostIo([this, done, config = context_.adapters.Find(key)->config(),
+                   weights = std::move(weights)] {
+    Reply<PeftFiles>(done, context_.files.Export(config, weights));
+  });
+}
+
+}  // namespace weft::engine

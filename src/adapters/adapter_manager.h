@@ -1,0 +1,86 @@
+// Operations on adapters as a whole: create, delete, read and write their
+// files, import, export. They run between two plans.
+#ifndef WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
+#define WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/adapters/adapter_io.h"
+#include "src/adapters/adapter_mover.h"
+#include "src/adapters/engine_context.h"
+
+namespace weft::engine {
+
+// Every public method queues work and returns; callbacks run on the reply
+// thread. Threads: any.
+class AdapterManager {
+ public:
+  // Both outlive it. `forget_step` runs on the engine thread for each started
+  // step that an adapter takes with it.
+  AdapterManager(const EngineContext* context, AdapterMover* mover,
+                 std::function<void(uint64_t step_id)> forget_step)
+      : context_(*context),
+        mover_(*mover),
+        forget_step_(std::move(forget_step)) {}
+
+  void Create(CreateAdapterRequest request, Callback<AdapterInfo> done);
+  void Delete(std::string adapter_id, Callback<bool> done);
+  // Reads a checkpoint into an adapter that does not exist yet.
+  void LoadNew(LoadCheckpointRequest request, Callback<AdapterInfo> done);
+  void Import(ImportAdapterRequest request, Callback<AdapterInfo> done);
+  void Export(ExportAdapterRequest request, Callback<PeftFiles> done);
+  void ReleaseSnapshot(ReleaseSnapshotRequest request, Callback<bool> done);
+  void ListCheckpoints(std::string adapter_id,
+                       Callback<std::vector<CheckpointInfo>> done);
+  void DeleteCheckpoint(std::string adapter_id, std::string name,
+                        Callback<bool> done);
+
+ private:
+  // A new adapter. An empty `state` makes a fresh one.
+  struct NewAdapter {
+    CreateAdapterRequest request;
+    lora::AdapterState state;
+    uint64_t last_step = 0;
+  };
+
+  template <typename T>
+  void Reply(const Callback<T>& done, absl::StatusOr<T> result) const {
+    context_.replies.Post([done, result = std::move(result)]() mutable {
+      done(std::move(result));
+    });
+  }
+
+  // The largest rank that an adapter of this model would have.
+  [[nodiscard]] int MaxRank(const LoraConfig& config) const;
+
+  // Engine thread.
+
+  // Once there is a slot for a new adapter, which the task then has to use or
+  // return; at once with an error when there can be none.
+  void WhenSlot(const CreateAdapterRequest& request, dispatch::RoomTask task);
+  void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
+  // Makes an adapter in the slot that it was given.
+  [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
+  void ReadWhenRoom(const LoadCheckpointRequest& request,
+                    const Callback<AdapterInfo>& done);
+  void FinishLoad(const LoadCheckpointRequest& request,
+                  absl::StatusOr<LoadedCheckpoint> loaded,
+                  const Callback<AdapterInfo>& done);
+  // False: it does not exist.
+  bool Forget(const std::string& adapter_id);
+  // The adapter is on the device, unless `status` says why not.
+  void ExportNow(AdapterKey key, const ExportAdapterRequest& request,
+                 const Callback<PeftFiles>& done, absl::Status status);
+
+  const EngineContext& context_;
+  AdapterMover& mover_;
+  const std::function<void(uint64_t)> forget_step_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_

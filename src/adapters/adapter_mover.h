@@ -1,0 +1,42 @@
+// Moves adapters between device, host and disk, as src/sched/residency.h
+// decides.
+#ifndef WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_
+#define WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "src/adapters/engine_context.h"
+#include "src/files/spill_folder.h"
+
+namespace weft::engine {
+
+// Threads: engine thread; files by the I/O thread.
+class AdapterMover {
+ public:
+  // Both outlive it.
+  AdapterMover(const EngineContext* context, const SpillFolder* spill)
+      : context_(*context), spill_(*spill) {}
+
+  // Makes the move and tells the dispatcher its end, at once or when the file
+  // is done. Until then the adapter keeps its tensors, which nobody changes.
+  void Run(const sched::Move& move);
+  // Removes a spill file that nobody needs any more.
+  void RemoveFile(std::string file);
+
+ private:
+  void ToHost(const sched::Move& move);
+  void ToDisk(const sched::Move& move);
+  void FromHost(const sched::Move& move);
+  void FromDisk(const sched::Move& move);
+  void Finish(const sched::Move& move, uint64_t bytes,
+              const absl::Status& status);
+
+  const EngineContext& context_;
+  const SpillFolder& spill_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_

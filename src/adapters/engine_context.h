@@ -1,0 +1,43 @@
+// What the parts of the engine share.
+#ifndef WEFT_SRC_ADAPTERS_ENGINE_CONTEXT_H_
+#define WEFT_SRC_ADAPTERS_ENGINE_CONTEXT_H_
+
+#include <functional>
+#include <utility>
+
+#include "src/base/worker.h"
+#include "src/config/options.h"
+#include "src/dispatch/dispatcher.h"
+#include "src/adapters/adapter_io.h"
+#include "src/adapters/adapter_table.h"
+#include "src/runtime/compute_device.h"
+#include "src/runtime/compute_guard.h"
+#include "src/runtime/engine_probe.h"
+
+namespace weft::engine {
+
+// References to members of the engine, which outlive its parts.
+struct EngineContext {
+  const EngineOptions& options;
+  dispatch::Dispatcher& dispatcher;
+  ComputeDevice& device;
+  ComputeGuard& guard;
+  AdapterTable& adapters;
+  const AdapterIo& files;
+  EngineProbe& probe;
+  Worker& io;       // Reads and writes files.
+  Worker& replies;  // Runs the callbacks of clients.
+
+  // Runs `task` on the I/O thread; a drain waits for it. Any thread.
+  void PostIo(std::function<void()> task) const {
+    io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
+  }
+  // Shows clients what the adapter is now. Engine thread.
+  void Publish(AdapterKey adapter) const {
+    dispatcher.adapters().Publish(adapter, adapters.Facts(adapter));
+  }
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ADAPTERS_ENGINE_CONTEXT_H_

@@ -1,0 +1,282 @@
+#include "src/decode/sample_loop.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "src/decode/sample_routing.h"
+
+namespace weft::engine {
+namespace {
+
+StopRule StopOf(const SampleRequest& request,
+                const model::ModelConfig& config) {
+  if (request.config.stop.has_value()) return *request.config.stop;
+  return {.token_ids = config.eos_token_ids};
+}
+
+}  // namespace
+
+SampleLoop::SampleLoop(group::Group* group, const SampleLoopOptions& options,
+                       const sampling::TokenBytes* token_bytes,
+                       EngineProbe* probe)
+    : group_(*group),
+      options_(options),
+      token_bytes_(token_bytes),
+      probe_(probe),
+      pool_(group::PageBytes(group->decoder(), kPageTokens),
+            options.kv_cache_bytes,
+            [group](const kv::PageCopy& copy) { group->CopyPage(copy); }) {
+  group->MakeCache(pool_.num_pages(), kPageTokens);
+  if (options.decode_graphs) {
+    group->UseDecodeGraphs(options.max_decode_sequences);
+  }
+}
+
+void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
+                       bool streams, absl::Time accepted_at,
+                       lora::AdapterVersionPtr version) {
+  Job& job = jobs_.emplace_back();
+  job.work_id = work_id;
+  job.order = next_order_++;
+  job.request = request;
+  job.streams = streams;
+  job.accepted_at = accepted_at;
+  job.result.version = version == nullptr ? 0 : version->number;
+  job.version = std::move(version);
+  if (job.version != nullptr) versions_[job.weights_id()] = job.version;
+  job.stop = StopOf(*request, config());
+  job.result.samples.resize(request->num_samples);
+  // Nothing comes before the first token.
+  if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
+  Sequence prompt{.job = &job,
+                  .sample_index = kPrompt,
+                  .pages = std::nullopt,
+                  .stop = sampling::StopMatcher(job.stop, token_bytes_)};
+  sequences_.emplace(AgeOf(prompt), std::move(prompt));
+}
+
+bool SampleLoop::Cancel(uint64_t work_id) {
+  const auto job = std::ranges::find(jobs_, work_id, &Job::work_id);
+  if (job == jobs_.end()) return false;
+  EraseSequences(*job);
+  jobs_.erase(job);
+  ReportPages();
+  return true;
+}
+
+std::vector<uint64_t> SampleLoop::CancelAll() {
+  std::vector<uint64_t> ids;
+  for (const Job& job : jobs_) ids.push_back(job.work_id);
+  sequences_.clear();
+  jobs_.clear();
+  ReportPages();
+  return ids;
+}
+
+std::vector<SampleEvent> SampleLoop::Step() {
+  ForgetDeadVersions();
+  Decode();
+  Prefill();
+  StartSamples();
+  ReportPages();
+  return CollectEvents();
+}
+
+void SampleLoop::StartSamples() {
+  const auto is_sample = [](const auto& entry) {
+    return entry.second.sample_index != kPrompt;
+  };
+  while (std::ranges::count_if(sequences_, is_sample) <
+         options_.max_decode_sequences) {
+    // A preempted sample comes before younger ones that never ran.
+    const auto waiting = std::ranges::find_if(sequences_, [&](const auto& s) {
+      return is_sample(s) && !s.second.pages.has_value();
+    });
+    // The job with the fewest running samples is next: a request for hundreds
+    // must not keep the first one of another waiting.
+    Job* next = nullptr;
+    for (Job& job : jobs_) {
+      if (waiting != sequences_.end() && job.order >= waiting->first.first) {
+        break;
+      }
+      if (!job.HasMoreToStart() ||
+          !sequences_.at({job.order, kPrompt}).ready()) {
+        continue;
+      }
+      if (next == nullptr || job.num_running() < next->num_running()) {
+        next = &job;
+      }
+    }
+    if (next == nullptr || !StartSample(*next)) return;
+  }
+}
+
+bool SampleLoop::StartSample(Job& job) {
+  Sequence& prompt = sequences_.at({job.order, kPrompt});
+  std::optional<kv::SequencePages> pages;
+  if (job.num_started + 1 < job.request->num_samples) {
+    // For the copy of a part-filled page, or the first token after a full one.
+    if (!MakeRoom(1, AgeOf(prompt))) return false;
+    pages = pool_.Fork(*prompt.pages);
+  } else {
+    // Nobody needs the prompt's own pages after the last sample.
+    pages = std::exchange(prompt.pages, std::nullopt);
+  }
+  const int index = job.num_started++;
+  Sequence sample{.job = &job,
+                  .sample_index = index,
+                  .pages = std::move(pages),
+                  .length = prompt.length,
+                  .stop = prompt.stop};
+  const std::optional<sampling::DrawResult> drawn =
+      std::exchange(job.first_draws[index], std::nullopt);
+  if (!job.HasMoreToStart()) sequences_.erase({job.order, kPrompt});
+  if (!drawn.has_value()) {
+    job.failed = true;
+    EraseSequences(job);
+    return true;
+  }
+  if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
+  if (!Accept(job, index, sample.stop, *drawn)) {
+    sequences_.emplace(AgeOf(sample), std::move(sample));
+  }
+  return true;
+}
+
+void SampleLoop::Decode() {
+  std::vector<Sequence*> rows = GrowRunning();
+  if (rows.empty()) return;
+  const absl::Time start = absl::Now();
+  // Rows of one adapter version are neighbours, so that each version's weights
+  // are used once.
+  std::ranges::stable_sort(
+      rows, {}, [](const Sequence* s) { return s->job->version.get(); });
+
+  const auto count = static_cast<int64_t>(rows.size());
+  size_t table_width = 0;
+  for (const Sequence* s : rows) {
+    table_width = std::max(table_width, s->pages->pages().size());
+  }
+  std::vector<int64_t> tokens, slots;
+  std::vector<int32_t> positions, lengths;
+  std::vector<int32_t> table(count * table_width, 0);
+  group::CachePlan plan;
+  for (int64_t r = 0; r < count; ++r) {
+    const Sequence& s = *rows[r];
+    tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
+    positions.push_back(static_cast<int32_t>(s.length));
+    slots.push_back(s.pages->Slot(s.length));
+    lengths.push_back(static_cast<int32_t>(s.length + 1));
+    std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
+    AddRows(plan.batch.routing, s.job->version, r, r + 1);
+    plan.logit_rows.push_back(r);
+    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index, r));
+  }
+  plan.logit_routing = plan.batch.routing;
+  plan.batch.tokens_T = at::tensor(tokens, at::kLong);
+  plan.batch.positions_T = at::tensor(positions, at::kInt);
+  plan.kv = {
+      .slots_T = at::tensor(slots, at::kLong),
+      .decode = true,
+      .page_table_TL = at::tensor(table, at::kInt)
+                           .view({count, static_cast<int64_t>(table_width)}),
+      .lengths_T = at::tensor(lengths, at::kInt)};
+  const auto [logits, logprobs, drawn, by_graph] = group_.Run(std::move(plan));
+  for (int64_t r = 0; r < count; ++r) {
+    Sequence& s = *rows[r];
+    if (!drawn[r].has_value()) {
+      s.job->failed = true;
+      continue;
+    }
+    ++s.length;
+    if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
+      Remember(s);
+      sequences_.erase(AgeOf(s));
+    }
+  }
+  for (const Job& job : jobs_) {
+    if (job.failed) EraseSequences(job);
+  }
+  probe_->ObserveDecode(count, by_graph, absl::Now() - start);
+  const group::DecodeGraphStats graphs = group_.decode_graphs();
+  probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
+}
+
+sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index,
+                                          int64_t row) {
+  const SamplingConfig& config = job.request->config;
+  return {.config = {.temperature = config.temperature,
+                     .top_k = config.top_k,
+                     .top_p = config.top_p,
+                     .top_logprobs = job.request->top_logprobs},
+          .seed = config.seed,
+          .sample_index = static_cast<uint32_t>(sample_index),
+          .position = static_cast<uint32_t>(
+              job.result.samples[sample_index].tokens.size()),
+          .row = static_cast<int32_t>(row)};
+}
+
+bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
+                        const sampling::DrawResult& drawn) {
+  Sample& sample = job.result.samples[sample_index];
+  probe_->CountSampledToken();
+  sample.tokens.push_back(drawn.token);
+  sample.logprobs.push_back(drawn.logprob);
+  if (job.request->top_logprobs > 0) {
+    sample.top_logprobs.push_back(drawn.top_logprobs);
+  }
+  if (stop.Push(drawn.token)) {
+    sample.finish_reason = FinishReason::kStop;
+  } else if (static_cast<int>(sample.tokens.size()) >=
+             job.request->config.max_tokens) {
+    sample.finish_reason = FinishReason::kLength;
+  }
+  const bool ends = sample.finish_reason != FinishReason::kNone;
+  if (ends) ++job.num_finished;
+  if (job.streams) {
+    SampleDelta delta{.sample_index = sample_index,
+                      .piece = {.tokens = {drawn.token},
+                                .logprobs = {drawn.logprob},
+                                .finish_reason = sample.finish_reason},
+                      .version = job.result.version};
+    if (job.request->top_logprobs > 0) {
+      delta.piece.top_logprobs.push_back(drawn.top_logprobs);
+    }
+    if (!job.sent_prompt_logprobs) {
+      delta.prompt_logprobs = job.result.prompt_logprobs;
+      job.sent_prompt_logprobs = true;
+    }
+    job.deltas.push_back(std::move(delta));
+  }
+  return ends;
+}
+
+std::vector<SampleEvent> SampleLoop::CollectEvents() {
+  std::vector<SampleEvent> events;
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    const bool finished =
+        job->failed || job->num_finished == job->request->num_samples;
+    if (finished || !job->deltas.empty()) {
+      events.push_back({.work_id = job->work_id,
+                        .deltas = std::exchange(job->deltas, {}),
+                        .finished = finished});
+    }
+    if (finished) {
+      if (job->failed) {
+        events.back().result = absl::FailedPreconditionError(
+            "the logits are not finite: the adapter's weights have diverged");
+      } else {
+        events.back().result = std::move(job->result);
+      }
+      job = jobs_.erase(job);
+    } else {
+      ++job;
+    }
+  }
+  return events;
+}
+
+}  // namespace weft::engine

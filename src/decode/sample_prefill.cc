@@ -1,0 +1,228 @@
+// Prefill of the sampling loop: prompts that are new and sequences that were
+// preempted, in pieces.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "src/decode/sample_loop.h"
+#include "src/decode/sample_routing.h"
+
+namespace weft::engine {
+namespace {
+
+// Keys that one pass gathers in each layer, in units of the tokens that it may
+// compute: many short rests of long prompts must not take all memory.
+constexpr int64_t kMaxKeysPerToken = 8;
+
+// The rows of one pass, as the decoder wants them.
+class PrefillRows {
+ public:
+  // Tokens [begin, tokens_so_far.size()) of a sequence with these pages.
+  void Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
+           const kv::SequencePages& pages,
+           const lora::AdapterVersionPtr& version);
+  // Scores rows [begin, begin + targets.size()) against these tokens.
+  void Score(int64_t begin, absl::Span<const int32_t> targets,
+             const lora::AdapterVersionPtr& version);
+  // The logits of a row, to draw from; returns their row among those wanted.
+  int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
+  void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
+
+  [[nodiscard]] int64_t size() const {
+    return static_cast<int64_t>(tokens_.size());
+  }
+  [[nodiscard]] group::CachePlan Plan() &&;
+
+ private:
+  std::vector<int64_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<int64_t> slots_;
+  std::vector<int64_t> key_slots_;
+  std::vector<ops::SuffixRows> suffixes_;
+  bool has_past_ = false;
+  group::CachePlan plan_{.scores = {.row_offsets = {0}}};
+};
+
+void PrefillRows::Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
+                      const kv::SequencePages& pages,
+                      const lora::AdapterVersionPtr& version) {
+  const auto size = static_cast<int64_t>(tokens_so_far.size());
+  const int64_t row = this->size();
+  const int64_t end_row = row + size - begin;
+  suffixes_.push_back({.q_begin = row,
+                       .q_size = size - begin,
+                       .k_begin = static_cast<int64_t>(key_slots_.size()),
+                       .k_size = size});
+  for (int64_t i = 0; i < size; ++i) key_slots_.push_back(pages.Slot(i));
+  slots_.insert(slots_.end(), key_slots_.end() - (size - begin),
+                key_slots_.end());
+  for (int64_t i = begin; i < size; ++i) {
+    tokens_.push_back(tokens_so_far[i]);
+    positions_.push_back(static_cast<int32_t>(i));
+  }
+  has_past_ |= begin > 0;
+  plan_.batch.nodes.push_back(
+      {.begin = row, .end = end_row, .subtree_end = end_row});
+  AddRows(plan_.batch.routing, version, row, end_row);
+}
+
+void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
+                        const lora::AdapterVersionPtr& version) {
+  loss::ScoreRows& scores = plan_.scores;
+  for (const int32_t target : targets) {
+    const auto row = static_cast<int64_t>(plan_.score_rows.size());
+    AddRows(scores.routing, version, row, row + 1);
+    plan_.score_rows.push_back(begin++);
+    scores.targets.push_back(target);
+    scores.row_offsets.push_back(row + 1);
+    scores.temperatures.push_back(1.0f);
+  }
+}
+
+int64_t PrefillRows::WantLogits(int64_t row,
+                                const lora::AdapterVersionPtr& version) {
+  const auto logit = static_cast<int64_t>(plan_.logit_rows.size());
+  AddRows(plan_.logit_routing, version, logit, logit + 1);
+  plan_.logit_rows.push_back(row);
+  return logit;
+}
+
+group::CachePlan PrefillRows::Plan() && {
+  plan_.batch.tokens_T = at::tensor(tokens_, at::kLong);
+  plan_.batch.positions_T = at::tensor(positions_, at::kInt);
+  plan_.kv.slots_T = at::tensor(slots_, at::kLong);
+  if (has_past_) {
+    plan_.kv.suffixes = std::move(suffixes_);
+    plan_.kv.key_slots_S = at::tensor(key_slots_, at::kLong);
+  }
+  return std::move(plan_);
+}
+
+}  // namespace
+
+bool SampleLoop::Piece::ends_prompt() const {
+  return sequence->sample_index == kPrompt &&
+         sequence->job->first_draws.empty() && end == sequence->target();
+}
+
+void SampleLoop::Prefill() {
+  const absl::Time start = absl::Now();
+  const std::vector<Piece> pieces = PlanPrefill();
+  if (pieces.empty()) return;
+  RunPieces(pieces);
+  int64_t num_tokens = 0;
+  for (const Piece& piece : pieces) num_tokens += piece.end - piece.begin;
+  probe_->ObservePrefill(num_tokens, absl::Now() - start);
+}
+
+std::vector<SampleLoop::Piece> SampleLoop::PlanPrefill() {
+  std::vector<Piece> pieces;
+  int64_t budget = options_.max_prefill_tokens;
+  int64_t key_budget = kMaxKeysPerToken * budget;
+  // The first tokens of all samples are drawn with the end of their prompt.
+  int64_t draw_budget = options_.max_decode_sequences;
+  for (auto& [age, sequence] : sequences_) {
+    if (budget == 0) break;
+    if (sequence.ready()) continue;
+    // In line: a small one must not keep taking the pages that a large one
+    // before it waits for. So whoever is younger than one that waits has none,
+    // and nothing that was begun stands still here.
+    if (!sequence.pages.has_value() && !TakePages(sequence)) break;
+    const int64_t size = std::min(budget, sequence.target() - sequence.length);
+    if (size == 0) continue;  // The cache had all of it.
+    key_budget -= sequence.length + size;
+    if (key_budget < 0 && !pieces.empty()) break;
+    const Piece piece = {.sequence = &sequence,
+                         .begin = sequence.length,
+                         .end = sequence.length + size};
+    if (piece.ends_prompt()) {
+      draw_budget -= sequence.job->request->num_samples;
+      if (draw_budget < 0 && !pieces.empty()) break;
+    }
+    pieces.push_back(piece);
+    budget -= size;
+  }
+  return pieces;
+}
+
+bool SampleLoop::TakePages(Sequence& sequence) {
+  const Job& job = *sequence.job;
+  const int64_t target = sequence.target();
+  // Hidden states are not remembered: rows that are still to be scored, the
+  // last one of a prompt at least, are computed.
+  int64_t reusable = target;
+  if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
+    reusable = job.request->prompt_logprobs
+                   ? static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1
+                   : target - 1;
+  }
+  kv::SequencePages pages =
+      pool_.Begin(job.weights_id(), sequence.Tokens(reusable));
+  const int64_t found = pages.num_tokens();
+  if (!MakeRoom(KvPool::PagesFor(target - found), AgeOf(sequence)) ||
+      !pool_.Append(pages, target - found)) {
+    return false;
+  }
+  sequence.pages = std::move(pages);
+  sequence.length = found;
+  probe_->CountPrefixLookup(target, found);
+  return true;
+}
+
+absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const Piece& piece,
+                                                     int64_t* begin) const {
+  const Job& job = *piece.sequence->job;
+  const std::vector<int32_t>& prompt = job.request->prompt;
+  // Row i scores token i + 1; a prompt that was preempted has some already.
+  *begin = std::max(
+      piece.begin, static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1);
+  const int64_t end =
+      std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
+  if (!job.request->prompt_logprobs || *begin >= end) return {};
+  return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
+}
+
+void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
+  PrefillRows rows;
+  std::vector<size_t> num_scored;
+  for (const Piece& piece : pieces) {
+    const lora::AdapterVersionPtr& version = piece.sequence->job->version;
+    const int64_t first_row = rows.size();
+    rows.Add(piece.sequence->Tokens(piece.end), piece.begin,
+             *piece.sequence->pages, version);
+    int64_t begin = 0;
+    const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
+    rows.Score(first_row + begin - piece.begin, targets, version);
+    num_scored.push_back(targets.size());
+    if (!piece.ends_prompt()) continue;
+    const int64_t logit = rows.WantLogits(rows.size() - 1, version);
+    const Job& job = *piece.sequence->job;
+    for (int i = 0; i < job.request->num_samples; ++i) {
+      rows.Draw(DrawRuleOf(job, i, logit));
+    }
+  }
+  group::CacheOutput output = group_.Run(std::move(rows).Plan());
+  const float* score = output.logprobs_E.defined()
+                           ? output.logprobs_E.const_data_ptr<float>()
+                           : nullptr;
+  auto drawn = std::make_move_iterator(output.drawn.begin());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    Sequence& sequence = *pieces[i].sequence;
+    std::vector<float>& logprobs = sequence.job->result.prompt_logprobs;
+    if (num_scored[i] > 0) {
+      logprobs.insert(logprobs.end(), score, score + num_scored[i]);
+      score += num_scored[i];
+    }
+    if (pieces[i].ends_prompt()) {
+      const auto end = drawn + sequence.job->request->num_samples;
+      sequence.job->first_draws.assign(std::exchange(drawn, end), end);
+    }
+    sequence.length = pieces[i].end;
+    Remember(sequence);
+  }
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,28 @@
+// Which rows of a batch of samples run with which adapter version.
+#ifndef WEFT_SRC_DECODE_SAMPLE_ROUTING_H_
+#define WEFT_SRC_DECODE_SAMPLE_ROUTING_H_
+
+#include <cstdint>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::engine {
+
+// Extends the routing by rows [begin, end), merging neighbours of one version.
+// A null version is the base model.
+inline void AddRows(lora::LoraRouting& routing,
+                    const lora::AdapterVersionPtr& version, int64_t begin,
+                    int64_t end) {
+  if (version == nullptr) return;
+  if (!routing.empty() && routing.back().version == version &&
+      routing.back().end == begin) {
+    routing.back().end = end;
+    return;
+  }
+  routing.push_back(
+      {.begin = begin, .end = end, .version = version, .gradient_N = {}});
+}
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_DECODE_SAMPLE_ROUTING_H_

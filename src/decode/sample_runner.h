@@ -1,0 +1,32 @@
+// Samples between the dispatcher and the decode loop.
+#ifndef WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
+#define WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
+
+#include "src/dispatch/work.h"
+#include "src/adapters/engine_context.h"
+#include "src/decode/sample_loop.h"
+
+namespace weft::engine {
+
+// Threads: engine thread.
+class SampleRunner {
+ public:
+  // Both outlive it.
+  SampleRunner(const EngineContext* context, SampleLoop* loop)
+      : context_(*context), loop_(*loop) {}
+
+  // Takes in what there is room for, then runs one decode iteration. An error
+  // fails all samples that are prefilled or decoded.
+  void Decode();
+  void Cancel(const dispatch::CancelSamples& samples);
+
+ private:
+  void Admit();
+
+  const EngineContext& context_;
+  SampleLoop& loop_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_DECODE_SAMPLE_RUNNER_H_

@@ -1,0 +1,56 @@
+// Files that extend memory: blocks of floats that are written once, read back,
+// and removed. Nothing is synced, and nothing outlives the process.
+//
+// A process has <root>/<n> to itself, by a lock that ends with it, with the
+// smallest n that is free: so processes may share a root, and what a crashed
+// one left is removed by the next that starts.
+//
+// Errors: RESOURCE_EXHAUSTED (disk or quota full), NOT_FOUND, DATA_LOSS (a file
+// that is too short), INTERNAL; messages name the file, not the path to it.
+// Threads: any, on different files. All functions block on the disk.
+#ifndef WEFT_SRC_FILES_SPILL_FOLDER_H_
+#define WEFT_SRC_FILES_SPILL_FOLDER_H_
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/files/file_io.h"
+
+namespace weft {
+
+class SpillFolder {
+ public:
+  // Makes `root` when it is missing; its parent exists.
+  [[nodiscard]] static absl::StatusOr<SpillFolder> Open(
+      const std::string& root);
+  // Removes the folder and what is in it.
+  ~SpillFolder();
+  SpillFolder(SpillFolder&&) = default;
+  SpillFolder& operator=(SpillFolder&&) = delete;
+
+  // Writes the blocks one after the other to a new file. After an error there
+  // is none.
+  [[nodiscard]] absl::Status Write(
+      const std::string& name,
+      const std::vector<std::span<const float>>& blocks) const;
+  // Fills the blocks, which have the sizes that were written.
+  [[nodiscard]] absl::Status Read(
+      const std::string& name,
+      const std::vector<std::span<float>>& blocks) const;
+  [[nodiscard]] absl::Status Remove(const std::string& name) const;
+
+ private:
+  SpillFolder(std::string path, UniqueFd dir)
+      : path_(std::move(path)), dir_(std::move(dir)) {}
+
+  std::string path_;
+  UniqueFd dir_;  // Carries the lock; none: moved from.
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_FILES_SPILL_FOLDER_H_

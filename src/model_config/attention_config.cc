@@ -1,0 +1,172 @@
+#include "src/model_config/attention_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
+
+namespace weft::model {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxWindow = 1 << 28;
+constexpr int64_t kMaxLayers = 1024;
+constexpr double kMaxScalar = 1e6;
+constexpr double kMaxSoftcap = 1e6;
+constexpr int64_t kFirstLateLayer = 28;  // When max_window_layers is absent.
+
+// 0: no layer has a window.
+absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
+  const bool off = fields.IsNull("sliding_window");
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t window,
+      fields.IntOr("sliding_window", 1, kMaxWindow, off ? 0 : family.window));
+  // Another name for it in some files of Gemma 2.
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t same,
+      fields.IntOr("sliding_window_size", 1, kMaxWindow, window));
+  if (same != window) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "sliding_window_size", Json(same), "the same as sliding_window"));
+  }
+  const WindowScheme scheme = family.windows;
+  WEFT_ASSIGN_OR_RETURN(
+      const bool use_window,
+      fields.BoolOr("use_sliding_window", scheme != WindowScheme::kLateLayers));
+  if (!use_window &&
+      (scheme == WindowScheme::kLateLayers || scheme == WindowScheme::kNone)) {
+    return 0;
+  }
+  if (!use_window && window > 0) {
+    return UnsupportedField(
+        "use_sliding_window", Json(false),
+        absl::StrCat("true for ", family.model_type, " with a sliding_window"));
+  }
+  if (scheme == WindowScheme::kNone && window > 0) {
+    return UnsupportedField("sliding_window", Json(window),
+                            "null, or use_sliding_window false");
+  }
+  return window;
+}
+
+// Which layers slide when there is no layer_types.
+absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
+                                             const Family& family,
+                                             int64_t window, int num_layers) {
+  int64_t first = 0;
+  if (family.windows == WindowScheme::kLateLayers) {
+    WEFT_ASSIGN_OR_RETURN(first, fields.IntOr("max_window_layers", 0,
+                                              kMaxWindow, kFirstLateLayer));
+  }
+  int64_t pattern = family.pattern;
+  if (family.local_theta > 0) {  // Gemma 3; Gemma 2 knows no other pattern.
+    WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
+                                                kMaxLayers, pattern));
+    // transformers writes this one and reads the other.
+    WEFT_ASSIGN_OR_RETURN(
+        const int64_t written,
+        fields.IntOr("_sliding_window_pattern", 1, kMaxLayers, pattern));
+    if (written != pattern && fields.Find("layer_types") == nullptr) {
+      return UnsupportedField(
+          "_sliding_window_pattern", Json(written),
+          absl::StrCat(pattern, ", or any beside layer_types"));
+    }
+  }
+  std::vector<bool> slides(num_layers, false);
+  for (int i = 0; i < num_layers; ++i) {
+    slides[i] = i >= first && (pattern == 0 || (i + 1) % pattern != 0) &&
+                (window > 0 || pattern > 0);
+  }
+  return slides;
+}
+
+// layer_types, where the file has it, over `slides`.
+absl::Status ReadLayerTypes(JsonFields& fields, const Family& family,
+                            int64_t window, std::vector<bool>& slides) {
+  const Json* types = fields.Find("layer_types");
+  if (types == nullptr) return absl::OkStatus();
+  if (!types->is_array() || types->size() != slides.size()) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "layer_types", *types, absl::StrCat("a list of ", slides.size())));
+  }
+  const bool fixed = family.windows == WindowScheme::kNone ||
+                     family.windows == WindowScheme::kEveryLayer;
+  for (size_t i = 0; i < slides.size(); ++i) {
+    const Json& type = (*types)[i];
+    const bool sliding = type == "sliding_attention";
+    if (!sliding && type != "full_attention") {
+      return UnsupportedField("layer_types entry", type,
+                              "\"full_attention\", \"sliding_attention\"");
+    }
+    if (fixed && sliding != slides[i]) {
+      return UnsupportedField(
+          "layer_types entry", type,
+          absl::StrCat(slides[i] ? "\"sliding_attention\" for "
+                                 : "\"full_attention\" for ",
+                       family.model_type, ", as its sliding_window says"));
+    }
+    if (sliding && window == 0) {
+      return absl::InvalidArgumentError(FieldMessage(
+          "layer_types entry", type,
+          "\"full_attention\", since sliding_window is null or off"));
+    }
+    slides[i] = sliding;
+  }
+  return absl::OkStatus();
+}
+
+// Scale and softcap, which all layers share.
+absl::StatusOr<ops::AttentionRule> ReadRule(JsonFields& fields,
+                                            const Family& family,
+                                            int head_dim) {
+  double scalar = head_dim;
+  if (family.gemma) {
+    constexpr double kGemmaScalar = 256;
+    WEFT_ASSIGN_OR_RETURN(scalar, fields.NumberOr("query_pre_attn_scalar", 1e-6,
+                                                  kMaxScalar, kGemmaScalar));
+    WEFT_ASSIGN_OR_RETURN(const bool bidirectional,
+                          fields.BoolOr("use_bidirectional_attention", false));
+    if (bidirectional) {
+      return UnsupportedField("use_bidirectional_attention", Json(true),
+                              "false");
+    }
+  }
+  ops::AttentionRule rule{.scale = 1 / std::sqrt(scalar)};
+  if (family.softcap_fields && !fields.IsNull("attn_logit_softcapping")) {
+    WEFT_ASSIGN_OR_RETURN(
+        rule.softcap, fields.NumberOr("attn_logit_softcapping", 1e-6,
+                                      kMaxSoftcap, family.attention_softcap));
+  }
+  return rule;
+}
+
+}  // namespace
+
+absl::Status ReadAttention(JsonFields& fields, const Family& family,
+                           ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t window, ReadWindow(fields, family));
+  WEFT_ASSIGN_OR_RETURN(std::vector<bool> slides,
+                        ReadScheme(fields, family, window, config.num_layers));
+  WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  WEFT_ASSIGN_OR_RETURN(const ops::AttentionRule rule,
+                        ReadRule(fields, family, config.head_dim));
+  if (window == 0 && std::ranges::find(slides, true) != slides.end()) {
+    return UnsupportedField(
+        "sliding_window", Json(),
+        absl::StrCat("a number for ", family.model_type,
+                     ", unless layer_types has full_attention alone"));
+  }
+  config.attention.assign(config.num_layers, {.rule = rule});
+  for (int i = 0; i < config.num_layers; ++i) {
+    if (!slides[i]) continue;
+    config.attention[i].rule.window = window;
+    if (family.local_theta > 0) config.attention[i].rope_table = 1;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::model

@@ -1,0 +1,23 @@
+// Windows, scales and caps of the attention layers from the fields of
+// config.json. Torch-free.
+#ifndef WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_
+#define WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_
+
+#include "absl/status/status.h"
+#include "src/model_config/family_config.h"
+#include "src/model_config/json_fields.h"
+#include "src/model_config/model_config.h"
+
+namespace weft::model {
+
+// Fills config.attention (one entry per layer); num_layers and head_dim are
+// there already.
+// Errors: UNIMPLEMENTED for attention that the decoder does not compute;
+//         INVALID_ARGUMENT for values out of range or fields that disagree.
+[[nodiscard]] absl::Status ReadAttention(JsonFields& fields,
+                                         const Family& family,
+                                         ModelConfig& config);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_

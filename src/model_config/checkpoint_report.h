@@ -1,0 +1,51 @@
+// What a model folder holds, what of it would be read, and what stands in the
+// way. Torch-free.
+#ifndef WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
+#define WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/model_config/model_config.h"
+#include "src/weights/tensor_types.h"
+
+namespace weft::model {
+
+// Tensors that differ in the number of their layer alone.
+struct TensorGroup {
+  std::string name;  // As in the files, "*" for the layer's number.
+  weights::ScalarType dtype = weights::ScalarType::kF32;
+  std::vector<int64_t> shape;
+  int64_t count = 0;
+  uint64_t size_bytes = 0;  // All of them together.
+  bool is_read = false;
+};
+
+// Why a model cannot be served. Tensors that differ only in the number of their
+// layer share one problem.
+struct ModelProblem {
+  std::string message;
+  int64_t count = 0;
+};
+
+struct CheckpointReport {
+  std::optional<ModelConfig> config;  // Empty: a problem says why.
+  int64_t num_files = 0;
+  std::vector<TensorGroup> groups;  // In the order of names.
+  int64_t num_tensors = 0;
+  uint64_t size_bytes = 0;
+  int64_t num_read_tensors = 0;
+  uint64_t read_bytes = 0;             // Bytes that a daemon reads.
+  uint64_t head_bytes = 0;             // Bytes that a head scorer reads.
+  std::vector<ModelProblem> problems;  // Empty: the model can be served.
+};
+
+// Reads config.json and the headers of the weights. Never fails: what is wrong
+// is a problem of the report. Does not compare a tied head with the embedding.
+[[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_

@@ -1,0 +1,188 @@
+#include "src/model_config/decoder_config.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "src/base/status_macros.h"
+#include "src/model_config/attention_config.h"
+#include "src/model_config/rope_config.h"
+
+namespace weft::model {
+namespace {
+
+using Json = nlohmann::json;
+
+// Above every published model; small enough that no product of them overflows.
+constexpr int64_t kMaxLayers = 1024;
+constexpr int64_t kMaxHidden = 1 << 17;
+constexpr int64_t kMaxFfn = 1 << 20;
+constexpr int64_t kMaxVocab = 1 << 22;
+constexpr int64_t kMaxHeads = 1024;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxPositions = 1 << 28;
+constexpr double kMaxNormEps = 0.1;
+constexpr double kMinSoftcap = 1e-6;
+constexpr double kMaxSoftcap = 1e6;
+
+// The field, or the family's value for an absent one; 0: it must be there.
+absl::StatusOr<int64_t> SizeOf(JsonFields& fields, const char* name,
+                               int64_t max, int64_t fallback) {
+  if (fallback == 0) return fields.Int(name, 1, max);
+  return fields.IntOr(name, 1, max, fallback);
+}
+
+absl::Status ReadSizes(JsonFields& fields, const DefaultSizes& sizes,
+                       ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t layers,
+      SizeOf(fields, "num_hidden_layers", kMaxLayers, sizes.layers));
+  WEFT_ASSIGN_OR_RETURN(
+      config.hidden, SizeOf(fields, "hidden_size", kMaxHidden, sizes.hidden));
+  WEFT_ASSIGN_OR_RETURN(
+      config.ffn, SizeOf(fields, "intermediate_size", kMaxFfn, sizes.ffn));
+  WEFT_ASSIGN_OR_RETURN(config.vocab,
+                        SizeOf(fields, "vocab_size", kMaxVocab, sizes.vocab));
+  WEFT_ASSIGN_OR_RETURN(config.max_positions,
+                        SizeOf(fields, "max_position_embeddings", kMaxPositions,
+                               sizes.positions));
+  WEFT_ASSIGN_OR_RETURN(
+      config.rms_norm_eps,
+      fields.NumberOr("rms_norm_eps", 1e-12, kMaxNormEps, 1e-6));
+  config.num_layers = static_cast<int>(layers);
+  return absl::OkStatus();
+}
+
+absl::Status ReadHeads(JsonFields& fields, const DefaultSizes& sizes,
+                       ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t heads,
+      SizeOf(fields, "num_attention_heads", kMaxHeads, sizes.heads));
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t kv_heads,
+      fields.IntOr("num_key_value_heads", 1, kMaxHeads,
+                   sizes.kv_heads > 0 && !fields.IsNull("num_key_value_heads")
+                       ? sizes.kv_heads
+                       : heads));
+  if (heads % kv_heads != 0) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "num_key_value_heads", Json(kv_heads),
+        absl::StrCat("a divisor of num_attention_heads = ", heads)));
+  }
+  const bool derived =
+      sizes.head_dim == 0 && fields.Find("head_dim") == nullptr;
+  if (derived && config.hidden % heads != 0) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "hidden_size", Json(config.hidden),
+        absl::StrCat("a multiple of num_attention_heads = ", heads)));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t head_dim,
+      fields.IntOr("head_dim", 2, kMaxHeadDim,
+                   derived ? config.hidden / heads : sizes.head_dim));
+  if (head_dim % 2 != 0 || head_dim > kMaxHeadDim) {
+    return absl::InvalidArgumentError(
+        FieldMessage("head_dim", Json(head_dim),
+                     absl::StrCat("an even number in [2, ", kMaxHeadDim, "]")));
+  }
+  config.num_heads = static_cast<int>(heads);
+  config.num_kv_heads = static_cast<int>(kv_heads);
+  config.head_dim = static_cast<int>(head_dim);
+  return absl::OkStatus();
+}
+
+absl::Status ReadBiases(JsonFields& fields, const Family& family,
+                        ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(const bool attention,
+                        fields.BoolOr("attention_bias", false));
+  if (attention && family.attention_bias != AttentionBias::kField) {
+    return UnsupportedField("attention_bias", Json(true),
+                            absl::StrCat("false for ", family.model_type));
+  }
+  config.qkv_bias = attention || family.attention_bias == AttentionBias::kQkv;
+  config.o_bias = attention;
+  WEFT_ASSIGN_OR_RETURN(config.mlp_bias, fields.BoolOr("mlp_bias", false));
+  if (config.mlp_bias && !family.mlp_bias_field) {
+    return UnsupportedField("mlp_bias", Json(true),
+                            absl::StrCat("false for ", family.model_type));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ops::Activation> ActivationOf(const char* field,
+                                             const std::string& name) {
+  if (name == "silu" || name == "swish") return ops::Activation::kSilu;
+  if (name == "gelu_pytorch_tanh") return ops::Activation::kGeluTanh;
+  return UnsupportedField(field, Json(name), "\"silu\", \"gelu_pytorch_tanh\"");
+}
+
+absl::Status ReadActivation(JsonFields& fields, const Family& family,
+                            ModelConfig& config) {
+  const char* field = family.gemma ? "hidden_activation" : "hidden_act";
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string name,
+      fields.StringOr(field, family.gemma ? "gelu_pytorch_tanh" : "silu"));
+  WEFT_ASSIGN_OR_RETURN(config.activation, ActivationOf(field, name));
+  // Gemma's files may carry the field that its code does not read.
+  WEFT_ASSIGN_OR_RETURN(const std::string other,
+                        fields.StringOr("hidden_act", name));
+  if (other != name && !(family.gemma && other == "gelu")) {
+    return UnsupportedField("hidden_act", Json(other), "the same as " + name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadHead(JsonFields& fields, const Family& family,
+                      ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(config.tied_embeddings,
+                        fields.BoolOr("tie_word_embeddings", family.gemma));
+  if (family.softcap_fields && !fields.IsNull("final_logit_softcapping")) {
+    WEFT_ASSIGN_OR_RETURN(
+        config.final_softcap,
+        fields.NumberOr("final_logit_softcapping", kMinSoftcap, kMaxSoftcap,
+                        family.final_softcap));
+  }
+  return absl::OkStatus();
+}
+
+// Fields that may be there only with the value that changes nothing.
+absl::Status CheckInertFields(JsonFields& fields) {
+  WEFT_ASSIGN_OR_RETURN(const double dropout,
+                        fields.NumberOr("attention_dropout", 0, 1, 0));
+  if (dropout != 0)
+    return UnsupportedField("attention_dropout", Json(dropout), "0");
+  WEFT_ASSIGN_OR_RETURN(const int64_t chunk,
+                        fields.IntOr("chunk_size_feed_forward", 0, kMaxFfn, 0));
+  if (chunk != 0) {
+    return UnsupportedField("chunk_size_feed_forward", Json(chunk), "0");
+  }
+  for (const char* name :
+       {"rope_interleaved", "is_encoder_decoder", "use_mrope"}) {
+    WEFT_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
+    if (on) return UnsupportedField(name, Json(true), "false");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
+                                        const Family& family) {
+  ModelConfig config{.model_type = std::string(family.model_type)};
+  config.qk_norm = family.qk_norm;
+  config.output_norms = family.gemma;
+  config.norms_from_one = family.gemma;
+  config.scaled_embeddings = family.gemma;
+  WEFT_RETURN_IF_ERROR(ReadSizes(fields, family.sizes, config));
+  WEFT_RETURN_IF_ERROR(ReadHeads(fields, family.sizes, config));
+  WEFT_RETURN_IF_ERROR(ReadBiases(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadActivation(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadAttention(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
+  WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
+  WEFT_ASSIGN_OR_RETURN(config.rope_tables,
+                        ReadRopeTables(fields, family, config.head_dim));
+  return config;
+}
+
+}  // namespace weft::model

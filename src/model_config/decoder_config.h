@@ -1,0 +1,20 @@
+// The decoder that the fields of config.json (or of its text_config) describe.
+// Torch-free.
+#ifndef WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_
+#define WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_
+
+#include "absl/status/statusor.h"
+#include "src/model_config/family_config.h"
+#include "src/model_config/json_fields.h"
+#include "src/model_config/model_config.h"
+
+namespace weft::model {
+
+// Reads all but the end tokens; the caller calls fields.Finish.
+// Errors: those of ParseModelConfig.
+[[nodiscard]] absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
+                                                      const Family& family);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_

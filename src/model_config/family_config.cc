@@ -1,0 +1,99 @@
+#include "src/model_config/family_config.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace weft::model {
+namespace {
+
+// Source: the configuration classes of transformers 4.57 and 5.17.
+constexpr Family kFamilies[] = {
+    {.model_type = "llama", .mlp_bias_field = true},
+    {.model_type = "mistral",
+     .sizes = {.kv_heads = 8},
+     .attention_bias = AttentionBias::kNone,
+     .windows = WindowScheme::kEveryLayer,
+     .window = 4096},
+    {.model_type = "qwen2",
+     .sizes = {.kv_heads = 32},
+     .attention_bias = AttentionBias::kQkv,
+     .windows = WindowScheme::kLateLayers,
+     .window = 4096},
+    {.model_type = "qwen3",
+     .sizes = {.kv_heads = 32, .head_dim = 128},
+     .qk_norm = true,
+     .windows = WindowScheme::kLateLayers,
+     .window = 4096},
+    {.model_type = "gemma2",
+     .sizes = {.layers = 26,
+               .hidden = 2304,
+               .ffn = 9216,
+               .vocab = 256000,
+               .positions = 8192,
+               .heads = 8,
+               .kv_heads = 4,
+               .head_dim = 256},
+     .windows = WindowScheme::kPattern,
+     .window = 4096,
+     .pattern = 2,
+     .gemma = true,
+     .attention_softcap = 50,
+     .final_softcap = 30,
+     .softcap_fields = true},
+    {.model_type = "gemma3_text",
+     .sizes = {.layers = 26,
+               .hidden = 2304,
+               .ffn = 9216,
+               .vocab = 262208,
+               .positions = 131072,
+               .heads = 8,
+               .kv_heads = 4,
+               .head_dim = 256},
+     .qk_norm = true,
+     .windows = WindowScheme::kPattern,
+     .window = 4096,
+     .pattern = 6,
+     .theta = 1e6,
+     .local_theta = 10000,
+     .gemma = true},
+};
+
+struct Wrapper {
+  absl::string_view model_type;
+  absl::string_view text_model_type;
+};
+
+constexpr Wrapper kWrappers[] = {{"gemma3", "gemma3_text"}};
+
+}  // namespace
+
+const Family* FindFamily(absl::string_view model_type) {
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return &family;
+  }
+  return nullptr;
+}
+
+const Family* FindWrappedFamily(absl::string_view model_type) {
+  for (const Wrapper& wrapper : kWrappers) {
+    if (wrapper.model_type == model_type) {
+      return FindFamily(wrapper.text_model_type);
+    }
+  }
+  return nullptr;
+}
+
+std::string KnownFamilies() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) {
+    names.push_back(absl::StrCat("\"", family.model_type, "\""));
+  }
+  for (const Wrapper& wrapper : kWrappers) {
+    names.push_back(absl::StrCat("\"", wrapper.model_type, "\""));
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+}  // namespace weft::model

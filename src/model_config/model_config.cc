@@ -1,0 +1,202 @@
+#include "src/model_config/model_config.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "src/base/status_macros.h"
+#include "src/model_config/decoder_config.h"
+#include "src/model_config/family_config.h"
+#include "src/model_config/json_fields.h"
+#include "src/model_config/weight_list.h"
+#include "src/weights/regular_file.h"
+#include "src/weights/strict_json.h"
+
+namespace weft::model {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr weights::JsonLimits kConfigLimits = {.max_bytes = size_t{4} << 20,
+                                               .max_depth = 8};
+
+constexpr size_t kMaxEosTokens = 256;
+
+// Fields that say who wrote the model, how it was initialised or how a program
+// of transformers runs it. None changes what the decoder computes.
+constexpr absl::string_view kBookkeepingFields[] = {
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "bos_token_id",
+    "cache_implementation",
+    "dtype",
+    "finetuning_task",
+    "id2label",
+    "initializer_range",
+    "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "return_dict",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+};
+
+// Fields of a model that also sees images: where images stand among the tokens,
+// and what reads them. No image reaches this server.
+constexpr absl::string_view kImageFields[] = {
+    "boi_token_index",     "boi_token_id",      "eoi_token_index",
+    "eoi_token_id",        "image_token_index", "image_token_id",
+    "mm_tokens_per_image", "vision_config",
+};
+
+// eos_token_id is a number, a list or null. Adds to `ids` what is not there.
+absl::Status AddEosTokens(const Json* value, int64_t vocab,
+                          std::vector<int32_t>& ids) {
+  if (value == nullptr || value->is_null()) return absl::OkStatus();
+  const Json list = value->is_array() ? *value : Json::array({*value});
+  for (const Json& entry : list) {
+    if (!entry.is_number_unsigned() ||
+        entry.get<uint64_t>() >= static_cast<uint64_t>(vocab)) {
+      return absl::InvalidArgumentError(
+          FieldMessage("eos_token_id", entry,
+                       absl::StrCat("token ids in [0, ", vocab, ")")));
+    }
+    const auto id = entry.get<int32_t>();
+    if (std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+    if (ids.size() > kMaxEosTokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "eos_token_id has more than ", kMaxEosTokens, " tokens"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddGenerationConfig(absl::string_view json, ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(
+      const Json root,
+      weights::ParseStrictJson(json, "generation config", kConfigLimits));
+  const auto eos = root.find("eos_token_id");
+  return AddEosTokens(eos == root.end() ? nullptr : &*eos, config.vocab,
+                      config.eos_token_ids);
+}
+
+absl::StatusOr<ModelConfig> ReadText(JsonFields& fields, const Family& family) {
+  WEFT_ASSIGN_OR_RETURN(ModelConfig config, ReadDecoder(fields, family));
+  WEFT_RETURN_IF_ERROR(AddEosTokens(fields.Find("eos_token_id"), config.vocab,
+                                    config.eos_token_ids));
+  WEFT_RETURN_IF_ERROR(fields.Finish(kBookkeepingFields));
+  return config;
+}
+
+// The decoder of a model that wraps it: the rest is not served.
+absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
+                                        const std::string& model_type,
+                                        const Family& family) {
+  const Json* text = outer.Find("text_config");
+  if (text == nullptr || !text->is_object()) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "text_config", text == nullptr ? Json() : *text, "an object"));
+  }
+  JsonFields fields(*text);
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string text_type,
+      fields.StringOr("model_type", std::string(family.model_type)));
+  if (text_type != family.model_type) {
+    return UnsupportedField("text_config.model_type", Json(text_type),
+                            family.model_type);
+  }
+  absl::StatusOr<ModelConfig> config = ReadText(fields, family);
+  if (!config.ok()) return weights::InFile("text_config", config.status());
+  config->model_type = model_type;
+  WEFT_ASSIGN_OR_RETURN(const bool tied, outer.BoolOr("tie_word_embeddings",
+                                                      config->tied_embeddings));
+  if (tied != config->tied_embeddings) {
+    return UnsupportedField("tie_word_embeddings", Json(tied),
+                            "the same as text_config says");
+  }
+  WEFT_RETURN_IF_ERROR(AddEosTokens(outer.Find("eos_token_id"), config->vocab,
+                                    config->eos_token_ids));
+  std::vector<absl::string_view> ignored(std::begin(kBookkeepingFields),
+                                         std::end(kBookkeepingFields));
+  ignored.insert(ignored.end(), std::begin(kImageFields),
+                 std::end(kImageFields));
+  WEFT_RETURN_IF_ERROR(outer.Finish(ignored));
+  return config;
+}
+
+}  // namespace
+
+lora::ModelShape ModelConfig::shape() const {
+  return {.num_layers = num_layers,
+          .hidden = hidden,
+          .q_width = int64_t{num_heads} * head_dim,
+          .kv_width = int64_t{num_kv_heads} * head_dim,
+          .ffn = ffn,
+          .vocab = vocab};
+}
+
+uint64_t ModelConfig::num_parameters() const {
+  uint64_t sum = 0;
+  for (const WeightEntry& entry : ListWeights(*this)) {
+    sum += static_cast<uint64_t>(entry.num_elements());
+  }
+  return sum;
+}
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
+  WEFT_ASSIGN_OR_RETURN(
+      const Json root,
+      weights::ParseStrictJson(
+          absl::string_view(config_json.data(), config_json.size()),
+          "model config", kConfigLimits));
+  JsonFields fields(root);
+  WEFT_ASSIGN_OR_RETURN(const std::string model_type,
+                        fields.String("model_type"));
+  if (const Family* wrapped = FindWrappedFamily(model_type)) {
+    return ReadWrapped(fields, model_type, *wrapped);
+  }
+  const Family* family = FindFamily(model_type);
+  if (family == nullptr) {
+    return UnsupportedField("model_type", Json(model_type), KnownFamilies());
+  }
+  return ReadText(fields, *family);
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
+  const std::string path = absl::StrCat(model_dir, "/config.json");
+  WEFT_ASSIGN_OR_RETURN(const std::string text,
+                        weights::ReadSmallFile(path, kConfigLimits.max_bytes));
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+  if (!config.ok()) return weights::InFile(path, config.status());
+
+  const std::string generation_path =
+      absl::StrCat(model_dir, "/generation_config.json");
+  const auto generation =
+      weights::ReadSmallFile(generation_path, kConfigLimits.max_bytes);
+  if (absl::IsNotFound(generation.status())) return config;
+  if (!generation.ok()) return generation.status();
+  if (const absl::Status added = AddGenerationConfig(*generation, *config);
+      !added.ok()) {
+    return weights::InFile(generation_path, added);
+  }
+  return config;
+}
+
+}  // namespace weft::model

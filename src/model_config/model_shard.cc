@@ -1,0 +1,155 @@
+#include "src/model_config/model_shard.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::model {
+namespace {
+
+using parallel::Range;
+using parallel::Shard;
+
+// Whether the key/value heads that query heads [begin, end) read serve equally
+// many of them each: attention knows one number of query heads per key/value
+// head.
+bool IsUniform(int64_t begin, int64_t end, int64_t group) {
+  const int64_t first = begin / group;
+  const int64_t last = (end - 1) / group;
+  if (first == last) return true;
+  const int64_t of_first = (first + 1) * group - begin;
+  return of_first == end - last * group &&
+         (last - first == 1 || of_first == group);
+}
+
+// Parts of the query heads, for more ranks than key/value heads; empty when
+// there are none. Parts differ by at most one head; which ranks have the larger
+// ones is what can be chosen, and some choice often makes all of them uniform
+// where the even one does not (14 query and 2 key/value heads on 3 ranks).
+class HeadParts {
+ public:
+  HeadParts(int64_t num_heads, int64_t num_kv_heads, int size)
+      : small_(num_heads / size),
+        num_large_(num_heads % size),
+        group_(num_heads / num_kv_heads),
+        size_(size),
+        dead_(size * (num_large_ + 1), false) {}
+
+  [[nodiscard]] std::vector<Range> Find() {
+    if (!Place(0)) return {};
+    return parts_;
+  }
+
+ private:
+  // Deals out the heads that are left to the ranks that are left.
+  bool Place(int64_t large_used) {
+    const auto rank = static_cast<int64_t>(parts_.size());
+    if (rank == size_) return large_used == num_large_;
+    const int64_t state = rank * (num_large_ + 1) + large_used;
+    if (dead_[state]) return false;
+    const int64_t begin = rank * small_ + large_used;
+    for (const int64_t extra : {0, 1}) {
+      if (large_used + extra > num_large_) continue;
+      const Range part{.begin = begin, .end = begin + small_ + extra};
+      if (!IsUniform(part.begin, part.end, group_)) continue;
+      parts_.push_back(part);
+      if (Place(large_used + extra)) return true;
+      parts_.pop_back();
+    }
+    dead_[state] = true;
+    return false;
+  }
+
+  const int64_t small_;
+  const int64_t num_large_;
+  const int64_t group_;
+  const int64_t size_;
+  std::vector<bool>
+      dead_;  // No way on from this rank and number of large ones.
+  std::vector<Range> parts_;
+};
+
+}  // namespace
+
+absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
+  const auto at_most = [size](int64_t limit, absl::string_view what) {
+    if (size <= limit) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tensor-parallel-size ", size, " > ", limit, " ", what));
+  };
+  if (size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tensor-parallel-size ", size, " < 1"));
+  }
+  for (const absl::Status& status :
+       {at_most(config.num_heads, "query heads"),
+        at_most(config.ffn, "feed-forward features"),
+        at_most(config.vocab, "vocabulary entries")}) {
+    if (!status.ok()) return status;
+  }
+  if (size <= config.num_kv_heads ||
+      !HeadParts(config.num_heads, config.num_kv_heads, size).Find().empty()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--tensor-parallel-size ", size, ": ", config.num_heads,
+                   " query heads cannot be dealt out evenly so that the ",
+                   config.num_kv_heads,
+                   " key/value heads serve equally many on each rank; at most ",
+                   config.num_kv_heads, " ranks always work"));
+}
+
+ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
+  ModelShard part{.ffn = shard.Of(config.ffn), .vocab = shard.Of(config.vocab)};
+  const int64_t group = config.num_heads / config.num_kv_heads;
+  if (shard.size <= config.num_kv_heads) {
+    part.kv_heads = shard.Of(config.num_kv_heads);
+    part.heads = {.begin = part.kv_heads.begin * group,
+                  .end = part.kv_heads.end * group};
+  } else {
+    part.heads = HeadParts(config.num_heads, config.num_kv_heads, shard.size)
+                     .Find()[shard.rank];
+    part.kv_heads = {.begin = part.heads.begin / group,
+                     .end = (part.heads.end - 1) / group + 1};
+  }
+  return part;
+}
+
+ModelConfig LocalConfig(const ModelConfig& config, const Shard& shard) {
+  if (shard.size == 1) return config;
+  const ModelShard part = ShardOf(config, shard);
+  ModelConfig local = config;
+  local.num_heads = static_cast<int>(part.heads.size());
+  local.num_kv_heads = static_cast<int>(part.kv_heads.size());
+  local.ffn = part.ffn.size();
+  local.vocab = part.vocab.size();
+  return local;
+}
+
+ModelConfig LargestConfig(const ModelConfig& config, int size) {
+  ModelConfig largest = LocalConfig(config, {.rank = 0, .size = size});
+  for (int rank = 1; rank < size; ++rank) {
+    const ModelConfig local = LocalConfig(config, {.rank = rank, .size = size});
+    largest.num_heads = std::max(largest.num_heads, local.num_heads);
+    largest.num_kv_heads = std::max(largest.num_kv_heads, local.num_kv_heads);
+    largest.ffn = std::max(largest.ffn, local.ffn);
+    largest.vocab = std::max(largest.vocab, local.vocab);
+  }
+  return largest;
+}
+
+lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
+  const ModelShard part = ShardOf(config, shard);
+  const auto features = [&config](const Range& heads) {
+    return Range{.begin = heads.begin * config.head_dim,
+                 .end = heads.end * config.head_dim};
+  };
+  return {.q = features(part.heads),
+          .kv = features(part.kv_heads),
+          .ffn = part.ffn,
+          .vocab = part.vocab};
+}
+
+}  // namespace weft::model

@@ -1,0 +1,181 @@
+#include "src/model_config/rope_config.h"
+
+#include <cmath>
+#include <numbers>
+#include <string>
+
+#include "src/base/status_macros.h"
+
+namespace weft::model {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kMinTheta = 1;
+constexpr double kMaxTheta = 1e12;
+constexpr double kMaxFactor = 1e6;
+constexpr double kMaxPositions = 1e9;
+
+struct Llama3Scaling {
+  double factor;
+  double low_frequency_factor;
+  double high_frequency_factor;
+  double original_positions;
+};
+
+std::vector<double> PlainFrequencies(double theta, int head_dim) {
+  std::vector<double> frequencies(head_dim / 2);
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = std::pow(theta, -2.0 * static_cast<double>(i) / head_dim);
+  }
+  return frequencies;
+}
+
+// Long waves are stretched by the factor, short ones kept, those between
+// blended.
+double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  if (wavelength > scaling.original_positions / scaling.low_frequency_factor) {
+    return frequency / scaling.factor;
+  }
+  if (wavelength < scaling.original_positions / scaling.high_frequency_factor) {
+    return frequency;
+  }
+  const double kept =
+      (scaling.original_positions / wavelength - scaling.low_frequency_factor) /
+      (scaling.high_frequency_factor - scaling.low_frequency_factor);
+  return frequency * ((1 - kept) / scaling.factor + kept);
+}
+
+absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope) {
+  Llama3Scaling scaling{};
+  WEFT_ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor", 1, kMaxFactor));
+  WEFT_ASSIGN_OR_RETURN(scaling.low_frequency_factor,
+                        rope.Number("low_freq_factor", 1e-6, kMaxFactor));
+  WEFT_ASSIGN_OR_RETURN(scaling.high_frequency_factor,
+                        rope.Number("high_freq_factor", 1e-6, kMaxFactor));
+  WEFT_ASSIGN_OR_RETURN(
+      scaling.original_positions,
+      rope.Number("original_max_position_embeddings", 1, kMaxPositions));
+  if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
+    return absl::InvalidArgumentError(
+        FieldMessage("high_freq_factor", Json(scaling.high_frequency_factor),
+                     "a number above low_freq_factor"));
+  }
+  return scaling;
+}
+
+// rope_type, or type as older releases spell it.
+absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
+  WEFT_ASSIGN_OR_RETURN(const std::string old_spelling,
+                        rope.StringOr("type", ""));
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string kind,
+      rope.StringOr("rope_type",
+                    old_spelling.empty() ? "default" : old_spelling));
+  if (!old_spelling.empty() && old_spelling != kind) {
+    return absl::InvalidArgumentError(
+        FieldMessage("rope_type", Json(kind), "the same as type"));
+  }
+  return kind;
+}
+
+absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
+                                               int head_dim) {
+  WEFT_ASSIGN_OR_RETURN(const std::string kind, ReadKind(rope));
+  WEFT_ASSIGN_OR_RETURN(
+      theta, rope.NumberOr("rope_theta", kMinTheta, kMaxTheta, theta));
+  WEFT_ASSIGN_OR_RETURN(const double share,
+                        rope.NumberOr("partial_rotary_factor", 0, 1, 1));
+  if (share != 1) {
+    return UnsupportedField("partial_rotary_factor", Json(share), "1");
+  }
+  std::vector<double> frequencies = PlainFrequencies(theta, head_dim);
+  if (kind == "linear") {
+    WEFT_ASSIGN_OR_RETURN(const double factor,
+                          rope.Number("factor", 1, kMaxFactor));
+    for (double& frequency : frequencies) frequency /= factor;
+  } else if (kind == "dynamic") {
+    // Changes nothing up to max_position_embeddings, the longest context that
+    // is served. Beyond, every frequency would follow from the longest sequence
+    // that shares the batch.
+    WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
+  } else if (kind == "llama3") {
+    WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
+    for (double& frequency : frequencies) {
+      frequency = ScaleAsLlama3(frequency, scaling);
+    }
+  } else if (kind != "default") {
+    return UnsupportedField("rope_type", Json(kind),
+                            "\"default\", \"linear\", \"llama3\", \"dynamic\"");
+  }
+  WEFT_RETURN_IF_ERROR(rope.Finish({}));
+  return frequencies;
+}
+
+// The table that a field holds as an object; without one, the plain table.
+absl::StatusOr<std::vector<double>> ReadTable(const char* name,
+                                              const Json* rope, double theta,
+                                              int head_dim) {
+  if (rope == nullptr) return PlainFrequencies(theta, head_dim);
+  if (!rope->is_object()) {
+    return absl::InvalidArgumentError(
+        FieldMessage(name, *rope, "an object or null"));
+  }
+  JsonFields fields(*rope);
+  return ReadScaled(fields, theta, head_dim);
+}
+
+// rope_parameters of a family with two tables: one object per layer type.
+absl::StatusOr<std::vector<std::vector<double>>> ReadNested(
+    const Json& parameters, double theta, double local_theta, int head_dim) {
+  if (!parameters.is_object()) {
+    return absl::InvalidArgumentError(
+        FieldMessage("rope_parameters", parameters, "an object or null"));
+  }
+  JsonFields fields(parameters);
+  std::vector<std::vector<double>> tables(2);
+  WEFT_ASSIGN_OR_RETURN(
+      tables[0], ReadTable("full_attention", fields.Find("full_attention"),
+                           theta, head_dim));
+  WEFT_ASSIGN_OR_RETURN(tables[1], ReadTable("sliding_attention",
+                                             fields.Find("sliding_attention"),
+                                             local_theta, head_dim));
+  WEFT_RETURN_IF_ERROR(fields.Finish({}));
+  return tables;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::vector<double>>> ReadRopeTables(
+    JsonFields& config, const Family& family, int head_dim) {
+  WEFT_ASSIGN_OR_RETURN(
+      const double theta,
+      config.NumberOr("rope_theta", kMinTheta, kMaxTheta, family.theta));
+  double local_theta = family.local_theta;
+  if (local_theta > 0) {
+    WEFT_ASSIGN_OR_RETURN(local_theta,
+                          config.NumberOr("rope_local_base_freq", kMinTheta,
+                                          kMaxTheta, local_theta));
+  }
+  const Json* scaling = config.Find("rope_scaling");
+  const Json* parameters = config.Find("rope_parameters");
+  if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "rope_scaling", *scaling, "absent beside rope_parameters"));
+  }
+  if (local_theta > 0 && parameters != nullptr) {
+    return ReadNested(*parameters, theta, local_theta, head_dim);
+  }
+  std::vector<std::vector<double>> tables(1);
+  WEFT_ASSIGN_OR_RETURN(
+      tables[0],
+      ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
+                parameters != nullptr ? parameters : scaling, theta, head_dim));
+  if (local_theta > 0) {
+    tables.push_back(PlainFrequencies(local_theta, head_dim));
+  }
+  return tables;
+}
+
+}  // namespace weft::model

@@ -1,0 +1,302 @@
+#include "src/model_config/weight_list.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "src/model_config/model_shard.h"
+#include "src/weights/tensor_types.h"
+
+namespace weft::model {
+namespace {
+
+using parallel::Range;
+using parallel::Shard;
+
+Range Whole(int64_t count) { return {.begin = 0, .end = count}; }
+
+// A projection inside a slot: its rows, and those of them that the rank keeps.
+struct Projection {
+  absl::string_view name;
+  int64_t rows;
+  Range part;
+};
+
+// The columns of a slot's tensors, likewise. None: vectors.
+struct Columns {
+  int64_t count = 0;
+  Range part;
+};
+
+WeightEntry MakeEntry(std::string name, WeightSlot slot, int layer,
+                      const Projection& projection, const Columns& columns) {
+  WeightEntry entry{.name = std::move(name),
+                    .slot = slot,
+                    .layer = layer,
+                    .shape = {projection.rows},
+                    .part_shape = {projection.part.size()},
+                    .part_row = projection.part.begin,
+                    .part_column = columns.part.begin,
+                    .slot_rows = projection.part.size()};
+  if (columns.count > 0) {
+    entry.shape.push_back(columns.count);
+    entry.part_shape.push_back(columns.part.size());
+  }
+  return entry;
+}
+
+// Lists the tensors of one layer.
+class LayerList {
+ public:
+  LayerList(const ModelConfig& config, const Shard& shard, int layer,
+            std::vector<WeightEntry>& entries)
+      : config_(config),
+        ranges_(LocalRanges(config, shard)),
+        is_first_rank_(shard.rank == 0),
+        layer_(layer),
+        prefix_(absl::StrCat("model.layers.", layer, ".")),
+        entries_(entries) {}
+
+  void AddAttention() {
+    const lora::ModelShape shape = config_.shape();
+    AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
+    const std::vector<Projection> qkv = {
+        {"self_attn.q_proj", shape.q_width, ranges_.q},
+        {"self_attn.k_proj", shape.kv_width, ranges_.kv},
+        {"self_attn.v_proj", shape.kv_width, ranges_.kv}};
+    AddStack(qkv, WeightSlot::kQkv, Hidden());
+    if (config_.qkv_bias) AddBiases(qkv, WeightSlot::kQkvBias);
+    if (config_.qk_norm) {
+      AddVector("self_attn.q_norm", WeightSlot::kQNorm, config_.head_dim);
+      AddVector("self_attn.k_norm", WeightSlot::kKNorm, config_.head_dim);
+    }
+    AddSummed("self_attn.o_proj", {shape.q_width, ranges_.q}, WeightSlot::kO,
+              config_.o_bias, WeightSlot::kOBias);
+    if (config_.output_norms) {
+      AddVector("post_attention_layernorm", WeightSlot::kAttentionOutNorm,
+                config_.hidden);
+    }
+  }
+
+  void AddMlp() {
+    // What Llama calls post_attention_layernorm comes before the MLP; where
+    // there are output norms, it is one of them.
+    AddVector(config_.output_norms ? "pre_feedforward_layernorm"
+                                   : "post_attention_layernorm",
+              WeightSlot::kMlpNorm, config_.hidden);
+    const std::vector<Projection> gate_up = {
+        {"mlp.gate_proj", config_.ffn, ranges_.ffn},
+        {"mlp.up_proj", config_.ffn, ranges_.ffn}};
+    AddStack(gate_up, WeightSlot::kGateUp, Hidden());
+    if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
+    AddSummed("mlp.down_proj", {config_.ffn, ranges_.ffn}, WeightSlot::kDown,
+              config_.mlp_bias, WeightSlot::kDownBias);
+    if (config_.output_norms) {
+      AddVector("post_feedforward_layernorm", WeightSlot::kMlpOutNorm,
+                config_.hidden);
+    }
+  }
+
+ private:
+  [[nodiscard]] Columns Hidden() const {
+    return {config_.hidden, Whole(config_.hidden)};
+  }
+  void AddVector(absl::string_view name, WeightSlot slot, int64_t size) {
+    AddRows({{name, size, Whole(size)}}, ".weight", slot, {});
+  }
+  void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
+                const Columns& columns) {
+    AddRows(projections, ".weight", slot, columns);
+  }
+  void AddBiases(const std::vector<Projection>& projections, WeightSlot slot) {
+    AddRows(projections, ".bias", slot, {});
+  }
+  // A projection to the residual stream, whose results are summed over ranks.
+  void AddSummed(absl::string_view name, const Columns& columns,
+                 WeightSlot slot, bool has_bias, WeightSlot bias_slot) {
+    const std::vector<Projection> rows = {
+        {name, config_.hidden, Whole(config_.hidden)}};
+    AddStack(rows, slot, columns);
+    if (has_bias && is_first_rank_) AddBiases(rows, bias_slot);
+  }
+
+  // One entry per projection.
+  void AddRows(const std::vector<Projection>& projections,
+               absl::string_view suffix, WeightSlot slot,
+               const Columns& columns) {
+    int64_t slot_rows = 0;
+    for (const Projection& projection : projections) {
+      slot_rows += projection.part.size();
+    }
+    int64_t first_row = 0;
+    for (const Projection& projection : projections) {
+      WeightEntry entry =
+          MakeEntry(absl::StrCat(prefix_, projection.name, suffix), slot,
+                    layer_, projection, columns);
+      entry.first_row = first_row;
+      entry.slot_rows = slot_rows;
+      entries_.push_back(std::move(entry));
+      first_row += projection.part.size();
+    }
+  }
+
+  const ModelConfig& config_;
+  const lora::ShapeRanges ranges_;
+  const bool is_first_rank_;
+  const int layer_;
+  const std::string prefix_;
+  std::vector<WeightEntry>& entries_;
+};
+
+// One of the matrices of the vocabulary.
+WeightEntry VocabMatrix(const ModelConfig& config, const Shard& shard,
+                        const char* name, WeightSlot slot) {
+  return MakeEntry(name, slot, /*layer=*/0,
+                   {"", config.vocab, shard.Of(config.vocab)},
+                   {config.hidden, Whole(config.hidden)});
+}
+
+WeightEntry Embedding(const ModelConfig& config, const Shard& shard) {
+  return VocabMatrix(config, shard, "model.embed_tokens.weight",
+                     WeightSlot::kEmbedding);
+}
+
+WeightEntry Head(const ModelConfig& config, const Shard& shard) {
+  return VocabMatrix(config, shard, "lm_head.weight", WeightSlot::kHead);
+}
+
+// The layer of "model.layers.3.mlp.up_proj.weight".
+int64_t LayerOf(absl::string_view name) {
+  int64_t layer = 0;
+  constexpr absl::string_view kPrefix = "model.layers.";
+  const std::vector<absl::string_view> parts =
+      absl::StrSplit(name.substr(kPrefix.size()), absl::MaxSplits('.', 1));
+  return absl::SimpleAtoi(parts[0], &layer) ? layer : -1;
+}
+
+}  // namespace
+
+bool IsNorm(WeightSlot slot) {
+  switch (slot) {
+    case WeightSlot::kInputNorm:
+    case WeightSlot::kQNorm:
+    case WeightSlot::kKNorm:
+    case WeightSlot::kAttentionOutNorm:
+    case WeightSlot::kMlpNorm:
+    case WeightSlot::kMlpOutNorm:
+    case WeightSlot::kFinalNorm:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
+                  int64_t element_bytes) {
+  constexpr int64_t kAlignment = 256;
+  constexpr int64_t kFloatBytes = 4;
+  int64_t bytes = IsWide(entry.slot, config) ? kFloatBytes : element_bytes;
+  bytes *= entry.slot_rows;
+  if (entry.part_shape.size() > 1) bytes *= entry.part_shape[1];
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool IsWide(WeightSlot slot, const ModelConfig& config) {
+  return IsNorm(slot) && config.norms_from_one;
+}
+
+int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,
+                    const parallel::Shard& shard) {
+  int64_t bytes = 0;
+  for (const WeightEntry& entry : ListWeights(config, shard)) {
+    if (entry.first_row == 0) bytes += SlotBytes(entry, config, element_bytes);
+  }
+  return bytes;
+}
+
+int64_t WeightEntry::num_elements() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+std::vector<WeightEntry> ListWeights(const ModelConfig& config,
+                                     const Shard& shard) {
+  std::vector<WeightEntry> entries = {Embedding(config, shard)};
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    LayerList list(config, shard, layer, entries);
+    list.AddAttention();
+    list.AddMlp();
+  }
+  entries.push_back(MakeEntry("model.norm.weight", WeightSlot::kFinalNorm,
+                              /*layer=*/0,
+                              {"", config.hidden, Whole(config.hidden)}, {}));
+  if (!config.tied_embeddings) entries.push_back(Head(config, shard));
+  return entries;
+}
+
+absl::Status CheckStored(absl::string_view name, const WeightEntry& entry,
+                         const weights::DiskTensor& stored) {
+  const std::string quoted = weights::QuotedTensor(name);
+  if (!std::ranges::equal(stored.shape(), entry.shape)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        quoted, " has shape ", weights::ShapeString(stored.shape()),
+        "; expected ", weights::ShapeString(entry.shape)));
+  }
+  const weights::ScalarType dtype = stored.dtype();
+  if (dtype != weights::ScalarType::kF32 &&
+      dtype != weights::ScalarType::kF16 &&
+      dtype != weights::ScalarType::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(quoted, " has dtype ", weights::ScalarTypeName(dtype),
+                     "; F32, F16 or BF16 is expected"));
+  }
+  if (!stored.is_row_major()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        quoted, " is not stored row by row; save it contiguous()"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
+                                 const ModelConfig& config) {
+  const auto refuse = [&](const std::string& name) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(weights::QuotedTensor(name), " has no place in a ",
+                     config.model_type, " as config.json describes it"));
+  };
+  absl::flat_hash_set<std::string> known;
+  for (WeightEntry& entry : ListWeights(config)) {
+    known.insert(std::move(entry.name));
+  }
+  for (const char* name : {"model.norm.bias", "lm_head.bias"}) {
+    const auto bias = checkpoint.Find(name);
+    if (bias.ok()) return refuse(bias->name());
+  }
+  for (const weights::DiskTensor& stored : checkpoint.Tensors()) {
+    const std::string name =
+        weights::Checkpoint::LayerTensorName(stored.name());
+    if (name.empty() || known.contains(name)) continue;
+    // Tables that old releases saved; layers that a cut model left behind.
+    if (absl::EndsWith(name, ".rotary_emb.inv_freq") ||
+        LayerOf(name) >= config.num_layers) {
+      continue;
+    }
+    return refuse(stored.name());
+  }
+  return absl::OkStatus();
+}
+
+std::vector<WeightEntry> ListHeadWeights(const ModelConfig& config) {
+  std::vector<WeightEntry> entries = {Embedding(config, {})};
+  if (!config.tied_embeddings) entries.push_back(Head(config, {}));
+  return entries;
+}
+
+}  // namespace weft::model

@@ -1,0 +1,118 @@
+// Where each LoRA matrix of an adapter lies in its flat buffers.
+//
+// Weights, gradients and both moments of an adapter are four f32 buffers of the
+// same layout, so that a step, a copy or a file is one pass. Inside a layer the
+// A matrices of the projections that share an input (q,k,v; gate,up) are
+// adjacent, so that their product with the input is one GEMM:
+//   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
+//   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
+// A is [rank, in], B is [out, rank], both row-major; each linear layer has a
+// rank and a scale of its own. Layers that the adapter does not target take no
+// room. Torch-free.
+#ifndef WEFT_SRC_PEFT_ADAPTER_LAYOUT_H_
+#define WEFT_SRC_PEFT_ADAPTER_LAYOUT_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/parallel/shard.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// Widths of the base model's linear layers.
+struct ModelShape {
+  int num_layers = 0;
+  int64_t hidden = 0;
+  int64_t q_width = 0;   // query heads * head features
+  int64_t kv_width = 0;  // key/value heads * head features
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+};
+
+// The part of these widths that one of several ranks has. All have all of
+// `hidden`.
+struct ShapeRanges {
+  parallel::Range q;
+  parallel::Range kv;
+  parallel::Range ffn;
+  parallel::Range vocab;
+};
+
+// One adapted linear layer.
+struct LoraFactor {
+  int layer = 0;  // num_layers for head and embedding.
+  TargetModule module = TargetModule::kQProj;
+  int64_t rank = 0;
+  double scale = 1;  // y += scale (x A^T) B^T.
+  int64_t in = 0;
+  int64_t out = 0;
+  int64_t a_offset = 0;  // Floats from the start of the buffer.
+  int64_t b_offset = 0;
+};
+
+// Projections that read the same input. An embedding reads tokens: its A has a
+// column for each of the vocabulary.
+enum class ProjectionGroup : uint8_t {
+  kQkv,
+  kO,
+  kGateUp,
+  kDown,
+  kLmHead,
+  kEmbedTokens
+};
+inline constexpr int kGroupsPerLayer = 4;
+
+// The linear layers of a group, in the order of their outputs.
+[[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+// Inputs and outputs of one; an embedding's inputs are tokens.
+[[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
+[[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
+
+// The adapted projections of one group: their A matrices start at a_offset and
+// are adjacent, in the order of `factors`.
+struct GroupLayout {
+  std::vector<LoraFactor> factors;
+  int64_t total_rank = 0;  // Rows of the stacked A.
+};
+
+class AdapterLayout {
+ public:
+  AdapterLayout(const ModelShape& shape, const LoraConfig& config);
+
+  // What it was made of.
+  [[nodiscard]] const LoraConfig& config() const { return config_; }
+  // The largest rank of a factor; 0 without factors.
+  [[nodiscard]] int max_rank() const { return max_rank_; }
+  [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
+  // Every adapted layer, in the order of the buffer.
+  [[nodiscard]] const std::vector<LoraFactor>& factors() const {
+    return factors_;
+  }
+  // Layer in [0, num_layers); of no matter to kLmHead and kEmbedTokens.
+  [[nodiscard]] const GroupLayout& group(int layer,
+                                         ProjectionGroup group) const;
+
+ private:
+  void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
+                ProjectionGroup group);
+
+  LoraConfig config_;
+  int max_rank_ = 0;
+  int64_t num_parameters_ = 0;
+  std::vector<LoraFactor> factors_;
+  std::vector<GroupLayout> groups_;
+};
+
+// Hugging Face's path of the module, such as "model.layers.0.mlp.up_proj" or
+// "lm_head". PEFT prefixes it with "base_model.model." and appends
+// ".lora_A.weight" or ".lora_B.weight"; of the embedding ".lora_embedding_A" or
+// ".lora_embedding_B".
+[[nodiscard]] std::string ModulePath(const LoraFactor& factor);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_PEFT_ADAPTER_LAYOUT_H_

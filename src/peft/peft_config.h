@@ -1,0 +1,32 @@
+// adapter_config.json of a PEFT LoRA folder. Torch-free.
+#ifndef WEFT_SRC_PEFT_PEFT_CONFIG_H_
+#define WEFT_SRC_PEFT_PEFT_CONFIG_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/peft/adapter_layout.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// Largest rank a file may ask for; the engine's own limit is lower.
+inline constexpr int kMaxFileRank = 4096;
+
+// Parses the file of a client: ranks, alphas and which layers of which modules,
+// as PEFT resolves them (src/peft/peft_targets.h). The alphas of a
+// rank-stabilised adapter come back multiplied by sqrt(rank). lora_dropout is
+// accepted and not applied.
+// Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
+[[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
+    absl::string_view json, const ModelShape& shape);
+
+// The file for an adapter of ours; equal input, equal bytes.
+[[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
+                                          const ModelShape& shape,
+                                          const std::string& base_model_name);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_PEFT_PEFT_CONFIG_H_

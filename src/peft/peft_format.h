@@ -1,0 +1,57 @@
+// Adapters as PEFT folders: adapter_config.json and adapter_model.safetensors.
+// Torch-free. Files come from clients: nothing in them is trusted.
+#ifndef WEFT_SRC_PEFT_PEFT_FORMAT_H_
+#define WEFT_SRC_PEFT_PEFT_FORMAT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "src/peft/adapter_layout.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// An adapter read from a PEFT folder. `weights` has the layout of
+// AdapterLayout(shape, config).
+struct PeftAdapter {
+  LoraConfig config;
+  std::vector<float> weights;
+};
+
+// Reads a PEFT LoRA folder. rslora is honoured (folded into alpha), and so are
+// rank_pattern, alpha_pattern, layers_to_transform and exclude_modules; F32,
+// F16 and BF16 tensors are accepted; copies of the base's own weights are
+// skipped. Refused by name: DoRA, biases, modules_to_save, fan_in_fan_out and
+// every unknown field that is neither null nor its default. Every targeted layer
+// must be there with the right shape, and nothing else.
+// Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
+[[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
+                                                   const ModelShape& shape);
+
+// The files of a PEFT folder for weights in the layout of AdapterLayout. F32,
+// deterministic: equal input, equal bytes.
+[[nodiscard]] PeftFiles WritePeft(const LoraConfig& config,
+                                  const ModelShape& shape,
+                                  absl::Span<const float> weights,
+                                  const std::string& base_model_name);
+
+// One safetensors file of any flat buffers in the layout, each tensor named
+// `<buffer name>.<module path>.lora_A.weight`. For optimizer state.
+struct NamedBuffer {
+  std::string name;
+  absl::Span<const float> values;
+};
+[[nodiscard]] std::string WriteBuffers(const LoraConfig& config,
+                                       const ModelShape& shape,
+                                       absl::Span<const NamedBuffer> buffers);
+
+// Reads one buffer back; INVALID_ARGUMENT or DATA_LOSS naming the tensor.
+[[nodiscard]] absl::StatusOr<std::vector<float>> ReadBuffer(
+    const std::string& safetensors, const std::string& buffer_name,
+    const LoraConfig& config, const ModelShape& shape);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_PEFT_PEFT_FORMAT_H_

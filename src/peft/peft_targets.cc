@@ -1,0 +1,336 @@
+#include "src/peft/peft_targets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
+#include "src/peft/path_expression.h"
+
+namespace weft::lora {
+namespace {
+
+// Every module that LoRA can adapt, in the order of the buffers.
+std::vector<LoraFactor> EverySite(const ModelShape& shape) {
+  return AdapterLayout(shape, {.rank = 1,
+                               .target_modules = {kAllTargetModules.begin(),
+                                                  kAllTargetModules.end()}})
+      .factors();
+}
+
+// As many as there can be modules to name.
+size_t MaxEntries(const ModelShape& shape) {
+  return kAllTargetModules.size() * (shape.num_layers + 1);
+}
+
+// Whether `entry` is the path, or its end at a dot.
+bool IsSuffix(absl::string_view entry, absl::string_view path) {
+  return path == entry || absl::EndsWith(path, absl::StrCat(".", entry));
+}
+
+// What target_modules or exclude_modules says: a list of names, of which one
+// must be the path or its end, or one expression for the whole path.
+struct ModuleNames {
+  std::vector<std::string> names;
+  std::optional<PathExpression> expression;
+
+  [[nodiscard]] bool Match(absl::string_view path) const {
+    return (expression.has_value() && expression->Matches(path)) ||
+           std::ranges::any_of(names, [&](const std::string& name) {
+             return IsSuffix(name, path);
+           });
+  }
+};
+
+absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
+                                      const ModelShape& shape,
+                                      int& instructions_left) {
+  ModuleNames result;
+  if (const auto* text = value.get_ptr<const std::string*>()) {
+    WEFT_ASSIGN_OR_RETURN(result.expression,
+                          PathExpression::Parse(field, *text, PathMatch::kWhole,
+                                                instructions_left));
+    return result;
+  }
+  if (!value.is_array() || value.size() > MaxEntries(shape)) {
+    return Refused(
+        field, value,
+        absl::StrCat("a list of at most ", MaxEntries(shape), " module names"));
+  }
+  for (const PeftJson& entry : value) {
+    const auto* name = entry.get_ptr<const std::string*>();
+    if (name == nullptr) return Refused(field, value, "a list of strings");
+    result.names.push_back(*name);
+  }
+  return result;
+}
+
+// The layers that layers_to_transform keeps; none when it is not used.
+using Layers = std::optional<std::vector<bool>>;
+
+absl::Status AddLayer(const PeftJson& index, std::vector<bool>& layers) {
+  if (!index.is_number_unsigned() || index.get<uint64_t>() >= layers.size()) {
+    return Refused("layers_to_transform", index,
+                   absl::StrCat("layers in [0, ", layers.size(), ")"));
+  }
+  layers[index.get<uint64_t>()] = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
+                                  const ModelShape& shape) {
+  const PeftJson& pattern = FieldOf(root, "layers_pattern");
+  const PeftJson& value = FieldOf(root, "layers_to_transform");
+  const bool used = !value.is_null() && !(value.is_array() && value.empty());
+  const bool any_pattern =
+      pattern.is_null() || pattern == "" || pattern == PeftJson::array();
+  if (!any_pattern && (!used || (pattern != "layers" &&
+                                 pattern != PeftJson::array({"layers"})))) {
+    return Refused("layers_pattern", pattern,
+                   "null, or \"layers\" beside layers_to_transform");
+  }
+  if (!used) return Layers();
+  std::vector<bool> layers(shape.num_layers);
+  if (!value.is_array()) {
+    WEFT_RETURN_IF_ERROR(AddLayer(value, layers));
+    return Layers(std::move(layers));
+  }
+  for (const PeftJson& index : value) {
+    WEFT_RETURN_IF_ERROR(AddLayer(index, layers));
+  }
+  return Layers(std::move(layers));
+}
+
+// PEFT transforms only modules inside the layers, except where a name is the
+// whole path. It shortens long lists of paths before that, so whole paths of
+// layers together with layers_to_transform mean two things: they are refused.
+absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
+                            const std::string& path, const ModuleNames& names,
+                            const ModelShape& shape) {
+  if (!layers.has_value()) return true;
+  const bool is_whole =
+      std::ranges::find(names.names, path) != names.names.end();
+  if (site.layer == shape.num_layers) return is_whole;
+  if (is_whole) {
+    return Refused("target_modules entry", path,
+                   "names that are not whole paths, beside "
+                   "layers_to_transform");
+  }
+  return (*layers)[site.layer];
+}
+
+absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
+                                   const std::vector<LoraFactor>& sites) {
+  std::vector<std::string> paths;
+  for (const LoraFactor& site : sites) paths.push_back(ModulePath(site));
+  for (const std::string& name : targets.names) {
+    if (std::ranges::any_of(paths, [&](const std::string& path) {
+          return IsSuffix(name, path);
+        })) {
+      continue;
+    }
+    return Refused("target_modules entry", name,
+                   "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+                   "down_proj, lm_head, embed_tokens or their full paths");
+  }
+  return absl::OkStatus();
+}
+
+// PEFT refuses an expression that also matches a module which holds others, or
+// a norm. These are there in every model.
+absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
+                                     const ModuleNames& excluded,
+                                     const PeftJson& field,
+                                     const ModelShape& shape) {
+  if (!targets.expression.has_value()) return absl::OkStatus();
+  std::vector<std::string> others = {"model", "model.layers", "model.norm",
+                                     "model.rotary_emb"};
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (const char* module : {"", ".self_attn", ".mlp", ".mlp.act_fn",
+                               ".post_attention_layernorm"}) {
+      others.push_back(absl::StrCat("model.layers.", layer, module));
+    }
+  }
+  for (const std::string& path : others) {
+    if (!targets.Match(path) || excluded.Match(path)) continue;
+    return Refused("target_modules", field,
+                   absl::StrCat("linear layers, head and embedding; ", path,
+                                ", which matches too, is none"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
+                                            const ModelShape& shape,
+                                            int& instructions_left) {
+  const PeftJson& value = FieldOf(root, "target_modules");
+  const auto* text = value.get_ptr<const std::string*>();
+  if (text == nullptr || absl::AsciiStrToLower(*text) != "all-linear") {
+    return ReadNames("target_modules", value, shape, instructions_left);
+  }
+  ModuleNames every;
+  for (const TargetModule module : DefaultTargetModules()) {
+    every.names.emplace_back(TargetModuleName(module));
+  }
+  return every;
+}
+
+// For every site whether LoRA adapts it.
+absl::StatusOr<std::vector<bool>> SelectSites(
+    const PeftJson& root, const ModelShape& shape,
+    const std::vector<LoraFactor>& sites, int& instructions_left) {
+  const PeftJson& field = FieldOf(root, "target_modules");
+  WEFT_ASSIGN_OR_RETURN(const ModuleNames targets,
+                        ReadTargetNames(root, shape, instructions_left));
+  WEFT_RETURN_IF_ERROR(CheckEveryNameIsThere(targets, sites));
+  WEFT_ASSIGN_OR_RETURN(const Layers layers, ReadLayers(root, shape));
+  if (layers.has_value() && !field.is_array()) {
+    return Refused("layers_to_transform", FieldOf(root, "layers_to_transform"),
+                   "null beside target_modules that are not a list");
+  }
+  ModuleNames excluded;
+  if (const PeftJson& value = FieldOf(root, "exclude_modules");
+      !value.is_null() && value != "") {
+    WEFT_ASSIGN_OR_RETURN(excluded, ReadNames("exclude_modules", value, shape,
+                                              instructions_left));
+  }
+  WEFT_RETURN_IF_ERROR(
+      CheckMatchesLayersAlone(targets, excluded, field, shape));
+  std::vector<bool> selected(sites.size());
+  for (size_t i = 0; i < sites.size(); ++i) {
+    const std::string path = ModulePath(sites[i]);
+    if (excluded.Match(path) || !targets.Match(path)) continue;
+    WEFT_ASSIGN_OR_RETURN(selected[i],
+                          IsKept(layers, sites[i], path, targets, shape));
+  }
+  if (std::ranges::find(selected, true) != selected.end()) return selected;
+  return Refused("target_modules", field, "what names a module to adapt");
+}
+
+// rank_pattern or alpha_pattern, in the order of the file.
+template <typename Value>
+using Pattern = std::vector<std::pair<PathExpression, Value>>;
+
+template <typename Value>
+absl::StatusOr<Pattern<Value>> ReadPattern(
+    const PeftJson& root, const char* field, size_t max_keys,
+    absl::StatusOr<Value> (*read)(absl::string_view, const PeftJson&),
+    int& instructions_left) {
+  const PeftJson& object = FieldOf(root, field);
+  Pattern<Value> pattern;
+  if (object.is_null()) return pattern;
+  if (!object.is_object() || object.size() > max_keys) {
+    return Refused(field, object,
+                   absl::StrCat("an object of at most ", max_keys, " keys"));
+  }
+  for (const auto& [key, value] : object.items()) {
+    WEFT_ASSIGN_OR_RETURN(
+        PathExpression expression,
+        PathExpression::Parse(absl::StrCat(field, " key"), key, PathMatch::kEnd,
+                              instructions_left));
+    WEFT_ASSIGN_OR_RETURN(
+        const Value number,
+        read(absl::StrCat(field, "[", Shown(PeftJson(key)), "]"), value));
+    pattern.emplace_back(std::move(expression), number);
+  }
+  return pattern;
+}
+
+template <typename Value>
+Value Lookup(const Pattern<Value>& pattern, absl::string_view path,
+             Value fallback) {
+  const auto found = std::ranges::find_if(
+      pattern, [&](const auto& entry) { return entry.first.Matches(path); });
+  return found == pattern.end() ? fallback : found->second;
+}
+
+LoraShape Stabilised(LoraShape shape, bool rank_stabilised) {
+  if (rank_stabilised) shape.alpha *= std::sqrt(shape.rank);
+  return shape;
+}
+
+bool Contains(const std::vector<TargetModule>& modules, TargetModule module) {
+  return std::ranges::find(modules, module) != modules.end();
+}
+
+}  // namespace
+
+absl::Status ReadTargets(const PeftJson& root, const ModelShape& shape,
+                         bool rank_stabilised, LoraConfig& config) {
+  const std::vector<LoraFactor> sites = EverySite(shape);
+  int instructions_left = kMaxInstructions;
+  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> selected,
+                        SelectSites(root, shape, sites, instructions_left));
+  WEFT_ASSIGN_OR_RETURN(const Pattern<int> ranks,
+                        ReadPattern(root, "rank_pattern", MaxEntries(shape),
+                                    &ReadRank, instructions_left));
+  WEFT_ASSIGN_OR_RETURN(const Pattern<double> alphas,
+                        ReadPattern(root, "alpha_pattern", MaxEntries(shape),
+                                    &ReadAlpha, instructions_left));
+  const LoraShape usual =
+      Stabilised({.rank = config.rank, .alpha = config.alpha}, rank_stabilised);
+  config.target_modules.clear();
+  std::vector<LoraOverride> unusual;
+  for (size_t i = 0; i < sites.size(); ++i) {
+    LoraShape lora;
+    if (selected[i]) {
+      const std::string path = ModulePath(sites[i]);
+      lora = Stabilised({.rank = Lookup(ranks, path, config.rank),
+                         .alpha = Lookup(alphas, path, config.alpha)},
+                        rank_stabilised);
+      if (!Contains(config.target_modules, sites[i].module)) {
+        config.target_modules.push_back(sites[i].module);
+      }
+    }
+    if (lora == usual) continue;
+    unusual.push_back(
+        {.layer = sites[i].layer, .module = sites[i].module, .shape = lora});
+  }
+  std::ranges::sort(config.target_modules);
+  std::erase_if(unusual, [&](const LoraOverride& other) {
+    return !Contains(config.target_modules, other.module);
+  });
+  config.overrides = std::move(unusual);
+  config.alpha = usual.alpha;
+  return absl::OkStatus();
+}
+
+nlohmann::json AlphaToJson(double alpha) {
+  const double whole = std::floor(alpha);
+  if (whole == alpha && std::abs(whole) < 1e15) {
+    return static_cast<int64_t>(whole);
+  }
+  return alpha;
+}
+
+void WriteTargets(const LoraConfig& config, const ModelShape& shape,
+                  nlohmann::json& root) {
+  nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
+  nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
+  nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
+  // A module that is there in every layer is named once.
+  for (const TargetModule module : config.target_modules) {
+    const bool everywhere =
+        std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {
+          return other.module == module && other.shape.rank == 0;
+        });
+    if (everywhere) targets.push_back(TargetModuleName(module));
+    for (const LoraFactor& site : EverySite(shape)) {
+      const LoraShape lora = config.ShapeOf(site.layer, module);
+      if (site.module != module || lora.rank == 0) continue;
+      const std::string path = ModulePath(site);
+      if (!everywhere) targets.push_back(path);
+      if (lora.rank != config.rank) ranks[path] = lora.rank;
+      if (lora.alpha != config.alpha) alphas[path] = AlphaToJson(lora.alpha);
+    }
+  }
+}
+
+}  // namespace weft::lora

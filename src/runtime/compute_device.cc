@@ -1,0 +1,29 @@
+#include "src/runtime/compute_device.h"
+
+#include "src/ops/cuda_dispatch.h"
+
+namespace weft::engine {
+namespace {
+
+// The host: its allocator keeps nothing back, and who breaks it is gone.
+class HostDevice final : public ComputeDevice {
+ public:
+  [[nodiscard]] DeviceMemory Memory() const override { return {}; }
+  [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
+  void Wait() override {}
+  void ReleaseCached() override {}
+  [[nodiscard]] absl::Status CheckAnswers() override {
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ComputeDevice> MakeComputeDevice(c10::Device device) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (device.is_cuda()) return MakeCudaDevice(device);
+  }
+  return std::make_unique<HostDevice>();
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,94 @@
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+#include "src/ops/cuda_dispatch.h"
+#include "src/runtime/compute_device.h"
+#include "src/runtime/device_error.h"
+
+namespace weft::engine {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+class CudaDevice final : public ComputeDevice {
+ public:
+  explicit CudaDevice(c10::Device device)
+      : device_(MadeCurrent(device)),
+        total_(static_cast<int64_t>(
+            allocator::get()->getMemoryInfo(device.index()).second)) {}
+
+  [[nodiscard]] DeviceMemory Memory() const override {
+    constexpr auto kAll =
+        static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const c10::CachingDeviceAllocator::DeviceStats stats =
+        allocator::getDeviceStats(device_.index());
+    return {.total = total_,
+            .reserved = stats.reserved_bytes[kAll].current,
+            .allocated = stats.allocated_bytes[kAll].current};
+  }
+
+  [[nodiscard]] int64_t LimitTo(double share) override {
+    allocator::setMemoryFraction(share, device_.index());
+    allocator::emptyCache();
+    const auto limit =
+        static_cast<int64_t>(share * static_cast<double>(total_));
+    const auto free = static_cast<int64_t>(
+        allocator::get()->getMemoryInfo(device_.index()).first);
+    const DeviceMemory memory = Memory();
+    return std::max<int64_t>(0, std::min(free, limit - memory.reserved)) +
+           memory.reserved - memory.allocated;
+  }
+
+  void Wait() override { ops::cuda::WaitForStream(); }
+
+  void ReleaseCached() override {
+    try {
+      allocator::emptyCache();
+    } catch (const std::exception& error) {
+      // CheckAnswers says whether that is the device's end.
+      Log(LogLevel::kError, "cached memory could not be given back",
+          {{"error", error.what()}});
+    }
+  }
+
+  [[nodiscard]] absl::Status CheckAnswers() override {
+    // The runtime itself: LibTorch's guards throw when the device is lost.
+    static_cast<void>(cudaSetDevice(device_.index()));
+    const cudaError_t waiting = cudaDeviceSynchronize();
+    // Takes note of it, so that an error that does not stay is not met again.
+    static_cast<void>(cudaGetLastError());
+    const cudaError_t again = cudaDeviceSynchronize();
+    static_cast<void>(cudaGetLastError());
+    if (!IsLost({.waiting = waiting, .again = again})) return absl::OkStatus();
+    const cudaError_t error = again == cudaSuccess ? waiting : again;
+    return absl::UnavailableError(absl::StrCat(
+        "CUDA device ", static_cast<int>(device_.index()), ": ",
+        cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+  }
+
+ private:
+  // LibTorch makes its allocator when it first uses CUDA.
+  static c10::Device MadeCurrent(c10::Device device) {
+    at::globalContext().lazyInitDevice(at::kCUDA);
+    c10::cuda::set_device(device.index());
+    return device;
+  }
+
+  const c10::Device device_;
+  const int64_t total_;
+};
+
+}  // namespace
+
+std::unique_ptr<ComputeDevice> MakeCudaDevice(c10::Device device) {
+  return std::make_unique<CudaDevice>(device);
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,66 @@
+#include "src/runtime/compute_guard.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "src/base/log.h"
+#include "src/runtime/torch_guard.h"
+
+namespace weft::engine {
+namespace {
+
+// How soon an idle server notices that a rank is gone that somebody else has
+// started.
+constexpr absl::Duration kPingInterval = absl::Seconds(1);
+
+}  // namespace
+
+absl::Status ComputeGuard::Guarded(const char* what,
+                                   const std::function<void()>& body) {
+  const absl::Status status = RunGuarded(what, body);
+  // The device may wait for ever for a group that has failed.
+  if (status.ok() || group_.failed()) return status;
+  if (absl::IsResourceExhausted(status)) device_.ReleaseCached();
+  const absl::Status answers = device_.CheckAnswers();
+  if (answers.ok()) return status;
+  return Fail(what, answers, "the server has lost its device");
+}
+
+absl::Status ComputeGuard::Compute(const char* what,
+                                   const std::function<void()>& body) {
+  if (absl::Status failed = failure(); !failed.ok()) return failed;
+  const absl::Status status = Guarded(what, body);
+  if (!group_.failed()) return status;
+  const absl::Status failed =
+      Fail(what, status, "the ranks of the server have lost each other");
+  // Whoever asked for more than there is must not ask the next server again.
+  return absl::IsResourceExhausted(status) ? status : failed;
+}
+
+void ComputeGuard::PingWhenDue() {
+  if (group_.alone() || !failure().ok() ||
+      absl::Now() - last_ping_ < kPingInterval) {
+    return;
+  }
+  Compute("Ping", [this] { group_.Ping(); }).IgnoreError();
+  last_ping_ = absl::Now();
+}
+
+absl::Status ComputeGuard::failure() const {
+  MutexLock lock(&mu_);
+  return failure_;
+}
+
+absl::Status ComputeGuard::Fail(const char* what, const absl::Status& reason,
+                                std::string_view message) {
+  Log(LogLevel::kError, message,
+      {{"work", what}, {"error", std::string(reason.message())}});
+  MutexLock lock(&mu_);
+  failure_ = absl::UnavailableError(absl::StrCat(
+      std::string(message),
+      "; it restarts, and what was not acknowledged has not been done"));
+  return failure_;
+}
+
+}  // namespace weft::engine

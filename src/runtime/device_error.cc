@@ -1,0 +1,38 @@
+#include "src/runtime/device_error.h"
+
+#include <algorithm>
+#include <array>
+
+namespace weft::engine {
+namespace {
+
+// By number: this file is read, built and tested without CUDA. Names are those
+// of driver_types.h, without the cudaError.
+constexpr std::array kPoisonous = {
+    214,  // ECCUncorrectable
+    220,  // NvlinkUncorrectable
+    226,  // Contained
+    700,  // IllegalAddress
+    702,  // LaunchTimeout
+    709,  // ContextIsDestroyed
+    710,  // Assert
+    714,  // HardwareStackError
+    715,  // IllegalInstruction
+    716,  // MisalignedAddress
+    717,  // InvalidAddressSpace
+    718,  // InvalidPc
+    719,  // LaunchFailure
+    721,  // TensorMemoryLeak
+    810,  // MpsClientTerminated
+    911,  // ExternalDevice
+    999,  // Unknown
+};
+
+}  // namespace
+
+bool IsLost(const DeviceAnswer& answer) {
+  return answer.again != 0 ||
+         std::ranges::find(kPoisonous, answer.waiting) != kPoisonous.end();
+}
+
+}  // namespace weft::engine

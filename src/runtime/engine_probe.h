@@ -1,0 +1,74 @@
+// The engine's metrics. Recording one is an atomic operation; nothing here
+// locks or allocates once built.
+#ifndef WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
+#define WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "src/metrics/metrics.h"
+
+namespace weft::engine {
+
+// Threads: any.
+class EngineProbe {
+ public:
+  explicit EngineProbe(prometheus::Registry* registry);
+
+  void Heartbeat();
+  // The time of the last Heartbeat, at first of the construction.
+  [[nodiscard]] absl::Time last_heartbeat() const {
+    return absl::FromUnixNanos(last_heartbeat_ns_.load());
+  }
+
+  void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
+  void ObserveOptim(double grad_norm, absl::Duration elapsed);
+  void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
+  void ObserveDecode(int64_t num_tokens, bool by_graph, absl::Duration elapsed);
+  void SetDecodeGraphs(int64_t graphs, int64_t bytes);
+  void ObserveFirstToken(absl::Duration since_accepted);
+  void CountSampledToken();
+  // Tokens of a sequence that takes its pages, and those that the prefix cache
+  // had of them.
+  void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
+  void CountPreemption();
+  void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
+  // Bytes, as DeviceMemory has them.
+  void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
+  // `op` is "save" or "load".
+  void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
+
+ private:
+  std::atomic<int64_t> last_heartbeat_ns_{absl::GetCurrentTimeNanos()};
+  prometheus::Gauge& heartbeat_;
+  prometheus::Counter& train_tokens_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& sampled_tokens_;
+  prometheus::Counter& prefix_lookup_tokens_;
+  prometheus::Counter& prefix_hit_tokens_;
+  prometheus::Counter& preemptions_;
+  LabelledHistograms batch_tokens_;
+  LabelledHistograms step_seconds_;
+  LabelledCounters decode_iterations_;
+  prometheus::Gauge& decode_graphs_;
+  prometheus::Gauge& decode_graph_bytes_;
+  prometheus::Histogram& first_token_;
+  prometheus::Gauge& kv_used_;
+  prometheus::Gauge& prefix_bytes_;
+  prometheus::Gauge& kv_capacity_;
+  prometheus::Gauge& device_total_;
+  prometheus::Gauge& device_reserved_;
+  prometheus::Gauge& device_allocated_;
+  prometheus::Counter& optim_steps_;
+  prometheus::Histogram& grad_norm_;
+  prometheus::Counter& nonfinite_;
+  LabelledCounters checkpoints_;
+  LabelledHistograms checkpoint_seconds_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_RUNTIME_ENGINE_PROBE_H_

@@ -1,0 +1,60 @@
+#include "src/runtime/torch_guard.h"
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+
+namespace weft::engine {
+namespace {
+
+// cudaErrorMemoryAllocation; LibTorch's CUDA headers are not for this build.
+constexpr int kCudaOutOfMemory = 2;
+
+absl::Status Internal(const char* what, const c10::Error& error) {
+  Log(LogLevel::kError, "LibTorch error",
+      {{"work", what}, {"error", error.what()}});
+  return absl::InternalError(
+      absl::StrCat(what, ": ", error.what_without_backtrace()));
+}
+
+absl::Status OutOfDeviceMemory(const char* what) {
+  Log(LogLevel::kError, "out of device memory", {{"work", what}});
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": out of device memory"));
+}
+
+}  // namespace
+
+absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
+  try {
+    body();
+    return absl::OkStatus();
+  } catch (const c10::OutOfMemoryError&) {
+    return OutOfDeviceMemory(what);
+  } catch (const c10::AcceleratorError& error) {
+    // Pinned memory and libraries do not go through LibTorch's allocator.
+    return error.get_error_code() == kCudaOutOfMemory ? OutOfDeviceMemory(what)
+                                                      : Internal(what, error);
+  } catch (const std::bad_alloc&) {
+    Log(LogLevel::kError, "out of memory", {{"work", what}});
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": out of memory"));
+  } catch (const c10::NotImplementedError& error) {
+    Log(LogLevel::kError, "not implemented",
+        {{"work", what}, {"error", error.what_without_backtrace()}});
+    return absl::UnimplementedError(
+        absl::StrCat(what, ": ", error.what_without_backtrace()));
+  } catch (const c10::Error& error) {
+    return Internal(what, error);
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, "exception",
+        {{"work", what}, {"error", error.what()}});
+    return absl::InternalError(absl::StrCat(what, ": ", error.what()));
+  }
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,20 @@
+// The one place where exceptions end. LibTorch throws; the rest of Weft returns
+// absl::Status.
+#ifndef WEFT_SRC_RUNTIME_TORCH_GUARD_H_
+#define WEFT_SRC_RUNTIME_TORCH_GUARD_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+
+namespace weft::engine {
+
+// Runs `body`. Out of memory becomes RESOURCE_EXHAUSTED, an operation that
+// LibTorch lacks UNIMPLEMENTED, anything else INTERNAL: validation let it by,
+// which is a bug of ours. `what` names the work in the message and the log.
+[[nodiscard]] absl::Status RunGuarded(const char* what,
+                                      const std::function<void()>& body);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_RUNTIME_TORCH_GUARD_H_

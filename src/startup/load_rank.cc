@@ -1,0 +1,249 @@
+#include "src/startup/load_rank.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+#include "src/model/decoder_weights.h"
+#include "src/model_config/model_shard.h"
+#include "src/parallel/agreement.h"
+#include "src/runtime/torch_guard.h"
+#include "src/startup/memory_plan.h"
+#include "src/train/activation_budget.h"
+#include "src/weights/checkpoint.h"
+
+namespace weft::engine {
+namespace {
+
+// A micro-batch long enough for full GEMM rate, short enough that nobody waits
+// long for a running one.
+constexpr int64_t kCpuBatchTokens = 2048;
+constexpr int64_t kCpuKvBytes = int64_t{1} << 30;
+constexpr uint64_t kDummySeed = 1;
+
+absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
+  const bool has_cuda = at::hasCUDA();
+  if (device == Device::kCuda && !has_cuda) {
+    return absl::FailedPreconditionError(
+        "--device=cuda: no CUDA device, or this build has no CUDA");
+  }
+  if (device == Device::kCpu || !has_cuda) return at::Device(at::kCPU);
+  const auto num_devices = at::detail::getCUDAHooks().deviceCount();
+  if (local_rank >= num_devices) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
+                     static_cast<int>(num_devices), " CUDA devices"));
+  }
+  // Parts of a sum that cuBLAS splits are added up in f32, so that few rows
+  // round as many do.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
+}
+
+at::ScalarType PickDtype(Dtype dtype, at::Device device) {
+  if (dtype == Dtype::kAuto) {
+    return device.is_cuda() ? at::kBFloat16 : at::kFloat;
+  }
+  return dtype == Dtype::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+void FillQueueDefaults(EngineOptions& options) {
+  if (options.max_adapters_per_tenant == 0) {
+    options.max_adapters_per_tenant = options.max_adapters;
+  }
+  const auto quarter = [](int64_t& limit, int64_t of_all) {
+    if (limit == 0) limit = std::max<int64_t>(of_all / 4, 1);
+  };
+  quarter(options.max_queue_requests_per_tenant, options.max_queue_requests);
+  quarter(options.max_queue_tokens_per_tenant, options.max_queue_tokens);
+}
+
+// Defaults on a CPU, where nobody knows how much memory there will be. All
+// ranks of the machine share it.
+void FillHostDefaults(int local_size, EngineOptions& options) {
+  if (options.max_batch_tokens == 0) options.max_batch_tokens = kCpuBatchTokens;
+  if (options.kv_cache_bytes == 0) options.kv_cache_bytes = kCpuKvBytes;
+  if (options.max_resident_adapters == 0) {
+    options.max_resident_adapters = kDefaultResidentAdapters;
+  }
+  if (options.memory_budget_bytes == 0) {
+    options.memory_budget_bytes = DefaultHostBudget() / local_size;
+  }
+  // A buffer would take the memory that the adapter has given back.
+  options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
+}
+
+absl::StatusOr<model::DecoderWeights> LoadWeights(
+    const EngineOptions& options, const model::ModelConfig& config,
+    at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
+  if (options.load_format == LoadFormat::kDummy) {
+    Log(LogLevel::kWarning, "weights are random: --load-format=dummy");
+    return model::MakeDummyWeights(config, dtype, device, kDummySeed, shard);
+  }
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
+                        weights::Checkpoint::Open(options.model_dir));
+  return model::LoadDecoderWeights(*checkpoint, config, dtype, device, shard);
+}
+
+absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
+    EngineOptions& options, const model::ModelConfig& config, at::Device device,
+    const parallel::Links& links) {
+  const parallel::Shard shard = links.topology.ShardOf(links.rank);
+  options.max_context_tokens = ContextTokens(options, config);
+  const at::ScalarType dtype = PickDtype(options.dtype, device);
+  absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
+  std::unique_ptr<model::Decoder> decoder;
+  WEFT_RETURN_IF_ERROR(RunGuarded("loading the model", [&] {
+    loaded = LoadWeights(options, config, dtype, device, shard);
+    if (!loaded.ok()) return;
+    decoder = std::make_unique<model::Decoder>(config, *std::move(loaded),
+                                               options.max_context_tokens,
+                                               links.tensor.get());
+  }));
+  WEFT_RETURN_IF_ERROR(loaded.status());
+  return decoder;
+}
+
+// Compute threads of one of several ranks on a machine must not be more than
+// its cores.
+void SetThreads(int wanted, int local_size) {
+  if (wanted == 0 && local_size > 1) {
+    wanted = std::max(1, at::get_num_threads() / local_size);
+  }
+  if (wanted > 0) at::set_num_threads(wanted);
+}
+
+// What a rank finds out by itself, before it has met the others.
+struct Ground {
+  at::Device device = at::kCPU;
+  std::unique_ptr<ComputeDevice> compute;
+  model::ModelConfig config;
+};
+
+absl::StatusOr<Ground> FindGround(const EngineOptions& options,
+                                  const World& world) {
+  Ground ground;
+  absl::StatusOr<at::Device> device = at::Device(at::kCPU);
+  WEFT_RETURN_IF_ERROR(RunGuarded("taking the device", [&] {
+    device = PickDevice(options.device, world.local_rank);
+    if (device.ok()) ground.compute = MakeComputeDevice(*device);
+  }));
+  WEFT_ASSIGN_OR_RETURN(ground.device, std::move(device));
+  WEFT_ASSIGN_OR_RETURN(ground.config,
+                        model::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(
+      ground.config, options.tensor_parallel_size));
+  return ground;
+}
+
+// `own`, or the error of another rank.
+absl::Status AgreeOn(const parallel::Links& links, const absl::Status& own) {
+  if (links.alone()) return own;
+  absl::Status all;
+  WEFT_RETURN_IF_ERROR(RunGuarded("waiting for the other ranks", [&] {
+    all = parallel::Agree(*links.commands, own);
+  }));
+  return all;
+}
+
+void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
+              int64_t largest_adapter) {
+  Log(LogLevel::kInfo, "device memory",
+      {{"total_bytes", total},
+       {"model_bytes", split.model},
+       {"left_by_model_bytes", available},
+       {"resident_adapters", split.num_adapters},
+       {"bytes_of_the_largest_adapter", largest_adapter},
+       {"adapter_bytes", split.adapters},
+       {"adapters_limited_by", NameOf(split.adapters_limit)},
+       {"kv_cache_bytes", split.cache},
+       {"kv_cache_limited_by", NameOf(split.cache_limit)},
+       {"activation_bytes", split.activations},
+       {"max_batch_tokens", split.batch_tokens},
+       {"recomputed_layers", split.recomputed_layers},
+       {"batch_limited_by", NameOf(split.batch_limit)},
+       {"decode_graph_bytes", split.decode_graphs},
+       {"decode_graphs_limited_by", NameOf(split.graphs_limit)},
+       {"reserve_bytes", split.reserve}});
+}
+
+// On rank 0, whose numbers they are, with the least memory of any rank's
+// device.
+absl::Status PlanDevice(LoadedRank& rank) {
+  int64_t available = 0;
+  WEFT_RETURN_IF_ERROR(AgreeOn(
+      rank.links, RunGuarded("asking the device for its memory", [&] {
+        available = rank.device->LimitTo(rank.options.device_memory_share);
+      })));
+  if (!rank.links.alone()) {
+    WEFT_RETURN_IF_ERROR(RunGuarded("comparing the ranks' devices", [&] {
+      available = parallel::Smallest(*rank.links.commands, available);
+    }));
+  }
+  const ModelSizes sizes = SizesOf(*rank.decoder);
+  absl::StatusOr<MemorySplit> split = MemorySplit();
+  if (rank.links.rank == 0) {
+    split = PlanMemory(sizes, available, &rank.options);
+  }
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, split.status()));
+  if (rank.links.rank > 0) return absl::OkStatus();
+  const DeviceMemory device = rank.device->Memory();
+  split->model = device.allocated;
+  rank.memory = *split;
+  if (rank.options.adapter_host_bytes == 0) {
+    rank.options.adapter_host_bytes = DefaultHostBudget() / 2;
+  }
+  rank.options.adapter_host_bytes =
+      std::max<int64_t>(rank.options.adapter_host_bytes, 0);
+  LogSplit(*split, device.total, available,
+           LargestAdapterBytes(sizes, rank.options.max_rank));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
+                                    const World& world,
+                                    const std::function<void()>& met) {
+  LoadedRank rank{.options = options};
+  FillQueueDefaults(rank.options);
+  absl::StatusOr<Ground> ground = FindGround(options, world);
+  if (!ground.ok()) {
+    // Ranks that this process has started end with it.
+    if (world.size == 1 || world.listen_fd >= 0) return ground.status();
+    Log(LogLevel::kError, "the rank cannot load; it tells the others",
+        {{"rank", world.rank}, {"error", ground.status().message()}});
+  }
+  SetThreads(options.num_threads, world.local_size);
+  WEFT_RETURN_IF_ERROR(RunGuarded("meeting the other ranks", [&] {
+    rank.links =
+        parallel::Meet(world, {.tensor_size = options.tensor_parallel_size,
+                               .num_replicas = options.data_parallel_size});
+  }));
+  if (met) met();
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, ground.status()));
+  WEFT_RETURN_IF_ERROR(RunGuarded("joining the other ranks", [&] {
+    parallel::JoinOn(ground->device, &rank.links);
+  }));
+  absl::StatusOr<std::unique_ptr<model::Decoder>> decoder =
+      LoadDecoder(rank.options, ground->config, ground->device, rank.links);
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, decoder.status()));
+  rank.decoder = *std::move(decoder);
+  rank.device = std::move(ground->compute);
+  if (ground->device.is_cpu()) {
+    FillHostDefaults(world.local_size, rank.options);
+  } else {
+    WEFT_RETURN_IF_ERROR(PlanDevice(rank));
+  }
+  return rank;
+}
+
+}  // namespace weft::engine

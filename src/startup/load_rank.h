@@ -1,0 +1,38 @@
+// What every rank does before it can compute: picks its device, meets the
+// others, loads its part of the model and settles what memory is for.
+#ifndef WEFT_SRC_STARTUP_LOAD_RANK_H_
+#define WEFT_SRC_STARTUP_LOAD_RANK_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "src/config/options.h"
+#include "src/config/world.h"
+#include "src/model/decoder.h"
+#include "src/parallel/links.h"
+#include "src/runtime/compute_device.h"
+#include "src/startup/memory_split.h"
+
+namespace weft::engine {
+
+// A rank with its part of the model.
+struct LoadedRank {
+  EngineOptions options;  // On rank 0 with all defaults filled in.
+  parallel::Links links;
+  std::unique_ptr<ComputeDevice> device;
+  std::unique_ptr<model::Decoder> decoder;
+  std::optional<MemorySplit> memory;  // On CUDA, and on rank 0 only.
+};
+
+// Returns when every rank has its part, or, on all of them, with the error of
+// one that has not. `met`, when there is one, runs once all ranks have met.
+// Errors: those of StartEngine.
+[[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
+    const EngineOptions& options, const World& world,
+    const std::function<void()>& met = {});
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_STARTUP_LOAD_RANK_H_

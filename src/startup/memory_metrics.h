@@ -1,0 +1,26 @@
+// What operators see of the memory that was shared out at the start.
+#ifndef WEFT_SRC_STARTUP_MEMORY_METRICS_H_
+#define WEFT_SRC_STARTUP_MEMORY_METRICS_H_
+
+#include "src/metrics/metrics.h"
+#include "src/startup/memory_split.h"
+
+namespace weft::engine {
+
+// All 0 until Set, and for ever on the CPU. Threads: any.
+class MemoryMetrics {
+ public:
+  explicit MemoryMetrics(prometheus::Registry* registry);
+
+  void Set(const MemorySplit& split);
+
+ private:
+  LabelledGauges part_bytes_;
+  LabelledGauges part_short_;
+  prometheus::Gauge& batch_tokens_limit_;
+  prometheus::Gauge& recomputed_layers_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_STARTUP_MEMORY_METRICS_H_

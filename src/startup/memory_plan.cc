@@ -1,0 +1,164 @@
+#include "src/startup/memory_plan.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "src/base/status_macros.h"
+#include "src/decode/kv_pool.h"
+#include "src/group/rank.h"
+#include "src/loss/fused_head.h"
+#include "src/model_config/model_shard.h"
+#include "src/peft/adapter_layout.h"
+
+namespace weft::engine {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+// Weights, gradient, scratch and two moments.
+constexpr int64_t kMasterCopies = 5;
+
+// A longer micro-batch gains nothing; a small device may take a shorter one,
+// down to what is still worth a kernel launch.
+constexpr int64_t kMostBatchTokens = 16384;
+constexpr int64_t kBatchStep = 1024;
+constexpr int64_t kLeastBatchTokens = 512;
+
+// Lengths to choose from, from short to long.
+std::vector<int64_t> BatchLengths(int64_t wanted_tokens) {
+  if (wanted_tokens > 0) return {wanted_tokens};
+  std::vector<int64_t> lengths;
+  for (int64_t tokens = kLeastBatchTokens; tokens < kGoodBatchTokens;
+       tokens *= 2) {
+    lengths.push_back(tokens);
+  }
+  for (int64_t tokens = kGoodBatchTokens; tokens <= kMostBatchTokens;
+       tokens += kBatchStep) {
+    lengths.push_back(tokens);
+  }
+  return lengths;
+}
+
+// Fills in what micro-batches need.
+void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
+                MemoryNeeds& needs) {
+  const int num_layers = sizes.config.num_layers;
+  const GradientCheckpointing policy = options.gradient_checkpointing;
+  if (policy == GradientCheckpointing::kAll)
+    needs.least_recomputed = num_layers;
+  if (policy != GradientCheckpointing::kOff) needs.most_recomputed = num_layers;
+  const auto needs_of = [&](int64_t tokens) {
+    const ActivationBytes bytes = BatchActivations(sizes, options, tokens);
+    return BatchNeeds{
+        .tokens = tokens,
+        .bytes = bytes.Total(num_layers, needs.least_recomputed),
+        .layer_saving = bytes.kept_layer - bytes.recomputed_layer};
+  };
+  for (const int64_t tokens : BatchLengths(options.max_batch_tokens)) {
+    needs.batches.push_back(needs_of(tokens));
+  }
+  // A longer one that the operator wants comes before adapters that nobody has
+  // asked for.
+  const bool wants_batch =
+      options.max_batch_tokens > 0 && options.max_resident_adapters == 0;
+  const int64_t longest = needs.batches.back().tokens;
+  needs.good_batch =
+      needs_of(wants_batch ? longest : std::min(kGoodBatchTokens, longest))
+          .bytes;
+}
+
+}  // namespace
+
+ModelSizes SizesOf(const model::Decoder& decoder) {
+  return {
+      .config = decoder.config(),
+      .tensor_size = decoder.tensor_size(),
+      .element_bytes = static_cast<int64_t>(at::elementSize(decoder.dtype()))};
+}
+
+int ContextTokens(const EngineOptions& options,
+                  const model::ModelConfig& config) {
+  const auto positions = static_cast<int>(config.max_positions);
+  return options.max_context_tokens == 0
+             ? positions
+             : std::min(options.max_context_tokens, positions);
+}
+
+int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
+  LoraConfig config{.rank = max_rank};
+  config.target_modules.assign(kAllTargetModules.begin(),
+                               kAllTargetModules.end());
+  const lora::AdapterLayout layout(sizes.config.shape(), config);
+  int64_t bytes = kMasterCopies * kFloatBytes;
+  if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
+  // Its part of the compute copy, and of the gradient that is under way.
+  if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
+  return bytes * layout.num_parameters();
+}
+
+ActivationBytes BatchActivations(const ModelSizes& sizes,
+                                 const EngineOptions& options,
+                                 int64_t num_tokens) {
+  const model::ModelConfig config =
+      model::LargestConfig(sizes.config, sizes.tensor_size);
+  const int64_t chunk =
+      loss::HeadChunkRows({.chunk_rows = options.loss_chunk_size}, num_tokens,
+                          config.vocab, /*is_cpu=*/false);
+  return ActivationsOf(config, sizes.element_bytes, options.max_rank,
+                       {.rows = num_tokens,
+                        .scored = num_tokens,
+                        .entries = num_tokens,
+                        .chunk = chunk,
+                        .head_rank = options.max_rank});
+}
+
+int64_t DecodeGraphBytes(const ModelSizes& sizes,
+                         const EngineOptions& options) {
+  // Ranks that share every layer have none.
+  if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
+  const lora::ModelShape shape = sizes.config.shape();
+  // Logits, and what the sampler makes of them.
+  const int64_t logits = 2 * shape.vocab * kFloatBytes;
+  // The residual stream, norms and products of one layer.
+  const int64_t rows = 4 * shape.hidden + 3 * shape.ffn +
+                       2 * (shape.q_width + 2 * shape.kv_width);
+  return options.max_decode_sequences * (logits + rows * sizes.element_bytes);
+}
+
+absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
+                                       int64_t available_bytes,
+                                       EngineOptions* options) {
+  const int64_t page_bytes =
+      group::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
+                       sizes.element_bytes, kPageTokens);
+  const int64_t context = options->max_context_tokens;
+  const int64_t context_bytes = page_bytes * KvPool::PagesFor(context);
+  const int64_t usual_bytes =
+      page_bytes * KvPool::PagesFor(std::min(context, kUsualSequenceTokens));
+  MemoryNeeds needs{
+      .available = available_bytes,
+      .adapter = LargestAdapterBytes(sizes, options->max_rank),
+      .context = context_bytes,
+      .usual_cache =
+          std::max(context_bytes, usual_bytes * options->max_decode_sequences),
+      .most_cache = context_bytes * options->max_decode_sequences,
+      .decode_graphs = DecodeGraphBytes(sizes, *options),
+      .most_adapters =
+          std::min(kDefaultResidentAdapters, options->max_adapters),
+      .wanted_adapters =
+          std::min(options->max_resident_adapters, options->max_adapters),
+      .wanted_cache = options->kv_cache_bytes,
+      .wanted_activations = options->memory_budget_bytes};
+  SetBatches(sizes, *options, needs);
+  WEFT_ASSIGN_OR_RETURN(const MemorySplit split, SplitMemory(needs));
+  options->max_resident_adapters = static_cast<int>(split.num_adapters);
+  options->kv_cache_bytes = split.cache;
+  options->memory_budget_bytes = split.activations;
+  options->max_batch_tokens = split.batch_tokens;
+  // All or none.
+  if (split.decode_graphs == 0) options->decode_graphs = false;
+  return split;
+}
+
+}  // namespace weft::engine

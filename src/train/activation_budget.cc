@@ -1,0 +1,124 @@
+#include "src/train/activation_budget.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "src/lora/lora_linear.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::engine {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+// What packing, loss and coefficients keep of one target on the host.
+constexpr int64_t kEntryBytes = 128;
+// Projections with a LoRA of their own: q, k, v, o, gate, up, down.
+constexpr int64_t kProjections = 7;
+// By which flash attention's backward pass pads each sequence in f32.
+constexpr int64_t kFlashPadRows = 128;
+
+// The number that the file begins with, or that follows the word `key` in it;
+// -1: none, as in a control group's "max".
+int64_t ReadNumber(const char* path, const std::string& key = "") {
+  std::ifstream file(path);
+  std::string word;
+  while (word != key && file >> word) {
+  }
+  int64_t value = -1;
+  return file >> value ? value : -1;
+}
+
+// What the backward pass of a layer's attention takes beside the residual
+// stream. On CUDA, which alone computes in bf16, LibTorch's variable-length
+// flash kernels take and give whole tensors: gradients of attention's output,
+// of q, k, v and of q again in f32, k's and v's for every query head where
+// several share them, and of ancestors gathered q, k, v, output and gradient.
+int64_t AttentionBackwardBytes(const model::ModelConfig& config,
+                               int64_t element_bytes, const BatchRows& batch) {
+  const lora::ModelShape shape = config.shape();
+  if (element_bytes >= kFloatBytes) {
+    return batch.rows * element_bytes * 2 *
+           (shape.q_width + 2 * shape.kv_width);
+  }
+  const int64_t sums_row = (shape.q_width + config.num_heads) * kFloatBytes;
+  return batch.rows * element_bytes * (8 * shape.q_width + 6 * shape.kv_width) +
+         (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
+}
+
+}  // namespace
+
+ActivationBytes ActivationsOf(const model::ModelConfig& config,
+                              int64_t element_bytes, int max_rank,
+                              const BatchRows& batch) {
+  const lora::ModelShape shape = config.shape();
+  const int64_t qkv = shape.q_width + 2 * shape.kv_width;
+  int64_t kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.ffn +
+                 kProjections * max_rank;
+  if (config.qk_norm) kept += shape.q_width + shape.kv_width;
+  if (config.output_norms) kept += 2 * shape.hidden;
+  const int64_t log_sum_exp = config.num_heads * kFloatBytes;
+  int64_t scores = 0;
+  for (const model::LayerAttention& layer : config.attention) {
+    scores = std::max(scores,
+                      ops::ScoreBytes(layer.rule, batch.rows, config.num_heads,
+                                      config.num_kv_heads, config.head_dim));
+  }
+  // Backward: the products and gradients of the larger half of a layer.
+  const int64_t passing =
+      4 * batch.rows * shape.hidden * element_bytes +
+      std::max(3 * batch.rows * shape.ffn * element_bytes,
+               AttentionBackwardBytes(config, element_bytes, batch));
+  // In bf16 the head's second product takes a copy of the softmax.
+  const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
+  const int64_t head =
+      std::min(batch.scored, batch.chunk) * config.vocab *
+          (kFloatBytes + narrow_bytes) +
+      4 * batch.scored * shape.hidden * kFloatBytes +
+      (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
+      batch.entries * kEntryBytes;
+  // The kernels that bf16 takes on CUDA add up gradients in parts.
+  const int64_t lora =
+      narrow_bytes == 0
+          ? 0
+          : lora::TableWorkspaceBytes(batch.rows, std::max(2 * shape.ffn, qkv),
+                                      max_rank);
+  const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
+  return {.kept_layer = kept_layer,
+          .recomputed_layer = batch.rows * shape.hidden * element_bytes,
+          .working = std::max(head, kept_layer + passing + scores + lora)};
+}
+
+absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
+                                     const ActivationBytes& bytes,
+                                     int num_layers, int64_t budget) {
+  if (budget == 0) budget = std::numeric_limits<int64_t>::max();
+  const int least = policy == GradientCheckpointing::kAll ? num_layers : 0;
+  const int most = policy == GradientCheckpointing::kOff ? 0 : num_layers;
+  for (int recomputed = least; recomputed <= most; ++recomputed) {
+    if (bytes.Total(num_layers, recomputed) <= budget) return recomputed;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the micro-batch needs ", bytes.Total(num_layers, most),
+                   " bytes for its activations, there are ", budget,
+                   " (--memory-budget); send shorter sequences",
+                   policy == GradientCheckpointing::kOff
+                       ? " or allow --gradient-checkpointing=auto"
+                       : ""));
+}
+
+int64_t DefaultHostBudget() {
+  int64_t left = ReadNumber("/proc/meminfo", "MemAvailable:") * 1024;
+  if (left < 0) return 0;
+  const int64_t limit = ReadNumber("/sys/fs/cgroup/memory.max");
+  const int64_t used = ReadNumber("/sys/fs/cgroup/memory.current");
+  if (limit >= 0 && used >= 0) {
+    left = std::min(left, std::max<int64_t>(0, limit - used));
+  }
+  return left / 2;
+}
+
+}  // namespace weft::engine

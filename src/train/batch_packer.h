@@ -1,0 +1,55 @@
+// Lays the data of many requests flat: tokens, positions, nodes, adapter
+// segments and score rows.
+#ifndef WEFT_SRC_TRAIN_BATCH_PACKER_H_
+#define WEFT_SRC_TRAIN_BATCH_PACKER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+#include "src/model/packed_batch.h"
+#include "src/request/train.h"
+
+namespace weft::engine {
+
+// Data of one request that go into the batch. Pieces of one adapter are
+// adjacent.
+struct TrainPiece {
+  const TrainRequest* request = nullptr;
+  int64_t first_datum = 0;
+  int64_t num_data = 0;
+  lora::AdapterVersionPtr version;  // Null: base model.
+  at::Tensor gradient_N;  // Where its gradient goes; may be undefined.
+};
+
+// Where the results of one datum lie among the score rows and entries. Data
+// that share a row of the batch also share its score rows of one temperature
+// and filter.
+struct PackedDatum {
+  const TrainRequest* request = nullptr;
+  const Datum* datum = nullptr;
+  std::vector<int64_t> rows;     // One for each scored position, in order.
+  std::vector<int64_t> entries;  // One for each scored target, in order.
+};
+
+struct PackedTrain {
+  model::PackedBatch batch;
+  at::Tensor score_index_R;  // [R] i64: row of the batch of each score row.
+  loss::ScoreRows rows;
+  std::vector<PackedDatum> data;  // In the order of the pieces.
+};
+
+// True when a target (index into the datum's) is scored: its weight is not 0.
+[[nodiscard]] bool IsScored(const Datum& datum, int64_t target);
+
+// Tensors are made on the host. With `share_prompts`, data of one adapter that
+// begin alike get common rows for what they have in common (prefix_tree.h);
+// gradients add up there.
+[[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
+                                    bool share_prompts);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_TRAIN_BATCH_PACKER_H_

@@ -1,0 +1,158 @@
+#include "src/train/batch_trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+
+namespace weft::engine {
+
+BatchTrainer::BatchTrainer(const EngineContext* context, group::Group* group)
+    : context_(*context),
+      runner_(group,
+              {.share_prompts = context->options.share_prompts,
+               .checkpointing = context->options.gradient_checkpointing,
+               .memory_budget_bytes = context->options.memory_budget_bytes}) {}
+
+void BatchTrainer::Run(const dispatch::RunTrain& train) {
+  dispatch::StepDesk& desk = context_.dispatcher.steps();
+  const absl::Status status = RunSlices(train);
+  if (status.ok()) desk.CountTokens(train);
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const dispatch::StepTask& step = train.steps[i];
+    if (!status.ok()) {
+      Forget(step.id);
+      desk.Complete(step.id, status);
+    } else if (train.slices[i].last) {
+      FinishRequest(step);
+    } else if (!desk.FinishSlice(step.id)) {
+      Forget(step.id);
+    }
+  }
+}
+
+void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
+  auto node = progress_.extract(step.id);
+  Progress& progress = node.mapped();
+  progress.result.metrics = progress.metrics.Metrics();
+  progress.result.step = step.step;
+  context_.dispatcher.steps().Complete(step.id, std::move(progress.result));
+}
+
+struct BatchTrainer::MicroBatch {
+  // An adapter whose scratch collects gradients of the batch.
+  struct Touched {
+    lora::Adapter* adapter;
+    bool fresh;           // Nothing of its request has run yet.
+    bool complete;        // Nothing of it is left then.
+    at::Tensor before_N;  // The scratch before, unless fresh.
+  };
+  bool backward = false;
+  bool ran = false;  // The last try got as far as that.
+  std::vector<TrainPiece> pieces;
+  std::vector<loss::MetricSums*> metrics;
+  std::vector<Touched> touched;
+  int64_t num_tokens = 0;
+};
+
+BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
+    const dispatch::RunTrain& train) {
+  MicroBatch batch{.backward = train.backward};
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const sched::TrainSlice& slice = train.slices[i];
+    const auto& request = std::get<TrainRequest>(*train.steps[i].request);
+    TrainPiece piece{.request = &request,
+                     .first_datum = slice.first_datum,
+                     .num_data = slice.num_data};
+    if (lora::Adapter* adapter =
+            context_.adapters.Find(train.steps[i].adapter)) {
+      piece.version = adapter->latest();
+      if (train.backward) {
+        if (batch.touched.empty() || batch.touched.back().adapter != adapter) {
+          // A slice that continues a request adds to what its earlier ones
+          // left.
+          batch.touched.push_back({.adapter = adapter,
+                                   .fresh = slice.first_datum == 0,
+                                   .complete = slice.last});
+        }
+        piece.gradient_N = adapter->scratch();
+      }
+    }
+    for (int64_t d = 0; d < slice.num_data; ++d) {
+      batch.num_tokens += request.data[slice.first_datum + d].num_tokens();
+    }
+    batch.pieces.push_back(std::move(piece));
+    batch.metrics.push_back(&progress_[slice.work_id].metrics);
+  }
+  return batch;
+}
+
+absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
+                                                    Recompute recompute) {
+  absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
+  batch.ran = false;
+  // On the host a batch that needs too much ends otherwise than by an error
+  // that one could try again after.
+  const bool may_retry =
+      context_.device.Memory().total > 0 &&
+      context_.options.gradient_checkpointing == GradientCheckpointing::kAuto;
+  WEFT_RETURN_IF_ERROR(context_.guard.Compute(
+      batch.backward ? "ForwardBackward" : "Forward", [&] {
+        for (MicroBatch::Touched& touched : batch.touched) {
+          if (touched.fresh) {
+            touched.adapter->ClearScratch();
+          } else if (touched.before_N.defined()) {
+            touched.adapter->scratch().copy_(touched.before_N);
+          } else if (may_retry) {
+            touched.before_N = touched.adapter->scratch().clone();
+          }
+        }
+        batch.ran = true;
+        outcome =
+            runner_.Run(batch.pieces, batch.backward, batch.metrics, recompute);
+        context_.device.Wait();
+      }));
+  return outcome;
+}
+
+absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
+  MicroBatch batch = MakeMicroBatch(train);
+  std::vector<loss::MetricSums> metrics_before;
+  for (const loss::MetricSums* sums : batch.metrics) {
+    metrics_before.push_back(*sums);
+  }
+  const absl::Time start = absl::Now();
+  absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
+  if (absl::IsResourceExhausted(outcome.status()) &&
+      context_.guard.failure().ok() && batch.ran && runner_.kept_layers()) {
+    Log(LogLevel::kWarning,
+        "a micro-batch runs once more, with all layers recomputed",
+        {{"tokens", batch.num_tokens}});
+    for (size_t i = 0; i < batch.metrics.size(); ++i) {
+      *batch.metrics[i] = metrics_before[i];
+    }
+    outcome = TryBatch(batch, Recompute::kAll);
+  }
+  context_.probe.ObserveTrain(train.backward, batch.num_tokens,
+                              absl::Now() - start);
+  WEFT_RETURN_IF_ERROR(outcome.status());
+  WEFT_RETURN_IF_ERROR(context_.guard.Compute("adding gradients", [&] {
+    for (const MicroBatch::Touched& touched : batch.touched) {
+      if (touched.complete) touched.adapter->CommitScratch();
+    }
+  }));
+
+  size_t next = 0;
+  for (const sched::TrainSlice& slice : train.slices) {
+    std::vector<DatumResult>& data = progress_[slice.work_id].result.data;
+    for (int64_t d = 0; d < slice.num_data; ++d) {
+      data.push_back(std::move(outcome->data[next++]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,54 @@
+// Finds what sequences have in common at their beginning, so that it is run
+// once: a prompt with many completions, a conversation that branches.
+#ifndef WEFT_SRC_TRAIN_PREFIX_TREE_H_
+#define WEFT_SRC_TRAIN_PREFIX_TREE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::engine {
+
+// Rows [begin, begin + count) of the tree.
+struct RowSpan {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// Worked example, "abcd", "abcef" and "abc" with everything worth sharing:
+//   rows    a b c | d | e f
+//   nodes   {0,3,-1,6} {3,4,0,4} {4,6,0,6}
+//   spans   {0,3}{3,1} | {0,3}{4,2} | {0,3}
+struct PrefixTree {
+  std::vector<ops::AttentionNode> nodes;    // Depth first; rows from 0.
+  std::vector<std::vector<RowSpan>> spans;  // For each sequence, in order.
+  std::vector<int32_t> tokens;              // One for each row.
+  std::vector<int32_t> positions;           // Each row's, in its sequence.
+};
+
+// As `min_saved_rows`: nothing is worth sharing.
+inline constexpr int64_t kNeverShare = INT64_MAX;
+// One more attention part per layer costs about as much as this many rows.
+inline constexpr int64_t kMinSavedRows = 16;
+
+// A common beginning becomes a node of its own when it saves at least
+// `min_saved_rows` rows, times (sequences - 1); below, an attention part more
+// costs more than the rows. With kNeverShare every sequence is one node, in
+// the given order.
+// Shapes:  sequences are not empty. Units: O(tokens + sequences log sequences).
+// Threads: any.
+[[nodiscard]] PrefixTree BuildPrefixTree(
+    const std::vector<absl::Span<const int32_t>>& sequences,
+    int64_t min_saved_rows);
+
+// Rows that `sequence` adds to a tree that holds `previous`, at least one: its
+// share of a micro-batch's size when both are in it. Groups that share a prompt
+// are adjacent in a request, so that they are cut by this and stay together.
+[[nodiscard]] int64_t AddedRows(absl::Span<const int32_t> previous,
+                                absl::Span<const int32_t> sequence);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_TRAIN_PREFIX_TREE_H_

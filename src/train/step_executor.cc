@@ -1,0 +1,154 @@
+#include "src/train/step_executor.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "src/base/status_macros.h"
+#include "src/optim/adamw.h"
+
+namespace weft::engine {
+namespace {
+
+// Buffers of the two are interchangeable. The seed does not matter.
+bool SameShape(const LoraConfig& a, const LoraConfig& b) {
+  return a.rank == b.rank && a.alpha == b.alpha &&
+         a.target_modules == b.target_modules && a.overrides == b.overrides;
+}
+
+absl::Status OtherShape(const LoadCheckpointRequest& request,
+                        const LoraConfig& loaded, const LoraConfig& config) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "name: checkpoint '", request.name, "' has rank ", loaded.rank,
+      ", alpha ", loaded.alpha, ", ", loaded.target_modules.size(),
+      " target modules and ", loaded.overrides.size(),
+      " layers of another shape; adapter '", request.adapter_id, "' has rank ",
+      config.rank, ", alpha ", config.alpha, ", ", config.target_modules.size(),
+      " and ", config.overrides.size()));
+}
+
+}  // namespace
+
+void StepExecutor::Run(const dispatch::StepTask& step) {
+  const StepRequest& request = *step.request;
+  if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
+    Optim(step, *optim);
+  } else if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
+    Save(step, *save);
+  } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
+    Load(step, *load);
+  } else {
+    Publish(step, std::get<PublishSnapshotRequest>(request));
+  }
+}
+
+void StepExecutor::Optim(const dispatch::StepTask& step,
+                         const OptimStepRequest& request) {
+  lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  const absl::Time start = absl::Now();
+  double norm = 0;
+  const absl::Status status = context_.guard.Compute("OptimStep", [&] {
+    norm = optim::GradientNorm(adapter.gradient());
+    if (!std::isfinite(norm)) {
+      adapter.gradient().zero_();
+      return;
+    }
+    at::Tensor next = adapter.NextWeights();
+    optim::AdamWStep(request.adamw,
+                     static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
+                     adapter.latest()->weights_N, adapter.gradient(),
+                     adapter.moment1(), adapter.moment2(), next);
+    adapter.FinishStep(std::move(next));
+  });
+  context_.probe.ObserveOptim(norm, absl::Now() - start);
+  if (!status.ok()) {
+    Complete(step, status);
+    return;
+  }
+  if (!std::isfinite(norm)) {
+    Complete(step, absl::FailedPreconditionError(absl::StrCat(
+                       "the accumulated gradient is not finite (norm ", norm,
+                       "); it was cleared and the weights are unchanged")));
+    return;
+  }
+  context_.Publish(step.adapter);
+  Complete(step, OptimStepResult{.grad_norm = norm,
+                                 .version = adapter.latest()->number,
+                                 .step = step.step});
+}
+
+void StepExecutor::Save(const dispatch::StepTask& step,
+                        const SaveCheckpointRequest& request) {
+  const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  lora::AdapterState state;
+  const absl::Status status = context_.guard.Guarded(
+      "SaveCheckpoint", [&] { state = adapter.GetState(); });
+  if (!status.ok()) {
+    Complete(step, status);
+    return;
+  }
+  context_.PostIo([this, step, request, config = adapter.config(),
+                   state = std::move(state)] {
+    const absl::Time start = absl::Now();
+    const uint64_t last_step = step.step > 0 ? step.step : step.last_step;
+    absl::StatusOr<CheckpointInfo> info =
+        context_.files.Save(request, config, state, last_step);
+    context_.probe.ObserveCheckpoint("save", info.ok(), absl::Now() - start);
+    context_.dispatcher.Post([this, step, info = std::move(info)]() mutable {
+      Complete(step, std::move(info));
+    });
+  });
+}
+
+void StepExecutor::Load(const dispatch::StepTask& step,
+                        const LoadCheckpointRequest& request) {
+  context_.PostIo([this, step, request] {
+    const absl::Time start = absl::Now();
+    absl::StatusOr<LoadedCheckpoint> loaded =
+        context_.files.Load(request.source_adapter_id, request.name);
+    context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
+    context_.dispatcher.Post(
+        [this, step, request, loaded = std::move(loaded)]() mutable {
+          Complete(step, Install(step, request, std::move(loaded)));
+        });
+  });
+}
+
+absl::StatusOr<AdapterInfo> StepExecutor::Install(
+    const dispatch::StepTask& step, const LoadCheckpointRequest& request,
+    absl::StatusOr<LoadedCheckpoint> loaded) {
+  WEFT_RETURN_IF_ERROR(loaded.status());
+  lora::Adapter* adapter = context_.adapters.Find(step.adapter);
+  if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
+  if (!SameShape(loaded->info.config, adapter->config())) {
+    return OtherShape(request, loaded->info.config, adapter->config());
+  }
+  uint64_t last_step = 0;
+  if (request.weights_only) {
+    loaded->state = {.weights = std::move(loaded->state.weights)};
+  } else {
+    last_step = loaded->info.last_step;
+  }
+  WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
+      "LoadCheckpoint", [&] { adapter->SetState(loaded->state); }));
+  context_.dispatcher.steps().RestartNumbers(step, last_step);
+  context_.Publish(step.adapter);
+  return context_.dispatcher.adapters().Info(request.adapter_id);
+}
+
+void StepExecutor::Publish(const dispatch::StepTask& step,
+                           const PublishSnapshotRequest& request) {
+  const absl::StatusOr<uint64_t> version =
+      context_.adapters.PublishSnapshot(step.adapter, request.name);
+  if (!version.ok()) {
+    Complete(step, version.status());
+    return;
+  }
+  context_.Publish(step.adapter);
+  Complete(step, PublishedSnapshot{.version = *version});
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,46 @@
+// Runs the steps that share the device with nothing: optimizer steps, saving
+// and loading a checkpoint, publishing a snapshot.
+#ifndef WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
+#define WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
+
+#include "absl/status/statusor.h"
+#include "src/dispatch/work.h"
+#include "src/adapters/adapter_io.h"
+#include "src/adapters/engine_context.h"
+
+namespace weft::engine {
+
+// Threads: engine thread; files by the I/O thread.
+class StepExecutor {
+ public:
+  // `context` outlives it.
+  explicit StepExecutor(const EngineContext* context) : context_(*context) {}
+
+  // Runs the step and completes it, at once or when its files are done. Until
+  // then nothing else of its adapter runs.
+  void Run(const dispatch::StepTask& step);
+
+ private:
+  void Optim(const dispatch::StepTask& step, const OptimStepRequest& request);
+  void Save(const dispatch::StepTask& step,
+            const SaveCheckpointRequest& request);
+  void Load(const dispatch::StepTask& step,
+            const LoadCheckpointRequest& request);
+  // Puts a checkpoint that has been read into the step's adapter, which may be
+  // gone.
+  [[nodiscard]] absl::StatusOr<AdapterInfo> Install(
+      const dispatch::StepTask& step, const LoadCheckpointRequest& request,
+      absl::StatusOr<LoadedCheckpoint> loaded);
+  void Publish(const dispatch::StepTask& step,
+               const PublishSnapshotRequest& request);
+  void Complete(const dispatch::StepTask& step,
+                absl::StatusOr<StepResult> result) {
+    context_.dispatcher.steps().Complete(step.id, std::move(result));
+  }
+
+  const EngineContext& context_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_TRAIN_STEP_EXECUTOR_H_

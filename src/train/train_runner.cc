@@ -1,0 +1,174 @@
+#include "src/train/train_runner.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/status_macros.h"
+#include "src/train/activation_budget.h"
+#include "src/train/piece_split.h"
+
+namespace weft::engine {
+namespace {
+
+// Fills the result of one datum from the flat scores and writes dLoss/dlogprob
+// of its entries to `gradients_E`.
+DatumResult ScatterDatum(const PackedDatum& packed,
+                         const group::TrainScores& scores, float* gradients_E,
+                         loss::MetricSums* metrics) {
+  const Datum& datum = *packed.datum;
+  const LossConfig& config = packed.request->loss;
+  const size_t size = datum.targets.size();
+  DatumResult result;
+  result.logprobs.assign(size, 0.0f);
+  result.losses.assign(size, 0.0f);
+  if (config.return_entropy) result.entropies.assign(datum.tokens.size(), 0.0f);
+
+  const float* logprobs = scores.logprobs_E.const_data_ptr<float>();
+  std::vector<size_t> scored;  // Index into the targets of each entry.
+  scored.reserve(size);
+  size_t row = 0;
+  for (int64_t i = 0; i < datum.num_tokens(); ++i) {
+    const size_t before = scored.size();
+    const TargetSpan own = datum.targets_of(i);
+    for (int64_t t = own.begin; t < own.end; ++t) {
+      if (!IsScored(datum, t)) continue;
+      result.logprobs[t] = logprobs[packed.entries[scored.size()]];
+      scored.push_back(t);
+    }
+    if (scored.size() == before) continue;
+    if (config.return_entropy) {
+      result.entropies[i] =
+          scores.entropies_R.const_data_ptr<float>()[packed.rows[row]];
+    }
+    ++row;
+  }
+
+  std::vector<float> gradients(size, 0.0f);
+  loss::ComputeTokenLosses(config, datum, result.logprobs,
+                           absl::MakeSpan(result.losses),
+                           absl::MakeSpan(gradients), metrics);
+  for (size_t entry = 0; entry < scored.size(); ++entry) {
+    gradients_E[packed.entries[entry]] = gradients[scored[entry]];
+  }
+  return result;
+}
+
+// Keeps no tape of a pass whose backward part was not reached.
+class PassGuard {
+ public:
+  explicit PassGuard(group::Group* group) : group_(*group) {}
+  ~PassGuard() { group_.DropPending(); }
+  PassGuard(const PassGuard&) = delete;
+  PassGuard& operator=(const PassGuard&) = delete;
+
+ private:
+  group::Group& group_;
+};
+
+bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
+  for (const TrainPiece& piece : pieces) {
+    if (piece.request->loss.return_entropy) return true;
+  }
+  return false;
+}
+
+// Where each datum's loss adds to the metrics, by its number among those of all
+// pieces.
+class PieceMetrics {
+ public:
+  PieceMetrics(const std::vector<TrainPiece>& pieces,
+               const std::vector<loss::MetricSums*>& metrics) {
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      of_datum_.insert(of_datum_.end(), pieces[p].num_data, metrics[p]);
+    }
+  }
+  loss::MetricSums* operator()(size_t datum) const { return of_datum_[datum]; }
+
+ private:
+  std::vector<loss::MetricSums*> of_datum_;
+};
+
+}  // namespace
+
+absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
+  const model::ModelConfig config = model::LargestConfig(
+      group_.decoder().config(), group_.decoder().tensor_size());
+  int max_rank = 0;
+  int64_t head_rank = 0;
+  for (const TrainPiece& piece : part.pieces) {
+    if (piece.version == nullptr) continue;
+    const lora::AdapterLayout& layout = *piece.version->layout;
+    max_rank = std::max(max_rank, layout.max_rank());
+    head_rank = std::max<int64_t>(
+        head_rank,
+        layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
+            .total_rank);
+  }
+  const PackedTrain& packed = part.packed;
+  const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
+  const ActivationBytes bytes = ActivationsOf(
+      config, static_cast<int64_t>(at::elementSize(group_.decoder().dtype())),
+      max_rank,
+      {.rows = packed.batch.tokens_T.size(0),
+       .scored = scored,
+       .entries = static_cast<int64_t>(packed.rows.targets.size()),
+       .chunk = loss::HeadChunkRows(group_.head(), scored, config.vocab,
+                                    group_.decoder().device().is_cpu()),
+       .head_rank = head_rank,
+       .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
+  return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
+                          options_.memory_budget_bytes);
+}
+
+absl::StatusOr<TrainOutcome> TrainRunner::Run(
+    const std::vector<TrainPiece>& pieces, bool backward,
+    const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
+  const at::InferenceMode no_autograd;
+  const int num_layers = group_.decoder().config().num_layers;
+  bool kept_layers = false;
+  kept_layers_ = false;
+  std::vector<Part> parts;
+  std::vector<group::TrainPlan> plans;
+  for (std::vector<TrainPiece>& own :
+       SplitPieces(pieces, group_.num_replicas())) {
+    Part part{.pieces = std::move(own)};
+    part.packed = PackTrain(part.pieces, options_.share_prompts);
+    int num_recomputed = 0;
+    if (backward && recompute == Recompute::kAll) {
+      num_recomputed = num_layers;
+    } else if (backward) {
+      WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part));
+    }
+    kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
+                   backward && num_recomputed < num_layers;
+    plans.push_back({.batch = std::move(part.packed.batch),
+                     .score_index_R = part.packed.score_index_R,
+                     .rows = std::move(part.packed.rows),
+                     .backward = backward,
+                     .wants_entropy = WantsEntropy(pieces),
+                     .num_recomputed = num_recomputed});
+    parts.push_back(std::move(part));
+  }
+  kept_layers_ = kept_layers;
+  const PassGuard pass(&group_);
+  const std::vector<group::TrainScores> scores =
+      group_.Forward(std::move(plans));
+
+  TrainOutcome outcome;
+  std::vector<at::Tensor> gradients_E;
+  const PieceMetrics metrics_of(pieces, metrics);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
+    for (const PackedDatum& packed : parts[i].packed.data) {
+      outcome.data.push_back(ScatterDatum(
+          packed, scores[i], gradients_E.back().mutable_data_ptr<float>(),
+          metrics_of(outcome.data.size())));
+    }
+  }
+  if (backward) group_.Backward(gradients_E);
+  return outcome;
+}
+
+}  // namespace weft::engine

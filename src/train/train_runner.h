@@ -1,0 +1,65 @@
+// Runs one training micro-batch: pack, forward and head, losses, backward,
+// scatter. The replicas of a group share its data.
+#ifndef WEFT_SRC_TRAIN_TRAIN_RUNNER_H_
+#define WEFT_SRC_TRAIN_TRAIN_RUNNER_H_
+
+#include <vector>
+
+#include "src/config/options.h"
+#include "src/train/batch_packer.h"
+#include "src/group/group.h"
+#include "src/loss/token_losses.h"
+
+namespace weft::engine {
+
+// Results of one datum with what its loss adds to the request's metrics.
+struct TrainOutcome {
+  std::vector<DatumResult> data;  // In the order of the pieces' data.
+};
+
+// How many layers a micro-batch recomputes: as its policy and budget say, or
+// all, for one that has run out of memory nevertheless.
+enum class Recompute { kByBudget, kAll };
+
+struct TrainRunnerOptions {
+  bool share_prompts = true;
+  GradientCheckpointing checkpointing = GradientCheckpointing::kAuto;
+  int64_t memory_budget_bytes = 0;  // 0: no limit.
+};
+
+// Threads: engine thread only.
+class TrainRunner {
+ public:
+  // `group` outlives it.
+  TrainRunner(group::Group* group, const TrainRunnerOptions& options)
+      : group_(*group), options_(options) {}
+
+  // Computes the results of every datum of the pieces; with `backward` also
+  // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
+  // for piece p. Errors: RESOURCE_EXHAUSTED before anything ran when the batch
+  // cannot fit; throws what Group does, and gradients and metrics may then hold
+  // a part of it.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
+      const std::vector<TrainPiece>& pieces, bool backward,
+      const std::vector<loss::MetricSums*>& metrics,
+      Recompute recompute = Recompute::kByBudget);
+  // Whether the last Run kept layers that Recompute::kAll would not.
+  [[nodiscard]] bool kept_layers() const { return kept_layers_; }
+
+ private:
+  // The part of one replica.
+  struct Part {
+    std::vector<TrainPiece> pieces;
+    PackedTrain packed;
+  };
+
+  [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
+
+  group::Group& group_;
+  const TrainRunnerOptions options_;
+  bool kept_layers_ = false;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_TRAIN_TRAIN_RUNNER_H_

@@ -1,0 +1,163 @@
+// A sampling loop over a tiny random model.
+#ifndef WEFT_TESTS_DECODE_SAMPLE_LOOP_FIXTURE_H_
+#define WEFT_TESTS_DECODE_SAMPLE_LOOP_FIXTURE_H_
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "prometheus/registry.h"
+#include "src/decode/sample_loop.h"
+#include "tests/model/tiny_model.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::engine {
+
+inline constexpr int64_t kPages = 24;
+
+inline model::Decoder MakeDecoder() {
+  // On a model of this size threads wait for each other, no more.
+  at::set_num_threads(1);
+  at::manual_seed(31);
+  const model::ModelConfig config = testing::TinyConfig();
+  model::DecoderWeights weights = testing::TinyWeights(config, at::kFloat);
+  return {config, std::move(weights), config.max_positions};
+}
+
+inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
+  return pages * group::PageBytes(decoder, kPageTokens);
+}
+
+// A prompt of `length` tokens that begins with `first`.
+inline SampleRequest Request(int32_t first, int length, int max_tokens,
+                             uint64_t seed) {
+  SampleRequest request{
+      .config = {.max_tokens = max_tokens, .seed = seed, .stop = StopRule()}};
+  for (int32_t i = 0; i < length; ++i) {
+    request.prompt.push_back((first + 7 * i) % 53);
+  }
+  return request;
+}
+
+// But for the order of summation. A matrix product of one row may go another
+// way than one of many. Logits are sums over both layers' widths.
+inline void ExpectSameScores(const std::vector<float>& actual,
+                             const std::vector<float>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  const double tolerance = testing::Tolerance(testing::kEpsilonF32, 1000, 10);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(actual[i], expected[i], tolerance) << i;
+  }
+}
+
+inline void ExpectSameDraws(const SampleResult& actual,
+                            const SampleResult& expected) {
+  ASSERT_EQ(actual.samples.size(), expected.samples.size());
+  for (size_t s = 0; s < expected.samples.size(); ++s) {
+    EXPECT_EQ(actual.samples[s].tokens, expected.samples[s].tokens);
+    EXPECT_EQ(actual.samples[s].finish_reason,
+              expected.samples[s].finish_reason);
+    ExpectSameScores(actual.samples[s].logprobs, expected.samples[s].logprobs);
+  }
+}
+
+class SampleLoopTest : public ::testing::Test {
+ protected:
+  SampleLoopTest()
+      : decoder_(MakeDecoder()),
+        group_(decoder_, {}, {}),
+        adapter_(testing::TinyVersion(decoder_.config(),
+                                      {.rank = 3, .alpha = 6}, at::kFloat,
+                                      /*number=*/5)),
+        probe_(&registry_) {
+    Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages)});
+  }
+
+  void Restart(const SampleLoopOptions& options) {
+    loop_.emplace(&group_, options, /*token_bytes=*/nullptr, &probe_);
+  }
+
+  void Admit(uint64_t id, const SampleRequest& request,
+             lora::AdapterVersionPtr version = nullptr, bool streams = false) {
+    loop_->Admit(id, &request, streams, absl::Now(), std::move(version));
+  }
+
+  // Steps until nothing runs; the results by id.
+  std::map<uint64_t, SampleResult> Finish() {
+    const at::InferenceMode no_autograd;
+    std::map<uint64_t, SampleResult> results;
+    for (int step = 0; loop_->active() > 0 && step < 5000; ++step) {
+      for (SampleEvent& event : loop_->Step()) {
+        if (!event.finished) continue;
+        EXPECT_TRUE(event.result.ok()) << event.result.status();
+        results[event.work_id] =
+            std::move(event.result).value_or(SampleResult());
+      }
+    }
+    EXPECT_EQ(loop_->active(), 0) << "the loop does not end";
+    return results;
+  }
+
+  SampleResult Alone(const SampleRequest& request,
+                     lora::AdapterVersionPtr version = nullptr) {
+    Admit(1, request, std::move(version));
+    return Finish()[1];
+  }
+
+  // Whether a prompt that needs every page could start.
+  [[nodiscard]] bool AllPagesFree(int64_t num_pages = kPages) const {
+    const int tokens = static_cast<int>(num_pages * kPageTokens);
+    return loop_->HasRoom(Request(0, tokens, 1, 0));
+  }
+
+  // A counter or gauge without labels.
+  [[nodiscard]] double Metric(const std::string& name) const {
+    for (const prometheus::MetricFamily& family : registry_.Collect()) {
+      if (family.name != name) continue;
+      const prometheus::ClientMetric& metric = family.metric.at(0);
+      return family.type == prometheus::MetricType::Gauge
+                 ? metric.gauge.value
+                 : metric.counter.value;
+    }
+    ADD_FAILURE() << "no metric " << name;
+    return 0;
+  }
+
+  const model::Decoder decoder_;
+  group::Group group_;
+  const lora::AdapterVersionPtr adapter_;
+  prometheus::Registry registry_;
+  EngineProbe probe_;
+  std::optional<SampleLoop> loop_;
+};
+
+// log softmax of the logits after `tokens`, by one pass without a cache.
+inline at::Tensor NextLogprobs(const model::Decoder& decoder,
+                               const std::vector<int32_t>& tokens,
+                               const lora::AdapterVersionPtr& version) {
+  const auto length = static_cast<int64_t>(tokens.size());
+  model::PackedBatch batch{
+      .tokens_T = at::tensor(tokens, at::kLong),
+      .positions_T = at::arange(length, at::kInt),
+      .nodes = {{.begin = 0, .end = length, .subtree_end = length}}};
+  if (version != nullptr) {
+    batch.routing = {{.begin = 0, .end = length, .version = version}};
+  }
+  const at::Tensor x =
+      decoder.ForwardLayers(model::Mode::kEval, batch, nullptr, 0, nullptr);
+  return at::mm(decoder.FinalNorm(x.slice(0, length - 1)),
+                decoder.weights().head_VH.t())[0]
+      .log_softmax(0);
+}
+
+}  // namespace weft::engine
+
+#endif  // WEFT_TESTS_DECODE_SAMPLE_LOOP_FIXTURE_H_

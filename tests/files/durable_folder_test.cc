@@ -1,0 +1,177 @@
+#include "src/files/durable_folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "src/files/file_io.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+
+class DurableFolderTest : public testing::Test {
+ protected:
+  DurableFolderTest() {
+    std::string path = testing::TempDir() + "/durable_XXXXXX";
+    parent_ = ::mkdtemp(path.data());
+  }
+  ~DurableFolderTest() override { fs::remove_all(parent_); }
+
+  fs::path File(const std::string& folder, const std::string& name) const {
+    return fs::path(parent_) / folder / name;
+  }
+
+  static void Overwrite(const fs::path& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+  }
+
+  std::string parent_;
+  const DurableFolder folder_{
+      .files = {{"weights.bin", std::string("a\0b", 3)}, {"empty", ""}},
+      .fields = {{"step", 7}}};
+};
+
+TEST_F(DurableFolderTest, ReadsWhatItWrote) {
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  const auto read = ReadDurableFolder(parent_, "one");
+  ASSERT_THAT(read, IsOk());
+  EXPECT_EQ(read->files, folder_.files);
+  EXPECT_EQ(read->fields, folder_.fields);
+  EXPECT_EQ(*ReadDurableFields(parent_, "one"), folder_.fields);
+  EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
+}
+
+TEST_F(DurableFolderTest, ReplacesAFolderOnlyWhenAskedTo) {
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+  const DurableFolder other{.files = {{"b", "2"}}, .fields = {{"step", 8}}};
+  EXPECT_THAT(WriteDurableFolder(parent_, "one", other, false),
+              IsStatus(absl::StatusCode::kAlreadyExists, "one"));
+  EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, folder_.files);
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", other, true), IsOk());
+  EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, other.files);
+  // Neither the refused nor the replaced folder stays as a temporary.
+  EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
+}
+
+TEST_F(DurableFolderTest, ReadersSeeTheOldOrTheNewFolder) {
+  const DurableFolder other{.files = {{"b", "2"}}, .fields = {{"step", 8}}};
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  std::thread writer([&] {
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_THAT(
+          WriteDurableFolder(parent_, "one", i % 2 ? folder_ : other, true),
+          IsOk());
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
+  }
+  writer.join();
+  EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, folder_.files);
+}
+
+TEST_F(DurableFolderTest, NamesTheDamagedFile) {
+  const auto damaged = [&](const std::string& file, const char* how) {
+    const std::string message = file + " of folder \"one\" " + how;
+    EXPECT_THAT(ReadDurableFolder(parent_, "one"),
+                IsStatus(absl::StatusCode::kDataLoss, message));
+    ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+  };
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+  Overwrite(File("one", "weights.bin"), "axb");
+  damaged("weights.bin", "has another SHA-256");
+  Overwrite(File("one", "weights.bin"), "ab");
+  damaged("weights.bin", "has 2 bytes, not 3");
+  fs::remove(File("one", "empty"));
+  damaged("empty", "cannot be read");
+  fs::remove(File("one", "empty"));
+  fs::create_symlink("weights.bin", File("one", "empty"));
+  damaged("empty", "cannot be read");
+  fs::remove(File("one", "empty"));
+  ASSERT_EQ(::mkfifo(File("one", "empty").c_str(), 0600), 0);
+  damaged("empty", "cannot be read");
+  fs::remove(File("one", "MANIFEST.json"));
+  damaged("MANIFEST.json", "is missing");
+  for (
+      const char* text :
+      {"", "[]", "{\"files\": 3}",
+       R"({"format_version":2,"fields":{},"files":[]})",
+       R"({"format_version":1,"fields":{},"files":[3]})",
+       R"({"format_version":1,"fields":{},"files":[{"name":"a","size":-1,"sha256":""}]})"}) {
+    Overwrite(File("one", "MANIFEST.json"), text);
+    damaged("MANIFEST.json", "is damaged");
+  }
+  Overwrite(File("one", "MANIFEST.json"),
+            R"({"format_version":1,"fields":{},"files":)"
+            R"([{"name":"../x","size":1,"sha256":""}]})");
+  damaged("../x", "cannot be read");
+}
+
+TEST_F(DurableFolderTest, RefusesNamesThatAreNotOnePartOfAPath) {
+  for (const std::string name : {"", ".", "..", "a/b", "/etc", ".tmp-1-2"}) {
+    EXPECT_THAT(WriteDurableFolder(parent_, name, folder_, false),
+                IsStatus(absl::StatusCode::kInvalidArgument, ""));
+    EXPECT_THAT(ReadDurableFolder(parent_, name),
+                IsStatus(absl::StatusCode::kInvalidArgument, ""));
+    EXPECT_THAT(RemoveDurableFolder(parent_, name),
+                IsStatus(absl::StatusCode::kInvalidArgument, ""));
+  }
+  for (const std::string file : {"a/b", "..", "MANIFEST.json"}) {
+    EXPECT_THAT(
+        WriteDurableFolder(parent_, "one", {.files = {{file, ""}}}, false),
+        IsStatus(absl::StatusCode::kInvalidArgument, ""));
+  }
+  EXPECT_TRUE(fs::is_empty(parent_));
+}
+
+TEST_F(DurableFolderTest, DoesNotFollowALinkToAFolder) {
+  fs::create_directory_symlink("/", fs::path(parent_) / "link");
+  EXPECT_THAT(ReadDurableFolder(parent_, "link"),
+              IsStatus(absl::StatusCode::kInternal, "link"));
+  EXPECT_TRUE(ListDurableFolders(parent_)->empty());
+}
+
+TEST_F(DurableFolderTest, RemovesFoldersAndSaysWhatIsNotThere) {
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  EXPECT_THAT(RemoveDurableFolder(parent_, "one"), IsOk());
+  EXPECT_TRUE(fs::is_empty(parent_));
+  EXPECT_THAT(RemoveDurableFolder(parent_, "one"),
+              IsStatus(absl::StatusCode::kNotFound, "one"));
+  EXPECT_THAT(ReadDurableFolder(parent_, "one"),
+              IsStatus(absl::StatusCode::kNotFound, "one"));
+  EXPECT_THAT(ReadDurableFields(parent_, "one"),
+              IsStatus(absl::StatusCode::kNotFound, "one"));
+  EXPECT_TRUE(ListDurableFolders(parent_ + "/none")->empty());
+}
+
+TEST_F(DurableFolderTest, ClearsWhatAnInterruptedWriteLeft) {
+  fs::create_directory(fs::path(parent_) / ".tmp-9-9");
+  Overwrite(File(".tmp-9-9", "MANIFEST.json"), "{}");
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
+  ASSERT_THAT(RemoveStaleTemporaries(parent_), IsOk());
+  EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
+  EXPECT_THAT(RemoveStaleTemporaries(parent_ + "/none"), IsOk());
+}
+
+TEST(FileIoTest, TellsAFullDiskFromOtherErrors) {
+  EXPECT_THAT(ErrnoStatus(ENOSPC, "writing w"),
+              IsStatus(absl::StatusCode::kResourceExhausted, "writing w"));
+  EXPECT_THAT(ErrnoStatus(EDQUOT, "w"),
+              IsStatus(absl::StatusCode::kResourceExhausted, "w"));
+  EXPECT_THAT(ErrnoStatus(EIO, "w"),
+              IsStatus(absl::StatusCode::kInternal, "w"));
+}
+
+}  // namespace
+}  // namespace weft
