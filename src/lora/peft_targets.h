@@ -7,7 +7,6 @@
 #define WEFT_SRC_LORA_PEFT_TARGETS_H_
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "src/lora/adapter_layout.h"
 #include "src/lora/peft_fields.h"
 #include "src/request/adapter.h"
