@@ -125,9 +125,9 @@ void LogFailure(const char* what, const absl::Status& status) {
 }
 
 // Starts the engine while watching for signals. A signal ends the process on
-// the spot: nothing was accepted yet, and loading cannot be interrupted.
-// So does the end of another rank, for which loading would wait; unless loading
-// has heard of it and says why.
+// the spot: nothing was accepted yet, and loading cannot be interrupted. When
+// another rank ends, loading gets kReasonGrace to say why, since it would wait
+// for that rank; then the process ends too.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -162,8 +162,8 @@ void ExitLater(int status) {
   }).detach();
 }
 
-// Stops without a drain. Waiting calls get the engine's error, or are cut off
-// after the grace.
+// Stops without a drain. The engine answers calls that wait, or they are cut
+// off.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed);

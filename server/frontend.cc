@@ -59,8 +59,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 }
 
 constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
-// How long clients get to take note that their connection ends. One that waits
-// for nothing does not look, and would keep gRPC for as long as it is allowed.
+// How long gRPC waits for clients to close their connections. A client without
+// an open call does not read, so gRPC would wait for it as long as it may.
 constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 // `listen` with its port replaced.
@@ -130,7 +130,7 @@ absl::Status Frontend::StartMetrics() {
 absl::Status Frontend::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
-  // Renamed into place, so that whoever waits for it never reads half of it.
+  // Renamed into place, so that a reader never finds half of it.
   const std::string draft = absl::StrCat(path, ".tmp");
   std::FILE* const file = std::fopen(draft.c_str(), "w");
   bool written = file != nullptr;

@@ -65,8 +65,9 @@ class Frontend {
   void StartDraining();
   [[nodiscard]] bool draining() const { return core_.engine.draining(); }
 
-  // Ends open calls after `grace`, sooner when there are none. The engine must be able to answer or cancel
-  // what it has accepted.
+  // Ends open calls after `grace`, sooner when there are none, and then the
+  // connections. The engine must be able to answer or cancel what it has
+  // accepted.
   void Shutdown(absl::Duration grace);
 
  private:

@@ -18,7 +18,7 @@ namespace weft::dispatch {
 struct AdapterFacts {
   // All but adapter_id, tenant and last_step, which the dispatcher knows.
   AdapterInfo info;
-  uint64_t image_bytes = 0;  // Of its tensors off the device.
+  uint64_t image_bytes = 0;  // What its tensors take off the device.
 };
 
 class AdapterDesk {

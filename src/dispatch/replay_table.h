@@ -33,8 +33,8 @@ class ReplayTable {
   enum class Verdict { kNew, kInFlight, kReplay };
   struct Answer {
     Verdict verdict = Verdict::kNew;
-    uint64_t work_id = 0;            // Of a step in flight.
-    StepResultPtr result = nullptr;  // Of a step that is replayed.
+    uint64_t work_id = 0;            // When the step is in flight.
+    StepResultPtr result = nullptr;  // When the step is done.
   };
 
   // Keeps the results of the last `window` steps.
@@ -62,7 +62,7 @@ class ReplayTable {
   [[nodiscard]] bool IsInFlight(uint64_t step) const {
     return in_flight_.contains(step);
   }
-  // Of all results that are kept.
+  // The receipts of all results that are kept.
   [[nodiscard]] std::vector<uint64_t> Receipts() const;
 
  private:

@@ -23,7 +23,7 @@ struct StepTask {
   uint64_t id = 0;  // Names it in StepDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t step = 0;       // Its number; 0: it has none.
-  uint64_t last_step = 0;  // Of the adapter, before it.
+  uint64_t last_step = 0;  // The adapter's, before it.
   const StepRequest* request = nullptr;
 };
 

@@ -113,7 +113,7 @@ void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
   // No autograd anywhere: gradients are written by hand.
   const at::InferenceMode no_autograd;
-  // Of this thread; kernels of ours run on it.
+  // Kernels of ours run on this thread's device.
   const c10::DeviceGuard on_device(parts_.decoder->device());
   ShowDevice();
   while (std::optional<dispatch::Work> work =

@@ -131,7 +131,7 @@ class Scanner {
     return "";
   }
 
-  // Of at most four digits, the first of which is 0 only if it is alone.
+  // A number has at most four digits, and no 0 before others.
   bool TakeNumber() {
     const size_t size =
         std::ranges::find_if_not(text_, IsDigit) - text_.begin();

@@ -24,8 +24,8 @@ struct PeftAdapter {
 // rank_pattern, alpha_pattern, layers_to_transform and exclude_modules; F32,
 // F16 and BF16 tensors are accepted; copies of the base's own weights are
 // skipped. Refused by name: DoRA, biases, modules_to_save, fan_in_fan_out and
-// every unknown field that is neither null nor its default. Every targeted layer
-// must be there with the right shape, and nothing else.
+// every unknown field that is neither null nor its default. Every targeted
+// layer must be there with the right shape, and nothing else.
 // Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);

@@ -1,5 +1,5 @@
 // Which linear layers of the model an adapter_config.json adapts, and with what
-// rank and scale. Private to lora/.
+// rank and scale. private to peft/.
 //
 // Names in a list are ends of module paths; a string, and the keys of a
 // pattern, are regular expressions (src/peft/path_expression.h).
@@ -7,7 +7,6 @@
 #define WEFT_SRC_PEFT_PEFT_TARGETS_H_
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "src/peft/adapter_layout.h"
 #include "src/peft/peft_fields.h"
 #include "src/request/adapter.h"

@@ -26,7 +26,7 @@ inline constexpr WorkKinds kTask = 4;  // Reads or writes the tensors.
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler still holds.
   WorkKind kind = WorkKind::kTrain;
-  AdapterKey adapter = AdapterKey::kBaseModel;  // Whose work has no order.
+  AdapterKey adapter = AdapterKey::kBaseModel;  // Its work has no order.
   uint64_t step = 0;      // > 0: its place in the adapter's order.
   bool backward = false;  // kTrain: gradients are wanted.
   // kTrain: tokens of each datum, >= 1, that the one before it does not have.

@@ -23,7 +23,7 @@ PROGRAM = BUILD_DIR / "tests" / "oracle" / "peft_targets"
 LAYERS = 12
 RANK, ALPHA = 8, 16
 
-# Of the kind that Unsloth writes.
+# An expression as Unsloth writes them.
 UNSLOTH = (
     r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
     r".*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj).*?)"
@@ -76,7 +76,7 @@ PATTERNS: tuple[dict[str, int], ...] = (
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Any:
     config = LlamaConfig(
         hidden_size=8,
         intermediate_size=8,
@@ -87,7 +87,8 @@ def model() -> LlamaForCausalLM:
         tie_word_embeddings=False,
     )
     with torch.device("meta"):
-        return LlamaForCausalLM(config)
+        make: Any = LlamaForCausalLM
+        return make(config)
 
 
 def ours(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -226,7 +227,7 @@ def chosen(expression: str, field: str) -> list[str] | None:
                 config = LoraConfig(target_modules=expression)
                 return [n for n in NAMES if check_target_module_exists(config, n)]
             pattern = {expression: 3}
-            return [n for n in NAMES if get_pattern_key(pattern, n) in pattern]
+            return [n for n in NAMES if get_pattern_key(list(pattern), n) in pattern]
     except (re.error, OverflowError):
         return None
 

@@ -67,7 +67,8 @@ VARIANTS: dict[str, AdapterShape] = {
         r".*\.(0|2)\.self_attn\.[qv]_proj|.*\.mlp\.(?:up|down)_proj|lm_head",
         options={
             "exclude_modules": r".*\.2\.mlp\..*",
-            "rank_pattern": {r"[02]\.self_attn\.\w+": 2, r"(up|q)_proj": 6},
+            # In the order in which peft writes keys: the first that fits counts.
+            "rank_pattern": {r"(0|1)\.self_attn\.\w+": 2, r"(up|q)_proj": 6},
             "alpha_pattern": {r"layers\.\d\.mlp\..*": 5, "^lm_head$": 3},
         },
     ),
