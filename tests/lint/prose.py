@@ -137,9 +137,7 @@ def prose_files(root: Path) -> Iterator[Path]:
     """The sources and documents of the project, sorted within each folder."""
     for folder in (root, *(root / name for name in FOLDERS)):
         for path in sorted(folder.iterdir() if folder == root else folder.rglob("*")):
-            if path.is_file() and (
-                path.suffix in SUFFIXES or path.name in HASH_NAMES
-            ):
+            if path.is_file() and (path.suffix in SUFFIXES or path.name in HASH_NAMES):
                 yield path
 
 
