@@ -5,11 +5,11 @@
 #include <functional>
 #include <utility>
 
+#include "src/adapters/adapter_io.h"
+#include "src/adapters/adapter_table.h"
 #include "src/base/worker.h"
 #include "src/config/options.h"
 #include "src/dispatch/dispatcher.h"
-#include "src/adapters/adapter_io.h"
-#include "src/adapters/adapter_table.h"
 #include "src/runtime/compute_device.h"
 #include "src/runtime/compute_guard.h"
 #include "src/runtime/engine_probe.h"

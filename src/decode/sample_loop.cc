@@ -38,7 +38,7 @@ SampleLoop::SampleLoop(group::Group* group, const SampleLoopOptions& options,
 void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
                        bool streams, absl::Time accepted_at,
                        lora::AdapterVersionPtr version) {
-  Job& job = jobs_.emplace_back();
+  SampleJob& job = jobs_.emplace_back();
   job.work_id = work_id;
   job.order = next_order_++;
   job.request = request;
@@ -51,15 +51,15 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
   job.result.samples.resize(request->num_samples);
   // Nothing comes before the first token.
   if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
-  Sequence prompt{.job = &job,
-                  .sample_index = kPrompt,
-                  .pages = std::nullopt,
-                  .stop = sampling::StopMatcher(job.stop, token_bytes_)};
+  SampleSequence prompt{.job = &job,
+                        .sample_index = kPrompt,
+                        .pages = std::nullopt,
+                        .stop = sampling::StopMatcher(job.stop, token_bytes_)};
   sequences_.emplace(AgeOf(prompt), std::move(prompt));
 }
 
 bool SampleLoop::Cancel(uint64_t work_id) {
-  const auto job = std::ranges::find(jobs_, work_id, &Job::work_id);
+  const auto job = std::ranges::find(jobs_, work_id, &SampleJob::work_id);
   if (job == jobs_.end()) return false;
   EraseSequences(*job);
   jobs_.erase(job);
@@ -69,7 +69,7 @@ bool SampleLoop::Cancel(uint64_t work_id) {
 
 std::vector<uint64_t> SampleLoop::CancelAll() {
   std::vector<uint64_t> ids;
-  for (const Job& job : jobs_) ids.push_back(job.work_id);
+  for (const SampleJob& job : jobs_) ids.push_back(job.work_id);
   sequences_.clear();
   jobs_.clear();
   ReportPages();
@@ -97,8 +97,8 @@ void SampleLoop::StartSamples() {
     });
     // The job with the fewest running samples is next: a request for hundreds
     // must not keep the first one of another waiting.
-    Job* next = nullptr;
-    for (Job& job : jobs_) {
+    SampleJob* next = nullptr;
+    for (SampleJob& job : jobs_) {
       if (waiting != sequences_.end() && job.order >= waiting->first.first) {
         break;
       }
@@ -114,8 +114,8 @@ void SampleLoop::StartSamples() {
   }
 }
 
-bool SampleLoop::StartSample(Job& job) {
-  Sequence& prompt = sequences_.at({job.order, kPrompt});
+bool SampleLoop::StartSample(SampleJob& job) {
+  SampleSequence& prompt = sequences_.at({job.order, kPrompt});
   std::optional<kv::SequencePages> pages;
   if (job.num_started + 1 < job.request->num_samples) {
     // For the copy of a part-filled page, or the first token after a full one.
@@ -126,11 +126,11 @@ bool SampleLoop::StartSample(Job& job) {
     pages = std::exchange(prompt.pages, std::nullopt);
   }
   const int index = job.num_started++;
-  Sequence sample{.job = &job,
-                  .sample_index = index,
-                  .pages = std::move(pages),
-                  .length = prompt.length,
-                  .stop = prompt.stop};
+  SampleSequence sample{.job = &job,
+                        .sample_index = index,
+                        .pages = std::move(pages),
+                        .length = prompt.length,
+                        .stop = prompt.stop};
   const std::optional<sampling::DrawResult> drawn =
       std::exchange(job.first_draws[index], std::nullopt);
   if (!job.HasMoreToStart()) sequences_.erase({job.order, kPrompt});
@@ -147,17 +147,17 @@ bool SampleLoop::StartSample(Job& job) {
 }
 
 void SampleLoop::Decode() {
-  std::vector<Sequence*> rows = GrowRunning();
+  std::vector<SampleSequence*> rows = GrowRunning();
   if (rows.empty()) return;
   const absl::Time start = absl::Now();
   // Rows of one adapter version are neighbours, so that each version's weights
   // are used once.
   std::ranges::stable_sort(
-      rows, {}, [](const Sequence* s) { return s->job->version.get(); });
+      rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
 
   const auto count = static_cast<int64_t>(rows.size());
   size_t table_width = 0;
-  for (const Sequence* s : rows) {
+  for (const SampleSequence* s : rows) {
     table_width = std::max(table_width, s->pages->pages().size());
   }
   std::vector<int64_t> tokens, slots;
@@ -165,7 +165,7 @@ void SampleLoop::Decode() {
   std::vector<int32_t> table(count * table_width, 0);
   group::CachePlan plan;
   for (int64_t r = 0; r < count; ++r) {
-    const Sequence& s = *rows[r];
+    const SampleSequence& s = *rows[r];
     tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
     positions.push_back(static_cast<int32_t>(s.length));
     slots.push_back(s.pages->Slot(s.length));
@@ -184,9 +184,9 @@ void SampleLoop::Decode() {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
-  const auto [logits, logprobs, drawn, by_graph] = group_.Run(std::move(plan));
+  const auto [logprobs, drawn, by_graph] = group_.Run(std::move(plan));
   for (int64_t r = 0; r < count; ++r) {
-    Sequence& s = *rows[r];
+    SampleSequence& s = *rows[r];
     if (!drawn[r].has_value()) {
       s.job->failed = true;
       continue;
@@ -197,7 +197,7 @@ void SampleLoop::Decode() {
       sequences_.erase(AgeOf(s));
     }
   }
-  for (const Job& job : jobs_) {
+  for (const SampleJob& job : jobs_) {
     if (job.failed) EraseSequences(job);
   }
   probe_->ObserveDecode(count, by_graph, absl::Now() - start);
@@ -205,8 +205,8 @@ void SampleLoop::Decode() {
   probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }
 
-sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index,
-                                          int64_t row) {
+sampling::DrawRule SampleLoop::DrawRuleOf(const SampleJob& job,
+                                          int sample_index, int64_t row) {
   const SamplingConfig& config = job.request->config;
   return {.config = {.temperature = config.temperature,
                      .top_k = config.top_k,
@@ -219,7 +219,8 @@ sampling::DrawRule SampleLoop::DrawRuleOf(const Job& job, int sample_index,
           .row = static_cast<int32_t>(row)};
 }
 
-bool SampleLoop::Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
+bool SampleLoop::Accept(SampleJob& job, int sample_index,
+                        sampling::StopMatcher& stop,
                         const sampling::DrawResult& drawn) {
   Sample& sample = job.result.samples[sample_index];
   probe_->CountSampledToken();

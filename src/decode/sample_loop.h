@@ -23,10 +23,11 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "src/runtime/engine_probe.h"
 #include "src/decode/kv_pool.h"
+#include "src/decode/sample_state.h"
 #include "src/group/group.h"
 #include "src/lora/adapter.h"
+#include "src/runtime/engine_probe.h"
 #include "src/sampling/draw_rows.h"
 #include "src/sampling/stop_matcher.h"
 
@@ -78,82 +79,24 @@ class SampleLoop {
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
-  // A request and what its samples have drawn.
-  struct Job {
-    uint64_t work_id = 0;
-    uint64_t order = 0;  // Its number in the order of admission.
-    const SampleRequest* request = nullptr;
-    bool streams = false;
-    absl::Time accepted_at;
-    lora::AdapterVersionPtr version;
-    StopRule stop;
-    // Its samples' first tokens; empty before the prompt is prefilled.
-    std::vector<std::optional<sampling::DrawResult>> first_draws;
-    SampleResult result;
-    int num_started = 0;
-    int num_finished = 0;
-    bool failed = false;
-    bool sent_prompt_logprobs = false;
-    std::vector<SampleDelta> deltas;
-
-    [[nodiscard]] bool HasMoreToStart() const {
-      return !failed && num_started < request->num_samples;
-    }
-    [[nodiscard]] int num_running() const { return num_started - num_finished; }
-    // 0: the base model.
-    [[nodiscard]] uint64_t weights_id() const {
-      return version == nullptr ? 0 : version->id.value();
-    }
-  };
-
-  // The tokens of a sample, or of a prompt from which samples will start.
-  struct Sequence {
-    Job* job = nullptr;
-    int sample_index = 0;
-    std::optional<kv::SequencePages> pages;  // None: it waits for pages.
-    int64_t length = 0;  // Tokens whose keys are in the pages.
-    sampling::StopMatcher stop;
-
-    // Tokens whose keys must be there before it can go on: all of a prompt, all
-    // but the last one of a sample.
-    [[nodiscard]] int64_t target() const;
-    [[nodiscard]] bool ready() const {
-      return pages.has_value() && length == target();
-    }
-    // The first `count` ones.
-    [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
-  };
-
   // By age: jobs in the order of admission, in each the prompt, then the
   // samples in the order of their start.
   using Age = std::pair<uint64_t, int>;
-  static constexpr int kPrompt = -1;
-  static Age AgeOf(const Sequence& sequence) {
+  static Age AgeOf(const SampleSequence& sequence) {
     return {sequence.job->order, sequence.sample_index};
   }
-
-  // Tokens of a sequence that one prefill computes: the first one not yet in
-  // its pages, and the one after the last.
-  struct Piece {
-    Sequence* sequence = nullptr;
-    int64_t begin = 0;
-    int64_t end = 0;
-
-    // Nobody has drawn the first tokens yet, and this does.
-    [[nodiscard]] bool ends_prompt() const;
-  };
 
   // Prefill (sample_prefill.cc).
 
   void Prefill();
-  [[nodiscard]] std::vector<Piece> PlanPrefill();
+  [[nodiscard]] std::vector<SamplePiece> PlanPrefill();
   // Gives a sequence that waits its pages, with what the cache remembers.
-  [[nodiscard]] bool TakePages(Sequence& sequence);
+  [[nodiscard]] bool TakePages(SampleSequence& sequence);
   // Tokens of the prompt whose log-probabilities are wanted and come out of
   // this piece; the first one's follows from the token at `begin`.
-  [[nodiscard]] absl::Span<const int32_t> UnscoredPrompt(const Piece& piece,
-                                                         int64_t* begin) const;
-  void RunPieces(const std::vector<Piece>& pieces);
+  [[nodiscard]] absl::Span<const int32_t> UnscoredPrompt(
+      const SamplePiece& piece, int64_t* begin) const;
+  void RunPieces(const std::vector<SamplePiece>& pieces);
 
   // Pages (sample_pages.cc).
 
@@ -163,25 +106,25 @@ class SampleLoop {
   [[nodiscard]] bool MakeRoom(int64_t count, Age age);
   // A place for the next token of every running sequence; the youngest are
   // preempted until there is. Returns those that run on, oldest first.
-  [[nodiscard]] std::vector<Sequence*> GrowRunning();
+  [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
   // The youngest sequence with pages; null when there is none.
-  [[nodiscard]] Sequence* Youngest();
-  void Preempt(Sequence& sequence);
-  void Remember(Sequence& sequence);
+  [[nodiscard]] SampleSequence* Youngest();
+  void Preempt(SampleSequence& sequence);
+  void Remember(SampleSequence& sequence);
   // Forgets prefixes of weights that nobody can sample from any more.
   void ForgetDeadVersions();
   void ReportPages();
-  void EraseSequences(const Job& job);
+  void EraseSequences(const SampleJob& job);
   [[nodiscard]] int64_t SequenceTokens(const SampleRequest& request) const;
 
   void StartSamples();
-  [[nodiscard]] bool StartSample(Job& job);
+  [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
   // Appends the token to its sample; true when the sample ends with it.
-  bool Accept(Job& job, int sample_index, sampling::StopMatcher& stop,
+  bool Accept(SampleJob& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
   // How the sample's next token is drawn, from a row of the logits.
-  [[nodiscard]] static sampling::DrawRule DrawRuleOf(const Job& job,
+  [[nodiscard]] static sampling::DrawRule DrawRuleOf(const SampleJob& job,
                                                      int sample_index,
                                                      int64_t row);
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
@@ -195,8 +138,8 @@ class SampleLoop {
   const sampling::TokenBytes* const token_bytes_;
   EngineProbe* const probe_;
   KvPool pool_;
-  std::list<Job> jobs_;  // In the order of admission.
-  std::map<Age, Sequence> sequences_;
+  std::list<SampleJob> jobs_;  // In the order of admission.
+  std::map<Age, SampleSequence> sequences_;
   uint64_t next_order_ = 0;
   // The weights whose prefixes may be remembered, by their id.
   std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;

@@ -7,14 +7,14 @@
 
 namespace weft::engine {
 
-int64_t SampleLoop::Sequence::target() const {
+int64_t SampleSequence::target() const {
   const auto prompt = static_cast<int64_t>(job->request->prompt.size());
   if (sample_index == kPrompt) return prompt;
   const Sample& sample = job->result.samples[sample_index];
   return prompt + static_cast<int64_t>(sample.tokens.size()) - 1;
 }
 
-std::vector<int32_t> SampleLoop::Sequence::Tokens(int64_t count) const {
+std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
   const std::vector<int32_t>& prompt = job->request->prompt;
   const auto from_prompt = std::min(count, static_cast<int64_t>(prompt.size()));
   std::vector<int32_t> tokens(prompt.begin(), prompt.begin() + from_prompt);
@@ -69,15 +69,15 @@ bool SampleLoop::MakeRoom(int64_t count, Age age) {
   if (count + num_running <= pool_.available_pages()) return true;
   if (moves) return false;
   while (count > pool_.available_pages()) {
-    Sequence* youngest = Youngest();
+    SampleSequence* youngest = Youngest();
     if (youngest == nullptr || AgeOf(*youngest) <= age) return false;
     Preempt(*youngest);
   }
   return true;
 }
 
-std::vector<SampleLoop::Sequence*> SampleLoop::GrowRunning() {
-  std::vector<Sequence*> running;
+std::vector<SampleSequence*> SampleLoop::GrowRunning() {
+  std::vector<SampleSequence*> running;
   for (auto& [age, sequence] : sequences_) {
     if (sequence.sample_index == kPrompt || !sequence.ready()) continue;
     const auto has_place = [&] {
@@ -92,21 +92,21 @@ std::vector<SampleLoop::Sequence*> SampleLoop::GrowRunning() {
   return running;
 }
 
-SampleLoop::Sequence* SampleLoop::Youngest() {
+SampleSequence* SampleLoop::Youngest() {
   for (auto& [age, sequence] : std::views::reverse(sequences_)) {
     if (sequence.pages.has_value()) return &sequence;
   }
   return nullptr;
 }
 
-void SampleLoop::Preempt(Sequence& sequence) {
+void SampleLoop::Preempt(SampleSequence& sequence) {
   Remember(sequence);
   sequence.pages.reset();
   sequence.length = 0;
   probe_->CountPreemption();
 }
 
-void SampleLoop::Remember(Sequence& sequence) {
+void SampleLoop::Remember(SampleSequence& sequence) {
   pool_.Remember(sequence.job->weights_id(), sequence.Tokens(sequence.length),
                  *sequence.pages);
 }
@@ -125,7 +125,7 @@ void SampleLoop::ReportPages() {
                      pool_.prefix_pages() * page, pool_.num_pages() * page);
 }
 
-void SampleLoop::EraseSequences(const Job& job) {
+void SampleLoop::EraseSequences(const SampleJob& job) {
   std::erase_if(sequences_, [&](const auto& sequence) {
     return sequence.second.job == &job;
   });

@@ -103,23 +103,23 @@ group::CachePlan PrefillRows::Plan() && {
 
 }  // namespace
 
-bool SampleLoop::Piece::ends_prompt() const {
+bool SamplePiece::ends_prompt() const {
   return sequence->sample_index == kPrompt &&
          sequence->job->first_draws.empty() && end == sequence->target();
 }
 
 void SampleLoop::Prefill() {
   const absl::Time start = absl::Now();
-  const std::vector<Piece> pieces = PlanPrefill();
+  const std::vector<SamplePiece> pieces = PlanPrefill();
   if (pieces.empty()) return;
   RunPieces(pieces);
   int64_t num_tokens = 0;
-  for (const Piece& piece : pieces) num_tokens += piece.end - piece.begin;
+  for (const SamplePiece& piece : pieces) num_tokens += piece.end - piece.begin;
   probe_->ObservePrefill(num_tokens, absl::Now() - start);
 }
 
-std::vector<SampleLoop::Piece> SampleLoop::PlanPrefill() {
-  std::vector<Piece> pieces;
+std::vector<SamplePiece> SampleLoop::PlanPrefill() {
+  std::vector<SamplePiece> pieces;
   int64_t budget = options_.max_prefill_tokens;
   int64_t key_budget = kMaxKeysPerToken * budget;
   // The first tokens of all samples are drawn with the end of their prompt.
@@ -135,9 +135,9 @@ std::vector<SampleLoop::Piece> SampleLoop::PlanPrefill() {
     if (size == 0) continue;  // The cache had all of it.
     key_budget -= sequence.length + size;
     if (key_budget < 0 && !pieces.empty()) break;
-    const Piece piece = {.sequence = &sequence,
-                         .begin = sequence.length,
-                         .end = sequence.length + size};
+    const SamplePiece piece = {.sequence = &sequence,
+                               .begin = sequence.length,
+                               .end = sequence.length + size};
     if (piece.ends_prompt()) {
       draw_budget -= sequence.job->request->num_samples;
       if (draw_budget < 0 && !pieces.empty()) break;
@@ -148,8 +148,8 @@ std::vector<SampleLoop::Piece> SampleLoop::PlanPrefill() {
   return pieces;
 }
 
-bool SampleLoop::TakePages(Sequence& sequence) {
-  const Job& job = *sequence.job;
+bool SampleLoop::TakePages(SampleSequence& sequence) {
+  const SampleJob& job = *sequence.job;
   const int64_t target = sequence.target();
   // Hidden states are not remembered: rows that are still to be scored, the
   // last one of a prompt at least, are computed.
@@ -172,9 +172,9 @@ bool SampleLoop::TakePages(Sequence& sequence) {
   return true;
 }
 
-absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const Piece& piece,
+absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const SamplePiece& piece,
                                                      int64_t* begin) const {
-  const Job& job = *piece.sequence->job;
+  const SampleJob& job = *piece.sequence->job;
   const std::vector<int32_t>& prompt = job.request->prompt;
   // Row i scores token i + 1; a prompt that was preempted has some already.
   *begin = std::max(
@@ -185,10 +185,10 @@ absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const Piece& piece,
   return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
 }
 
-void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
+void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
   PrefillRows rows;
   std::vector<size_t> num_scored;
-  for (const Piece& piece : pieces) {
+  for (const SamplePiece& piece : pieces) {
     const lora::AdapterVersionPtr& version = piece.sequence->job->version;
     const int64_t first_row = rows.size();
     rows.Add(piece.sequence->Tokens(piece.end), piece.begin,
@@ -199,7 +199,7 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
     num_scored.push_back(targets.size());
     if (!piece.ends_prompt()) continue;
     const int64_t logit = rows.WantLogits(rows.size() - 1, version);
-    const Job& job = *piece.sequence->job;
+    const SampleJob& job = *piece.sequence->job;
     for (int i = 0; i < job.request->num_samples; ++i) {
       rows.Draw(DrawRuleOf(job, i, logit));
     }
@@ -210,7 +210,7 @@ void SampleLoop::RunPieces(const std::vector<Piece>& pieces) {
                            : nullptr;
   auto drawn = std::make_move_iterator(output.drawn.begin());
   for (size_t i = 0; i < pieces.size(); ++i) {
-    Sequence& sequence = *pieces[i].sequence;
+    SampleSequence& sequence = *pieces[i].sequence;
     std::vector<float>& logprobs = sequence.job->result.prompt_logprobs;
     if (num_scored[i] > 0) {
       logprobs.insert(logprobs.end(), score, score + num_scored[i]);

@@ -2,9 +2,9 @@
 #ifndef WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 #define WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 
-#include "src/dispatch/work.h"
 #include "src/adapters/engine_context.h"
 #include "src/decode/sample_loop.h"
+#include "src/dispatch/work.h"
 
 namespace weft::engine {
 

@@ -22,10 +22,10 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
-#include "src/model_config/model_config.h"
-#include "src/model_config/model_shard.h"
 #include "src/model/packed_batch.h"
 #include "src/model/tape.h"
+#include "src/model_config/model_config.h"
+#include "src/model_config/model_shard.h"
 #include "src/ops/rotary.h"
 #include "src/parallel/communicator.h"
 

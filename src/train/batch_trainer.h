@@ -9,10 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/dispatch/work.h"
 #include "src/adapters/engine_context.h"
-#include "src/train/train_runner.h"
+#include "src/dispatch/work.h"
 #include "src/loss/token_losses.h"
+#include "src/train/train_runner.h"
 
 namespace weft::engine {
 

@@ -4,9 +4,9 @@
 #define WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
 
 #include "absl/status/statusor.h"
-#include "src/dispatch/work.h"
 #include "src/adapters/adapter_io.h"
 #include "src/adapters/engine_context.h"
+#include "src/dispatch/work.h"
 
 namespace weft::engine {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "src/config/options.h"
-#include "src/train/batch_packer.h"
 #include "src/group/group.h"
 #include "src/loss/token_losses.h"
+#include "src/train/batch_packer.h"
 
 namespace weft::engine {
 

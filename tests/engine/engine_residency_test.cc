@@ -50,8 +50,8 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     return info.value_or(AdapterInfo());
   }
 
-  absl::StatusOr<StepReply<PublishedSnapshot>> Publish(const std::string& id,
-                                              const std::string& name) {
+  absl::StatusOr<StepReply<PublishedSnapshot>> Publish(
+      const std::string& id, const std::string& name) {
     return Wait<StepReply<PublishedSnapshot>>([&](auto done) {
       engine_->PublishSnapshot({.adapter_id = id, .name = name}, done);
     });

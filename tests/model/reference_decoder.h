@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
-#include "src/model_config/model_config.h"
 #include "src/model/packed_batch.h"
+#include "src/model_config/model_config.h"
 
 namespace weft::testing {
 

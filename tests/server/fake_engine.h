@@ -73,8 +73,9 @@ class FakeEngine final : public Engine {
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
-  CancelHandle PublishSnapshot(PublishSnapshotRequest request,
-                               Callback<StepReply<PublishedSnapshot>> done) override;
+  CancelHandle PublishSnapshot(
+      PublishSnapshotRequest request,
+      Callback<StepReply<PublishedSnapshot>> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void ExportAdapter(ExportAdapterRequest request,

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "src/train/batch_packer.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
-#include "tests/train/group_data.h"
+#include "src/train/batch_packer.h"
 #include "tests/model/tiny_model.h"
+#include "tests/train/group_data.h"
 
 namespace weft::engine {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/train/train_runner.h"
-#include "tests/train/group_data.h"
 #include "tests/model/tiny_model.h"
+#include "tests/train/group_data.h"
 
 namespace weft::engine {
 namespace {

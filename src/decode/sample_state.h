@@ -1,0 +1,81 @@
+// What the decode loop knows of a request and of its sequences. Private to
+// decode/.
+#ifndef WEFT_SRC_DECODE_SAMPLE_STATE_H_
+#define WEFT_SRC_DECODE_SAMPLE_STATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "src/kv/sequence_pages.h"
+#include "src/lora/adapter.h"
+#include "src/request/sample.h"
+#include "src/sampling/draw_rows.h"
+#include "src/sampling/stop_matcher.h"
+
+namespace weft::engine {
+
+// A request and what its samples have drawn.
+struct SampleJob {
+  uint64_t work_id = 0;
+  uint64_t order = 0;  // Its number in the order of admission.
+  const SampleRequest* request = nullptr;
+  bool streams = false;
+  absl::Time accepted_at;
+  lora::AdapterVersionPtr version;
+  StopRule stop;
+  // Its samples' first tokens; empty before the prompt is prefilled.
+  std::vector<std::optional<sampling::DrawResult>> first_draws;
+  SampleResult result;
+  int num_started = 0;
+  int num_finished = 0;
+  bool failed = false;
+  bool sent_prompt_logprobs = false;
+  std::vector<SampleDelta> deltas;
+
+  [[nodiscard]] bool HasMoreToStart() const {
+    return !failed && num_started < request->num_samples;
+  }
+  [[nodiscard]] int num_running() const { return num_started - num_finished; }
+  // 0: the base model.
+  [[nodiscard]] uint64_t weights_id() const {
+    return version == nullptr ? 0 : version->id.value();
+  }
+};
+
+// The sample_index of a prompt.
+inline constexpr int kPrompt = -1;
+
+// The tokens of a sample, or of a prompt from which samples will start.
+struct SampleSequence {
+  SampleJob* job = nullptr;
+  int sample_index = 0;
+  std::optional<kv::SequencePages> pages;  // None: it waits for pages.
+  int64_t length = 0;  // Tokens whose keys are in the pages.
+  sampling::StopMatcher stop;
+
+  // Tokens whose keys must be there before it can go on: all of a prompt, all
+  // but the last one of a sample.
+  [[nodiscard]] int64_t target() const;
+  [[nodiscard]] bool ready() const {
+    return pages.has_value() && length == target();
+  }
+  // The first `count` ones.
+  [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
+};
+
+// Tokens of a sequence that one prefill computes: the first one not yet in
+// its pages, and the one after the last.
+struct SamplePiece {
+  SampleSequence* sequence = nullptr;
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  // Nobody has drawn the first tokens yet, and this does.
+  [[nodiscard]] bool ends_prompt() const;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_DECODE_SAMPLE_STATE_H_
