@@ -1,0 +1,39 @@
+#include "src/dispatch/stored_replies.h"
+
+#include "gtest/gtest.h"
+
+namespace weft::dispatch {
+namespace {
+
+constexpr auto kA = static_cast<AdapterKey>(1);
+
+TEST(StoredRepliesTest, TheOldestGoUntilTheRestFits) {
+  StoredReplies replies(/*max_bytes=*/10);
+  replies.Add({.adapter = kA, .step = 1, .bytes = 6});
+  replies.Add({.adapter = kA, .step = 2, .bytes = 4});
+  EXPECT_FALSE(replies.TakeExcess().has_value());
+  replies.Add({.adapter = kA, .step = 3, .bytes = 7});
+  EXPECT_EQ(replies.TakeExcess()->step, 1u);
+  EXPECT_EQ(replies.TakeExcess()->step, 2u);
+  EXPECT_FALSE(replies.TakeExcess().has_value());
+  EXPECT_EQ(replies.bytes(), 7);
+}
+
+TEST(StoredRepliesTest, TheLatestStaysHoweverBigItIs) {
+  StoredReplies replies(/*max_bytes=*/10);
+  replies.Add({.adapter = kA, .step = 1, .bytes = 99});
+  EXPECT_FALSE(replies.TakeExcess().has_value());
+}
+
+TEST(StoredRepliesTest, WhatIsRemovedMakesRoom) {
+  StoredReplies replies(/*max_bytes=*/10);
+  const uint64_t receipt = replies.Add({.adapter = kA, .step = 1, .bytes = 9});
+  replies.Add({.adapter = kA, .step = 2, .bytes = 9});
+  replies.Remove(receipt);
+  replies.Remove(receipt);
+  EXPECT_EQ(replies.bytes(), 9);
+  EXPECT_FALSE(replies.TakeExcess().has_value());
+}
+
+}  // namespace
+}  // namespace weft::dispatch
