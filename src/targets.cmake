@@ -27,6 +27,10 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
       ${CCACHE_PROGRAM})
+  # nvcc preprocesses a source once for each architecture: what it depends on
+  # identifies it, not one of those texts.
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
+  list(INSERT CMAKE_CUDA_COMPILER_LAUNCHER 3 CCACHE_DEPEND=1)
 endif()
 
 # Flags every target of ours is compiled with; third-party headers are SYSTEM.
@@ -39,7 +43,9 @@ target_compile_options(weft_flags INTERFACE
 if(WEFT_SANITIZER)
   string(REPLACE ";" "," _weft_sanitizers "${WEFT_SANITIZER}")
   target_compile_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers}
-                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all
+                         # No loop with checks in it becomes vectors.
+                         $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
   target_link_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers})
 endif()
 
