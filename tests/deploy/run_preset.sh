@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# run_preset.sh PRESET COMPILER [LABEL]: configures and builds a CMake preset,
-# and runs its tests with the label when one is given. Exit status 77: the
-# compiler is not on this machine. Preset cuda is built for one architecture and
-# PTX: the others are the same sources and as many minutes again.
+# run_preset.sh PRESET COMPILER [LABELS]: configures and builds a CMake preset,
+# and runs its tests with one of the labels (a regular expression) when some are
+# given. Tests of the sources (label lint) depend on no build and run in preset
+# cpu alone. Fuzzers run for 10 s each. Exit status 77: the compiler is not on
+# this machine. Preset cuda is built for one architecture and PTX: the others
+# are the same sources and as many minutes again.
 set -euo pipefail
-readonly preset="$1" compiler="$2" label="${3:-}"
+readonly preset="$1" compiler="$2" labels="${3:-}"
 
 export PATH="${PATH}:/usr/local/cuda/bin"
 if ! command -v "${compiler}" >/dev/null; then
@@ -17,7 +19,9 @@ if [[ "${preset}" == cuda ]]; then
 fi
 cmake --preset "${preset}" "${options[@]}"
 cmake --build --preset "${preset}" --parallel "$(nproc)"
-if [[ -n "${label}" ]]; then
-  ctest --test-dir "build/${preset}" --label-regex "^${label}\$" \
-    --output-on-failure --parallel "$(nproc)" --no-tests=error
+if [[ -n "${labels}" ]]; then
+  export WEFT_FUZZ_SECONDS="${WEFT_FUZZ_SECONDS:-10}"
+  ctest --test-dir "build/${preset}" --label-regex "^(${labels})\$" \
+    --label-exclude '^lint$' --output-on-failure --parallel "$(nproc)" \
+    --no-tests=error
 fi

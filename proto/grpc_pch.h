@@ -1,0 +1,19 @@
+// Precompiled for all that speaks gRPC: server, client and their tests. These
+// headers cost most of their compile time.
+#ifndef WEFT_PROTO_GRPC_PCH_H_
+#define WEFT_PROTO_GRPC_PCH_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "grpcpp/grpcpp.h"
+#include "weft/v1/adapters.grpc.pb.h"
+#include "weft/v1/sampling.grpc.pb.h"
+#include "weft/v1/server.grpc.pb.h"
+#include "weft/v1/training.grpc.pb.h"
+
+#endif  // WEFT_PROTO_GRPC_PCH_H_
