@@ -13,7 +13,7 @@ extern "C" int WeftServe(const weft::Settings* settings,
   if (world->rank > 0) {
     return weft::RunFollower(*settings, [&](const weft::EngineOptions& options,
                                             const std::function<void()>& met) {
-      return weft::FollowEngine(options, *world, met);
+      return weft::RunRemoteWorker(options, *world, met);
     });
   }
   return weft::RunDaemon(

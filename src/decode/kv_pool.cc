@@ -32,8 +32,8 @@ std::optional<kv::SequencePages> KvPool::Fork(const kv::SequencePages& source) {
   return std::move(fork->sequence);
 }
 
-void KvPool::Remember(uint64_t version, absl::Span<const int32_t> tokens,
-                      kv::SequencePages& sequence) {
+void KvPool::CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
+                         kv::SequencePages& sequence) {
   prefixes_.Insert(version, tokens, sequence);
 }
 

@@ -1,6 +1,6 @@
 // The pages of the key/value cache, with the prefixes that it remembers. Pages
 // of prefixes that no sequence uses give way to whoever needs pages. The memory
-// behind them is the group's.
+// behind them is the executor's.
 #ifndef WEFT_SRC_DECODE_KV_POOL_H_
 #define WEFT_SRC_DECODE_KV_POOL_H_
 
@@ -48,11 +48,11 @@ class KvPool {
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const kv::SequencePages& source);
 
-  // Remembers the pages that `tokens`, the first ones of the sequence, fill.
+  // Keeps for later prompts the pages that `tokens`, the first ones of the sequence, fill.
   // Their keys and values are those of `version`. The sequence shares from now
   // on what others have computed at the same time.
-  void Remember(uint64_t version, absl::Span<const int32_t> tokens,
-                kv::SequencePages& sequence);
+  void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
+                   kv::SequencePages& sequence);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:

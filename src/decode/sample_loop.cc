@@ -19,19 +19,21 @@ StopRule StopOf(const SampleRequest& request,
 
 }  // namespace
 
-SampleLoop::SampleLoop(group::Group* group, const SampleLoopOptions& options,
+SampleLoop::SampleLoop(executor::Executor* executor,
+                       const SampleLoopOptions& options,
                        const sampling::TokenBytes* token_bytes,
                        EngineProbe* probe)
-    : group_(*group),
+    : executor_(*executor),
       options_(options),
       token_bytes_(token_bytes),
       probe_(probe),
-      pool_(group::PageBytes(group->decoder(), kPageTokens),
-            options.kv_cache_bytes,
-            [group](const kv::PageCopy& copy) { group->CopyPage(copy); }) {
-  group->MakeCache(pool_.num_pages(), kPageTokens);
+      pool_(executor::PageBytes(executor->decoder(), kPageTokens),
+            options.kv_cache_bytes, [executor](const kv::PageCopy& copy) {
+              executor->CopyPage(copy);
+            }) {
+  executor->MakeCache(pool_.num_pages(), kPageTokens);
   if (options.decode_graphs) {
-    group->UseDecodeGraphs(options.max_decode_sequences);
+    executor->UseDecodeGraphs(options.max_decode_sequences);
   }
 }
 
@@ -163,7 +165,7 @@ void SampleLoop::Decode() {
   std::vector<int64_t> tokens, slots;
   std::vector<int32_t> positions, lengths;
   std::vector<int32_t> table(count * table_width, 0);
-  group::CachePlan plan;
+  executor::CachePlan plan;
   for (int64_t r = 0; r < count; ++r) {
     const SampleSequence& s = *rows[r];
     tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
@@ -184,7 +186,7 @@ void SampleLoop::Decode() {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
-  const auto [logprobs, drawn, by_graph] = group_.Run(std::move(plan));
+  const auto [logprobs, drawn, by_graph] = executor_.Run(std::move(plan));
   for (int64_t r = 0; r < count; ++r) {
     SampleSequence& s = *rows[r];
     if (!drawn[r].has_value()) {
@@ -193,7 +195,7 @@ void SampleLoop::Decode() {
     }
     ++s.length;
     if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
-      Remember(s);
+      CachePrefix(s);
       sequences_.erase(AgeOf(s));
     }
   }
@@ -201,7 +203,7 @@ void SampleLoop::Decode() {
     if (job.failed) EraseSequences(job);
   }
   probe_->ObserveDecode(count, by_graph, absl::Now() - start);
-  const group::DecodeGraphStats graphs = group_.decode_graphs();
+  const executor::DecodeGraphStats graphs = executor_.decode_graphs();
   probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }
 

@@ -25,7 +25,7 @@
 #include "absl/types/span.h"
 #include "src/decode/kv_pool.h"
 #include "src/decode/sample_state.h"
-#include "src/group/group.h"
+#include "src/executor/executor.h"
 #include "src/lora/adapter.h"
 #include "src/runtime/engine_probe.h"
 #include "src/sampling/draw_rows.h"
@@ -50,9 +50,9 @@ struct SampleEvent {
 
 class SampleLoop {
  public:
-  // Makes the group's cache. group, token_bytes (may be null) and probe outlive
+  // Makes the executor's cache. executor, token_bytes (may be null) and probe outlive
   // the loop.
-  SampleLoop(group::Group* group, const SampleLoopOptions& options,
+  SampleLoop(executor::Executor* executor, const SampleLoopOptions& options,
              const sampling::TokenBytes* token_bytes, EngineProbe* probe);
 
   // Any thread.
@@ -110,7 +110,7 @@ class SampleLoop {
   // The youngest sequence with pages; null when there is none.
   [[nodiscard]] SampleSequence* Youngest();
   void Preempt(SampleSequence& sequence);
-  void Remember(SampleSequence& sequence);
+  void CachePrefix(SampleSequence& sequence);
   // Forgets prefixes of weights that nobody can sample from any more.
   void ForgetDeadVersions();
   void ReportPages();
@@ -130,10 +130,10 @@ class SampleLoop {
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
 
   [[nodiscard]] const model::ModelConfig& config() const {
-    return group_.decoder().config();
+    return executor_.decoder().config();
   }
 
-  group::Group& group_;
+  executor::Executor& executor_;
   const SampleLoopOptions options_;
   const sampling::TokenBytes* const token_bytes_;
   EngineProbe* const probe_;

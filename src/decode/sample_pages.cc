@@ -100,15 +100,15 @@ SampleSequence* SampleLoop::Youngest() {
 }
 
 void SampleLoop::Preempt(SampleSequence& sequence) {
-  Remember(sequence);
+  CachePrefix(sequence);
   sequence.pages.reset();
   sequence.length = 0;
   probe_->CountPreemption();
 }
 
-void SampleLoop::Remember(SampleSequence& sequence) {
-  pool_.Remember(sequence.job->weights_id(), sequence.Tokens(sequence.length),
-                 *sequence.pages);
+void SampleLoop::CachePrefix(SampleSequence& sequence) {
+  pool_.CachePrefix(sequence.job->weights_id(),
+                    sequence.Tokens(sequence.length), *sequence.pages);
 }
 
 void SampleLoop::ForgetDeadVersions() {

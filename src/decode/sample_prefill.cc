@@ -34,7 +34,7 @@ class PrefillRows {
   [[nodiscard]] int64_t size() const {
     return static_cast<int64_t>(tokens_.size());
   }
-  [[nodiscard]] group::CachePlan Plan() &&;
+  [[nodiscard]] executor::CachePlan Plan() &&;
 
  private:
   std::vector<int64_t> tokens_;
@@ -43,7 +43,7 @@ class PrefillRows {
   std::vector<int64_t> key_slots_;
   std::vector<ops::SuffixRows> suffixes_;
   bool has_past_ = false;
-  group::CachePlan plan_{.scores = {.row_offsets = {0}}};
+  executor::CachePlan plan_{.scores = {.row_offsets = {0}}};
 };
 
 void PrefillRows::Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
@@ -90,7 +90,7 @@ int64_t PrefillRows::WantLogits(int64_t row,
   return logit;
 }
 
-group::CachePlan PrefillRows::Plan() && {
+executor::CachePlan PrefillRows::Plan() && {
   plan_.batch.tokens_T = at::tensor(tokens_, at::kLong);
   plan_.batch.positions_T = at::tensor(positions_, at::kInt);
   plan_.kv.slots_T = at::tensor(slots_, at::kLong);
@@ -204,7 +204,7 @@ void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
       rows.Draw(DrawRuleOf(job, i, logit));
     }
   }
-  group::CacheOutput output = group_.Run(std::move(rows).Plan());
+  executor::CacheOutput output = executor_.Run(std::move(rows).Plan());
   const float* score = output.logprobs_E.defined()
                            ? output.logprobs_E.const_data_ptr<float>()
                            : nullptr;
@@ -221,7 +221,7 @@ void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
       sequence.job->first_draws.assign(std::exchange(drawn, end), end);
     }
     sequence.length = pieces[i].end;
-    Remember(sequence);
+    CachePrefix(sequence);
   }
 }
 

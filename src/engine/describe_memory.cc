@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine.h"
-#include "src/group/rank.h"
+#include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
 #include "src/model_config/weight_list.h"
@@ -76,8 +76,8 @@ std::string TableOf(const MemorySplit& split, const ModelSizes& sizes,
                          sizes.config.num_layers, " layers recomputed"),
             NameOf(split.batch_limit));
   const int64_t token_bytes =
-      group::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
-                       sizes.element_bytes, /*page_tokens=*/1);
+      executor::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
+                          sizes.element_bytes, /*page_tokens=*/1);
   table.Row(
       "keys and values", split.cache,
       absl::StrCat(split.cache / token_bytes, " tokens for up to ",

@@ -122,9 +122,9 @@ class Engine {
 // `met` runs once all ranks have met; until then ending this one is nobody
 // else's matter.
 // Errors: those of StartEngine; INTERNAL when rank 0 or another rank is gone.
-[[nodiscard]] absl::Status FollowEngine(const EngineOptions& options,
-                                        const World& world,
-                                        const std::function<void()>& met);
+[[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
+                                           const World& world,
+                                           const std::function<void()>& met);
 
 // How StartEngine would share out CUDA devices of so many bytes, as a table:
 // parts, bytes, GiB, what limits each. Needs no device, computes nothing and

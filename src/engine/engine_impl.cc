@@ -59,14 +59,14 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       probe_(registry),
       dispatch_metrics_(registry, NamedTenants(parts_.options)),
       memory_metrics_(registry),
-      group_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
-             std::move(parts_.links)),
-      guard_(parts_.device.get(), &group_),
+      executor_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
+                std::move(parts_.links)),
+      guard_(parts_.device.get(), &executor_),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
                 parts_.decoder->device()),
       adapter_io_(parts_.options.checkpoint_dir, parts_.model_name,
                   parts_.decoder->config().shape()),
-      sample_loop_(&group_,
+      sample_loop_(&executor_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,
                     .max_decode_sequences = parts_.options.max_decode_sequences,
                     .max_prefill_tokens = parts_.options.max_batch_tokens,
@@ -88,7 +88,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .io = io_,
                .replies = replies_},
       mover_(&context_, parts_.spill.get()),
-      trainer_(&context_, &group_),
+      trainer_(&context_, &executor_),
       step_executor_(&context_),
       sample_runner_(&context_, &sample_loop_),
       manager_(&context_, &mover_,
@@ -103,7 +103,7 @@ EngineImpl::~EngineImpl() {
   thread_.join();
   // A rank that is gone already was logged.
   RunGuarded("stopping the other ranks", [this] {
-    group_.Stop();
+    executor_.Stop();
   }).IgnoreError();
   dispatcher_.Close(
       absl::UnavailableError("the server stopped before the request ran"));

@@ -26,8 +26,8 @@
 #include "src/decode/sample_runner.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/engine.h"
+#include "src/executor/executor.h"
 #include "src/files/spill_folder.h"
-#include "src/group/group.h"
 #include "src/runtime/compute_device.h"
 #include "src/runtime/compute_guard.h"
 #include "src/runtime/engine_probe.h"
@@ -43,7 +43,7 @@ namespace weft::engine {
 struct EngineParts {
   EngineOptions options;
   EngineInfo info;
-  parallel::Links links;  // Rank 0's.
+  parallel::Links links;  // ModelRunner 0's.
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
@@ -115,7 +115,7 @@ class EngineImpl final : public Engine {
   dispatch::DispatchMetrics dispatch_metrics_;
   MemoryMetrics memory_metrics_;
   const RealClock clock_;
-  group::Group group_;
+  executor::Executor executor_;
   ComputeGuard guard_;
   AdapterTable adapters_;
   AdapterIo adapter_io_;

@@ -13,7 +13,7 @@
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
-#include "src/group/follower.h"
+#include "src/executor/remote_worker.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/head_options.h"
 #include "src/startup/load_rank.h"
@@ -108,16 +108,16 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   return engine;
 }
 
-absl::Status FollowEngine(const EngineOptions& options, const World& world,
-                          const std::function<void()>& met) {
+absl::Status RunRemoteWorker(const EngineOptions& options, const World& world,
+                             const std::function<void()>& met) {
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(options, world, met));
   Log(LogLevel::kInfo, "rank ready",
       {{"rank", world.rank}, {"threads", at::get_num_threads()}});
   return engine::RunGuarded("following rank 0", [&] {
-    group::Follower(*rank.decoder,
-                    engine::HeadOptionsOf(rank.options, *rank.decoder),
-                    &rank.links)
+    executor::RemoteWorker(*rank.decoder,
+                           engine::HeadOptionsOf(rank.options, *rank.decoder),
+                           &rank.links)
         .Run();
   });
 }

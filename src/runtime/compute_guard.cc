@@ -19,8 +19,8 @@ constexpr absl::Duration kPingInterval = absl::Seconds(1);
 absl::Status ComputeGuard::Guarded(const char* what,
                                    const std::function<void()>& body) {
   const absl::Status status = RunGuarded(what, body);
-  // The device may wait for ever for a group that has failed.
-  if (status.ok() || group_.failed()) return status;
+  // The device may wait for ever for ranks that have failed.
+  if (status.ok() || executor_.failed()) return status;
   if (absl::IsResourceExhausted(status)) device_.ReleaseCached();
   const absl::Status answers = device_.CheckAnswers();
   if (answers.ok()) return status;
@@ -31,7 +31,7 @@ absl::Status ComputeGuard::Compute(const char* what,
                                    const std::function<void()>& body) {
   if (absl::Status failed = failure(); !failed.ok()) return failed;
   const absl::Status status = Guarded(what, body);
-  if (!group_.failed()) return status;
+  if (!executor_.failed()) return status;
   const absl::Status failed =
       Fail(what, status, "the ranks of the server have lost each other");
   // Whoever asked for more than there is must not ask the next server again.
@@ -39,11 +39,11 @@ absl::Status ComputeGuard::Compute(const char* what,
 }
 
 void ComputeGuard::PingWhenDue() {
-  if (group_.alone() || !failure().ok() ||
+  if (executor_.alone() || !failure().ok() ||
       absl::Now() - last_ping_ < kPingInterval) {
     return;
   }
-  Compute("Ping", [this] { group_.Ping(); }).IgnoreError();
+  Compute("Ping", [this] { executor_.Ping(); }).IgnoreError();
   last_ping_ = absl::Now();
 }
 

@@ -1,5 +1,5 @@
 // Everything that may make the device or another rank fail runs through here:
-// exceptions become a status, and a device or a group of ranks that is lost is
+// exceptions become a status, and a device or another rank that is lost is
 // noticed once and remembered.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/base/mutex.h"
-#include "src/group/group.h"
+#include "src/executor/executor.h"
 #include "src/runtime/compute_device.h"
 
 namespace weft::engine {
@@ -19,8 +19,8 @@ namespace weft::engine {
 class ComputeGuard {
  public:
   // Both outlive the guard.
-  ComputeGuard(ComputeDevice* device, group::Group* group)
-      : device_(*device), group_(*group) {}
+  ComputeGuard(ComputeDevice* device, executor::Executor* executor)
+      : device_(*device), executor_(*executor) {}
 
   // Engine thread.
 
@@ -45,7 +45,7 @@ class ComputeGuard {
                     std::string_view message);
 
   ComputeDevice& device_;
-  group::Group& group_;
+  executor::Executor& executor_;
   absl::Time last_ping_ = absl::InfinitePast();  // Engine thread.
   mutable Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

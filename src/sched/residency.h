@@ -17,7 +17,7 @@
 //
 // A deterministic state machine: no clock, no threads, no memory or files of
 // its own. The caller makes each move that Next returns and reports its end.
-// Threads: not thread-safe; the engine's lock guards it.
+// Threads: not thread-safe; the dispatcher's lock guards it.
 #ifndef WEFT_SRC_SCHED_RESIDENCY_H_
 #define WEFT_SRC_SCHED_RESIDENCY_H_
 

@@ -20,7 +20,7 @@
 // time by SchedulerOptions::sampling_share.
 //
 // A deterministic state machine: no clock and no threads of its own. Threads:
-// not thread-safe; the engine's lock guards it.
+// not thread-safe; the dispatcher's lock guards it.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
 #define WEFT_SRC_SCHED_SCHEDULER_H_
 

@@ -122,26 +122,26 @@ void SetThreads(int wanted, int local_size) {
 }
 
 // What a rank finds out by itself, before it has met the others.
-struct Ground {
+struct LocalFacts {
   at::Device device = at::kCPU;
   std::unique_ptr<ComputeDevice> compute;
   model::ModelConfig config;
 };
 
-absl::StatusOr<Ground> FindGround(const EngineOptions& options,
-                                  const World& world) {
-  Ground ground;
+absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
+                                          const World& world) {
+  LocalFacts facts;
   absl::StatusOr<at::Device> device = at::Device(at::kCPU);
   WEFT_RETURN_IF_ERROR(RunGuarded("taking the device", [&] {
     device = PickDevice(options.device, world.local_rank);
-    if (device.ok()) ground.compute = MakeComputeDevice(*device);
+    if (device.ok()) facts.compute = MakeComputeDevice(*device);
   }));
-  WEFT_ASSIGN_OR_RETURN(ground.device, std::move(device));
-  WEFT_ASSIGN_OR_RETURN(ground.config,
+  WEFT_ASSIGN_OR_RETURN(facts.device, std::move(device));
+  WEFT_ASSIGN_OR_RETURN(facts.config,
                         model::ReadModelConfig(options.model_dir));
   WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(
-      ground.config, options.tensor_parallel_size));
-  return ground;
+      facts.config, options.tensor_parallel_size));
+  return facts;
 }
 
 // `own`, or the error of another rank.
@@ -215,12 +215,12 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                                     const std::function<void()>& met) {
   LoadedRank rank{.options = options};
   FillQueueDefaults(rank.options);
-  absl::StatusOr<Ground> ground = FindGround(options, world);
-  if (!ground.ok()) {
+  absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
+  if (!facts.ok()) {
     // Ranks that this process has started end with it.
-    if (world.size == 1 || world.listen_fd >= 0) return ground.status();
+    if (world.size == 1 || world.listen_fd >= 0) return facts.status();
     Log(LogLevel::kError, "the rank cannot load; it tells the others",
-        {{"rank", world.rank}, {"error", ground.status().message()}});
+        {{"rank", world.rank}, {"error", facts.status().message()}});
   }
   SetThreads(options.num_threads, world.local_size);
   WEFT_RETURN_IF_ERROR(RunGuarded("meeting the other ranks", [&] {
@@ -229,16 +229,16 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                                .num_replicas = options.data_parallel_size});
   }));
   if (met) met();
-  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, ground.status()));
+  WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, facts.status()));
   WEFT_RETURN_IF_ERROR(RunGuarded("joining the other ranks", [&] {
-    parallel::JoinOn(ground->device, &rank.links);
+    parallel::JoinOn(facts->device, &rank.links);
   }));
   absl::StatusOr<std::unique_ptr<model::Decoder>> decoder =
-      LoadDecoder(rank.options, ground->config, ground->device, rank.links);
+      LoadDecoder(rank.options, facts->config, facts->device, rank.links);
   WEFT_RETURN_IF_ERROR(AgreeOn(rank.links, decoder.status()));
   rank.decoder = *std::move(decoder);
-  rank.device = std::move(ground->compute);
-  if (ground->device.is_cpu()) {
+  rank.device = std::move(facts->compute);
+  if (facts->device.is_cpu()) {
     FillHostDefaults(world.local_size, rank.options);
   } else {
     WEFT_RETURN_IF_ERROR(PlanDevice(rank));

@@ -7,7 +7,7 @@
 
 #include "src/base/status_macros.h"
 #include "src/decode/kv_pool.h"
-#include "src/group/rank.h"
+#include "src/executor/model_runner.h"
 #include "src/loss/fused_head.h"
 #include "src/model_config/model_shard.h"
 #include "src/peft/adapter_layout.h"
@@ -130,8 +130,8 @@ absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                        int64_t available_bytes,
                                        EngineOptions* options) {
   const int64_t page_bytes =
-      group::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
-                       sizes.element_bytes, kPageTokens);
+      executor::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
+                          sizes.element_bytes, kPageTokens);
   const int64_t context = options->max_context_tokens;
   const int64_t context_bytes = page_bytes * KvPool::PagesFor(context);
   const int64_t usual_bytes =

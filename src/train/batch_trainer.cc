@@ -10,9 +10,10 @@
 
 namespace weft::engine {
 
-BatchTrainer::BatchTrainer(const EngineContext* context, group::Group* group)
+BatchTrainer::BatchTrainer(const EngineContext* context,
+                           executor::Executor* executor)
     : context_(*context),
-      runner_(group,
+      runner_(executor,
               {.share_prompts = context->options.share_prompts,
                .checkpointing = context->options.gradient_checkpointing,
                .memory_budget_bytes = context->options.memory_budget_bytes}) {}

@@ -19,8 +19,8 @@ namespace weft::engine {
 // Threads: engine thread only.
 class BatchTrainer {
  public:
-  // `context` and `group` outlive it.
-  BatchTrainer(const EngineContext* context, group::Group* group);
+  // `context` and `executor` outlive it.
+  BatchTrainer(const EngineContext* context, executor::Executor* executor);
 
   // Runs one micro-batch and ends its slices. A batch that fails fails all of
   // its requests and leaves every adapter as it was.

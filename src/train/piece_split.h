@@ -1,4 +1,4 @@
-// Deals the data of a micro-batch out to the replicas of a group.
+// Deals the data of a micro-batch out to the replicas.
 #ifndef WEFT_SRC_TRAIN_PIECE_SPLIT_H_
 #define WEFT_SRC_TRAIN_PIECE_SPLIT_H_
 

@@ -15,8 +15,8 @@ namespace {
 // Fills the result of one datum from the flat scores and writes dLoss/dlogprob
 // of its entries to `gradients_E`.
 DatumResult ScatterDatum(const PackedDatum& packed,
-                         const group::TrainScores& scores, float* gradients_E,
-                         loss::MetricSums* metrics) {
+                         const executor::TrainScores& scores,
+                         float* gradients_E, loss::MetricSums* metrics) {
   const Datum& datum = *packed.datum;
   const LossConfig& config = packed.request->loss;
   const size_t size = datum.targets.size();
@@ -58,13 +58,13 @@ DatumResult ScatterDatum(const PackedDatum& packed,
 // Keeps no tape of a pass whose backward part was not reached.
 class PassGuard {
  public:
-  explicit PassGuard(group::Group* group) : group_(*group) {}
-  ~PassGuard() { group_.DropPending(); }
+  explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}
+  ~PassGuard() { executor_.DropPending(); }
   PassGuard(const PassGuard&) = delete;
   PassGuard& operator=(const PassGuard&) = delete;
 
  private:
-  group::Group& group_;
+  executor::Executor& executor_;
 };
 
 bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
@@ -94,7 +94,7 @@ class PieceMetrics {
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
   const model::ModelConfig config = model::LargestConfig(
-      group_.decoder().config(), group_.decoder().tensor_size());
+      executor_.decoder().config(), executor_.decoder().tensor_size());
   int max_rank = 0;
   int64_t head_rank = 0;
   for (const TrainPiece& piece : part.pieces) {
@@ -109,13 +109,14 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
   const PackedTrain& packed = part.packed;
   const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
   const ActivationBytes bytes = ActivationsOf(
-      config, static_cast<int64_t>(at::elementSize(group_.decoder().dtype())),
+      config,
+      static_cast<int64_t>(at::elementSize(executor_.decoder().dtype())),
       max_rank,
       {.rows = packed.batch.tokens_T.size(0),
        .scored = scored,
        .entries = static_cast<int64_t>(packed.rows.targets.size()),
-       .chunk = loss::HeadChunkRows(group_.head(), scored, config.vocab,
-                                    group_.decoder().device().is_cpu()),
+       .chunk = loss::HeadChunkRows(executor_.head(), scored, config.vocab,
+                                    executor_.decoder().device().is_cpu()),
        .head_rank = head_rank,
        .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
   return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
@@ -126,13 +127,13 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, bool backward,
     const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
   const at::InferenceMode no_autograd;
-  const int num_layers = group_.decoder().config().num_layers;
+  const int num_layers = executor_.decoder().config().num_layers;
   bool kept_layers = false;
   kept_layers_ = false;
   std::vector<Part> parts;
-  std::vector<group::TrainPlan> plans;
+  std::vector<executor::TrainPlan> plans;
   for (std::vector<TrainPiece>& own :
-       SplitPieces(pieces, group_.num_replicas())) {
+       SplitPieces(pieces, executor_.num_replicas())) {
     Part part{.pieces = std::move(own)};
     part.packed = PackTrain(part.pieces, options_.share_prompts);
     int num_recomputed = 0;
@@ -152,9 +153,9 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     parts.push_back(std::move(part));
   }
   kept_layers_ = kept_layers;
-  const PassGuard pass(&group_);
-  const std::vector<group::TrainScores> scores =
-      group_.Forward(std::move(plans));
+  const PassGuard pass(&executor_);
+  const std::vector<executor::TrainScores> scores =
+      executor_.Forward(std::move(plans));
 
   TrainOutcome outcome;
   std::vector<at::Tensor> gradients_E;
@@ -167,7 +168,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
           metrics_of(outcome.data.size())));
     }
   }
-  if (backward) group_.Backward(gradients_E);
+  if (backward) executor_.Backward(gradients_E);
   return outcome;
 }
 

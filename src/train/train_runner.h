@@ -1,12 +1,12 @@
 // Runs one training micro-batch: pack, forward and head, losses, backward,
-// scatter. The replicas of a group share its data.
+// scatter. The replicas share its data.
 #ifndef WEFT_SRC_TRAIN_TRAIN_RUNNER_H_
 #define WEFT_SRC_TRAIN_TRAIN_RUNNER_H_
 
 #include <vector>
 
 #include "src/config/options.h"
-#include "src/group/group.h"
+#include "src/executor/executor.h"
 #include "src/loss/token_losses.h"
 #include "src/train/batch_packer.h"
 
@@ -30,9 +30,9 @@ struct TrainRunnerOptions {
 // Threads: engine thread only.
 class TrainRunner {
  public:
-  // `group` outlives it.
-  TrainRunner(group::Group* group, const TrainRunnerOptions& options)
-      : group_(*group), options_(options) {}
+  // `executor` outlives it.
+  TrainRunner(executor::Executor* executor, const TrainRunnerOptions& options)
+      : executor_(*executor), options_(options) {}
 
   // Computes the results of every datum of the pieces; with `backward` also
   // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
@@ -55,7 +55,7 @@ class TrainRunner {
 
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
 
-  group::Group& group_;
+  executor::Executor& executor_;
   const TrainRunnerOptions options_;
   bool kept_layers_ = false;
 };

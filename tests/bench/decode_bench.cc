@@ -127,8 +127,9 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   const int64_t length = arguments.prompt + arguments.tokens;
   prometheus::Registry registry;
   weft::engine::EngineProbe probe(&registry);
-  weft::group::Group group(decoder, {.softcap = decoder.config().final_softcap},
-                           /*links=*/{});
+  weft::executor::Executor group(decoder,
+                                 {.softcap = decoder.config().final_softcap},
+                                 /*links=*/{});
   SampleLoop loop(&group,
                   {.kv_cache_bytes = 2 * arguments.batch * (length + 64) *
                                      CacheBytesPerToken(decoder),

@@ -33,7 +33,7 @@ inline model::Decoder MakeDecoder() {
 }
 
 inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
-  return pages * group::PageBytes(decoder, kPageTokens);
+  return pages * executor::PageBytes(decoder, kPageTokens);
 }
 
 // A prompt of `length` tokens that begins with `first`.
@@ -73,7 +73,7 @@ class SampleLoopTest : public ::testing::Test {
  protected:
   SampleLoopTest()
       : decoder_(MakeDecoder()),
-        group_(decoder_, {}, {}),
+        executor_(decoder_, {}, {}),
         adapter_(testing::TinyVersion(decoder_.config(),
                                       {.rank = 3, .alpha = 6}, at::kFloat,
                                       /*number=*/5)),
@@ -82,7 +82,7 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   void Restart(const SampleLoopOptions& options) {
-    loop_.emplace(&group_, options, /*token_bytes=*/nullptr, &probe_);
+    loop_.emplace(&executor_, options, /*token_bytes=*/nullptr, &probe_);
   }
 
   void Admit(uint64_t id, const SampleRequest& request,
@@ -132,7 +132,7 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   const model::Decoder decoder_;
-  group::Group group_;
+  executor::Executor executor_;
   const lora::AdapterVersionPtr adapter_;
   prometheus::Registry registry_;
   EngineProbe probe_;

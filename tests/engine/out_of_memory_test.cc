@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/engine/engine_impl.h"
-#include "src/group/follower.h"
+#include "src/executor/remote_worker.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/limited_memory.h"
@@ -286,8 +286,8 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
   LimitedMemory memory;
   const at::InferenceMode no_autograd;
   const model::Decoder decoder = MakeDecoder(2);
-  group::Group group(decoder, {}, {});
-  TrainRunner runner(&group, TrainRunnerOptions());
+  executor::Executor executor(decoder, {}, {});
+  TrainRunner runner(&executor, TrainRunnerOptions());
   const TrainRequest request{
       .data = {{.tokens = {1, 2, 3}, .targets = {2, 3, 4}}}};
   const lora::AdapterVersionPtr version = weft::testing::TinyVersion(
@@ -318,8 +318,8 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
 }
 
 // Four tokens of the base model, each of which scores one.
-group::TrainPlan SmallPlan() {
-  group::TrainPlan plan;
+executor::TrainPlan SmallPlan() {
+  executor::TrainPlan plan;
   plan.batch.tokens_T = at::arange(4);
   plan.batch.positions_T = at::arange(4).to(at::kInt);
   plan.batch.nodes = {{.begin = 0, .end = 4, .subtree_end = 4}};
@@ -350,23 +350,23 @@ TEST(GroupOutOfMemoryTest, ARankThatRunsOutEndsTheGroup) {
     parallel::Links links = join(1);
     const model::Decoder decoder = MakeDecoder(2);
     is_follower = true;
-    EXPECT_THROW(group::Follower(decoder, {}, &links).Run(),
+    EXPECT_THROW(executor::RemoteWorker(decoder, {}, &links).Run(),
                  c10::OutOfMemoryError);
   });
   parallel::Links links = join(0);
   const model::Decoder decoder = MakeDecoder(2);
-  group::Group group(decoder, {}, std::move(links));
+  executor::Executor executor(decoder, {}, std::move(links));
   const at::InferenceMode no_autograd;
   const auto forward = [&] {
-    std::vector<group::TrainPlan> plans(2);
-    for (group::TrainPlan& plan : plans) plan = SmallPlan();
-    return group.Forward(std::move(plans));
+    std::vector<executor::TrainPlan> plans(2);
+    for (executor::TrainPlan& plan : plans) plan = SmallPlan();
+    return executor.Forward(std::move(plans));
   };
   EXPECT_EQ(forward().size(), 2);
   // Rank 0 waits for its scores.
   short_of_memory = true;
   EXPECT_THROW(static_cast<void>(forward()), std::exception);
-  EXPECT_TRUE(group.failed());
+  EXPECT_TRUE(executor.failed());
   other.join();
 }
 

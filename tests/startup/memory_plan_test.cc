@@ -7,7 +7,7 @@
 
 #include "prometheus/text_serializer.h"
 #include "src/decode/kv_pool.h"
-#include "src/group/rank.h"
+#include "src/executor/model_runner.h"
 #include "src/model_config/weight_list.h"
 #include "src/startup/memory_metrics.h"
 #include "tests/model/tiny_model.h"
@@ -58,7 +58,7 @@ TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
   EXPECT_EQ(options_.max_resident_adapters, kDefaultResidentAdapters);
   EXPECT_EQ(options_.kv_cache_bytes, options_.max_decode_sequences *
                                          (64 / kPageTokens) *
-                                         group::PageBytes(decoder_, 16));
+                                         executor::PageBytes(decoder_, 16));
   EXPECT_EQ(options_.memory_budget_bytes, split->activations);
   EXPECT_GT(options_.memory_budget_bytes, 6 * kGiB);
   EXPECT_EQ(options_.max_batch_tokens, 16384);
@@ -184,7 +184,7 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   // embedding and head: 184,713,216 parameters of 5 x 4 + 2 bytes.
   EXPECT_EQ(LargestAdapterBytes(llama, 64), 22 * int64_t{184'713'216});
   // A token has 32 layers of keys and values in 8 heads of 128 features.
-  EXPECT_EQ(group::PageBytes(llama.config, 2, /*page_tokens=*/1), 131'072);
+  EXPECT_EQ(executor::PageBytes(llama.config, 2, /*page_tokens=*/1), 131'072);
   // 64 rows of logits twice in f32; four of 4096, three of 14336, two of 6144.
   EXPECT_EQ(DecodeGraphBytes(llama, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336 + 2 * 6144)));

@@ -40,7 +40,7 @@ class SharedPromptTest : public ::testing::Test {
  protected:
   SharedPromptTest()
       : decoder_(TinyDecoder(at::kFloat, /*seed=*/41)),
-        group_(decoder_, {}, {}) {
+        executor_(decoder_, {}, {}) {
     for (const int rank : {3, 4}) {
       versions_.push_back(TinyVersion(decoder_.config(),
                                       {.rank = rank, .alpha = 6}, at::kFloat));
@@ -63,7 +63,7 @@ class SharedPromptTest : public ::testing::Test {
            .gradient_N = step.gradients.back()});
       metrics.push_back(&sums[i]);
     }
-    TrainRunner runner(&group_, options);
+    TrainRunner runner(&executor_, options);
     step.data = runner.Run(pieces, /*backward=*/true, metrics).value().data;
     step.num_rows =
         PackTrain(pieces, options.share_prompts).batch.tokens_T.numel();
@@ -115,7 +115,7 @@ class SharedPromptTest : public ::testing::Test {
   }
 
   const model::Decoder decoder_;
-  group::Group group_;
+  executor::Executor executor_;
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
@@ -183,7 +183,7 @@ TEST_F(SharedPromptTest, ABatchThatCannotFitChangesNothing) {
                       .version = versions_[0],
                       .gradient_N = at::zeros_like(versions_[0]->weights_N)};
   loss::MetricSums sums;
-  TrainRunner runner(&group_, {.memory_budget_bytes = 1000});
+  TrainRunner runner(&executor_, {.memory_budget_bytes = 1000});
   const absl::Status status =
       runner.Run({piece}, /*backward=*/true, {&sums}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;

@@ -60,8 +60,8 @@ class TrainRunnerTest : public ::testing::Test {
  protected:
   TrainRunnerTest()
       : decoder_(TinyDecoder(at::kFloat, /*seed=*/37)),
-        group_(decoder_, {}, {}),
-        runner_(&group_, TrainRunnerOptions()),
+        executor_(decoder_, {}, {}),
+        runner_(&executor_, TrainRunnerOptions()),
         a_(Version({.rank = 3, .alpha = 6})),
         b_(Version({.rank = 4, .alpha = 4})) {}
 
@@ -92,7 +92,7 @@ class TrainRunnerTest : public ::testing::Test {
   }
 
   const model::Decoder decoder_;
-  group::Group group_;
+  executor::Executor executor_;
   TrainRunner runner_;
   const lora::AdapterVersionPtr a_, b_;
 };

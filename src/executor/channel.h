@@ -1,0 +1,26 @@
+// How messages and weights travel between the ranks.
+#ifndef WEFT_SRC_EXECUTOR_CHANNEL_H_
+#define WEFT_SRC_EXECUTOR_CHANNEL_H_
+
+#include <string>
+
+#include "src/executor/message.h"
+#include "src/model/decoder.h"
+#include "src/parallel/communicator.h"
+
+namespace weft::executor {
+
+// From rank 0 to all others, which call ReceiveMessage. Both throw
+// std::exception.
+void SendMessage(const Message& message, parallel::Communicator& commands);
+[[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
+
+// Weights [N] as a version that this rank's decoder runs with: N is that of the
+// adapter's layout in the decoder's own part of the model.
+[[nodiscard]] lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
+                                                  const LoraConfig& config,
+                                                  at::Tensor compute_N);
+
+}  // namespace weft::executor
+
+#endif  // WEFT_SRC_EXECUTOR_CHANNEL_H_

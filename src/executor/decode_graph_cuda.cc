@@ -1,0 +1,187 @@
+// Steps as CUDA graphs. Not at::cuda::CUDAGraph: it leaves the allocator inside
+// its pool when a capture fails, and a step that cannot be captured must cost
+// no more than its graph.
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <utility>
+
+#include "src/executor/decode_graph.h"
+#include "src/ops/cuda_dispatch.h"
+
+namespace weft::executor {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+// While it lives, what this thread allocates on a stream comes from a pool of
+// its own: no later work gets memory that a graph writes to.
+class InPool {
+ public:
+  InPool(c10::DeviceIndex device, at::cuda::MempoolId_t pool,
+         cudaStream_t stream)
+      : device_(device), pool_(pool) {
+    allocator::beginAllocateToPool(
+        device, pool, [stream](cudaStream_t other) { return other == stream; });
+  }
+  ~InPool() { allocator::endAllocateToPool(device_, pool_); }
+  InPool(const InPool&) = delete;
+  InPool& operator=(const InPool&) = delete;
+
+ private:
+  const c10::DeviceIndex device_;
+  const at::cuda::MempoolId_t pool_;
+};
+
+class CudaGraph final : public StepGraph {
+ public:
+  explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
+  // The result does not matter: a lost device has nothing to give back.
+  ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  void Replay() override {
+    C10_CUDA_CHECK(cudaGraphLaunch(graph_, ops::cuda::CurrentStream()));
+  }
+
+ private:
+  const cudaGraphExec_t graph_;
+};
+
+// What `step` queues on the stream, which is the current one.
+cudaGraph_t Capture(const std::function<void()>& step, cudaStream_t stream) {
+  // Other threads may allocate and copy meanwhile.
+  C10_CUDA_CHECK(
+      cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  cudaGraph_t graph = nullptr;
+  try {
+    step();
+  } catch (...) {
+    static_cast<void>(cudaStreamEndCapture(stream, &graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    static_cast<void>(cudaGetLastError());
+    throw;
+  }
+  C10_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  return graph;
+}
+
+class CudaStepDevice final : public StepDevice {
+ public:
+  explicit CudaStepDevice(at::Device device)
+      : device_(device),
+        pool_(at::cuda::graph_pool_handle()),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false,
+                                             device.index())) {}
+  ~CudaStepDevice() override {
+    for (; num_pools_ > 0; --num_pools_) {
+      allocator::get()->releasePool(device_.index(), pool_);
+    }
+  }
+  CudaStepDevice(const CudaStepDevice&) = delete;
+  CudaStepDevice& operator=(const CudaStepDevice&) = delete;
+
+  void Run(const std::function<void()>& step) override {
+    const auto run = [&] {
+      OnStream([&](cudaStream_t /*stream*/) { step(); });
+    };
+    try {
+      run();
+      return;
+    } catch (const c10::OutOfMemoryError&) {
+      // Unlike other allocations, a pool's do not look for memory that is
+      // cached elsewhere.
+      allocator::emptyCache();
+    }
+    run();
+  }
+
+  [[nodiscard]] std::unique_ptr<StepGraph> Record(
+      const std::function<void()>& step) override {
+    std::unique_ptr<StepGraph> recorded;
+    OnStream([&](cudaStream_t stream) {
+      cudaGraph_t const graph = Capture(step, stream);
+      cudaGraphExec_t ready = nullptr;
+      const cudaError_t made = cudaGraphInstantiate(&ready, graph, /*flags=*/0);
+      static_cast<void>(cudaGraphDestroy(graph));
+      C10_CUDA_CHECK(made);
+      recorded = std::make_unique<CudaGraph>(ready);
+      C10_CUDA_CHECK(cudaGraphUpload(ready, stream));
+    });
+    return recorded;
+  }
+
+  [[nodiscard]] int64_t FreeBytes() override {
+    return static_cast<int64_t>(
+        allocator::get()->getMemoryInfo(device_.index()).first);
+  }
+
+  [[nodiscard]] at::Tensor HostBuffer(int64_t bytes) override {
+    return at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  }
+
+  void Upload(const at::Tensor& host, int64_t bytes,
+              const at::Tensor& device) override {
+    C10_CUDA_CHECK(
+        cudaMemcpyAsync(device.mutable_data_ptr(), host.const_data_ptr(), bytes,
+                        cudaMemcpyHostToDevice, ops::cuda::CurrentStream()));
+  }
+
+  [[nodiscard]] int MaxFilters(const DrawRules& rules) override {
+    return sampling::cuda::MaxFilters(rules);
+  }
+  void PutRules(const DrawRules& rules, std::span<std::byte> places) override {
+    sampling::cuda::PutRules(rules, places);
+  }
+  [[nodiscard]] sampling::cuda::DrawSpace MakeDrawSpace(
+      int64_t num_places, int64_t vocab, int max_filters) override {
+    return sampling::cuda::MakeDrawSpace(num_places, vocab, max_filters,
+                                         device_);
+  }
+  void QueueDraw(const at::Tensor& logits_TV, const at::Tensor& rules,
+                 int max_filters,
+                 const sampling::cuda::DrawSpace& space) override {
+    sampling::cuda::QueueDraw(logits_TV, rules, max_filters, space);
+  }
+  [[nodiscard]] Draws FetchDraws(
+      const DrawRules& rules, const sampling::cuda::DrawSpace& space) override {
+    return sampling::cuda::FetchDraws(/*logits_RV=*/{}, rules, space);
+  }
+
+ private:
+  // Calls work(stream) with the graphs' stream and memory, after what the
+  // current stream has queued, and waits for it.
+  template <typename Work>
+  void OnStream(const Work& work) {
+    ops::cuda::WaitForStream();
+    const c10::cuda::CUDAStreamGuard on_stream(stream_);
+    ++num_pools_;
+    const InPool in_pool(device_.index(), pool_, stream_.stream());
+    try {
+      work(stream_.stream());
+    } catch (...) {
+      // Launches take over, on the other stream.
+      static_cast<void>(cudaStreamSynchronize(stream_.stream()));
+      throw;
+    }
+    ops::cuda::WaitForStream();
+  }
+
+  const at::Device device_;
+  const at::cuda::MempoolId_t pool_;
+  const c10::cuda::CUDAStream stream_;  // The stream of captures.
+  int num_pools_ = 0;  // How often the pool was entered, and is to be left.
+};
+
+}  // namespace
+
+std::unique_ptr<StepDevice> MakeCudaStepDevice(at::Device device) {
+  return std::make_unique<CudaStepDevice>(device);
+}
+
+}  // namespace weft::executor

@@ -1,0 +1,196 @@
+#include "src/executor/decode_inputs.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "src/executor/decode_buckets.h"
+#include "src/ops/cuda_dispatch.h"
+#include "src/sampling/draw_rows_cuda.h"
+
+namespace weft::executor {
+namespace {
+
+// The alignment of what kernels read as vectors.
+constexpr int64_t kAlignment = 256;
+
+// Ranks that adapters are rounded up to: this one and its doubles.
+constexpr int64_t kLeastRank = 16;
+// Configurations of adapters in one step; 12 KB each at 32 layers.
+constexpr int64_t kMaxLayouts = 8;
+
+// The next place for so many bytes.
+int64_t Take(int64_t bytes, int64_t* end) {
+  const int64_t begin = *end;
+  *end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return begin;
+}
+
+// The values of a tensor of the host, then as much padding as makes `count`.
+template <typename T>
+void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
+  auto* const end = std::copy_n(values.const_data_ptr<T>(), values.numel(),
+                                reinterpret_cast<T*>(to));
+  std::fill_n(end, count - values.numel(), padding);
+}
+
+// A step is captured that draws one token from every row and returns no more.
+bool DrawsFromAllRows(const CachePlan& plan) {
+  const int64_t num_rows = plan.batch.tokens_T.size(0);
+  const auto all = static_cast<size_t>(num_rows);
+  if (!plan.kv.decode || num_rows == 0 || !plan.score_rows.empty() ||
+      plan.draws.size() != all || plan.logit_rows.size() != all) {
+    return false;
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (plan.logit_rows[row] != row ||
+        plan.draws[row].config.top_logprobs > 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether an adapter is nowhere but in the layers: those of the embedding and
+// of the head run segment by segment.
+bool IsInLayersAlone(const lora::AdapterLayout& layout) {
+  return layout.group(/*layer=*/0, lora::ProjectionGroup::kEmbedTokens)
+             .factors.empty() &&
+         layout.group(/*layer=*/0, lora::ProjectionGroup::kLmHead)
+             .factors.empty();
+}
+
+// Completes the shape; false where adapters are not to be had in a table.
+bool AddAdapters(const lora::LoraRouting& routing,
+                 const model::Decoder& decoder, DecodeShape* shape) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (!lora::cuda::TakesSegments(routing, decoder.dtype(),
+                                   decoder.device())) {
+      return false;
+    }
+    shape->max_rank = kLeastRank;
+    for (const lora::LoraSegment& segment : routing) {
+      const lora::AdapterLayout& layout = *segment.version->layout;
+      if (!IsInLayersAlone(layout)) return false;
+      while (shape->max_rank < layout.max_rank()) shape->max_rank *= 2;
+    }
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
+                                   const model::Decoder& decoder,
+                                   int64_t max_rows, int64_t page_tokens) {
+  if (!DrawsFromAllRows(plan)) return std::nullopt;
+  const int64_t num_rows = plan.batch.tokens_T.size(0);
+  if (num_rows > max_rows) return std::nullopt;
+  DecodeShape shape = {
+      .rows = RowBucket(num_rows, max_rows),
+      .table_entries = TokenBound(plan.kv.page_table_TL.size(1) * page_tokens) /
+                       page_tokens};
+  if (!plan.batch.routing.empty() &&
+      !AddAdapters(plan.batch.routing, decoder, &shape)) {
+    return std::nullopt;
+  }
+  return shape;
+}
+
+DecodeInputs::DecodeInputs(const DecodeShape& shape,
+                           const model::Decoder& decoder)
+    : shape_(shape) {
+  Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
+  slots_ = Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
+  positions_ =
+      Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
+  lengths_ = Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
+  rules_ = Take(shape.rows * static_cast<int64_t>(sampling::cuda::kRuleBytes),
+                &bytes_);
+  if constexpr (ops::kHasCudaKernels) {
+    if (shape.max_rank > 0) {
+      adapter_table_ = std::make_shared<lora::cuda::DecodeTable>(
+          lora::cuda::DecodeCapacity{.rows = shape.rows,
+                                     .layouts = kMaxLayouts,
+                                     .rank = shape.max_rank},
+          decoder.local_config().shape());
+      adapters_ =
+          Take(static_cast<int64_t>(adapter_table_->num_bytes()), &bytes_);
+    }
+  }
+  // Last: of padding and of short batches it need not be uploaded.
+  table_ = Take(
+      shape.rows * shape.table_entries * static_cast<int64_t>(sizeof(int32_t)),
+      &bytes_);
+}
+
+bool DecodeInputs::Fits(const CachePlan& plan) const {
+  if constexpr (ops::kHasCudaKernels) {
+    return adapter_table_ == nullptr ||
+           adapter_table_->Fits(plan.batch.routing);
+  }
+  return true;
+}
+
+std::span<std::byte> DecodeInputs::RulePlaces(std::span<std::byte> to) const {
+  return to.subspan(rules_, shape_.rows * sampling::cuda::kRuleBytes);
+}
+
+int64_t DecodeInputs::Write(const CachePlan& plan,
+                            std::span<std::byte> to) const {
+  const int64_t num_rows = plan.batch.tokens_T.size(0);
+  const int64_t width = plan.kv.page_table_TL.size(1);
+  TORCH_CHECK(num_rows <= shape_.rows && width <= shape_.table_entries &&
+                  static_cast<int64_t>(to.size()) >= bytes_,
+              "a plan of ", num_rows, " rows and ", width,
+              " table entries in a shape of ", shape_.rows, " and ",
+              shape_.table_entries);
+  Put<int64_t>(plan.batch.tokens_T, 0, shape_.rows, to.data());
+  Put<int64_t>(plan.kv.slots_T, -1, shape_.rows, to.data() + slots_);
+  Put<int32_t>(plan.batch.positions_T, 0, shape_.rows, to.data() + positions_);
+  Put<int32_t>(plan.kv.lengths_T, 0, shape_.rows, to.data() + lengths_);
+  if constexpr (ops::kHasCudaKernels) {
+    if (adapter_table_ != nullptr) {
+      adapter_table_->Write(plan.batch.routing,
+                            to.subspan(adapters_, adapter_table_->num_bytes()));
+    }
+  }
+  // Entries after a row's own are of pages that it does not read.
+  const auto* from = plan.kv.page_table_TL.const_data_ptr<int32_t>();
+  auto* table = reinterpret_cast<int32_t*>(to.data() + table_);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    std::copy_n(from + row * width, width, table + row * shape_.table_entries);
+  }
+  return table_ + num_rows * shape_.table_entries *
+                      static_cast<int64_t>(sizeof(int32_t));
+}
+
+DecodeStep DecodeInputs::At(const at::Tensor& buffer) const {
+  const auto view = [&](int64_t begin, at::ScalarType dtype, int64_t count) {
+    const auto bytes = count * static_cast<int64_t>(at::elementSize(dtype));
+    return buffer.narrow(0, begin, bytes).view(dtype);
+  };
+  const int64_t rows = shape_.rows;
+  DecodeStep step;
+  step.batch.tokens_T = view(0, at::kLong, rows);
+  step.batch.positions_T = view(positions_, at::kInt, rows);
+  step.kv = {
+      .slots_T = view(slots_, at::kLong, rows),
+      .decode = true,
+      .page_table_TL = view(table_, at::kInt, rows * shape_.table_entries)
+                           .view({rows, shape_.table_entries}),
+      .lengths_T = view(lengths_, at::kInt, rows)};
+  if constexpr (ops::kHasCudaKernels) {
+    if (adapter_table_ != nullptr) {
+      adapter_table_->Bind(
+          static_cast<const std::byte*>(buffer.const_data_ptr()) + adapters_);
+      step.batch.table = adapter_table_;
+    }
+  }
+  step.rules = view(rules_, at::kByte,
+                    rows * static_cast<int64_t>(sampling::cuda::kRuleBytes));
+  return step;
+}
+
+}  // namespace weft::executor

@@ -1,0 +1,223 @@
+#include "src/executor/executor.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "src/executor/channel.h"
+#include "src/model_config/model_shard.h"
+
+namespace weft::executor {
+
+class Executor::ScopedCall {
+ public:
+  explicit ScopedCall(Executor* executor) : executor_(*executor) {
+    TORCH_CHECK(!executor_.failed_, "the group of ranks has failed");
+  }
+  void Succeed() { executor_.failed_ = false; }
+
+ private:
+  Executor& executor_;
+};
+
+Executor::Executor(const model::Decoder& decoder, const loss::HeadOptions& head,
+                   parallel::Links links)
+    : runner_(decoder, head), links_(std::move(links)) {}
+
+void Executor::Stop() {
+  if (!failed_) Broadcast(StopCommand());
+}
+
+void Executor::Broadcast(const Message& message) {
+  if (links_.alone()) return;
+  failed_ = true;
+  SendMessage(message, *links_.commands);
+}
+
+void Executor::Ping() {
+  ScopedCall call(this);
+  Broadcast(DropVersions{.ids = TakeDead()});
+  call.Succeed();
+}
+
+void Executor::Announce(const lora::LoraRouting& routing) {
+  if (links_.alone()) return;
+  DropVersions dead{.ids = TakeDead()};
+  if (!dead.ids.empty()) Broadcast(dead);
+  for (const lora::LoraSegment& segment : routing) {
+    if (!sent_versions_.contains(segment.version->id.value())) {
+      AnnounceOne(segment.version);
+    }
+  }
+}
+
+std::vector<uint64_t> Executor::TakeDead() {
+  std::vector<uint64_t> dead;
+  std::erase_if(sent_versions_, [&](const auto& entry) {
+    if (!entry.second.whole.expired()) return false;
+    dead.push_back(entry.first);
+    return true;
+  });
+  return dead;
+}
+
+void Executor::AnnounceOne(const lora::AdapterVersionPtr& version) {
+  const parallel::Topology& topology = links_.topology;
+  const LoraConfig& config = version->layout->config();
+  SentVersion sent{.whole = version};
+  for (int r = 0; r < topology.tensor_size && topology.tensor_size > 1; ++r) {
+    const model::ModelConfig& model = runner_.decoder().config();
+    const parallel::Shard shard = topology.ShardOf(r);
+    const lora::AdapterLayout local(model::LocalConfig(model, shard).shape(),
+                                    config);
+    sent.parts.push_back(
+        {.shard = lora::AdapterShard(*version->layout, local,
+                                     model::LocalRanges(model, shard)),
+         .num_parameters = local.num_parameters()});
+  }
+  Broadcast(NewVersion{.id = version->id.value(), .config = config});
+  for (int to = 1; to < topology.size(); ++to) {
+    links_.transfers->Send(
+        sent.parts.empty() ? version->compute_N
+                           : sent.parts[topology.ShardOf(to).rank].shard.Slice(
+                                 version->compute_N),
+        to);
+  }
+  if (!sent.parts.empty()) {
+    sent.own = MakeVersion(runner_.decoder(), config,
+                           sent.parts.front().shard.Slice(version->compute_N));
+  }
+  sent_versions_.emplace(version->id.value(), std::move(sent));
+}
+
+void Executor::UseOwnParts(lora::LoraRouting& routing) const {
+  for (lora::LoraSegment& segment : routing) {
+    const auto known = sent_versions_.find(segment.version->id.value());
+    if (known != sent_versions_.end() && known->second.own != nullptr) {
+      segment.version = known->second.own;
+    }
+  }
+}
+
+std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
+  ScopedCall call(this);
+  gradients_.clear();
+  for (const TrainPlan& plan : plans) {
+    Announce(plan.batch.routing);
+    gradients_.push_back(GradientsOf(plan));
+  }
+  TrainCommand command{.plans = std::move(plans)};
+  Broadcast(command);
+  const std::vector<TrainPlan>& told = command.plans;
+  TrainPlan own =
+      links_.alone() ? std::move(command.plans.front()) : command.plans.front();
+  if (links_.tensor != nullptr) {
+    UseOwnParts(own.batch.routing);
+    UseOwnParts(own.rows.routing);
+    own_gradients_ = MakeGradients(own, runner_.decoder().device());
+  }
+  std::vector<TrainScores> scores = {runner_.Forward(std::move(own))};
+  for (size_t i = 1; i < told.size(); ++i) {
+    scores.push_back(ReceiveScores(
+        told[i], static_cast<int>(i) * links_.topology.tensor_size));
+  }
+  call.Succeed();
+  return scores;
+}
+
+TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
+  TrainScores scores{
+      .logprobs_E = at::empty({static_cast<int64_t>(plan.rows.targets.size())},
+                              at::kFloat)};
+  links_.commands->Receive(scores.logprobs_E, from);
+  if (plan.wants_entropy) {
+    scores.entropies_R = at::empty(
+        {static_cast<int64_t>(plan.rows.temperatures.size())}, at::kFloat);
+    links_.commands->Receive(scores.entropies_R, from);
+  }
+  return scores;
+}
+
+void Executor::Backward(const std::vector<at::Tensor>& gradients_E) {
+  ScopedCall call(this);
+  Broadcast(GradientsCommand{.gradients_E = gradients_E});
+  runner_.Backward(gradients_E.front());
+  for (size_t i = 0; i < own_gradients_.size(); ++i) {
+    AddPart(gradients_.front()[i], /*tensor_rank=*/0,
+            own_gradients_[i].gradient_N);
+  }
+  own_gradients_.clear();
+  for (int from = 1; from < links_.topology.size(); ++from) {
+    const auto replica = static_cast<size_t>(links_.topology.ReplicaOf(from));
+    if (replica < gradients_.size()) ReceiveGradients(replica, from);
+  }
+  gradients_.clear();
+  call.Succeed();
+}
+
+void Executor::DropPending() {
+  runner_.DropPending();
+  own_gradients_.clear();
+  gradients_.clear();
+}
+
+void Executor::ReceiveGradients(size_t replica, int from) {
+  const int tensor_rank = links_.topology.ShardOf(from).rank;
+  for (const PlanGradient& whole : gradients_[replica]) {
+    const SentVersion& sent = sent_versions_.at(whole.version->id.value());
+    at::Tensor part_N =
+        at::empty({sent.parts.empty() ? whole.gradient_N.numel()
+                                      : sent.parts[tensor_rank].num_parameters},
+                  whole.gradient_N.options());
+    links_.transfers->Receive(part_N, from);
+    AddPart(whole, tensor_rank, part_N);
+  }
+}
+
+void Executor::AddPart(const PlanGradient& whole, int tensor_rank,
+                       const at::Tensor& part_N) const {
+  const SentVersion& sent = sent_versions_.at(whole.version->id.value());
+  at::Tensor gradient_N = whole.gradient_N;
+  if (sent.parts.empty()) {
+    gradient_N.add_(part_N);
+  } else {
+    sent.parts[tensor_rank].shard.AddTo(part_N, gradient_N);
+  }
+}
+
+void Executor::MakeCache(int64_t num_pages, int64_t page_tokens) {
+  ScopedCall call(this);
+  Broadcast(CacheSize{.num_pages = num_pages, .page_tokens = page_tokens});
+  graphs_.reset();
+  cache_ = AllocateCache(runner_.decoder(), num_pages, page_tokens);
+  call.Succeed();
+}
+
+void Executor::UseDecodeGraphs(int64_t max_rows) {
+  std::unique_ptr<StepDevice> device = MakeStepDevice(runner_.decoder());
+  if (device == nullptr) return;
+  graphs_ = std::make_unique<DecodeGraphs>(
+      runner_.decoder(), runner_.head(), &cache_, max_rows, std::move(device));
+}
+
+void Executor::CopyPage(const kv::PageCopy& copy) {
+  ScopedCall call(this);
+  Broadcast(CopyPageCommand{.copy = copy});
+  executor::CopyPage(copy, &cache_);
+  call.Succeed();
+}
+
+CacheOutput Executor::Run(CachePlan plan) {
+  ScopedCall call(this);
+  Announce(plan.batch.routing);
+  if (!links_.alone()) Broadcast(CacheCommand{.plan = plan});
+  for (lora::LoraRouting* routing :
+       {&plan.batch.routing, &plan.logit_routing, &plan.scores.routing}) {
+    UseOwnParts(*routing);
+  }
+  CacheOutput output = runner_.Run(std::move(plan), &cache_, graphs_.get());
+  call.Succeed();
+  return output;
+}
+
+}  // namespace weft::executor

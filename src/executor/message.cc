@@ -1,0 +1,210 @@
+#include "src/executor/message.h"
+
+#include <utility>
+
+#include "src/executor/wire.h"
+
+namespace weft::executor {
+namespace {
+
+void Put(Writer& out, const lora::LoraRouting& routing) {
+  out.Put(routing.size());
+  for (const lora::LoraSegment& segment : routing) {
+    out.Put(segment.begin);
+    out.Put(segment.end);
+    out.Put(segment.version->id.value());
+    out.Put(segment.gradient_N.defined());
+  }
+}
+
+void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
+  size_t size = 0;
+  in.Get(size);
+  for (size_t i = 0; i < size; ++i) {
+    lora::LoraSegment segment;
+    uint64_t id = 0;
+    bool wants_gradient = false;
+    in.Get(segment.begin);
+    in.Get(segment.end);
+    in.Get(id);
+    in.Get(wants_gradient);
+    segment.version = find(id);
+    if (wants_gradient) segment.gradient_N = at::empty({0});
+    routing.push_back(std::move(segment));
+  }
+}
+
+// One list of fields for both directions: `each` puts or gets.
+template <typename Rows, typename Each>
+void EachField(Rows& rows, const Each& each) requires
+    std::is_same_v<std::remove_const_t<Rows>, loss::ScoreRows> {
+  each(rows.row_offsets);
+  each(rows.targets);
+  each(rows.temperatures);
+  each(rows.filters);
+  each(rows.routing);
+}
+
+template <typename Batch, typename Each>
+void EachField(Batch& batch, const Each& each) requires
+    std::is_same_v<std::remove_const_t<Batch>, model::PackedBatch> {
+  each(batch.tokens_T);
+  each(batch.positions_T);
+  each(batch.nodes);
+  each(batch.routing);
+}
+
+template <typename Plan, typename Each>
+void EachField(Plan& plan, const Each& each) requires
+    std::is_same_v<std::remove_const_t<Plan>, TrainPlan> {
+  EachField(plan.batch, each);
+  each(plan.score_index_R);
+  EachField(plan.rows, each);
+  each(plan.backward);
+  each(plan.wants_entropy);
+  each(plan.num_recomputed);
+}
+
+template <typename Plan, typename Each>
+void EachField(Plan& plan, const Each& each) requires
+    std::is_same_v<std::remove_const_t<Plan>, CachePlan> {
+  EachField(plan.batch, each);
+  each(plan.kv.slots_T);
+  each(plan.kv.suffixes);
+  each(plan.kv.key_slots_S);
+  each(plan.kv.decode);
+  each(plan.kv.page_table_TL);
+  each(plan.kv.lengths_T);
+  each(plan.logit_rows);
+  each(plan.logit_routing);
+  each(plan.draws);
+  each(plan.score_rows);
+  EachField(plan.scores, each);
+}
+
+template <typename Config, typename Each>
+void EachField(Config& config, const Each& each) requires
+    std::is_same_v<std::remove_const_t<Config>, LoraConfig> {
+  each(config.rank);
+  each(config.alpha);
+  each(config.target_modules);
+  each(config.seed);
+  each(config.overrides);
+}
+
+// Puts the fields of one kind of message after each other.
+class Encoder {
+ public:
+  explicit Encoder(Writer* out) : out_(*out) {}
+
+  void operator()(const CacheSize& m) const { out_.Put(m); }
+  void operator()(const NewVersion& m) const {
+    out_.Put(m.id);
+    EachField(m.config, field_);
+  }
+  void operator()(const DropVersions& m) const { out_.Put(m.ids); }
+  void operator()(const TrainCommand& m) const {
+    out_.Put(m.plans.size());
+    for (const TrainPlan& plan : m.plans) EachField(plan, field_);
+  }
+  void operator()(const GradientsCommand& m) const {
+    out_.Put(m.gradients_E.size());
+    for (const at::Tensor& gradient_E : m.gradients_E) out_.Put(gradient_E);
+  }
+  void operator()(const CacheCommand& m) const { EachField(m.plan, field_); }
+  void operator()(const CopyPageCommand& m) const { out_.Put(m.copy); }
+  void operator()(const StopCommand& /*m*/) const {}
+
+ private:
+  struct PutField {
+    Writer& out;
+    template <typename T>
+    void operator()(const T& value) const {
+      out.Put(value);
+    }
+    void operator()(const lora::LoraRouting& routing) const {
+      Put(out, routing);
+    }
+  };
+
+  Writer& out_;
+  PutField field_{out_};
+};
+
+// Gets what Encoder put.
+class Decoder {
+ public:
+  Decoder(Reader* in, const FindVersion& find) : in_(*in), find_(find) {}
+
+  void operator()(CacheSize& m) const { in_.Get(m); }
+  void operator()(NewVersion& m) const {
+    in_.Get(m.id);
+    EachField(m.config, field_);
+  }
+  void operator()(DropVersions& m) const { in_.Get(m.ids); }
+  void operator()(TrainCommand& m) const {
+    m.plans.resize(Size());
+    for (TrainPlan& plan : m.plans) EachField(plan, field_);
+  }
+  void operator()(GradientsCommand& m) const {
+    m.gradients_E.resize(Size());
+    for (at::Tensor& gradient_E : m.gradients_E) in_.Get(gradient_E);
+  }
+  void operator()(CacheCommand& m) const { EachField(m.plan, field_); }
+  void operator()(CopyPageCommand& m) const { in_.Get(m.copy); }
+  void operator()(StopCommand& /*m*/) const {}
+
+ private:
+  struct GetField {
+    Reader& in;
+    const FindVersion& find;
+    template <typename T>
+    void operator()(T& value) const {
+      in.Get(value);
+    }
+    void operator()(lora::LoraRouting& routing) const {
+      Get(in, find, routing);
+    }
+  };
+
+  [[nodiscard]] size_t Size() const {
+    size_t size = 0;
+    in_.Get(size);
+    return size;
+  }
+
+  Reader& in_;
+  const FindVersion& find_;
+  GetField field_{in_, find_};
+};
+
+// The message of kind `index` with no values yet.
+template <size_t kIndex = 0>
+Message Empty(size_t index) {
+  if constexpr (kIndex < std::variant_size_v<Message>) {
+    return index == kIndex ? Message(std::in_place_index<kIndex>)
+                           : Empty<kIndex + 1>(index);
+  } else {
+    TORCH_CHECK(false, "a message of unknown kind ", index);
+  }
+}
+
+}  // namespace
+
+std::string Encode(const Message& message) {
+  Writer out;
+  out.Put(message.index());
+  std::visit(Encoder(&out), message);
+  return out.bytes();
+}
+
+Message Decode(absl::string_view bytes, const FindVersion& find) {
+  Reader in(bytes);
+  size_t index = 0;
+  in.Get(index);
+  Message message = Empty(index);
+  std::visit(Decoder(&in, find), message);
+  return message;
+}
+
+}  // namespace weft::executor

@@ -1,0 +1,182 @@
+#include "src/executor/model_runner.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "src/base/huge_pages.h"
+#include "src/loss/logits.h"
+#include "src/ops/host_copy.h"
+
+namespace weft::executor {
+namespace {
+
+// dLoss/dx of all rows, from that of the normed rows that are scored. In
+// slices: they may be many, and their gathered copies would outweigh a chunk of
+// logits.
+at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
+                        const at::Tensor& x_TH, const at::Tensor& index_R) {
+  constexpr int64_t kSlice = 1024;
+  at::Tensor d_TH = at::zeros_like(x_TH);
+  for (int64_t begin = 0; begin < dy_RH.size(0); begin += kSlice) {
+    const int64_t count = std::min(kSlice, dy_RH.size(0) - begin);
+    const at::Tensor index = index_R.narrow(0, begin, count);
+    d_TH.index_add_(0, index,
+                    decoder.FinalNormBackward(dy_RH.narrow(0, begin, count),
+                                              x_TH.index_select(0, index)));
+  }
+  return d_TH;
+}
+
+void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
+  for (at::Tensor* tensor : tensors) {
+    if (tensor->defined()) *tensor = ops::ToDevice(*tensor, device);
+  }
+}
+
+// Which rows of a pass are read afterwards.
+class RowIndex {
+ public:
+  RowIndex(const std::vector<int64_t>& rows, int64_t num_rows,
+           at::Device device)
+      : all_(static_cast<int64_t>(rows.size()) == num_rows &&
+             std::ranges::is_sorted(rows)) {
+    if (!all_ && !rows.empty()) index_R_ = ops::ToDevice(rows, device);
+  }
+  [[nodiscard]] at::Tensor Of(const at::Tensor& x_TH) const {
+    return all_ ? x_TH : x_TH.index_select(0, index_R_);
+  }
+
+ private:
+  const bool all_;
+  at::Tensor index_R_;
+};
+
+}  // namespace
+
+TrainScores ModelRunner::Forward(TrainPlan own) {
+  Pending pending{.plan = std::move(own)};
+  TrainPlan& plan = pending.plan;
+  MoveTo(decoder_.device(),
+         {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.score_index_R});
+  pending.x_TH = decoder_.ForwardLayers(
+      plan.backward ? model::Mode::kTrain : model::Mode::kEval, plan.batch,
+      plan.backward ? &pending.tape : nullptr, plan.num_recomputed,
+      /*kv=*/nullptr);
+  pending.normed_RH =
+      decoder_.FinalNorm(pending.x_TH.index_select(0, plan.score_index_R));
+  pending.scores = loss::ScoreHead(
+      pending.normed_RH, decoder_.weights().head_VH, plan.rows, head_,
+      /*want_gradient=*/plan.backward, plan.wants_entropy);
+  ops::ToHost({&pending.scores.logprobs_E, &pending.scores.entropies_R,
+               &pending.scores.target_slope_E});
+  TrainScores scores{.logprobs_E = pending.scores.logprobs_E,
+                     .entropies_R = pending.scores.entropies_R};
+  if (plan.backward) pending_ = std::move(pending);
+  return scores;
+}
+
+void ModelRunner::Backward(const at::Tensor& gradients_E) {
+  Pending pending = *std::exchange(pending_, std::nullopt);
+  const TrainPlan& plan = pending.plan;
+  at::Tensor d_TH = NormBackward(
+      decoder_,
+      loss::HeadBackward(std::move(pending.scores), pending.normed_RH,
+                         decoder_.weights().head_VH, plan.rows, head_,
+                         gradients_E),
+      pending.x_TH, plan.score_index_R);
+  // The layers' backward pass is where memory is short.
+  pending.normed_RH.reset();
+  decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH));
+}
+
+CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
+                             DecodeGraphs* graphs) const {
+  if (graphs != nullptr) {
+    if (std::optional<Draws> drawn = graphs->Run(plan)) {
+      return {.drawn = *std::move(drawn), .by_graph = true};
+    }
+  }
+  model::KvAccess& kv = plan.kv;
+  kv.store = store;
+  MoveTo(decoder_.device(),
+         {&plan.batch.tokens_T, &plan.batch.positions_T, &kv.slots_T,
+          &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
+  const int64_t num_rows = plan.batch.tokens_T.size(0);
+  const RowIndex scored(plan.score_rows, num_rows, decoder_.device());
+  const RowIndex drawn(plan.logit_rows, num_rows, decoder_.device());
+  const at::Tensor x_TH =
+      decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
+                             /*num_recomputed=*/0, &kv);
+  const at::Tensor& head_VH = decoder_.weights().head_VH;
+  at::Tensor logprobs_E, logits_RV;
+  if (!plan.score_rows.empty()) {
+    logprobs_E = loss::ScoreHead(decoder_.FinalNorm(scored.Of(x_TH)), head_VH,
+                                 plan.scores, head_, /*want_gradient=*/false,
+                                 /*want_entropy=*/false)
+                     .logprobs_E;
+  }
+  if (!plan.logit_rows.empty()) {
+    logits_RV =
+        loss::HeadLogits(decoder_.FinalNorm(drawn.Of(x_TH)), head_VH,
+                         plan.logit_routing, head_.softcap, head_.shard);
+  }
+  if (!IsFirst()) return {};
+  CacheOutput output;
+  if (!plan.draws.empty()) {
+    output.drawn = sampling::DrawRows(std::exchange(logits_RV, {}), plan.draws);
+  }
+  ops::ToHost({&logprobs_E});
+  output.logprobs_E = std::move(logprobs_E);
+  return output;
+}
+
+model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
+                             int64_t page_tokens) {
+  const model::ModelConfig& config = decoder.local_config();
+  const auto options =
+      at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
+  model::KvStore store;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    for (std::vector<at::Tensor>* pages :
+         {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
+      const at::Tensor& layer_pages = pages->emplace_back(at::empty(
+          {num_pages, page_tokens, config.num_kv_heads, config.head_dim},
+          options));
+      if (!layer_pages.is_cpu()) continue;
+      PreferHugePages(absl::MakeSpan(
+          static_cast<std::byte*>(layer_pages.mutable_data_ptr()),
+          layer_pages.nbytes()));
+    }
+  }
+  return store;
+}
+
+int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
+  return PageBytes(
+      model::LargestConfig(decoder.config(), decoder.tensor_size()),
+      static_cast<int64_t>(at::elementSize(decoder.dtype())), page_tokens);
+}
+
+int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
+                  int64_t page_tokens) {
+  return 2 * largest.num_layers * page_tokens * largest.num_kv_heads *
+         largest.head_dim * element_bytes;
+}
+
+void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
+  for (std::vector<at::Tensor>* pages :
+       {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
+    for (at::Tensor& layer : *pages) {
+      layer[copy.to]
+          .narrow(0, 0, copy.num_rows)
+          .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
+    }
+  }
+}
+
+}  // namespace weft::executor

@@ -1,0 +1,71 @@
+// What the ranks compute together. Rank 0 makes plans; every rank
+// runs the same ones, each on its part of the model. Their tensors are on the
+// host.
+//
+// Legend: R score rows, E score entries, V vocabulary.
+#ifndef WEFT_SRC_EXECUTOR_PLAN_H_
+#define WEFT_SRC_EXECUTOR_PLAN_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "src/loss/fused_head.h"
+#include "src/model/packed_batch.h"
+#include "src/sampling/draw_rows.h"
+
+namespace weft::executor {
+
+// A training micro-batch, or one that is scored only.
+struct TrainPlan {
+  model::PackedBatch batch;
+  at::Tensor score_index_R;  // [R] i64: row of the batch of each score row.
+  loss::ScoreRows rows;
+  bool backward = false;
+  bool wants_entropy = false;
+  int num_recomputed = 0;  // Layers that keep their input alone.
+};
+
+// On the host, in f32.
+struct TrainScores {
+  at::Tensor logprobs_E;
+  at::Tensor entropies_R;  // Undefined unless asked for.
+};
+
+using DrawRules = std::vector<sampling::DrawRule>;
+// One for each rule; none where the logits are no distribution.
+using Draws = std::vector<std::optional<sampling::DrawResult>>;
+
+// A pass through the key/value cache: a prefill or a decode iteration.
+struct CachePlan {
+  model::PackedBatch batch;
+  model::KvAccess kv;  // The store is each rank's own.
+  // Rows of the batch whose logits are wanted, each once, with their adapters.
+  std::vector<int64_t> logit_rows;
+  lora::LoraRouting logit_routing;
+  // How tokens are drawn from them, each rule from the row of the logits that
+  // it names.
+  DrawRules draws;
+  // Rows of the batch whose next tokens are scored, each once.
+  std::vector<int64_t> score_rows;
+  loss::ScoreRows scores;
+};
+
+// On the host, in f32. A replica's first rank has it; the others have none.
+struct CacheOutput {
+  at::Tensor logprobs_E;  // Undefined when none are wanted.
+  Draws drawn;            // One for each of plan.draws.
+  bool by_graph = false;  // Not launch by launch.
+};
+
+// Graphs of decode steps that there are, and what of the device they take.
+struct DecodeGraphStats {
+  int64_t graphs = 0;
+  int64_t bytes = 0;
+};
+
+}  // namespace weft::executor
+
+#endif  // WEFT_SRC_EXECUTOR_PLAN_H_

@@ -1,0 +1,83 @@
+#include "src/executor/remote_worker.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+#include <variant>
+
+#include "src/executor/channel.h"
+
+namespace weft::executor {
+
+void RemoteWorker::Run() {
+  const at::InferenceMode no_autograd;
+  while (!stopped_) {
+    Message message =
+        Decode(ReceiveMessage(*links_.commands), [this](uint64_t id) {
+          const auto found = versions_.find(id);
+          TORCH_CHECK(found != versions_.end(), "no weights have id ", id);
+          return found->second;
+        });
+    std::visit([this](auto& content) { Do(content); }, message);
+  }
+}
+
+void RemoteWorker::Do(const CacheSize& message) {
+  if (!samples()) return;
+  cache_ =
+      AllocateCache(runner_.decoder(), message.num_pages, message.page_tokens);
+}
+
+void RemoteWorker::Do(const NewVersion& message) {
+  const model::Decoder& decoder = runner_.decoder();
+  const lora::AdapterLayout layout(decoder.local_config().shape(),
+                                   message.config);
+  at::Tensor compute_N = at::empty(
+      {layout.num_parameters()},
+      at::TensorOptions().dtype(decoder.dtype()).device(decoder.device()));
+  links_.transfers->Receive(compute_N, 0);
+  versions_[message.id] =
+      MakeVersion(decoder, message.config, std::move(compute_N));
+}
+
+void RemoteWorker::Do(const DropVersions& message) {
+  for (const uint64_t id : message.ids) versions_.erase(id);
+}
+
+void RemoteWorker::Do(TrainCommand& message) {
+  const auto replica = static_cast<size_t>(links_.replica());
+  has_plan_ = replica < message.plans.size();
+  if (!has_plan_) return;
+  TrainPlan& plan = message.plans[replica];
+  gradients_ = MakeGradients(plan, runner_.decoder().device());
+  const bool sends =
+      replica > 0 && links_.topology.ShardOf(links_.rank).rank == 0;
+  const TrainScores scores = runner_.Forward(std::move(plan));
+  if (!sends) return;
+  links_.commands->Send(scores.logprobs_E, 0);
+  if (scores.entropies_R.defined()) {
+    links_.commands->Send(scores.entropies_R, 0);
+  }
+}
+
+void RemoteWorker::Do(const GradientsCommand& message) {
+  if (!has_plan_) return;
+  runner_.Backward(message.gradients_E[links_.replica()]);
+  for (const PlanGradient& own : std::exchange(gradients_, {})) {
+    links_.transfers->Send(own.gradient_N, 0);
+  }
+}
+
+void RemoteWorker::Do(CacheCommand& message) {
+  if (samples()) {
+    static_cast<void>(runner_.Run(std::move(message.plan), &cache_));
+  }
+}
+
+void RemoteWorker::Do(const CopyPageCommand& message) {
+  if (samples()) CopyPage(message.copy, &cache_);
+}
+
+void RemoteWorker::Do(const StopCommand& /*message*/) { stopped_ = true; }
+
+}  // namespace weft::executor

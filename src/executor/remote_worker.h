@@ -1,0 +1,52 @@
+// A rank other than 0: does what rank 0 says.
+#ifndef WEFT_SRC_EXECUTOR_REMOTE_WORKER_H_
+#define WEFT_SRC_EXECUTOR_REMOTE_WORKER_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "src/executor/gradients.h"
+#include "src/executor/message.h"
+#include "src/executor/model_runner.h"
+#include "src/parallel/links.h"
+
+namespace weft::executor {
+
+// Threads: one.
+class RemoteWorker {
+ public:
+  // decoder and links outlive it.
+  RemoteWorker(const model::Decoder& decoder, const loss::HeadOptions& head,
+               parallel::Links* links)
+      : runner_(decoder, head), links_(*links) {}
+
+  // Returns when rank 0 says that all is over; throws std::exception when it,
+  // or another rank, is gone.
+  void Run();
+
+ private:
+  void Do(const CacheSize& message);
+  void Do(const NewVersion& message);
+  void Do(const DropVersions& message);
+  void Do(TrainCommand& message);
+  void Do(const GradientsCommand& message);
+  void Do(CacheCommand& message);
+  void Do(const CopyPageCommand& message);
+  void Do(const StopCommand& message);
+
+  // Only the first replica has the cache.
+  [[nodiscard]] bool samples() const { return links_.replica() == 0; }
+
+  ModelRunner runner_;
+  parallel::Links& links_;
+  model::KvStore cache_;
+  std::map<uint64_t, lora::AdapterVersionPtr> versions_;
+  std::vector<PlanGradient> gradients_;  // For the plan that waits.
+  bool has_plan_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace weft::executor
+
+#endif  // WEFT_SRC_EXECUTOR_REMOTE_WORKER_H_

@@ -1,0 +1,163 @@
+// On a device: a decode step that is replayed has the bits of one that is
+// launched with the same padding, whatever its rows, lengths and adapters.
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/executor/channel.h"
+#include "src/executor/decode_graph.h"
+#include "src/executor/model_runner.h"
+#include "src/model/decoder_weights.h"
+#include "tests/executor/decode_plan.h"
+#include "tests/model/tiny_model.h"
+
+namespace weft::executor {
+namespace {
+
+using ::weft::testing::RandomTensor;
+using ::weft::testing::TinyConfig;
+
+constexpr int64_t kMaxRows = 8;
+
+class DecodeGraphCudaTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+    at::manual_seed(5);
+    const model::ModelConfig config = TinyConfig();
+    decoder_ = std::make_unique<model::Decoder>(
+        config,
+        model::MakeDummyWeights(config, at::kBFloat16, at::Device(at::kCUDA, 0),
+                                /*seed=*/3, parallel::Shard()),
+        config.max_positions);
+    rank_ = std::make_unique<ModelRunner>(*decoder_,
+                                          loss::HeadOptions{.softcap = 20});
+    for (const int rank : {8, 24}) {
+      LoraConfig lora = {.rank = rank, .alpha = 8};
+      if (rank == 8) lora.target_modules = {TargetModule::kQProj};
+      const lora::AdapterLayout layout(config.shape(), lora);
+      versions_.push_back(MakeVersion(
+          *decoder_, lora,
+          RandomTensor({layout.num_parameters()}, 0.2, at::kBFloat16)
+              .to(at::kCUDA)));
+    }
+    store_ = FilledCache(*decoder_);
+    graph_store_ = FilledCache(*decoder_);
+    graphs_ =
+        std::make_unique<DecodeGraphs>(*decoder_, rank_->head(), &graph_store_,
+                                       kMaxRows, MakeStepDevice(*decoder_));
+  }
+
+  // The plan's rows, then padding, with the table of the graph's bound.
+  [[nodiscard]] static CachePlan Padded(CachePlan plan, int64_t rows) {
+    const int64_t padding = rows - plan.batch.tokens_T.size(0);
+    const auto pad = [&](at::Tensor& values, int64_t value) {
+      values = at::constant_pad_nd(values, {0, padding}, value);
+    };
+    pad(plan.batch.tokens_T, 0);
+    pad(plan.batch.positions_T, 0);
+    pad(plan.kv.slots_T, -1);
+    pad(plan.kv.lengths_T, 0);
+    plan.kv.page_table_TL = at::constant_pad_nd(
+        plan.kv.page_table_TL,
+        {0, 512 / kPageTokens - kPagesOfSequence, 0, padding});
+    plan.logit_rows.clear();
+    for (int64_t r = 0; r < rows; ++r) plan.logit_rows.push_back(r);
+    return plan;
+  }
+
+  void ExpectSame(const CachePlan& plan, int64_t bucket) {
+    const CacheOutput output = rank_->Run(plan, &graph_store_, graphs_.get());
+    ASSERT_TRUE(output.by_graph);
+    const CacheOutput expected = rank_->Run(Padded(plan, bucket), &store_);
+    ASSERT_EQ(output.drawn.size(), expected.drawn.size());
+    for (size_t r = 0; r < output.drawn.size(); ++r) {
+      EXPECT_EQ(output.drawn[r].value().token, expected.drawn[r].value().token);
+      EXPECT_EQ(output.drawn[r]->logprob, expected.drawn[r]->logprob) << r;
+    }
+    for (size_t layer = 0; layer < store_.k_pages_PSKC.size(); ++layer) {
+      EXPECT_TRUE(
+          store_.k_pages_PSKC[layer].equal(graph_store_.k_pages_PSKC[layer]));
+      EXPECT_TRUE(
+          store_.v_pages_PSKC[layer].equal(graph_store_.v_pages_PSKC[layer]));
+    }
+  }
+
+  [[nodiscard]] CachePlan Plan(int64_t num_rows, int64_t salt) const {
+    return DecodePlan(num_rows, salt, decoder_->config().vocab);
+  }
+
+  const at::InferenceMode no_autograd_;
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<ModelRunner> rank_;
+  std::vector<lora::AdapterVersionPtr> versions_;
+  model::KvStore store_, graph_store_;
+  std::unique_ptr<DecodeGraphs> graphs_;
+};
+
+TEST_F(DecodeGraphCudaTest, ReplaysOfTheBaseModelHaveTheBitsOfLaunches) {
+  for (int64_t salt = 0; salt < 6; ++salt) {
+    ExpectSame(Plan(1, salt), 1);
+    ExpectSame(Plan(5 + salt % 4, salt), 8);
+  }
+  EXPECT_EQ(graphs_->stats().graphs, 2);
+}
+
+TEST_F(DecodeGraphCudaTest, RulesChangeBetweenReplays) {
+  for (int64_t salt = 0; salt < 6; ++salt) {
+    CachePlan plan = Plan(3, salt);
+    plan.draws[0].config = {.temperature = 0};
+    plan.draws[1].config = {.temperature = 0.5 + 0.1 * salt, .top_k = 5};
+    plan.draws[2].config = {.top_p = 0.9 - 0.1 * salt};
+    ExpectSame(plan, 4);
+  }
+  EXPECT_EQ(graphs_->stats().graphs, 1);
+}
+
+TEST_F(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
+  for (int64_t salt = 0; salt < 6; ++salt) {
+    CachePlan plan = Plan(7, salt);
+    // One row, or more, of the first; none of the base, or one; the rest.
+    const int64_t first = 1 + salt % 3;
+    const int64_t second = first + salt % 2;
+    plan.batch.routing = {
+        {.begin = 0, .end = first, .version = versions_[salt % 2]},
+        {.begin = second, .end = 7, .version = versions_[1]}};
+    plan.logit_routing = plan.batch.routing;
+    ExpectSame(plan, 8);
+  }
+  EXPECT_EQ(graphs_->stats().graphs, 1);
+}
+
+TEST_F(DecodeGraphCudaTest, AReplayWaitsForItsTokensAlone) {
+  static_cast<void>(graphs_->Run(Plan(2, 1)));
+  auto& state = c10::cuda::warning_state();
+  state.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+  std::optional<Draws> drawn;
+  EXPECT_NO_THROW(drawn = graphs_->Run(Plan(2, 2)));
+  state.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  EXPECT_TRUE(drawn.has_value());
+}
+
+// What comes after a step that cannot be recorded is not harmed.
+TEST_F(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
+  const std::unique_ptr<StepDevice> device = MakeStepDevice(*decoder_);
+  const at::Tensor numbers = at::ones({64}, at::kCUDA);
+  EXPECT_ANY_THROW(static_cast<void>(
+      device->Record([&] { static_cast<void>(numbers.sum().item<float>()); })));
+  EXPECT_EQ(numbers.sum().item<float>(), 64);
+  at::Tensor total = at::zeros({}, at::kCUDA);
+  const auto step = [&] { total.add_(numbers.sum()); };
+  device->Run(step);
+  const std::unique_ptr<StepGraph> graph = device->Record(step);
+  total.zero_();
+  for (int time = 0; time < 3; ++time) graph->Replay();
+  EXPECT_EQ(total.item<float>(), 3 * 64);
+}
+
+}  // namespace
+}  // namespace weft::executor

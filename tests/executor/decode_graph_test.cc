@@ -1,0 +1,296 @@
+// Decode steps as graphs, with a stand-in for the device: what is recorded is a
+// function that runs again. It reads nothing but the one buffer, and asks the
+// host for nothing.
+#include "src/executor/decode_graph.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/executor/model_runner.h"
+#include "src/lora/lora_cuda.h"
+#include "src/ops/cuda_dispatch.h"
+#include "src/sampling/draw_rows.h"
+#include "tests/executor/decode_plan.h"
+#include "tests/model/tiny_model.h"
+#include "tests/support/op_observer.h"
+
+namespace weft::executor {
+namespace {
+
+using ::weft::testing::OpObserver;
+using ::weft::testing::TinyDecoder;
+
+constexpr int64_t kMaxRows = 12;
+
+// What a test may ask about the stand-in.
+struct Counts {
+  int records = 0, replays = 0, uploads = 0;
+  int64_t uploaded = 0;
+  std::set<std::string> ops;         // What replays have run.
+  std::set<std::string> host_reads;  // Those that the host waits for.
+  bool fails = false;                // To record.
+};
+
+class FunctionGraph final : public StepGraph {
+ public:
+  FunctionGraph(std::function<void()> step, Counts* counts)
+      : step_(std::move(step)), counts_(*counts) {}
+  void Replay() override {
+    const OpObserver observer;
+    step_();
+    counts_.ops.insert(observer.ops().begin(), observer.ops().end());
+    for (const std::string& op : observer.HostReads()) {
+      counts_.host_reads.insert(op);
+    }
+    ++counts_.replays;
+  }
+
+ private:
+  const std::function<void()> step_;
+  Counts& counts_;
+};
+
+class HostStepDevice final : public StepDevice {
+ public:
+  explicit HostStepDevice(Counts* counts) : counts_(*counts) {}
+
+  void Run(const std::function<void()>& step) override { step(); }
+  std::unique_ptr<StepGraph> Record(
+      const std::function<void()>& step) override {
+    TORCH_CHECK(!counts_.fails, "out of memory");
+    ++counts_.records;
+    return std::make_unique<FunctionGraph>(step, &counts_);
+  }
+  int64_t FreeBytes() override { return 1000 - 10 * counts_.records; }
+  at::Tensor HostBuffer(int64_t bytes) override {
+    return at::empty({bytes}, at::kByte);
+  }
+  void Upload(const at::Tensor& host, int64_t bytes,
+              const at::Tensor& device) override {
+    // What is not uploaded may be anything.
+    device.fill_(0x7F);
+    device.narrow(0, 0, bytes).copy_(host.narrow(0, 0, bytes));
+    ++counts_.uploads;
+    counts_.uploaded = bytes;
+  }
+
+  // A rule is a number of the list of all that were put.
+  int MaxFilters(const DrawRules& rules) override {
+    return rules.front().config.top_k > 0 ? 1 : 0;
+  }
+  void PutRules(const DrawRules& rules, std::span<std::byte> places) override {
+    std::ranges::fill(places, std::byte{0xFF});
+    rules_ = rules;
+    for (size_t i = 0; i < rules.size(); ++i) {
+      const auto number = static_cast<int64_t>(i);
+      std::memcpy(places.data() + i * sampling::cuda::kRuleBytes, &number,
+                  sizeof(number));
+    }
+  }
+  sampling::cuda::DrawSpace MakeDrawSpace(int64_t num_places, int64_t /*vocab*/,
+                                          int /*max_filters*/) override {
+    return {.results_2N = at::full({2, num_places}, -5, at::kInt)};
+  }
+  void QueueDraw(const at::Tensor& logits_TV, const at::Tensor& rules,
+                 int /*max_filters*/,
+                 const sampling::cuda::DrawSpace& space) override {
+    auto* tokens = space.results_2N.mutable_data_ptr<int32_t>();
+    const int64_t num_places = space.results_2N.size(1);
+    for (int64_t i = 0; i < num_places; ++i) {
+      int64_t number = 0;
+      std::memcpy(&number,
+                  static_cast<const std::byte*>(rules.const_data_ptr()) +
+                      i * sampling::cuda::kRuleBytes,
+                  sizeof(number));
+      if (number < 0) continue;
+      const auto drawn = sampling::DrawRows(logits_TV, {rules_.at(number)});
+      const sampling::DrawResult result = drawn.front().value();
+      tokens[i] = result.token;
+      std::memcpy(tokens + num_places + i, &result.logprob, sizeof(float));
+    }
+  }
+  Draws FetchDraws(const DrawRules& rules,
+                   const sampling::cuda::DrawSpace& space) override {
+    Draws draws(rules.size());
+    const auto* tokens = space.results_2N.const_data_ptr<int32_t>();
+    for (size_t i = 0; i < rules.size(); ++i) {
+      draws[i] = sampling::DrawResult{.token = tokens[i]};
+      std::memcpy(&draws[i]->logprob, tokens + space.results_2N.size(1) + i,
+                  sizeof(float));
+    }
+    return draws;
+  }
+
+ private:
+  Counts& counts_;
+  DrawRules rules_;
+};
+
+class DecodeGraphTest : public ::testing::Test {
+ protected:
+  DecodeGraphTest()
+      : decoder_(TinyDecoder(at::kFloat, /*seed=*/7)),
+        rank_(decoder_, loss::HeadOptions{.softcap = 20}),
+        store_(FilledCache(decoder_)),
+        graph_store_(FilledCache(decoder_)),
+        graphs_(decoder_, rank_.head(), &graph_store_, kMaxRows,
+                std::make_unique<HostStepDevice>(&counts_)) {}
+
+  [[nodiscard]] CachePlan Plan(int64_t num_rows, int64_t salt) const {
+    return DecodePlan(num_rows, salt, decoder_.config().vocab);
+  }
+
+  // By a graph and by launches, each with its own cache, which then agree.
+  void ExpectSame(const CachePlan& plan) {
+    const CacheOutput output = rank_.Run(plan, &graph_store_, &graphs_);
+    ASSERT_TRUE(output.by_graph);
+    const CacheOutput expected = rank_.Run(plan, &store_);
+    ASSERT_FALSE(expected.by_graph);
+    ASSERT_EQ(output.drawn.size(), expected.drawn.size());
+    for (size_t r = 0; r < output.drawn.size(); ++r) {
+      EXPECT_EQ(output.drawn[r]->token, expected.drawn[r]->token) << r;
+      EXPECT_EQ(output.drawn[r]->logprob, expected.drawn[r]->logprob) << r;
+    }
+    for (size_t layer = 0; layer < store_.k_pages_PSKC.size(); ++layer) {
+      EXPECT_TRUE(
+          store_.k_pages_PSKC[layer].equal(graph_store_.k_pages_PSKC[layer]));
+      EXPECT_TRUE(
+          store_.v_pages_PSKC[layer].equal(graph_store_.v_pages_PSKC[layer]));
+    }
+  }
+
+  const at::InferenceMode no_autograd_;
+  const model::Decoder decoder_;
+  const ModelRunner rank_;
+  model::KvStore store_, graph_store_;
+  Counts counts_;
+  DecodeGraphs graphs_;
+};
+
+TEST_F(DecodeGraphTest, AFullBucketHasTheBitsOfLaunches) {
+  for (int64_t salt = 0; salt < 4; ++salt) ExpectSame(Plan(4, salt));
+  EXPECT_EQ(counts_.records, 1);
+  EXPECT_EQ(counts_.replays, 4);
+  EXPECT_EQ(counts_.uploads, 6);  // Two more to record.
+}
+
+TEST_F(DecodeGraphTest, RowsOfABucketWithPaddingHaveTheBitsOfLaunches) {
+  for (const int64_t num_rows : {11, 9, 12, 10}) {
+    ExpectSame(Plan(num_rows, num_rows));
+  }
+  EXPECT_EQ(counts_.records, 1);
+}
+
+TEST_F(DecodeGraphTest, AReplayAsksTheHostForNothing) {
+  ExpectSame(Plan(3, 1));
+  ExpectSame(Plan(4, 2));
+  EXPECT_TRUE(counts_.ops.contains("aten::index_select"));
+  EXPECT_FALSE(counts_.ops.contains("aten::pin_memory"));
+  EXPECT_EQ(counts_.host_reads, std::set<std::string>());
+}
+
+TEST_F(DecodeGraphTest, TheSearchFindsAnOpThatWaits) {
+  const OpObserver observer;
+  static_cast<void>(at::arange(3).sum().item<int64_t>());
+  EXPECT_FALSE(observer.HostReads().empty());
+}
+
+TEST_F(DecodeGraphTest, EachShapeIsRecordedOnce) {
+  CachePlan filtered = Plan(2, 1);
+  filtered.draws.front().config.top_k = 3;
+  CachePlan longer = Plan(2, 1);
+  longer.kv.page_table_TL = at::zeros({2, 33}, at::kInt);
+  longer.kv.page_table_TL.narrow(1, 0, 3).copy_(Plan(2, 1).kv.page_table_TL);
+  for (int time = 0; time < 2; ++time) {
+    ExpectSame(Plan(1, 1));
+    ExpectSame(Plan(2, 1));
+    ExpectSame(filtered);
+    ExpectSame(longer);
+  }
+  EXPECT_EQ(counts_.records, 4);
+  EXPECT_EQ(graphs_.stats().graphs, 4);
+  EXPECT_EQ(graphs_.stats().bytes, 40);
+}
+
+TEST_F(DecodeGraphTest, OnlyRowsOfTheBatchHaveTheirTablesUploaded) {
+  ExpectSame(Plan(9, 1));
+  const int64_t bytes = counts_.uploaded;
+  ExpectSame(Plan(10, 1));
+  constexpr int64_t kRowOfTable = 512 / kPageTokens * 4;
+  EXPECT_EQ(counts_.uploaded, bytes + kRowOfTable);
+}
+
+// Where the kernels of the adapters are built in: the step has the table that
+// the plan's adapters are written to.
+TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
+  if constexpr (!ops::kHasCudaKernels) GTEST_SKIP() << "no kernels for CUDA";
+  if constexpr (ops::kHasCudaKernels) {
+    CachePlan plan = Plan(3, 1);
+    plan.batch.routing = {
+        {.begin = 1,
+         .end = 3,
+         .version = testing::TinyVersion(decoder_.config(), {.rank = 20},
+                                         at::kBFloat16)}};
+    const DecodeInputs inputs({.rows = 4, .table_entries = 32, .max_rank = 32},
+                              decoder_);
+    ASSERT_TRUE(inputs.Fits(plan));
+    const at::Tensor buffer = at::full({inputs.bytes()}, 0x7F, at::kByte);
+    const DecodeStep step = inputs.At(buffer);
+    ASSERT_NE(step.batch.table, nullptr);
+    EXPECT_TRUE(step.batch.routing.empty());
+    const int64_t count = inputs.Write(
+        plan,
+        {static_cast<std::byte*>(buffer.mutable_data_ptr()), buffer.nbytes()});
+    EXPECT_LT(count, inputs.bytes());  // One row is padding.
+    const kernels::cuda::LoraTable& table = step.batch.table->table();
+    ASSERT_EQ(*table.num_few, 1);
+    EXPECT_EQ(table.few->row, 1);
+    EXPECT_EQ(table.few->num_rows, 2);
+    EXPECT_EQ(table.few->weights,
+              plan.batch.routing.front().version->compute_N.const_data_ptr());
+    EXPECT_EQ(table.max_few_rows, 4);
+    // The tokens are where they were.
+    EXPECT_TRUE(step.batch.tokens_T.narrow(0, 0, 3).equal(plan.batch.tokens_T));
+  }
+}
+
+TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
+  std::vector<CachePlan> plans(6, Plan(2, 1));
+  plans[0] = Plan(kMaxRows + 1, 1);
+  plans[1].draws[1].config.top_logprobs = 2;
+  plans[2].draws.clear();
+  plans[3].logit_rows = {1, 0};
+  plans[4].kv.decode = false;
+  // The adapters of this device are no table's.
+  plans[5].batch.routing = {{.begin = 0,
+                             .end = 1,
+                             .version = testing::TinyVersion(
+                                 decoder_.config(), {.rank = 3}, at::kFloat)}};
+  for (const CachePlan& plan : plans) {
+    EXPECT_EQ(graphs_.Run(plan), std::nullopt) << &plan - plans.data();
+  }
+  EXPECT_EQ(counts_.uploads, 0);
+}
+
+TEST_F(DecodeGraphTest, AShapeThatCannotBeRecordedRunsByLaunches) {
+  counts_.fails = true;
+  EXPECT_FALSE(rank_.Run(Plan(2, 1), &graph_store_, &graphs_).by_graph);
+  EXPECT_EQ(graphs_.stats().graphs, 0);
+  // Not tried again; other shapes are.
+  counts_.fails = false;
+  const CacheOutput output = rank_.Run(Plan(2, 1), &graph_store_, &graphs_);
+  EXPECT_FALSE(output.by_graph);
+  EXPECT_EQ(output.drawn.size(), 2);
+  EXPECT_EQ(counts_.records, 0);
+  ExpectSame(Plan(3, 1));
+}
+
+}  // namespace
+}  // namespace weft::executor

@@ -1,0 +1,55 @@
+// Decode steps for tests, over a cache that is full of numbers.
+#ifndef WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_
+#define WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+
+#include "src/executor/model_runner.h"
+#include "src/executor/plan.h"
+#include "src/model/decoder.h"
+
+namespace weft::executor {
+
+inline constexpr int64_t kPageTokens = 16;
+inline constexpr int64_t kPages = 40;
+inline constexpr int64_t kPagesOfSequence = 3;
+
+inline model::KvStore FilledCache(const model::Decoder& decoder) {
+  model::KvStore store = AllocateCache(decoder, kPages, kPageTokens);
+  at::manual_seed(11);
+  for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
+    for (at::Tensor& layer : *pages) {
+      layer.copy_(at::randn(layer.sizes(), at::kFloat));
+    }
+  }
+  return store;
+}
+
+// One step of `num_rows` sequences, of other lengths and tokens for each
+// `salt`. At most kPages / kPagesOfSequence rows.
+inline CachePlan DecodePlan(int64_t num_rows, int64_t salt, int64_t vocab) {
+  const at::Tensor row = at::arange(num_rows);
+  const at::Tensor length = (row * 7 + salt * 5).remainder(40) + 1;
+  CachePlan plan;
+  plan.batch.tokens_T = (row * 5 + salt).remainder(vocab);
+  plan.batch.positions_T = (length - 1).to(at::kInt);
+  plan.kv = {.slots_T = row * (kPagesOfSequence * kPageTokens) + length - 1,
+             .decode = true,
+             .page_table_TL = (row.unsqueeze(1) * kPagesOfSequence +
+                               at::arange(kPagesOfSequence))
+                                  .to(at::kInt),
+             .lengths_T = length.to(at::kInt)};
+  for (int64_t r = 0; r < num_rows; ++r) {
+    plan.logit_rows.push_back(r);
+    plan.draws.push_back({.seed = static_cast<uint64_t>(salt),
+                          .position = static_cast<uint32_t>(r),
+                          .row = static_cast<int32_t>(r)});
+  }
+  return plan;
+}
+
+}  // namespace weft::executor
+
+#endif  // WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_

@@ -1,0 +1,158 @@
+#include "src/executor/message.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/model/tiny_model.h"
+
+namespace weft::executor {
+namespace {
+
+using ::weft::testing::TinyConfig;
+using ::weft::testing::TinyVersion;
+
+class MessageTest : public ::testing::Test {
+ protected:
+  MessageTest()
+      : version_(TinyVersion(TinyConfig(), {.rank = 2}, at::kFloat)) {}
+
+  // What another rank makes of it.
+  template <typename T>
+  T Send(const T& message) const {
+    return std::get<T>(Decode(Encode(message), [this](uint64_t id) {
+      EXPECT_EQ(id, version_->id.value());
+      return version_;
+    }));
+  }
+
+  lora::LoraRouting Routing() const {
+    return {{.begin = 0,
+             .end = 2,
+             .version = version_,
+             .gradient_N = at::zeros({7})},
+            {.begin = 2, .end = 3, .version = version_, .gradient_N = {}}};
+  }
+
+  void ExpectRouting(const lora::LoraRouting& routing) const {
+    ASSERT_EQ(routing.size(), 2);
+    EXPECT_EQ(routing[0].end, 2);
+    EXPECT_EQ(routing[1].begin, 2);
+    EXPECT_EQ(routing[1].version, version_);
+    EXPECT_TRUE(routing[0].gradient_N.defined());
+    EXPECT_FALSE(routing[1].gradient_N.defined());
+  }
+
+  const lora::AdapterVersionPtr version_;
+};
+
+TEST_F(MessageTest, ATrainPlanArrivesWhole) {
+  TrainPlan plan{.batch = {.tokens_T = at::tensor({5L, 6L, 7L}),
+                           .positions_T = at::tensor({0, 1, 2}, at::kInt),
+                           .nodes = {{.begin = 0, .end = 3, .subtree_end = 3}},
+                           .routing = Routing()},
+                 .score_index_R = at::tensor({1L, 2L}),
+                 .rows = {.row_offsets = {0, 1, 3},
+                          .targets = {4, 5, 6},
+                          .temperatures = {1.0f, 0.5f},
+                          .filters = {0.0f, 0.25f},
+                          .routing = Routing()},
+                 .backward = true,
+                 .wants_entropy = true,
+                 .num_recomputed = 3};
+  const TrainCommand command = Send(TrainCommand{.plans = {plan, TrainPlan()}});
+  ASSERT_EQ(command.plans.size(), 2);
+  const TrainPlan& got = command.plans.front();
+  EXPECT_TRUE(at::equal(got.batch.tokens_T, plan.batch.tokens_T));
+  EXPECT_TRUE(at::equal(got.batch.positions_T, plan.batch.positions_T));
+  EXPECT_EQ(got.batch.positions_T.scalar_type(), at::kInt);
+  EXPECT_EQ(got.batch.nodes.at(0).end, 3);
+  EXPECT_EQ(got.batch.nodes.at(0).parent, -1);
+  ExpectRouting(got.batch.routing);
+  EXPECT_TRUE(at::equal(got.score_index_R, plan.score_index_R));
+  EXPECT_EQ(got.rows.row_offsets, plan.rows.row_offsets);
+  EXPECT_EQ(got.rows.targets, plan.rows.targets);
+  EXPECT_EQ(got.rows.temperatures, plan.rows.temperatures);
+  EXPECT_EQ(got.rows.filters, plan.rows.filters);
+  ExpectRouting(got.rows.routing);
+  EXPECT_TRUE(got.backward);
+  EXPECT_TRUE(got.wants_entropy);
+  EXPECT_EQ(got.num_recomputed, 3);
+  EXPECT_FALSE(command.plans.back().batch.tokens_T.defined());
+}
+
+TEST_F(MessageTest, ACachePlanArrivesWhole) {
+  CachePlan plan{
+      .batch = {.tokens_T = at::tensor({5L}), .routing = Routing()},
+      .kv =
+          {.slots_T = at::tensor({9L}),
+           .suffixes = {{.q_begin = 0, .q_size = 1, .k_begin = 2, .k_size = 3}},
+           .key_slots_S = at::tensor({1L, 2L}),
+           .decode = true,
+           .page_table_TL = at::ones({1, 2}, at::kInt),
+           .lengths_T = at::tensor({4}, at::kInt)},
+      .logit_rows = {0},
+      .logit_routing = Routing(),
+      .draws =
+          {{.config = {.top_p = 0.25}, .seed = 6, .position = 7, .row = 8}},
+      .score_rows = {1, 2},
+      .scores = {.row_offsets = {0}, .targets = {3}}};
+  const CachePlan got = Send(CacheCommand{.plan = plan}).plan;
+  EXPECT_TRUE(at::equal(got.kv.slots_T, plan.kv.slots_T));
+  EXPECT_EQ(got.kv.suffixes.at(0).k_size, 3);
+  EXPECT_TRUE(at::equal(got.kv.key_slots_S, plan.kv.key_slots_S));
+  EXPECT_TRUE(got.kv.decode);
+  EXPECT_TRUE(at::equal(got.kv.page_table_TL, plan.kv.page_table_TL));
+  EXPECT_TRUE(at::equal(got.kv.lengths_T, plan.kv.lengths_T));
+  EXPECT_EQ(got.logit_rows, plan.logit_rows);
+  ExpectRouting(got.logit_routing);
+  ASSERT_EQ(got.draws.size(), 1);
+  EXPECT_EQ(got.draws[0].config.top_p, 0.25);
+  EXPECT_EQ(got.draws[0].seed, 6);
+  EXPECT_EQ(got.draws[0].position, 7);
+  EXPECT_EQ(got.draws[0].row, 8);
+  EXPECT_EQ(got.score_rows, plan.score_rows);
+  EXPECT_EQ(got.scores.targets, plan.scores.targets);
+}
+
+TEST_F(MessageTest, TheOthersArriveToo) {
+  const LoraConfig config{
+      .rank = 3,
+      .alpha = 5,
+      .target_modules = {TargetModule::kOProj, TargetModule::kLmHead},
+      .seed = 9,
+      .overrides = {{.layer = 1,
+                     .module = TargetModule::kOProj,
+                     .shape = {.rank = 2, .alpha = 7}}}};
+  const NewVersion version = Send(NewVersion{.id = 12, .config = config});
+  EXPECT_EQ(version.id, 12);
+  EXPECT_EQ(version.config, config);
+  EXPECT_EQ(Send(DropVersions{.ids = {3, 4}}).ids,
+            std::vector<uint64_t>({3, 4}));
+  const CacheSize size = Send(CacheSize{.num_pages = 8, .page_tokens = 16});
+  EXPECT_EQ(size.num_pages, 8);
+  EXPECT_EQ(size.page_tokens, 16);
+  const kv::PageCopy copy{.from = 1, .to = 2, .num_rows = 3};
+  EXPECT_EQ(Send(CopyPageCommand{.copy = copy}).copy, copy);
+  const GradientsCommand gradients =
+      Send(GradientsCommand{.gradients_E = {at::tensor({1.5f}), at::Tensor()}});
+  ASSERT_EQ(gradients.gradients_E.size(), 2);
+  EXPECT_TRUE(at::equal(gradients.gradients_E[0], at::tensor({1.5f})));
+  EXPECT_FALSE(gradients.gradients_E[1].defined());
+  Send(StopCommand());
+}
+
+TEST_F(MessageTest, WhatIsCutShortThrows) {
+  const std::string bytes = Encode(DropVersions{.ids = {3, 4}});
+  const FindVersion none = [](uint64_t) { return nullptr; };
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_THROW(static_cast<void>(Decode(bytes.substr(0, size), none)),
+                 c10::Error);
+  }
+  EXPECT_THROW(static_cast<void>(Decode(std::string(8, '\x7f'), none)),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace weft::executor

@@ -1,0 +1,142 @@
+// What a rank other than 0 keeps of what it is told.
+#include "src/executor/remote_worker.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "src/executor/channel.h"
+#include "src/model/decoder_weights.h"
+#include "tests/model/tiny_model.h"
+
+namespace weft::executor {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::TinyConfig;
+using ::weft::testing::TinyVersion;
+
+constexpr int64_t kTokens = 4;
+
+// Runs `lead` as rank 0 of two replicas, of which the other one follows;
+// returns the error that ends it, or "".
+std::string ErrorOfFollower(const model::ModelConfig& config,
+                            const std::function<void(parallel::Links&)>& lead) {
+  const auto meeting = parallel::Rendezvous::InProcess();
+  const parallel::Topology topology = {.num_replicas = 2};
+  std::string error;
+  std::thread follower([&] {
+    at::set_num_threads(1);
+    parallel::Links links =
+        parallel::Meet(meeting, 1, topology, /*local=*/true);
+    parallel::JoinOn(at::kCPU, &links);
+    const model::Decoder decoder(
+        config, model::MakeDummyWeights(config, at::kFloat, at::kCPU, 3),
+        config.max_positions);
+    try {
+      RemoteWorker(decoder, loss::HeadOptions(), &links).Run();
+    } catch (const c10::Error& thrown) {
+      error = thrown.what_without_backtrace();
+    }
+  });
+  parallel::Links links = parallel::Meet(meeting, 0, topology, /*local=*/true);
+  parallel::JoinOn(at::kCPU, &links);
+  lead(links);
+  follower.join();
+  return error;
+}
+
+void Announce(const lora::AdapterVersionPtr& version, parallel::Links& links) {
+  SendMessage(NewVersion{.id = version->id.value(),
+                         .config = version->layout->config()},
+              *links.commands);
+  links.transfers->Send(version->compute_N, 1);
+}
+
+void Drop(const std::vector<uint64_t>& ids, parallel::Links& links) {
+  SendMessage(DropVersions{.ids = ids}, *links.commands);
+}
+
+// Nothing for rank 0; the follower scores some tokens with these weights.
+void SendPlan(const lora::AdapterVersionPtr& version, parallel::Links& links) {
+  TrainPlan plan;
+  plan.batch = {.tokens_T = at::arange(kTokens) * 3,
+                .positions_T = at::arange(kTokens).to(at::kInt),
+                .nodes = {{.begin = 0, .end = kTokens, .subtree_end = kTokens}},
+                .routing = {{.begin = 0, .end = kTokens, .version = version}}};
+  plan.score_index_R = at::tensor({1L});
+  plan.rows = {.row_offsets = {0, 1}, .targets = {7}, .temperatures = {1.0F}};
+  SendMessage(TrainCommand{.plans = {TrainPlan(), std::move(plan)}},
+              *links.commands);
+}
+
+float ReceiveScore(parallel::Links& links) {
+  at::Tensor logprobs_E = at::empty({1});
+  links.commands->Receive(logprobs_E, 1);
+  return logprobs_E.item<float>();
+}
+
+class FollowerTest : public ::testing::Test {
+ protected:
+  FollowerTest() : config_(TinyConfig()) {
+    at::manual_seed(6);
+    for (lora::AdapterVersionPtr* version : {&kept_, &dropped_}) {
+      *version = TinyVersion(config_, {.rank = 3, .alpha = 6}, at::kFloat);
+    }
+  }
+
+  const model::ModelConfig config_;
+  lora::AdapterVersionPtr kept_, dropped_;
+};
+
+TEST_F(FollowerTest, APlanOfForgottenWeightsEndsItWithAnError) {
+  const std::string error =
+      ErrorOfFollower(config_, [&](parallel::Links& links) {
+        Announce(dropped_, links);
+        SendPlan(dropped_, links);
+        EXPECT_LT(ReceiveScore(links), 0);
+        Drop({dropped_->id.value()}, links);
+        SendPlan(dropped_, links);
+      });
+  EXPECT_THAT(error, HasSubstr("no weights have id " +
+                               std::to_string(dropped_->id.value())));
+}
+
+TEST_F(FollowerTest, APlanOfWeightsThatItNeverHadEndsItWithAnError) {
+  EXPECT_THAT(ErrorOfFollower(config_,
+                              [&](parallel::Links& links) {
+                                Announce(kept_, links);
+                                SendPlan(dropped_, links);
+                              }),
+              HasSubstr("no weights have id"));
+}
+
+TEST_F(FollowerTest, OtherWeightsStayAndForgottenOnesMayComeAgain) {
+  const auto lead = [&](parallel::Links& links) {
+    Announce(kept_, links);
+    Announce(dropped_, links);
+    SendPlan(kept_, links);
+    const float kept = ReceiveScore(links);
+    SendPlan(dropped_, links);
+    const float dropped = ReceiveScore(links);
+    EXPECT_NE(kept, dropped);
+    // An id that nobody has is nothing to forget.
+    Drop({dropped_->id.value(), ~uint64_t{0}}, links);
+    SendPlan(kept_, links);
+    EXPECT_EQ(ReceiveScore(links), kept);
+    Announce(dropped_, links);
+    SendPlan(dropped_, links);
+    EXPECT_EQ(ReceiveScore(links), dropped);
+    SendMessage(StopCommand(), *links.commands);
+  };
+  EXPECT_EQ(ErrorOfFollower(config_, lead), "");
+}
+
+}  // namespace
+}  // namespace weft::executor
