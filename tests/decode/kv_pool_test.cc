@@ -87,7 +87,7 @@ void RememberNew(KvPool& pool, uint64_t version,
                  const std::vector<int32_t>& tokens) {
   kv::SequencePages sequence =
       Sequence(pool, static_cast<int64_t>(tokens.size()));
-  pool.Remember(version, tokens, sequence);
+  pool.CachePrefix(version, tokens, sequence);
 }
 
 TEST(KvPoolTest, RememberedPagesAreFoundUntilOthersNeedThem) {

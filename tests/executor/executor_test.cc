@@ -42,7 +42,7 @@ loss::HeadOptions HeadOf(const model::Decoder& decoder) {
                     .vocab = decoder.config().vocab}};
 }
 
-// Runs `lead` with a group of that topology, whose other ranks follow.
+// Runs `lead` with an executor of that topology, whose other ranks follow.
 void WithGroup(const model::ModelConfig& config,
                const parallel::Topology& topology,
                const std::function<void(Executor&)>& lead) {
@@ -60,17 +60,17 @@ void WithGroup(const model::ModelConfig& config,
         RemoteWorker(decoder, HeadOf(decoder), &links).Run();
         return;
       }
-      Executor group(decoder, HeadOf(decoder), std::move(links));
-      lead(group);
+      Executor executor(decoder, HeadOf(decoder), std::move(links));
+      lead(executor);
       executor.Stop();
     });
   }
   for (std::thread& thread : threads) thread.join();
 }
 
-class GroupTest : public ::testing::TestWithParam<std::tuple<int, int>> {
+class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
  protected:
-  GroupTest() : config_(TinyConfig()) {
+  ExecutorTest() : config_(TinyConfig()) {
     at::set_num_threads(1);
     at::manual_seed(5);
     LoraConfig lora{.rank = 3, .alpha = 6};
@@ -166,14 +166,14 @@ void ExpectNear(const std::vector<at::Tensor>& actual,
   }
 }
 
-TEST_P(GroupTest, TrainsAsOneRankDoes) {
+TEST_P(ExecutorTest, TrainsAsOneRankDoes) {
   Outcome expected, actual, fewer;
   WithGroup(config_, {},
-            [&](Executor& executor) { expected = Train(group, 1); });
+            [&](Executor& executor) { expected = Train(executor, 1); });
   WithGroup(config_, topology(), [&](Executor& executor) {
-    actual = Train(group, topology().num_replicas);
+    actual = Train(executor, topology().num_replicas);
     // With fewer plans than replicas the last ones have nothing to do.
-    fewer = Train(group, 1);
+    fewer = Train(executor, 1);
   });
   for (const Outcome& outcome : {actual, fewer}) {
     ExpectNear(outcome.logprobs, expected.logprobs);
@@ -182,18 +182,18 @@ TEST_P(GroupTest, TrainsAsOneRankDoes) {
   }
 }
 
-TEST_P(GroupTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
+TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
   std::vector<Outcome> expected, actual;
   const auto train_twice = [&](int at_once, std::vector<Outcome>* outcomes) {
     return [this, at_once, outcomes](Executor& executor) {
       at::manual_seed(8);
-      outcomes->push_back(Train(group, at_once));
+      outcomes->push_back(Train(executor, at_once));
       executor.Ping();  // The old weights are somebody's still.
       const std::weak_ptr<const lora::AdapterVersion> old = versions_[1];
       versions_[1] = TinyVersion(config_, {.rank = 2, .alpha = 4}, at::kFloat);
       gradients_[1] = at::zeros_like(versions_[1]->weights_N);
-      outcomes->push_back(Train(group, at_once));
-      EXPECT_TRUE(old.expired()) << "the group keeps it alive";
+      outcomes->push_back(Train(executor, at_once));
+      EXPECT_TRUE(old.expired()) << "the executor keeps it alive";
       executor.Ping();
     };
   };
@@ -218,7 +218,7 @@ at::Tensor LogprobsOf(const std::optional<sampling::DrawResult>& drawn) {
   return logprobs_V;
 }
 
-TEST_P(GroupTest, SamplesAsOneRankDoes) {
+TEST_P(ExecutorTest, SamplesAsOneRankDoes) {
   using Drawn = std::vector<std::optional<sampling::DrawResult>>;
   const auto sample = [this](std::vector<at::Tensor>* outputs, Drawn* drawn) {
     return [this, outputs, drawn](Executor& executor) {
@@ -282,7 +282,7 @@ TEST_P(GroupTest, SamplesAsOneRankDoes) {
   EXPECT_EQ(drawn[1]->token, actual.back().argmax().item<int64_t>());
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, GroupTest,
+INSTANTIATE_TEST_SUITE_P(Sizes, ExecutorTest,
                          ::testing::Values(std::tuple(1, 2), std::tuple(2, 1),
                                            std::tuple(4, 1), std::tuple(2, 2)),
                          [](const auto& test) {

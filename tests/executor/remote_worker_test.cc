@@ -82,9 +82,9 @@ float ReceiveScore(parallel::Links& links) {
   return logprobs_E.item<float>();
 }
 
-class FollowerTest : public ::testing::Test {
+class RemoteWorkerTest : public ::testing::Test {
  protected:
-  FollowerTest() : config_(TinyConfig()) {
+  RemoteWorkerTest() : config_(TinyConfig()) {
     at::manual_seed(6);
     for (lora::AdapterVersionPtr* version : {&kept_, &dropped_}) {
       *version = TinyVersion(config_, {.rank = 3, .alpha = 6}, at::kFloat);
@@ -95,7 +95,7 @@ class FollowerTest : public ::testing::Test {
   lora::AdapterVersionPtr kept_, dropped_;
 };
 
-TEST_F(FollowerTest, APlanOfForgottenWeightsEndsItWithAnError) {
+TEST_F(RemoteWorkerTest, APlanOfForgottenWeightsEndsItWithAnError) {
   const std::string error =
       ErrorOfFollower(config_, [&](parallel::Links& links) {
         Announce(dropped_, links);
@@ -108,7 +108,7 @@ TEST_F(FollowerTest, APlanOfForgottenWeightsEndsItWithAnError) {
                                std::to_string(dropped_->id.value())));
 }
 
-TEST_F(FollowerTest, APlanOfWeightsThatItNeverHadEndsItWithAnError) {
+TEST_F(RemoteWorkerTest, APlanOfWeightsThatItNeverHadEndsItWithAnError) {
   EXPECT_THAT(ErrorOfFollower(config_,
                               [&](parallel::Links& links) {
                                 Announce(kept_, links);
@@ -117,7 +117,7 @@ TEST_F(FollowerTest, APlanOfWeightsThatItNeverHadEndsItWithAnError) {
               HasSubstr("no weights have id"));
 }
 
-TEST_F(FollowerTest, OtherWeightsStayAndForgottenOnesMayComeAgain) {
+TEST_F(RemoteWorkerTest, OtherWeightsStayAndForgottenOnesMayComeAgain) {
   const auto lead = [&](parallel::Links& links) {
     Announce(kept_, links);
     Announce(dropped_, links);
