@@ -192,7 +192,8 @@ function(weft_cc_test)
     target_link_libraries(${A_NAME} PRIVATE weft_torch)
   endif()
   gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
-    PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
+    PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
+    ENVIRONMENT "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp")
 endfunction()
 
 # weft_cc_binary(NAME name [TORCH] SRCS ... DEPS ...)

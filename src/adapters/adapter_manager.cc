@@ -26,22 +26,21 @@ void AdapterManager::Create(CreateAdapterRequest request,
     }
     done(std::move(info));
   };
-  context_.dispatcher.Post(
-      [this, request = std::move(request), once = std::move(once)] {
-        MakeWhenRoom({.request = request}, once);
-      });
+  const Callback<AdapterInfo> reply = std::move(once);
+  Post(reply, [this, request = std::move(request), reply] {
+    MakeWhenRoom({.request = request}, reply);
+  });
 }
 
 void AdapterManager::Delete(std::string adapter_id, Callback<bool> done) {
-  context_.dispatcher.Post(
-      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
-        if (!Forget(adapter_id)) {
-          Reply<bool>(done, NoSuchAdapter(adapter_id));
-          return;
-        }
-        Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
-        Reply<bool>(done, true);
-      });
+  Post(done, [this, adapter_id = std::move(adapter_id), done] {
+    if (!Forget(adapter_id)) {
+      Reply<bool>(done, NoSuchAdapter(adapter_id));
+      return;
+    }
+    Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
+    Reply<bool>(done, true);
+  });
 }
 
 bool AdapterManager::Forget(const std::string& adapter_id) {
@@ -75,8 +74,7 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
       Reply<AdapterInfo>(done, refused);
       return;
     }
-    context_.dispatcher.Post(
-        [this, request, done] { ReadWhenRoom(request, done); });
+    Post(done, [this, request, done] { ReadWhenRoom(request, done); });
   });
 }
 
@@ -92,10 +90,10 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
              context_.PostIo([this, request, done] {
                absl::StatusOr<LoadedCheckpoint> loaded =
                    context_.files.Load(request.source_adapter_id, request.name);
-               context_.dispatcher.Post(
-                   [this, request, done, loaded = std::move(loaded)]() mutable {
-                     FinishLoad(request, std::move(loaded), done);
-                   });
+               Post(done, [this, request, done,
+                           loaded = std::move(loaded)]() mutable {
+                 FinishLoad(request, std::move(loaded), done);
+               });
              });
            });
 }
@@ -140,14 +138,14 @@ void AdapterManager::Import(ImportAdapterRequest request,
                                    .tenant = request.tenant,
                                    .config = std::move(peft->config)},
                        .state = {.weights = std::move(peft->weights)}};
-    context_.dispatcher.Post([this, adapter = std::move(adapter), done] {
-      MakeWhenRoom(adapter, done);
+    Post(done, [this, adapter = std::move(adapter), done]() mutable {
+      MakeWhenRoom(std::move(adapter), done);
     });
   });
 }
 
 void AdapterManager::WhenSlot(const CreateAdapterRequest& request,
-                              dispatch::RoomTask task) {
+                              dispatch::EngineTask task) {
   // No adapter has to leave for one that cannot be made.
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
@@ -212,36 +210,34 @@ void AdapterManager::DeleteCheckpoint(std::string adapter_id, std::string name,
 
 void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                      Callback<bool> done) {
-  context_.dispatcher.Post(
-      [this, request = std::move(request), done = std::move(done)] {
-        const std::optional<AdapterKey> key =
-            context_.dispatcher.adapters().KeyOf(request.adapter_id);
-        if (!key) {
-          Reply<bool>(done, NoSuchAdapter(request.adapter_id));
-          return;
-        }
-        const absl::Status status =
-            context_.adapters.ReleaseSnapshot(*key, request.name);
-        if (status.ok()) context_.Publish(*key);
-        Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
-      });
+  Post(done, [this, request = std::move(request), done] {
+    const std::optional<AdapterKey> key =
+        context_.dispatcher.adapters().KeyOf(request.adapter_id);
+    if (!key) {
+      Reply<bool>(done, NoSuchAdapter(request.adapter_id));
+      return;
+    }
+    const absl::Status status =
+        context_.adapters.ReleaseSnapshot(*key, request.name);
+    if (status.ok()) context_.Publish(*key);
+    Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
+  });
 }
 
 void AdapterManager::Export(ExportAdapterRequest request,
                             Callback<PeftFiles> done) {
-  context_.dispatcher.Post(
-      [this, request = std::move(request), done = std::move(done)] {
-        dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-        const std::optional<AdapterKey> key = desk.KeyOf(request.adapter_id);
-        if (!key) {
-          Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
-          return;
-        }
-        desk.WhenOnDevice(
-            *key, [this, key = *key, request, done](const absl::Status& room) {
-              ExportNow(key, request, done, room);
-            });
-      });
+  Post(done, [this, request = std::move(request), done] {
+    dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+    const std::optional<AdapterKey> key = desk.KeyOf(request.adapter_id);
+    if (!key) {
+      Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
+      return;
+    }
+    desk.WhenOnDevice(
+        *key, [this, key = *key, request, done](const absl::Status& room) {
+          ExportNow(key, request, done, room);
+        });
+  });
 }
 
 void AdapterManager::ExportNow(AdapterKey key,

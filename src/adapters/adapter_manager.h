@@ -54,6 +54,19 @@ class AdapterManager {
     });
   }
 
+  // Runs `body` on the engine thread; once that has ended, replies why not.
+  template <typename T, typename Body>
+  void Post(const Callback<T>& done, Body body) const {
+    context_.dispatcher.Post(
+        [this, done, body = std::move(body)](const absl::Status& open) mutable {
+          if (open.ok()) {
+            body();
+          } else {
+            Reply<T>(done, open);
+          }
+        });
+  }
+
   // The largest rank that an adapter of this model would have.
   [[nodiscard]] int MaxRank(const LoraConfig& config) const;
 
@@ -61,7 +74,7 @@ class AdapterManager {
 
   // Once there is a slot for a new adapter, which the task then has to use or
   // return; at once with an error when there can be none.
-  void WhenSlot(const CreateAdapterRequest& request, dispatch::RoomTask task);
+  void WhenSlot(const CreateAdapterRequest& request, dispatch::EngineTask task);
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
   // Makes an adapter in the slot that it was given.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);

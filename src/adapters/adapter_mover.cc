@@ -77,7 +77,9 @@ void AdapterMover::ToDisk(const sched::Move& move) {
     const std::string file = absl::StrCat(move.id);
     const absl::Status status = WriteImage(spill_, file, image);
     context_.dispatcher.Post(
-        [this, move, bytes, file, status, image = std::move(image)]() mutable {
+        [this, move, bytes, file, status,
+         image = std::move(image)](const absl::Status& open) mutable {
+          if (!open.ok()) return;
           if (!context_.dispatcher.adapters().IsUnderway(move)) {
             if (status.ok()) RemoveFile(file);
             return;
@@ -108,18 +110,19 @@ void AdapterMover::FromDisk(const sched::Move& move) {
                    file = context_.adapters.File(move.adapter),
                    image = context_.adapters.Image(move.adapter)]() mutable {
     absl::Status status = ReadImage(spill_, file, size, image);
-    context_.dispatcher.Post([this, move, bytes, file,
-                              status = std::move(status),
-                              image = std::move(image)]() mutable {
-      if (!context_.dispatcher.adapters().IsUnderway(move)) return;
-      if (status.ok()) {
-        status = context_.guard.Guarded("moving an adapter in", [&] {
-          context_.adapters.MoveToDevice(move.adapter, image);
+    context_.dispatcher.Post(
+        [this, move, bytes, file, status = std::move(status),
+         image = std::move(image)](const absl::Status& open) mutable {
+          if (!open.ok()) return;
+          if (!context_.dispatcher.adapters().IsUnderway(move)) return;
+          if (status.ok()) {
+            status = context_.guard.Guarded("moving an adapter in", [&] {
+              context_.adapters.MoveToDevice(move.adapter, image);
+            });
+          }
+          if (status.ok()) RemoveFile(file);
+          Finish(move, bytes, status);
         });
-      }
-      if (status.ok()) RemoveFile(file);
-      Finish(move, bytes, status);
-    });
   });
 }
 

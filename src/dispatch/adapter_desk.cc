@@ -23,14 +23,6 @@ absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
   return {known ? status.code() : absl::StatusCode::kInternal, text};
 }
 
-void SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
-  AdapterInfo info = facts.info;
-  info.adapter_id = record.info.adapter_id;
-  info.tenant = record.info.tenant;
-  record.info = std::move(info);
-  record.image_bytes = facts.image_bytes;
-}
-
 }  // namespace
 
 absl::StatusOr<AdapterInfo> AdapterDesk::Info(const std::string& id) const {
@@ -101,14 +93,14 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
   AdapterRecord& record = s_.adapters[key];
   record.info.adapter_id = id;
   record.info.tenant = tenant;
-  SetFacts(record, facts);
+  s_.SetFacts(record, facts);
   s_.residency.Add(key);
   s_.scheduler.AddAdapter(key, id, tenant, last_step);
   s_.ShowAdapters();
 }
 
 std::vector<uint64_t> AdapterDesk::Remove(AdapterKey key) {
-  std::vector<RoomTask> tasks;
+  std::vector<EngineTask> tasks;
   std::vector<uint64_t> started;
   absl::Status gone;
   {
@@ -130,7 +122,7 @@ std::vector<uint64_t> AdapterDesk::Remove(AdapterKey key) {
     }
     s_.ShowAdapters();
   }
-  for (const RoomTask& task : tasks) task(gone);
+  for (const EngineTask& task : tasks) task(gone);
   return started;
 }
 
@@ -138,11 +130,10 @@ void AdapterDesk::Publish(AdapterKey key, const AdapterFacts& facts) {
   MutexLock lock(&s_.mu);
   AdapterRecord* record = s_.Find(key);
   if (record == nullptr) return;
-  SetFacts(*record, facts);
-  s_.ShowAdapters();
+  s_.SetFacts(*record, facts);
 }
 
-void AdapterDesk::WhenOnDevice(AdapterKey key, RoomTask task) {
+void AdapterDesk::WhenOnDevice(AdapterKey key, EngineTask task) {
   {
     MutexLock lock(&s_.mu);
     AdapterRecord* record = s_.Find(key);
@@ -156,7 +147,7 @@ void AdapterDesk::WhenOnDevice(AdapterKey key, RoomTask task) {
   task(absl::OkStatus());
 }
 
-void AdapterDesk::WhenSlot(RoomTask task) {
+void AdapterDesk::WhenSlot(EngineTask task) {
   MutexLock lock(&s_.mu);
   const uint64_t ticket = s_.next_id++;
   s_.slot_tasks.emplace(ticket, std::move(task));
@@ -175,8 +166,8 @@ bool AdapterDesk::IsUnderway(const sched::Move& move) const {
 
 void AdapterDesk::FinishMove(const sched::Move& move, uint64_t bytes,
                              const absl::Status& status) {
-  std::vector<RoomTask> ready;
-  std::vector<RoomTask> failed;
+  std::vector<EngineTask> ready;
+  std::vector<EngineTask> failed;
   absl::Status error;
   {
     MutexLock lock(&s_.mu);
@@ -199,12 +190,12 @@ void AdapterDesk::FinishMove(const sched::Move& move, uint64_t bytes,
     }
     s_.ShowAdapters();
   }
-  for (const RoomTask& task : failed) task(error);
-  for (const RoomTask& task : ready) task(absl::OkStatus());
+  for (const EngineTask& task : failed) task(error);
+  for (const EngineTask& task : ready) task(absl::OkStatus());
 }
 
-std::vector<RoomTask> AdapterDesk::DropWaiter(const sched::SlotWaiter& waiter,
-                                              const absl::Status& status) {
+std::vector<EngineTask> AdapterDesk::DropWaiter(const sched::SlotWaiter& waiter,
+                                                const absl::Status& status) {
   if (waiter.ticket > 0) {
     return {std::move(s_.slot_tasks.extract(waiter.ticket).mapped())};
   }

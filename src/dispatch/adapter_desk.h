@@ -14,13 +14,6 @@
 
 namespace weft::dispatch {
 
-// What the owner of an adapter's tensors says of it.
-struct AdapterFacts {
-  // All but adapter_id, tenant and last_step, which the dispatcher knows.
-  AdapterInfo info;
-  uint64_t image_bytes = 0;  // What its tensors take off the device.
-};
-
 class AdapterDesk {
  public:
   explicit AdapterDesk(State* state) : s_(*state) {}
@@ -53,10 +46,11 @@ class AdapterDesk {
   // Renews the public facts, if the adapter exists.
   void Publish(AdapterKey key, const AdapterFacts& facts);
 
-  // Runs `task` once the adapter is on the device: at once if it is.
-  void WhenOnDevice(AdapterKey key, RoomTask task);
+  // Runs `task` once the adapter is on the device: at once if it is, or if it
+  // does not exist.
+  void WhenOnDevice(AdapterKey key, EngineTask task);
   // Runs `task` once there is a slot for a new adapter, for Add or ReturnSlot.
-  void WhenSlot(RoomTask task);
+  void WhenSlot(EngineTask task);
   void ReturnSlot();
 
   // The adapter makes this move still: it was not removed meanwhile.
@@ -67,7 +61,7 @@ class AdapterDesk {
                   const absl::Status& status);
 
  private:
-  [[nodiscard]] std::vector<RoomTask> DropWaiter(
+  [[nodiscard]] std::vector<EngineTask> DropWaiter(
       const sched::SlotWaiter& waiter, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 

@@ -1,6 +1,6 @@
 // What the dispatcher tells operators: who waits, for how long, for whom work
 // was done, where adapters are, what stored replies hold.
-// Threads: any. Recording is an atomic operation; nothing here locks.
+// Threads: any. Recording is an atomic operation, or a histogram's own lock.
 #ifndef WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 #define WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 

@@ -12,12 +12,18 @@ Dispatcher::Dispatcher(const Options& options, Environment environment)
       samples_(&state_),
       adapters_(&state_) {}
 
-void Dispatcher::Post(Task task) {
+void Dispatcher::Post(EngineTask task) {
+  absl::Status closed;
   {
     MutexLock lock(&state_.mu);
-    state_.tasks.push_back(std::move(task));
+    closed = state_.closed;
+    if (closed.ok()) state_.tasks.push_back(std::move(task));
   }
-  state_.changed.NotifyAll();
+  if (closed.ok()) {
+    state_.changed.NotifyAll();
+  } else {
+    task(closed);
+  }
 }
 
 absl::Status Dispatcher::CheckOpen() const {
@@ -70,11 +76,6 @@ std::optional<Work> Dispatcher::Next(int active_samples,
   }
 }
 
-std::optional<Work> Dispatcher::TryNext(int active_samples) {
-  MutexLock lock(&state_.mu);
-  return Choose(active_samples);
-}
-
 std::optional<Work> Dispatcher::Choose(int active_samples) {
   AccountDeviceTime();
   if (state_.stopping) return std::nullopt;
@@ -111,9 +112,10 @@ std::optional<Work> Dispatcher::ChooseMove() {
       state_.residency.Next(demand_of, bytes_of);
   if (!move) return std::nullopt;
   if (move->ticket > 0) {
-    RoomTask task = std::move(state_.slot_tasks.extract(move->ticket).mapped());
-    return RunTasks{
-        .tasks = {[task = std::move(task)] { task(absl::OkStatus()); }}};
+    RunTasks run;
+    run.tasks.push_back(
+        std::move(state_.slot_tasks.extract(move->ticket).mapped()));
+    return run;
   }
   if (move->from == AdapterLocation::kDevice) {
     state_.scheduler.SetHeld(move->adapter, true);
@@ -186,23 +188,28 @@ void Dispatcher::AnswerDrainWhenIdle() {
 }
 
 void Dispatcher::Close(const absl::Status& status) {
-  std::vector<RoomTask> tasks;
+  std::vector<EngineTask> tasks;
   {
     MutexLock lock(&state_.mu);
     state_.stopping = true;
+    state_.closed = status;
+    for (EngineTask& task : std::exchange(state_.tasks, {})) {
+      tasks.push_back(std::move(task));
+    }
     for (auto& [ticket, task] : std::exchange(state_.slot_tasks, {})) {
       tasks.push_back(std::move(task));
     }
     for (auto& [key, record] : state_.adapters) {
-      for (RoomTask& task : std::exchange(record.tasks, {})) {
+      for (EngineTask& task : std::exchange(record.tasks, {})) {
         tasks.push_back(std::move(task));
       }
     }
   }
-  for (const RoomTask& task : tasks) task(status);
+  for (const EngineTask& task : tasks) task(status);
   MutexLock lock(&state_.mu);
-  while (!state_.steps.empty())
+  while (!state_.steps.empty()) {
     state_.Drop(state_.steps.begin()->first, status);
+  }
   while (!state_.samples.empty()) {
     state_.Drop(state_.samples.begin()->first, status);
   }

@@ -38,8 +38,9 @@ class Dispatcher {
 
   // Any thread.
 
-  // Queues a task for the engine thread, before its next plan.
-  void Post(Task task);
+  // Queues a task for the engine thread, before its next plan. After Close it
+  // runs here, with Close's error.
+  void Post(EngineTask task);
   // UNAVAILABLE when draining.
   [[nodiscard]] absl::Status CheckOpen() const;
   // Refuses new work from now on; `done` runs when all accepted work is done.
@@ -56,9 +57,7 @@ class Dispatcher {
   // What it returned before counts as device time until this call.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
-  // As Next, without waiting: Idle when there is nothing to do now.
-  [[nodiscard]] std::optional<Work> TryNext(int active_samples);
-  // After the last Next: whoever still waits is told.
+  // After the last Next: whoever still waits, or ever will, is told.
   void Close(const absl::Status& status);
 
  private:

@@ -59,9 +59,6 @@ class ReplayTable {
   // Forgets the result of a done step, not that it was done.
   void DropResult(uint64_t step);
 
-  [[nodiscard]] bool IsInFlight(uint64_t step) const {
-    return in_flight_.contains(step);
-  }
   // The receipts of all results that are kept.
   [[nodiscard]] std::vector<uint64_t> Receipts() const;
 

@@ -70,10 +70,10 @@ void SampleDesk::Cancel(uint64_t id) {
     if (!s_.samples.contains(id)) return;
     if (s_.scheduler.Cancel(id)) {
       s_.Drop(id, absl::CancelledError("cancelled by the client"));
-      return;
+    } else {
+      // The engine thread has it, and may be about to put it back.
+      s_.cancelled_samples.push_back(id);
     }
-    // The engine thread has it, and may be about to put it back.
-    s_.cancelled_samples.push_back(id);
   }
   s_.changed.NotifyAll();
 }
@@ -104,8 +104,9 @@ void SampleDesk::Start(const SampleTask& sample) {
 }
 
 void SampleDesk::Finish(uint64_t id, absl::StatusOr<SampleResult> result) {
+  decltype(s_.samples)::node_type node;  // Freed without the lock.
   MutexLock lock(&s_.mu);
-  const auto node = s_.samples.extract(id);
+  node = s_.samples.extract(id);
   if (node.empty()) return;
   SampleWork& work = *node.mapped();
   if (result.ok()) {

@@ -77,15 +77,14 @@ void State::DropStep(std::unique_ptr<StepWork> work,
   if (scheduler.ReadyKinds(work->adapter) != 0) WantAdapter(work->adapter);
 }
 
-std::vector<RoomTask> State::TakeTasks(AdapterKey adapter) {
+std::vector<EngineTask> State::TakeTasks(AdapterKey adapter) {
   AdapterRecord* record = Find(adapter);
-  return record == nullptr ? std::vector<RoomTask>()
+  return record == nullptr ? std::vector<EngineTask>()
                            : std::exchange(record->tasks, {});
 }
 
 void State::StoreReply(AdapterRecord& record, const StepWork& work,
                        StepResultPtr result) {
-  if (!record.replays.IsInFlight(work.step)) return;
   const uint64_t receipt = replies.Add(
       {.adapter = work.adapter, .step = work.step, .bytes = NumBytes(*result)});
   for (const uint64_t left :
@@ -104,6 +103,16 @@ void State::ForgetReplies(const AdapterRecord& record) {
     replies.Remove(receipt);
   }
   env.metrics->SetStoredReplies(replies.bytes());
+}
+
+void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
+  const bool shown = record.info.resident_bytes == facts.info.resident_bytes;
+  AdapterInfo info = facts.info;
+  info.adapter_id = record.info.adapter_id;
+  info.tenant = record.info.tenant;
+  record.info = std::move(info);
+  record.image_bytes = facts.image_bytes;
+  if (!shown) ShowAdapters();
 }
 
 void State::ShowAdapters() {

@@ -40,7 +40,7 @@ struct Environment {
   const Clock* clock = nullptr;
   // Runs the task on the thread that sends replies, in order. Any thread, also
   // while the dispatcher's lock is held.
-  std::function<void(Task)> post_reply;
+  std::function<void(std::function<void()>)> post_reply;
   DispatchMetrics* metrics = nullptr;
 };
 
@@ -73,9 +73,12 @@ struct SampleWork {
   Callback<SampleResult> done;
 };
 
-// Runs when there is room on the device, or with the error that says why there
-// will be none. Engine thread.
-using RoomTask = std::function<void(const absl::Status&)>;
+// What the owner of an adapter's tensors says of it.
+struct AdapterFacts {
+  // All but adapter_id, tenant and last_step, which the dispatcher knows.
+  AdapterInfo info;
+  uint64_t image_bytes = 0;  // What its tensors take off the device.
+};
 
 // All that the dispatcher knows of an adapter, but for its place in the
 // scheduler and in the residency policy, which have the same key.
@@ -84,7 +87,7 @@ struct AdapterRecord {
   uint64_t image_bytes = 0;
   ReplayTable replays;
   std::optional<absl::Time> wanted_at;  // Work has waited for it since.
-  std::vector<RoomTask> tasks;          // Wait until it is on the device.
+  std::vector<EngineTask> tasks;        // Wait until it is on the device.
 };
 
 struct State {
@@ -107,11 +110,13 @@ struct State {
   // Fails work that has left the scheduler without an end of its own.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  [[nodiscard]] std::vector<RoomTask> TakeTasks(AdapterKey adapter)
+  [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void StoreReply(AdapterRecord& record, const StepWork& work,
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ForgetReplies(const AdapterRecord& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
@@ -130,14 +135,16 @@ struct State {
       ABSL_GUARDED_BY(mu);
   std::vector<uint64_t> cancelled_samples ABSL_GUARDED_BY(mu);
   StoredReplies replies ABSL_GUARDED_BY(mu);
-  std::map<uint64_t, RoomTask> slot_tasks ABSL_GUARDED_BY(mu);  // By ticket.
-  std::deque<Task> tasks ABSL_GUARDED_BY(mu);
+  std::map<uint64_t, EngineTask> slot_tasks ABSL_GUARDED_BY(mu);  // By ticket.
+  std::deque<EngineTask> tasks ABSL_GUARDED_BY(mu);
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
   uint64_t next_key ABSL_GUARDED_BY(mu) = 1;
   int64_t holds ABSL_GUARDED_BY(mu) = 0;
   bool draining ABSL_GUARDED_BY(mu) = false;
   bool stopping ABSL_GUARDED_BY(mu) = false;
+  // Once Next will not be called again: why.
+  absl::Status closed ABSL_GUARDED_BY(mu);
 
  private:
   void DropStep(std::unique_ptr<StepWork> work, const absl::Status& status)

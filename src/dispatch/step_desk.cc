@@ -91,7 +91,9 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   if (waiter == work.waiters.end()) return;
   if (work.waiters.size() == 1) {
     work.cancelled = true;
-    if (!work.started && s_.scheduler.Cancel(id)) s_.Drop(id, cancelled);
+    if (s_.scheduler.Cancel(id)) s_.Drop(id, cancelled);
+    // What waited for it may run now, and so may a drain.
+    s_.changed.NotifyAll();
     return;
   }
   s_.env.post_reply(
@@ -99,51 +101,63 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   work.waiters.erase(waiter);
 }
 
-void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result) {
+void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
+                        const std::optional<AdapterFacts>& facts) {
   absl::StatusOr<StepResultPtr> shared =
       result.ok() ? absl::StatusOr<StepResultPtr>(
                         std::make_shared<const StepResult>(*std::move(result)))
                   : result.status();
+  StepNode ended;
   MutexLock lock(&s_.mu);
-  s_.scheduler.Finished(id, shared.ok());
-  const auto node = s_.steps.extract(id);
-  if (node.empty()) return;
+  const auto work = s_.steps.find(id);
+  if (facts && work != s_.steps.end()) {
+    AdapterRecord* record = s_.Find(work->second->adapter);
+    if (record != nullptr) s_.SetFacts(*record, *facts);
+  }
+  ended = End(id, std::move(shared));
+}
+
+StepDesk::StepNode StepDesk::End(uint64_t id,
+                                 absl::StatusOr<StepResultPtr> result) {
+  s_.scheduler.Finished(id, result.ok());
+  StepNode node = s_.steps.extract(id);
+  if (node.empty()) return node;
   StepWork& work = *node.mapped();
   if (AdapterRecord* record = s_.Find(work.adapter)) {
     s_.residency.Used(work.adapter, sched::kTraining);
-    if (shared.ok()) {
-      s_.StoreReply(*record, work, *shared);
+    if (result.ok()) {
+      s_.StoreReply(*record, work, *result);
     } else {
       record->replays.Fail(work.step);
     }
   }
   s_.env.post_reply(
-      [waiters = std::move(work.waiters), result = std::move(shared)] {
+      [waiters = std::move(work.waiters), result = std::move(result)] {
         // Whoever joined the first call's step is told that it ran once.
         for (const StepWork::Waiter& waiter : waiters) {
           waiter.done(result, /*replayed=*/&waiter != &waiters.front());
         }
       });
+  return node;
 }
 
 bool StepDesk::FinishSlice(uint64_t id) {
-  {
-    MutexLock lock(&s_.mu);
-    if (!s_.steps.at(id)->cancelled) {
-      s_.scheduler.Finished(id, /*ok=*/true);
-      return true;
-    }
+  StepNode ended;
+  MutexLock lock(&s_.mu);
+  if (!s_.steps.at(id)->cancelled) {
+    s_.scheduler.Finished(id, /*ok=*/true);
+    return true;
   }
-  Complete(id, absl::CancelledError("cancelled by the client"));
+  ended = End(id, absl::CancelledError("cancelled by the client"));
   return false;
 }
 
-void StepDesk::RestartNumbers(const StepTask& running, uint64_t last_step) {
+void StepDesk::RestartNumbers(const StepTask& running, uint64_t last_step,
+                              const AdapterFacts& facts) {
   MutexLock lock(&s_.mu);
   AdapterRecord* record = s_.Find(running.adapter);
   if (record == nullptr) return;
-  // The loaded state has its own count; the load itself is not part of it.
-  s_.steps.at(running.id)->step = 0;
+  s_.SetFacts(*record, facts);
   const sched::AdapterQueue::StepChange changed =
       s_.scheduler.SetLastStep(running.adapter, last_step);
   for (const uint64_t id : changed.dropped) {

@@ -3,6 +3,7 @@
 #define WEFT_SRC_DISPATCH_STEP_DESK_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -30,13 +31,16 @@ class StepDesk {
 
   // Ends the step: its result goes to all who wait for it and to the replay
   // table, or its number is free again.
-  void Complete(uint64_t id, absl::StatusOr<StepResult> result);
+  // `facts`: what the step has made of its adapter, shown with the number.
+  void Complete(uint64_t id, absl::StatusOr<StepResult> result,
+                const std::optional<AdapterFacts>& facts = std::nullopt);
   // After a slice that is not the request's last one. False: its caller
   // cancelled it and it has ended.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // The running step has replaced its adapter's state by one of `last_step`:
   // numbers go on from there, for the work that waits and for the replay table.
-  void RestartNumbers(const StepTask& running, uint64_t last_step);
+  void RestartNumbers(const StepTask& running, uint64_t last_step,
+                      const AdapterFacts& facts);
   // The micro-batch has been run for its tenants.
   void CountTokens(const RunTrain& train);
 
@@ -46,6 +50,10 @@ class StepDesk {
                                                     std::string digest,
                                                     const StepCallback& done);
   void Cancel(uint64_t id, uint64_t waiter_id);
+  using StepNode = decltype(State::steps)::node_type;
+  // Returns what is to be freed without the lock.
+  StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 
   State& s_;
 };

@@ -1,6 +1,6 @@
-// What the engine thread is given to do. Pointers to requests stay valid until
-// the work is completed or its adapter is removed; both are the engine thread's
-// own doing.
+// What the engine thread is given to do. A pointer to a request stays valid
+// until the engine thread ends the work, or removes the adapter of a step that
+// is between two slices.
 #ifndef WEFT_SRC_DISPATCH_WORK_H_
 #define WEFT_SRC_DISPATCH_WORK_H_
 
@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "src/request/adapter_key.h"
 #include "src/request/sample.h"
 #include "src/request/step.h"
@@ -36,11 +37,13 @@ struct SampleTask {
   bool streams = false;  // Its caller wants deltas.
 };
 
-using Task = std::function<void()>;
+// Runs on the engine thread with OK, or, with the error that says why it never
+// will, wherever that was found.
+using EngineTask = std::function<void(const absl::Status&)>;
 
 // Between two plans, in this order.
 struct RunTasks {
-  std::deque<Task> tasks;
+  std::deque<EngineTask> tasks;
 };
 // Move an adapter's tensors; ends with AdapterDesk::FinishMove.
 struct RunMove {

@@ -72,12 +72,13 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                     .max_prefill_tokens = parts_.options.max_batch_tokens,
                     .decode_graphs = parts_.options.decode_graphs},
                    parts_.token_bytes.get(), &probe_),
-      dispatcher_(
-          DispatchOptionsOf(parts_.options),
-          {.clock = &clock_,
-           .post_reply =
-               [this](dispatch::Task task) { replies_.Post(std::move(task)); },
-           .metrics = &dispatch_metrics_}),
+      dispatcher_(DispatchOptionsOf(parts_.options),
+                  {.clock = &clock_,
+                   .post_reply =
+                       [this](std::function<void()> task) {
+                         replies_.Post(std::move(task));
+                       },
+                   .metrics = &dispatch_metrics_}),
       context_{.options = parts_.options,
                .dispatcher = dispatcher_,
                .device = *parts_.device,
@@ -124,21 +125,19 @@ void EngineImpl::Loop() {
 }
 
 void EngineImpl::Run(dispatch::Work& work) {
-  if (std::holds_alternative<dispatch::Idle>(work)) {
-    guard_.PingWhenDue();
-    return;
-  }
   std::visit(
       Overloaded{
           [](dispatch::RunTasks& run) {
-            for (dispatch::Task& task : run.tasks) task();
+            for (const dispatch::EngineTask& task : run.tasks) {
+              task(absl::OkStatus());
+            }
           },
           [this](dispatch::RunMove& run) { mover_.Run(run.move); },
           [this](dispatch::RunTrain& run) { trainer_.Run(run); },
           [this](dispatch::RunStep& run) { step_executor_.Run(run.step); },
           [this](dispatch::RunDecode&) { sample_runner_.Decode(); },
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
-          [](dispatch::Idle&) {}},
+          [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);
   ShowDevice();
 }

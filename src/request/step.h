@@ -31,7 +31,7 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
 // As PayloadDigest of the alternative (digest.h).
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 
-// Memory that the result holds, in bytes, within about a tenth.
+// Memory that the result's numbers take, in bytes: nearly all that it holds.
 [[nodiscard]] int64_t NumBytes(const StepResult& result);
 
 }  // namespace weft

@@ -74,10 +74,11 @@ void StepExecutor::Optim(const dispatch::StepTask& step,
                        "); it was cleared and the weights are unchanged")));
     return;
   }
-  context_.Publish(step.adapter);
-  Complete(step, OptimStepResult{.grad_norm = norm,
-                                 .version = adapter.latest()->number,
-                                 .step = step.step});
+  Complete(step,
+           OptimStepResult{.grad_norm = norm,
+                           .version = adapter.latest()->number,
+                           .step = step.step},
+           context_.adapters.Facts(step.adapter));
 }
 
 void StepExecutor::Save(const dispatch::StepTask& step,
@@ -97,9 +98,10 @@ void StepExecutor::Save(const dispatch::StepTask& step,
     absl::StatusOr<CheckpointInfo> info =
         context_.files.Save(request, config, state, last_step);
     context_.probe.ObserveCheckpoint("save", info.ok(), absl::Now() - start);
-    context_.dispatcher.Post([this, step, info = std::move(info)]() mutable {
-      Complete(step, std::move(info));
-    });
+    context_.dispatcher.Post(
+        [this, step, info = std::move(info)](const absl::Status&) mutable {
+          Complete(step, std::move(info));
+        });
   });
 }
 
@@ -110,10 +112,11 @@ void StepExecutor::Load(const dispatch::StepTask& step,
     absl::StatusOr<LoadedCheckpoint> loaded =
         context_.files.Load(request.source_adapter_id, request.name);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
-    context_.dispatcher.Post(
-        [this, step, request, loaded = std::move(loaded)]() mutable {
-          Complete(step, Install(step, request, std::move(loaded)));
-        });
+    context_.dispatcher.Post([this, step, request, loaded = std::move(loaded)](
+                                 const absl::Status& open) mutable {
+      if (!open.ok()) return;  // The step has been told.
+      Complete(step, Install(step, request, std::move(loaded)));
+    });
   });
 }
 
@@ -134,8 +137,8 @@ absl::StatusOr<AdapterInfo> StepExecutor::Install(
   }
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
       "LoadCheckpoint", [&] { adapter->SetState(loaded->state); }));
-  context_.dispatcher.steps().RestartNumbers(step, last_step);
-  context_.Publish(step.adapter);
+  context_.dispatcher.steps().RestartNumbers(
+      step, last_step, context_.adapters.Facts(step.adapter));
   return context_.dispatcher.adapters().Info(request.adapter_id);
 }
 
@@ -147,8 +150,8 @@ void StepExecutor::Publish(const dispatch::StepTask& step,
     Complete(step, version.status());
     return;
   }
-  context_.Publish(step.adapter);
-  Complete(step, PublishedSnapshot{.version = *version});
+  Complete(step, PublishedSnapshot{.version = *version},
+           context_.adapters.Facts(step.adapter));
 }
 
 }  // namespace weft::engine

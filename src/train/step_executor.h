@@ -3,6 +3,9 @@
 #ifndef WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
 #define WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
 
+#include <optional>
+#include <utility>
+
 #include "absl/status/statusor.h"
 #include "src/adapters/adapter_io.h"
 #include "src/adapters/engine_context.h"
@@ -33,9 +36,10 @@ class StepExecutor {
       absl::StatusOr<LoadedCheckpoint> loaded);
   void Publish(const dispatch::StepTask& step,
                const PublishSnapshotRequest& request);
-  void Complete(const dispatch::StepTask& step,
-                absl::StatusOr<StepResult> result) {
-    context_.dispatcher.steps().Complete(step.id, std::move(result));
+  void Complete(
+      const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+      const std::optional<dispatch::AdapterFacts>& facts = std::nullopt) {
+    context_.dispatcher.steps().Complete(step.id, std::move(result), facts);
   }
 
   const EngineContext& context_;

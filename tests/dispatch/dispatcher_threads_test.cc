@@ -27,7 +27,10 @@ class DispatcherThreadsTest : public ::testing::Test {
       : metrics_(&registry_),
         dispatcher_({.scheduler = {.max_batch_tokens = 30}},
                     {.clock = &clock_,
-                     .post_reply = [this](Task task) { replies_.Post(task); },
+                     .post_reply =
+                         [this](std::function<void()> task) {
+                           replies_.Post(std::move(task));
+                         },
                      .metrics = &metrics_}),
         engine_([this] { Compute(); }) {}
 
@@ -41,16 +44,17 @@ class DispatcherThreadsTest : public ::testing::Test {
   void Compute() {
     std::vector<uint64_t> decoding;
     while (std::optional<Work> work = dispatcher_.Next(
-               static_cast<int>(decoding.size()), absl::Milliseconds(50))) {
+               static_cast<int>(decoding.size()), absl::Hours(1))) {
       if (auto* tasks = std::get_if<RunTasks>(&*work)) {
-        for (Task& task : tasks->tasks) task();
+        for (const EngineTask& task : tasks->tasks) task(absl::OkStatus());
       } else if (auto* train = std::get_if<RunTrain>(&*work)) {
         dispatcher_.steps().CountTokens(*train);
         for (const StepTask& step : train->steps) Complete(step);
       } else if (auto* step = std::get_if<RunStep>(&*work)) {
         // As a checkpoint: another thread writes the file.
         io_.Post([this, step = step->step, hold = dispatcher_.Hold()] {
-          dispatcher_.Post([this, step] { Complete(step); });
+          dispatcher_.Post(
+              [this, step](const absl::Status&) { Complete(step); });
         });
       } else if (std::holds_alternative<RunDecode>(*work)) {
         Decode(decoding);
@@ -82,7 +86,7 @@ class DispatcherThreadsTest : public ::testing::Test {
   }
 
   void Create(const std::string& id) {
-    dispatcher_.Post([this, id] {
+    dispatcher_.Post([this, id](const absl::Status&) {
       AdapterDesk& desk = dispatcher_.adapters();
       desk.WhenSlot([this, id](const absl::Status&) {
         AdapterDesk& owner = dispatcher_.adapters();
@@ -151,6 +155,20 @@ TEST_F(DispatcherThreadsTest, AllCallsOfAllThreadsAreAnsweredOnce) {
   EXPECT_EQ(successes_, 2 * kClients * static_cast<int64_t>(kSteps));
   EXPECT_EQ(runs_, kClients * static_cast<int64_t>(kSteps));
   EXPECT_EQ(dispatcher_.adapters().Infos().size(), size_t{kClients});
+}
+
+TEST(DispatcherWaitTest, IdleComesWhenPatienceEnds) {
+  const RealClock clock;
+  prometheus::Registry registry;
+  DispatchMetrics metrics(&registry);
+  Dispatcher dispatcher(Options(), {.clock = &clock,
+                                    .post_reply = [](std::function<void()>) {},
+                                    .metrics = &metrics});
+  const absl::Time start = clock.Now();
+  const std::optional<Work> work = dispatcher.Next(0, absl::Milliseconds(20));
+  ASSERT_TRUE(work.has_value());
+  EXPECT_TRUE(std::holds_alternative<Idle>(*work));
+  EXPECT_GE(clock.Now() - start, absl::Milliseconds(20));
 }
 
 }  // namespace

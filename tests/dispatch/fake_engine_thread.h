@@ -4,6 +4,7 @@
 #define WEFT_TESTS_DISPATCH_FAKE_ENGINE_THREAD_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,7 +36,7 @@ class FakeEngineThread {
       : metrics_(&registry_),
         dispatcher_(options, {.clock = &clock_,
                               .post_reply =
-                                  [this](Task task) {
+                                  [this](std::function<void()> task) {
                                     replies_.push_back(std::move(task));
                                   },
                               .metrics = &metrics_}) {}
@@ -46,16 +47,19 @@ class FakeEngineThread {
   // What there is to do now, after all tasks.
   std::optional<Work> Next(int active_samples = 0) {
     for (;;) {
-      std::optional<Work> work = dispatcher_.TryNext(active_samples);
+      std::optional<Work> work =
+          dispatcher_.Next(active_samples, absl::ZeroDuration());
       if (!work || !std::holds_alternative<RunTasks>(*work)) return work;
-      for (Task& task : std::get<RunTasks>(*work).tasks) task();
+      for (const EngineTask& task : std::get<RunTasks>(*work).tasks) {
+        task(absl::OkStatus());
+      }
     }
   }
 
   // Runs the callbacks of all requests that have ended.
   void RunReplies() {
     while (!replies_.empty()) {
-      const Task task = std::move(replies_.front());
+      const std::function<void()> task = std::move(replies_.front());
       replies_.pop_front();
       task();
     }
@@ -65,26 +69,33 @@ class FakeEngineThread {
   // adapter has ten bytes.
   void Create(const std::string& id, const std::string& tenant,
               Callback<AdapterKey> done, uint64_t last_step = 0) {
-    dispatcher_.Post([this, id, tenant, done, last_step] {
-      AdapterDesk& desk = dispatcher_.adapters();
-      if (absl::Status status = desk.CheckNew(id, tenant); !status.ok()) {
-        done(status);
-        return;
-      }
-      desk.WhenSlot([this, id, tenant, done, last_step](absl::Status room) {
-        AdapterDesk& owner = dispatcher_.adapters();
-        if (room.ok()) room = owner.CheckNew(id, tenant);
-        if (!room.ok()) {
-          owner.ReturnSlot();
-          done(room);
-          return;
-        }
-        const AdapterKey key = owner.NewKey();
-        owner.Add(key, id, tenant, last_step,
-                  {.info = {.resident_bytes = 10}, .image_bytes = 10});
-        done(key);
-      });
-    });
+    dispatcher_.Post(
+        [this, id, tenant, done, last_step](const absl::Status& open) {
+          AdapterDesk& desk = dispatcher_.adapters();
+          absl::Status status = open;
+          if (status.ok()) status = desk.CheckNew(id, tenant);
+          if (!status.ok()) {
+            done(status);
+            return;
+          }
+          desk.WhenSlot([this, id, tenant, done, last_step](absl::Status room) {
+            AdapterDesk& owner = dispatcher_.adapters();
+            if (!room.ok()) {
+              done(room);
+              return;
+            }
+            room = owner.CheckNew(id, tenant);
+            if (!room.ok()) {
+              owner.ReturnSlot();
+              done(room);
+              return;
+            }
+            const AdapterKey key = owner.NewKey();
+            owner.Add(key, id, tenant, last_step,
+                      {.info = {.resident_bytes = 10}, .image_bytes = 10});
+            done(key);
+          });
+        });
   }
 
   // Ends a move at once, as the owner of the tensors does.
@@ -101,7 +112,7 @@ class FakeEngineThread {
   FakeClock clock_;
   prometheus::Registry registry_;
   DispatchMetrics metrics_;
-  std::deque<Task> replies_;
+  std::deque<std::function<void()>> replies_;
   Dispatcher dispatcher_;
 };
 

@@ -22,6 +22,7 @@ class World {
  public:
   World(uint64_t seed, int slots, int64_t reply_bytes)
       : random_(seed),
+        slots_(slots),
         engine_({.scheduler = {.max_batch_tokens = 25},
                  .residency = {.max_resident = slots},
                  .max_stored_reply_bytes = reply_bytes}) {}
@@ -158,6 +159,7 @@ class World {
     const std::optional<weft::dispatch::Work> work =
         engine_.Next(static_cast<int>(samples_.size()));
     ASSERT_TRUE(work.has_value());
+    CheckSlots();
     if (const auto* move = std::get_if<RunMove>(&*work)) {
       moves_.push_back(move->move);
     } else if (const auto* step = std::get_if<RunStep>(&*work)) {
@@ -173,6 +175,21 @@ class World {
     } else if (std::holds_alternative<RunDecode>(*work)) {
       Decode();
     }
+  }
+
+  // Adapters on the device, or on their way there.
+  void CheckSlots() {
+    int64_t used = 0;
+    for (const AdapterInfo& info : engine_.dispatcher().adapters().Infos()) {
+      if (info.location == AdapterLocation::kDevice) ++used;
+    }
+    for (const sched::Move& move : moves_) {
+      if (move.to == AdapterLocation::kDevice &&
+          engine_.dispatcher().adapters().IsUnderway(move)) {
+        ++used;
+      }
+    }
+    EXPECT_LE(used, slots_);
   }
 
   // Files and moves end on another thread's word, some time later.
@@ -223,6 +240,7 @@ class World {
   }
 
   std::mt19937_64 random_;
+  const int slots_;
   FakeEngineThread engine_;
   bool quiet_ = false;
   std::vector<Call> calls_;

@@ -24,13 +24,11 @@ TEST(ReplayTableTest, ReplaysTheResultOfADoneStep) {
   table.Begin(1, "a", /*work_id=*/7);
   EXPECT_EQ(table.Lookup(1, "a")->verdict, Verdict::kInFlight);
   EXPECT_EQ(table.Lookup(1, "a")->work_id, 7u);
-  EXPECT_TRUE(table.IsInFlight(1));
   table.Complete(1, Value(42), /*receipt=*/1);
   const auto answer = table.Lookup(1, "a");
   ASSERT_THAT(answer, IsOk());
   EXPECT_EQ(answer->verdict, Verdict::kReplay);
   EXPECT_EQ(std::get<PublishedSnapshot>(*answer->result).version, 42u);
-  EXPECT_FALSE(table.IsInFlight(1));
 }
 
 TEST(ReplayTableTest, RefusesAnotherPayloadInFlightAndDone) {
@@ -91,7 +89,6 @@ TEST(ReplayTableTest, CallsWithoutANumberAreAlwaysNew) {
   table.Begin(0, "a", /*work_id=*/7);
   table.Complete(0, Value(1), /*receipt=*/0);
   EXPECT_EQ(table.Lookup(0, "a")->verdict, Verdict::kNew);
-  EXPECT_FALSE(table.IsInFlight(0));
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ class Interpreter {
 
   std::string Start(const Words& words) {
     Options options;
+    options.scheduler.max_batch_tokens = Number(Option(words, "batch", "8192"));
     options.residency.max_resident =
         static_cast<int>(Number(Option(words, "slots", "8")));
     options.max_adapters =
@@ -99,8 +100,11 @@ class Interpreter {
       TrainRequest train =
           OneDatum(adapter, step, static_cast<int32_t>(payload));
       train.deadline = deadline;
-      request = train;
       item = TrainItem();
+      train.data.resize(static_cast<size_t>(Number(Option(words, "data", "1"))),
+                        train.data.front());
+      item.datum_tokens.resize(train.data.size(), 10);
+      request = train;
     } else if (words[0] == "optim") {
       item.kind = sched::WorkKind::kOptim;
       request = OptimStepRequest{
@@ -183,7 +187,8 @@ class Interpreter {
 
   std::string Restart(const Words& words) {
     dispatcher().steps().RestartNumbers(
-        running_.at(words.at(1)), static_cast<uint64_t>(Number(words.at(2))));
+        running_.at(words.at(1)), static_cast<uint64_t>(Number(words.at(2))),
+        {.image_bytes = 10});
     return "";
   }
 
@@ -201,6 +206,24 @@ class Interpreter {
     taken_ = *sample;
     return sample->request->adapter_id.empty() ? "base"
                                                : sample->request->adapter_id;
+  }
+
+  std::string FinishSlice(const Words& words) {
+    const StepTask step = running_.at(words.at(1));
+    running_.erase(words.at(1));
+    return dispatcher().steps().FinishSlice(step.id) ? "more" : "ended";
+  }
+
+  std::string OnDevice(const Words& words) {
+    const std::string name = words.at(1);
+    const auto key = dispatcher().adapters().KeyOf(name);
+    if (!key) return "unknown";
+    dispatcher().adapters().WhenOnDevice(
+        *key, [this, name](const absl::Status& room) {
+          Answer(name, room.ok() ? "on device"
+                                 : absl::StatusCodeToString(room.code()));
+        });
+    return "";
   }
 
   std::string Create(const Words& words) {
@@ -263,6 +286,8 @@ class Interpreter {
       {"done", [this](const Words& w) { return Complete(w, true); }},
       {"fail", [this](const Words& w) { return Complete(w, false); }},
       {"restart", [this](const Words& w) { return Restart(w); }},
+      {"slice", [this](const Words& w) { return FinishSlice(w); }},
+      {"ondevice", [this](const Words& w) { return OnDevice(w); }},
       {"moved", [this](const Words&) { return Moved(true); }},
       {"unmoved", [this](const Words&) { return Moved(false); }},
       {"take", [this](const Words&) { return Take(); }},
