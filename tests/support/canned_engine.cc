@@ -52,6 +52,11 @@ void CannedEngine::FailNext(absl::Status status, std::string rpc) {
   refusals_.emplace_back(std::move(rpc), std::move(status));
 }
 
+void CannedEngine::FailNextRun(absl::Status status, std::string rpc) {
+  MutexLock lock(&mu_);
+  run_failures_.emplace_back(std::move(rpc), std::move(status));
+}
+
 void CannedEngine::Hold() {
   MutexLock lock(&mu_);
   if (held_) return;
@@ -127,13 +132,13 @@ absl::Time CannedEngine::last_heartbeat() const {
   return hangs_since_.value_or(heartbeat_);
 }
 
-absl::Status CannedEngine::TakeRefusal(const std::string& rpc) {
-  const auto found = std::ranges::find_if(refusals_, [&](const auto& refusal) {
+absl::Status CannedEngine::Take(Refusals& refusals, const std::string& rpc) {
+  const auto found = std::ranges::find_if(refusals, [&](const auto& refusal) {
     return refusal.first.empty() || refusal.first == rpc;
   });
-  if (found == refusals_.end()) return absl::OkStatus();
+  if (found == refusals.end()) return absl::OkStatus();
   absl::Status status = std::move(found->second);
-  refusals_.erase(found);
+  refusals.erase(found);
   return status;
 }
 
@@ -154,8 +159,7 @@ void CannedEngine::Run(dispatch::Work& work) {
   } else if (const auto* train = std::get_if<dispatch::RunTrain>(&work)) {
     Train(*train);
   } else if (const auto* step = std::get_if<dispatch::RunStep>(&work)) {
-    Note(step->step);
-    adapters_.Run(step->step);
+    if (Start(step->step)) adapters_.Run(step->step);
   } else if (std::holds_alternative<dispatch::RunDecode>(work)) {
     Decode();
   } else if (auto* cancel = std::get_if<dispatch::CancelSamples>(&work)) {
@@ -176,15 +180,22 @@ void CannedEngine::Train(const dispatch::RunTrain& train) {
       (void)desk.FinishSlice(step.id);
       continue;
     }
-    Note(step);
+    if (!Start(step)) continue;
     desk.Complete(
         step.id, CannedTrain(std::get<TrainRequest>(*step.request), step.step));
   }
 }
 
-void CannedEngine::Note(const dispatch::StepTask& step) {
-  MutexLock lock(&mu_);
-  applied_.emplace_back(RpcOf(step), step.step);
+bool CannedEngine::Start(const dispatch::StepTask& step) {
+  const std::string rpc = RpcOf(step);
+  absl::Status failure;
+  {
+    MutexLock lock(&mu_);
+    failure = Take(run_failures_, rpc);
+    if (failure.ok()) applied_.emplace_back(rpc, step.step);
+  }
+  if (!failure.ok()) dispatcher_.steps().Complete(step.id, failure);
+  return failure.ok();
 }
 
 void CannedEngine::Decode() {

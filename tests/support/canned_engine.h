@@ -45,6 +45,8 @@ class CannedEngine final : public Engine {
   // The next call of that RPC, or of any, is refused at once. Refusals wait in
   // a queue; each is given to the first call that it fits.
   void FailNext(absl::Status status, std::string rpc = "");
+  // The next step of that RPC that is run fails with this.
+  void FailNextRun(absl::Status status, std::string rpc);
   // While held, the engine thread does nothing: what is not done yet waits.
   void Hold();
   void Release();
@@ -100,6 +102,9 @@ class CannedEngine final : public Engine {
   [[nodiscard]] absl::Time last_heartbeat() const override;
 
  private:
+  // By RPC; an empty name fits all.
+  using Refusals = std::deque<std::pair<std::string, absl::Status>>;
+
   // A sample that tokens are drawn for.
   struct Running {
     dispatch::SampleTask task;
@@ -114,8 +119,9 @@ class CannedEngine final : public Engine {
   // UNAVAILABLE to `done` and false when draining.
   template <typename Result>
   [[nodiscard]] bool CheckOpen(const Callback<Result>& done) const;
-  [[nodiscard]] absl::Status TakeRefusal(const std::string& rpc)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The first that fits, which is used up.
+  [[nodiscard]] static absl::Status Take(Refusals& refusals,
+                                         const std::string& rpc);
   // Counts the call until its answer.
   template <typename Result>
   [[nodiscard]] Callback<Result> Counted(Callback<Result> done);
@@ -129,7 +135,8 @@ class CannedEngine final : public Engine {
   void Train(const dispatch::RunTrain& train);
   void Decode();
   void Draw(Running& running);
-  void Note(const dispatch::StepTask& step);
+  // Notes the step. False, and its end, when it is to fail.
+  [[nodiscard]] bool Start(const dispatch::StepTask& step);
 
   EngineInfo info_;
   prometheus::Registry registry_;
@@ -141,8 +148,8 @@ class CannedEngine final : public Engine {
 
   mutable Mutex mu_;
   CondVar changed_;
-  std::deque<std::pair<std::string, absl::Status>> refusals_
-      ABSL_GUARDED_BY(mu_);
+  Refusals refusals_ ABSL_GUARDED_BY(mu_);
+  Refusals run_failures_ ABSL_GUARDED_BY(mu_);
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool parked_ ABSL_GUARDED_BY(mu_) = false;  // The engine thread, by Hold.
   size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;

@@ -30,7 +30,7 @@ bool CannedEngine::Admit(const char* rpc, uint64_t step,
   {
     MutexLock lock(&mu_);
     arrived_.emplace_back(rpc, step);
-    refusal = TakeRefusal(rpc);
+    refusal = Take(refusals_, rpc);
   }
   if (!refusal.ok()) done(refusal);
   return refusal.ok();
