@@ -57,6 +57,11 @@ void CannedEngine::FailNextRun(absl::Status status, std::string rpc) {
   run_failures_.emplace_back(std::move(rpc), std::move(status));
 }
 
+void CannedEngine::ExportNext(PeftFiles files) {
+  MutexLock lock(&mu_);
+  next_export_ = std::move(files);
+}
+
 void CannedEngine::Hold() {
   MutexLock lock(&mu_);
   if (held_) return;

@@ -47,6 +47,8 @@ class CannedEngine final : public Engine {
   void FailNext(absl::Status status, std::string rpc = "");
   // The next step of that RPC that is run fails with this.
   void FailNextRun(absl::Status status, std::string rpc);
+  // The next export sends these files.
+  void ExportNext(PeftFiles files);
   // While held, the engine thread does nothing: what is not done yet waits.
   void Hold();
   void Release();
@@ -150,6 +152,7 @@ class CannedEngine final : public Engine {
   CondVar changed_;
   Refusals refusals_ ABSL_GUARDED_BY(mu_);
   Refusals run_failures_ ABSL_GUARDED_BY(mu_);
+  std::optional<PeftFiles> next_export_ ABSL_GUARDED_BY(mu_);
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool parked_ ABSL_GUARDED_BY(mu_) = false;  // The engine thread, by Hold.
   size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
