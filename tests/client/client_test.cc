@@ -5,13 +5,16 @@
 #include "client/weft_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/fake_service.h"
+#include "tests/support/canned_server.h"
 
 namespace weft::client {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
+
+constexpr char kTrain[] = "ForwardBackward";
 
 class ClientTest : public ::testing::Test {
  protected:
@@ -39,7 +42,7 @@ class ClientTest : public ::testing::Test {
     return adapter.ForwardBackward({*NextTokenDatum({1, 2, 3})}, loss);
   }
 
-  FakeServer server_;
+  CannedServer server_;
   std::unique_ptr<Client> client_;
 };
 
@@ -65,7 +68,7 @@ TEST_F(ClientTest, TrainsWithNumbersFromOne) {
   ASSERT_TRUE(trained.ok()) << trained.status();
   EXPECT_EQ(trained->message.step(), 1);
   EXPECT_FALSE(trained->replayed);
-  EXPECT_EQ(trained->message.metrics().at("loss:sum"), 1);
+  EXPECT_EQ(trained->message.metrics().at("loss:sum"), 7.0 / 8);
   const auto updated = update.get();
   ASSERT_TRUE(updated.ok()) << updated.status();
   EXPECT_EQ(updated->message.step(), 2);
@@ -82,29 +85,31 @@ TEST_F(ClientTest, GoesOnAfterTheLastStepOfAnExistingAdapter) {
 
 TEST_F(ClientTest, RepeatsWithTheSameNumberWhenUnavailable) {
   const auto adapter = Create();
-  server_.Refuse({grpc::StatusCode::UNAVAILABLE, "restarting"});
-  server_.Refuse({grpc::StatusCode::UNAVAILABLE, "restarting"});
+  server_.engine().FailNext(absl::UnavailableError("restarting"), kTrain);
+  server_.engine().FailNext(absl::UnavailableError("restarting"), kTrain);
   const auto reply = Train(*adapter).get();
   ASSERT_TRUE(reply.ok()) << reply.status();
-  EXPECT_THAT(server_.state().arrived, ElementsAre(1, 1, 1));
+  EXPECT_THAT(server_.engine().arrived(),
+              ElementsAre(Pair("CreateAdapter", 0), Pair(kTrain, 1),
+                          Pair(kTrain, 1), Pair(kTrain, 1)));
 }
 
 TEST_F(ClientTest, ReplaysAStepWhoseReplyWasLost) {
   const auto adapter = Create();
-  server_.Refuse({.code = grpc::StatusCode::UNAVAILABLE,
-                  .message = "lost",
-                  .run_first = true});
+  server_.wire().LoseReply(kTrain, {grpc::StatusCode::UNAVAILABLE, "lost"});
   const auto reply = Train(*adapter).get();
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_TRUE(reply->replayed);
-  EXPECT_THAT(server_.state().applied, ElementsAre(1));
+  EXPECT_THAT(server_.engine().applied(), ElementsAre(Pair(kTrain, 1)));
 }
 
 TEST_F(ClientTest, RepeatsAFullQueueOnlyWithAHint) {
   const auto adapter = Create();
-  server_.Refuse({grpc::StatusCode::RESOURCE_EXHAUSTED, "full", 5});
+  server_.wire().SetRetryHint(5);
+  server_.engine().FailNext(absl::ResourceExhaustedError("full"));
   EXPECT_TRUE(adapter->OptimStep().get().ok());
-  server_.Refuse({grpc::StatusCode::RESOURCE_EXHAUSTED, "full"});
+  server_.wire().SetRetryHint(std::nullopt);
+  server_.engine().FailNext(absl::ResourceExhaustedError("full"));
   const auto reply = adapter->OptimStep().get();
   EXPECT_TRUE(absl::IsResourceExhausted(reply.status()));
   EXPECT_EQ(adapter->next_step(), 2);
@@ -113,7 +118,7 @@ TEST_F(ClientTest, RepeatsAFullQueueOnlyWithAHint) {
 TEST_F(ClientTest, GivesUpAfterTheAttemptsAndWantsAResync) {
   const auto adapter = Create();
   for (int i = 0; i < 4; ++i) {
-    server_.Refuse({.code = grpc::StatusCode::UNAVAILABLE, .message = "down"});
+    server_.engine().FailNext(absl::UnavailableError("down"), kTrain);
   }
   EXPECT_TRUE(absl::IsUnavailable(Train(*adapter).get().status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Train(*adapter).get().status()));
@@ -124,7 +129,7 @@ TEST_F(ClientTest, GivesUpAfterTheAttemptsAndWantsAResync) {
 
 TEST_F(ClientTest, UsesARefusedNumberAgain) {
   const auto adapter = Create();
-  server_.Refuse({grpc::StatusCode::INVALID_ARGUMENT, "data[0]"});
+  server_.engine().FailNext(absl::InvalidArgumentError("data[0]"), kTrain);
   EXPECT_TRUE(absl::IsInvalidArgument(Train(*adapter).get().status()));
   const auto reply = Train(*adapter).get();
   ASSERT_TRUE(reply.ok());
@@ -143,7 +148,7 @@ TEST_F(ClientTest, ReportsANumberThatAnotherClientUsed) {
 
 TEST_F(ClientTest, RunsPipelinedStepsInOrder) {
   const auto adapter = Create();
-  server_.Hold(true);
+  server_.engine().Hold();
   std::vector<Future<TrainReply>> gradients;
   std::vector<Future<OptimReply>> updates;
   for (int i = 0; i < 4; ++i) {
@@ -151,24 +156,23 @@ TEST_F(ClientTest, RunsPipelinedStepsInOrder) {
     updates.push_back(adapter->OptimStep());
   }
   EXPECT_TRUE(absl::IsFailedPrecondition(adapter->Resync()));
-  server_.Hold(false);
+  server_.engine().Release();
   for (auto& gradient : gradients) EXPECT_TRUE(gradient.get().ok());
   for (auto& update : updates) EXPECT_TRUE(update.get().ok());
-  EXPECT_THAT(server_.state().applied, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  std::vector<uint64_t> steps;
+  for (const auto& [rpc, step] : server_.engine().applied()) {
+    steps.push_back(step);
+  }
+  EXPECT_THAT(steps, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
 TEST_F(ClientTest, WithdrawsTheStepsBehindARefusal) {
   const auto adapter = Create();
-  server_.Hold(true);
-  server_.Refuse({grpc::StatusCode::INVALID_ARGUMENT, "data[0]"});
+  server_.engine().Hold();
+  server_.engine().FailNextRun(absl::InvalidArgumentError("data[0]"), kTrain);
   auto refused = Train(*adapter);
-  while (true) {
-    // The refusal belongs to the first call that arrives.
-    std::lock_guard lock(server_.state().mu);
-    if (!server_.state().arrived.empty()) break;
-  }
   auto later = adapter->OptimStep();
-  server_.Hold(false);
+  server_.engine().Release();
   EXPECT_TRUE(absl::IsInvalidArgument(refused.get().status()));
   const auto withdrawn = later.get();
   EXPECT_TRUE(absl::IsFailedPrecondition(withdrawn.status()));
@@ -184,29 +188,30 @@ TEST_F(ClientTest, EndsAtTheDeadline) {
   const auto client = Client::Connect(options);
   const auto adapter = client->CreateAdapter("a");
   ASSERT_TRUE(adapter.ok());
-  server_.Hold(true);
+  server_.engine().Hold();
   EXPECT_TRUE(absl::IsDeadlineExceeded((*adapter)->OptimStep().get().status()));
 }
 
 TEST_F(ClientTest, FuturesOutliveTheHandleAndTheClient) {
   auto adapter = Create();
-  server_.Hold(true);
+  server_.engine().Hold();
   auto gradient = Train(*adapter);
   adapter.reset();
   client_.reset();
-  server_.Hold(false);
+  server_.engine().Release();
   EXPECT_TRUE(gradient.get().ok());
 }
 
 TEST_F(ClientTest, ListsEveryPage) {
-  for (const char* id : {"a", "b", "c"}) {
-    ASSERT_TRUE(client_->CreateAdapter(id).ok());
+  constexpr int kMoreThanAPage = 101;
+  for (int i = 0; i < kMoreThanAPage; ++i) {
+    ASSERT_TRUE(client_->CreateAdapter("a" + std::to_string(i)).ok());
   }
   const auto found = client_->ListAdapters();
   ASSERT_TRUE(found.ok());
-  EXPECT_EQ(found->adapters_size(), 3);
-  EXPECT_TRUE(client_->DeleteAdapter("a").ok());
-  EXPECT_TRUE(absl::IsNotFound(client_->DeleteAdapter("a")));
+  EXPECT_EQ(found->adapters_size(), kMoreThanAPage);
+  EXPECT_TRUE(client_->DeleteAdapter("a0").ok());
+  EXPECT_TRUE(absl::IsNotFound(client_->DeleteAdapter("a0")));
 }
 
 TEST_F(ClientTest, StreamsUntilToldToStop) {
@@ -215,7 +220,7 @@ TEST_F(ClientTest, StreamsUntilToldToStop) {
   request.mutable_config()->set_max_tokens(3);
   std::vector<uint32_t> tokens;
   const auto keep = [&](const v1::SampleStreamResponse& delta) {
-    tokens.push_back(delta.tokens(0));
+    tokens.insert(tokens.end(), delta.tokens().begin(), delta.tokens().end());
     return true;
   };
   EXPECT_TRUE(client_->SampleStream(request, keep).ok());
@@ -229,7 +234,7 @@ TEST_F(ClientTest, KnowsWhetherTheServerTakesWork) {
   const auto healthy = client_->IsHealthy();
   ASSERT_TRUE(healthy.ok()) << healthy.status();
   EXPECT_TRUE(*healthy);
-  server_.SetServing(false);
+  server_.StartDraining();
   EXPECT_FALSE(*client_->IsHealthy());
 }
 
@@ -237,7 +242,7 @@ TEST_F(ClientTest, SendsTheToken) {
   ClientOptions options = FastOptions();
   options.token = "secret";
   ASSERT_TRUE(Client::Connect(options)->GetInfo().ok());
-  EXPECT_EQ(server_.state().authorization, "Bearer secret");
+  EXPECT_EQ(server_.wire().authorization(), "Bearer secret");
 }
 
 TEST_F(ClientTest, SaysThatNobodyListens) {

@@ -5,7 +5,7 @@
 
 #include "client/weft_client.h"
 #include "gtest/gtest.h"
-#include "tests/client/fake_service.h"
+#include "tests/support/canned_server.h"
 
 namespace weft::client {
 namespace {
@@ -42,7 +42,7 @@ class PeftFolderTest : public ::testing::Test {
 };
 
 TEST_F(PeftFolderTest, MovesAFolderThroughTheServer) {
-  FakeServer server;
+  CannedServer server;
   const auto client = Client::Connect({.target = server.target()});
   const fs::path source = root_ / "in";
   fs::create_directories(source);
@@ -60,7 +60,7 @@ TEST_F(PeftFolderTest, MovesAFolderThroughTheServer) {
 }
 
 TEST_F(PeftFolderTest, RefusesAFolderWithoutItsFiles) {
-  FakeServer server;
+  CannedServer server;
   const auto client = Client::Connect({.target = server.target()});
   const auto adapter = client->ImportAdapter("a", root_.string());
   EXPECT_TRUE(absl::IsNotFound(adapter.status())) << adapter.status();

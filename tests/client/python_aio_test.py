@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from conftest import FAST
-from fake_server import FakeServer, Refusal
+from fake_weftd import FakeWeftd
 
 import weft
 
@@ -18,7 +19,7 @@ DATA = [weft.Datum.next_token([1, 2, 3])]
 Body = Callable[[weft.AsyncClient], Awaitable[None]]
 
 
-def run(server: FakeServer, body: Body) -> None:
+def run(server: FakeWeftd, body: Body) -> None:
     async def main() -> None:
         made = weft.AsyncClient(server.target, timeout=20.0, retry=FAST)
         async with made as client:
@@ -27,7 +28,7 @@ def run(server: FakeServer, body: Body) -> None:
     asyncio.run(main())
 
 
-def test_trains_samples_and_saves(server: FakeServer) -> None:
+def test_trains_samples_and_saves(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a", rank=2, tenant="alice")
         assert (await adapter.info()).tenant == "alice"
@@ -39,7 +40,7 @@ def test_trains_samples_and_saves(server: FakeServer) -> None:
         assert (await adapter.save("one")).last_step == 4
         assert [c.name for c in await client.checkpoints()] == ["one"]
         assert (await adapter.load("one")).last_step == 4
-        assert await adapter.snapshot("s") == 1
+        assert await adapter.snapshot("s") == (await adapter.info()).version
         await adapter.release_snapshot("s")
         assert (await client.info()).device == "cpu"
         assert len(await client.adapters()) == 1
@@ -50,18 +51,19 @@ def test_trains_samples_and_saves(server: FakeServer) -> None:
     run(server, body)
 
 
-def test_retries_and_sees_replays(server: FakeServer) -> None:
+def test_retries_and_sees_replays(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")
-        server.lose_reply["OptimStep"] = 2
+        for _ in range(2):
+            server.lose_reply("OptimStep")
         result = await adapter.optim_step()
         assert result.replayed and result.step == 1
 
     run(server, body)
-    assert len(server.applied) == 1
+    assert len(server.applied()) == 1
 
 
-def test_submits_are_numbered_at_the_call(server: FakeServer) -> None:
+def test_submits_are_numbered_at_the_call(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")
         tasks = [adapter.submit.forward_backward(DATA) for _ in range(5)]
@@ -74,11 +76,10 @@ def test_submits_are_numbered_at_the_call(server: FakeServer) -> None:
     run(server, body)
 
 
-def test_refusal_withdraws_later_steps(server: FakeServer) -> None:
+def test_refusal_withdraws_later_steps(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")
-        refusal = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad")
-        server.fail["ForwardBackward"].append(refusal)
+        server.refuse("ForwardBackward", grpc.StatusCode.INVALID_ARGUMENT, "bad")
         bad = adapter.submit.forward_backward(DATA)
         later = adapter.submit.optim_step()
         with pytest.raises(weft.InvalidArgument):
@@ -93,10 +94,10 @@ def test_refusal_withdraws_later_steps(server: FakeServer) -> None:
     run(server, body)
 
 
-def test_cancelled_task_asks_for_the_number(server: FakeServer) -> None:
+def test_cancelled_task_asks_for_the_number(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")
-        server.hold.clear()
+        server.hold()
         task = adapter.submit.optim_step()
         await asyncio.sleep(0.05)
         task.cancel()
@@ -104,19 +105,18 @@ def test_cancelled_task_asks_for_the_number(server: FakeServer) -> None:
             await task
         with pytest.raises(weft.FailedPrecondition):
             adapter.submit.optim_step()
-        server.hold.set()
+        server.release()
         assert (await adapter.optim_step()).step in (1, 2)
 
     run(server, body)
 
 
-def test_streams(server: FakeServer) -> None:
+def test_streams(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         stream = client.sample_stream([1], max_tokens=3)
         tokens = [token async for delta in stream for token in delta.tokens]
         assert tokens == [2, 3, 4]
-        refusal = Refusal(grpc.StatusCode.NOT_FOUND, "gone")
-        server.fail["SampleStream"].append(refusal)
+        server.refuse("SampleStream", grpc.StatusCode.NOT_FOUND, "gone")
         with pytest.raises(weft.NotFound):
             async for _ in client.sample_stream([1]):
                 pass
@@ -124,7 +124,7 @@ def test_streams(server: FakeServer) -> None:
     run(server, body)
 
 
-def test_moves_folders(server: FakeServer, tmp_path: Path) -> None:
+def test_moves_folders(server: FakeWeftd, tmp_path: Path) -> None:
     async def body(client: weft.AsyncClient) -> None:
         source = tmp_path / "in"
         source.mkdir()
@@ -139,7 +139,7 @@ def test_moves_folders(server: FakeServer, tmp_path: Path) -> None:
     run(server, body)
 
 
-def test_custom_loss(server: FakeServer) -> None:
+def test_custom_loss(server: FakeWeftd, sent: list[Any]) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")
         result = await adapter.forward_backward_custom(
@@ -149,5 +149,5 @@ def test_custom_loss(server: FakeServer) -> None:
         assert result.step == 2
 
     run(server, body)
-    weights = server.requests[-1].data[0].weights_le
+    weights = sent[-1].data[0].weights_le
     assert weights == b"\x00\x00\x80\xbf" * 2

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_server import FakeServer
+from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import weft
 from weft.__main__ import main
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six"]
@@ -54,18 +55,22 @@ def test_bad_records_fail(
 
 
 def test_trains_and_samples(
-    server: FakeServer, model_dir: Path, capsys: pytest.CaptureFixture[str]
+    server: FakeWeftd,
+    client: weft.Client,
+    model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts = model_dir / "texts.jsonl"
     texts.write_text('{"text": "one two three"}\n')
     common = ["--model-dir", str(model_dir), "--server", server.target]
     train = ["train", *common, "--adapter", "a", "--data", str(texts)]
     assert main([*train, "--steps", "2", "--batch", "1", "--tenant", "t"]) == 0
-    assert server.adapters["a"].tenant == "t"
     assert "step 2/2" in capsys.readouterr().out
-    assert server.adapters["a"].last_step == 4
+    adapter = client.adapter("a")
+    assert adapter.info().tenant == "t"
+    assert adapter.info().last_step == 4
     assert main([*train, "--steps", "1"]) == 0
-    assert server.adapters["a"].last_step == 6
+    assert adapter.info().last_step == 6
     sample = ["sample", *common, "--prompt", "one", "--max-tokens", "3"]
     assert main([*sample, "--adapter", "a"]) == 0
     assert "two three four" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The synchronous Python client against the fake server."""
+"""The synchronous Python client against fake_weftd."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fake_server import FakeServer, Refusal, fake_logprobs
+from fake_weftd import GRAD_NORM, FakeWeftd, canned_logprobs
 
 import weft
 
 Code = grpc.StatusCode
 DATA = [weft.Datum.next_token([1, 2, 3, 4], prompt_length=2)]
-
-
-def unavailable() -> Refusal:
-    return Refusal(Code.UNAVAILABLE, "restarting")
 
 
 def test_next_token_masks_the_prompt() -> None:
@@ -58,23 +54,24 @@ def test_trains_and_returns_arrays(client: weft.Client) -> None:
     adapter = client.create_adapter("a", rank=4, target_modules=["q_proj"])
     result = adapter.forward_backward(DATA, return_entropy=True)
     assert result.step == 1 and not result.replayed
-    expected = np.array([0, -0.4, -0.5], "<f4")
+    expected = np.array([0, -0.5, -0.625], "<f4")
     np.testing.assert_allclose(result.results[0].logprobs, expected)
     assert result.results[0].logprobs.dtype == np.float32
     assert result.results[0].entropies is not None
-    assert result.metrics["loss:sum"] == pytest.approx(0.9)
+    assert result.metrics["loss:sum"] == pytest.approx(1.125)
     optim = adapter.optim_step(learning_rate=1e-3, max_grad_norm=1.0)
-    assert (optim.step, optim.version, optim.grad_norm) == (2, 2, 1.5)
+    assert (optim.step, optim.version, optim.grad_norm) == (2, 2, GRAD_NORM)
     assert adapter.next_step == 3
     assert adapter.info().config.target_modules == ["q_proj"]
 
 
 def test_sends_raw_arrays_and_only_what_was_given(
-    server: FakeServer, client: weft.Client
+    sent: list[Any], client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    adapter.forward_backward(DATA, "ppo", clip_low=0.7)
-    request = server.requests[-1]
+    policy = weft.Datum([1, 2, 3], [2, 3, 4], None, [-1.0] * 3, [1.0] * 3)
+    adapter.forward_backward([policy], "ppo", clip_low=0.7)
+    request = sent[-1]
     assert request.data[0].tokens_le == np.array([1, 2, 3], "<u4").tobytes()
     assert not request.data[0].tokens
     assert request.loss.clip_low == 0.7
@@ -103,22 +100,22 @@ def test_soft_targets_keep_their_shape(client: weft.Client) -> None:
 
 @pytest.mark.parametrize("as_array", [list, np.array])
 def test_ragged_targets_go_flat_and_come_back_per_token(
-    as_array: Any, server: FakeServer, client: weft.Client
+    as_array: Any, sent: list[Any], client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
     targets = [as_array(row) for row in ([3, 4], [], [5])]
     weights = [as_array(row) for row in ([0.5, 0.0], [], [2.0])]
     result = adapter.forward([weft.Datum([7, 8, 9], targets, weights)])
-    sent = server.requests[-1].data[0]
-    assert sent.targets_le == np.array([3, 4, 5], "<u4").tobytes()
-    assert sent.weights_le == np.array([0.5, 0, 2], "<f4").tobytes()
-    assert sent.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
-    assert sent.targets_per_token == 0
+    datum = sent[-1].data[0]
+    assert datum.targets_le == np.array([3, 4, 5], "<u4").tobytes()
+    assert datum.weights_le == np.array([0.5, 0, 2], "<f4").tobytes()
+    assert datum.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
+    assert datum.targets_per_token == 0
     logprobs, losses = result.results[0].logprobs, result.results[0].losses
     assert [row.shape for row in losses] == [(2,), (0,), (1,)]
-    np.testing.assert_allclose(logprobs[0], np.array([-0.4, 0], "<f4"))
-    np.testing.assert_allclose(logprobs[2], np.array([-0.6], "<f4"))
-    np.testing.assert_allclose(losses[2], np.array([1.2], "<f4"))
+    np.testing.assert_allclose(logprobs[0], np.array([-0.5, 0], "<f4"))
+    np.testing.assert_allclose(logprobs[2], np.array([-0.75], "<f4"))
+    np.testing.assert_allclose(losses[2], np.array([1.5], "<f4"))
     assert all(row.flags.writeable for row in logprobs)
 
 
@@ -140,29 +137,31 @@ def test_torch_rows_may_be_ragged() -> None:
     assert datum.target_offsets.tolist() == [0, 2, 3]
 
 
-def test_retries_with_the_same_number(server: FakeServer, client: weft.Client) -> None:
+def test_retries_with_the_same_number(server: FakeWeftd, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
-    server.fail["ForwardBackward"].extend([unavailable(), unavailable()])
+    for _ in range(2):
+        server.refuse("ForwardBackward", Code.UNAVAILABLE, "restarting")
     assert adapter.forward_backward(DATA).step == 1
-    tries = [step for name, step in server.seen if name == "ForwardBackward"]
+    tries = [step for rpc, step in server.arrived() if rpc == "ForwardBackward"]
     assert tries == [1, 1, 1]
 
 
 def test_lost_reply_is_replayed_and_trains_once(
-    server: FakeServer, client: weft.Client
+    server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    server.lose_reply["ForwardBackward"] = 1
+    server.lose_reply("ForwardBackward")
     result = adapter.forward_backward(DATA)
     assert result.replayed and result.step == 1
-    assert server.applied == [("ForwardBackwardRequest", 1)]
+    assert server.applied() == [("ForwardBackward", 1)]
 
 
 def test_gives_up_after_the_attempts_and_asks_for_the_number(
-    server: FakeServer, client: weft.Client
+    server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    server.lose_reply["ForwardBackward"] = 4
+    for _ in range(4):
+        server.lose_reply("ForwardBackward")
     with pytest.raises(weft.Unavailable):
         adapter.forward_backward(DATA)
     # It did run: the next step is number 2.
@@ -170,23 +169,24 @@ def test_gives_up_after_the_attempts_and_asks_for_the_number(
 
 
 def test_queue_full_is_retried_only_with_a_hint(
-    server: FakeServer, client: weft.Client
+    server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    full = Refusal(Code.RESOURCE_EXHAUSTED, "queue full", pushback_ms=20)
-    server.fail["OptimStep"].append(full)
+    server.retry_hint(20)
+    server.refuse("OptimStep", Code.RESOURCE_EXHAUSTED, "full")
     assert adapter.optim_step().step == 1
-    server.fail["OptimStep"].append(Refusal(Code.RESOURCE_EXHAUSTED, "full"))
+    server.retry_hint(None)
+    server.refuse("OptimStep", Code.RESOURCE_EXHAUSTED, "full")
     with pytest.raises(weft.ResourceExhausted) as caught:
         adapter.optim_step()
     assert caught.value.retry_after is None
     assert adapter.optim_step().step == 2
 
 
-def test_hint_longer_than_the_deadline_is_reported(server: FakeServer) -> None:
+def test_hint_longer_than_the_deadline_is_reported(server: FakeWeftd) -> None:
     with weft.Client(server.target, timeout=1.0) as client:
-        full = Refusal(Code.RESOURCE_EXHAUSTED, "full", pushback_ms=60_000)
-        server.fail["CreateAdapter"].append(full)
+        server.retry_hint(60_000)
+        server.refuse("CreateAdapter", Code.RESOURCE_EXHAUSTED, "full")
         with pytest.raises(weft.ResourceExhausted) as caught:
             client.create_adapter("a")
         assert caught.value.retry_after == 60.0
@@ -194,7 +194,7 @@ def test_hint_longer_than_the_deadline_is_reported(server: FakeServer) -> None:
 
 def test_refused_number_is_used_again(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
-    with pytest.raises(weft.InvalidArgument, match="empty"):
+    with pytest.raises(weft.InvalidArgument, match="data"):
         adapter.forward_backward([])
     assert adapter.forward_backward(DATA).step == 1
 
@@ -208,29 +208,29 @@ def test_number_used_by_another_client_is_reported(client: weft.Client) -> None:
     assert second.optim_step().step == 2
 
 
-def test_pipelined_steps_run_in_order(server: FakeServer, client: weft.Client) -> None:
+def test_pipelined_steps_run_in_order(server: FakeWeftd, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
-    server.hold.clear()
+    server.hold()
     pending: list[Future[weft.TrainResult] | Future[weft.OptimResult]] = []
     for _ in range(4):
         pending.append(adapter.submit.forward_backward(DATA))
         pending.append(adapter.submit.optim_step())
     assert adapter.next_step == 9
-    server.hold.set()
+    server.release()
     assert [future.result(10).step for future in pending] == list(range(1, 9))
-    assert [step for _, step in server.applied] == list(range(1, 9))
+    assert [step for _, step in server.applied()] == list(range(1, 9))
 
 
 def test_refusal_amid_the_pipeline_withdraws_what_follows(
-    server: FakeServer, client: weft.Client
+    server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    server.fail["Forward"].append(Refusal(Code.INVALID_ARGUMENT, "no"))
-    server.hold.clear()
+    server.fail_run("Forward", Code.INVALID_ARGUMENT, "no")
+    server.hold()
     good = adapter.submit.forward_backward(DATA)
     bad = adapter.submit.forward(DATA)
     later = adapter.submit.optim_step()
-    server.hold.set()
+    server.release()
     assert good.result(10).step == 1
     with pytest.raises(weft.InvalidArgument):
         bad.result(10)
@@ -243,7 +243,7 @@ def test_refusal_amid_the_pipeline_withdraws_what_follows(
 
 
 def test_custom_loss_sends_the_negative_gradient(
-    server: FakeServer, client: weft.Client
+    sent: list[Any], client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
 
@@ -255,19 +255,19 @@ def test_custom_loss_sends_the_negative_gradient(
         ]
 
     result = adapter.forward_backward_custom(DATA, loss_fn)
-    expected = fake_logprobs(np.array([2, 3, 4], "u4"))
+    expected = canned_logprobs(np.array([2, 3, 4], "u4"))
     expected[0] = 0  # Unscored.
-    weights = np.frombuffer(server.requests[-1].data[0].weights_le, "<f4")
+    weights = np.frombuffer(sent[-1].data[0].weights_le, "<f4")
     np.testing.assert_allclose(weights[1:], -(2 * expected[1:] + 1), rtol=1e-6)
     assert weights[0] == 0
-    assert result.metrics["loss:sum"] == pytest.approx(0.41)
+    assert result.metrics["loss:sum"] == pytest.approx(0.640625)
     assert "surrogate_loss:sum" in result.metrics
     np.testing.assert_allclose(result.results[0].logprobs, expected)
     assert result.step == 2
 
 
 def test_custom_losses_see_ragged_targets_flat(
-    server: FakeServer, client: weft.Client
+    sent: list[Any], client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
     datum = weft.Datum([7, 8, 9], [[3, 4], [], [5]], [[0.5, 0.0], [], [2.0]])
@@ -279,9 +279,9 @@ def test_custom_losses_see_ragged_targets_flat(
         return 1.5, [np.array([1, 2, -3], "<f4")]
 
     result = adapter.forward_backward_custom([datum], loss_fn)
-    sent = server.requests[-1].data[0]
-    assert np.frombuffer(sent.weights_le, "<f4").tolist() == [-1, 0, 3]
-    assert sent.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
+    message = sent[-1].data[0]
+    assert np.frombuffer(message.weights_le, "<f4").tolist() == [-1, 0, 3]
+    assert message.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
     assert [row.shape for row in result.results[0].logprobs] == [(2,), (0,), (1,)]
     with pytest.raises(weft.InvalidArgument):
         adapter.forward_backward_custom([datum], lambda _: (0.0, [np.ones(2)]))
@@ -297,9 +297,7 @@ def test_torch_loss_differentiates() -> None:
     np.testing.assert_allclose(gradients[1], [0])
 
 
-def test_samples_with_every_kind_of_stop(
-    server: FakeServer, client: weft.Client
-) -> None:
+def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -> None:
     result = client.sample(
         [1, 2],
         num_samples=2,
@@ -312,18 +310,18 @@ def test_samples_with_every_kind_of_stop(
     assert [sample.tokens for sample in result.samples] == [[3, 4, 5], [4, 5, 6]]
     assert result.samples[0].finish_reason == "length"
     assert result.prompt_logprobs is not None
-    config = server.requests[-1].config
+    config = sent[-1].config
     assert config.temperature == 0.0 and config.HasField("temperature")
     assert list(config.stop.token_ids) == [5]
     assert list(config.stop.token_sequences[0].tokens) == [6, 7]
     assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
 
 
-def test_stop_absent_and_empty_differ(server: FakeServer, client: weft.Client) -> None:
+def test_stop_absent_and_empty_differ(sent: list[Any], client: weft.Client) -> None:
     client.sample([1])
-    assert not server.requests[-1].config.HasField("stop")
+    assert not sent[-1].config.HasField("stop")
     client.sample([1], stop=[])
-    assert server.requests[-1].config.HasField("stop")
+    assert sent[-1].config.HasField("stop")
 
 
 def test_streams_samples(client: weft.Client) -> None:
@@ -337,20 +335,20 @@ def test_streams_samples(client: weft.Client) -> None:
     assert deltas[0].finish_reason is None
 
 
-def test_stream_errors_are_typed(server: FakeServer, client: weft.Client) -> None:
-    server.fail["SampleStream"].append(Refusal(Code.UNIMPLEMENTED, "no"))
+def test_stream_errors_are_typed(server: FakeWeftd, client: weft.Client) -> None:
+    server.refuse("SampleStream", Code.UNIMPLEMENTED, "no")
     with pytest.raises(weft.Unimplemented):
         list(client.sample_stream([1]))
 
 
 def test_a_load_brings_a_lost_adapter_back_to_its_tenant(
-    server: FakeServer, client: weft.Client
+    client: weft.Client,
 ) -> None:
-    assert client.create_adapter("alone").info().tenant == ""
+    assert client.create_adapter("alone").info().tenant == "alone"
     adapter = client.create_adapter("a", tenant="alice")
     assert adapter.info().tenant == "alice"
     adapter.save("one")
-    server.adapters.clear()
+    client.delete_adapter("a")
     assert adapter.load("one").tenant == "alice"
 
 
@@ -370,13 +368,13 @@ def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
 
 
 def test_failed_export_leaves_nothing(
-    server: FakeServer, client: weft.Client, tmp_path: Path
+    server: FakeWeftd, client: weft.Client, tmp_path: Path
 ) -> None:
     adapter = client.create_adapter("a")
-    server.files["a"] = {"../evil": b"x"}
+    server.next_export({"../evil": "x"})
     with pytest.raises(weft.DataLoss):
         adapter.export(tmp_path / "out")
-    server.files["a"] = {"adapter_config.json": b"{}"}
+    server.next_export({"adapter_config.json": "{}"})
     with pytest.raises(weft.DataLoss, match="ended"):
         adapter.export(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -397,7 +395,7 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     assert adapter.next_step == 4
     adapter.load("two", weights_only=True)
     assert adapter.next_step == 1
-    assert adapter.snapshot("best") == 1
+    assert adapter.snapshot("best") == adapter.info().version
     assert adapter.info().snapshots == ["best"]
     adapter.sample([1], snapshot="best")
     adapter.release_snapshot("best")
@@ -407,19 +405,20 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
 
 
 def test_lost_reply_to_a_deletion_is_a_success(
-    server: FakeServer, client: weft.Client
+    server: FakeWeftd, client: weft.Client
 ) -> None:
     client.create_adapter("a")
-    server.lose_reply["DeleteAdapter"] = 1
+    server.lose_reply("DeleteAdapter")
     client.delete_adapter("a")
     with pytest.raises(weft.NotFound):
         client.delete_adapter("a")
 
 
 def test_lists_all_pages(client: weft.Client) -> None:
-    for name in "abcde":
+    names = [f"a{i:03}" for i in range(101)]  # One more than a page holds.
+    for name in names:
         client.create_adapter(name)
-    assert [info.adapter_id for info in client.adapters()] == list("abcde")
+    assert [info.adapter_id for info in client.adapters()] == names
 
 
 def test_info_health_and_drain(client: weft.Client) -> None:
@@ -463,9 +462,9 @@ def test_base_model_forward_has_no_step(client: weft.Client) -> None:
     ],
 )
 def test_codes_become_classes(
-    server: FakeServer, code: grpc.StatusCode, error: type[weft.WeftError]
+    server: FakeWeftd, code: grpc.StatusCode, error: type[weft.WeftError]
 ) -> None:
-    server.fail["GetInfo"].append(Refusal(code, "because"))
+    server.lose_reply("GetInfo", code, "because")
     with (
         weft.Client(server.target, retry=weft.NO_RETRY) as client,
         pytest.raises(error, match="because") as caught,
@@ -475,7 +474,7 @@ def test_codes_become_classes(
     assert type(caught.value) is error
 
 
-def test_deadline_bounds_a_gap(server: FakeServer) -> None:
+def test_deadline_bounds_a_gap(server: FakeWeftd) -> None:
     with weft.Client(server.target, timeout=0.3) as client:
         adapter = client.create_adapter("a")
         adapter._core.counter.reset(7)

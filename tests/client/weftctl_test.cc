@@ -5,21 +5,23 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "tests/client/fake_service.h"
+#include "tests/support/canned_server.h"
 
 namespace weft::weftctl {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+using Step = CannedEngine::Call;
+
 class WeftctlTest : public ::testing::Test {
  protected:
-  // Runs a command line against the fake server; keeps its output.
+  // Runs a command line against a canned server; keeps its output.
   int Run(std::vector<std::string> given) {
     out_.str("");
     err_.str("");
@@ -35,7 +37,7 @@ class WeftctlTest : public ::testing::Test {
     return path;
   }
 
-  client::FakeServer server_;
+  CannedServer server_;
   std::ostringstream out_;
   std::ostringstream err_;
 };
@@ -52,7 +54,7 @@ TEST_F(WeftctlTest, ShowsTheServerAsJsonAndTable) {
 TEST_F(WeftctlTest, HealthIsTheExitCode) {
   EXPECT_EQ(Run({"health", "--timeout", "2s"}), 0);
   EXPECT_EQ(out_.str(), "SERVING\n");
-  server_.SetServing(false);
+  server_.StartDraining();
   EXPECT_EQ(Run({"health", "-o", "json", "--timeout=2s"}), 1);
   EXPECT_EQ(Json()["status"], "NOT_SERVING");
   EXPECT_EQ(Run({"health", "--server", "127.0.0.1:1", "--timeout=2s"}), 1);
@@ -66,7 +68,7 @@ TEST_F(WeftctlTest, ManagesAdapters) {
   EXPECT_EQ(Json()["config"]["rank"], 4);
   EXPECT_EQ(Json()["config"]["target_modules"][1], "TARGET_MODULE_LM_HEAD");
   EXPECT_EQ(Run({"adapters", "create", "a"}), 1);
-  EXPECT_THAT(err_.str(), HasSubstr("ALREADY_EXISTS: id taken"));
+  EXPECT_THAT(err_.str(), HasSubstr("ALREADY_EXISTS: adapter_id: 'a' exists"));
   EXPECT_EQ(Run({"adapters", "create", "b"}), 0);
   EXPECT_EQ(Run({"adapters", "list", "-o", "json"}), 0);
   EXPECT_EQ(Json()["adapters"].size(), 2);
@@ -112,18 +114,20 @@ TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {
                  "--rank", "4"}),
             0)
       << err_.str();
-  EXPECT_THAT(err_.str(), HasSubstr("3/3 loss 0.6667 grad 1.5"));
-  EXPECT_THAT(server_.state().applied, ElementsAre(1, 2, 3, 4, 5, 6));
-  EXPECT_EQ(server_.state().adapters["a"].message.config().rank(), 4);
+  EXPECT_THAT(err_.str(), HasSubstr("3/3 loss 0.5417 grad 2.5"));
+  EXPECT_EQ(server_.engine().applied().back(), Step("OptimStep", 6));
+  EXPECT_EQ(Run({"adapters", "get", "a", "-o", "json"}), 0);
+  EXPECT_EQ(Json()["config"]["rank"], 4);
   EXPECT_EQ(Run({"train", "a", "--data", path, "--steps=1", "-o", "json"}), 0);
   EXPECT_EQ(Json()["step"], 1);
-  EXPECT_EQ(Json()["loss:sum"], 8);
-  EXPECT_EQ(server_.state().applied.size(), 8);
+  EXPECT_EQ(Json()["loss:sum"], 6.5);
+  EXPECT_EQ(server_.engine().applied().back(), Step("OptimStep", 8));
 }
 
 TEST_F(WeftctlTest, ReportsARefusedStepOfTraining) {
   const std::string path = WriteData("{\"tokens\": [1, 2, 3]}\n");
-  server_.Refuse({grpc::StatusCode::INVALID_ARGUMENT, "targets[0] 9 >= 4"});
+  server_.engine().FailNext(absl::InvalidArgumentError("targets[0] 9 >= 4"),
+                            "ForwardBackward");
   EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "4"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("targets[0] 9 >= 4"));
 }
@@ -131,6 +135,7 @@ TEST_F(WeftctlTest, ReportsARefusedStepOfTraining) {
 TEST_F(WeftctlTest, SamplesTokens) {
   const std::vector<std::string> base = {"sample", "--prompt-tokens", "5,6",
                                          "--max-tokens", "3"};
+  EXPECT_EQ(Run({"adapters", "create", "a"}), 0);
   EXPECT_EQ(Run(base), 0);
   EXPECT_EQ(out_.str(), "7,8,9\n");
   std::vector<std::string> given = base;
@@ -139,34 +144,38 @@ TEST_F(WeftctlTest, SamplesTokens) {
                 "--adapter=a", "--num-samples=2", "-o", "json"});
   EXPECT_EQ(Run(given), 0);
   EXPECT_EQ(Json()["samples"][0]["tokens"], (std::vector<int>{7, 8, 9}));
-  const v1::SampleRequest& sent = server_.state().last_sample;
-  EXPECT_EQ(sent.config().temperature(), 0);
-  EXPECT_TRUE(sent.config().has_temperature());
-  EXPECT_EQ(sent.config().top_k(), 4);
-  EXPECT_EQ(sent.config().top_p(), 0.5);
-  EXPECT_EQ(sent.config().seed(), 1);
-  EXPECT_EQ(sent.adapter_id(), "a");
-  EXPECT_EQ(sent.num_samples(), 2);
+  const SampleRequest sent = server_.engine().last_sample();
+  EXPECT_EQ(sent.config.temperature, 0);
+  EXPECT_EQ(sent.config.top_k, 4);
+  EXPECT_EQ(sent.config.top_p, 0.5);
+  EXPECT_EQ(sent.config.seed, 1);
+  EXPECT_EQ(sent.adapter_id, "a");
+  EXPECT_EQ(sent.num_samples, 2);
   given = base;
   given.push_back("--stream");
   EXPECT_EQ(Run(given), 0);
-  EXPECT_EQ(out_.str(), "0: 7\n0: 8\n0: 9\n");
+  // A line holds one token or the ones that were drawn meanwhile.
+  const std::string tokens =
+      absl::StrReplaceAll(out_.str(), {{"0: ", ""}, {"\n", ","}});
+  EXPECT_EQ(tokens, "7,8,9,");
 }
 
 TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
+  const std::string path = WriteData("{\"tokens\": [1, 2, 3]}\n");
+  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "1"}), 0);
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 0);
-  EXPECT_THAT(out_.str(), HasSubstr("12.3 kB"));
+  EXPECT_THAT(out_.str(), HasSubstr("4.1 kB"));
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 1);
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one", "--overwrite"}), 0);
   EXPECT_EQ(Run({"checkpoints", "list", "-o", "json"}), 0);
   EXPECT_EQ(Json()["checkpoints"][0]["name"], "one");
   EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
   EXPECT_EQ(Run({"checkpoints", "load", "b", "one", "--source", "a"}), 0);
-  EXPECT_EQ(out_.str(), "b is at step 7\n");
+  EXPECT_EQ(out_.str(), "b is at step 2\n");
   EXPECT_EQ(Run({"checkpoints", "delete", "a", "one"}), 0);
   EXPECT_EQ(Run({"checkpoints", "delete", "a", "one"}), 1);
   EXPECT_EQ(Run({"snapshot", "publish", "a", "best"}), 0);
-  EXPECT_EQ(out_.str(), "version 3\n");
+  EXPECT_EQ(out_.str(), "version 2\n");
   EXPECT_EQ(Run({"snapshot", "release", "a", "best"}), 0);
 }
 

@@ -17,8 +17,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/fake_engine.h"
 #include "tests/server/server_fixture.h"
+#include "tests/support/canned_engine.h"
 
 namespace weft {
 namespace {
@@ -95,63 +95,21 @@ class DaemonProcess {
   pid_t pid_ = -1;
 };
 
-absl::StatusOr<std::unique_ptr<Engine>> StartFake(const EngineOptions&,
-                                                  prometheus::Registry*) {
-  return std::make_unique<FakeEngine>();
+absl::StatusOr<std::unique_ptr<Engine>> StartCanned(const EngineOptions&,
+                                                    prometheus::Registry*) {
+  return std::make_unique<CannedEngine>();
 }
 
 // An engine that never gets done.
-class StuckEngine final : public Engine {
- public:
-  const EngineInfo& info() const override { return info_; }
-  CancelHandle Train(TrainRequest, Callback<StepReply<TrainResult>>) override {
-    return {};
-  }
-  CancelHandle OptimStep(OptimStepRequest,
-                         Callback<StepReply<OptimStepResult>>) override {
-    return {};
-  }
-  CancelHandle Sample(SampleRequest, std::function<void(SampleDelta)>,
-                      Callback<SampleResult>) override {
-    return {};
-  }
-  void CreateAdapter(CreateAdapterRequest, Callback<AdapterInfo>) override {}
-  void GetAdapter(std::string, Callback<AdapterInfo>) override {}
-  void ListAdapters(Callback<std::vector<AdapterInfo>>) override {}
-  void DeleteAdapter(std::string, Callback<bool>) override {}
-  CancelHandle SaveCheckpoint(SaveCheckpointRequest,
-                              Callback<StepReply<CheckpointInfo>>) override {
-    return {};
-  }
-  CancelHandle LoadCheckpoint(LoadCheckpointRequest,
-                              Callback<StepReply<AdapterInfo>>) override {
-    return {};
-  }
-  void ListCheckpoints(std::string,
-                       Callback<std::vector<CheckpointInfo>>) override {}
-  void DeleteCheckpoint(std::string, std::string, Callback<bool>) override {}
-  CancelHandle PublishSnapshot(
-      PublishSnapshotRequest, Callback<StepReply<PublishedSnapshot>>) override {
-    return {};
-  }
-  void ReleaseSnapshot(ReleaseSnapshotRequest, Callback<bool>) override {}
-  void ExportAdapter(ExportAdapterRequest, Callback<PeftFiles>) override {}
-  void ImportAdapter(ImportAdapterRequest, Callback<AdapterInfo>) override {}
-  void Drain(Callback<bool>) override {}
-  absl::Status failure() const override { return absl::OkStatus(); }
-  absl::Time last_heartbeat() const override { return absl::Now(); }
-
- private:
-  EngineInfo info_;
-};
-
 absl::StatusOr<std::unique_ptr<Engine>> StartStuck(const EngineOptions&,
                                                    prometheus::Registry*) {
-  return std::make_unique<StuckEngine>();
+  auto engine = std::make_unique<CannedEngine>();
+  engine->Hold();
+  return engine;
 }
 
 TEST(DaemonTest, TermDrainsAndExitsClean) {
-  DaemonProcess daemon(StartFake);
+  DaemonProcess daemon(StartCanned);
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   daemon.Signal(SIGTERM);
@@ -183,7 +141,7 @@ TEST(DaemonTest, SignalWhileLoadingExitsAtOnce) {
       [](const EngineOptions&,
          prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
         std::this_thread::sleep_for(std::chrono::seconds(60));
-        return std::make_unique<FakeEngine>();
+        return std::make_unique<CannedEngine>();
       });
   ASSERT_TRUE(daemon.WaitUntilListening());
   daemon.Signal(SIGTERM);
@@ -205,7 +163,7 @@ TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
   DaemonProcess daemon(
       [](const EngineOptions&,
          prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        auto engine = std::make_unique<FakeEngine>();
+        auto engine = std::make_unique<CannedEngine>();
         engine->FailForGood(absl::UnavailableError("a rank is gone"));
         return engine;
       });
@@ -218,7 +176,7 @@ int LivenessAfterHang(absl::Duration age) {
   DaemonProcess daemon(
       [age](const EngineOptions&,
             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        auto engine = std::make_unique<FakeEngine>();
+        auto engine = std::make_unique<CannedEngine>();
         engine->HangSince(absl::Now() - age);
         return engine;
       });
@@ -344,7 +302,7 @@ TEST(DaemonTest, TakenPortEndsTheDaemon) {
   const pid_t pid = fork();
   if (pid == 0) {
     LocalRanks none;
-    _exit(RunDaemon(settings, StartFake, &none));
+    _exit(RunDaemon(settings, StartCanned, &none));
   }
   int status = 0;
   waitpid(pid, &status, 0);

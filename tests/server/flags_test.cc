@@ -124,7 +124,7 @@ TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
 
 TEST(FlagsTest, AcceptsTheChunkSizesThatItsHelpNames) {
   std::string help;
-  for (const FlagInfo& flag : AllFlags()) {
+  for (const Flag& flag : FlagTable()) {
     if (flag.name == "loss-chunk-size") help = flag.help;
   }
   EXPECT_THAT(help, HasSubstr("at least -1. 0 or -1: all"));

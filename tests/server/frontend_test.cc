@@ -132,7 +132,7 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   const v1::ServerInfo info = Info();
   EXPECT_EQ(info.version(), "0.1.0");
   EXPECT_EQ(info.device(), "cpu");
-  EXPECT_EQ(info.model().architecture(), "fake");
+  EXPECT_EQ(info.model().architecture(), "canned");
   EXPECT_EQ(info.model().vocab_size(), 100u);
   EXPECT_EQ(info.model().context_length(), 32u);
   EXPECT_THAT(info.model().eos_token_ids(), ::testing::ElementsAre(2));

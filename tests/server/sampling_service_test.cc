@@ -36,12 +36,11 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
   const grpc::Status status = sampling_->Sample(&context, request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(response.samples_size(), 2);
-  EXPECT_THAT(response.samples(0).tokens(), ElementsAre(10, 11, 12));
-  EXPECT_THAT(response.samples(1).tokens(), ElementsAre(11, 12, 13));
+  EXPECT_THAT(response.samples(0).tokens(), ElementsAre(4, 5, 6));
+  EXPECT_THAT(response.samples(1).tokens(), ElementsAre(5, 6, 7));
   EXPECT_THAT(response.samples(0).logprobs(), SizeIs(3));
   EXPECT_THAT(response.samples(0).top_logprobs(), SizeIs(3));
-  EXPECT_THAT(response.samples(0).top_logprobs(0).tokens(),
-              ElementsAre(10, 10));
+  EXPECT_THAT(response.samples(0).top_logprobs(0).tokens(), ElementsAre(4, 4));
   EXPECT_EQ(response.samples(0).finish_reason(), v1::FINISH_REASON_LENGTH);
   EXPECT_THAT(response.prompt_logprobs(), ElementsAre(0, -1, -1));
   EXPECT_EQ(response.version(), 1u);
@@ -122,7 +121,7 @@ TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {
   EXPECT_EQ(prompt_logprobs, 3u);
   ASSERT_THAT(tokens, SizeIs(3));
   for (uint32_t i = 0; i < 3; ++i) {
-    EXPECT_THAT(tokens[i], ElementsAre(10 + i, 11 + i, 12 + i));
+    EXPECT_THAT(tokens[i], ElementsAre(4 + i, 5 + i, 6 + i));
     EXPECT_EQ(reasons[i], v1::FINISH_REASON_LENGTH);
   }
 }
@@ -198,10 +197,13 @@ TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
   engine_.mutable_info()->context_length = 10000000;
   v1::SampleStreamRequest request;
   *request.mutable_request() = GoodPrompt();
-  request.mutable_request()->mutable_config()->set_max_tokens(60000);
+  request.mutable_request()->mutable_config()->set_max_tokens(200000);
   request.mutable_request()->set_top_logprobs(20);
   grpc::ClientContext context;
+  engine_.Hold();
   const auto stream = sampling_->SampleStream(&context, request);
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  engine_.Release();
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
   v1::SampleStreamResponse message;

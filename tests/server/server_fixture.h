@@ -1,4 +1,4 @@
-// A server in this process with a FakeEngine behind it, and stubs to call it.
+// A server in this process with a canned engine behind it, and stubs to call it.
 #ifndef WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
 #define WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
 
@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/frontend.h"
-#include "tests/server/fake_engine.h"
+#include "tests/support/canned_engine.h"
 #include "weft/v1/adapters.grpc.pb.h"
 #include "weft/v1/sampling.grpc.pb.h"
 #include "weft/v1/server.grpc.pb.h"
@@ -44,7 +44,7 @@ class ServerTest : public ::testing::Test {
   double MetricValue(const std::string& sample) const;
 
   // Destroyed in reverse: the server before the engine it calls.
-  FakeEngine engine_;
+  CannedEngine engine_;
   std::shared_ptr<prometheus::Registry> registry_;
   std::unique_ptr<Frontend> frontend_;
   std::shared_ptr<grpc::Channel> channel_;

@@ -1,0 +1,118 @@
+"""fake_weftd: the real server in a process of its own, with made-up results
+(tests/support/fake_weftd.cc)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+import weft
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_DIR = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
+PROGRAM = BUILD_DIR / "tests" / "support" / "fake_weftd"
+GRAD_NORM = 2.5
+START_SECONDS = 20.0
+
+
+def canned_logprobs(targets: np.ndarray) -> np.ndarray:
+    """What the server answers for targets whose weight is not 0."""
+    return (-(targets.astype("f8") + 1) / 8).astype("<f4")
+
+
+class FakeWeftd:
+    """A server on a free port of the loopback, as a context manager. What is set to
+    go wrong is in effect when the method returns."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fake_weftd")
+        port_file = Path(self._folder.name) / "ports"
+        self._process = subprocess.Popen(
+            [
+                PROGRAM,
+                "--listen=127.0.0.1:0",
+                "--metrics-listen=",
+                f"--port-file={port_file}",
+                "--model-name=toy",
+                "--log-level=error",
+                "--drain-timeout-seconds=1",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        limit = time.monotonic() + START_SECONDS
+        self._wait_until(port_file.exists, limit)
+        self.target = port_file.read_text().splitlines()[0]
+        with weft.Client(self.target, retry=weft.NO_RETRY) as client:
+            self._wait_until(client.healthy, limit)
+
+    def _wait_until(self, condition: Any, limit: float) -> None:
+        while not condition():
+            assert self._process.poll() is None, "fake_weftd has ended"
+            assert time.monotonic() < limit, "fake_weftd does not serve"
+            time.sleep(0.005)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+        self._folder.cleanup()
+
+    def _say(self, **line: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, answer
+        return answer
+
+    def refuse(self, rpc: str, code: grpc.StatusCode, message: str) -> None:
+        """The next call of that RPC is refused."""
+        self._say(do="refuse", rpc=rpc, code=code.value[0], message=message)
+
+    def fail_run(self, rpc: str, code: grpc.StatusCode, message: str) -> None:
+        """The next step of that RPC fails when its turn has come."""
+        self._say(do="fail_run", rpc=rpc, code=code.value[0], message=message)
+
+    def lose_reply(
+        self,
+        rpc: str,
+        code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
+        message: str = "the reply was lost",
+    ) -> None:
+        """The next call of that RPC runs, but ends with this for its caller."""
+        self._say(do="lose_reply", rpc=rpc, code=code.value[0], message=message)
+
+    def retry_hint(self, milliseconds: int | None) -> None:
+        """When refusals tell clients to come again; at first they do not."""
+        self._say(do="hint", ms=milliseconds)
+
+    def hold(self) -> None:
+        """No work is done until release()."""
+        self._say(do="hold")
+
+    def release(self) -> None:
+        self._say(do="release")
+
+    def next_export(self, files: dict[str, str]) -> None:
+        """What the next export sends, whatever it is."""
+        self._say(do="export", files=files)
+
+    def arrived(self) -> list[tuple[str, int]]:
+        """RPCs and step numbers of the calls, in the order in which they came."""
+        return [(rpc, step) for rpc, step in self._say(do="calls")["arrived"]]
+
+    def applied(self) -> list[tuple[str, int]]:
+        """RPCs and numbers of the steps, in the order in which they were run."""
+        return [(rpc, step) for rpc, step in self._say(do="calls")["applied"]]

@@ -1,0 +1,303 @@
+#include "tests/support/canned_adapters.h"
+
+#include <optional>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/canned_results.h"
+
+namespace weft {
+
+using dispatch::NoSuchAdapter;
+
+void CannedAdapters::Create(CreateAdapterRequest request,
+                            Callback<AdapterInfo> done) {
+  auto once = [this, request,
+               done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
+    if (absl::IsAlreadyExists(info.status())) {
+      const absl::StatusOr<AdapterInfo> existing =
+          dispatcher_.adapters().Info(request.adapter_id);
+      if (existing.ok() && existing->tenant == request.tenant &&
+          existing->config == request.config && existing->last_step == 0) {
+        info = existing;
+      }
+    }
+    done(std::move(info));
+  };
+  dispatcher_.Post(
+      [this, request = std::move(request), once = std::move(once)] {
+        MakeWhenRoom({.request = request, .adapter = {request.config}}, once);
+      });
+}
+
+void CannedAdapters::Delete(std::string adapter_id, Callback<bool> done) {
+  dispatcher_.Post(
+      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
+        const auto key = dispatcher_.adapters().KeyOf(adapter_id);
+        if (!key) {
+          Reply<bool>(done, NoSuchAdapter(adapter_id));
+          return;
+        }
+        adapters_.erase(*key);
+        (void)dispatcher_.adapters().Remove(*key);
+        Reply<bool>(done, true);
+      });
+}
+
+void CannedAdapters::LoadNew(LoadCheckpointRequest request,
+                             Callback<AdapterInfo> done) {
+  PostIo([this, request = std::move(request), done = std::move(done)] {
+    const absl::StatusOr<CheckpointInfo> info = Read(request);
+    if (!info.ok()) {
+      Reply<AdapterInfo>(done, info.status());
+      return;
+    }
+    NewAdapter made{.request = {.adapter_id = request.adapter_id,
+                                .tenant = request.tenant,
+                                .config = info->config},
+                    .adapter = {.config = info->config}};
+    if (!request.weights_only) {
+      made.adapter.optim_steps = info->optim_steps;
+      made.last_step = info->last_step;
+    }
+    dispatcher_.Post(
+        [this, made = std::move(made), done] { MakeWhenRoom(made, done); });
+  });
+}
+
+void CannedAdapters::Import(ImportAdapterRequest request,
+                            Callback<AdapterInfo> done) {
+  dispatcher_.Post(
+      [this, request = std::move(request), done = std::move(done)] {
+        MakeWhenRoom({.request = {.adapter_id = request.adapter_id,
+                                  .tenant = request.tenant},
+                      .adapter = {.files = request.files}},
+                     done);
+      });
+}
+
+void CannedAdapters::MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done) {
+  const CreateAdapterRequest request = made.request;
+  dispatch::AdapterDesk& desk = dispatcher_.adapters();
+  const absl::Status taken = desk.CheckNew(request.adapter_id, request.tenant);
+  if (!taken.ok()) {
+    Reply<AdapterInfo>(done, taken);
+    return;
+  }
+  desk.WhenSlot([this, made = std::move(made),
+                 done = std::move(done)](const absl::Status& room) {
+    Reply(done, room.ok() ? Make(made) : room);
+  });
+}
+
+absl::StatusOr<AdapterInfo> CannedAdapters::Make(const NewAdapter& made) {
+  dispatch::AdapterDesk& desk = dispatcher_.adapters();
+  const std::string& id = made.request.adapter_id;
+  // Another one may have taken the name or the last slot meanwhile.
+  const absl::Status taken = desk.CheckNew(id, made.request.tenant);
+  if (!taken.ok()) {
+    desk.ReturnSlot();
+    return taken;
+  }
+  const AdapterKey key = desk.NewKey();
+  adapters_[key] = made.adapter;
+  desk.Add(key, id, made.request.tenant, made.last_step, {});
+  Publish(key);
+  return desk.Info(id);
+}
+
+void CannedAdapters::Publish(AdapterKey key) {
+  const Adapter& adapter = adapters_.at(key);
+  AdapterInfo info{.config = adapter.config,
+                   .optim_steps = adapter.optim_steps,
+                   .version = adapter.version,
+                   .num_parameters = kCannedAdapterParameters,
+                   .resident_bytes = kCannedAdapterBytes,
+                   .location = adapter.location,
+                   .created_at = kCannedCreation};
+  for (const auto& [name, version] : adapter.snapshots) {
+    info.snapshots.push_back(name);
+  }
+  dispatcher_.adapters().Publish(
+      key, {.info = std::move(info), .image_bytes = kCannedAdapterBytes});
+}
+
+void CannedAdapters::Export(ExportAdapterRequest request,
+                            Callback<PeftFiles> done) {
+  dispatcher_.Post(
+      [this, request = std::move(request), done = std::move(done)] {
+        const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
+        if (!key) {
+          Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
+          return;
+        }
+        dispatcher_.adapters().WhenOnDevice(
+            *key, [this, key = *key, done](const absl::Status& room) {
+              if (!room.ok()) {
+                Reply<PeftFiles>(done, room);
+                return;
+              }
+              PeftFiles files = adapters_.at(key).files;
+              if (files.empty()) {
+                files = {{"adapter_config.json", "{}"},
+                         {"adapter_model.safetensors", "weights"}};
+              }
+              Reply<PeftFiles>(done, std::move(files));
+            });
+      });
+}
+
+void CannedAdapters::ReleaseSnapshot(ReleaseSnapshotRequest request,
+                                     Callback<bool> done) {
+  dispatcher_.Post(
+      [this, request = std::move(request), done = std::move(done)] {
+        const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
+        if (!key) {
+          Reply<bool>(done, NoSuchAdapter(request.adapter_id));
+          return;
+        }
+        if (adapters_.at(*key).snapshots.erase(request.name) == 0) {
+          Reply<bool>(done, absl::NotFoundError(absl::StrCat(
+                                "name: no snapshot '", request.name, "'")));
+          return;
+        }
+        Publish(*key);
+        Reply<bool>(done, true);
+      });
+}
+
+void CannedAdapters::ListCheckpoints(
+    std::string adapter_id, Callback<std::vector<CheckpointInfo>> done) {
+  PostIo([this, adapter_id = std::move(adapter_id), done = std::move(done)] {
+    std::vector<CheckpointInfo> infos;
+    for (const auto& [key, info] : checkpoints_) {
+      if (adapter_id.empty() || key.first == adapter_id) infos.push_back(info);
+    }
+    Reply<std::vector<CheckpointInfo>>(done, std::move(infos));
+  });
+}
+
+void CannedAdapters::DeleteCheckpoint(std::string adapter_id, std::string name,
+                                      Callback<bool> done) {
+  PostIo([this, key = std::pair(std::move(adapter_id), std::move(name)),
+          done = std::move(done)] {
+    if (checkpoints_.erase(key) == 1) {
+      Reply<bool>(done, true);
+      return;
+    }
+    Reply<bool>(done, absl::NotFoundError(absl::StrCat("name: no checkpoint '",
+                                                       key.second, "'")));
+  });
+}
+
+void CannedAdapters::Run(const dispatch::StepTask& step) {
+  const StepRequest& request = *step.request;
+  if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
+    Save(step, *save);
+    return;
+  }
+  if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
+    Load(step, *load);
+    return;
+  }
+  Adapter& adapter = adapters_.at(step.adapter);
+  StepResult result;
+  if (std::holds_alternative<OptimStepRequest>(request)) {
+    ++adapter.optim_steps;
+    result = OptimStepResult{.grad_norm = kCannedGradNorm,
+                             .version = ++adapter.version,
+                             .step = step.step};
+  } else {
+    const auto& publish = std::get<PublishSnapshotRequest>(request);
+    adapter.snapshots[publish.name] = adapter.version;
+    result = PublishedSnapshot{.version = adapter.version};
+  }
+  Publish(step.adapter);
+  dispatcher_.steps().Complete(step.id, std::move(result));
+}
+
+void CannedAdapters::Save(const dispatch::StepTask& step,
+                          const SaveCheckpointRequest& request) {
+  const Adapter& adapter = adapters_.at(step.adapter);
+  CheckpointInfo info{.adapter_id = request.adapter_id,
+                      .name = request.name,
+                      .last_step = step.step > 0 ? step.step : step.last_step,
+                      .optim_steps = adapter.optim_steps,
+                      .size_bytes = kCannedCheckpointBytes,
+                      .created_at = kCannedCreation,
+                      .config = adapter.config};
+  PostIo([this, id = step.id, overwrite = request.overwrite,
+          info = std::move(info)] {
+    absl::StatusOr<StepResult> result = Write(info, overwrite);
+    dispatcher_.Post([this, id, result = std::move(result)] {
+      dispatcher_.steps().Complete(id, result);
+    });
+  });
+}
+
+void CannedAdapters::Load(const dispatch::StepTask& step,
+                          const LoadCheckpointRequest& request) {
+  PostIo([this, step, request] {
+    dispatcher_.Post([this, step, request, loaded = Read(request)] {
+      const auto adapter = adapters_.find(step.adapter);
+      absl::Status status = loaded.status();
+      if (adapter == adapters_.end())
+        status = NoSuchAdapter(request.adapter_id);
+      if (!status.ok()) {
+        dispatcher_.steps().Complete(step.id, status);
+        return;
+      }
+      const bool whole = !request.weights_only;
+      adapter->second.optim_steps = whole ? loaded->optim_steps : 0;
+      ++adapter->second.version;
+      dispatcher_.steps().RestartNumbers(step, whole ? loaded->last_step : 0);
+      Publish(step.adapter);
+      dispatcher_.steps().Complete(
+          step.id, *dispatcher_.adapters().Info(request.adapter_id));
+    });
+  });
+}
+
+void CannedAdapters::Run(const sched::Move& move) {
+  adapters_.at(move.adapter).location = move.to;
+  Publish(move.adapter);
+  dispatcher_.adapters().FinishMove(move, kCannedAdapterBytes,
+                                    absl::OkStatus());
+}
+
+absl::StatusOr<uint64_t> CannedAdapters::Version(
+    AdapterKey adapter, const SampleRequest& request) const {
+  if (adapter == AdapterKey::kBaseModel) return 0;
+  const Adapter& found = adapters_.at(adapter);
+  if (request.snapshot.empty()) return found.version;
+  const auto snapshot = found.snapshots.find(request.snapshot);
+  if (snapshot == found.snapshots.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("snapshot: no snapshot '", request.snapshot, "'"));
+  }
+  return snapshot->second;
+}
+
+absl::StatusOr<CheckpointInfo> CannedAdapters::Write(CheckpointInfo info,
+                                                     bool overwrite) {
+  const auto key = std::pair(info.adapter_id, info.name);
+  if (checkpoints_.contains(key) && !overwrite) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("name: checkpoint '", info.name, "' exists"));
+  }
+  checkpoints_[key] = info;
+  return info;
+}
+
+absl::StatusOr<CheckpointInfo> CannedAdapters::Read(
+    const LoadCheckpointRequest& request) const {
+  const auto found =
+      checkpoints_.find({request.source_adapter_id, request.name});
+  if (found == checkpoints_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("name: no checkpoint '", request.name, "'"));
+  }
+  return found->second;
+}
+
+}  // namespace weft

@@ -1,0 +1,98 @@
+// The adapters of the canned engine: what they are, their steps, their files.
+#ifndef WEFT_TESTS_SUPPORT_CANNED_ADAPTERS_H_
+#define WEFT_TESTS_SUPPORT_CANNED_ADAPTERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/base/worker.h"
+#include "src/dispatch/dispatcher.h"
+
+namespace weft {
+
+// Threads: the methods that take a callback may be called from any; they queue
+// work, and the callback runs on the reply thread. The others belong to the
+// engine thread. Checkpoints lie in a map that only the I/O thread touches.
+class CannedAdapters {
+ public:
+  // All three outlive the last task that was posted to them.
+  CannedAdapters(dispatch::Dispatcher* dispatcher, Worker* io, Worker* replies)
+      : dispatcher_(*dispatcher), io_(*io), replies_(*replies) {}
+
+  void Create(CreateAdapterRequest request, Callback<AdapterInfo> done);
+  void Delete(std::string adapter_id, Callback<bool> done);
+  // Loads a checkpoint into an adapter that does not exist yet.
+  void LoadNew(LoadCheckpointRequest request, Callback<AdapterInfo> done);
+  void Import(ImportAdapterRequest request, Callback<AdapterInfo> done);
+  void Export(ExportAdapterRequest request, Callback<PeftFiles> done);
+  void ReleaseSnapshot(ReleaseSnapshotRequest request, Callback<bool> done);
+  void ListCheckpoints(std::string adapter_id,
+                       Callback<std::vector<CheckpointInfo>> done);
+  void DeleteCheckpoint(std::string adapter_id, std::string name,
+                        Callback<bool> done);
+
+  // Runs a step that is no training and completes it, at once or when its file
+  // is done.
+  void Run(const dispatch::StepTask& step);
+  void Run(const sched::Move& move);
+  // The version that the request samples from. NOT_FOUND: no such snapshot.
+  [[nodiscard]] absl::StatusOr<uint64_t> Version(
+      AdapterKey adapter, const SampleRequest& request) const;
+
+ private:
+  struct Adapter {
+    LoraConfig config;
+    uint64_t version = 1;
+    uint64_t optim_steps = 0;
+    std::map<std::string, uint64_t> snapshots;
+    PeftFiles files;
+    AdapterLocation location = AdapterLocation::kDevice;
+  };
+  struct NewAdapter {
+    CreateAdapterRequest request;
+    Adapter adapter;
+    uint64_t last_step = 0;
+  };
+
+  template <typename T>
+  void Reply(const Callback<T>& done, absl::StatusOr<T> result) {
+    replies_.Post([done, result = std::move(result)]() mutable {
+      done(std::move(result));
+    });
+  }
+  // Runs `task` on the I/O thread; a drain waits for it.
+  void PostIo(std::function<void()> task) {
+    io_.Post([hold = dispatcher_.Hold(), task = std::move(task)] { task(); });
+  }
+
+  void MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done);
+  [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& made);
+  void Publish(AdapterKey key);
+  void Save(const dispatch::StepTask& step,
+            const SaveCheckpointRequest& request);
+  void Load(const dispatch::StepTask& step,
+            const LoadCheckpointRequest& request);
+
+  // I/O thread.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Write(CheckpointInfo info,
+                                                     bool overwrite);
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Read(
+      const LoadCheckpointRequest& request) const;
+
+  dispatch::Dispatcher& dispatcher_;
+  Worker& io_;
+  Worker& replies_;
+  std::map<AdapterKey, Adapter> adapters_;  // Engine thread.
+  // By adapter and name. I/O thread.
+  std::map<std::pair<std::string, std::string>, CheckpointInfo> checkpoints_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_CANNED_ADAPTERS_H_

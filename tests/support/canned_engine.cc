@@ -1,0 +1,258 @@
+#include "tests/support/canned_engine.h"
+
+#include <algorithm>
+#include <variant>
+
+namespace weft {
+namespace {
+
+constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
+
+// Few, so that adapters have to move.
+constexpr int kPlacesOnDevice = 2;
+
+const char* RpcOf(const dispatch::StepTask& step) {
+  const StepRequest& request = *step.request;
+  if (const auto* train = std::get_if<TrainRequest>(&request)) {
+    return train->backward ? "ForwardBackward" : "Forward";
+  }
+  constexpr const char* kNames[] = {"", "OptimStep", "SaveCheckpoint",
+                                    "LoadCheckpoint", "PublishSnapshot"};
+  return kNames[request.index()];
+}
+
+}  // namespace
+
+CannedEngine::CannedEngine(EngineInfo info)
+    : info_(std::move(info)),
+      metrics_(&registry_),
+      dispatcher_(
+          {.residency = {.max_resident = kPlacesOnDevice,
+                         .host_bytes = 1 << 20},
+           .max_adapters = info_.max_adapters,
+           .max_adapters_per_tenant = info_.max_adapters},
+          {.clock = &clock_,
+           .post_reply =
+               [this](dispatch::Task task) { replies_.Post(std::move(task)); },
+           .metrics = &metrics_}),
+      adapters_(&dispatcher_, &io_, &replies_) {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+CannedEngine::~CannedEngine() {
+  Release();
+  dispatcher_.Stop();
+  thread_.join();
+  dispatcher_.Close(
+      absl::UnavailableError("the server stopped before the request ran"));
+}
+
+void CannedEngine::FailNext(absl::Status status, std::string rpc) {
+  MutexLock lock(&mu_);
+  refusals_.emplace_back(std::move(rpc), std::move(status));
+}
+
+void CannedEngine::FailNextRun(absl::Status status, std::string rpc) {
+  MutexLock lock(&mu_);
+  run_failures_.emplace_back(std::move(rpc), std::move(status));
+}
+
+void CannedEngine::ExportNext(PeftFiles files) {
+  MutexLock lock(&mu_);
+  next_export_ = std::move(files);
+}
+
+void CannedEngine::Hold() {
+  MutexLock lock(&mu_);
+  if (held_) return;
+  held_ = true;
+  dispatcher_.Post([this] {
+    MutexLock parking(&mu_);
+    parked_ = true;
+    changed_.NotifyAll();
+    while (held_) changed_.Wait(&mu_);
+    parked_ = false;
+  });
+  while (!parked_) changed_.Wait(&mu_);
+}
+
+void CannedEngine::Release() {
+  MutexLock lock(&mu_);
+  held_ = false;
+  changed_.NotifyAll();
+}
+
+void CannedEngine::HangSince(std::optional<absl::Time> since) {
+  MutexLock lock(&mu_);
+  hangs_since_ = since;
+}
+
+void CannedEngine::FailForGood(absl::Status status) {
+  MutexLock lock(&mu_);
+  failure_ = std::move(status);
+}
+
+size_t CannedEngine::num_waiting() const {
+  MutexLock lock(&mu_);
+  return num_waiting_;
+}
+
+size_t CannedEngine::num_cancelled() const {
+  MutexLock lock(&mu_);
+  return num_cancelled_;
+}
+
+std::vector<CannedEngine::Call> CannedEngine::arrived() const {
+  MutexLock lock(&mu_);
+  return arrived_;
+}
+
+std::vector<CannedEngine::Call> CannedEngine::applied() const {
+  MutexLock lock(&mu_);
+  return applied_;
+}
+
+TrainRequest CannedEngine::last_train() const {
+  MutexLock lock(&mu_);
+  return last_train_;
+}
+
+OptimStepRequest CannedEngine::last_optim() const {
+  MutexLock lock(&mu_);
+  return last_optim_;
+}
+
+SampleRequest CannedEngine::last_sample() const {
+  MutexLock lock(&mu_);
+  return last_sample_;
+}
+
+absl::Status CannedEngine::failure() const {
+  MutexLock lock(&mu_);
+  return failure_;
+}
+
+absl::Time CannedEngine::last_heartbeat() const {
+  MutexLock lock(&mu_);
+  return hangs_since_.value_or(heartbeat_);
+}
+
+absl::Status CannedEngine::Take(Refusals& refusals, const std::string& rpc) {
+  const auto found = std::ranges::find_if(refusals, [&](const auto& refusal) {
+    return refusal.first.empty() || refusal.first == rpc;
+  });
+  if (found == refusals.end()) return absl::OkStatus();
+  absl::Status status = std::move(found->second);
+  refusals.erase(found);
+  return status;
+}
+
+void CannedEngine::Loop() {
+  while (std::optional<dispatch::Work> work =
+             dispatcher_.Next(static_cast<int>(running_.size()), kIdleWait)) {
+    Run(*work);
+    MutexLock lock(&mu_);
+    heartbeat_ = clock_.Now();
+  }
+}
+
+void CannedEngine::Run(dispatch::Work& work) {
+  if (auto* tasks = std::get_if<dispatch::RunTasks>(&work)) {
+    for (dispatch::Task& task : tasks->tasks) task();
+  } else if (const auto* move = std::get_if<dispatch::RunMove>(&work)) {
+    adapters_.Run(move->move);
+  } else if (const auto* train = std::get_if<dispatch::RunTrain>(&work)) {
+    Train(*train);
+  } else if (const auto* step = std::get_if<dispatch::RunStep>(&work)) {
+    if (Start(step->step)) adapters_.Run(step->step);
+  } else if (std::holds_alternative<dispatch::RunDecode>(work)) {
+    Decode();
+  } else if (auto* cancel = std::get_if<dispatch::CancelSamples>(&work)) {
+    for (const uint64_t id : cancel->ids) {
+      std::erase_if(running_, [id](const auto& r) { return r.task.id == id; });
+      dispatcher_.samples().Finish(
+          id, absl::CancelledError("cancelled by the client"));
+    }
+  }
+}
+
+void CannedEngine::Train(const dispatch::RunTrain& train) {
+  dispatch::StepDesk& desk = dispatcher_.steps();
+  desk.CountTokens(train);
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const dispatch::StepTask& step = train.steps[i];
+    if (!train.slices[i].last) {
+      (void)desk.FinishSlice(step.id);
+      continue;
+    }
+    if (!Start(step)) continue;
+    desk.Complete(
+        step.id, CannedTrain(std::get<TrainRequest>(*step.request), step.step));
+  }
+}
+
+bool CannedEngine::Start(const dispatch::StepTask& step) {
+  const std::string rpc = RpcOf(step);
+  absl::Status failure;
+  {
+    MutexLock lock(&mu_);
+    failure = Take(run_failures_, rpc);
+    if (failure.ok()) applied_.emplace_back(rpc, step.step);
+  }
+  if (!failure.ok()) dispatcher_.steps().Complete(step.id, failure);
+  return failure.ok();
+}
+
+void CannedEngine::Decode() {
+  dispatch::SampleDesk& desk = dispatcher_.samples();
+  while (const std::optional<dispatch::SampleTask> task = desk.Take()) {
+    const absl::StatusOr<uint64_t> version =
+        adapters_.Version(task->adapter, *task->request);
+    if (!version.ok()) {
+      desk.Finish(task->id, version.status());
+      continue;
+    }
+    Running& running = running_.emplace_back();
+    running.task = *task;
+    running.result.samples.resize(task->request->num_samples);
+    running.result.prompt_logprobs = CannedPromptLogprobs(*task->request);
+    running.result.version = *version;
+    desk.Start(*task);
+  }
+  for (Running& running : running_) Draw(running);
+  std::erase_if(running_, [&desk](Running& running) {
+    if (running.position < running.task.request->config.max_tokens)
+      return false;
+    desk.Finish(running.task.id, std::move(running.result));
+    return true;
+  });
+}
+
+void CannedEngine::Draw(Running& running) {
+  const SampleRequest& request = *running.task.request;
+  std::vector<SampleDelta> deltas;
+  for (int i = 0; i < request.num_samples; ++i) {
+    weft::Sample piece =
+        CannedToken(request, info_.vocab_size, i, running.position);
+    weft::Sample& whole = running.result.samples[i];
+    whole.tokens.push_back(piece.tokens.front());
+    whole.logprobs.push_back(piece.logprobs.front());
+    if (!piece.top_logprobs.empty()) {
+      whole.top_logprobs.push_back(piece.top_logprobs.front());
+    }
+    whole.finish_reason = piece.finish_reason;
+    SampleDelta& delta = deltas.emplace_back();
+    delta.sample_index = i;
+    delta.piece = std::move(piece);
+    delta.version = running.result.version;
+  }
+  if (running.position == 0) {
+    deltas.front().prompt_logprobs = running.result.prompt_logprobs;
+  }
+  ++running.position;
+  if (running.task.streams) {
+    dispatcher_.samples().Deliver(running.task.id, std::move(deltas));
+  }
+}
+
+}  // namespace weft

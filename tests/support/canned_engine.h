@@ -1,0 +1,177 @@
+// An Engine without a model: the real dispatcher, an engine thread, an I/O
+// thread and a reply thread, and canned results (canned_results.h) instead of
+// computed ones. For tests of the server and of the clients.
+//
+// What the dispatcher does is real: order of steps, replays, waiting for a gap,
+// deadlines, cancellation, drain, moves of adapters. A test may have calls
+// refused, work held back, the heartbeat stopped.
+#ifndef WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
+#define WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "prometheus/registry.h"
+#include "src/base/clock.h"
+#include "src/base/mutex.h"
+#include "src/base/worker.h"
+#include "src/dispatch/dispatcher.h"
+#include "src/engine/engine.h"
+#include "tests/support/canned_adapters.h"
+#include "tests/support/canned_results.h"
+
+namespace weft {
+
+class CannedEngine final : public Engine {
+ public:
+  // An RPC's name and the number of its step, 0 for none.
+  using Call = std::pair<std::string, uint64_t>;
+
+  explicit CannedEngine(EngineInfo info = CannedInfo());
+  ~CannedEngine() override;
+
+  // Set up before the first call.
+  EngineInfo* mutable_info() { return &info_; }
+
+  // The next call of that RPC, or of any, is refused at once. Refusals wait in
+  // a queue; each is given to the first call that it fits.
+  void FailNext(absl::Status status, std::string rpc = "");
+  // The next step of that RPC that is run fails with this.
+  void FailNextRun(absl::Status status, std::string rpc);
+  // The next export sends these files.
+  void ExportNext(PeftFiles files);
+  // While held, the engine thread does nothing: what is not done yet waits.
+  void Hold();
+  void Release();
+  // The heartbeat stands still at that time, or beats again.
+  void HangSince(std::optional<absl::Time> since);
+  void FailForGood(absl::Status status);
+
+  // Calls of Train, OptimStep and Sample that have no answer yet, and those
+  // whose answer was CANCELLED.
+  [[nodiscard]] size_t num_waiting() const;
+  [[nodiscard]] size_t num_cancelled() const;
+  // Calls as they came, refused ones too, and steps as they were run.
+  [[nodiscard]] std::vector<Call> arrived() const;
+  [[nodiscard]] std::vector<Call> applied() const;
+  // What the last call of each kind was given.
+  [[nodiscard]] TrainRequest last_train() const;
+  [[nodiscard]] OptimStepRequest last_optim() const;
+  [[nodiscard]] SampleRequest last_sample() const;
+
+  [[nodiscard]] const EngineInfo& info() const override { return info_; }
+  CancelHandle Train(TrainRequest request,
+                     Callback<StepReply<TrainResult>> done) override;
+  CancelHandle OptimStep(OptimStepRequest request,
+                         Callback<StepReply<OptimStepResult>> done) override;
+  CancelHandle Sample(SampleRequest request,
+                      std::function<void(SampleDelta)> on_delta,
+                      Callback<SampleResult> done) override;
+  void CreateAdapter(CreateAdapterRequest request,
+                     Callback<AdapterInfo> done) override;
+  void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
+  void ListAdapters(Callback<std::vector<AdapterInfo>> done) override;
+  void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
+  CancelHandle SaveCheckpoint(
+      SaveCheckpointRequest request,
+      Callback<StepReply<CheckpointInfo>> done) override;
+  CancelHandle LoadCheckpoint(LoadCheckpointRequest request,
+                              Callback<StepReply<AdapterInfo>> done) override;
+  void ListCheckpoints(std::string adapter_id,
+                       Callback<std::vector<CheckpointInfo>> done) override;
+  void DeleteCheckpoint(std::string adapter_id, std::string name,
+                        Callback<bool> done) override;
+  CancelHandle PublishSnapshot(
+      PublishSnapshotRequest request,
+      Callback<StepReply<PublishedSnapshot>> done) override;
+  void ReleaseSnapshot(ReleaseSnapshotRequest request,
+                       Callback<bool> done) override;
+  void ExportAdapter(ExportAdapterRequest request,
+                     Callback<PeftFiles> done) override;
+  void ImportAdapter(ImportAdapterRequest request,
+                     Callback<AdapterInfo> done) override;
+  void Drain(Callback<bool> done) override;
+  [[nodiscard]] absl::Status failure() const override;
+  [[nodiscard]] absl::Time last_heartbeat() const override;
+
+ private:
+  // By RPC; an empty name fits all.
+  using Refusals = std::deque<std::pair<std::string, absl::Status>>;
+
+  // A sample that tokens are drawn for.
+  struct Running {
+    dispatch::SampleTask task;
+    SampleResult result;
+    int position = 0;
+  };
+
+  // Notes the call. False, and an answer to `done`, when it is refused.
+  template <typename Result>
+  [[nodiscard]] bool Admit(const char* rpc, uint64_t step,
+                           const Callback<Result>& done);
+  // UNAVAILABLE to `done` and false when draining.
+  template <typename Result>
+  [[nodiscard]] bool CheckOpen(const Callback<Result>& done) const;
+  // The first that fits, which is used up.
+  [[nodiscard]] static absl::Status Take(Refusals& refusals,
+                                         const std::string& rpc);
+  // Counts the call until its answer.
+  template <typename Result>
+  [[nodiscard]] Callback<Result> Counted(Callback<Result> done);
+  template <typename Request, typename Result>
+  CancelHandle Submit(Request request, sched::WorkItem item,
+                      Callback<StepReply<Result>> done);
+
+  // Engine thread.
+  void Loop();
+  void Run(dispatch::Work& work);
+  void Train(const dispatch::RunTrain& train);
+  void Decode();
+  void Draw(Running& running);
+  // Notes the step. False, and its end, when it is to fail.
+  [[nodiscard]] bool Start(const dispatch::StepTask& step);
+
+  EngineInfo info_;
+  prometheus::Registry registry_;
+  dispatch::DispatchMetrics metrics_;
+  const RealClock clock_;
+  dispatch::Dispatcher dispatcher_;
+  CannedAdapters adapters_;
+  std::vector<Running> running_;  // Engine thread.
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  Refusals refusals_ ABSL_GUARDED_BY(mu_);
+  Refusals run_failures_ ABSL_GUARDED_BY(mu_);
+  std::optional<PeftFiles> next_export_ ABSL_GUARDED_BY(mu_);
+  bool held_ ABSL_GUARDED_BY(mu_) = false;
+  bool parked_ ABSL_GUARDED_BY(mu_) = false;  // The engine thread, by Hold.
+  size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t num_cancelled_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<Call> arrived_ ABSL_GUARDED_BY(mu_);
+  std::vector<Call> applied_ ABSL_GUARDED_BY(mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  absl::Time heartbeat_ ABSL_GUARDED_BY(mu_) = clock_.Now();
+  std::optional<absl::Time> hangs_since_ ABSL_GUARDED_BY(mu_);
+  TrainRequest last_train_ ABSL_GUARDED_BY(mu_);
+  OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
+  SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);
+
+  // Declared last: they stop first.
+  Worker replies_;
+  Worker io_;
+  std::thread thread_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_

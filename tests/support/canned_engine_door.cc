@@ -1,0 +1,204 @@
+// The methods of Engine: what the threads of the server call.
+#include "tests/support/canned_engine.h"
+
+namespace weft {
+namespace {
+
+constexpr sched::WorkItem kAdapterOp = {.kind = sched::WorkKind::kAdapterOp,
+                                        .tokens = 1};
+
+// Gives `done` the alternative that its step has.
+template <typename Result>
+dispatch::StepCallback Typed(Callback<StepReply<Result>> done) {
+  return [done = std::move(done)](
+             absl::StatusOr<dispatch::StepResultPtr> result, bool replayed) {
+    if (!result.ok()) {
+      done(result.status());
+      return;
+    }
+    done(StepReply<Result>{.result = std::get<Result>(**result),
+                           .replayed = replayed});
+  };
+}
+
+}  // namespace
+
+template <typename Result>
+bool CannedEngine::Admit(const char* rpc, uint64_t step,
+                         const Callback<Result>& done) {
+  absl::Status refusal;
+  {
+    MutexLock lock(&mu_);
+    arrived_.emplace_back(rpc, step);
+    refusal = Take(refusals_, rpc);
+  }
+  if (!refusal.ok()) done(refusal);
+  return refusal.ok();
+}
+
+template <typename Result>
+bool CannedEngine::CheckOpen(const Callback<Result>& done) const {
+  const absl::Status open = dispatcher_.CheckOpen();
+  if (!open.ok()) done(open);
+  return open.ok();
+}
+
+template <typename Result>
+Callback<Result> CannedEngine::Counted(Callback<Result> done) {
+  {
+    MutexLock lock(&mu_);
+    ++num_waiting_;
+  }
+  return [this, done = std::move(done)](absl::StatusOr<Result> result) {
+    {
+      MutexLock lock(&mu_);
+      --num_waiting_;
+      if (absl::IsCancelled(result.status())) ++num_cancelled_;
+    }
+    done(std::move(result));
+  };
+}
+
+template <typename Request, typename Result>
+CancelHandle CannedEngine::Submit(Request request, sched::WorkItem item,
+                                  Callback<StepReply<Result>> done) {
+  return dispatcher_.steps().Submit(std::move(request), std::move(item),
+                                    Typed(std::move(done)));
+}
+
+CancelHandle CannedEngine::Train(TrainRequest request,
+                                 Callback<StepReply<TrainResult>> done) {
+  const char* const rpc = request.backward ? "ForwardBackward" : "Forward";
+  if (!Admit(rpc, request.step, done)) return {};
+  {
+    MutexLock lock(&mu_);
+    last_train_ = request;
+  }
+  sched::WorkItem item{.kind = sched::WorkKind::kTrain,
+                       .backward = request.backward};
+  for (const Datum& datum : request.data) {
+    item.datum_tokens.push_back(datum.num_tokens());
+  }
+  return Submit(std::move(request), std::move(item), Counted(std::move(done)));
+}
+
+CancelHandle CannedEngine::OptimStep(
+    OptimStepRequest request, Callback<StepReply<OptimStepResult>> done) {
+  if (!Admit("OptimStep", request.step, done)) return {};
+  {
+    MutexLock lock(&mu_);
+    last_optim_ = request;
+  }
+  return Submit(std::move(request),
+                {.kind = sched::WorkKind::kOptim, .tokens = 1},
+                Counted(std::move(done)));
+}
+
+CancelHandle CannedEngine::Sample(SampleRequest request,
+                                  std::function<void(SampleDelta)> on_delta,
+                                  Callback<SampleResult> done) {
+  if (!Admit(on_delta ? "SampleStream" : "Sample", 0, done)) return {};
+  {
+    MutexLock lock(&mu_);
+    last_sample_ = request;
+  }
+  return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
+                                      Counted(std::move(done)));
+}
+
+void CannedEngine::CreateAdapter(CreateAdapterRequest request,
+                                 Callback<AdapterInfo> done) {
+  if (!Admit("CreateAdapter", 0, done) || !CheckOpen(done)) return;
+  adapters_.Create(std::move(request), std::move(done));
+}
+
+void CannedEngine::GetAdapter(std::string adapter_id,
+                              Callback<AdapterInfo> done) {
+  done(dispatcher_.adapters().Info(adapter_id));
+}
+
+void CannedEngine::ListAdapters(Callback<std::vector<AdapterInfo>> done) {
+  std::vector<AdapterInfo> infos = dispatcher_.adapters().Infos();
+  // Out of order: whoever lists them must sort.
+  std::ranges::reverse(infos);
+  done(std::move(infos));
+}
+
+void CannedEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
+  if (!Admit("DeleteAdapter", 0, done) || !CheckOpen(done)) return;
+  adapters_.Delete(std::move(adapter_id), std::move(done));
+}
+
+CancelHandle CannedEngine::SaveCheckpoint(
+    SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
+  if (!Admit("SaveCheckpoint", request.step, done)) return {};
+  return Submit(std::move(request), kAdapterOp, std::move(done));
+}
+
+CancelHandle CannedEngine::LoadCheckpoint(
+    LoadCheckpointRequest request, Callback<StepReply<AdapterInfo>> done) {
+  if (!Admit("LoadCheckpoint", 0, done)) return {};
+  if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
+    return Submit(std::move(request), kAdapterOp, std::move(done));
+  }
+  if (!CheckOpen(done)) return {};
+  adapters_.LoadNew(std::move(request),
+                    [done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
+                      if (!info.ok()) return done(info.status());
+                      done(StepReply<AdapterInfo>{.result = *std::move(info)});
+                    });
+  return {};
+}
+
+void CannedEngine::ListCheckpoints(std::string adapter_id,
+                                   Callback<std::vector<CheckpointInfo>> done) {
+  adapters_.ListCheckpoints(std::move(adapter_id), std::move(done));
+}
+
+void CannedEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
+                                    Callback<bool> done) {
+  if (!Admit("DeleteCheckpoint", 0, done) || !CheckOpen(done)) return;
+  adapters_.DeleteCheckpoint(std::move(adapter_id), std::move(name),
+                             std::move(done));
+}
+
+CancelHandle CannedEngine::PublishSnapshot(
+    PublishSnapshotRequest request,
+    Callback<StepReply<PublishedSnapshot>> done) {
+  if (!Admit("PublishSnapshot", request.step, done)) return {};
+  return Submit(std::move(request), kAdapterOp, std::move(done));
+}
+
+void CannedEngine::ReleaseSnapshot(ReleaseSnapshotRequest request,
+                                   Callback<bool> done) {
+  if (!Admit("ReleaseSnapshot", 0, done) || !CheckOpen(done)) return;
+  adapters_.ReleaseSnapshot(std::move(request), std::move(done));
+}
+
+void CannedEngine::ExportAdapter(ExportAdapterRequest request,
+                                 Callback<PeftFiles> done) {
+  if (!Admit("ExportAdapter", 0, done) || !CheckOpen(done)) return;
+  std::optional<PeftFiles> given;
+  {
+    MutexLock lock(&mu_);
+    given = std::exchange(next_export_, std::nullopt);
+  }
+  if (given) {
+    replies_.Post(
+        [done = std::move(done), files = *std::move(given)] { done(files); });
+    return;
+  }
+  adapters_.Export(std::move(request), std::move(done));
+}
+
+void CannedEngine::ImportAdapter(ImportAdapterRequest request,
+                                 Callback<AdapterInfo> done) {
+  if (!Admit("ImportAdapter", 0, done) || !CheckOpen(done)) return;
+  adapters_.Import(std::move(request), std::move(done));
+}
+
+void CannedEngine::Drain(Callback<bool> done) {
+  dispatcher_.Drain(std::move(done));
+}
+
+}  // namespace weft

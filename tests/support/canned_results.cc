@@ -1,0 +1,71 @@
+#include "tests/support/canned_results.h"
+
+#include <utility>
+
+namespace weft {
+namespace {
+
+constexpr float kTokenLogprob = -0.25F;
+
+}  // namespace
+
+EngineInfo CannedInfo() {
+  return {.device = "cpu",
+          .dtype = "f32",
+          .architecture = "canned",
+          .num_layers = 2,
+          .hidden_size = 8,
+          .vocab_size = 100,
+          .context_length = 32,
+          .eos_token_ids = {2},
+          .num_parameters = 12345,
+          .max_adapters = 4,
+          .max_rank = 64,
+          .has_byte_decoder = false};
+}
+
+TrainResult CannedTrain(const TrainRequest& request, uint64_t step) {
+  TrainResult result;
+  double sum = 0;
+  for (const Datum& datum : request.data) {
+    DatumResult& out = result.data.emplace_back();
+    for (size_t i = 0; i < datum.targets.size(); ++i) {
+      const float weight = datum.weights.empty() ? 1.0F : datum.weights[i];
+      const float logprob =
+          weight == 0 ? 0.0F : -static_cast<float>(datum.targets[i] + 1) / 8;
+      out.logprobs.push_back(logprob);
+      out.losses.push_back(-weight * logprob);
+      sum += out.losses.back();
+    }
+    if (request.loss.return_entropy) {
+      out.entropies.assign(datum.tokens.size(), 0.5F);
+    }
+  }
+  result.metrics["loss:sum"] = sum;
+  result.step = step;
+  return result;
+}
+
+std::vector<float> CannedPromptLogprobs(const SampleRequest& request) {
+  if (!request.prompt_logprobs) return {};
+  std::vector<float> logprobs(request.prompt.size(), -1.0F);
+  logprobs.front() = 0;
+  return logprobs;
+}
+
+Sample CannedToken(const SampleRequest& request, int vocab_size,
+                   int sample_index, int position) {
+  const int32_t token =
+      (request.prompt.back() + 1 + sample_index + position) % vocab_size;
+  Sample piece{.tokens = {token}, .logprobs = {kTokenLogprob}};
+  if (request.top_logprobs > 0) {
+    piece.top_logprobs.emplace_back(request.top_logprobs,
+                                    std::pair(token, kTokenLogprob));
+  }
+  if (position + 1 == request.config.max_tokens) {
+    piece.finish_reason = FinishReason::kLength;
+  }
+  return piece;
+}
+
+}  // namespace weft

@@ -1,0 +1,39 @@
+// What the canned engine answers: fixed functions of the request, so that a test
+// can say every number. Nothing is computed.
+#ifndef WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
+#define WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "src/engine/engine.h"
+
+namespace weft {
+
+inline constexpr absl::Time kCannedCreation = absl::FromUnixSeconds(1700000000);
+inline constexpr uint64_t kCannedAdapterBytes = 16000;
+inline constexpr uint64_t kCannedAdapterParameters = 1000;
+inline constexpr uint64_t kCannedCheckpointBytes = 4096;
+inline constexpr double kCannedGradNorm = 2.5;
+
+// A model of two layers, with a vocabulary of 100 and a context of 32 tokens,
+// and places for four adapters.
+[[nodiscard]] EngineInfo CannedInfo();
+
+// The log-probability of target t is -(t + 1) / 8, or 0 where its weight is 0;
+// its loss is -weight times that. Entropies are 0.5.
+[[nodiscard]] TrainResult CannedTrain(const TrainRequest& request,
+                                      uint64_t step);
+
+// The prompt's first log-probability is 0, all others are -1.
+[[nodiscard]] std::vector<float> CannedPromptLogprobs(
+    const SampleRequest& request);
+
+// One token: sample i counts up from the token i + 1 after the prompt's last
+// one, modulo the vocabulary. Its log-probability is -0.25.
+[[nodiscard]] Sample CannedToken(const SampleRequest& request, int vocab_size,
+                                 int sample_index, int position);
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_

@@ -1,0 +1,35 @@
+#include "tests/support/canned_server.h"
+
+#include "src/base/log.h"
+
+namespace weft {
+
+EngineInfo RoomyInfo() {
+  EngineInfo info = CannedInfo();
+  info.context_length = 4 << 20;
+  info.max_adapters = 1024;
+  info.has_byte_decoder = true;
+  return info;
+}
+
+CannedServer::CannedServer()
+    : wire_(WireFaults::Install()), engine_(RoomyInfo()) {
+  SetLogLevel(LogLevel::kError);
+  wire_.Reset();
+  ServerOptions options;
+  options.listen = "127.0.0.1:0";
+  options.metrics_listen = "";
+  options.model_name = "toy";
+  // Tests have no use for a server that cannot listen: value() says why.
+  frontend_ = Frontend::Start(options, std::make_shared<prometheus::Registry>())
+                  .value();
+  frontend_->SetEngine(&engine_);
+}
+
+CannedServer::~CannedServer() {
+  // What is held back ends before the server waits for it.
+  engine_.Release();
+  frontend_->Shutdown(absl::ZeroDuration());
+}
+
+}  // namespace weft

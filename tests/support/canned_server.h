@@ -1,0 +1,38 @@
+// The real server in this process over a canned engine, for tests of clients.
+#ifndef WEFT_TESTS_SUPPORT_CANNED_SERVER_H_
+#define WEFT_TESTS_SUPPORT_CANNED_SERVER_H_
+
+#include <memory>
+#include <string>
+
+#include "server/frontend.h"
+#include "tests/support/canned_engine.h"
+#include "tests/support/wire_faults.h"
+
+namespace weft {
+
+// A model "toy" with room for long prompts and many adapters.
+[[nodiscard]] EngineInfo RoomyInfo();
+
+// Listens on a free port of the loopback until destruction.
+class CannedServer {
+ public:
+  CannedServer();
+  ~CannedServer();
+  [[nodiscard]] const std::string& target() const {
+    return frontend_->address();
+  }
+  [[nodiscard]] CannedEngine& engine() { return engine_; }
+  [[nodiscard]] WireFaults& wire() { return wire_; }
+  // Says NOT_SERVING from now on.
+  void StartDraining() { frontend_->StartDraining(); }
+
+ private:
+  WireFaults& wire_;
+  CannedEngine engine_;
+  std::unique_ptr<Frontend> frontend_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_CANNED_SERVER_H_

@@ -1,0 +1,58 @@
+// What goes wrong between a server and its clients: replies that are lost, other
+// retry hints. Acts on what the servers of this process send, behind their
+// handlers.
+#ifndef WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
+#define WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "grpcpp/grpcpp.h"
+#include "src/base/mutex.h"
+
+namespace weft {
+
+// Threads: any.
+class WireFaults {
+ public:
+  // The one of this process. The first call comes before the server starts.
+  static WireFaults& Install();
+
+  // As if nothing had been set.
+  void Reset() ABSL_LOCKS_EXCLUDED(mu_);
+  // The next call of that RPC runs, and its caller gets this instead of its
+  // reply. May be repeated for further calls.
+  void LoseReply(std::string rpc, grpc::Status instead)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Refusals tell the client to come again after so many milliseconds; none:
+  // they have no hint.
+  void SetRetryHint(std::optional<int> milliseconds) ABSL_LOCKS_EXCLUDED(mu_);
+  // The token that the last call brought.
+  [[nodiscard]] std::string authorization() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // For the interceptor.
+  using Metadata = std::multimap<std::string, std::string>;
+  void Received(
+      const std::multimap<grpc::string_ref, grpc::string_ref>& metadata)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  [[nodiscard]] grpc::Status Sending(const std::string& rpc,
+                                     const grpc::Status& status,
+                                     Metadata* trailers)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  WireFaults() = default;
+
+  mutable Mutex mu_;
+  std::deque<std::pair<std::string, grpc::Status>> lost_ ABSL_GUARDED_BY(mu_);
+  std::optional<int> retry_hint_ ABSL_GUARDED_BY(mu_);
+  std::string authorization_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
