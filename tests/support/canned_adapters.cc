@@ -24,24 +24,23 @@ void CannedAdapters::Create(CreateAdapterRequest request,
     }
     done(std::move(info));
   };
-  dispatcher_.Post(
-      [this, request = std::move(request), once = std::move(once)] {
-        MakeWhenRoom({.request = request, .adapter = {request.config}}, once);
-      });
+  const Callback<AdapterInfo> reply = std::move(once);
+  Post(reply, [this, request = std::move(request), reply] {
+    MakeWhenRoom({.request = request, .adapter = {request.config}}, reply);
+  });
 }
 
 void CannedAdapters::Delete(std::string adapter_id, Callback<bool> done) {
-  dispatcher_.Post(
-      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
-        const auto key = dispatcher_.adapters().KeyOf(adapter_id);
-        if (!key) {
-          Reply<bool>(done, NoSuchAdapter(adapter_id));
-          return;
-        }
-        adapters_.erase(*key);
-        (void)dispatcher_.adapters().Remove(*key);
-        Reply<bool>(done, true);
-      });
+  Post(done, [this, adapter_id = std::move(adapter_id), done] {
+    const auto key = dispatcher_.adapters().KeyOf(adapter_id);
+    if (!key) {
+      Reply<bool>(done, NoSuchAdapter(adapter_id));
+      return;
+    }
+    adapters_.erase(*key);
+    (void)dispatcher_.adapters().Remove(*key);
+    Reply<bool>(done, true);
+  });
 }
 
 void CannedAdapters::LoadNew(LoadCheckpointRequest request,
@@ -60,20 +59,19 @@ void CannedAdapters::LoadNew(LoadCheckpointRequest request,
       made.adapter.optim_steps = info->optim_steps;
       made.last_step = info->last_step;
     }
-    dispatcher_.Post(
-        [this, made = std::move(made), done] { MakeWhenRoom(made, done); });
+    Post(done,
+         [this, made = std::move(made), done] { MakeWhenRoom(made, done); });
   });
 }
 
 void CannedAdapters::Import(ImportAdapterRequest request,
                             Callback<AdapterInfo> done) {
-  dispatcher_.Post(
-      [this, request = std::move(request), done = std::move(done)] {
-        MakeWhenRoom({.request = {.adapter_id = request.adapter_id,
-                                  .tenant = request.tenant},
-                      .adapter = {.files = request.files}},
-                     done);
-      });
+  Post(done, [this, request = std::move(request), done] {
+    MakeWhenRoom({.request = {.adapter_id = request.adapter_id,
+                              .tenant = request.tenant},
+                  .adapter = {.files = request.files}},
+                 done);
+  });
 }
 
 void CannedAdapters::MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done) {
@@ -101,12 +99,11 @@ absl::StatusOr<AdapterInfo> CannedAdapters::Make(const NewAdapter& made) {
   }
   const AdapterKey key = desk.NewKey();
   adapters_[key] = made.adapter;
-  desk.Add(key, id, made.request.tenant, made.last_step, {});
-  Publish(key);
+  desk.Add(key, id, made.request.tenant, made.last_step, Facts(key));
   return desk.Info(id);
 }
 
-void CannedAdapters::Publish(AdapterKey key) {
+dispatch::AdapterFacts CannedAdapters::Facts(AdapterKey key) const {
   const Adapter& adapter = adapters_.at(key);
   AdapterInfo info{.config = adapter.config,
                    .optim_steps = adapter.optim_steps,
@@ -118,52 +115,49 @@ void CannedAdapters::Publish(AdapterKey key) {
   for (const auto& [name, version] : adapter.snapshots) {
     info.snapshots.push_back(name);
   }
-  dispatcher_.adapters().Publish(
-      key, {.info = std::move(info), .image_bytes = kCannedAdapterBytes});
+  return {.info = std::move(info), .image_bytes = kCannedAdapterBytes};
 }
 
 void CannedAdapters::Export(ExportAdapterRequest request,
                             Callback<PeftFiles> done) {
-  dispatcher_.Post(
-      [this, request = std::move(request), done = std::move(done)] {
-        const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
-        if (!key) {
-          Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
-          return;
-        }
-        dispatcher_.adapters().WhenOnDevice(
-            *key, [this, key = *key, done](const absl::Status& room) {
-              if (!room.ok()) {
-                Reply<PeftFiles>(done, room);
-                return;
-              }
-              PeftFiles files = adapters_.at(key).files;
-              if (files.empty()) {
-                files = {{"adapter_config.json", "{}"},
-                         {"adapter_model.safetensors", "weights"}};
-              }
-              Reply<PeftFiles>(done, std::move(files));
-            });
-      });
+  Post(done, [this, request = std::move(request), done] {
+    const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
+    if (!key) {
+      Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
+      return;
+    }
+    dispatcher_.adapters().WhenOnDevice(
+        *key, [this, key = *key, done](const absl::Status& room) {
+          if (!room.ok()) {
+            Reply<PeftFiles>(done, room);
+            return;
+          }
+          PeftFiles files = adapters_.at(key).files;
+          if (files.empty()) {
+            files = {{"adapter_config.json", "{}"},
+                     {"adapter_model.safetensors", "weights"}};
+          }
+          Reply<PeftFiles>(done, std::move(files));
+        });
+  });
 }
 
 void CannedAdapters::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                      Callback<bool> done) {
-  dispatcher_.Post(
-      [this, request = std::move(request), done = std::move(done)] {
-        const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
-        if (!key) {
-          Reply<bool>(done, NoSuchAdapter(request.adapter_id));
-          return;
-        }
-        if (adapters_.at(*key).snapshots.erase(request.name) == 0) {
-          Reply<bool>(done, absl::NotFoundError(absl::StrCat(
-                                "name: no snapshot '", request.name, "'")));
-          return;
-        }
-        Publish(*key);
-        Reply<bool>(done, true);
-      });
+  Post(done, [this, request = std::move(request), done] {
+    const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
+    if (!key) {
+      Reply<bool>(done, NoSuchAdapter(request.adapter_id));
+      return;
+    }
+    if (adapters_.at(*key).snapshots.erase(request.name) == 0) {
+      Reply<bool>(done, absl::NotFoundError(absl::StrCat("name: no snapshot '",
+                                                         request.name, "'")));
+      return;
+    }
+    dispatcher_.adapters().Publish(*key, Facts(*key));
+    Reply<bool>(done, true);
+  });
 }
 
 void CannedAdapters::ListCheckpoints(
@@ -212,8 +206,7 @@ void CannedAdapters::Run(const dispatch::StepTask& step) {
     adapter.snapshots[publish.name] = adapter.version;
     result = PublishedSnapshot{.version = adapter.version};
   }
-  Publish(step.adapter);
-  dispatcher_.steps().Complete(step.id, std::move(result));
+  dispatcher_.steps().Complete(step.id, std::move(result), Facts(step.adapter));
 }
 
 void CannedAdapters::Save(const dispatch::StepTask& step,
@@ -229,16 +222,19 @@ void CannedAdapters::Save(const dispatch::StepTask& step,
   PostIo([this, id = step.id, overwrite = request.overwrite,
           info = std::move(info)] {
     absl::StatusOr<StepResult> result = Write(info, overwrite);
-    dispatcher_.Post([this, id, result = std::move(result)] {
-      dispatcher_.steps().Complete(id, result);
-    });
+    dispatcher_.Post(
+        [this, id, result = std::move(result)](const absl::Status&) {
+          dispatcher_.steps().Complete(id, result);
+        });
   });
 }
 
 void CannedAdapters::Load(const dispatch::StepTask& step,
                           const LoadCheckpointRequest& request) {
   PostIo([this, step, request] {
-    dispatcher_.Post([this, step, request, loaded = Read(request)] {
+    dispatcher_.Post([this, step, request,
+                      loaded = Read(request)](const absl::Status& open) {
+      if (!open.ok()) return;
       const auto adapter = adapters_.find(step.adapter);
       absl::Status status = loaded.status();
       if (adapter == adapters_.end())
@@ -250,8 +246,8 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
       const bool whole = !request.weights_only;
       adapter->second.optim_steps = whole ? loaded->optim_steps : 0;
       ++adapter->second.version;
-      dispatcher_.steps().RestartNumbers(step, whole ? loaded->last_step : 0);
-      Publish(step.adapter);
+      dispatcher_.steps().RestartNumbers(step, whole ? loaded->last_step : 0,
+                                         Facts(step.adapter));
       dispatcher_.steps().Complete(
           step.id, *dispatcher_.adapters().Info(request.adapter_id));
     });
@@ -260,7 +256,7 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
 
 void CannedAdapters::Run(const sched::Move& move) {
   adapters_.at(move.adapter).location = move.to;
-  Publish(move.adapter);
+  dispatcher_.adapters().Publish(move.adapter, Facts(move.adapter));
   dispatcher_.adapters().FinishMove(move, kCannedAdapterBytes,
                                     absl::OkStatus());
 }

@@ -66,6 +66,18 @@ class CannedAdapters {
       done(std::move(result));
     });
   }
+  // Runs `body` on the engine thread; once that has ended, replies why not.
+  template <typename T, typename Body>
+  void Post(const Callback<T>& done, Body body) {
+    dispatcher_.Post(
+        [this, done, body = std::move(body)](const absl::Status& open) {
+          if (open.ok()) {
+            body();
+          } else {
+            Reply<T>(done, open);
+          }
+        });
+  }
   // Runs `task` on the I/O thread; a drain waits for it.
   void PostIo(std::function<void()> task) {
     io_.Post([hold = dispatcher_.Hold(), task = std::move(task)] { task(); });
@@ -73,7 +85,7 @@ class CannedAdapters {
 
   void MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done);
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& made);
-  void Publish(AdapterKey key);
+  [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
   void Save(const dispatch::StepTask& step,
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,

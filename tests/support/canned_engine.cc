@@ -26,15 +26,16 @@ const char* RpcOf(const dispatch::StepTask& step) {
 CannedEngine::CannedEngine(EngineInfo info)
     : info_(std::move(info)),
       metrics_(&registry_),
-      dispatcher_(
-          {.residency = {.max_resident = kPlacesOnDevice,
-                         .host_bytes = 1 << 20},
-           .max_adapters = info_.max_adapters,
-           .max_adapters_per_tenant = info_.max_adapters},
-          {.clock = &clock_,
-           .post_reply =
-               [this](dispatch::Task task) { replies_.Post(std::move(task)); },
-           .metrics = &metrics_}),
+      dispatcher_({.residency = {.max_resident = kPlacesOnDevice,
+                                 .host_bytes = 1 << 20},
+                   .max_adapters = info_.max_adapters,
+                   .max_adapters_per_tenant = info_.max_adapters},
+                  {.clock = &clock_,
+                   .post_reply =
+                       [this](std::function<void()> task) {
+                         replies_.Post(std::move(task));
+                       },
+                   .metrics = &metrics_}),
       adapters_(&dispatcher_, &io_, &replies_) {
   thread_ = std::thread([this] { Loop(); });
 }
@@ -66,7 +67,7 @@ void CannedEngine::Hold() {
   MutexLock lock(&mu_);
   if (held_) return;
   held_ = true;
-  dispatcher_.Post([this] {
+  dispatcher_.Post([this](const absl::Status&) {
     MutexLock parking(&mu_);
     parked_ = true;
     changed_.NotifyAll();
@@ -158,7 +159,9 @@ void CannedEngine::Loop() {
 
 void CannedEngine::Run(dispatch::Work& work) {
   if (auto* tasks = std::get_if<dispatch::RunTasks>(&work)) {
-    for (dispatch::Task& task : tasks->tasks) task();
+    for (const dispatch::EngineTask& task : tasks->tasks) {
+      task(absl::OkStatus());
+    }
   } else if (const auto* move = std::get_if<dispatch::RunMove>(&work)) {
     adapters_.Run(move->move);
   } else if (const auto* train = std::get_if<dispatch::RunTrain>(&work)) {
