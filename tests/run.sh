@@ -4,7 +4,7 @@
 # the format check. With arguments: only tests with one of these labels.
 #
 #   tests/run.sh                  # everything
-#   tests/run.sh unit             # under two minutes once it is built
+#   tests/run.sh unit             # about three minutes once it is built
 #   tests/run.sh oracle deploy
 set -euo pipefail
 

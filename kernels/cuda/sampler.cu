@@ -1,3 +1,5 @@
+#include <cstdint>
+
 #include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/sample_histogram.cuh"
@@ -31,7 +33,7 @@ struct Workspace {
 // Hands out the parts of an area in turn.
 class Area {
  public:
-  explicit Area(void* begin) : begin_(static_cast<char*>(begin)) {}
+  explicit Area(void* begin) : begin_(reinterpret_cast<uintptr_t>(begin)) {}
   template <typename T>
   T* Take(int64_t size) {
     T* part = reinterpret_cast<T*>(begin_ + num_bytes_);
@@ -41,7 +43,7 @@ class Area {
   [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
 
  private:
-  char* begin_;
+  uintptr_t begin_;  // A number: it may be null, which is only measured.
   size_t num_bytes_ = 0;
 };
 
