@@ -48,9 +48,9 @@ class KvPool {
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const kv::SequencePages& source);
 
-  // Keeps for later prompts the pages that `tokens`, the first ones of the sequence, fill.
-  // Their keys and values are those of `version`. The sequence shares from now
-  // on what others have computed at the same time.
+  // Keeps for later prompts the pages that `tokens`, the first ones of the
+  // sequence, fill. Their keys and values are those of `version`. The sequence
+  // shares from now on what others have computed at the same time.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
                    kv::SequencePages& sequence);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }

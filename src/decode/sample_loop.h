@@ -50,8 +50,8 @@ struct SampleEvent {
 
 class SampleLoop {
  public:
-  // Makes the executor's cache. executor, token_bytes (may be null) and probe outlive
-  // the loop.
+  // Makes the executor's cache. executor, token_bytes (may be null) and probe
+  // outlive the loop.
   SampleLoop(executor::Executor* executor, const SampleLoopOptions& options,
              const sampling::TokenBytes* token_bytes, EngineProbe* probe);
 

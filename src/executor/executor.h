@@ -1,5 +1,5 @@
-// Runs plans on all ranks, from rank 0: the engine computes through it, alone or
-// with others.
+// Runs plans on all ranks, from rank 0: the engine computes through it, alone
+// or with others.
 //
 // Adapters live whole on rank 0, with optimizer, versions and files. The other
 // ranks have the weights of the versions that plans name, each its part, and

@@ -13,9 +13,10 @@ namespace weft {
 template <typename T>
 using Callback = std::function<void(absl::StatusOr<T>)>;
 
-// Lets the caller cancel work that has not run yet: safe to call from any thread
-// while the engine lives; the request's callback still runs, with CANCELLED when the
-// cancellation came in time. A default-made handle does nothing.
+// Lets the caller cancel work that has not run yet: safe to call from any
+// thread while the engine lives; the request's callback still runs, with
+// CANCELLED when the cancellation came in time. A default-made handle does
+// nothing.
 class CancelHandle {
  public:
   CancelHandle() = default;
