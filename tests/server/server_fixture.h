@@ -1,4 +1,4 @@
-// A server in this process with a canned engine behind it, and stubs to call it.
+// A server in this process with a canned engine behind it, and stubs to call.
 #ifndef WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
 #define WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
 

@@ -1,5 +1,5 @@
-// What the canned engine answers: fixed functions of the request, so that a test
-// can say every number. Nothing is computed.
+// What the canned engine answers: fixed functions of the request, so that a
+// test can say every number. Nothing is computed.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
 #define WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
 

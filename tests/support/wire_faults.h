@@ -1,6 +1,6 @@
-// What goes wrong between a server and its clients: replies that are lost, other
-// retry hints. Acts on what the servers of this process send, behind their
-// handlers.
+// What goes wrong between a server and its clients: replies that are lost,
+// other retry hints. Acts on what the servers of this process send, behind
+// their handlers.
 #ifndef WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 #define WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 
