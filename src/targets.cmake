@@ -9,6 +9,9 @@ find_package(OpenSSL REQUIRED)
 find_package(PkgConfig REQUIRED)
 # By another name than re2, of which gRPC's own search would then find no target.
 pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
+# Threads come by Threads::Threads; -pthread would not agree with the precompiled
+# headers.
+set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
 if(WEFT_WITH_GRPC)
   find_package(Protobuf CONFIG QUIET)
   if(NOT Protobuf_FOUND)

@@ -32,7 +32,11 @@ class WeftctlTest : public ::testing::Test {
   nlohmann::json Json() { return nlohmann::json::parse(out_.str()); }
 
   std::string WriteData(const std::string& lines) {
-    const std::string path = ::testing::TempDir() + "/weftctl_test.jsonl";
+    // Tests run side by side.
+    const std::string path =
+        ::testing::TempDir() + "/weftctl_" +
+        ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+        ".jsonl";
     std::ofstream(path) << lines;
     return path;
   }
