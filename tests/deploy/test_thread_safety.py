@@ -1,0 +1,89 @@
+"""Clang's thread-safety analysis over what the sanitizer builds leave out.
+
+Preset asan compiles the modules without Torch and gRPC with the analysis on. The
+server, the clients and the engine's threads are checked here, without making any
+code: each source with its line of the CPU build's compile_commands.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from deploy_files import ROOT
+
+FOLDERS = ("server", "client", "tests/support", "src/engine", "src/runtime")
+# A source of each kind: without its first lock it must not pass.
+LOCKED = (
+    "src/runtime/compute_guard.cc",
+    "server/sample_stream.cc",
+    "client/step_counter.cc",
+    "tests/support/canned_engine.cc",
+)
+_KEPT = re.compile(r"-(I|D|std=|idirafter)")
+_LOCK = re.compile(r"^ *(absl::)?MutexLock \w+\(.*\);\n", re.MULTILINE)
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("clang++") is None, reason="no clang++ on this machine"
+)
+
+
+def _flags(command: str) -> Iterator[str]:
+    """What decides how a source reads; neither warnings nor precompiled headers."""
+    words = iter(shlex.split(command))
+    for word in words:
+        if word in ("-isystem", "-I", "-idirafter"):
+            yield from (word, next(words))
+        elif _KEPT.match(word):
+            yield word
+
+
+def _sources() -> dict[str, list[str]]:
+    """Name below the root to flags, of every source of FOLDERS."""
+    build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
+    found = {}
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        path = Path(entry["file"])
+        if not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "build"):
+            continue
+        name = str(path.relative_to(ROOT))
+        if name.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
+            found[name] = [*_flags(entry["command"])]
+    return found
+
+
+def _errors(source: Path, flags: list[str]) -> str:
+    """What the analysis says of a source; empty: nothing."""
+    done = subprocess.run(
+        ["clang++", *flags, "-fsyntax-only", "-Wno-everything"]
+        + ["-Wthread-safety", "-Werror=thread-safety", str(source)],
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    return done.stderr if done.returncode != 0 else ""
+
+
+def test_every_guarded_member_is_used_under_its_lock() -> None:
+    sources = _sources()
+    assert {name.split("/")[0] for name in sources} >= {"server", "client", "src"}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        errors = pool.map(lambda name: _errors(ROOT / name, sources[name]), sources)
+    assert "".join(errors) == ""
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_a_lock_that_is_not_held_is_found(name: str, tmp_path: Path) -> None:
+    text, removed = _LOCK.subn("", (ROOT / name).read_text(), count=1)
+    assert removed == 1
+    source = tmp_path / Path(name).name
+    source.write_text(text)
+    assert "requires holding mutex" in _errors(source, _sources()[name])
