@@ -39,7 +39,7 @@ fi
 
 build="${ROOT}/build/${preset}"
 programs=(ops/ops_test lora/lora_test head/head_test optim/optim_test
-  model/model_test group/executor_test sampling/draw_rows_test runtime/runtime_test
+  model/model_test executor/executor_test sampling/draw_rows_test runtime/runtime_test
   bench/decode_bench bench/head_bench oracle/dump_weights)
 targets=()
 if [[ "${preset}" == cuda ]]; then

@@ -26,7 +26,7 @@ usage() {
   fi
 }
 
-readonly TESTS=(kernels ops lora head optim model runtime group draw_rows
+readonly TESTS=(kernels ops lora head optim model runtime executor draw_rows
   memcheck racecheck)
 readonly SUITES=(oracle oracle_bf16 parallel e2e)
 readonly BENCHES=(kernel_bench decode_bench logprobs train_step train_step_qwen
@@ -187,7 +187,7 @@ run_step() {
   case "$1" in
     kernels) kernels ;;
     ops | lora | head | optim | model) "bin/$1_test" ;;
-    runtime | group | draw_rows)
+    runtime | executor | draw_rows)
       "bin/$1_test" --gtest_filter='*Cuda*:*DeviceWaits*'
       ;;
     memcheck | racecheck)
