@@ -5,6 +5,8 @@
 
 #include <ctime>
 
+#include "absl/base/config.h"
+
 namespace weft {
 
 class ProcessorTime {
@@ -12,9 +14,9 @@ class ProcessorTime {
   // Processor time of all threads since the object was made, scaled to about
   // what a build without sanitizers would have needed.
   [[nodiscard]] double Seconds() const {
-#if defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
     constexpr double kSlowdown = 10;
-#elif defined(__SANITIZE_ADDRESS__)
+#elif defined(ABSL_HAVE_ADDRESS_SANITIZER)
     constexpr double kSlowdown = 3;
 #else
     constexpr double kSlowdown = 1;
