@@ -64,11 +64,12 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
     const absl::StatusOr<CheckpointInfo> info =
         context_.files.Describe(request.source_adapter_id, request.name);
     absl::Status refused = info.status();
+    const int rank = info.ok() ? MaxRank(info->config) : 0;
     const int limit = context_.options.max_rank;
-    if (refused.ok() && MaxRank(info->config) > limit) {
-      refused = absl::FailedPreconditionError(absl::StrCat(
-          "name: checkpoint '", request.name, "' has rank ",
-          MaxRank(info->config), ", the limit is ", limit, " (--max-rank)"));
+    if (rank > limit) {
+      refused = absl::FailedPreconditionError(
+          absl::StrCat("name: checkpoint '", request.name, "' has rank ", rank,
+                       ", the limit is ", limit, " (--max-rank)"));
     }
     if (!refused.ok()) {
       Reply<AdapterInfo>(done, refused);
