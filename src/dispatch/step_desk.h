@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "absl/status/statusor.h"
 #include "src/dispatch/state.h"
@@ -57,6 +58,20 @@ class StepDesk {
 
   State& s_;
 };
+
+// For Submit: gives `done` the alternative that its kind of step has.
+template <typename Result>
+[[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
+  return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
+                                  bool replayed) {
+    if (!result.ok()) {
+      done(result.status());
+      return;
+    }
+    done(StepReply<Result>{.result = std::get<Result>(**result),
+                           .replayed = replayed});
+  };
+}
 
 }  // namespace weft::dispatch
 

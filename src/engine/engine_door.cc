@@ -33,20 +33,6 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
 
 constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
 
-// Gives `done` the alternative that its step has.
-template <typename Result>
-dispatch::StepCallback Typed(Callback<StepReply<Result>> done) {
-  return [done = std::move(done)](
-             absl::StatusOr<dispatch::StepResultPtr> result, bool replayed) {
-    if (!result.ok()) {
-      done(result.status());
-      return;
-    }
-    done(StepReply<Result>{.result = std::get<Result>(**result),
-                           .replayed = replayed});
-  };
-}
-
 }  // namespace
 
 template <typename Result>
@@ -60,21 +46,21 @@ CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
-                                    Typed(std::move(done)));
+                                    dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
-      Typed(std::move(done)));
+      dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
-                                    Typed(std::move(done)));
+                                    dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
@@ -82,7 +68,7 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
   if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
     return dispatcher_.steps().Submit(std::move(request),
                                       {.kind = kAdapterOp, .tokens = 1},
-                                      Typed(std::move(done)));
+                                      dispatch::TypedReply(std::move(done)));
   }
   Callback<AdapterInfo> reply =
       [done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
@@ -101,7 +87,7 @@ CancelHandle EngineImpl::PublishSnapshot(
     Callback<StepReply<PublishedSnapshot>> done) {
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
-                                    Typed(std::move(done)));
+                                    dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle EngineImpl::Sample(SampleRequest request,

@@ -7,20 +7,6 @@ namespace {
 constexpr sched::WorkItem kAdapterOp = {.kind = sched::WorkKind::kAdapterOp,
                                         .tokens = 1};
 
-// Gives `done` the alternative that its step has.
-template <typename Result>
-dispatch::StepCallback Typed(Callback<StepReply<Result>> done) {
-  return [done = std::move(done)](
-             absl::StatusOr<dispatch::StepResultPtr> result, bool replayed) {
-    if (!result.ok()) {
-      done(result.status());
-      return;
-    }
-    done(StepReply<Result>{.result = std::get<Result>(**result),
-                           .replayed = replayed});
-  };
-}
-
 }  // namespace
 
 template <typename Result>
@@ -63,7 +49,7 @@ template <typename Request, typename Result>
 CancelHandle CannedEngine::Submit(Request request, sched::WorkItem item,
                                   Callback<StepReply<Result>> done) {
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
-                                    Typed(std::move(done)));
+                                    dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle CannedEngine::Train(TrainRequest request,
