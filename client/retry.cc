@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
+#include "client/step_counter.h"
 
 namespace weft::client {
 
@@ -41,6 +42,9 @@ Failure ReadFailure(const grpc::Status& status,
                     const grpc::ClientContext& context) {
   Failure failure{.status = FromGrpcStatus(status), .retry_after = {}};
   const auto& trailers = context.GetServerTrailingMetadata();
+  if (trailers.count("weft-step-done") > 0) {
+    failure.status.SetPayload(kStepDonePayload, {});
+  }
   const auto hint = trailers.find("grpc-retry-pushback-ms");
   int milliseconds = 0;
   if (hint != trailers.end() &&

@@ -8,6 +8,7 @@
 namespace weft::client {
 
 StepOutcome OutcomeOfTrainingStep(const absl::Status& status) {
+  if (status.GetPayload(kStepDonePayload)) return StepOutcome::kDone;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return StepOutcome::kDone;

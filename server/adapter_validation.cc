@@ -160,7 +160,8 @@ absl::StatusOr<SaveCheckpointRequest> Validate(
   return SaveCheckpointRequest{.adapter_id = request.adapter_id(),
                                .name = request.name(),
                                .overwrite = request.overwrite(),
-                               .step = request.step()};
+                               .step = request.step(),
+                               .epoch = request.epoch()};
 }
 
 absl::StatusOr<LoadCheckpointRequest> Validate(
@@ -175,7 +176,9 @@ absl::StatusOr<LoadCheckpointRequest> Validate(
                                .source_adapter_id = source,
                                .name = request.name(),
                                .weights_only = request.weights_only(),
-                               .tenant = std::move(tenant)};
+                               .tenant = std::move(tenant),
+                               .step = request.step(),
+                               .epoch = request.epoch()};
 }
 
 absl::StatusOr<std::pair<std::string, std::string>> Validate(
@@ -191,7 +194,8 @@ absl::StatusOr<PublishSnapshotRequest> Validate(
   WEFT_RETURN_IF_ERROR(CheckNames(request));
   return PublishSnapshotRequest{.adapter_id = request.adapter_id(),
                                 .name = request.name(),
-                                .step = request.step()};
+                                .step = request.step(),
+                                .epoch = request.epoch()};
 }
 
 absl::StatusOr<ReleaseSnapshotRequest> Validate(

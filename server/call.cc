@@ -50,6 +50,10 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
   if (!status.ok()) {
     CountRefusal(status);
     AddRetryHint(status, context_);
+    if (status.GetPayload(kStepDonePayload)) {
+      context_->AddTrailingMetadata("weft-step-done", "1");
+    }
+    if (status.GetPayload(kReplayedPayload)) MarkReplayed();
   }
   // A failure that is nobody's request is the operator's business.
   const bool is_fault = absl::IsInternal(status) || absl::IsUnknown(status) ||

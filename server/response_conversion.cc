@@ -151,6 +151,9 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_created_at(UnixSecondsOf(info.created_at));
   out->set_tenant(info.tenant);
   out->set_location(ToProto(info.location));
+  out->set_epoch(info.epoch);
+  out->set_durable_step(info.durable_step);
+  out->set_last_used_at(UnixSecondsOf(info.last_used_at));
 }
 
 void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {

@@ -69,6 +69,7 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
                       TrainRequest* out) {
   out->adapter_id = in.adapter_id();
   out->step = in.step();
+  out->epoch = in.epoch();
   WEFT_ASSIGN_OR_RETURN(out->loss, ReadLoss(in.has_loss(), in.loss()));
   const int num_data = in.data_size();
   if (num_data < 1 || num_data > limits.max_data) {
@@ -129,6 +130,7 @@ absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
   OptimStepRequest out;
   out.adapter_id = request.adapter_id();
   out.step = request.step();
+  out.epoch = request.epoch();
   const v1::AdamWConfig& in = request.adamw();
   AdamWConfig& adamw = out.adamw;
   if (in.has_learning_rate()) adamw.learning_rate = in.learning_rate();

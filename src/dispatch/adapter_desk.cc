@@ -29,9 +29,7 @@ absl::StatusOr<AdapterInfo> AdapterDesk::Info(const std::string& id) const {
   MutexLock lock(&s_.mu);
   const auto key = s_.keys.find(id);
   if (key == s_.keys.end()) return NoSuchAdapter(id);
-  AdapterInfo info = s_.adapters.at(key->second).info;
-  info.last_step = s_.scheduler.LastStep(key->second).value_or(0);
-  return info;
+  return s_.InfoOf(key->second, s_.adapters.at(key->second));
 }
 
 std::vector<AdapterInfo> AdapterDesk::Infos() const {
@@ -39,8 +37,7 @@ std::vector<AdapterInfo> AdapterDesk::Infos() const {
   std::vector<AdapterInfo> infos;
   infos.reserve(s_.keys.size());
   for (const auto& [id, key] : s_.keys) {
-    infos.push_back(s_.adapters.at(key).info);
-    infos.back().last_step = s_.scheduler.LastStep(key).value_or(0);
+    infos.push_back(s_.InfoOf(key, s_.adapters.at(key)));
   }
   return infos;
 }
@@ -93,6 +90,8 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
   AdapterRecord& record = s_.adapters[key];
   record.info.adapter_id = id;
   record.info.tenant = tenant;
+  record.info.epoch = s_.NewEpoch();
+  record.info.last_used_at = s_.env.clock->Now();
   s_.SetFacts(record, facts);
   s_.residency.Add(key);
   s_.scheduler.AddAdapter(key, id, tenant, last_step);

@@ -1,5 +1,6 @@
 #include "src/dispatch/state.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,9 +12,21 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
       absl::StrCat("adapter_id: '", adapter_id, "' does not exist"));
 }
 
+namespace {
+
+// Nothing is recorded unless the environment says otherwise.
+Environment WithDurable(Environment environment) {
+  if (!environment.post_durable) {
+    environment.post_durable = environment.post_reply;
+  }
+  return environment;
+}
+
+}  // namespace
+
 State::State(const Options& opts, Environment environment)
     : options(opts),
-      env(std::move(environment)),
+      env(WithDurable(std::move(environment))),
       scheduler(opts.scheduler),
       residency(opts.residency),
       replies(opts.max_stored_reply_bytes) {}
@@ -53,7 +66,20 @@ StepTask State::StartStep(uint64_t id) {
           .adapter = work.adapter,
           .step = work.step,
           .last_step = scheduler.LastStep(work.adapter).value_or(0),
-          .request = &work.request};
+          .request = &work.request,
+          .digest = &work.digest};
+}
+
+uint64_t State::NewEpoch() {
+  const auto now = static_cast<uint64_t>(absl::ToUnixMicros(env.clock->Now()));
+  last_epoch = std::max(last_epoch + 1, now);
+  return last_epoch;
+}
+
+AdapterInfo State::InfoOf(AdapterKey key, const AdapterRecord& record) const {
+  AdapterInfo info = record.info;
+  info.last_step = scheduler.LastStep(key).value_or(0);
+  return info;
 }
 
 void State::Drop(uint64_t id, const absl::Status& status) {
@@ -110,6 +136,9 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   AdapterInfo info = facts.info;
   info.adapter_id = record.info.adapter_id;
   info.tenant = record.info.tenant;
+  info.epoch = record.info.epoch;
+  info.durable_step = record.info.durable_step;
+  info.last_used_at = record.info.last_used_at;
   record.info = std::move(info);
   record.image_bytes = facts.image_bytes;
   if (!shown) ShowAdapters();

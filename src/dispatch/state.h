@@ -33,6 +33,7 @@ struct Options {
   int max_adapters = 1024;
   int max_adapters_per_tenant = 1024;
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
+  bool records_steps = false;  // What post_durable waits for, is on disk.
 };
 
 // What the dispatcher uses and does not own; all of it outlives the dispatcher.
@@ -41,6 +42,10 @@ struct Environment {
   // Runs the task on the thread that sends replies, in order. Any thread, also
   // while the dispatcher's lock is held.
   std::function<void(std::function<void()>)> post_reply;
+  // The same once all that the engine thread has recorded so far is on disk;
+  // in order with itself. Replies of steps take this way. Empty: nothing is
+  // recorded, as post_reply.
+  std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
 };
 
@@ -75,9 +80,18 @@ struct SampleWork {
 
 // What the owner of an adapter's tensors says of it.
 struct AdapterFacts {
-  // All but adapter_id, tenant and last_step, which the dispatcher knows.
+  // All but adapter_id, tenant, epoch, last_step, durable_step and
+  // last_used_at, which the dispatcher knows.
   AdapterInfo info;
   uint64_t image_bytes = 0;  // What its tensors take off the device.
+};
+
+// The load that an adapter's present epoch began with. Its number belongs to the
+// epoch before, and so a repeated call of it is found here.
+struct LoadOrigin {
+  uint64_t step = 0;
+  std::string digest;
+  StepResultPtr result;
 };
 
 // All that the dispatcher knows of an adapter, but for its place in the
@@ -86,6 +100,7 @@ struct AdapterRecord {
   AdapterInfo info;  // Without last_step, which the scheduler knows.
   uint64_t image_bytes = 0;
   ReplayTable replays;
+  std::optional<LoadOrigin> origin;
   std::optional<absl::Time> wanted_at;  // Work has waited for it since.
   std::vector<EngineTask> tasks;        // Wait until it is on the device.
 };
@@ -107,6 +122,12 @@ struct State {
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Names a new life of an adapter: greater than all before, also than those of
+  // an earlier process.
+  [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // What clients see of an adapter.
+  [[nodiscard]] AdapterInfo InfoOf(AdapterKey key, const AdapterRecord& record)
+      const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Fails work that has left the scheduler without an end of its own.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -140,6 +161,7 @@ struct State {
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
   uint64_t next_key ABSL_GUARDED_BY(mu) = 1;
+  uint64_t last_epoch ABSL_GUARDED_BY(mu) = 0;
   int64_t holds ABSL_GUARDED_BY(mu) = 0;
   bool draining ABSL_GUARDED_BY(mu) = false;
   bool stopping ABSL_GUARDED_BY(mu) = false;

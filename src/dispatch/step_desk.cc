@@ -12,6 +12,23 @@ namespace {
 
 using Verdict = ReplayTable::Verdict;
 
+absl::Status StaleEpoch(uint64_t epoch, const AdapterRecord& record) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "epoch: ", epoch, " of adapter '", record.info.adapter_id,
+      "' has ended, the present one is ", record.info.epoch,
+      "; its state is durable up to step ", record.info.durable_step));
+}
+
+absl::StatusOr<StepResultPtr> Share(absl::StatusOr<StepResult> result) {
+  if (!result.ok()) return result.status();
+  return std::make_shared<const StepResult>(*std::move(result));
+}
+
+void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
+  uint64_t& durable = record.info.durable_step;
+  durable = std::max(durable, step);
+}
+
 }  // namespace
 
 CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
@@ -28,6 +45,36 @@ CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
   return *std::move(handle);
 }
 
+absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
+    AdapterRecord& record, const StepRequest& request,
+    const std::string& digest, const StepCallback& done) {
+  const uint64_t step = StepOf(request);
+  const auto replay = [&](StepResultPtr result) {
+    s_.env.post_durable([done, result = std::move(result)] {
+      done(result, /*replayed=*/true);
+    });
+    return std::make_optional<CancelHandle>();
+  };
+  const std::optional<LoadOrigin>& origin = record.origin;
+  if (origin && step != 0 && origin->step == step && origin->digest == digest) {
+    return replay(origin->result);
+  }
+  const uint64_t epoch = EpochOf(request);
+  if (epoch != 0 && epoch != record.info.epoch) return StaleEpoch(epoch, record);
+  WEFT_ASSIGN_OR_RETURN(ReplayTable::Answer answer,
+                        record.replays.Lookup(step, digest));
+  if (answer.verdict == Verdict::kReplay) {
+    return replay(std::move(answer.result));
+  }
+  if (answer.verdict == Verdict::kNew) return std::nullopt;
+  StepWork& work = *s_.steps.at(answer.work_id);
+  const uint64_t waiter_id = s_.next_id++;
+  work.waiters.push_back({.id = waiter_id, .done = done});
+  work.cancelled = false;
+  return CancelHandle(
+      [this, id = answer.work_id, waiter_id] { Cancel(id, waiter_id); });
+}
+
 absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                                               sched::WorkItem item,
                                               std::string digest,
@@ -36,29 +83,17 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const std::string& adapter_id = AdapterIdOf(request);
   item.step = StepOf(request);
   item.deadline = DeadlineOf(request);
-  const uint64_t waiter_id = s_.next_id++;
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   AdapterRecord* record = key ? s_.Find(*key) : nullptr;
   if (record != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(ReplayTable::Answer answer,
-                          record->replays.Lookup(item.step, digest));
-    if (answer.verdict == Verdict::kReplay) {
-      s_.env.post_reply([done, result = std::move(answer.result)] {
-        done(result, /*replayed=*/true);
-      });
-      return CancelHandle();
-    }
-    if (answer.verdict == Verdict::kInFlight) {
-      StepWork& work = *s_.steps.at(answer.work_id);
-      work.waiters.push_back({.id = waiter_id, .done = done});
-      work.cancelled = false;
-      return CancelHandle(
-          [this, id = answer.work_id, waiter_id] { Cancel(id, waiter_id); });
-    }
+    WEFT_ASSIGN_OR_RETURN(std::optional<CancelHandle> repeated,
+                          Repeated(*record, request, digest, done));
+    if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   if (!key) return NoSuchAdapter(adapter_id);
   const uint64_t id = s_.next_id++;
+  const uint64_t waiter_id = s_.next_id++;
   const absl::Time now = s_.env.clock->Now();
   item.id = id;
   item.adapter = *key;
@@ -66,7 +101,10 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   WEFT_ASSIGN_OR_RETURN(const uint64_t step,
                         s_.scheduler.Enqueue(std::move(item), now));
   s_.WantAdapter(*key);
-  if (record != nullptr) record->replays.Begin(step, digest, id);
+  if (record != nullptr) {
+    record->replays.Begin(step, digest, id);
+    record->info.last_used_at = now;
+  }
   auto work = std::make_unique<StepWork>();
   work->request = std::move(request);
   work->adapter = *key;
@@ -103,18 +141,19 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
 
 void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
                         const std::optional<AdapterFacts>& facts) {
-  absl::StatusOr<StepResultPtr> shared =
-      result.ok() ? absl::StatusOr<StepResultPtr>(
-                        std::make_shared<const StepResult>(*std::move(result)))
-                  : result.status();
   StepNode ended;
   MutexLock lock(&s_.mu);
   const auto work = s_.steps.find(id);
-  if (facts && work != s_.steps.end()) {
-    AdapterRecord* record = s_.Find(work->second->adapter);
-    if (record != nullptr) s_.SetFacts(*record, *facts);
+  if (work == s_.steps.end()) {
+    s_.scheduler.Finished(id, result.ok());
+    return;
   }
-  ended = End(id, std::move(shared));
+  AdapterRecord* record = s_.Find(work->second->adapter);
+  if (facts && record != nullptr) s_.SetFacts(*record, *facts);
+  if (!result.ok() && IsStepFailure(work->second->request, result.status())) {
+    result = StepFailure{.status = result.status()};
+  }
+  ended = End(id, Share(std::move(result)));
 }
 
 StepDesk::StepNode StepDesk::End(uint64_t id,
@@ -126,19 +165,39 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
   if (AdapterRecord* record = s_.Find(work.adapter)) {
     s_.residency.Used(work.adapter, sched::kTraining);
     if (result.ok()) {
+      if (const auto* saved = std::get_if<CheckpointInfo>(result->get())) {
+        RaiseDurableStep(*record, saved->last_step);
+      }
       s_.StoreReply(*record, work, *result);
     } else {
       record->replays.Fail(work.step);
     }
   }
-  s_.env.post_reply(
-      [waiters = std::move(work.waiters), result = std::move(result)] {
+  Answer(work, std::move(result));
+  return node;
+}
+
+void StepDesk::NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step) {
+  MutexLock lock(&s_.mu);
+  AdapterRecord* record = s_.Find(adapter);
+  if (record == nullptr || record->info.epoch != epoch) return;
+  RaiseDurableStep(*record, step);
+}
+
+void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
+  const AdapterRecord* record = s_.Find(work.adapter);
+  const bool recorded =
+      s_.options.records_steps && record != nullptr && result.ok();
+  s_.env.post_durable(
+      [this, recorded, adapter = work.adapter,
+       epoch = recorded ? record->info.epoch : 0, step = work.step,
+       waiters = std::move(work.waiters), result = std::move(result)] {
+        if (recorded) NoteDurable(adapter, epoch, step);
         // Whoever joined the first call's step is told that it ran once.
         for (const StepWork::Waiter& waiter : waiters) {
           waiter.done(result, /*replayed=*/&waiter != &waiters.front());
         }
       });
-  return node;
 }
 
 bool StepDesk::FinishSlice(uint64_t id) {
@@ -152,14 +211,33 @@ bool StepDesk::FinishSlice(uint64_t id) {
   return false;
 }
 
-void StepDesk::RestartNumbers(const StepTask& running, uint64_t last_step,
-                              const AdapterFacts& facts) {
+void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
+                            const AdapterFacts& facts) {
+  StepNode ended;
   MutexLock lock(&s_.mu);
-  AdapterRecord* record = s_.Find(running.adapter);
-  if (record == nullptr) return;
+  AdapterRecord* record = s_.Find(load.adapter);
+  if (record == nullptr) {
+    ended = End(load.id, NoSuchAdapter(AdapterIdOf(*load.request)));
+    return;
+  }
   s_.SetFacts(*record, facts);
+  record->info.epoch = s_.NewEpoch();
+  record->info.durable_step = last_step;
+  RestartNumbers(load, last_step, *record);
+  s_.scheduler.Finished(load.id, /*ok=*/true);
+  s_.residency.Used(load.adapter, sched::kTraining);
+  const auto result = std::make_shared<const StepResult>(
+      s_.InfoOf(load.adapter, *record));
+  record->origin = LoadOrigin{
+      .step = load.step, .digest = *load.digest, .result = result};
+  ended = s_.steps.extract(load.id);
+  if (!ended.empty()) Answer(*ended.mapped(), result);
+}
+
+void StepDesk::RestartNumbers(const StepTask& load, uint64_t last_step,
+                              AdapterRecord& record) {
   const sched::AdapterQueue::StepChange changed =
-      s_.scheduler.SetLastStep(running.adapter, last_step);
+      s_.scheduler.SetLastStep(load.adapter, last_step);
   for (const uint64_t id : changed.dropped) {
     s_.Drop(id, absl::FailedPreconditionError(absl::StrCat(
                     "step: a checkpoint was loaded, the next number is ",
@@ -168,11 +246,11 @@ void StepDesk::RestartNumbers(const StepTask& running, uint64_t last_step,
   for (const auto& [id, step] : changed.renumbered) {
     s_.steps.at(id)->step = step;
   }
-  s_.ForgetReplies(*record);
-  record->replays = ReplayTable();
+  s_.ForgetReplies(record);
+  record.replays = ReplayTable();
   for (const auto& [id, work] : s_.steps) {
-    if (work->adapter == running.adapter) {
-      record->replays.Begin(work->step, work->digest, id);
+    if (work->adapter == load.adapter && id != load.id) {
+      record.replays.Begin(work->step, work->digest, id);
     }
   }
 }

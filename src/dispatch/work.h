@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct StepTask {
   uint64_t step = 0;       // Its number; 0: it has none.
   uint64_t last_step = 0;  // The adapter's, before it.
   const StepRequest* request = nullptr;
+  const std::string* digest = nullptr;  // PayloadDigest of the request.
 };
 
 // A sample that has been taken from the queue.

@@ -79,7 +79,9 @@ struct AdapterInfo {
   std::string adapter_id;
   std::string tenant;
   LoraConfig config;
+  uint64_t epoch = 0;
   uint64_t last_step = 0;
+  uint64_t durable_step = 0;
   uint64_t optim_steps = 0;
   uint64_t version = 0;
   uint64_t num_parameters = 0;
@@ -87,6 +89,7 @@ struct AdapterInfo {
   AdapterLocation location = AdapterLocation::kDevice;
   std::vector<std::string> snapshots;
   absl::Time created_at;
+  absl::Time last_used_at;
 };
 
 struct CheckpointInfo {
@@ -110,6 +113,7 @@ struct SaveCheckpointRequest {
   std::string name;
   bool overwrite = false;
   uint64_t step = 0;
+  uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -119,6 +123,8 @@ struct LoadCheckpointRequest {
   std::string name;
   bool weights_only = false;
   std::string tenant;  // The adapter's, if the load creates it.
+  uint64_t step = 0;
+  uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -126,6 +132,7 @@ struct PublishSnapshotRequest {
   std::string adapter_id;
   std::string name;
   uint64_t step = 0;
+  uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 

@@ -30,6 +30,12 @@ class CancelHandle {
   std::function<void()> cancel_;
 };
 
+// Payloads of a status that a step ends with. Their values mean nothing.
+// The step is done and keeps its number (StepFailure).
+inline constexpr char kStepDonePayload[] = "weft/step-done";
+// The status was stored from an earlier, equal call.
+inline constexpr char kReplayedPayload[] = "weft/replayed";
+
 // A result, and whether it was stored from an earlier, equal call.
 template <typename T>
 struct StepReply {

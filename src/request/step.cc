@@ -1,7 +1,5 @@
 #include "src/request/step.h"
 
-#include <type_traits>
-
 #include "src/request/digest.h"
 
 namespace weft {
@@ -37,20 +35,27 @@ const std::string& AdapterIdOf(const StepRequest& request) {
 }
 
 uint64_t StepOf(const StepRequest& request) {
-  return std::visit(
-      [](const auto& r) -> uint64_t {
-        using Request = std::decay_t<decltype(r)>;
-        if constexpr (std::is_same_v<Request, LoadCheckpointRequest>) {
-          return 0;
-        } else {
-          return r.step;
-        }
-      },
-      request);
+  return std::visit([](const auto& r) { return r.step; }, request);
+}
+
+uint64_t EpochOf(const StepRequest& request) {
+  return std::visit([](const auto& r) { return r.epoch; }, request);
 }
 
 absl::Time DeadlineOf(const StepRequest& request) {
   return std::visit([](const auto& r) { return r.deadline; }, request);
+}
+
+bool IsStepFailure(const StepRequest& request, const absl::Status& status) {
+  if (std::holds_alternative<OptimStepRequest>(request)) {
+    return absl::IsFailedPrecondition(status);
+  }
+  if (std::holds_alternative<LoadCheckpointRequest>(request)) {
+    return absl::IsNotFound(status) || absl::IsDataLoss(status) ||
+           absl::IsFailedPrecondition(status);
+  }
+  return !std::holds_alternative<TrainRequest>(request) &&
+         absl::IsAlreadyExists(status);
 }
 
 std::string PayloadDigest(const StepRequest& request) {
@@ -65,6 +70,8 @@ int64_t NumBytes(const StepResult& result) {
     bytes += BytesOf(checkpoint->config);
   } else if (const auto* adapter = std::get_if<AdapterInfo>(&result)) {
     bytes += BytesOf(adapter->config) + BytesOf(adapter->snapshots);
+  } else if (const auto* failure = std::get_if<StepFailure>(&result)) {
+    bytes += static_cast<int64_t>(failure->status.message().size());
   }
   return bytes;
 }

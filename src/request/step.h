@@ -7,6 +7,7 @@
 #include <string>
 #include <variant>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/request/adapter.h"
 #include "src/request/train.h"
@@ -18,16 +19,33 @@ struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
+// A step that ran and failed for a reason that lies in its request and the
+// adapter's state alone, so that it fails in the same way whenever it runs. It
+// is done: it keeps its number, and this is its stored reply.
+struct StepFailure {
+  absl::Status status;
+};
+
 using StepRequest =
     std::variant<TrainRequest, OptimStepRequest, SaveCheckpointRequest,
                  LoadCheckpointRequest, PublishSnapshotRequest>;
 using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
-                                AdapterInfo, PublishedSnapshot>;
+                                AdapterInfo, PublishedSnapshot, StepFailure>;
 
 [[nodiscard]] const std::string& AdapterIdOf(const StepRequest& request);
-// The number that the caller chose; 0: none. A load never has one.
+// The number that the caller chose; 0: none.
 [[nodiscard]] uint64_t StepOf(const StepRequest& request);
+// The life of the adapter that the caller means; 0: whichever it is.
+[[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
+// Whether a step that ran and ended with this error is a StepFailure:
+//   OptimStep         FAILED_PRECONDITION (the gradient is not finite)
+//   PublishSnapshot   ALREADY_EXISTS
+//   SaveCheckpoint    ALREADY_EXISTS
+//   LoadCheckpoint    NOT_FOUND, DATA_LOSS, FAILED_PRECONDITION
+// After every other error the step has not happened.
+[[nodiscard]] bool IsStepFailure(const StepRequest& request,
+                                 const absl::Status& status);
 // As PayloadDigest of the alternative (digest.h).
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 

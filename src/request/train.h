@@ -70,6 +70,7 @@ struct Datum {
 struct TrainRequest {
   std::string adapter_id;  // Empty: base model, only without backward.
   uint64_t step = 0;       // 0: next free number.
+  uint64_t epoch = 0;      // The adapter's life; 0: whichever it is.
   bool backward = true;
   LossConfig loss;
   std::vector<Datum> data;
@@ -109,6 +110,7 @@ struct AdamWConfig {
 struct OptimStepRequest {
   std::string adapter_id;
   uint64_t step = 0;
+  uint64_t epoch = 0;
   AdamWConfig adamw;
   absl::Time deadline = absl::InfiniteFuture();
 };

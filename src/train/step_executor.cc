@@ -115,12 +115,13 @@ void StepExecutor::Load(const dispatch::StepTask& step,
     context_.dispatcher.Post([this, step, request, loaded = std::move(loaded)](
                                  const absl::Status& open) mutable {
       if (!open.ok()) return;  // The step has been told.
-      Complete(step, Install(step, request, std::move(loaded)));
+      const absl::Status status = Install(step, request, std::move(loaded));
+      if (!status.ok()) Complete(step, status);
     });
   });
 }
 
-absl::StatusOr<AdapterInfo> StepExecutor::Install(
+absl::Status StepExecutor::Install(
     const dispatch::StepTask& step, const LoadCheckpointRequest& request,
     absl::StatusOr<LoadedCheckpoint> loaded) {
   WEFT_RETURN_IF_ERROR(loaded.status());
@@ -137,9 +138,9 @@ absl::StatusOr<AdapterInfo> StepExecutor::Install(
   }
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
       "LoadCheckpoint", [&] { adapter->SetState(loaded->state); }));
-  context_.dispatcher.steps().RestartNumbers(
+  context_.dispatcher.steps().CompleteLoad(
       step, last_step, context_.adapters.Facts(step.adapter));
-  return context_.dispatcher.adapters().Info(request.adapter_id);
+  return absl::OkStatus();
 }
 
 void StepExecutor::Publish(const dispatch::StepTask& step,

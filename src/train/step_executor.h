@@ -30,8 +30,8 @@ class StepExecutor {
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
   // Puts a checkpoint that has been read into the step's adapter, which may be
-  // gone.
-  [[nodiscard]] absl::StatusOr<AdapterInfo> Install(
+  // gone, and completes the step unless it returns an error.
+  [[nodiscard]] absl::Status Install(
       const dispatch::StepTask& step, const LoadCheckpointRequest& request,
       absl::StatusOr<LoadedCheckpoint> loaded);
   void Publish(const dispatch::StepTask& step,

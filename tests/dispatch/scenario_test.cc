@@ -79,9 +79,15 @@ class Interpreter {
         Answer(call, absl::StatusCodeToString(result.status().code()));
         return;
       }
-      const auto& made = std::get<OptimStepResult>(**result);
-      Answer(call,
-             absl::StrCat("run ", made.version, replayed ? " again" : ""));
+      std::string text = "loaded";
+      if (const auto* made = std::get_if<OptimStepResult>(result->get())) {
+        text = absl::StrCat("run ", made->version);
+      } else if (const auto* failure =
+                     std::get_if<StepFailure>(result->get())) {
+        text = absl::StrCat("done with ",
+                            absl::StatusCodeToString(failure->status.code()));
+      }
+      Answer(call, absl::StrCat(text, replayed ? " again" : ""));
     };
   }
 
@@ -91,6 +97,11 @@ class Interpreter {
     const auto step = static_cast<uint64_t>(Number(Option(words, "step", "0")));
     const int64_t payload = Number(Option(words, "payload", "0"));
     const std::string late = Option(words, "deadline", "");
+    uint64_t epoch = 0;
+    if (const std::string life = Option(words, "epoch", ""); !life.empty()) {
+      epoch = dispatcher().adapters().Info(adapter)->epoch;
+      if (life == "past") --epoch;
+    }
     const absl::Time deadline =
         late.empty() ? absl::InfiniteFuture()
                      : engine_->clock().Now() + absl::Seconds(Number(late));
@@ -110,10 +121,14 @@ class Interpreter {
       request = OptimStepRequest{
           .adapter_id = adapter,
           .step = step,
+          .epoch = epoch,
           .adamw = {.learning_rate = static_cast<double>(payload)},
           .deadline = deadline};
     } else {
-      request = LoadCheckpointRequest{.adapter_id = adapter, .name = "n"};
+      request = LoadCheckpointRequest{.adapter_id = adapter,
+                                      .name = "n",
+                                      .step = step,
+                                      .epoch = epoch};
     }
     handles_[call] = dispatcher().steps().Submit(
         std::move(request), std::move(item), StepAnswer(call));
@@ -171,24 +186,25 @@ class Interpreter {
     return "train " + absl::StrJoin(names, " ");
   }
 
-  std::string Complete(const Words& words, bool ok) {
+  std::string Complete(const Words& words, const absl::Status& status) {
     for (size_t i = 1; i < words.size(); ++i) {
       const StepTask step = running_.at(words[i]);
       running_.erase(words[i]);
-      if (ok) {
+      if (status.ok()) {
         dispatcher().steps().Complete(step.id,
                                       OptimStepResult{.version = ++runs_});
       } else {
-        dispatcher().steps().Complete(step.id, absl::InternalError("failed"));
+        dispatcher().steps().Complete(step.id, status);
       }
     }
     return "";
   }
 
-  std::string Restart(const Words& words) {
-    dispatcher().steps().RestartNumbers(
+  std::string Loaded(const Words& words) {
+    dispatcher().steps().CompleteLoad(
         running_.at(words.at(1)), static_cast<uint64_t>(Number(words.at(2))),
         {.image_bytes = 10});
+    running_.erase(words.at(1));
     return "";
   }
 
@@ -283,9 +299,17 @@ class Interpreter {
          return Nothing([&] { handles_.at(w.at(1)).Cancel(); });
        }},
       {"next", [this](const Words&) { return Next(); }},
-      {"done", [this](const Words& w) { return Complete(w, true); }},
-      {"fail", [this](const Words& w) { return Complete(w, false); }},
-      {"restart", [this](const Words& w) { return Restart(w); }},
+      {"done",
+       [this](const Words& w) { return Complete(w, absl::OkStatus()); }},
+      {"fail",
+       [this](const Words& w) {
+         return Complete(w, absl::InternalError("failed"));
+       }},
+      {"refuse",
+       [this](const Words& w) {
+         return Complete(w, absl::FailedPreconditionError("not finite"));
+       }},
+      {"loaded", [this](const Words& w) { return Loaded(w); }},
       {"slice", [this](const Words& w) { return FinishSlice(w); }},
       {"ondevice", [this](const Words& w) { return OnDevice(w); }},
       {"moved", [this](const Words&) { return Moved(true); }},

@@ -246,10 +246,8 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
       const bool whole = !request.weights_only;
       adapter->second.optim_steps = whole ? loaded->optim_steps : 0;
       ++adapter->second.version;
-      dispatcher_.steps().RestartNumbers(step, whole ? loaded->last_step : 0,
-                                         Facts(step.adapter));
-      dispatcher_.steps().Complete(
-          step.id, *dispatcher_.adapters().Info(request.adapter_id));
+      dispatcher_.steps().CompleteLoad(step, whole ? loaded->last_step : 0,
+                                       Facts(step.adapter));
     });
   });
 }

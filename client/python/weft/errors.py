@@ -12,10 +12,12 @@ class WeftError(Exception):
     """A call failed. `code` is gRPC's name of the reason.
 
     retry_after: the server's hint in seconds; None where it gave none.
+    step_done: the step ran and this is its answer; its number is used.
     """
 
     code = "UNKNOWN"
     retry_after: float | None = None
+    step_done: bool = False
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -154,4 +156,6 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     # grpc's stubs give the entries a class; they are pairs.
     metadata: Iterable[Any] = error.trailing_metadata()
     trailers = metadata_dict(metadata)
-    return make_error(error.code().name, error.details() or "", retry_hint(trailers))
+    made = make_error(error.code().name, error.details() or "", retry_hint(trailers))
+    made.step_done = "weft-step-done" in trailers
+    return made

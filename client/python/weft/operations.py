@@ -145,8 +145,10 @@ class Caller:
                 raise FailedPrecondition(
                     f"step {slot.number} was withdrawn: {slot.withdrawn_because}"
                 ) from error
-            refused = error.code in refusals
-            outcome = Outcome.REFUSED if refused else Outcome.UNKNOWN
+            if error.step_done:
+                outcome = Outcome.DONE
+            elif error.code in refusals:
+                outcome = Outcome.REFUSED
             reason = str(error)
             raise
         finally:
