@@ -76,6 +76,20 @@ std::vector<Flag> AdapterFlags() {
                "Folder of checkpoints; created when missing. Empty: "
                "\"checkpoints\" in the working directory.",
                "DIR"),
+      MakeFlag(kGroup, "state-dir", WEFT_ENGINE(state_dir),
+               "Folder of the log of all steps and of snapshots of the "
+               "adapters; created when missing. A step is on disk before it "
+               "is answered, and a start goes on where the last one ended. "
+               "Empty: a restart forgets what is in no checkpoint.",
+               "DIR"),
+      MakeFlag(kGroup, "snapshot-log-bytes", WEFT_ENGINE(snapshot_log_bytes),
+               "A snapshot is written and the log cut when the log has grown "
+               "by so much since the last one.",
+               "BYTES"),
+      MakeFlag(kGroup, "snapshot-replay-seconds",
+               WEFT_ENGINE(snapshot_replay_seconds),
+               "The same when running the log again would take so long, "
+               "[1, 86400]."),
       MakeFlag(kGroup, "max-adapters", WEFT_ENGINE(max_adapters),
                "Adapters at a time, wherever their tensors are, [1, 100000]."),
       MakeFlag(kGroup, "max-adapters-per-tenant",

@@ -237,9 +237,11 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
 }
 
 absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
-    const std::string& adapter_id, const std::string& name) const {
-  WEFT_ASSIGN_OR_RETURN(const DurableFolder folder,
-                        ReadDurableFolder(AdapterDir(adapter_id), name));
+    const LoadCheckpointRequest& request) const {
+  const std::string& name = request.name;
+  WEFT_ASSIGN_OR_RETURN(
+      const DurableFolder folder,
+      ReadDurableFolder(AdapterDir(request.source_adapter_id), name));
   WEFT_RETURN_IF_ERROR(CheckOrigin(folder.fields, shape_));
   LoadedCheckpoint loaded;
   WEFT_ASSIGN_OR_RETURN(loaded.info, InfoFromFields(folder.fields));
@@ -251,6 +253,10 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
         "checkpoint '", name, "': adapter_config.json and manifest differ"));
   }
   loaded.state.weights = std::move(peft.weights);
+  if (request.weights_only) {
+    loaded.info.last_step = 0;
+    return loaded;
+  }
   const std::string* optimizer = FindFile(folder, kOptimizerFile);
   if (optimizer == nullptr) {
     return absl::DataLossError(

@@ -40,10 +40,11 @@ class AdapterIo {
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
-  // NOT_FOUND; DATA_LOSS for damaged files; FAILED_PRECONDITION for a
-  // checkpoint of a model of another shape.
+  // With weights_only, weights alone and step 0. NOT_FOUND; DATA_LOSS for
+  // damaged files; FAILED_PRECONDITION for a checkpoint of a model of another
+  // shape.
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
-      const std::string& adapter_id, const std::string& name) const;
+      const LoadCheckpointRequest& request) const;
   // What the checkpoint is, without its tensors. Errors as Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const std::string& adapter_id, const std::string& name) const;

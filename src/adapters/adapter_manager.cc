@@ -3,8 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "src/adapters/state_image.h"
 #include "src/base/log.h"
+#include "src/base/status_macros.h"
 #include "src/peft/peft_format.h"
+#include "src/request/digest.h"
 
 namespace weft::engine {
 
@@ -44,14 +48,22 @@ void AdapterManager::Delete(std::string adapter_id, Callback<bool> done) {
 }
 
 bool AdapterManager::Forget(const std::string& adapter_id) {
-  dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-  const std::optional<AdapterKey> key = desk.KeyOf(adapter_id);
+  const std::optional<AdapterKey> key =
+      context_.dispatcher.adapters().KeyOf(adapter_id);
   if (!key || *key == AdapterKey::kBaseModel) return false;
-  std::string file = context_.adapters.File(*key);
-  context_.adapters.Erase(*key);
-  for (const uint64_t step_id : desk.Remove(*key)) forget_step_(step_id);
-  if (!file.empty()) mover_.RemoveFile(std::move(file));
+  Remove(*key);
+  context_.recorder.Write(records::RemovedRecord{.key = *key});
   return true;
+}
+
+void AdapterManager::Remove(AdapterKey key) {
+  context_.before_change(key);
+  const ImageFile file = context_.adapters.File(key);
+  context_.adapters.Erase(key);
+  for (const uint64_t step_id : context_.dispatcher.adapters().Remove(key)) {
+    forget_step_(step_id);
+  }
+  mover_.RemoveFile(file);
 }
 
 int AdapterManager::MaxRank(const LoraConfig& config) const {
@@ -90,10 +102,16 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
              }
              context_.PostIo([this, request, done] {
                absl::StatusOr<LoadedCheckpoint> loaded =
-                   context_.files.Load(request.source_adapter_id, request.name);
-               Post(done, [this, request, done,
+                   context_.files.Load(request);
+               std::string image;
+               if (loaded.ok()) {
+                 const absl::Status kept =
+                     KeepState(context_, loaded->state, image);
+                 if (!kept.ok()) loaded = kept;
+               }
+               Post(done, [this, request, done, image,
                            loaded = std::move(loaded)]() mutable {
-                 FinishLoad(request, std::move(loaded), done);
+                 FinishLoad(request, std::move(loaded), image, done);
                });
              });
            });
@@ -101,6 +119,7 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
 
 void AdapterManager::FinishLoad(const LoadCheckpointRequest& request,
                                 absl::StatusOr<LoadedCheckpoint> loaded,
+                                const std::string& image,
                                 const Callback<AdapterInfo>& done) {
   if (!loaded.ok()) {
     context_.dispatcher.adapters().ReturnSlot();
@@ -109,13 +128,11 @@ void AdapterManager::FinishLoad(const LoadCheckpointRequest& request,
   }
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
                                  .tenant = request.tenant,
-                                 .config = loaded->info.config}};
-  if (request.weights_only) {
-    adapter.state.weights = std::move(loaded->state.weights);
-  } else {
-    adapter.state = std::move(loaded->state);
-    adapter.last_step = loaded->info.last_step;
-  }
+                                 .config = loaded->info.config},
+                     .state = std::move(loaded->state),
+                     .image = image,
+                     .last_step = loaded->info.last_step,
+                     .load = request};
   Reply(done, Make(adapter));
 }
 
@@ -139,6 +156,11 @@ void AdapterManager::Import(ImportAdapterRequest request,
                                    .tenant = request.tenant,
                                    .config = std::move(peft->config)},
                        .state = {.weights = std::move(peft->weights)}};
+    const absl::Status kept = KeepState(context_, adapter.state, adapter.image);
+    if (!kept.ok()) {
+      Reply<AdapterInfo>(done, kept);
+      return;
+    }
     Post(done, [this, adapter = std::move(adapter), done]() mutable {
       MakeWhenRoom(std::move(adapter), done);
     });
@@ -171,25 +193,76 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const AdapterKey key = desk.NewKey();
   // Another one may have taken the name or the last slot meanwhile.
-  absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
-  if (status.ok()) {
-    status = context_.guard.Guarded("CreateAdapter", [&] {
-      lora::Adapter& made = context_.adapters.Create(key, request.config);
-      if (!adapter.state.weights.empty()) made.SetState(adapter.state);
-    });
-  }
+  const absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
   if (!status.ok()) {
-    context_.adapters.Erase(key);
     desk.ReturnSlot();
     return status;
   }
-  desk.Add(key, request.adapter_id, request.tenant, adapter.last_step,
+  WEFT_RETURN_IF_ERROR(
+      MakeTensors(key, request.config, adapter.state, absl::Now()));
+  const uint64_t epoch = desk.NewEpoch();
+  desk.Add(key, request.adapter_id, request.tenant, adapter.last_step, epoch,
            context_.adapters.Facts(key));
+  Record(key, adapter, epoch);
   Log(LogLevel::kInfo, "adapter created",
       {{"adapter", request.adapter_id},
        {"tenant", request.tenant},
        {"rank", request.config.rank}});
   return desk.Info(request.adapter_id);
+}
+
+absl::Status AdapterManager::MakeAgain(const records::AdapterRecord& adapter) {
+  WEFT_RETURN_IF_ERROR(
+      MakeTensors(adapter.key, adapter.config, {}, adapter.created_at));
+  context_.dispatcher.adapters().Add(
+      adapter.key, adapter.adapter_id, adapter.tenant, adapter.last_step,
+      adapter.epoch, context_.adapters.Facts(adapter.key));
+  return absl::OkStatus();
+}
+
+absl::Status AdapterManager::MakeTensors(AdapterKey key,
+                                         const LoraConfig& config,
+                                         const lora::AdapterState& state,
+                                         absl::Time created_at) {
+  const absl::Status status = context_.guard.Guarded("CreateAdapter", [&] {
+    lora::Adapter& made = context_.adapters.Create(key, config, created_at);
+    if (!state.weights.empty()) made.SetState(state);
+  });
+  if (!status.ok()) {
+    context_.adapters.Erase(key);
+    context_.dispatcher.adapters().ReturnSlot();
+  }
+  return status;
+}
+
+void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
+                            uint64_t epoch) const {
+  const CreateAdapterRequest& request = adapter.request;
+  context_.recorder.Write(records::AdapterRecord{
+      .key = key,
+      .adapter_id = request.adapter_id,
+      .tenant = request.tenant,
+      .config = request.config,
+      .epoch = epoch,
+      .last_step = adapter.last_step,
+      .created_at = context_.adapters.Facts(key).info.created_at});
+  if (adapter.state.weights.empty()) return;
+  records::LoadedRecord loaded{.key = key,
+                               .file = adapter.image,
+                               .optim_steps = adapter.state.optim_steps,
+                               .last_step = adapter.last_step,
+                               .epoch = epoch};
+  if (adapter.load) {
+    loaded.step = adapter.load->step;
+    loaded.digest = PayloadDigest(*adapter.load);
+    loaded.request = *adapter.load;
+    dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+    desk.SetOrigin(key, {.step = loaded.step,
+                         .digest = loaded.digest,
+                         .result = std::make_shared<const StepResult>(
+                             *desk.Info(request.adapter_id))});
+  }
+  context_.recorder.Write(loaded);
 }
 
 void AdapterManager::ListCheckpoints(
@@ -218,9 +291,14 @@ void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
       Reply<bool>(done, NoSuchAdapter(request.adapter_id));
       return;
     }
+    context_.before_change(*key);
     const absl::Status status =
         context_.adapters.ReleaseSnapshot(*key, request.name);
-    if (status.ok()) context_.Publish(*key);
+    if (status.ok()) {
+      context_.Publish(*key);
+      context_.recorder.Write(
+          records::ReleaseRecord{.key = *key, .name = request.name});
+    }
     Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
   });
 }

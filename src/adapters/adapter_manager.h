@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,17 +40,27 @@ class AdapterManager {
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
 
+  // Engine thread.
+
+  // Makes an adapter of an earlier process, as it was made then, in a slot that
+  // WhenSlot gave.
+  [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
+  // The adapter and its work are gone.
+  void Remove(AdapterKey key);
+
  private:
   // A new adapter. An empty `state` makes a fresh one.
   struct NewAdapter {
     CreateAdapterRequest request;
     lora::AdapterState state;
+    std::string image;  // Where KeepState has put the state.
     uint64_t last_step = 0;
+    std::optional<LoadCheckpointRequest> load;  // It comes from there.
   };
 
   template <typename T>
   void Reply(const Callback<T>& done, absl::StatusOr<T> result) const {
-    context_.replies.Post([done, result = std::move(result)]() mutable {
+    context_.PostReply([done, result = std::move(result)]() mutable {
       done(std::move(result));
     });
   }
@@ -78,11 +89,17 @@ class AdapterManager {
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
   // Makes an adapter in the slot that it was given.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
+  // Without an adapter the slot is returned.
+  [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
+                                         const LoraConfig& config,
+                                         const lora::AdapterState& state,
+                                         absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
   void FinishLoad(const LoadCheckpointRequest& request,
                   absl::StatusOr<LoadedCheckpoint> loaded,
-                  const Callback<AdapterInfo>& done);
+                  const std::string& image, const Callback<AdapterInfo>& done);
+  void Record(AdapterKey key, const NewAdapter& adapter, uint64_t epoch) const;
   // False: it does not exist.
   bool Forget(const std::string& adapter_id);
   // The adapter is on the device, unless `status` says why not.

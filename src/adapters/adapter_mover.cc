@@ -8,13 +8,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
+#include "src/journal/image_file.h"
 #include "src/runtime/torch_guard.h"
 
 namespace weft::engine {
 namespace {
 
 // Makes the image's tensors, of `size` floats each, and reads them.
-absl::Status ReadImage(const SpillFolder& spill, const std::string& file,
+absl::Status ReadImage(const SpillFolder& spill,
+                       const journal::StateFolder* state, const ImageFile& file,
                        int64_t size, lora::AdapterImage& image) {
   std::vector<std::span<float>> blocks;
   const absl::Status status = RunGuarded("reading an adapter back", [&] {
@@ -24,7 +26,9 @@ absl::Status ReadImage(const SpillFolder& spill, const std::string& file,
       blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
     }
   });
-  return status.ok() ? spill.Read(file, blocks) : status;
+  if (!status.ok()) return status;
+  return file.durable ? journal::ReadImage(*state, file.name, blocks)
+                      : spill.Read(file.name, blocks);
 }
 
 absl::Status WriteImage(const SpillFolder& spill, const std::string& file,
@@ -81,7 +85,7 @@ void AdapterMover::ToDisk(const sched::Move& move) {
          image = std::move(image)](const absl::Status& open) mutable {
           if (!open.ok()) return;
           if (!context_.dispatcher.adapters().IsUnderway(move)) {
-            if (status.ok()) RemoveFile(file);
+            if (status.ok()) RemoveFile({.name = file});
             return;
           }
           if (status.ok()) {
@@ -109,7 +113,8 @@ void AdapterMover::FromDisk(const sched::Move& move) {
                    bytes = context_.adapters.ImageBytes(move.adapter),
                    file = context_.adapters.File(move.adapter),
                    image = context_.adapters.Image(move.adapter)]() mutable {
-    absl::Status status = ReadImage(spill_, file, size, image);
+    absl::Status status =
+        ReadImage(spill_, context_.state, file, size, image);
     context_.dispatcher.Post(
         [this, move, bytes, file, status = std::move(status),
          image = std::move(image)](const absl::Status& open) mutable {
@@ -138,9 +143,10 @@ void AdapterMover::Finish(const sched::Move& move, uint64_t bytes,
   context_.dispatcher.adapters().FinishMove(move, bytes, status);
 }
 
-void AdapterMover::RemoveFile(std::string file) {
+void AdapterMover::RemoveFile(ImageFile file) {
+  if (file.name.empty() || file.durable) return;
   context_.PostIo([this, file = std::move(file)] {
-    if (const absl::Status status = spill_.Remove(file); !status.ok()) {
+    if (const absl::Status status = spill_.Remove(file.name); !status.ok()) {
       Log(LogLevel::kWarning, "a spill file stays",
           {{"reason", status.message()}});
     }

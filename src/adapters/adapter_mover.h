@@ -22,8 +22,8 @@ class AdapterMover {
   // Makes the move and tells the dispatcher its end, at once or when the file
   // is done. Until then the adapter keeps its tensors, which nobody changes.
   void Run(const sched::Move& move);
-  // Removes a spill file that nobody needs any more.
-  void RemoveFile(std::string file);
+  // Removes a spill file that nobody needs any more; a durable one stays.
+  void RemoveFile(ImageFile file);
 
  private:
   void ToHost(const sched::Move& move);

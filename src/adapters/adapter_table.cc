@@ -15,14 +15,30 @@ absl::Status NoAdapter() {
 
 }  // namespace
 
-lora::Adapter& AdapterTable::Create(AdapterKey key, const LoraConfig& config) {
+lora::Adapter& AdapterTable::Create(AdapterKey key, const LoraConfig& config,
+                                    absl::Time created_at) {
   lora::Adapter adapter(config, shape_, compute_dtype_, device_);
   Entry& entry = entries_[key];
   entry.config = config;
   entry.layout = adapter.shared_layout();
   entry.adapter = std::move(adapter);
-  entry.created_at = absl::Now();
+  entry.created_at = created_at;
   return *entry.adapter;
+}
+
+void AdapterTable::AddOnDisk(AdapterKey key, const LoraConfig& config,
+                             lora::AdapterImage image,
+                             const std::map<std::string, uint64_t>& snapshots,
+                             const std::string& file, absl::Time created_at) {
+  Entry& entry = entries_[key];
+  entry.config = config;
+  entry.layout = std::make_shared<lora::AdapterLayout>(shape_, config);
+  entry.image = std::move(image);
+  entry.file = {.name = file, .durable = true};
+  for (const auto& [name, number] : snapshots) {
+    entry.snapshots[name] = {.number = number, .version = nullptr};
+  }
+  entry.created_at = created_at;
 }
 
 lora::Adapter* AdapterTable::Find(AdapterKey key) {
@@ -108,7 +124,7 @@ absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Version(
 
 AdapterLocation AdapterTable::Entry::location() const {
   if (adapter) return AdapterLocation::kDevice;
-  return file.empty() ? AdapterLocation::kHost : AdapterLocation::kDisk;
+  return file.name.empty() ? AdapterLocation::kHost : AdapterLocation::kDisk;
 }
 
 std::vector<lora::AdapterVersionPtr> AdapterTable::Versions(
@@ -144,17 +160,17 @@ lora::AdapterImage AdapterTable::Image(AdapterKey key) const {
 }
 
 void AdapterTable::MoveToHost(AdapterKey key, lora::AdapterImage image) {
-  MoveAway(key, std::move(image), "");
+  MoveAway(key, std::move(image), {});
 }
 
 void AdapterTable::MoveToDisk(AdapterKey key, lora::AdapterImage image,
                               std::string file) {
   for (at::Tensor* tensor : image.Tensors()) tensor->reset();
-  MoveAway(key, std::move(image), std::move(file));
+  MoveAway(key, std::move(image), {.name = std::move(file)});
 }
 
 void AdapterTable::MoveAway(AdapterKey key, lora::AdapterImage image,
-                            std::string file) {
+                            ImageFile file) {
   Entry& entry = entries_.at(key);
   entry.adapter.reset();
   for (auto& [name, snapshot] : entry.snapshots) snapshot.version.reset();
@@ -182,11 +198,19 @@ void AdapterTable::MoveToDevice(AdapterKey key,
   }
   entry.adapter = std::move(adapter);
   entry.image = {};
-  entry.file.clear();
+  entry.file = {};
 }
 
-std::string AdapterTable::File(AdapterKey key) const {
+ImageFile AdapterTable::File(AdapterKey key) const {
   return entries_.at(key).file;
+}
+
+std::map<std::string, uint64_t> AdapterTable::Snapshots(AdapterKey key) const {
+  std::map<std::string, uint64_t> numbers;
+  for (const auto& [name, snapshot] : entries_.at(key).snapshots) {
+    numbers[name] = snapshot.number;
+  }
+  return numbers;
 }
 
 }  // namespace weft::engine

@@ -22,6 +22,12 @@
 
 namespace weft::engine {
 
+// Where the tensors of an adapter on disk are.
+struct ImageFile {
+  std::string name;      // Empty: it is not on disk.
+  bool durable = false;  // In the state folder, which keeps it.
+};
+
 class AdapterTable {
  public:
   AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
@@ -29,7 +35,13 @@ class AdapterTable {
       : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
 
   // A new adapter, on the device. May throw c10::Error; then there is none.
-  lora::Adapter& Create(AdapterKey key, const LoraConfig& config);
+  lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
+                        absl::Time created_at);
+  // An adapter of an earlier process: `image` has no tensors, `file` has them.
+  void AddOnDisk(AdapterKey key, const LoraConfig& config,
+                 lora::AdapterImage image,
+                 const std::map<std::string, uint64_t>& snapshots,
+                 const std::string& file, absl::Time created_at);
   // Null when there is none, or when it is not on the device.
   [[nodiscard]] lora::Adapter* Find(AdapterKey key);
   // False when there is none. Versions that others pinned live on.
@@ -62,8 +74,9 @@ class AdapterTable {
   void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
   // May throw c10::Error; then nothing has changed.
   void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
-  // Empty unless it is on disk.
-  [[nodiscard]] std::string File(AdapterKey key) const;
+  [[nodiscard]] ImageFile File(AdapterKey key) const;
+  // Its snapshots and the versions that they pin.
+  [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
 
   // Any thread.
   [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
@@ -78,7 +91,7 @@ class AdapterTable {
     std::shared_ptr<const lora::AdapterLayout> layout;
     std::optional<lora::Adapter> adapter;  // On the device.
     lora::AdapterImage image;              // Off the device.
-    std::string file;                      // Has the image's tensors.
+    ImageFile file;                        // Has the image's tensors.
     std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
 
@@ -89,7 +102,7 @@ class AdapterTable {
   [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
       const Entry& entry);
   [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);
-  void MoveAway(AdapterKey key, lora::AdapterImage image, std::string file);
+  void MoveAway(AdapterKey key, lora::AdapterImage image, ImageFile file);
 
   const lora::ModelShape shape_;
   const at::ScalarType compute_dtype_;

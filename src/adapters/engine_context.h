@@ -10,6 +10,8 @@
 #include "src/base/worker.h"
 #include "src/config/options.h"
 #include "src/dispatch/dispatcher.h"
+#include "src/journal/state_folder.h"
+#include "src/records/recorder.h"
 #include "src/runtime/compute_device.h"
 #include "src/runtime/compute_guard.h"
 #include "src/runtime/engine_probe.h"
@@ -25,12 +27,22 @@ struct EngineContext {
   AdapterTable& adapters;
   const AdapterIo& files;
   EngineProbe& probe;
-  Worker& io;       // Reads and writes files.
-  Worker& replies;  // Runs the callbacks of clients.
+  records::Recorder& recorder;
+  const journal::StateFolder* state;  // Null: there is no --state-dir.
+  // Runs before an adapter's tensors or snapshots change, or it goes.
+  std::function<void(AdapterKey)> before_change;
+  Worker& io;                         // Reads and writes files.
+  Worker& replies;                    // Runs the callbacks of clients.
 
   // Runs `task` on the I/O thread; a drain waits for it. Any thread.
   void PostIo(std::function<void()> task) const {
     io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
+  }
+  // Runs a client's callback once all that was recorded so far is on disk.
+  void PostReply(std::function<void()> task) const {
+    recorder.WhenDurable([this, task = std::move(task)]() mutable {
+      replies.Post(std::move(task));
+    });
   }
   // Shows clients what the adapter is now. Engine thread.
   void Publish(AdapterKey adapter) const {

@@ -81,6 +81,10 @@ absl::Status EngineOptions::Validate() const {
                               max_queue_tokens_per_tenant, 0, max_queue_tokens);
   complaints.InRange<int64_t>("max-stored-reply-bytes", max_stored_reply_bytes,
                               0, kMaxBytes);
+  complaints.InRange<int64_t>("snapshot-log-bytes", snapshot_log_bytes, 1,
+                              kMaxBytes);
+  complaints.InRange("snapshot-replay-seconds", snapshot_replay_seconds, 1,
+                     86400);
   const auto weights = ParseTenantWeights(tenant_weights);
   if (!weights.ok()) complaints.Add(std::string(weights.status().message()));
   complaints.InRange<int64_t>("kv-cache-bytes", kv_cache_bytes, 0, kMaxBytes);

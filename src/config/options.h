@@ -33,6 +33,13 @@ struct EngineOptions {
   // Adapter checkpoints; created when missing. Empty: "checkpoints" in the
   // working directory.
   std::string checkpoint_dir;
+  // What the server must not forget: the log of all steps, and snapshots of the
+  // adapters. Empty: it forgets all that is in no checkpoint.
+  std::string state_dir;
+  // A snapshot is due when the log since the last one has so many bytes, or
+  // would take so long to run again.
+  int64_t snapshot_log_bytes = int64_t{1} << 30;
+  int snapshot_replay_seconds = 120;
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
   LoadFormat load_format = LoadFormat::kAuto;

@@ -82,15 +82,25 @@ AdapterKey AdapterDesk::NewKey() {
   return static_cast<AdapterKey>(s_.next_key++);
 }
 
+uint64_t AdapterDesk::NewEpoch() {
+  MutexLock lock(&s_.mu);
+  return s_.NewEpoch();
+}
+
+void AdapterDesk::SetOrigin(AdapterKey key, LoadOrigin origin) {
+  MutexLock lock(&s_.mu);
+  if (AdapterRecord* record = s_.Find(key)) record->origin = std::move(origin);
+}
+
 void AdapterDesk::Add(AdapterKey key, const std::string& id,
                       const std::string& tenant, uint64_t last_step,
-                      const AdapterFacts& facts) {
+                      uint64_t epoch, const AdapterFacts& facts) {
   MutexLock lock(&s_.mu);
   s_.keys.emplace(id, key);
   AdapterRecord& record = s_.adapters[key];
   record.info.adapter_id = id;
   record.info.tenant = tenant;
-  record.info.epoch = s_.NewEpoch();
+  record.info.epoch = epoch;
   record.info.last_used_at = s_.env.clock->Now();
   s_.SetFacts(record, facts);
   s_.residency.Add(key);

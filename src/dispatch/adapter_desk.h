@@ -35,10 +35,15 @@ class AdapterDesk {
                                       const std::string& tenant) const;
   // A key that nothing has had before.
   [[nodiscard]] AdapterKey NewKey();
+  // Names a life of an adapter that begins now.
+  [[nodiscard]] uint64_t NewEpoch();
   // The adapter exists from now on, on the device, in a slot that WhenSlot
   // gave. CheckNew has passed since.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
-           uint64_t last_step, const AdapterFacts& facts);
+           uint64_t last_step, uint64_t epoch, const AdapterFacts& facts);
+  // The load that the adapter's epoch began with (StepDesk::CompleteLoad tells
+  // for itself).
+  void SetOrigin(AdapterKey key, LoadOrigin origin);
   // Fails the adapter's work and those who wait for it, but for work that the
   // device has in its last slice. Returns the ids of failed work that had
   // started. A later adapter of the same id is another one.

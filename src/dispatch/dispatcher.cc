@@ -10,7 +10,8 @@ Dispatcher::Dispatcher(const Options& options, Environment environment)
     : state_(options, std::move(environment)),
       steps_(&state_),
       samples_(&state_),
-      adapters_(&state_) {}
+      adapters_(&state_),
+      recovery_(&state_) {}
 
 void Dispatcher::Post(EngineTask task) {
   absl::Status closed;
@@ -99,7 +100,9 @@ std::optional<Work> Dispatcher::ChooseMove() {
       [this](AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
         const AdapterRecord* record = state_.Find(adapter);
         const bool task = record != nullptr && !record->tasks.empty();
-        return sched::Demand{.busy = state_.scheduler.IsRunning(adapter),
+        const bool pinned = record != nullptr && record->pinned;
+        return sched::Demand{.busy =
+                                 pinned || state_.scheduler.IsRunning(adapter),
                              .ready = static_cast<sched::WorkKinds>(
                                  state_.scheduler.ReadyKinds(adapter) |
                                  (task ? sched::kTask : 0))};

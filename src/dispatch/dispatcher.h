@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/dispatch/adapter_desk.h"
+#include "src/dispatch/recovery_desk.h"
 #include "src/dispatch/sample_desk.h"
 #include "src/dispatch/state.h"
 #include "src/dispatch/step_desk.h"
@@ -35,6 +36,7 @@ class Dispatcher {
   [[nodiscard]] StepDesk& steps() { return steps_; }
   [[nodiscard]] SampleDesk& samples() { return samples_; }
   [[nodiscard]] AdapterDesk& adapters() { return adapters_; }
+  [[nodiscard]] RecoveryDesk& recovery() { return recovery_; }
 
   // Any thread.
 
@@ -77,6 +79,7 @@ class Dispatcher {
   StepDesk steps_;
   SampleDesk samples_;
   AdapterDesk adapters_;
+  RecoveryDesk recovery_;
   // The plan that the device works on since then.
   sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
       sched::Plan::Kind::kNone;

@@ -36,7 +36,7 @@ absl::StatusOr<ReplayTable::Answer> ReplayTable::Lookup(
   if (step <= forgotten_) {
     return absl::OutOfRangeError(absl::StrCat(
         "step ", step, " is done and its result is no longer kept: only the ",
-        window_, " latest are, from step ", done_.begin()->first));
+        window_, " latest are, from step ", forgotten_ + 1));
   }
   return Answer{};
 }
@@ -65,6 +65,11 @@ std::vector<uint64_t> ReplayTable::Complete(uint64_t step, StepResultPtr result,
 }
 
 void ReplayTable::Fail(uint64_t step) { in_flight_.erase(step); }
+
+StepResultPtr ReplayTable::ResultOf(uint64_t step) const {
+  const auto it = done_.find(step);
+  return it == done_.end() ? nullptr : it->second.result;
+}
 
 void ReplayTable::DropResult(uint64_t step) {
   const auto it = done_.find(step);

@@ -5,6 +5,7 @@
 #ifndef WEFT_SRC_DISPATCH_REPLAY_TABLE_H_
 #define WEFT_SRC_DISPATCH_REPLAY_TABLE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -55,6 +56,13 @@ class ReplayTable {
 
   // The step did not happen: forgotten, so that it can be sent again.
   void Fail(uint64_t step);
+
+  // No step up to this one is answered any more.
+  void Forget(uint64_t step) { forgotten_ = std::max(forgotten_, step); }
+
+  // Null: not done, or no longer kept.
+  [[nodiscard]] StepResultPtr ResultOf(uint64_t step) const;
+  [[nodiscard]] const std::map<uint64_t, Done>& done() const { return done_; }
 
   // Forgets the result of a done step, not that it was done.
   void DropResult(uint64_t step);

@@ -109,12 +109,12 @@ std::vector<EngineTask> State::TakeTasks(AdapterKey adapter) {
                            : std::exchange(record->tasks, {});
 }
 
-void State::StoreReply(AdapterRecord& record, const StepWork& work,
+void State::StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                        StepResultPtr result) {
   const uint64_t receipt = replies.Add(
-      {.adapter = work.adapter, .step = work.step, .bytes = NumBytes(*result)});
+      {.adapter = adapter, .step = step, .bytes = NumBytes(*result)});
   for (const uint64_t left :
-       record.replays.Complete(work.step, std::move(result), receipt)) {
+       record.replays.Complete(step, std::move(result), receipt)) {
     replies.Remove(left);
   }
   while (const auto excess = replies.TakeExcess()) {

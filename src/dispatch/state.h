@@ -65,6 +65,7 @@ struct StepWork {
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
   bool started = false;
+  bool again = false;      // Runs as the log says; the scheduler has no part.
   bool cancelled = false;  // Nobody waits: it ends at its next slice.
   std::vector<Waiter> waiters;
 };
@@ -103,6 +104,7 @@ struct AdapterRecord {
   std::optional<LoadOrigin> origin;
   std::optional<absl::Time> wanted_at;  // Work has waited for it since.
   std::vector<EngineTask> tasks;        // Wait until it is on the device.
+  bool pinned = false;                  // Does not leave the device.
 };
 
 struct State {
@@ -133,7 +135,7 @@ struct State {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  void StoreReply(AdapterRecord& record, const StepWork& work,
+  void StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ForgetReplies(const AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -168,7 +168,10 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
       if (const auto* saved = std::get_if<CheckpointInfo>(result->get())) {
         RaiseDurableStep(*record, saved->last_step);
       }
-      s_.StoreReply(*record, work, *result);
+      if (work.again && work.step > 0) {
+        s_.scheduler.SetLastStep(work.adapter, work.step);
+      }
+      s_.StoreReply(*record, work.adapter, work.step, *result);
     } else {
       record->replays.Fail(work.step);
     }
@@ -212,7 +215,7 @@ bool StepDesk::FinishSlice(uint64_t id) {
 }
 
 void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
-                            const AdapterFacts& facts) {
+                            uint64_t epoch, const AdapterFacts& facts) {
   StepNode ended;
   MutexLock lock(&s_.mu);
   AdapterRecord* record = s_.Find(load.adapter);
@@ -221,7 +224,7 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
     return;
   }
   s_.SetFacts(*record, facts);
-  record->info.epoch = s_.NewEpoch();
+  record->info.epoch = epoch;
   record->info.durable_step = last_step;
   RestartNumbers(load, last_step, *record);
   s_.scheduler.Finished(load.id, /*ok=*/true);

@@ -39,11 +39,19 @@ template <typename Result>
 bool EngineImpl::Admit(const Callback<Result>& done) const {
   const absl::Status open = dispatcher_.CheckOpen();
   if (!open.ok()) done(open);
-  return open.ok();
+  return open.ok() && HasRoom(done);
+}
+
+template <typename Result>
+bool EngineImpl::HasRoom(const Callback<Result>& done) const {
+  const absl::Status room = recorder_.CheckRoom();
+  if (!room.ok()) done(room);
+  return room.ok();
 }
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
+  if (!HasRoom(done)) return {};
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     dispatch::TypedReply(std::move(done)));
@@ -51,6 +59,7 @@ CancelHandle EngineImpl::Train(TrainRequest request,
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
+  if (!HasRoom(done)) return {};
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
       dispatch::TypedReply(std::move(done)));
@@ -58,6 +67,7 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
+  if (!HasRoom(done)) return {};
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
@@ -65,6 +75,7 @@ CancelHandle EngineImpl::SaveCheckpoint(
 
 CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
                                         Callback<StepReply<AdapterInfo>> done) {
+  if (!HasRoom(done)) return {};
   if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
     return dispatcher_.steps().Submit(std::move(request),
                                       {.kind = kAdapterOp, .tokens = 1},
@@ -85,6 +96,7 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
 CancelHandle EngineImpl::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {
+  if (!HasRoom(done)) return {};
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));

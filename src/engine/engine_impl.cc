@@ -7,6 +7,10 @@
 #include <map>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/head_options.h"
 
@@ -36,7 +40,8 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
                             static_cast<uint64_t>(options.adapter_host_bytes)},
           .max_adapters = options.max_adapters,
           .max_adapters_per_tenant = options.max_adapters_per_tenant,
-          .max_stored_reply_bytes = options.max_stored_reply_bytes};
+          .max_stored_reply_bytes = options.max_stored_reply_bytes,
+          .records_steps = !options.state_dir.empty()};
 }
 
 // Those that metrics tell apart.
@@ -80,6 +85,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                        [this](std::function<void()> task) {
                          replies_.Post(std::move(task));
                        },
+                   .post_durable =
+                       [this](std::function<void()> task) {
+                         context_.PostReply(std::move(task));
+                       },
                    .metrics = &dispatch_metrics_}),
       context_{.options = parts_.options,
                .dispatcher = dispatcher_,
@@ -88,6 +97,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .adapters = adapters_,
                .files = adapter_io_,
                .probe = probe_,
+               .recorder = recorder_,
+               .state = parts_.state.get(),
+               .before_change =
+                   [this](AdapterKey key) { snapshots_.BeforeChange(key); },
                .io = io_,
                .replies = replies_},
       mover_(&context_, parts_.spill.get()),
@@ -95,7 +108,11 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       step_executor_(&context_),
       sample_runner_(&context_, &sample_loop_),
       manager_(&context_, &mover_,
-               [this](uint64_t step_id) { trainer_.Forget(step_id); }) {
+               [this](uint64_t step_id) { trainer_.Forget(step_id); }),
+      snapshots_(&context_, parts_.state.get(), parts_.spill.get()),
+      recovery_(&context_, &manager_, &trainer_, &step_executor_,
+                &snapshots_) {
+  if (parts_.state != nullptr) log_metrics_.emplace(registry);
   if (parts_.memory.has_value()) memory_metrics_.Set(*parts_.memory);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
@@ -112,6 +129,37 @@ EngineImpl::~EngineImpl() {
       absl::UnavailableError("the server stopped before the request ran"));
 }
 
+absl::Status EngineImpl::Recover() {
+  if (parts_.state == nullptr) return absl::OkStatus();
+  const absl::Time start = absl::Now();
+  absl::Status status;
+  absl::Notification ended;
+  recovery_.Start([&](const absl::StatusOr<RecoveryReport>& report) {
+    status = report.ok() ? StartRecording(report->next_sequence)
+                         : report.status();
+    if (report.ok()) {
+      Log(LogLevel::kInfo, "state recovered",
+          {{"adapters", report->adapters},
+           {"records", report->records},
+           {"mismatches", report->mismatches},
+           {"torn_bytes", report->torn_bytes},
+           {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+    }
+    ended.Notify();
+  });
+  ended.WaitForNotification();
+  return status;
+}
+
+absl::Status EngineImpl::StartRecording(uint64_t next_sequence) {
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<journal::LogWriter> log,
+      journal::LogWriter::Open(parts_.state.get(), next_sequence, {},
+                               &*log_metrics_));
+  recorder_.Start(std::move(log));
+  return absl::OkStatus();
+}
+
 void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
   // No autograd anywhere: gradients are written by hand.
@@ -121,7 +169,13 @@ void EngineImpl::Loop() {
   ShowDevice();
   while (std::optional<dispatch::Work> work =
              dispatcher_.Next(sample_loop_.active(), kIdleWait)) {
+    const absl::Time start = absl::Now();
     Run(*work);
+    if (std::holds_alternative<dispatch::RunTrain>(*work) ||
+        std::holds_alternative<dispatch::RunStep>(*work)) {
+      recorder_.AddCost(absl::Now() - start);
+    }
+    snapshots_.GoOn();
     probe_.Heartbeat();
   }
 }

@@ -28,6 +28,11 @@
 #include "src/engine/engine.h"
 #include "src/executor/executor.h"
 #include "src/files/spill_folder.h"
+#include "src/journal/log_metrics.h"
+#include "src/journal/state_folder.h"
+#include "src/records/recorder.h"
+#include "src/recovery/recovery.h"
+#include "src/recovery/snapshotter.h"
 #include "src/runtime/compute_device.h"
 #include "src/runtime/compute_guard.h"
 #include "src/runtime/engine_probe.h"
@@ -50,12 +55,18 @@ struct EngineParts {
   std::string model_name;
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;  // On CUDA.
+  std::unique_ptr<journal::StateFolder> state;  // Null: no --state-dir.
 };
 
 class EngineImpl final : public Engine {
  public:
   EngineImpl(EngineParts parts, prometheus::Registry* registry);
   ~EngineImpl() override;
+
+  // Puts back what --state-dir holds and records from then on. Blocks, and
+  // shows its progress. Before anything else.
+  // Errors: DATA_LOSS (damaged files), those of StateFolder.
+  [[nodiscard]] absl::Status Recover();
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
 
@@ -93,7 +104,8 @@ class EngineImpl final : public Engine {
     dispatcher_.Drain(std::move(done));
   }
   [[nodiscard]] absl::Status failure() const override {
-    return guard_.failure();
+    absl::Status failure = guard_.failure();
+    return failure.ok() ? recorder_.failure() : failure;
   }
   [[nodiscard]] absl::Time last_heartbeat() const override {
     return probe_.last_heartbeat();
@@ -103,11 +115,15 @@ class EngineImpl final : public Engine {
   // UNAVAILABLE to `done` and false when draining.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
+  // RESOURCE_EXHAUSTED to `done` and false when nothing can be recorded.
+  template <typename Result>
+  [[nodiscard]] bool HasRoom(const Callback<Result>& done) const;
 
   // Engine thread.
 
   void Loop();
   void Run(dispatch::Work& work);
+  [[nodiscard]] absl::Status StartRecording(uint64_t next_sequence);
   void ShowDevice();
 
   EngineParts parts_;
@@ -127,9 +143,13 @@ class EngineImpl final : public Engine {
   StepExecutor step_executor_;
   SampleRunner sample_runner_;
   AdapterManager manager_;
+  Snapshotter snapshots_;
+  Recovery recovery_;
+  std::optional<journal::LogMetrics> log_metrics_;
 
-  // Declared last: they stop first.
+  // Declared last: they stop first. The log gives its last tasks to replies_.
   Worker replies_;
+  records::Recorder recorder_;
   Worker io_;
   std::thread thread_;
 };

@@ -17,6 +17,7 @@
 #include "src/runtime/torch_guard.h"
 #include "src/startup/head_options.h"
 #include "src/startup/load_rank.h"
+#include "src/startup/model_fingerprint.h"
 
 namespace weft {
 namespace {
@@ -69,6 +70,14 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
                         SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));
+  // Before the model is loaded: a folder that cannot be used is found at once.
+  std::unique_ptr<journal::StateFolder> state;
+  if (!chosen.state_dir.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const std::string model,
+                          engine::ModelFingerprint(chosen));
+    WEFT_ASSIGN_OR_RETURN(state,
+                          journal::StateFolder::Open(chosen.state_dir, model));
+  }
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
   engine::EngineParts parts{
@@ -77,7 +86,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
       .device = std::move(rank.device),
       .decoder = std::move(rank.decoder),
       .spill = std::make_unique<SpillFolder>(std::move(spill)),
-      .memory = rank.memory};
+      .memory = rank.memory,
+      .state = std::move(state)};
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =
       sampling::TokenBytes::Load(options.model_dir);
@@ -101,10 +111,11 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"ranks", world.size},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
 
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {
     engine = std::make_unique<engine::EngineImpl>(std::move(parts), registry);
   }));
+  WEFT_RETURN_IF_ERROR(engine->Recover());
   return engine;
 }
 

@@ -73,6 +73,10 @@ class Residency {
 
   // A new adapter, on the device: takes over the slot of a ticket.
   void Add(AdapterKey adapter);
+  // An adapter of an earlier process, on disk.
+  void AddOnDisk(AdapterKey adapter) {
+    entries_[adapter] = {.location = Location::kDisk};
+  }
   // The holder of a ticket's slot made no adapter.
   void ReturnSlot() { --granted_; }
   // Also while it moves. False: unknown.

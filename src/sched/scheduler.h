@@ -82,6 +82,10 @@ class Scheduler {
   // Held: work of the adapter waits as before, but none of it starts.
   void SetHeld(AdapterKey adapter, bool held);
 
+  // While set, requests that are between two slices go on and no other training
+  // starts.
+  void SetFinishing(bool finishing) { finishing_ = finishing; }
+
   // The kinds of the adapter's work that could start now if it were not held.
   [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
@@ -161,6 +165,7 @@ class Scheduler {
   std::set<AdapterKey> backlogged_;  // Adapters with waiting training work.
   FairShares shares_;                // The shares in training.
   std::set<AdapterKey> held_;
+  bool finishing_ = false;
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;

@@ -21,7 +21,10 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
 void BatchTrainer::Run(const dispatch::RunTrain& train) {
   dispatch::StepDesk& desk = context_.dispatcher.steps();
   const absl::Status status = RunSlices(train);
-  if (status.ok()) desk.CountTokens(train);
+  if (status.ok()) {
+    desk.CountTokens(train);
+    context_.recorder.Batch(train);
+  }
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
     if (!status.ok()) {
@@ -40,7 +43,11 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   Progress& progress = node.mapped();
   progress.result.metrics = progress.metrics.Metrics();
   progress.result.step = step.step;
-  context_.dispatcher.steps().Complete(step.id, std::move(progress.result));
+  const bool backward = std::get<TrainRequest>(*step.request).backward;
+  StepResult result = std::move(progress.result);
+  // A step with gradients is recorded by its batches.
+  if (!backward) context_.recorder.Done(step, result);
+  context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
 
 struct BatchTrainer::MicroBatch {
@@ -140,6 +147,11 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
   context_.probe.ObserveTrain(train.backward, batch.num_tokens,
                               absl::Now() - start);
   WEFT_RETURN_IF_ERROR(outcome.status());
+  if (train.backward) {
+    for (const dispatch::StepTask& step : train.steps) {
+      context_.before_change(step.adapter);
+    }
+  }
   WEFT_RETURN_IF_ERROR(context_.guard.Compute("adding gradients", [&] {
     for (const MicroBatch::Touched& touched : batch.touched) {
       if (touched.complete) touched.adapter->CommitScratch();

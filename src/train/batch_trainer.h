@@ -26,7 +26,10 @@ class BatchTrainer {
   // its requests and leaves every adapter as it was.
   void Run(const dispatch::RunTrain& train);
   // The request ended elsewhere, between two of its slices.
-  void Forget(uint64_t step_id) { progress_.erase(step_id); }
+  void Forget(uint64_t step_id) {
+    progress_.erase(step_id);
+    context_.recorder.Forget(step_id);
+  }
 
  private:
   // What a request has so far, over its slices.

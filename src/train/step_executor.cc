@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/adapters/state_image.h"
 #include "src/base/status_macros.h"
 #include "src/optim/adamw.h"
 
@@ -45,8 +46,19 @@ void StepExecutor::Run(const dispatch::StepTask& step) {
   }
 }
 
+void StepExecutor::Complete(
+    const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+    const std::optional<dispatch::AdapterFacts>& facts) {
+  if (!result.ok() && IsStepFailure(*step.request, result.status())) {
+    result = StepFailure{.status = result.status()};
+  }
+  if (result.ok()) context_.recorder.Done(step, *result);
+  context_.dispatcher.steps().Complete(step.id, std::move(result), facts);
+}
+
 void StepExecutor::Optim(const dispatch::StepTask& step,
                          const OptimStepRequest& request) {
+  context_.before_change(step.adapter);
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   const absl::Time start = absl::Now();
   double norm = 0;
@@ -110,12 +122,20 @@ void StepExecutor::Load(const dispatch::StepTask& step,
   context_.PostIo([this, step, request] {
     const absl::Time start = absl::Now();
     absl::StatusOr<LoadedCheckpoint> loaded =
-        context_.files.Load(request.source_adapter_id, request.name);
+        context_.files.Load(request);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
-    context_.dispatcher.Post([this, step, request, loaded = std::move(loaded)](
+    std::string image;
+    if (loaded.ok()) {
+      const absl::Status kept =
+          KeepState(context_, loaded->state, image);
+      if (!kept.ok()) loaded = kept;
+    }
+    context_.dispatcher.Post([this, step, request, image,
+                              loaded = std::move(loaded)](
                                  const absl::Status& open) mutable {
       if (!open.ok()) return;  // The step has been told.
-      const absl::Status status = Install(step, request, std::move(loaded));
+      const absl::Status status =
+          Install(step, request, std::move(loaded), image);
       if (!status.ok()) Complete(step, status);
     });
   });
@@ -123,28 +143,35 @@ void StepExecutor::Load(const dispatch::StepTask& step,
 
 absl::Status StepExecutor::Install(
     const dispatch::StepTask& step, const LoadCheckpointRequest& request,
-    absl::StatusOr<LoadedCheckpoint> loaded) {
+    absl::StatusOr<LoadedCheckpoint> loaded, const std::string& image) {
   WEFT_RETURN_IF_ERROR(loaded.status());
   lora::Adapter* adapter = context_.adapters.Find(step.adapter);
   if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
   if (!SameShape(loaded->info.config, adapter->config())) {
     return OtherShape(request, loaded->info.config, adapter->config());
   }
-  uint64_t last_step = 0;
-  if (request.weights_only) {
-    loaded->state = {.weights = std::move(loaded->state.weights)};
-  } else {
-    last_step = loaded->info.last_step;
-  }
+  const uint64_t last_step = loaded->info.last_step;
+  context_.before_change(step.adapter);
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
       "LoadCheckpoint", [&] { adapter->SetState(loaded->state); }));
+  const uint64_t epoch = context_.dispatcher.adapters().NewEpoch();
+  context_.recorder.Write(
+      records::LoadedRecord{.key = step.adapter,
+                            .step = step.step,
+                            .digest = *step.digest,
+                            .request = *step.request,
+                            .file = image,
+                            .optim_steps = loaded->state.optim_steps,
+                            .last_step = last_step,
+                            .epoch = epoch});
   context_.dispatcher.steps().CompleteLoad(
-      step, last_step, context_.adapters.Facts(step.adapter));
+      step, last_step, epoch, context_.adapters.Facts(step.adapter));
   return absl::OkStatus();
 }
 
 void StepExecutor::Publish(const dispatch::StepTask& step,
                            const PublishSnapshotRequest& request) {
+  context_.before_change(step.adapter);
   const absl::StatusOr<uint64_t> version =
       context_.adapters.PublishSnapshot(step.adapter, request.name);
   if (!version.ok()) {

@@ -33,14 +33,12 @@ class StepExecutor {
   // gone, and completes the step unless it returns an error.
   [[nodiscard]] absl::Status Install(
       const dispatch::StepTask& step, const LoadCheckpointRequest& request,
-      absl::StatusOr<LoadedCheckpoint> loaded);
+      absl::StatusOr<LoadedCheckpoint> loaded, const std::string& image);
   void Publish(const dispatch::StepTask& step,
                const PublishSnapshotRequest& request);
   void Complete(
       const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
-      const std::optional<dispatch::AdapterFacts>& facts = std::nullopt) {
-    context_.dispatcher.steps().Complete(step.id, std::move(result), facts);
-  }
+      const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);
 
   const EngineContext& context_;
 };

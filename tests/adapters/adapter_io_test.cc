@@ -82,7 +82,7 @@ class AdapterIoTest : public ::testing::Test {
 
 TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
   Save(Uneven());
-  const auto loaded = io_.Load("a", "c");
+  const auto loaded = io_.Load({.source_adapter_id = "a", .name = "c"});
   ASSERT_THAT(loaded, IsOk());
   EXPECT_EQ(loaded->info.config, Uneven());
   const lora::AdapterState expected = StateOf(Uneven());
@@ -117,7 +117,7 @@ TEST_F(AdapterIoTest, ReadsManifestsFromBeforeLayersCouldDiffer) {
   const LoraConfig even = {.rank = 2, .alpha = 3};
   Save(even);
   EditConfig([](json& config) { config.erase("overrides"); });
-  const auto loaded = io_.Load("a", "c");
+  const auto loaded = io_.Load({.source_adapter_id = "a", .name = "c"});
   ASSERT_THAT(loaded, IsOk());
   EXPECT_EQ(loaded->info.config, even);
 }
@@ -133,7 +133,7 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
   for (const json& overrides : damaged) {
     Save(Uneven());
     EditConfig([&](json& config) { config["overrides"] = overrides; });
-    EXPECT_THAT(io_.Load("a", "c"), IsStatus(kDataLoss, "manifest is damaged"))
+    EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}), IsStatus(kDataLoss, "manifest is damaged"))
         << overrides;
   }
 }
@@ -142,7 +142,7 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
 TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   Save(Uneven());
   EditConfig([](json& config) { config["overrides"] = json::array(); });
-  EXPECT_THAT(io_.Load("a", "c"),
+  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
               IsStatus(kDataLoss, "adapter_config.json and manifest differ"));
 }
 

@@ -1,0 +1,130 @@
+#include "src/dispatch/recovery_desk.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace weft::dispatch {
+
+void RecoveryDesk::Reserve(uint64_t next_key, uint64_t last_epoch) {
+  MutexLock lock(&s_.mu);
+  s_.next_key = std::max(s_.next_key, next_key);
+  s_.last_epoch = std::max(s_.last_epoch, last_epoch);
+}
+
+uint64_t RecoveryDesk::next_key() const {
+  MutexLock lock(&s_.mu);
+  return s_.next_key;
+}
+
+uint64_t RecoveryDesk::last_epoch() const {
+  MutexLock lock(&s_.mu);
+  return s_.last_epoch;
+}
+
+void RecoveryDesk::AddOnDisk(AdapterKey key, const AdapterHistory& history,
+                             const AdapterFacts& facts) {
+  const AdapterInfo& info = history.info;
+  {
+    MutexLock lock(&s_.mu);
+    s_.keys.emplace(info.adapter_id, key);
+    AdapterRecord& record = s_.adapters[key];
+    record.info = info;
+    record.origin = history.origin;
+    s_.SetFacts(record, facts);
+    s_.residency.AddOnDisk(key);
+    s_.scheduler.AddAdapter(key, info.adapter_id, info.tenant, info.last_step);
+    s_.scheduler.SetHeld(key, true);
+    record.replays.Forget(history.replies.empty()
+                              ? info.last_step
+                              : history.replies.front().step - 1);
+    s_.ShowAdapters();
+  }
+  for (const StoredReply& reply : history.replies) AddReply(key, reply);
+}
+
+void RecoveryDesk::Pin(AdapterKey key, bool pinned) {
+  MutexLock lock(&s_.mu);
+  if (AdapterRecord* record = s_.Find(key)) record->pinned = pinned;
+}
+
+StepTask RecoveryDesk::BeginStep(AdapterKey key, uint64_t step,
+                                 std::string digest, StepRequest request) {
+  MutexLock lock(&s_.mu);
+  const uint64_t id = s_.next_id++;
+  if (AdapterRecord* record = s_.Find(key)) {
+    record->replays.Begin(step, digest, id);
+  }
+  auto work = std::make_unique<StepWork>();
+  work->request = std::move(request);
+  work->adapter = key;
+  work->digest = std::move(digest);
+  work->step = step;
+  work->accepted_at = s_.env.clock->Now();
+  work->again = true;
+  s_.steps.emplace(id, std::move(work));
+  return s_.StartStep(id);
+}
+
+void RecoveryDesk::AbandonStep(uint64_t id) {
+  MutexLock lock(&s_.mu);
+  const auto node = s_.steps.extract(id);
+  if (node.empty()) return;
+  if (AdapterRecord* record = s_.Find(node.mapped()->adapter)) {
+    record->replays.Fail(node.mapped()->step);
+  }
+}
+
+void RecoveryDesk::AddReply(AdapterKey key, const StoredReply& reply) {
+  MutexLock lock(&s_.mu);
+  AdapterRecord* record = s_.Find(key);
+  if (record == nullptr || reply.step == 0) return;
+  record->replays.Begin(reply.step, reply.digest, 0);
+  s_.StoreReply(*record, key, reply.step, reply.result);
+  const uint64_t last = s_.scheduler.LastStep(key).value_or(0);
+  if (reply.step > last) s_.scheduler.SetLastStep(key, reply.step);
+}
+
+StepResultPtr RecoveryDesk::ResultOf(AdapterKey key, uint64_t step) const {
+  MutexLock lock(&s_.mu);
+  const AdapterRecord* record = s_.Find(key);
+  return record == nullptr ? nullptr : record->replays.ResultOf(step);
+}
+
+void RecoveryDesk::SetEpoch(AdapterKey key, uint64_t epoch) {
+  MutexLock lock(&s_.mu);
+  if (AdapterRecord* record = s_.Find(key)) record->info.epoch = epoch;
+}
+
+std::vector<AdapterKey> RecoveryDesk::Keys() const {
+  MutexLock lock(&s_.mu);
+  std::vector<AdapterKey> keys;
+  for (const auto& [key, record] : s_.adapters) keys.push_back(key);
+  return keys;
+}
+
+AdapterHistory RecoveryDesk::HistoryOf(AdapterKey key) const {
+  MutexLock lock(&s_.mu);
+  const AdapterRecord& record = s_.adapters.at(key);
+  AdapterHistory history{.info = s_.InfoOf(key, record),
+                         .replies = {},
+                         .origin = record.origin};
+  for (const auto& [step, done] : record.replays.done()) {
+    if (done.result == nullptr) continue;
+    history.replies.push_back(
+        {.step = step, .digest = done.digest, .result = done.result});
+  }
+  return history;
+}
+
+bool RecoveryDesk::FinishSlices() {
+  MutexLock lock(&s_.mu);
+  const bool between = std::ranges::any_of(s_.steps, [](const auto& entry) {
+    return entry.second->started &&
+           entry.second->kind == sched::WorkKind::kTrain;
+  });
+  s_.scheduler.SetFinishing(between);
+  return between;
+}
+
+}  // namespace weft::dispatch

@@ -1,0 +1,125 @@
+// What the log in --state-dir says: everything that changed an adapter, in the
+// order in which the engine thread did it. Running it again, from the state of
+// the snapshot before it, gives the same adapters.
+//
+// A training step is a BeginRecord with its payload, and the micro-batches that
+// held its data; a request that no batch ends has not happened, but what shared
+// its batches computes as it did then. A step of another kind is a DoneRecord.
+#ifndef WEFT_SRC_RECORDS_RECORD_H_
+#define WEFT_SRC_RECORDS_RECORD_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "src/request/adapter_key.h"
+#include "src/request/step.h"
+#include "src/sched/work.h"
+
+namespace weft::records {
+
+// An adapter's tensors in a file of the state folder: gradient, moment1,
+// moment2, then the weights of each version.
+struct ImageRecord {
+  std::string file;
+  uint64_t optim_steps = 0;
+  std::vector<uint64_t> versions;             // The latest first.
+  std::map<std::string, uint64_t> snapshots;  // Name to version.
+};
+
+struct ReplyRecord {
+  uint64_t step = 0;
+  std::string digest;
+  StepResult result;
+};
+
+// The adapter exists from now on.
+struct AdapterRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  std::string adapter_id;
+  std::string tenant;
+  LoraConfig config;
+  uint64_t epoch = 0;
+  uint64_t last_step = 0;
+  absl::Time created_at;
+  std::optional<ImageRecord> image;  // None: as CreateAdapter makes it.
+  std::vector<ReplyRecord> replies;  // By step.
+  std::optional<ReplyRecord> origin;
+};
+
+struct RemovedRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+};
+
+// A training request that its first micro-batch is about to name.
+struct BeginRecord {
+  uint64_t work = 0;  // Names it in the batches that follow.
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;
+  std::string digest;
+  StepRequest request;
+};
+
+// A micro-batch with gradients that succeeded. Scores alone are results
+// (DoneRecord).
+struct BatchRecord {
+  std::vector<sched::TrainSlice> slices;
+};
+
+// A step that is done.
+struct DoneRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;  // 0: it had no number.
+  std::string digest;
+  std::optional<StepRequest> request;  // Only where it is to run again.
+  StepResult result;
+};
+
+// A load or an import has given the adapter another state. The file outlives
+// the checkpoint: it has weights, gradient, moment1 and moment2.
+struct LoadedRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;
+  std::string digest;
+  std::optional<StepRequest> request;  // None: an import.
+  std::string file;
+  uint64_t optim_steps = 0;
+  uint64_t last_step = 0;  // Numbers go on from here.
+  uint64_t epoch = 0;
+};
+
+struct ReleaseRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  std::string name;
+};
+
+using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
+                            BatchRecord, DoneRecord, LoadedRecord,
+                            ReleaseRecord>;
+
+// All adapters at one place of the log.
+struct Snapshot {
+  uint64_t next_key = 1;
+  uint64_t last_epoch = 0;
+  std::vector<AdapterRecord> adapters;
+};
+
+[[nodiscard]] std::string Encode(const Record& record);
+[[nodiscard]] std::string Encode(const Snapshot& snapshot);
+// The same without a copy of the request.
+[[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
+                                      uint64_t step, const std::string& digest,
+                                      const StepRequest& request);
+// DATA_LOSS for bytes that are no record of this version.
+[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
+[[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
+
+}  // namespace weft::records
+
+#endif  // WEFT_SRC_RECORDS_RECORD_H_

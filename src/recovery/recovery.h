@@ -1,0 +1,102 @@
+// Puts back what the state folder holds: adapters from the newest snapshot,
+// then everything that the log says was done to them since, in that order.
+//
+// It runs on the engine thread as a chain of tasks, one record after the other,
+// so that adapters come to the device and leave it as they always do. Nobody
+// else uses the dispatcher meanwhile.
+//
+// What a record's result was is compared with what it is now. On the same build
+// and processor they are equal to the bit; on CUDA up to what its kernels do
+// not repeat. Where they differ the log has a warning and a counter counts.
+#ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
+#define WEFT_SRC_RECOVERY_RECOVERY_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/adapters/adapter_manager.h"
+#include "src/adapters/engine_context.h"
+#include "src/base/progress.h"
+#include "src/journal/log_reader.h"
+#include "src/journal/state_folder.h"
+#include "src/records/record.h"
+#include "src/recovery/snapshotter.h"
+#include "src/train/batch_trainer.h"
+#include "src/train/step_executor.h"
+
+namespace weft::engine {
+
+struct RecoveryReport {
+  uint64_t adapters = 0;
+  uint64_t records = 0;
+  uint64_t mismatches = 0;  // Results that came out otherwise.
+  uint64_t torn_bytes = 0;  // Cut from the log's end: nobody was told of them.
+  uint64_t next_sequence = 0;
+};
+
+class Recovery {
+ public:
+  // All outlive it.
+  Recovery(const EngineContext* context, AdapterManager* manager,
+           BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots)
+      : context_(*context),
+        manager_(*manager),
+        trainer_(*trainer),
+        steps_(*steps),
+        snapshots_(*snapshots) {}
+
+  // Posts the first task. `done` runs on the engine thread, once: with
+  // DATA_LOSS when the folder is damaged, naming what.
+  void Start(std::function<void(absl::StatusOr<RecoveryReport>)> done);
+
+ private:
+  using Next = std::function<void(const absl::Status&)>;
+
+  [[nodiscard]] absl::Status ReadSnapshot();
+  void RestoreAdapter(const records::AdapterRecord& adapter);
+  // Takes the next record; the chain goes on when `Apply` calls `next`.
+  void Advance();
+  void Finish(const absl::Status& status);
+  [[nodiscard]] absl::Status FinishLog();
+
+  void Apply(records::AdapterRecord& adapter, const Next& next);
+  void Apply(records::RemovedRecord& removed, const Next& next);
+  void Apply(records::BeginRecord& begin, const Next& next);
+  void Apply(records::BatchRecord& batch, const Next& next);
+  void Apply(records::DoneRecord& done, const Next& next);
+  void Apply(records::LoadedRecord& loaded, const Next& next);
+  void Apply(records::ReleaseRecord& release, const Next& next);
+
+  [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
+  [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
+  [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
+                                     const lora::AdapterState& state);
+  // Runs `body` with all these adapters on the device, then `next`.
+  void WithAdapters(const std::vector<AdapterKey>& keys,
+                    const std::function<absl::Status()>& body,
+                    const Next& next);
+  void BringIn(const std::vector<AdapterKey>& keys, size_t first,
+               const Next& ready);
+
+  const EngineContext& context_;
+  AdapterManager& manager_;
+  BatchTrainer& trainer_;
+  StepExecutor& steps_;
+  Snapshotter& snapshots_;
+  std::function<void(absl::StatusOr<RecoveryReport>)> done_;
+  std::optional<journal::LogReader> reader_;
+  RecoveryReport report_;
+  // Requests that have begun and not ended, by their name in the log.
+  std::map<uint64_t, dispatch::StepTask> begun_;
+  std::unique_ptr<Progress> progress_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_RECOVERY_RECOVERY_H_

@@ -1,0 +1,208 @@
+#include "src/recovery/snapshotter.h"
+
+#include <ATen/ATen.h>
+
+#include <span>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+#include "src/journal/image_file.h"
+#include "src/runtime/torch_guard.h"
+
+namespace weft::engine {
+namespace {
+
+// Copies that wait for the disk; beyond that the engine waits, too.
+constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
+// Copies made between two pieces of work, unless these change more adapters.
+constexpr int kMaxFilesInFlight = 2;
+constexpr absl::Duration kRetry = absl::Seconds(10);
+
+}  // namespace
+
+bool Snapshotter::IsDue() const {
+  const records::Recorder& recorder = context_.recorder;
+  const EngineOptions& options = context_.options;
+  return recorder.recording() && absl::Now() >= not_before_ &&
+         (recorder.bytes() > static_cast<uint64_t>(options.snapshot_log_bytes) ||
+          recorder.cost() > absl::Seconds(options.snapshot_replay_seconds));
+}
+
+void Snapshotter::GoOn() {
+  if (phase_ == Phase::kIdle) {
+    // A request of several slices belongs to one side of the snapshot.
+    if (IsDue() && !context_.dispatcher.recovery().FinishSlices()) Begin();
+    return;
+  }
+  int in_flight = 0;
+  absl::Status status;
+  {
+    MutexLock lock(&mu_);
+    in_flight = files_in_flight_;
+    status = status_;
+  }
+  if (!status.ok()) {
+    if (in_flight > 0) return;
+    Log(LogLevel::kError, "no snapshot could be written: the log stays",
+        {{"reason", status.message()}});
+    not_before_ = absl::Now() + kRetry;
+    pending_.clear();
+    phase_ = Phase::kIdle;
+  } else if (!pending_.empty()) {
+    if (in_flight < kMaxFilesInFlight) Copy(*pending_.begin());
+  } else if (in_flight == 0) {
+    Finish();
+  }
+}
+
+void Snapshotter::Begin() {
+  dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
+  phase_ = Phase::kCopying;
+  first_sequence_ = context_.recorder.BeginSnapshot();
+  snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
+  adapters_.clear();
+  {
+    MutexLock lock(&mu_);
+    status_ = absl::OkStatus();
+  }
+  for (const AdapterKey key : desk.Keys()) {
+    records::AdapterRecord& record = adapters_[key] = Describe(key);
+    const auto image = images_.find(key);
+    if (image == images_.end()) {
+      pending_.insert(key);
+    } else {
+      record.image = image->second;
+    }
+  }
+}
+
+records::AdapterRecord Snapshotter::Describe(AdapterKey key) const {
+  const dispatch::AdapterHistory history =
+      context_.dispatcher.recovery().HistoryOf(key);
+  const AdapterInfo& info = history.info;
+  records::AdapterRecord record{.key = key,
+                                .adapter_id = info.adapter_id,
+                                .tenant = info.tenant,
+                                .config = info.config,
+                                .epoch = info.epoch,
+                                .last_step = info.last_step,
+                                .created_at = info.created_at};
+  for (const dispatch::StoredReply& reply : history.replies) {
+    record.replies.push_back({.step = reply.step,
+                              .digest = reply.digest,
+                              .result = *reply.result});
+  }
+  if (history.origin) {
+    record.origin = records::ReplyRecord{.step = history.origin->step,
+                                         .digest = history.origin->digest,
+                                         .result = *history.origin->result};
+  }
+  return record;
+}
+
+void Snapshotter::BeforeChange(AdapterKey key) {
+  if (pending_.contains(key)) Copy(key);
+  images_.erase(key);
+}
+
+void Snapshotter::Copy(AdapterKey key) {
+  pending_.erase(key);
+  const uint64_t bytes = context_.adapters.ImageBytes(key);
+  {
+    MutexLock lock(&mu_);
+    while (bytes_in_flight_ > kMaxBytesInFlight) written_.Wait(&mu_);
+    bytes_in_flight_ += bytes;
+    ++files_in_flight_;
+  }
+  const ImageFile spilled = context_.adapters.File(key);
+  // On a CPU the image shares the adapter's tensors, which are about to change.
+  const bool shared = context_.device.Memory().total == 0;
+  lora::AdapterImage image;
+  absl::Status copied = context_.guard.Guarded("copying an adapter", [&] {
+    image = context_.adapters.Image(key);
+    if (!shared) return;
+    for (at::Tensor* tensor : image.Tensors()) {
+      if (tensor->defined()) *tensor = tensor->clone();
+    }
+  });
+  records::ImageRecord record{.file = context_.recorder.NewImageName(),
+                              .optim_steps = image.optim_steps,
+                              .versions = {},
+                              .snapshots = context_.adapters.Snapshots(key)};
+  for (const lora::VersionImage& version : image.versions) {
+    record.versions.push_back(version.number);
+  }
+  adapters_.at(key).image = record;
+  images_[key] = record;
+  const auto size = static_cast<int64_t>(
+      context_.adapters.Facts(key).info.num_parameters);
+  context_.PostIo([this, name = record.file, size, bytes, spilled,
+                   copied = std::move(copied),
+                   image = std::move(image)]() mutable {
+    absl::Status status = copied;
+    if (status.ok()) status = Write(name, size, image, spilled);
+    image = {};
+    MutexLock lock(&mu_);
+    bytes_in_flight_ -= bytes;
+    --files_in_flight_;
+    if (!status.ok()) status_ = status;
+    written_.NotifyAll();
+  });
+}
+
+absl::Status Snapshotter::Write(const std::string& name, int64_t size,
+                                lora::AdapterImage& image,
+                                const ImageFile& spilled) const {
+  if (!spilled.name.empty()) {
+    std::vector<std::span<float>> blocks;
+    WEFT_RETURN_IF_ERROR(RunGuarded("reading a spilled adapter", [&] {
+      for (at::Tensor* tensor : image.Tensors()) {
+        *tensor = at::empty({size}, at::kFloat);
+        blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
+      }
+    }));
+    WEFT_RETURN_IF_ERROR(spilled.durable
+                             ? journal::ReadImage(*folder_, spilled.name, blocks)
+                             : spill_.Read(spilled.name, blocks));
+  }
+  std::vector<std::span<const float>> blocks;
+  for (const at::Tensor* tensor : image.Tensors()) {
+    blocks.emplace_back(tensor->const_data_ptr<float>(), tensor->numel());
+  }
+  return journal::WriteImage(*folder_, name, blocks);
+}
+
+void Snapshotter::Finish() {
+  if (phase_ == Phase::kWriting) {
+    phase_ = Phase::kIdle;
+    return;
+  }
+  phase_ = Phase::kWriting;
+  std::set<std::string> keep;
+  for (auto& [key, record] : adapters_) {
+    keep.insert(record.image->file);
+    snapshot_.adapters.push_back(std::move(record));
+  }
+  adapters_.clear();
+  MutexLock lock(&mu_);
+  ++files_in_flight_;
+  context_.PostIo([this, sequence = first_sequence_, keep = std::move(keep),
+                   bytes = Encode(snapshot_)]() mutable {
+    absl::Status status =
+        folder_->WriteSnapshot({.next_sequence = sequence, .bytes = bytes});
+    if (status.ok()) {
+      keep.merge(context_.recorder.Images());
+      status = folder_->Cut(sequence, keep);
+    }
+    Log(LogLevel::kInfo, "snapshot written",
+        {{"records_before", sequence}, {"images", keep.size()}});
+    MutexLock inner(&mu_);
+    --files_in_flight_;
+    status_ = status;
+  });
+  snapshot_ = {};
+}
+
+}  // namespace weft::engine
