@@ -199,11 +199,13 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
     return status;
   }
   WEFT_RETURN_IF_ERROR(
-      MakeTensors(key, request.config, adapter.state, absl::Now()));
-  const uint64_t epoch = desk.NewEpoch();
-  desk.Add(key, request.adapter_id, request.tenant, adapter.last_step, epoch,
-           context_.adapters.Facts(key));
-  Record(key, adapter, epoch);
+      MakeTensors(key, request.config, adapter.state,
+                  // As exactly as the log keeps it.
+                  absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()))));
+  dispatch::AdapterFacts facts = context_.adapters.Facts(key);
+  facts.info.epoch = desk.NewEpoch();
+  desk.Add(key, request.adapter_id, request.tenant, adapter.last_step, facts);
+  Record(key, adapter, facts.info.epoch);
   Log(LogLevel::kInfo, "adapter created",
       {{"adapter", request.adapter_id},
        {"tenant", request.tenant},
@@ -214,9 +216,10 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
 absl::Status AdapterManager::MakeAgain(const records::AdapterRecord& adapter) {
   WEFT_RETURN_IF_ERROR(
       MakeTensors(adapter.key, adapter.config, {}, adapter.created_at));
-  context_.dispatcher.adapters().Add(
-      adapter.key, adapter.adapter_id, adapter.tenant, adapter.last_step,
-      adapter.epoch, context_.adapters.Facts(adapter.key));
+  dispatch::AdapterFacts facts = context_.adapters.Facts(adapter.key);
+  facts.info.epoch = adapter.epoch;
+  context_.dispatcher.adapters().Add(adapter.key, adapter.adapter_id,
+                                     adapter.tenant, adapter.last_step, facts);
   return absl::OkStatus();
 }
 

@@ -94,13 +94,14 @@ void AdapterDesk::SetOrigin(AdapterKey key, LoadOrigin origin) {
 
 void AdapterDesk::Add(AdapterKey key, const std::string& id,
                       const std::string& tenant, uint64_t last_step,
-                      uint64_t epoch, const AdapterFacts& facts) {
+                      const AdapterFacts& facts) {
   MutexLock lock(&s_.mu);
   s_.keys.emplace(id, key);
   AdapterRecord& record = s_.adapters[key];
   record.info.adapter_id = id;
   record.info.tenant = tenant;
-  record.info.epoch = epoch;
+  const uint64_t epoch = facts.info.epoch;
+  record.info.epoch = epoch > 0 ? epoch : s_.NewEpoch();
   record.info.last_used_at = s_.env.clock->Now();
   s_.SetFacts(record, facts);
   s_.residency.Add(key);

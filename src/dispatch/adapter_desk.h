@@ -38,9 +38,10 @@ class AdapterDesk {
   // Names a life of an adapter that begins now.
   [[nodiscard]] uint64_t NewEpoch();
   // The adapter exists from now on, on the device, in a slot that WhenSlot
-  // gave. CheckNew has passed since.
+  // gave. CheckNew has passed since. Its epoch is that of the facts; 0: a new
+  // one.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
-           uint64_t last_step, uint64_t epoch, const AdapterFacts& facts);
+           uint64_t last_step, const AdapterFacts& facts);
   // The load that the adapter's epoch began with (StepDesk::CompleteLoad tells
   // for itself).
   void SetOrigin(AdapterKey key, LoadOrigin origin);

@@ -81,6 +81,7 @@ void RecoveryDesk::AddReply(AdapterKey key, const StoredReply& reply) {
   if (record == nullptr || reply.step == 0) return;
   record->replays.Begin(reply.step, reply.digest, 0);
   s_.StoreReply(*record, key, reply.step, reply.result);
+  record->info.durable_step = std::max(record->info.durable_step, reply.step);
   const uint64_t last = s_.scheduler.LastStep(key).value_or(0);
   if (reply.step > last) s_.scheduler.SetLastStep(key, reply.step);
 }

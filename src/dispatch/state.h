@@ -81,8 +81,8 @@ struct SampleWork {
 
 // What the owner of an adapter's tensors says of it.
 struct AdapterFacts {
-  // All but adapter_id, tenant, epoch, last_step, durable_step and
-  // last_used_at, which the dispatcher knows.
+  // All but adapter_id, tenant, last_step, durable_step and last_used_at, which
+  // the dispatcher knows. The epoch only for one that begins.
   AdapterInfo info;
   uint64_t image_bytes = 0;  // What its tensors take off the device.
 };

@@ -215,7 +215,7 @@ bool StepDesk::FinishSlice(uint64_t id) {
 }
 
 void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
-                            uint64_t epoch, const AdapterFacts& facts) {
+                            const AdapterFacts& facts) {
   StepNode ended;
   MutexLock lock(&s_.mu);
   AdapterRecord* record = s_.Find(load.adapter);
@@ -224,7 +224,8 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
     return;
   }
   s_.SetFacts(*record, facts);
-  record->info.epoch = epoch;
+  const uint64_t epoch = facts.info.epoch;
+  record->info.epoch = epoch > 0 ? epoch : s_.NewEpoch();
   record->info.durable_step = last_step;
   RestartNumbers(load, last_step, *record);
   s_.scheduler.Finished(load.id, /*ok=*/true);

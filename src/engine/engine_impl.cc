@@ -135,8 +135,7 @@ absl::Status EngineImpl::Recover() {
   absl::Status status;
   absl::Notification ended;
   recovery_.Start([&](const absl::StatusOr<RecoveryReport>& report) {
-    status = report.ok() ? StartRecording(report->next_sequence)
-                         : report.status();
+    status = report.ok() ? StartRecording(*report) : report.status();
     if (report.ok()) {
       Log(LogLevel::kInfo, "state recovered",
           {{"adapters", report->adapters},
@@ -151,12 +150,15 @@ absl::Status EngineImpl::Recover() {
   return status;
 }
 
-absl::Status EngineImpl::StartRecording(uint64_t next_sequence) {
+absl::Status EngineImpl::StartRecording(const RecoveryReport& report) {
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<journal::LogWriter> log,
-      journal::LogWriter::Open(parts_.state.get(), next_sequence, {},
+      journal::LogWriter::Open(parts_.state.get(), report.next_sequence, {},
                                &*log_metrics_));
   recorder_.Start(std::move(log));
+  for (const uint64_t work : report.given_up) {
+    recorder_.Write(records::GivenUpRecord{.work = work});
+  }
   return absl::OkStatus();
 }
 

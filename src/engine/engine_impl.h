@@ -123,7 +123,7 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
-  [[nodiscard]] absl::Status StartRecording(uint64_t next_sequence);
+  [[nodiscard]] absl::Status StartRecording(const RecoveryReport& report);
   void ShowDevice();
 
   EngineParts parts_;

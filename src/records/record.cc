@@ -92,6 +92,10 @@ void Put(const BeginRecord& begin, log::Record* out) {
   ToProto(begin.request, to->mutable_request());
 }
 
+void Put(const GivenUpRecord& given_up, log::Record* out) {
+  out->set_given_up(given_up.work);
+}
+
 void Put(const BatchRecord& batch, log::Record* out) {
   for (const sched::TrainSlice& slice : batch.slices) {
     log::Slice* const to = out->mutable_batch()->add_slices();
@@ -219,6 +223,8 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
       return RemovedRecord{.key = static_cast<AdapterKey>(in.removed())};
     case log::Record::kBegin:
       return Get(in.begin());
+    case log::Record::kGivenUp:
+      return GivenUpRecord{.work = in.given_up()};
     case log::Record::kBatch:
       return Get(in.batch());
     case log::Record::kDone:

@@ -66,6 +66,11 @@ struct BeginRecord {
   StepRequest request;
 };
 
+// A request that had begun will not end.
+struct GivenUpRecord {
+  uint64_t work = 0;
+};
+
 // A micro-batch with gradients that succeeded. Scores alone are results
 // (DoneRecord).
 struct BatchRecord {
@@ -100,8 +105,8 @@ struct ReleaseRecord {
 };
 
 using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
-                            BatchRecord, DoneRecord, LoadedRecord,
-                            ReleaseRecord>;
+                            GivenUpRecord, BatchRecord, DoneRecord,
+                            LoadedRecord, ReleaseRecord>;
 
 // All adapters at one place of the log.
 struct Snapshot {

@@ -58,6 +58,10 @@ void Recorder::Batch(const dispatch::RunTrain& train) {
   Append(Encode(BatchRecord{.slices = train.slices}));
 }
 
+void Recorder::Forget(uint64_t work) {
+  if (begun_.erase(work) > 0) Append(Encode(GivenUpRecord{.work = work}));
+}
+
 void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
   if (!recording() || step.adapter == AdapterKey::kBaseModel) return;
   DoneRecord done{.key = step.adapter,

@@ -38,8 +38,8 @@ class Recorder {
   // A step that has ended without an error, or by a StepFailure. Its adapter
   // still exists.
   void Done(const dispatch::StepTask& step, const StepResult& result);
-  // The request was given up between two slices.
-  void Forget(uint64_t work) { begun_.erase(work); }
+  // The request was given up, perhaps between two slices.
+  void Forget(uint64_t work);
   // What a start would have to do again: bytes of the log and device time since
   // the snapshot.
   void AddCost(absl::Duration device_time) { cost_ += device_time; }

@@ -146,11 +146,10 @@ void Recovery::Advance() {
 }
 
 absl::Status Recovery::FinishLog() {
-  for (const auto& [work, step] : begun_) {
-    trainer_.Forget(step.id);
-    context_.dispatcher.recovery().AbandonStep(step.id);
+  while (!begun_.empty()) {
+    report_.given_up.push_back(begun_.begin()->first);
+    GiveUp(begun_.begin());
   }
-  begun_.clear();
   report_.torn_bytes = reader_->torn_bytes();
   WEFT_RETURN_IF_ERROR(reader_->Repair());
   report_.next_sequence = reader_->next_sequence();
@@ -179,7 +178,7 @@ void Recovery::Apply(records::AdapterRecord& adapter, const Next& next) {
 
 void Recovery::Apply(records::RemovedRecord& removed, const Next& next) {
   std::erase_if(begun_, [&](const auto& entry) {
-    return entry.second.adapter == removed.key;
+    return entry.second.step.adapter == removed.key;
   });
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
@@ -188,15 +187,30 @@ void Recovery::Apply(records::RemovedRecord& removed, const Next& next) {
 }
 
 void Recovery::Apply(records::BeginRecord& begin, const Next& next) {
-  // The same name is another request's where an earlier process had begun it
-  // and not ended it.
-  if (const auto old = begun_.extract(begin.work)) {
-    trainer_.Forget(old.mapped().id);
-    context_.dispatcher.recovery().AbandonStep(old.mapped().id);
-  }
-  begun_[begin.work] = context_.dispatcher.recovery().BeginStep(
+  begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(
       begin.key, begin.step, std::move(begin.digest), std::move(begin.request));
   next(absl::OkStatus());
+}
+
+void Recovery::Apply(records::GivenUpRecord& given_up, const Next& next) {
+  const auto begun = begun_.find(given_up.work);
+  if (begun != begun_.end()) GiveUp(begun);
+  next(absl::OkStatus());
+}
+
+void Recovery::GiveUp(BegunRequests::iterator begun) {
+  const dispatch::StepTask step = begun->second.step;
+  begun_.erase(begun);
+  trainer_.Forget(step.id);
+  context_.dispatcher.recovery().AbandonStep(step.id);
+  Unpin(step.adapter);
+}
+
+void Recovery::Unpin(AdapterKey key) {
+  const bool busy = std::ranges::any_of(begun_, [key](const auto& entry) {
+    return entry.second.between_slices && entry.second.step.adapter == key;
+  });
+  if (!busy) context_.dispatcher.recovery().Pin(key, false);
 }
 
 void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
@@ -209,7 +223,7 @@ void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
                                             ", which has not begun")));
       return;
     }
-    keys.push_back(step->second.adapter);
+    keys.push_back(step->second.step.adapter);
   }
   WithAdapters(
       keys, [this, batch = std::move(batch)] { return RunBatch(batch); }, next);
@@ -218,10 +232,11 @@ void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
 absl::Status Recovery::RunBatch(const records::BatchRecord& batch) {
   dispatch::RunTrain train{.backward = true, .slices = batch.slices};
   for (sched::TrainSlice& slice : train.slices) {
-    const dispatch::StepTask& step = begun_.at(slice.work_id);
-    if (slice.last) begun_.erase(slice.work_id);
-    slice.work_id = step.id;
-    train.steps.push_back(step);
+    const auto begun = begun_.find(slice.work_id);
+    train.steps.push_back(begun->second.step);
+    begun->second.between_slices = true;
+    if (slice.last) begun_.erase(begun);
+    slice.work_id = train.steps.back().id;
   }
   trainer_.Run(train);
   for (size_t i = 0; i < train.slices.size(); ++i) {
@@ -286,15 +301,15 @@ absl::Status Recovery::Install(const records::LoadedRecord& loaded,
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
     context_.adapters.Find(loaded.key)->SetState(state);
   }));
-  const dispatch::AdapterFacts facts = context_.adapters.Facts(loaded.key);
+  dispatch::AdapterFacts facts = context_.adapters.Facts(loaded.key);
+  facts.info.epoch = loaded.epoch;
   if (!loaded.request) {
     context_.dispatcher.adapters().Publish(loaded.key, facts);
     return absl::OkStatus();
   }
   const dispatch::StepTask step = context_.dispatcher.recovery().BeginStep(
       loaded.key, loaded.step, loaded.digest, *loaded.request);
-  context_.dispatcher.steps().CompleteLoad(step, loaded.last_step, loaded.epoch,
-                                           facts);
+  context_.dispatcher.steps().CompleteLoad(step, loaded.last_step, facts);
   return absl::OkStatus();
 }
 
@@ -310,9 +325,7 @@ void Recovery::WithAdapters(const std::vector<AdapterKey>& keys,
                             const Next& next) {
   BringIn(keys, 0, [this, keys, body, next](const absl::Status& room) {
     const absl::Status status = room.ok() ? body() : room;
-    for (const AdapterKey key : keys) {
-      context_.dispatcher.recovery().Pin(key, false);
-    }
+    for (const AdapterKey key : keys) Unpin(key);
     next(status);
   });
 }

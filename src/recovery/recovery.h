@@ -38,6 +38,8 @@ struct RecoveryReport {
   uint64_t mismatches = 0;  // Results that came out otherwise.
   uint64_t torn_bytes = 0;  // Cut from the log's end: nobody was told of them.
   uint64_t next_sequence = 0;
+  // Requests that had begun when the process ended.
+  std::vector<uint64_t> given_up;
 };
 
 class Recovery {
@@ -68,6 +70,7 @@ class Recovery {
   void Apply(records::AdapterRecord& adapter, const Next& next);
   void Apply(records::RemovedRecord& removed, const Next& next);
   void Apply(records::BeginRecord& begin, const Next& next);
+  void Apply(records::GivenUpRecord& given_up, const Next& next);
   void Apply(records::BatchRecord& batch, const Next& next);
   void Apply(records::DoneRecord& done, const Next& next);
   void Apply(records::LoadedRecord& loaded, const Next& next);
@@ -92,8 +95,18 @@ class Recovery {
   std::function<void(absl::StatusOr<RecoveryReport>)> done_;
   std::optional<journal::LogReader> reader_;
   RecoveryReport report_;
+  struct Begun {
+    dispatch::StepTask step;
+    bool between_slices = false;  // Its gradients are on the device.
+  };
+  using BegunRequests = std::map<uint64_t, Begun>;
+
+  void GiveUp(BegunRequests::iterator begun);
+  // An adapter with gradients in the making stays where they are.
+  void Unpin(AdapterKey key);
+
   // Requests that have begun and not ended, by their name in the log.
-  std::map<uint64_t, dispatch::StepTask> begun_;
+  BegunRequests begun_;
   std::unique_ptr<Progress> progress_;
 };
 

@@ -164,8 +164,9 @@ absl::Status StepExecutor::Install(
                             .optim_steps = loaded->state.optim_steps,
                             .last_step = last_step,
                             .epoch = epoch});
-  context_.dispatcher.steps().CompleteLoad(
-      step, last_step, epoch, context_.adapters.Facts(step.adapter));
+  dispatch::AdapterFacts facts = context_.adapters.Facts(step.adapter);
+  facts.info.epoch = epoch;
+  context_.dispatcher.steps().CompleteLoad(step, last_step, facts);
   return absl::OkStatus();
 }
 

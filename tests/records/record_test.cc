@@ -1,0 +1,200 @@
+#include "src/records/record.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::records {
+namespace {
+
+TrainRequest Train() {
+  TrainRequest request;
+  request.adapter_id = "a";
+  request.step = 7;
+  request.loss = {.function = LossFunction::kPpo,
+                  .clip_low = 0.5,
+                  .clip_high = 1.5,
+                  .beta = 0.25,
+                  .temperature = 2,
+                  .return_entropy = true,
+                  .gradient_filter = 1e-3};
+  request.data = {{.tokens = {1, 2, 3},
+                   .targets = {2, 3, 4},
+                   .weights = {1, -0.0F, 0.5F},
+                   .logprobs = {-1, -2, -3},
+                   .advantages = {1, 2, 3}},
+                  {.tokens = {5, 6},
+                   .targets = {1, 2, 3},
+                   .weights = {1, 2, 3},
+                   .logprobs = {},
+                   .advantages = {},
+                   .target_offsets = {0, 1, 3}},
+                  {.tokens = {9},
+                   .targets = {8, 7},
+                   .weights = {0.5F, 0.5F},
+                   .logprobs = {},
+                   .advantages = {},
+                   .target_offsets = {},
+                   .targets_per_token = 2}};
+  return request;
+}
+
+LoraConfig Config() {
+  return {.rank = 8,
+          .alpha = 16.5,
+          .target_modules = {TargetModule::kQProj, TargetModule::kLmHead},
+          .seed = std::numeric_limits<uint64_t>::max(),
+          .overrides = {{.layer = 3,
+                         .module = TargetModule::kQProj,
+                         .shape = {.rank = 2, .alpha = 1}}}};
+}
+
+template <typename T>
+T Again(const T& record) {
+  absl::StatusOr<Record> read = DecodeRecord(Encode(Record(record)));
+  EXPECT_TRUE(read.ok()) << read.status();
+  return std::get<T>(*read);
+}
+
+TEST(RecordTest, ATrainingRequestKeepsItsDigest) {
+  const TrainRequest request = Train();
+  const std::string bytes = EncodeBegin(5, AdapterKey{2}, 7, "digest", request);
+  const absl::StatusOr<Record> read = DecodeRecord(bytes);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const auto& begin = std::get<BeginRecord>(*read);
+  EXPECT_EQ(begin.work, 5);
+  EXPECT_EQ(begin.key, AdapterKey{2});
+  EXPECT_EQ(begin.step, 7);
+  EXPECT_EQ(begin.digest, "digest");
+  EXPECT_EQ(PayloadDigest(begin.request), PayloadDigest(request));
+  EXPECT_EQ(StepOf(begin.request), 7);
+  EXPECT_EQ(Encode(Record(begin)), bytes);
+}
+
+TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {
+  const StepRequest requests[] = {
+      OptimStepRequest{.adapter_id = "a",
+                       .step = 3,
+                       .adamw = {.learning_rate = 0.5,
+                                 .beta1 = 0.1,
+                                 .beta2 = 0.2,
+                                 .eps = 1e-9,
+                                 .weight_decay = 0.3,
+                                 .max_grad_norm = 4}},
+      SaveCheckpointRequest{.adapter_id = "a", .name = "n", .overwrite = true},
+      LoadCheckpointRequest{.adapter_id = "a",
+                            .source_adapter_id = "b",
+                            .name = "n",
+                            .weights_only = true,
+                            .tenant = "t",
+                            .step = 4},
+      PublishSnapshotRequest{.adapter_id = "a", .name = "n", .step = 5}};
+  for (const StepRequest& request : requests) {
+    const DoneRecord done = Again(DoneRecord{
+        .key = AdapterKey{1}, .request = request, .result = {}});
+    ASSERT_TRUE(done.request.has_value());
+    EXPECT_EQ(done.request->index(), request.index());
+    EXPECT_EQ(PayloadDigest(*done.request), PayloadDigest(request));
+    EXPECT_EQ(StepOf(*done.request), StepOf(request));
+  }
+}
+
+TEST(RecordTest, ResultsKeepTheirBits) {
+  const float not_a_number = std::numeric_limits<float>::quiet_NaN();
+  const TrainResult train{.data = {{.logprobs = {-1.5F, not_a_number},
+                                    .losses = {1e-30F, 2},
+                                    .entropies = {0.5F}}},
+                          .metrics = {{"loss:sum", 0.1}},
+                          .step = 9};
+  const auto read = std::get<TrainResult>(
+      Again(DoneRecord{.key = AdapterKey{1}, .result = train}).result);
+  EXPECT_EQ(read.data[0].logprobs[0], -1.5F);
+  EXPECT_NE(read.data[0].logprobs[1], read.data[0].logprobs[1]);
+  EXPECT_EQ(read.data[0].losses, train.data[0].losses);
+  EXPECT_EQ(read.data[0].entropies, train.data[0].entropies);
+  EXPECT_EQ(read.metrics, train.metrics);
+  EXPECT_EQ(read.step, 9);
+
+  const auto failure = std::get<StepFailure>(
+      Again(DoneRecord{.key = AdapterKey{1},
+                       .result = StepFailure{absl::DataLossError("gone")}})
+          .result);
+  EXPECT_THAT(failure.status, IsStatus(absl::StatusCode::kDataLoss, "gone"));
+}
+
+TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
+  const Snapshot snapshot{
+      .next_key = 12,
+      .last_epoch = 34,
+      .adapters = {{.key = AdapterKey{4},
+                    .adapter_id = "a",
+                    .tenant = "t",
+                    .config = Config(),
+                    .epoch = 33,
+                    .last_step = 21,
+                    .created_at = absl::FromUnixMicros(1234567),
+                    .image = ImageRecord{.file = "f",
+                                         .optim_steps = 6,
+                                         .versions = {7, 3},
+                                         .snapshots = {{"s", 3}}},
+                    .replies = {{.step = 20,
+                                 .digest = "d",
+                                 .result = PublishedSnapshot{.version = 3}}},
+                    .origin = ReplyRecord{
+                        .step = 2,
+                        .digest = "l",
+                        .result = AdapterInfo{.adapter_id = "a",
+                                              .config = Config(),
+                                              .snapshots = {"s"}}}}}};
+  const absl::StatusOr<Snapshot> read = DecodeSnapshot(Encode(snapshot));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->next_key, 12);
+  EXPECT_EQ(read->last_epoch, 34);
+  const AdapterRecord& adapter = read->adapters.at(0);
+  EXPECT_EQ(adapter.config, Config());
+  EXPECT_EQ(adapter.epoch, 33);
+  EXPECT_EQ(adapter.last_step, 21);
+  EXPECT_EQ(adapter.created_at, absl::FromUnixMicros(1234567));
+  EXPECT_EQ(adapter.image->versions, (std::vector<uint64_t>{7, 3}));
+  EXPECT_EQ(adapter.image->snapshots.at("s"), 3);
+  EXPECT_EQ(adapter.image->optim_steps, 6);
+  EXPECT_EQ(std::get<PublishedSnapshot>(adapter.replies.at(0).result).version,
+            3);
+  EXPECT_EQ(std::get<AdapterInfo>(adapter.origin->result).config, Config());
+  EXPECT_EQ(Encode(*read), Encode(snapshot));
+}
+
+TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
+  const BatchRecord batch = Again(BatchRecord{
+      .slices = {{.work_id = 5, .first_datum = 2, .num_data = 3, .last = true},
+                 {.work_id = 6, .first_datum = 0, .num_data = 1}}});
+  EXPECT_EQ(batch.slices.at(0),
+            (sched::TrainSlice{
+                .work_id = 5, .first_datum = 2, .num_data = 3, .last = true}));
+  EXPECT_FALSE(batch.slices.at(1).last);
+  const LoadedRecord loaded = Again(LoadedRecord{.key = AdapterKey{3},
+                                                 .step = 4,
+                                                 .digest = "d",
+                                                 .file = "f",
+                                                 .optim_steps = 5,
+                                                 .last_step = 6,
+                                                 .epoch = 7});
+  EXPECT_EQ(loaded.file, "f");
+  EXPECT_EQ(loaded.epoch, 7);
+  EXPECT_FALSE(loaded.request.has_value());
+  EXPECT_EQ(Again(RemovedRecord{.key = AdapterKey{9}}).key, AdapterKey{9});
+  EXPECT_EQ(Again(ReleaseRecord{.key = AdapterKey{9}, .name = "s"}).name, "s");
+}
+
+TEST(RecordTest, BytesThatAreNoRecordAreDamage) {
+  EXPECT_THAT(DecodeRecord("\xff\xff"), IsStatus(absl::StatusCode::kDataLoss, ""));
+  EXPECT_THAT(DecodeRecord(""), IsStatus(absl::StatusCode::kDataLoss, ""));
+  EXPECT_THAT(DecodeSnapshot("\x01"), IsStatus(absl::StatusCode::kDataLoss, ""));
+}
+
+}  // namespace
+}  // namespace weft::records
