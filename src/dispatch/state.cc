@@ -37,6 +37,12 @@ AdapterRecord* State::Find(AdapterKey adapter) {
   return it == adapters.end() ? nullptr : &it->second;
 }
 
+AdapterInfo State::InfoOf(AdapterKey adapter) const {
+  AdapterInfo info = adapters.at(adapter).info;
+  info.last_step = scheduler.LastStep(adapter).value_or(0);
+  return info;
+}
+
 void State::WantAdapter(AdapterKey adapter) {
   if (residency.Want(adapter)) {
     adapters.at(adapter).wanted_at = env.clock->Now();

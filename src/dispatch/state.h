@@ -103,6 +103,9 @@ struct State {
   // Null for the base model and for an adapter that is gone.
   [[nodiscard]] AdapterRecord* Find(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Of an adapter that exists.
+  [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // The adapter has work: brings it to the device if it is not there.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
