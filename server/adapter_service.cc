@@ -1,5 +1,4 @@
 // weft.v1.AdapterService: adapters, checkpoints, snapshots, PEFT folders.
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,24 +14,6 @@ namespace {
 
 using Reactor = grpc::ServerUnaryReactor;
 using Context = grpc::CallbackServerContext;
-
-// One page of `adapters`, which may come in any order.
-void FillPage(std::vector<AdapterInfo> adapters, const ListPage& page,
-              v1::ListAdaptersResponse* out) {
-  std::sort(adapters.begin(), adapters.end(),
-            [](const AdapterInfo& a, const AdapterInfo& b) {
-              return a.adapter_id < b.adapter_id;
-            });
-  for (const AdapterInfo& info : adapters) {
-    if (info.adapter_id <= page.after) continue;
-    if (static_cast<size_t>(out->adapters_size()) == page.size) {
-      out->set_next_page_token(
-          out->adapters(out->adapters_size() - 1).adapter_id());
-      return;
-    }
-    ToProto(info, out->add_adapters());
-  }
-}
 
 class AdapterService final : public v1::AdapterService::CallbackService {
  public:
@@ -66,17 +47,19 @@ class AdapterService final : public v1::AdapterService::CallbackService {
   Reactor* ListAdapters(Context* context,
                         const v1::ListAdaptersRequest* request,
                         v1::ListAdaptersResponse* response) override {
-    return RunUnary<std::vector<AdapterInfo>>(
+    return RunUnary<AdapterPage>(
         core_, context, Rpc::kListAdapters, *request,
-        [response](Engine& engine, ListPage page, auto done) {
-          engine.ListAdapters(
-              [page = std::move(page), response, done = std::move(done)](
-                  absl::StatusOr<std::vector<AdapterInfo>> adapters) {
-                if (adapters.ok()) FillPage(*adapters, page, response);
-                done(std::move(adapters));
-              });
+        [](Engine& engine, ListAdaptersRequest plain, auto done) {
+          engine.ListAdapters(std::move(plain), std::move(done));
         },
-        [](const std::vector<AdapterInfo>&) {});
+        [response](const AdapterPage& page) {
+          for (const AdapterInfo& info : page.adapters) {
+            ToProto(info, response->add_adapters());
+          }
+          if (page.more) {
+            response->set_next_page_token(page.adapters.back().adapter_id);
+          }
+        });
   }
 
   Reactor* DeleteAdapter(Context* context,

@@ -127,15 +127,15 @@ absl::StatusOr<CreateAdapterRequest> Validate(
   return out;
 }
 
-absl::StatusOr<ListPage> Validate(const v1::ListAdaptersRequest& request,
-                                  const RequestLimits& /*limits*/) {
+absl::StatusOr<ListAdaptersRequest> Validate(
+    const v1::ListAdaptersRequest& request, const RequestLimits& /*limits*/) {
   const uint32_t size =
       request.page_size() == 0 ? kDefaultPageSize : request.page_size();
   WEFT_RETURN_IF_ERROR(CheckCount("page_size", size, 1, kMaxPageSize));
   if (!request.page_token().empty()) {
     WEFT_RETURN_IF_ERROR(CheckName("page_token", request.page_token()));
   }
-  return ListPage{.size = size, .after = request.page_token()};
+  return ListAdaptersRequest{.size = size, .after = request.page_token()};
 }
 
 absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,

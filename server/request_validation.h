@@ -58,12 +58,7 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits);
 
-// One page of a list ordered by id: `size` entries after the id `after`.
-struct ListPage {
-  size_t size = 100;
-  std::string after;
-};
-[[nodiscard]] absl::StatusOr<ListPage> Validate(
+[[nodiscard]] absl::StatusOr<ListAdaptersRequest> Validate(
     const v1::ListAdaptersRequest& request, const RequestLimits& limits);
 
 // The adapter's id; for ListCheckpoints it may be empty.

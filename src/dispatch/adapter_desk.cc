@@ -29,17 +29,23 @@ absl::StatusOr<AdapterInfo> AdapterDesk::Info(const std::string& id) const {
   MutexLock lock(&s_.mu);
   const auto key = s_.keys.find(id);
   if (key == s_.keys.end()) return NoSuchAdapter(id);
-  return s_.InfoOf(key->second, s_.adapters.at(key->second));
+  return s_.InfoOf(key->second);
 }
 
-std::vector<AdapterInfo> AdapterDesk::Infos() const {
+AdapterPage AdapterDesk::List(const ListAdaptersRequest& request) const {
+  AdapterPage page;
   MutexLock lock(&s_.mu);
-  std::vector<AdapterInfo> infos;
-  infos.reserve(s_.keys.size());
-  for (const auto& [id, key] : s_.keys) {
-    infos.push_back(s_.InfoOf(key, s_.adapters.at(key)));
+  auto next = s_.keys.upper_bound(request.after);
+  for (; next != s_.keys.end() && page.adapters.size() < request.size; ++next) {
+    page.adapters.push_back(s_.InfoOf(next->second));
   }
-  return infos;
+  page.more = next != s_.keys.end();
+  return page;
+}
+
+size_t AdapterDesk::Count() const {
+  MutexLock lock(&s_.mu);
+  return s_.keys.size();
 }
 
 std::optional<AdapterKey> AdapterDesk::KeyOf(const std::string& id) const {

@@ -3,6 +3,7 @@
 #ifndef WEFT_SRC_DISPATCH_ADAPTER_DESK_H_
 #define WEFT_SRC_DISPATCH_ADAPTER_DESK_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,7 +23,9 @@ class AdapterDesk {
 
   // NOT_FOUND. The base model has none.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
-  [[nodiscard]] std::vector<AdapterInfo> Infos() const;  // By id.
+  // Holds the lock for a page, however many adapters there are.
+  [[nodiscard]] AdapterPage List(const ListAdaptersRequest& request) const;
+  [[nodiscard]] size_t Count() const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Its id, for messages; empty when it is gone.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;

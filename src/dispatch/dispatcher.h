@@ -36,6 +36,7 @@ class Dispatcher {
   [[nodiscard]] StepDesk& steps() { return steps_; }
   [[nodiscard]] SampleDesk& samples() { return samples_; }
   [[nodiscard]] AdapterDesk& adapters() { return adapters_; }
+  [[nodiscard]] const AdapterDesk& adapters() const { return adapters_; }
   [[nodiscard]] RecoveryDesk& recovery() { return recovery_; }
 
   // Any thread.

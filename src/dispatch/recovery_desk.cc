@@ -107,7 +107,7 @@ std::vector<AdapterKey> RecoveryDesk::Keys() const {
 AdapterHistory RecoveryDesk::HistoryOf(AdapterKey key) const {
   MutexLock lock(&s_.mu);
   const AdapterRecord& record = s_.adapters.at(key);
-  AdapterHistory history{.info = s_.InfoOf(key, record),
+  AdapterHistory history{.info = s_.InfoOf(key),
                          .replies = {},
                          .origin = record.origin};
   for (const auto& [step, done] : record.replays.done()) {

@@ -50,6 +50,12 @@ AdapterRecord* State::Find(AdapterKey adapter) {
   return it == adapters.end() ? nullptr : &it->second;
 }
 
+AdapterInfo State::InfoOf(AdapterKey adapter) const {
+  AdapterInfo info = adapters.at(adapter).info;
+  info.last_step = scheduler.LastStep(adapter).value_or(0);
+  return info;
+}
+
 void State::WantAdapter(AdapterKey adapter) {
   if (residency.Want(adapter)) {
     adapters.at(adapter).wanted_at = env.clock->Now();
@@ -74,12 +80,6 @@ uint64_t State::NewEpoch() {
   const auto now = static_cast<uint64_t>(absl::ToUnixMicros(env.clock->Now()));
   last_epoch = std::max(last_epoch + 1, now);
   return last_epoch;
-}
-
-AdapterInfo State::InfoOf(AdapterKey key, const AdapterRecord& record) const {
-  AdapterInfo info = record.info;
-  info.last_step = scheduler.LastStep(key).value_or(0);
-  return info;
 }
 
 void State::Drop(uint64_t id, const absl::Status& status) {

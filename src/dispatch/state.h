@@ -120,6 +120,9 @@ struct State {
   // Null for the base model and for an adapter that is gone.
   [[nodiscard]] AdapterRecord* Find(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // What clients see of an adapter that exists.
+  [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // The adapter has work: brings it to the device if it is not there.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
@@ -127,9 +130,6 @@ struct State {
   // Names a new life of an adapter: greater than all before, also than those of
   // an earlier process.
   [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // What clients see of an adapter.
-  [[nodiscard]] AdapterInfo InfoOf(AdapterKey key, const AdapterRecord& record)
-      const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Fails work that has left the scheduler without an end of its own.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -231,7 +231,7 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
   s_.scheduler.Finished(load.id, /*ok=*/true);
   s_.residency.Used(load.adapter, sched::kTraining);
   const auto result = std::make_shared<const StepResult>(
-      s_.InfoOf(load.adapter, *record));
+      s_.InfoOf(load.adapter));
   record->origin = LoadOrigin{
       .step = load.step, .digest = *load.digest, .result = result};
   ended = s_.steps.extract(load.id);

@@ -73,7 +73,8 @@ class Engine {
                              Callback<AdapterInfo> done) = 0;
   virtual void GetAdapter(std::string adapter_id,
                           Callback<AdapterInfo> done) = 0;
-  virtual void ListAdapters(Callback<std::vector<AdapterInfo>> done) = 0;
+  virtual void ListAdapters(ListAdaptersRequest request,
+                            Callback<AdapterPage> done) = 0;
   virtual void DeleteAdapter(std::string adapter_id, Callback<bool> done) = 0;
   virtual CancelHandle SaveCheckpoint(
       SaveCheckpointRequest request,
@@ -93,6 +94,9 @@ class Engine {
                              Callback<PeftFiles> done) = 0;
   virtual void ImportAdapter(ImportAdapterRequest request,
                              Callback<AdapterInfo> done) = 0;
+
+  // How many there are now. Any thread.
+  [[nodiscard]] virtual size_t num_adapters() const = 0;
 
   // Refuses new work from now on; `done` runs when all accepted work is done.
   virtual void Drain(Callback<bool> done) = 0;

@@ -124,8 +124,13 @@ void EngineImpl::GetAdapter(std::string adapter_id,
   done(dispatcher_.adapters().Info(adapter_id));
 }
 
-void EngineImpl::ListAdapters(Callback<std::vector<AdapterInfo>> done) {
-  done(dispatcher_.adapters().Infos());
+void EngineImpl::ListAdapters(ListAdaptersRequest request,
+                              Callback<AdapterPage> done) {
+  done(dispatcher_.adapters().List(request));
+}
+
+size_t EngineImpl::num_adapters() const {
+  return dispatcher_.adapters().Count();
 }
 
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {

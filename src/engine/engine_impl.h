@@ -80,7 +80,9 @@ class EngineImpl final : public Engine {
   void CreateAdapter(CreateAdapterRequest request,
                      Callback<AdapterInfo> done) override;
   void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
-  void ListAdapters(Callback<std::vector<AdapterInfo>> done) override;
+  void ListAdapters(ListAdaptersRequest request,
+                    Callback<AdapterPage> done) override;
+  [[nodiscard]] size_t num_adapters() const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
   CancelHandle SaveCheckpoint(
       SaveCheckpointRequest request,

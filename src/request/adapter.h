@@ -5,6 +5,7 @@
 #define WEFT_SRC_REQUEST_ADAPTER_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -100,6 +101,17 @@ struct CheckpointInfo {
   uint64_t size_bytes = 0;
   absl::Time created_at;
   LoraConfig config;
+};
+
+// The first `size` adapters, by id, of those that come after the id `after`.
+struct ListAdaptersRequest {
+  size_t size = 100;
+  std::string after;
+};
+
+struct AdapterPage {
+  std::vector<AdapterInfo> adapters;  // By id.
+  bool more = false;                  // Others come after them.
 };
 
 struct CreateAdapterRequest {

@@ -1,5 +1,6 @@
 // Clients on several threads, an engine thread and a reply thread, with the
 // real clock: what ThreadSanitizer and the thread-safety analysis look at.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,12 +21,18 @@ namespace {
 
 constexpr int kClients = 4;
 constexpr uint64_t kSteps = 60;
+constexpr int kManagers = 2;
+constexpr int kShortLives = 30;
+// Fewer than there are adapters, so that they have to move.
+constexpr int kPlacesOnDevice = 3;
 
 class DispatcherThreadsTest : public ::testing::Test {
  protected:
   DispatcherThreadsTest()
       : metrics_(&registry_),
-        dispatcher_({.scheduler = {.max_batch_tokens = 30}},
+        dispatcher_({.scheduler = {.max_batch_tokens = 30},
+                     .residency = {.max_resident = kPlacesOnDevice,
+                                   .host_bytes = 1 << 20}},
                     {.clock = &clock_,
                      .post_reply =
                          [this](std::function<void()> task) {
@@ -49,13 +56,16 @@ class DispatcherThreadsTest : public ::testing::Test {
         for (const EngineTask& task : tasks->tasks) task(absl::OkStatus());
       } else if (auto* train = std::get_if<RunTrain>(&*work)) {
         dispatcher_.steps().CountTokens(*train);
-        for (const StepTask& step : train->steps) Complete(step);
+        for (const StepTask& step : train->steps) {
+          Count(step);
+          Complete(step);
+        }
       } else if (auto* step = std::get_if<RunStep>(&*work)) {
         // As a checkpoint: another thread writes the file.
-        io_.Post([this, step = step->step, hold = dispatcher_.Hold()] {
-          dispatcher_.Post(
-              [this, step](const absl::Status&) { Complete(step); });
-        });
+        Count(step->step);
+        AfterIo([this, step = step->step] { Complete(step); });
+      } else if (auto* move = std::get_if<RunMove>(&*work)) {
+        AfterIo([this, move = move->move] { Finish(move); });
       } else if (std::holds_alternative<RunDecode>(*work)) {
         Decode(decoding);
       } else if (auto* cancel = std::get_if<CancelSamples>(&*work)) {
@@ -68,8 +78,29 @@ class DispatcherThreadsTest : public ::testing::Test {
     }
   }
 
+  // Runs `task` on the engine thread when the I/O thread has been there.
+  void AfterIo(std::function<void()> task) {
+    io_.Post([this, task = std::move(task), hold = dispatcher_.Hold()] {
+      dispatcher_.Post([task](const absl::Status&) { task(); });
+    });
+  }
+
+  void Finish(const sched::Move& move) {
+    AdapterDesk& desk = dispatcher_.adapters();
+    if (desk.IsUnderway(move)) {
+      ++moves_;
+      desk.Publish(move.adapter,
+                   {.info = {.location = move.to}, .image_bytes = 1});
+    }
+    desk.FinishMove(move, 1, absl::OkStatus());
+  }
+
+  // Steps of adapters that live on are run once.
+  void Count(const StepTask& step) {
+    if (AdapterIdOf(*step.request).starts_with("a")) ++runs_;
+  }
+
   void Complete(const StepTask& step) {
-    ++runs_;
     dispatcher_.steps().Complete(step.id, OptimStepResult{.step = step.step});
   }
 
@@ -96,6 +127,50 @@ class DispatcherThreadsTest : public ::testing::Test {
     while (!dispatcher_.adapters().Info(id).ok()) std::this_thread::yield();
   }
 
+  void Delete(const std::string& id) {
+    dispatcher_.Post([this, id](const absl::Status&) {
+      AdapterDesk& desk = dispatcher_.adapters();
+      (void)desk.Remove(*desk.KeyOf(id));
+    });
+    while (dispatcher_.adapters().Info(id).ok()) std::this_thread::yield();
+  }
+
+  // Page by page. Those that live on are all there.
+  void List() {
+    std::vector<std::string> ids;
+    ListAdaptersRequest request{.size = 2};
+    AdapterPage page;
+    do {
+      page = dispatcher_.adapters().List(request);
+      for (const AdapterInfo& info : page.adapters) {
+        ids.push_back(info.adapter_id);
+      }
+      if (page.more) request.after = ids.back();
+    } while (page.more);
+    EXPECT_TRUE(std::ranges::is_sorted(ids));
+    EXPECT_LE(ids.size(), size_t{kClients + kManagers});
+  }
+
+  // Adapters come and go, with work that they may take along.
+  void Manager(int number) {
+    const std::string id = absl::StrCat("b", number);
+    for (int life = 0; life < kShortLives; ++life) {
+      Create(id);
+      for (uint64_t step = 1; step <= 6; ++step) Send(id, step);
+      Sample(id).Cancel();
+      (void)Sample(id);
+      List();
+      Delete(id);
+    }
+  }
+
+  CancelHandle Sample(const std::string& id) {
+    ++calls_;
+    return dispatcher_.samples().Submit(
+        {.adapter_id = id, .prompt = {1}}, [](SampleDelta) {},
+        [this](const absl::StatusOr<SampleResult>&) { ++answers_; });
+  }
+
   // Sends every step twice, as a client whose connection breaks, and cancels
   // and samples in between.
   void Client(int number) {
@@ -103,13 +178,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     Create(id);
     for (uint64_t step = 1; step <= kSteps; ++step) {
       for (int time = 0; time < 2; ++time) Send(id, step);
-      SampleRequest request;
-      request.adapter_id = id;
-      request.prompt = {1};
-      const CancelHandle handle = dispatcher_.samples().Submit(
-          std::move(request), [](SampleDelta) {},
-          [this](const absl::StatusOr<SampleResult>&) { ++answers_; });
-      ++calls_;
+      const CancelHandle handle = Sample(id);
       if (step % 7 == 0) handle.Cancel();
     }
   }
@@ -124,8 +193,8 @@ class DispatcherThreadsTest : public ::testing::Test {
     }
     dispatcher_.steps().Submit(
         std::move(request), std::move(item),
-        [this](const absl::StatusOr<StepResultPtr>& result, bool) {
-          if (result.ok()) ++successes_;
+        [this, id](const absl::StatusOr<StepResultPtr>& result, bool) {
+          if (result.ok() && id.starts_with("a")) ++successes_;
           ++answers_;
         });
   }
@@ -137,6 +206,7 @@ class DispatcherThreadsTest : public ::testing::Test {
   std::atomic<int64_t> answers_ = 0;
   std::atomic<int64_t> successes_ = 0;
   std::atomic<int64_t> runs_ = 0;
+  std::atomic<int64_t> moves_ = 0;
   Dispatcher dispatcher_;
   Worker replies_;
   Worker io_;
@@ -147,6 +217,9 @@ TEST_F(DispatcherThreadsTest, AllCallsOfAllThreadsAreAnsweredOnce) {
   std::vector<std::thread> clients;
   for (int c = 0; c < kClients; ++c)
     clients.emplace_back([&, c] { Client(c); });
+  for (int m = 0; m < kManagers; ++m) {
+    clients.emplace_back([&, m] { Manager(m); });
+  }
   for (std::thread& client : clients) client.join();
   std::atomic<bool> drained = false;
   dispatcher_.Drain([&](const absl::StatusOr<bool>&) { drained = true; });
@@ -154,7 +227,8 @@ TEST_F(DispatcherThreadsTest, AllCallsOfAllThreadsAreAnsweredOnce) {
   EXPECT_EQ(answers_, calls_);
   EXPECT_EQ(successes_, 2 * kClients * static_cast<int64_t>(kSteps));
   EXPECT_EQ(runs_, kClients * static_cast<int64_t>(kSteps));
-  EXPECT_EQ(dispatcher_.adapters().Infos().size(), size_t{kClients});
+  EXPECT_GT(moves_, 0);
+  EXPECT_EQ(dispatcher_.adapters().Count(), size_t{kClients});
 }
 
 TEST(DispatcherWaitTest, IdleComesWhenPatienceEnds) {

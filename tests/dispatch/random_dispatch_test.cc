@@ -180,7 +180,9 @@ class World {
   // Adapters on the device, or on their way there.
   void CheckSlots() {
     int64_t used = 0;
-    for (const AdapterInfo& info : engine_.dispatcher().adapters().Infos()) {
+    const AdapterPage all = engine_.dispatcher().adapters().List({});
+    EXPECT_FALSE(all.more);
+    for (const AdapterInfo& info : all.adapters) {
       if (info.location == AdapterLocation::kDevice) ++used;
     }
     for (const sched::Move& move : moves_) {

@@ -103,11 +103,13 @@ void CannedEngine::GetAdapter(std::string adapter_id,
   done(dispatcher_.adapters().Info(adapter_id));
 }
 
-void CannedEngine::ListAdapters(Callback<std::vector<AdapterInfo>> done) {
-  std::vector<AdapterInfo> infos = dispatcher_.adapters().Infos();
-  // Out of order: whoever lists them must sort.
-  std::ranges::reverse(infos);
-  done(std::move(infos));
+void CannedEngine::ListAdapters(ListAdaptersRequest request,
+                                Callback<AdapterPage> done) {
+  done(dispatcher_.adapters().List(request));
+}
+
+size_t CannedEngine::num_adapters() const {
+  return dispatcher_.adapters().Count();
 }
 
 void CannedEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {

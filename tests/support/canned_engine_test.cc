@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace weft {
@@ -46,6 +47,7 @@ class CannedEngineTest : public ::testing::Test {
       const CancelHandle handle = engine_.Sample(
           sample, [](const SampleDelta&) {}, Answered<SampleResult>());
       if (round % 3 == 0) handle.Cancel();
+      EXPECT_GT(engine_.last_heartbeat(), absl::UnixEpoch());
     }
     engine_.SaveCheckpoint({.adapter_id = id, .name = "end"},
                            Answered<StepReply<CheckpointInfo>>());

@@ -1,0 +1,72 @@
+// Calls and step numbers of the client used from several threads, without a
+// connection: what ThreadSanitizer sees of the client.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/step_counter.h"
+#include "client/unary_call.h"
+#include "gtest/gtest.h"
+#include "src/base/worker.h"
+#include "weft/v1/server.pb.h"
+
+namespace weft::client {
+namespace {
+
+constexpr int kThreads = 4;
+constexpr int kRounds = 100;
+
+TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
+  StepCounter counter(0);
+  std::atomic<uint64_t> sum = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        const uint64_t number = *counter.Take();
+        counter.SetCancel(number, [] {});
+        sum += number;
+        EXPECT_TRUE(counter.Finish(number, StepOutcome::kDone, {}).ok());
+        (void)counter.CheckIdle();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  constexpr uint64_t kNumbers = kThreads * kRounds;
+  EXPECT_EQ(sum, kNumbers * (kNumbers + 1) / 2);
+  EXPECT_EQ(counter.next_step(), kNumbers + 1);
+  EXPECT_TRUE(counter.CheckIdle().ok());
+}
+
+// Without repetitions: those come from gRPC's threads.
+TEST(UnaryCallThreadsTest, ACallMayBeCancelledWhileItStarts) {
+  using Call = UnaryCall<v1::GetInfoRequest, v1::GetInfoResponse>;
+  std::atomic<int> ended = 0;
+  Worker wire;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto call = std::make_shared<Call>(
+        [&wire](grpc::ClientContext*, const v1::GetInfoRequest*,
+                v1::GetInfoResponse* response, auto done) {
+          wire.Post([response, done] {
+            response->mutable_info()->set_num_adapters(1);
+            done(grpc::Status::OK);
+          });
+        },
+        v1::GetInfoRequest(),
+        CallOptions{.timeout = absl::Seconds(10), .retry = {.max_attempts = 1}},
+        [&ended](const absl::StatusOr<Reply<v1::GetInfoResponse>>& reply) {
+          EXPECT_EQ(reply.value().message.info().num_adapters(), 1U);
+          ++ended;
+        });
+    std::thread starter([call] { call->Start(); });
+    std::thread canceller([call] { call->Cancel(); });
+    starter.join();
+    canceller.join();
+  }
+  while (ended < kRounds) std::this_thread::yield();
+}
+
+}  // namespace
+}  // namespace weft::client

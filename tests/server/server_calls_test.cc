@@ -1,0 +1,340 @@
+// The services' handlers called from several threads, without a connection:
+// what ThreadSanitizer sees of the server.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "prometheus/registry.h"
+#include "server/call.h"
+#include "server/services.h"
+#include "src/base/log.h"
+#include "tests/support/canned_engine.h"
+#include "tests/support/direct_call.h"
+#include "weft/v1/adapters.grpc.pb.h"
+#include "weft/v1/sampling.grpc.pb.h"
+#include "weft/v1/server.grpc.pb.h"
+#include "weft/v1/training.grpc.pb.h"
+
+namespace weft {
+namespace {
+
+constexpr int kClients = 4;
+constexpr int kRounds = 12;
+
+EngineInfo InfoWithRoom() {
+  EngineInfo info = CannedInfo();
+  info.max_adapters = 2 * kClients;
+  return info;
+}
+
+// The class of the generated services that has the handlers.
+template <typename Service>
+Service& As(const std::unique_ptr<grpc::Service>& service) {
+  return static_cast<Service&>(*service);
+}
+
+class ServerCallsTest : public ::testing::Test {
+ protected:
+  ServerCallsTest()
+      : core_(ServerOptions(), &registry_),
+        services_{MakeTrainingService(&core_), MakeSamplingService(&core_),
+                  MakeAdapterService(&core_), MakeServerService(&core_)} {
+    SetLogLevel(LogLevel::kError);
+    core_.engine.Set(engine_.get());
+    core_.begin_drain = [this] { core_.engine.StartDraining(); };
+  }
+  ~ServerCallsTest() override {
+    engine_.reset();  // Its reply thread may hold a call that has ended.
+    EXPECT_EQ(core_.open_calls, 0);
+    EXPECT_EQ(core_.import_bytes, 0);
+  }
+
+  auto& training() {
+    return As<v1::TrainingService::CallbackService>(services_[0]);
+  }
+  auto& sampling() {
+    return As<v1::SamplingService::CallbackService>(services_[1]);
+  }
+  auto& adapters() {
+    return As<v1::AdapterService::CallbackService>(services_[2]);
+  }
+  auto& server() {
+    return As<v1::ServerService::CallbackService>(services_[3]);
+  }
+
+  // Runs a unary handler, `handle(context)`, and waits for its status.
+  template <typename Handle>
+  grpc::StatusCode Call(const Handle& handle) {
+    DirectUnary call(&wire_);
+    call.Start(handle(call.context()));
+    return call.Wait().error_code();
+  }
+
+  void Create(const std::string& id) {
+    v1::CreateAdapterRequest request;
+    request.set_adapter_id(id);
+    v1::CreateAdapterResponse response;
+    EXPECT_EQ(Call([&](auto* context) {
+                return adapters().CreateAdapter(context, &request, &response);
+              }),
+              grpc::OK);
+    EXPECT_EQ(response.adapter().adapter_id(), id);
+  }
+
+  static v1::ForwardBackwardRequest Step(const std::string& id, uint64_t step) {
+    v1::ForwardBackwardRequest request;
+    request.set_adapter_id(id);
+    request.set_step(step);
+    request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+    v1::Datum* const datum = request.add_data();
+    datum->add_tokens(1);
+    datum->add_targets(2);
+    return request;
+  }
+
+  // As a client whose connection breaks: the step is sent twice.
+  void Train(const std::string& id, uint64_t step, bool cancel) {
+    const v1::ForwardBackwardRequest request = Step(id, step);
+    v1::ForwardBackwardResponse response;
+    v1::ForwardBackwardResponse ignored;
+    DirectUnary call(&wire_);
+    DirectUnary again(&wire_);
+    call.Start(training().ForwardBackward(call.context(), &request, &response));
+    again.Start(
+        training().ForwardBackward(again.context(), &request, &ignored));
+    if (cancel) again.Cancel();
+    EXPECT_EQ(call.Wait().error_code(), grpc::OK);
+    EXPECT_EQ(response.step(), step);
+    const grpc::StatusCode code = again.Wait().error_code();
+    EXPECT_TRUE(code == grpc::OK || (cancel && code == grpc::CANCELLED));
+  }
+
+  void Optimize(const std::string& id, uint64_t step) {
+    v1::OptimStepRequest request;
+    request.set_adapter_id(id);
+    request.set_step(step);
+    v1::OptimStepResponse response;
+    EXPECT_EQ(Call([&](auto* context) {
+                return training().OptimStep(context, &request, &response);
+              }),
+              grpc::OK);
+    EXPECT_EQ(response.step(), step);
+  }
+
+  static v1::SampleRequest Prompt(const std::string& id) {
+    v1::SampleRequest request;
+    request.set_adapter_id(id);
+    request.add_prompt(1);
+    request.mutable_config()->set_max_tokens(8);
+    return request;
+  }
+
+  grpc::StatusCode Sample(const std::string& id, bool cancel) {
+    const v1::SampleRequest request = Prompt(id);
+    v1::SampleResponse response;
+    DirectUnary call(&wire_);
+    call.Start(sampling().Sample(call.context(), &request, &response));
+    if (cancel) call.Cancel();
+    return call.Wait().error_code();
+  }
+
+  // Cancels from this thread while the wire finds that writes fail.
+  void Stream(const std::string& id, bool cancel) {
+    v1::SampleStreamRequest request;
+    *request.mutable_request() = Prompt(id);
+    DirectWriter<v1::SampleStreamResponse> call(&wire_);
+    call.Start(sampling().SampleStream(call.context(), &request));
+    if (cancel) call.Cancel();
+    const grpc::StatusCode code = call.Wait().error_code();
+    if (cancel && code == grpc::CANCELLED) return;
+    int num_tokens = 0;
+    for (const auto& message : call.received()) {
+      num_tokens += message.tokens_size();
+    }
+    EXPECT_EQ(code, grpc::OK);
+    EXPECT_TRUE(cancel || num_tokens == 8) << num_tokens;
+  }
+
+  // An export, imported again under another name.
+  void Copy(const std::string& id, const std::string& copy) {
+    v1::ExportAdapterRequest request;
+    request.set_adapter_id(id);
+    DirectWriter<v1::ExportAdapterResponse> sent(&wire_);
+    sent.Start(adapters().ExportAdapter(sent.context(), &request));
+    EXPECT_EQ(sent.Wait().error_code(), grpc::OK);
+    std::vector<v1::ImportAdapterRequest> parts(1);
+    parts[0].mutable_options()->set_adapter_id(copy);
+    for (const v1::ExportAdapterResponse& part : sent.received()) {
+      *parts.emplace_back().mutable_chunk() = part.chunk();
+    }
+    v1::ImportAdapterResponse response;
+    DirectReader<v1::ImportAdapterRequest> call(&wire_, parts);
+    call.Start(adapters().ImportAdapter(call.context(), &response));
+    EXPECT_EQ(call.Wait().error_code(), grpc::OK);
+    EXPECT_EQ(response.adapter().adapter_id(), copy);
+  }
+
+  void Delete(const std::string& id) {
+    v1::DeleteAdapterRequest request;
+    request.set_adapter_id(id);
+    v1::DeleteAdapterResponse response;
+    EXPECT_EQ(Call([&](auto* context) {
+                return adapters().DeleteAdapter(context, &request, &response);
+              }),
+              grpc::OK);
+  }
+
+  void SaveAndLoad(const std::string& id) {
+    v1::SaveCheckpointRequest save;
+    save.set_adapter_id(id);
+    save.set_name("c");
+    v1::SaveCheckpointResponse saved;
+    EXPECT_EQ(Call([&](auto* context) {
+                return adapters().SaveCheckpoint(context, &save, &saved);
+              }),
+              grpc::OK);
+    v1::LoadCheckpointRequest load;
+    load.set_adapter_id(id);
+    load.set_name("c");
+    v1::LoadCheckpointResponse loaded;
+    EXPECT_EQ(Call([&](auto* context) {
+                return adapters().LoadCheckpoint(context, &load, &loaded);
+              }),
+              grpc::OK);
+    EXPECT_EQ(loaded.adapter().last_step(), saved.checkpoint().last_step());
+  }
+
+  // What operators look at.
+  void Look() {
+    v1::ListAdaptersRequest list;
+    list.set_page_size(2);
+    v1::ListAdaptersResponse listed;
+    EXPECT_EQ(Call([&](auto* context) {
+                return adapters().ListAdapters(context, &list, &listed);
+              }),
+              grpc::OK);
+    const v1::GetInfoRequest request;
+    v1::GetInfoResponse response;
+    EXPECT_EQ(Call([&](auto* context) {
+                return server().GetInfo(context, &request, &response);
+              }),
+              grpc::OK);
+    EXPECT_GE(response.info().num_adapters(), 1U);
+  }
+
+  void Client(int number) {
+    const std::string id = absl::StrCat("a", number);
+    const std::string copy = absl::StrCat("copy", number);
+    Create(id);
+    for (int round = 0; round < kRounds; ++round) {
+      Train(id, 2 * round + 1, /*cancel=*/round % 3 == 0);
+      Optimize(id, 2 * round + 2);
+      const grpc::StatusCode code = Sample(id, /*cancel=*/round % 4 == 0);
+      EXPECT_TRUE(code == grpc::OK ||
+                  (round % 4 == 0 && code == grpc::CANCELLED));
+      Stream(id, /*cancel=*/round % 2 == 0);
+      Look();
+      if (round % 4 == 3) {
+        Copy(id, copy);
+        Delete(copy);
+      }
+    }
+    SaveAndLoad(id);
+  }
+
+  // A step that waits for the one before it, which never comes.
+  void StartStuck(const std::string& id, DirectUnary* call,
+                  v1::ForwardBackwardResponse* response) {
+    const v1::ForwardBackwardRequest request = Step(id, 2);
+    call->Start(
+        training().ForwardBackward(call->context(), &request, response));
+  }
+
+  static void RunClients(const std::function<void(int)>& client) {
+    std::vector<std::thread> clients;
+    for (int c = 0; c < kClients; ++c) {
+      clients.emplace_back([&client, c] { client(c); });
+    }
+    for (std::thread& thread : clients) thread.join();
+  }
+
+  // Outlives the engine, whose reply thread may still be posting to it when a
+  // call has ended.
+  Worker wire_;
+  prometheus::Registry registry_;
+  std::unique_ptr<CannedEngine> engine_ =
+      std::make_unique<CannedEngine>(InfoWithRoom());
+  ServiceCore core_;
+  const std::unique_ptr<grpc::Service> services_[4];
+};
+
+TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
+  RunClients([this](int c) { Client(c); });
+}
+
+TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
+  const v1::DrainRequest request;
+  v1::DrainResponse response;
+  DirectUnary drain(&wire_);
+  std::atomic<int> sampled = 0;
+  RunClients([&](int c) {
+    const std::string id = absl::StrCat("a", c);
+    Create(id);
+    v1::ForwardBackwardResponse never;
+    DirectUnary stuck(&wire_);
+    StartStuck(id, &stuck, &never);
+    EXPECT_EQ(Sample(id, /*cancel=*/false), grpc::OK);
+    // The last one drains, while the others sample.
+    if (++sampled == kClients) {
+      drain.Start(server().Drain(drain.context(), &request, &response));
+    }
+    grpc::StatusCode code = grpc::OK;
+    while (code == grpc::OK) code = Sample(id, /*cancel=*/false);
+    EXPECT_EQ(code, grpc::UNAVAILABLE);
+    stuck.Cancel();
+    EXPECT_EQ(stuck.Wait().error_code(), grpc::CANCELLED);
+  });
+  EXPECT_EQ(drain.Wait().error_code(), grpc::OK);
+}
+
+TEST_F(ServerCallsTest, CallsThatTheEngineEndsWithAreUnavailable) {
+  std::atomic<int> started = 0;
+  std::thread shutdown([&] {
+    while (started < kClients) std::this_thread::yield();
+    engine_.reset();
+  });
+  RunClients([&](int c) {
+    const std::string id = absl::StrCat("a", c);
+    Create(id);
+    v1::ForwardBackwardResponse never;
+    DirectUnary stuck(&wire_);
+    StartStuck(id, &stuck, &never);
+    ++started;
+    EXPECT_EQ(stuck.Wait().error_code(), grpc::UNAVAILABLE);
+  });
+  shutdown.join();
+}
+
+TEST(CancelSlotTest, HandleAndCancellationMeetFromAnyThreads) {
+  for (int round = 0; round < 200; ++round) {
+    CancelSlot slot;
+    std::atomic<int> num_cancelled = 0;
+    std::thread setter(
+        [&] { slot.Set(CancelHandle([&num_cancelled] { ++num_cancelled; })); });
+    std::thread canceller([&] { slot.Cancel(); });
+    std::thread other([&] { slot.Cancel(); });
+    setter.join();
+    canceller.join();
+    other.join();
+    EXPECT_EQ(num_cancelled, 1);
+  }
+}
+
+}  // namespace
+}  // namespace weft

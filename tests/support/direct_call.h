@@ -1,0 +1,172 @@
+// A call of a service without a connection: a test's thread runs the handler,
+// and one thread plays gRPC's. ThreadSanitizer sees all of it, while gRPC's own
+// threads are not instrumented and drown its reports.
+//
+//   DirectUnary call(&wire);
+//   call.Start(service.Drain(call.context(), &request, &response));
+//   const grpc::Status status = call.Wait();
+//
+// A program that links direct_call.cc cannot also serve or open a connection.
+#ifndef WEFT_TESTS_SUPPORT_DIRECT_CALL_H_
+#define WEFT_TESTS_SUPPORT_DIRECT_CALL_H_
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "grpcpp/grpcpp.h"
+#include "src/base/mutex.h"
+#include "src/base/worker.h"
+
+namespace weft {
+
+// What all kinds of calls have in common. `Call` is the interface by which a
+// `Reactor` speaks to gRPC.
+// Threads: Start from one thread, the others from any after Start. It lives
+// until Wait has returned.
+template <typename Call, typename Reactor>
+class DirectCall : public Call {
+ public:
+  // `wire` runs the reactor's reactions, but for OnCancel. It outlives the
+  // call, and other calls may share it.
+  explicit DirectCall(Worker* wire) : wire_(*wire) {}
+
+  [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
+
+  // The handler has returned; what it did already takes effect now.
+  void Start(Reactor* reactor) {
+    reactor_ = reactor;
+    this->BindReactor(reactor);
+    End();
+  }
+
+  // The client goes away, unless the call has ended.
+  void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
+    if (!Begin()) return;
+    context_.TryCancel();
+    reactor_->OnCancel();
+    End();
+  }
+
+  // The status, once the reactor is gone.
+  [[nodiscard]] grpc::Status Wait() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    while (!done_) changed_.Wait(&mu_);
+    return status_;
+  }
+
+  void Finish(grpc::Status status) override ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(&mu_);
+      status_ = std::move(status);
+    }
+    End();
+  }
+  void SendInitialMetadata() override {}
+
+ protected:
+  // Something begins that the reactor outlives. False: the call has ended.
+  bool Begin() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    if (under_way_ == 0) return false;
+    ++under_way_;
+    return true;
+  }
+  void End() ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (--under_way_ > 0) return;
+    }
+    wire_.Post([this] {
+      reactor_->OnDone();
+      MutexLock lock(&mu_);
+      done_ = true;
+      changed_.NotifyAll();
+    });
+  }
+  // Runs `task` on the wire. The reactor asks for it, so it is there.
+  template <typename Task>
+  void OnWire(Task task) {
+    (void)Begin();
+    wire_.Post([this, task = std::move(task)] {
+      task();
+      End();
+    });
+  }
+
+  // Set before the reactor asks for anything.
+  Reactor* reactor_ = nullptr;
+  grpc::CallbackServerContext context_;
+
+ private:
+  // gRPC calls these for its own calls.
+  void CallOnDone() override {}
+  grpc::internal::ServerReactor* reactor() override { return reactor_; }
+
+  Worker& wire_;
+  Mutex mu_;
+  CondVar changed_;
+  int under_way_ ABSL_GUARDED_BY(mu_) = 2;  // The handler and Finish.
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+using DirectUnary =
+    DirectCall<grpc::ServerCallbackUnary, grpc::ServerUnaryReactor>;
+
+// The server streams.
+template <typename Response>
+class DirectWriter final
+    : public DirectCall<grpc::ServerCallbackWriter<Response>,
+                        grpc::ServerWriteReactor<Response>> {
+ public:
+  using DirectWriter::DirectCall::DirectCall;
+
+  // What the client got. After Wait.
+  [[nodiscard]] const std::vector<Response>& received() const {
+    return received_;
+  }
+
+  void Write(const Response* message, grpc::WriteOptions) override {
+    this->OnWire([this, message] {
+      const bool ok = !this->context_.IsCancelled();
+      if (ok) received_.push_back(*message);
+      this->reactor_->OnWriteDone(ok);
+    });
+  }
+  void WriteAndFinish(const Response* message, grpc::WriteOptions options,
+                      grpc::Status status) override {
+    Write(message, options);
+    this->Finish(std::move(status));
+  }
+
+ private:
+  std::vector<Response> received_;  // Belongs to the wire until the end.
+};
+
+// The client streams `requests`, then half-closes.
+template <typename Request>
+class DirectReader final
+    : public DirectCall<grpc::ServerCallbackReader<Request>,
+                        grpc::ServerReadReactor<Request>> {
+ public:
+  DirectReader(Worker* wire, std::vector<Request> requests)
+      : DirectReader::DirectCall(wire), requests_(std::move(requests)) {}
+
+  void Read(Request* message) override {
+    this->OnWire([this, message] {
+      const bool ok = next_ < requests_.size() && !this->context_.IsCancelled();
+      if (ok) *message = requests_[next_++];
+      this->reactor_->OnReadDone(ok);
+    });
+  }
+
+ private:
+  const std::vector<Request> requests_;
+  size_t next_ = 0;  // Belongs to the wire.
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_DIRECT_CALL_H_
