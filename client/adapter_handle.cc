@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "client/call_metadata.h"
+
 namespace weft::client {
 
 AdapterHandle::AdapterHandle(std::shared_ptr<grpc::Channel> channel,
@@ -75,9 +77,7 @@ absl::Status AdapterHandle::Resync() {
   if (absl::Status idle = counter_->CheckIdle(); !idle.ok()) return idle;
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
-  if (!options_.token.empty()) {
-    context.AddMetadata("authorization", "Bearer " + options_.token);
-  }
+  AddCallMetadata(context, options_.token, adapter_id_);
   v1::GetAdapterRequest request;
   request.set_adapter_id(adapter_id_);
   v1::GetAdapterResponse response;

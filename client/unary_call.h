@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/call_metadata.h"
 #include "client/retry.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
@@ -30,6 +31,16 @@ struct CallOptions {
   RetryPolicy retry;
   std::string token;  // Sent as `authorization: Bearer ...` unless empty.
 };
+
+// The adapter that a request names; empty when it names none.
+template <typename Request>
+std::string AdapterOf(const Request& request) {
+  if constexpr (requires { request.adapter_id(); }) {
+    return request.adapter_id();
+  } else {
+    return std::string();
+  }
+}
 
 // Ownership: gRPC's callbacks keep it for as long as its call lasts; Start
 //            returns a handle that can only cancel.
@@ -61,9 +72,7 @@ class UnaryCall final
       if (cancelled_) context->TryCancel();
     }
     context->set_deadline(absl::ToChronoTime(deadline_));
-    if (!options_.token.empty()) {
-      context->AddMetadata("authorization", "Bearer " + options_.token);
-    }
+    AddCallMetadata(*context, options_.token, AdapterOf(request_));
     method_(context, &request_, &response_,
             [self = this->shared_from_this()](const grpc::Status& status) {
               self->OnAttempt(status);

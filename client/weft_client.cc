@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "client/call_metadata.h"
 #include "client/peft_folder.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -89,11 +90,10 @@ CallOptions Client::call_options(bool repeat) const {
   return options;
 }
 
-void Client::Prepare(grpc::ClientContext& context) const {
+void Client::Prepare(grpc::ClientContext& context,
+                     absl::string_view adapter_id) const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
-  if (!options_.token.empty()) {
-    context.AddMetadata("authorization", "Bearer " + options_.token);
-  }
+  AddCallMetadata(context, options_.token, adapter_id);
 }
 
 template <typename Async, typename Request, typename Response>
@@ -127,13 +127,23 @@ absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
   return std::move(*response->mutable_info());
 }
 
-absl::StatusOr<bool> Client::IsHealthy() {
-  // grpc.health.v1 without its stubs: the empty request asks for the whole
-  // server; SERVING is field 1 with value 1.
+absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
+  // grpc.health.v1 without its stubs: field 1 of the request is the service,
+  // the empty request asks for the whole server; SERVING is field 1 with value
+  // 1. A length below 128 is one byte.
+  if (service.size() > 127) {
+    return absl::InvalidArgumentError("service: longer than 127 bytes");
+  }
+  std::string message;
+  if (!service.empty()) {
+    message = absl::StrCat(
+        "\x0a", std::string(1, static_cast<char>(service.size())), service);
+  }
   grpc::ClientContext context;
   Prepare(context);
   grpc::GenericStub stub(channel_);
-  const grpc::ByteBuffer request(nullptr, 0);
+  const grpc::Slice sent(message);
+  const grpc::ByteBuffer request(&sent, 1);
   grpc::ByteBuffer response;
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
@@ -183,7 +193,7 @@ absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
                                                   const std::string& folder,
                                                   absl::string_view tenant) {
   grpc::ClientContext context;
-  Prepare(context);
+  Prepare(context, adapter_id);
   v1::ImportAdapterResponse response;
   const auto writer = adapters_->ImportAdapter(&context, &response);
   v1::ImportAdapterRequest request;
@@ -207,7 +217,7 @@ absl::Status Client::ExportAdapter(absl::string_view adapter_id,
                                    absl::string_view snapshot,
                                    const std::string& folder) {
   grpc::ClientContext context;
-  Prepare(context);
+  Prepare(context, adapter_id);
   v1::ExportAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
   request.set_snapshot(std::string(snapshot));
@@ -326,7 +336,7 @@ absl::Status Client::SampleStream(
     const v1::SampleRequest& request,
     const std::function<bool(const v1::SampleStreamResponse&)>& on_delta) {
   grpc::ClientContext context;
-  Prepare(context);
+  Prepare(context, request.adapter_id());
   v1::SampleStreamRequest outer;
   *outer.mutable_request() = request;
   const auto reader = sampling_->SampleStream(&context, outer);

@@ -60,8 +60,9 @@ class Client {
   [[nodiscard]] static std::unique_ptr<Client> Connect(ClientOptions options);
 
   [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
-  // Whether the server takes work now, by grpc.health.v1. Not repeated.
-  [[nodiscard]] absl::StatusOr<bool> IsHealthy();
+  // Whether a service is SERVING, by grpc.health.v1. Empty: the server takes
+  // work now; "liveness": its process is to be left alone. Not repeated.
+  [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   [[nodiscard]] absl::Status Drain();
 
   // Handles share the client's connection and may outlive the client. An empty
@@ -112,7 +113,8 @@ class Client {
                   std::shared_ptr<grpc::Channel> channel);
 
   CallOptions call_options(bool repeat = true) const;
-  void Prepare(grpc::ClientContext& context) const;
+  void Prepare(grpc::ClientContext& context,
+               absl::string_view adapter_id = "") const;
 
   // Waits for a call of one of the stubs' async methods.
   template <typename Async, typename Request, typename Response>

@@ -27,13 +27,16 @@ readonly BUILD_PACKAGES=(
 readonly TEST_PACKAGES=(
   clang clang-format clang-tidy curl prometheus shellcheck yamllint
 )
+# Builds images where no container engine runs: tests/deploy/build_image.sh.
+readonly IMAGE_PACKAGES=(buildah debootstrap)
 
 usage() {
   cat <<'EOF'
-Usage: deploy/setup.sh [--tests] [--cuda]
+Usage: deploy/setup.sh [--tests] [--image] [--cuda]
   --tests  also install what the tests need: linters, transformers, peft,
            matplotlib, and the full torch wheel set, which Python needs to
            import torch
+  --image  also install what building an image needs
   --cuda   install the full torch wheel set (implied where nvcc is found)
 Without options the smallest set is installed: enough to build and run weftd on
 the CPU, the demo and the Python client.
@@ -41,10 +44,12 @@ EOF
 }
 
 WITH_TESTS=0
+WITH_IMAGE=0
 WITH_CUDA=0
 for argument in "$@"; do
   case "${argument}" in
     --tests) WITH_TESTS=1 ;;
+    --image) WITH_IMAGE=1 ;;
     --cuda) WITH_CUDA=1 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup: unknown option ${argument}" >&2; usage >&2; exit 2 ;;
@@ -53,7 +58,7 @@ done
 if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
   WITH_CUDA=1
 fi
-readonly WITH_TESTS WITH_CUDA
+readonly WITH_TESTS WITH_IMAGE WITH_CUDA
 
 # say NAME STATE SECONDS: the one line a stage prints.
 say() { printf '[setup] %-24s %-10s %4s s\n' "$1" "$2" "$3"; }
@@ -123,6 +128,7 @@ install_packages() {
 debian_stage() {
   local wanted=("${BUILD_PACKAGES[@]}") missing
   if [[ "${WITH_TESTS}" == 1 ]]; then wanted+=("${TEST_PACKAGES[@]}"); fi
+  if [[ "${WITH_IMAGE}" == 1 ]]; then wanted+=("${IMAGE_PACKAGES[@]}"); fi
   mapfile -t missing < <(missing_packages "${wanted[@]}")
   if [[ "${#missing[@]}" == 0 ]]; then
     say "Debian packages" "up to date" 0

@@ -2,8 +2,9 @@
 # Installs, builds and runs the tests. Without arguments: every test, among
 # them (label ci) the sanitizer builds, the CUDA build where nvcc is found and
 # the format check. With arguments: only tests with one of these labels.
+# Label image, which builds a container image, runs only where it is named.
 #
-#   tests/run.sh                  # everything
+#   tests/run.sh                  # everything else
 #   tests/run.sh unit             # about three minutes once it is built
 #   tests/run.sh oracle deploy
 set -euo pipefail
@@ -24,7 +25,9 @@ heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
 
 cd "${ROOT}"
 heading "Install"
-deploy/setup.sh --tests
+packages=(--tests)
+if [[ " $* " == *" image "* ]]; then packages+=(--image); fi
+deploy/setup.sh "${packages[@]}"
 
 heading "Demo model"
 .venv/bin/python deploy/prepare_demo_model.py
@@ -38,6 +41,7 @@ arguments=(--test-dir build/cpu --output-on-failure --parallel "${JOBS}"
 if (($# > 0)); then
   labels="$(IFS='|' && echo "$*")"
   arguments+=(--label-regex "^(${labels})\$")
+  if [[ " $* " == *" image "* ]]; then arguments+=(--build-config image); fi
 fi
 heading "Test${labels:+ (labels ${labels})}"
 # Compute threads that wait must not spin: other tests want the core.

@@ -34,7 +34,8 @@ absl::Status Info(const Session& session) {
 }
 
 absl::Status Health(const Session& session) {
-  const auto healthy = session.client.IsHealthy();
+  const auto healthy =
+      session.client.IsHealthy(session.arguments.GetString("service"));
   if (!healthy.ok()) return healthy.status();
   const char* state = *healthy ? "SERVING" : "NOT_SERVING";
   if (session.json) {
@@ -53,7 +54,12 @@ absl::Status Drain(const Session& session) { return session.client.Drain(); }
 std::vector<Command> ServerCommands() {
   return {
       {"info", "What the server runs and accepts.", {}, {}, Info},
-      {"health", "Whether the server takes work: code 0 or 1.", {}, {}, Health},
+      {"health",
+       "Whether the server takes work: code 0 or 1.",
+       {},
+       {{"service", "NAME",
+         "\"liveness\": whether its process is to be left alone", ""}},
+       Health},
       {"drain", "Finish accepted work, take nothing new.", {}, {}, Drain},
   };
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "src/base/log.h"
 
 namespace weft {
 namespace {
@@ -88,7 +89,7 @@ void Progress::Print(bool last) {
   if (is_terminal_) {
     std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), last ? "\n" : "");
   } else {
-    std::fprintf(stderr, "%s\n", line.c_str());
+    Log(LogLevel::kInfo, line);
   }
 }
 

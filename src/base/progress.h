@@ -1,5 +1,5 @@
-// Progress of long work on stderr: a bar on a terminal, otherwise a line at
-// most every five seconds.
+// Progress of long work: a bar on stderr where that is a terminal, otherwise a
+// line of the log at most every five seconds.
 //
 //   Progress progress("loading weights", total_bytes, "B");
 //   progress.Add(bytes_read);

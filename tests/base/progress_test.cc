@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "src/base/log.h"
 
 namespace weft {
 namespace {
@@ -43,6 +44,16 @@ TEST(ProgressTest, AddsUpOverThreads) {
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               testing::HasSubstr("100% 200 files"));
+}
+
+TEST(ProgressTest, IsALineOfTheLogWithoutATerminal) {
+  SetLogFormat(LogFormat::kJson);
+  testing::internal::CaptureStderr();
+  Progress("count", 1, "files").Add(1);
+  const std::string output = testing::internal::GetCapturedStderr();
+  SetLogFormat(LogFormat::kText);
+  EXPECT_THAT(output, testing::StartsWith("{\"ts\":"));
+  EXPECT_THAT(output, testing::HasSubstr("\"msg\":\"count 100% 1 files"));
 }
 
 }  // namespace

@@ -236,6 +236,10 @@ TEST_F(ClientTest, KnowsWhetherTheServerTakesWork) {
   EXPECT_TRUE(*healthy);
   server_.StartDraining();
   EXPECT_FALSE(*client_->IsHealthy());
+  EXPECT_TRUE(*client_->IsHealthy("liveness"));
+  EXPECT_TRUE(absl::IsNotFound(client_->IsHealthy("fitness").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      client_->IsHealthy(std::string(128, 'a')).status()));
 }
 
 TEST_F(ClientTest, SendsTheToken) {
@@ -243,6 +247,36 @@ TEST_F(ClientTest, SendsTheToken) {
   options.token = "secret";
   ASSERT_TRUE(Client::Connect(options)->GetInfo().ok());
   EXPECT_EQ(server_.wire().authorization(), "Bearer secret");
+}
+
+TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
+  const auto names = [this](absl::string_view id) {
+    return server_.wire().adapter_id() == id;
+  };
+  auto adapter = Create();
+  EXPECT_TRUE(names("a"));
+  EXPECT_TRUE(client_->GetInfo().ok() && names(""));
+  EXPECT_TRUE(Train(*adapter).get().ok() && names("a"));
+  EXPECT_TRUE(client_->ListAdapters().ok() && names(""));
+  EXPECT_TRUE(adapter->Resync().ok() && names("a"));
+
+  v1::SampleRequest request;
+  request.add_prompt(1);
+  request.mutable_config()->set_max_tokens(1);
+  const auto keep = [](const v1::SampleStreamResponse&) { return true; };
+  EXPECT_TRUE(client_->SampleStream(request, keep).ok() && names(""));
+  request.set_adapter_id("a");
+  EXPECT_TRUE(client_->SampleStream(request, keep).ok() && names("a"));
+  EXPECT_TRUE(client_->GetInfo().ok() && names(""));
+  EXPECT_TRUE(client_->Sample(request).ok() && names("a"));
+
+  EXPECT_TRUE(client_->GetInfo().ok() && names(""));
+  const std::string folder = testing::TempDir() + "/named";
+  EXPECT_TRUE(client_->ExportAdapter("a", "", folder).ok() && names("a"));
+  EXPECT_TRUE(client_->ImportAdapter("b", folder).ok() && names("b"));
+  // Metadata cannot hold it: the server refuses it by its field.
+  EXPECT_TRUE(absl::IsInvalidArgument(client_->DeleteAdapter("\xc3\xa4\n")));
+  EXPECT_TRUE(names(""));
 }
 
 TEST_F(ClientTest, SaysThatNobodyListens) {

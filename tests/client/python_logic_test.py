@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import weft
+from weft._proto import adapters_pb2, sampling_pb2
 from weft.errors import make_error
 from weft.operations import Sleep
 from weft.retry import next_delay
+from weft.routing import adapter_metadata
 from weft.steps import Outcome, StepCounter
 from weft.threads import _Run
 
@@ -82,3 +84,17 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
     with pytest.raises(weft.Cancelled):
         run.future.result(timeout=5)
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
+def test_metadata_holds_no_id_that_it_cannot(adapter_id: str) -> None:
+    """gRPC would refuse the call; the server names the field that is wrong."""
+    request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
+    assert adapter_metadata(request) == ()
+
+
+def test_metadata_names_the_adapter_of_a_streams_request() -> None:
+    request = sampling_pb2.SampleStreamRequest(
+        request=sampling_pb2.SampleRequest(adapter_id="a-1")
+    )
+    assert adapter_metadata(request) == (("weft-adapter-id", "a-1"),)

@@ -61,6 +61,7 @@ TEST_F(WeftctlTest, HealthIsTheExitCode) {
   server_.StartDraining();
   EXPECT_EQ(Run({"health", "-o", "json", "--timeout=2s"}), 1);
   EXPECT_EQ(Json()["status"], "NOT_SERVING");
+  EXPECT_EQ(Run({"health", "--service", "liveness", "--timeout=2s"}), 0);
   EXPECT_EQ(Run({"health", "--server", "127.0.0.1:1", "--timeout=2s"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
 }

@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-K8S_FOLDERS = ("base", "overlays/dev-cpu")
+K8S = DEPLOY / "k8s"
+OVERLAYS = tuple(
+    sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
+)
+# Components that no overlay combines so.
+MIXES = (
+    "gpu durable",
+    "tls mtls monitoring",
+    "gpu tls mtls durable monitoring group",
+    "gpu durable replicas",
+)
+MANIFESTS = OVERLAYS + MIXES
 
 
 def tool(name: str) -> str:
@@ -40,24 +52,79 @@ def run(*command: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+def kustomize(folder: Path) -> str:
+    """What kubectl makes of a kustomization."""
+    return run(tool("kubectl"), "kustomize", str(folder))
+
+
 @functools.cache
-def render(folder: str) -> str:
-    """What `kubectl kustomize` makes of a folder under deploy/k8s."""
-    return run(tool("kubectl"), "kustomize", str(DEPLOY / "k8s" / folder))
+def render(name: str) -> str:
+    """The objects of an overlay, or of the base with the components named."""
+    if name in OVERLAYS:
+        return kustomize(K8S / "overlays" / name)
+    with tempfile.TemporaryDirectory() as folder:
+        # Kustomize refuses absolute paths.
+        root = Path(os.path.relpath(K8S, folder))
+        text = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [str(root / "base")],
+            "components": [str(root / "components" / part) for part in name.split()],
+        }
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(text))
+        return kustomize(Path(folder))
 
 
-def rendered_objects(folder: str) -> dict[str, list[dict[str, Any]]]:
+def rendered_objects(name: str) -> dict[str, list[dict[str, Any]]]:
     """The rendered objects by kind."""
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for item in yaml.safe_load_all(render(folder)):
+    for item in yaml.safe_load_all(render(name)):
         kinds.setdefault(item["kind"], []).append(item)
     return kinds
 
 
-def daemon() -> Path:
-    """Path of weftd; the test skips, and says so, when it was not built."""
+def by_name(name: str, kind: str) -> dict[str, dict[str, Any]]:
+    """The rendered objects of a kind by their names."""
+    objects = rendered_objects(name).get(kind, [])
+    return {item["metadata"]["name"]: item for item in objects}
+
+
+def pod(name: str) -> dict[str, Any]:
+    """The spec of the pod that serves: weftd's, or rank 0's of a group."""
+    kinds = rendered_objects(name)
+    if "LeaderWorkerSet" in kinds:
+        (group,) = kinds["LeaderWorkerSet"]
+        template = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    else:
+        (stateful,) = kinds["StatefulSet"]
+        template = stateful["spec"]["template"]
+    spec: dict[str, Any] = template["spec"]
+    return spec
+
+
+def configuration(name: str) -> dict[str, str]:
+    """weftd's variables."""
+    (config,) = (
+        item
+        for item in rendered_objects(name)["ConfigMap"]
+        if item["metadata"]["name"].startswith("weftd-config-")
+    )
+    data: dict[str, str] = config["data"]
+    return data
+
+
+def built(program: str) -> Path:
+    """Path of a program of the build; the test skips, and says so, without it."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    path = build / "server" / "weftd"
+    path = build / program
     if not path.exists():
         pytest.skip(f"{path} is not built: flags and ports were NOT checked")
     return path
+
+
+def daemon() -> Path:
+    return built("server/weftd")
+
+
+def weftctl() -> Path:
+    return built("client/weftctl/weftctl")

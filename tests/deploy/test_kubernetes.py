@@ -2,53 +2,113 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
-from deploy_files import DEPLOY, K8S_FOLDERS, ROOT, render, rendered_objects, run, tool
+import yaml
+from deploy_files import (
+    DEPLOY,
+    MANIFESTS,
+    ROOT,
+    by_name,
+    configuration,
+    pod,
+    render,
+    rendered_objects,
+    run,
+    tool,
+)
 
-both = pytest.mark.parametrize("folder", K8S_FOLDERS)
+every = pytest.mark.parametrize("name", MANIFESTS)
+SCHEMAS = Path(__file__).parent / "crd"
+LABELS = {"app.kubernetes.io/name": "weftd", "app.kubernetes.io/instance": "weftd"}
 
 
-@both
+def pod_templates(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Both templates of a LeaderWorkerSet as objects of Kubernetes' own."""
+    parts = group["spec"]["leaderWorkerTemplate"]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": name.lower()},
+            "template": parts[name],
+        }
+        for name in ("leaderTemplate", "workerTemplate")
+    ]
+
+
 @pytest.mark.parametrize("version", ["1.30.0", "1.37.0"])
-def test_rendered_objects_match_the_schemas(
-    folder: str, version: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "rendered.yaml"
-    file.write_text(render(folder))
-    run(tool("kubernetes-validate"), "--strict", "-k", version, str(file))
+def test_rendered_objects_match_the_schemas(version: str, tmp_path: Path) -> None:
+    files = []
+    for name in MANIFESTS:
+        objects = list(yaml.safe_load_all(render(name)))
+        for item in objects:
+            if item["kind"] == "LeaderWorkerSet":
+                objects += pod_templates(item)
+        own = [o for o in objects if not (SCHEMAS / f"{o['kind']}.json").exists()]
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(yaml.safe_dump_all(own))
+    command = [tool("kubernetes-validate"), "--strict", "-k", version]
+    output = run(*command, *map(str, files))
+    # A kind that it does not know is a warning alone.
+    assert "WARN" not in output, output
 
 
-def pod(folder: str) -> dict[str, Any]:
-    """The pod's spec."""
-    (stateful,) = rendered_objects(folder)["StatefulSet"]
-    spec: dict[str, Any] = stateful["spec"]["template"]["spec"]
-    return spec
+def check_custom(item: dict[str, Any]) -> None:
+    """Raises unless the object is as its CustomResourceDefinition says."""
+    schema = json.loads((SCHEMAS / f"{item['kind']}.json").read_text())
+    assert item["apiVersion"] == schema["apiVersion"]
+    jsonschema.validate(item["spec"], schema["spec"])
 
 
-@both
-def test_pod_has_no_privileges(folder: str) -> None:
-    spec = pod(folder)
-    assert spec["enableServiceLinks"] is False
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] == 10001
-    assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-    (container,) = spec["containers"]
-    context = container["securityContext"]
-    assert context["readOnlyRootFilesystem"] is True
-    assert context["allowPrivilegeEscalation"] is False
-    assert context["capabilities"]["drop"] == ["ALL"]
-    assert container["resources"]["limits"]["memory"]
-    assert not [v for v in spec["volumes"] if "hostPath" in v]
+@every
+def test_objects_of_other_projects_match_their_schemas(name: str) -> None:
+    for kind, items in rendered_objects(name).items():
+        for item in items if (SCHEMAS / f"{kind}.json").exists() else []:
+            check_custom(item)
 
 
-@both
-def test_probes_go_through_the_grpc_listener(folder: str) -> None:
-    (container,) = pod(folder)["containers"]
+def test_the_alerts_become_an_object_of_the_operator() -> None:
+    script = DEPLOY / "prometheus" / "as_prometheus_rule.sh"
+    item = yaml.safe_load(run(str(script), cwd=Path("/")))
+    check_custom(item)
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
+    assert item["spec"] == rules
+    item["spec"]["groups"][0]["rules"][0]["alrt"] = "x"
+    with pytest.raises(jsonschema.ValidationError):
+        check_custom(item)
+
+
+@every
+def test_pods_have_no_privileges(name: str) -> None:
+    kinds = rendered_objects(name)
+    pods = [item["spec"]["template"]["spec"] for item in kinds.get("Deployment", [])]
+    for group in kinds.get("LeaderWorkerSet", []):
+        pods += [item["template"]["spec"] for item in pod_templates(group)]
+    for spec in [pod(name), *pods]:
+        assert spec["enableServiceLinks"] is False
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 10001
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        (container,) = spec["containers"]
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert container["resources"]["limits"]["memory"]
+        assert not [v for v in spec["volumes"] if "hostPath" in v]
+
+
+@every
+def test_probes_go_through_the_grpc_listener(name: str) -> None:
+    (container,) = pod(name)["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     services = {
         "startupProbe": "weft.v1.TrainingService",
@@ -56,7 +116,19 @@ def test_probes_go_through_the_grpc_listener(folder: str) -> None:
         "readinessProbe": "weft.v1.TrainingService",
     }
     for probe, service in services.items():
-        assert container[probe]["grpc"] == {"port": ports["grpc"], "service": service}
+        if "WEFT_TLS_CERT" not in configuration(name):
+            wanted = {"port": ports["grpc"], "service": service}
+            assert container[probe]["grpc"] == wanted
+            continue
+        # The kubelet's gRPC probes speak no TLS.
+        assert "grpc" not in container[probe]
+        command = container[probe]["exec"]["command"]
+        assert command[:2] == ["weftctl", "health"]
+        assert f"--server=localhost:{ports['grpc']}" in command
+        assert ("--service=liveness" in command) == (service == "liveness")
+        (limit,) = (word for word in command if word.startswith("--timeout="))
+        seconds = int(limit.removeprefix("--timeout=").removesuffix("s"))
+        assert seconds < container[probe]["timeoutSeconds"]
 
 
 def heartbeat_limit() -> int:
@@ -71,7 +143,8 @@ def test_the_heartbeats_limit_is_the_documented_one() -> None:
     minutes = heartbeat_limit() // 60
     readme = (DEPLOY / "README.md").read_text()
     assert f"heartbeat is at most {minutes} minutes old" in readme
-    assert f"as the liveness probe does after {minutes} minutes" in readme
+    runbook = (DEPLOY / "RUNBOOK.md").read_text()
+    assert f"After {minutes} minutes\nthe liveness probe restarts" in runbook
     manifest = (DEPLOY / "k8s" / "base" / "statefulset.yaml").read_text()
     assert f"the engine's heartbeat is {minutes} minutes old" in manifest
 
@@ -83,43 +156,98 @@ def test_a_stalled_engine_is_told_before_its_pod_is_restarted() -> None:
     assert int(told[1]) + 60 < heartbeat_limit()
 
 
-@both
-def test_loading_is_given_half_an_hour_before_liveness_counts(folder: str) -> None:
-    (container,) = pod(folder)["containers"]
+@every
+def test_loading_is_given_half_an_hour_before_liveness_counts(name: str) -> None:
+    (container,) = pod(name)["containers"]
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
 
 
-@both
-def test_the_pod_outlives_its_drain(folder: str) -> None:
-    (config,) = rendered_objects(folder)["ConfigMap"]
-    drain = int(config["data"]["WEFT_DRAIN_TIMEOUT_SECONDS"])
-    assert pod(folder)["terminationGracePeriodSeconds"] >= drain + 30
+@every
+def test_the_pod_outlives_its_drain(name: str) -> None:
+    drain = int(configuration(name)["WEFT_DRAIN_TIMEOUT_SECONDS"])
+    assert pod(name)["terminationGracePeriodSeconds"] >= drain + 30
 
 
-@both
-def test_services_reach_the_ports_of_the_pod(folder: str) -> None:
-    (container,) = pod(folder)["containers"]
-    names = {port["name"] for port in container["ports"]}
-    services = rendered_objects(folder)["Service"]
-    assert len(services) == 3
-    for service in services:
+@every
+def test_services_reach_the_ports_of_their_pods(name: str) -> None:
+    (container,) = pod(name)["containers"]
+    pods = [(LABELS, container["ports"])]
+    for item in rendered_objects(name).get("Deployment", []):
+        template = item["spec"]["template"]
+        ports = template["spec"]["containers"][0]["ports"]
+        pods.append((template["metadata"]["labels"], ports))
+    for service in rendered_objects(name)["Service"]:
+        selector = {
+            key: value
+            for key, value in service["spec"]["selector"].items()
+            if key.startswith("app.kubernetes.io/")
+        }
+        assert len(selector) == 2
+        (ports,) = (p for labels, p in pods if selector.items() <= labels.items())
         for port in service["spec"]["ports"]:
-            assert port["targetPort"] in names
-    (stateful,) = rendered_objects(folder)["StatefulSet"]
-    headless = {
-        s["metadata"]["name"] for s in services if s["spec"].get("clusterIP") == "None"
-    }
-    assert headless == {stateful["spec"]["serviceName"]}
+            assert port["targetPort"] in {port["name"] for port in ports}
 
 
-def test_gpu_is_asked_for_in_base_alone() -> None:
-    def limits(folder: str) -> dict[str, str]:
-        (container,) = pod(folder)["containers"]
+def test_a_stateful_set_has_its_headless_service() -> None:
+    (stateful,) = rendered_objects("single-gpu")["StatefulSet"]
+    service = by_name("single-gpu", "Service")[stateful["spec"]["serviceName"]]
+    assert service["spec"]["clusterIP"] == "None"
+
+
+def test_gpus_are_asked_for_where_there_are_some() -> None:
+    def limits(name: str) -> dict[str, str]:
+        (container,) = pod(name)["containers"]
         return dict(container["resources"]["limits"])
 
-    assert limits("base")["nvidia.com/gpu"] == "1"
-    assert "nvidia.com/gpu" not in limits("overlays/dev-cpu")
+    assert "nvidia.com/gpu" not in limits("dev-cpu")
+    assert configuration("dev-cpu")["WEFT_DEVICE"] == "cpu"
+    for name in ("single-gpu", "multi-gpu", "replicas", "production"):
+        assert limits(name)["nvidia.com/gpu"] == "1"
+        assert configuration(name)["WEFT_DEVICE"] == "cuda"
+        assert pod(name)["containers"][0]["image"] == "weft:cuda"
+
+
+@every
+def test_a_client_needs_one_label_and_selectors_choose_these_pods(name: str) -> None:
+    policies = by_name(name, "NetworkPolicy")
+    budgets = by_name(name, "PodDisruptionBudget")
+    front = "weft-envoy" if "weft-envoy" in policies else "weftd"
+    (peer,) = policies[front]["spec"]["ingress"][0]["from"]
+    assert peer == {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"weft.dev/client": "true"}},
+    }
+    for item in [
+        policies["weftd"]["spec"]["podSelector"],
+        budgets["weftd"]["spec"]["selector"],
+    ]:
+        assert item == {"matchLabels": LABELS}
+    assert set(policies["weftd"]["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+
+
+@every
+def test_every_mounted_volume_exists(name: str) -> None:
+    kinds = rendered_objects(name)
+    (owner,) = kinds.get("StatefulSet") or kinds["LeaderWorkerSet"]
+    spec = owner["spec"].get("leaderWorkerTemplate", owner["spec"])
+    volumes = {volume["name"] for volume in pod(name)["volumes"]}
+    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    (container,) = pod(name)["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == volumes | claims
+    config = configuration(name)
+    paths = [v for v in config.values() if v.startswith(("/var/", "/etc/", "/models/"))]
+    assert len(paths) >= 2
+    for path in paths:
+        assert any(Path(path).is_relative_to(mount) for mount in mounts.values()), path
+
+
+def test_configuration_is_named_by_its_hash_everywhere() -> None:
+    for name in MANIFESTS:
+        names = set(by_name(name, "ConfigMap"))
+        used = set(re.findall(r"configMap(?:Ref)?:\n\s+name: (\S+)", render(name)))
+        assert used and used <= names, name
 
 
 def test_yamllint_finds_nothing() -> None:
@@ -128,3 +256,16 @@ def test_yamllint_finds_nothing() -> None:
         " braces: {max-spaces-inside: 1}, line-length: {max: 130}}}"
     )
     run(tool("yamllint"), "--strict", "-d", rules, str(DEPLOY))
+
+
+def test_a_misspelt_field_is_found(tmp_path: Path) -> None:
+    (policy,) = rendered_objects("dev-cpu")["NetworkPolicy"]
+    policy["spec"]["ingres"] = policy["spec"].pop("ingress")
+    file = tmp_path / "wrong.yaml"
+    file.write_text(yaml.safe_dump(policy))
+    done = subprocess.run(
+        [tool("kubernetes-validate"), "--strict", "-k", "1.30.0", str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0 and "ingres" in done.stdout + done.stderr

@@ -7,7 +7,17 @@ import subprocess
 
 import pytest
 import yaml
-from deploy_files import DEPLOY, K8S_FOLDERS, ROOT, daemon, render, rendered_objects
+from deploy_files import (
+    DEPLOY,
+    K8S,
+    OVERLAYS,
+    ROOT,
+    configuration,
+    daemon,
+    pod,
+    render,
+    weftctl,
+)
 
 # Variables of our scripts and of compose, which weftd does not read.
 NOT_THE_DAEMONS = {"WEFT_MODEL_FOLDER", "WEFT_BUILD_DIR", "WEFT_TORCH_DIR"}
@@ -24,21 +34,75 @@ def flags_of(help_text: str) -> set[str]:
     return set(re.findall(r"--([a-z][a-z-]+)", help_text))
 
 
-def named_variables() -> set[str]:
-    texts = [(DEPLOY / "Dockerfile").read_text(), *map(render, K8S_FOLDERS)]
-    texts.append((DEPLOY / "docker-compose.yml").read_text())
-    texts.append((DEPLOY / "README.md").read_text())
+def flag_of(variable: str) -> str:
+    return variable.removeprefix("WEFT_").lower().replace("_", "-")
+
+
+def variables_of(component: str) -> set[str]:
+    """Those that a component sets."""
+    text = (K8S / "components" / component / "kustomization.yaml").read_text()
+    return set(re.findall(r"- (WEFT_\w+)=", text))
+
+
+def missing_components(help_text: str) -> set[str]:
+    """Components of which weftd knows no flag: it was built without what they use."""
+    names = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
+    flags = flags_of(help_text) - {"insecure"}
+    return {
+        name
+        for name in names
+        if variables_of(name)
+        and not any(flag_of(variable) in flags for variable in variables_of(name))
+    }
+
+
+def named_variables(help_text: str) -> set[str]:
+    texts = [(DEPLOY / "Dockerfile").read_text(), *map(render, OVERLAYS)]
+    for path in (
+        "docker-compose.yml",
+        "README.md",
+        "RUNBOOK.md",
+        "systemd/weftd.env",
+        "systemd/weftd.service",
+    ):
+        texts.append((DEPLOY / path).read_text())
     names = set(re.findall(r"\bWEFT_[A-Z][A-Z_]*[A-Z]\b", "\n".join(texts)))
     cmake = re.findall(r"-D(WEFT_\w+)", "\n".join(texts))
-    return names - NOT_THE_DAEMONS - set(cmake)
+    later = [variables_of(name) for name in missing_components(help_text)]
+    return names - NOT_THE_DAEMONS - set(cmake) - set().union(*later)
 
 
 def test_every_variable_belongs_to_a_flag(help_text: str) -> None:
-    assert len(named_variables()) >= 10
+    assert len(named_variables(help_text)) >= 10
     flags = flags_of(help_text)
-    for variable in named_variables():
-        flag = variable.removeprefix("WEFT_").lower().replace("_", "-")
-        assert flag in flags, variable
+    for variable in named_variables(help_text):
+        assert flag_of(variable) in flags, variable
+
+
+@pytest.mark.parametrize("component", ["gpu", "tls", "mtls", "durable"])
+def test_variables_of_a_component_belong_to_flags(
+    component: str, help_text: str
+) -> None:
+    if component in missing_components(help_text):
+        pytest.skip(f"this weftd has no flags of component {component}: NOT checked")
+    for variable in variables_of(component):
+        assert flag_of(variable) in flags_of(help_text), variable
+
+
+def test_probes_use_flags_that_weftctl_has() -> None:
+    done = subprocess.run(
+        [str(weftctl()), "health", "--help"], text=True, capture_output=True, check=True
+    )
+    (container,) = pod("tls mtls monitoring")["containers"]
+    named = {
+        flag
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+        for flag in flags_of(" ".join(container[probe]["exec"]["command"]))
+    }
+    assert {"server", "service", "timeout"} <= named & flags_of(done.stdout)
+    if "ca" not in flags_of(done.stdout):
+        pytest.skip("this weftctl has no TLS: its flags were NOT checked")
+    assert named <= flags_of(done.stdout)
 
 
 def test_every_flag_in_commands_exists(help_text: str) -> None:
@@ -56,23 +120,34 @@ def test_default_ports_are_those_of_the_manifests(help_text: str) -> None:
     assert "127.0.0.1:50051" in help_text
     assert "127.0.0.1:9400" in help_text
     assert "EXPOSE 50051 9400" in (DEPLOY / "Dockerfile").read_text()
-    for folder in K8S_FOLDERS:
-        (stateful,) = rendered_objects(folder)["StatefulSet"]
-        (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    for name in OVERLAYS:
+        (container,) = pod(name)["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports == {"grpc": 50051, "metrics": 9400}
 
 
-def test_configuration_of_the_manifests_is_accepted(help_text: str) -> None:
-    if "--check-config" not in help_text:
-        pytest.skip("this weftd has no --check-config")
-    for folder in K8S_FOLDERS:
-        (config,) = rendered_objects(folder)["ConfigMap"]
-        done = subprocess.run(
-            [str(daemon()), "--check-config"],
-            env={**config["data"]},
-            text=True,
-            capture_output=True,
-            cwd=ROOT,
-        )
-        assert done.returncode == 0, done.stderr
+def check_config(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(daemon()), "--check-config"],
+        env=variables,
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_configuration_of_the_manifests_is_accepted(name: str, help_text: str) -> None:
+    variables = configuration(name)
+    for component in missing_components(help_text):
+        if variables_of(component) & set(variables) - {"WEFT_INSECURE"}:
+            pytest.skip(f"this weftd has no flags of component {component}")
+    done = check_config(variables)
+    assert done.returncode == 0, done.stderr
+
+
+def test_configuration_of_the_unit_is_accepted() -> None:
+    lines = (DEPLOY / "systemd" / "weftd.env").read_text().splitlines()
+    variables = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    done = check_config(variables)
+    assert done.returncode == 0, done.stderr

@@ -1,21 +1,27 @@
-"""Alert rules: valid, tested one by one, and each with a line in the runbook."""
+"""Alert rules: valid, tested one by one, and each with a section of the runbook."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import yaml
-from deploy_files import DEPLOY, run, tool
+from deploy_files import DEPLOY, ROOT, run, tool
 
 FOLDER = DEPLOY / "prometheus"
+RUNBOOK = DEPLOY / "RUNBOOK.md"
+METRIC = re.compile(r"\b((?:weft|grpc_server|process)_[a-z_]+)")
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    rules = yaml.safe_load((FOLDER / "rules.yml").read_text())
+    return [
+        rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule
+    ]
 
 
 def alerts() -> set[str]:
-    rules = yaml.safe_load((FOLDER / "rules.yml").read_text())
-    return {
-        rule["alert"]
-        for group in rules["groups"]
-        for rule in group["rules"]
-        if "alert" in rule
-    }
+    return {rule["alert"] for rule in alert_rules()}
 
 
 def test_configuration_and_rules_are_valid() -> None:
@@ -36,6 +42,54 @@ def test_every_alert_has_a_firing_and_a_quiet_test() -> None:
     assert quiet == alerts()
 
 
-def test_every_alert_is_in_the_runbook() -> None:
-    text = (DEPLOY / "README.md").read_text()
-    assert not [name for name in alerts() if f"`{name}`" not in text]
+def anchor(title: str) -> str:
+    """What a heading's link is called."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
+def sections() -> dict[str, str]:
+    """The runbook's sections by the names of their links."""
+    _, *parts = re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)
+    return {
+        anchor(title): text
+        for title, _, text in (part.partition("\n") for part in parts)
+    }
+
+
+def test_every_alert_links_its_section_of_the_runbook() -> None:
+    found = sections()
+    for rule in alert_rules():
+        link = f"{RUNBOOK.relative_to(ROOT)}#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == link
+        text = found[rule["alert"].lower()]
+        # What the alert measures is where one looks first.
+        metrics = set(METRIC.findall(rule["expr"])) - {"grpc_code"}
+        bases = {re.sub(r"_(bucket|sum|count)$", "", name) for name in metrics}
+        for name in bases - {"weft_startup_phase"}:
+            assert name in text, (rule["alert"], name)
+    for link in re.findall(r"\]\(#([\w-]+)\)", RUNBOOK.read_text()):
+        assert link in found, link
+
+
+def exported() -> set[str]:
+    """Names in the sources that make metrics."""
+    sources = [
+        path for folder in ("src", "server") for path in (ROOT / folder).rglob("*.cc")
+    ]
+    texts = (path.read_text() for path in sources)
+    return {name for text in texts for name in re.findall(r'"(\w+)"', text)}
+
+
+def test_every_metric_of_the_runbook_is_exported() -> None:
+    known = exported()
+    named = set(METRIC.findall(RUNBOOK.read_text()))
+    assert len(named) > 20
+    assert named <= known, sorted(named - known)
+
+
+def test_the_readme_has_every_metric_and_no_other() -> None:
+    table = (DEPLOY / "README.md").read_text().split("## Metrics", 1)[1]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in METRIC.findall(row)}
+    assert len(named) > 40
+    assert named == {name for name in exported() if METRIC.fullmatch(name)}

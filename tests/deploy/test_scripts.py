@@ -11,7 +11,7 @@ from deploy_files import DEPLOY, ROOT, run, tool
 
 SCRIPTS = sorted(
     [
-        *DEPLOY.glob("*.sh"),
+        *DEPLOY.rglob("*.sh"),
         *ROOT.glob("tests/*.sh"),
         *ROOT.glob("tests/*/*.sh"),
         ROOT / ".ci" / "run",

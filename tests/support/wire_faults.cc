@@ -83,6 +83,7 @@ void WireFaults::Reset() {
   lost_.clear();
   retry_hint_.reset();
   authorization_.clear();
+  adapter_id_.clear();
 }
 
 void WireFaults::LoseReply(std::string rpc, grpc::Status instead) {
@@ -100,6 +101,11 @@ std::string WireFaults::authorization() const {
   return authorization_;
 }
 
+std::string WireFaults::adapter_id() const {
+  MutexLock lock(&mu_);
+  return adapter_id_;
+}
+
 void WireFaults::Received(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
   MutexLock lock(&mu_);
@@ -107,6 +113,10 @@ void WireFaults::Received(
   if (token != metadata.end()) {
     authorization_.assign(token->second.begin(), token->second.end());
   }
+  const auto adapter = metadata.find("weft-adapter-id");
+  adapter_id_ = adapter == metadata.end() ? std::string()
+                                          : std::string(adapter->second.begin(),
+                                                        adapter->second.end());
 }
 
 grpc::Status WireFaults::Sending(const std::string& rpc,

@@ -33,6 +33,8 @@ class WireFaults {
   void SetRetryHint(std::optional<int> milliseconds) ABSL_LOCKS_EXCLUDED(mu_);
   // The token that the last call brought.
   [[nodiscard]] std::string authorization() const ABSL_LOCKS_EXCLUDED(mu_);
+  // The adapter that the last call named in its metadata; empty: it named none.
+  [[nodiscard]] std::string adapter_id() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // For the interceptor.
   using Metadata = std::multimap<std::string, std::string>;
@@ -51,6 +53,7 @@ class WireFaults {
   std::deque<std::pair<std::string, grpc::Status>> lost_ ABSL_GUARDED_BY(mu_);
   std::optional<int> retry_hint_ ABSL_GUARDED_BY(mu_);
   std::string authorization_ ABSL_GUARDED_BY(mu_);
+  std::string adapter_id_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft

@@ -16,16 +16,29 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 StrPath = str | os.PathLike[str]
 
 
+class ImportRequests(Iterator[adapters_pb2.ImportAdapterRequest]):
+    """The messages of an import, and the id of the adapter that they make."""
+
+    def __init__(
+        self, adapter_id: str, messages: Iterator[adapters_pb2.ImportAdapterRequest]
+    ) -> None:
+        self.adapter_id = adapter_id
+        self._messages = messages
+
+    def __next__(self) -> adapters_pb2.ImportAdapterRequest:
+        return next(self._messages)
+
+
 def import_requests(
     adapter_id: str, folder: StrPath, tenant: str | None = None
-) -> Iterator[adapters_pb2.ImportAdapterRequest]:
+) -> ImportRequests:
     """The messages of an import; files are read as the call consumes them."""
     paths = [Path(folder, name) for name in FILES]
     for path in paths:
         if not path.is_file():
             raise InvalidArgument(f"no {path.name} in {folder}")
     options = adapters_pb2.ImportOptions(adapter_id=adapter_id, tenant=tenant or "")
-    return _read(options, paths)
+    return ImportRequests(adapter_id, _read(options, paths))
 
 
 def _read(

@@ -12,6 +12,7 @@ from weft.channel import Security
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
+from weft.routing import adapter_metadata
 
 T = TypeVar("T")
 
@@ -61,7 +62,9 @@ class TaskDriver:
             await asyncio.sleep(effect.seconds)
             return None
         call = self._callable(effect.method)(
-            effect.request, timeout=effect.timeout, metadata=self._metadata
+            effect.request,
+            timeout=effect.timeout,
+            metadata=self._metadata + adapter_metadata(effect.request),
         )
         slot = effect.slot
         if slot is not None:
@@ -86,7 +89,8 @@ class TaskDriver:
         timeout: float,
     ) -> AsyncIterator[ResponseT]:
         """Messages of a download; leaving the loop early cancels it."""
-        call = self._callable(method)(request, timeout=timeout, metadata=self._metadata)
+        metadata = self._metadata + adapter_metadata(request)
+        call = self._callable(method)(request, timeout=timeout, metadata=metadata)
         try:
             async for message in call:
                 yield message

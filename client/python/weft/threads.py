@@ -18,6 +18,7 @@ from weft.channel import Security
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
+from weft.routing import adapter_metadata
 
 T = TypeVar("T")
 # Both a grpc.Future and a grpc.Call, which have no common type.
@@ -118,7 +119,9 @@ class ThreadDriver:
     def start(self, call: Call) -> CallFuture:
         request = call.request
         return self._callable(call.method).future(
-            request, timeout=call.timeout, metadata=self._metadata
+            request,
+            timeout=call.timeout,
+            metadata=self._metadata + adapter_metadata(request),
         )
 
     def submit(self, operation: Operation[T]) -> Future[T]:
@@ -144,7 +147,8 @@ class ThreadDriver:
         timeout: float,
     ) -> Iterator[ResponseT]:
         """Messages of a download; leaving the loop early cancels it."""
-        call = self._callable(method)(request, timeout=timeout, metadata=self._metadata)
+        metadata = self._metadata + adapter_metadata(request)
+        call = self._callable(method)(request, timeout=timeout, metadata=metadata)
         try:
             yield from call
         except grpc.RpcError as error:

@@ -1,0 +1,178 @@
+"""What each component adds: groups of ranks, TLS, durability, monitoring."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from deploy_files import (
+    DEPLOY,
+    K8S,
+    ROOT,
+    by_name,
+    configuration,
+    pod,
+    rendered_objects,
+)
+from test_prometheus import alert_rules
+
+EVERYTHING = "gpu tls mtls durable monitoring group"
+# What the controller sets before the variables that name them.
+CONTROLLERS = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
+
+
+def group(name: str) -> dict[str, Any]:
+    (item,) = rendered_objects(name)["LeaderWorkerSet"]
+    parts: dict[str, Any] = item["spec"]["leaderWorkerTemplate"]
+    return parts
+
+
+def containers(name: str) -> list[dict[str, Any]]:
+    """The leader's and a worker's."""
+    parts = group(name)
+    found = []
+    for template in ("leaderTemplate", "workerTemplate"):
+        (container,) = parts[template]["spec"]["containers"]
+        found.append(container)
+    return found
+
+
+def test_ranks_get_the_environment_that_weftd_reads() -> None:
+    source = (ROOT / "src" / "config" / "world.cc").read_text()
+    read = set(re.findall(r'read(?:, |\()"([A-Z_]+)"', source))
+    torchruns = {name for name in read if name.startswith("TORCHELASTIC_")}
+    for container in containers("multi-gpu"):
+        values = {entry["name"]: entry["value"] for entry in container["env"]}
+        assert read - torchruns <= set(values)
+        named = set(re.findall(r"\$\((\w+)\)", " ".join(values.values())))
+        assert named == CONTROLLERS
+        assert values["RANK"] == "$(LWS_WORKER_INDEX)"
+        # One rank a pod.
+        assert (values["LOCAL_RANK"], values["LOCAL_WORLD_SIZE"]) == ("0", "1")
+
+
+@pytest.mark.parametrize("name", ["multi-gpu"])
+def test_a_group_has_as_many_pods_as_ranks(name: str) -> None:
+    config = configuration(name)
+    ranks = int(config["WEFT_TENSOR_PARALLEL_SIZE"])
+    ranks *= int(config["WEFT_DATA_PARALLEL_SIZE"])
+    assert group(name)["size"] == ranks
+    assert group(name)["restartPolicy"] == "RecreateGroupOnPodRestart"
+
+
+@pytest.mark.parametrize("name", ["multi-gpu", EVERYTHING])
+def test_workers_are_the_leader_without_probes(name: str) -> None:
+    leader, worker = containers(name)
+    probes = {"startupProbe", "readinessProbe", "livenessProbe"}
+    assert probes <= set(leader) and not probes & set(worker)
+    for field in set(leader) - probes:
+        assert worker[field] == leader[field], field
+    kinds = rendered_objects(name)
+    assert "StatefulSet" not in kinds
+    for service in kinds["Service"]:
+        index = service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"]
+        assert index == "0"
+
+
+def test_a_groups_pod_is_that_of_one_gpu() -> None:
+    assert pod("multi-gpu")["volumes"] == pod("single-gpu")["volumes"]
+    (single,) = pod("single-gpu")["containers"]
+    leader, _ = containers("multi-gpu")
+    config = {"env", "envFrom"}
+    assert set(leader) - config == set(single) - config
+    for field in set(single) - config:
+        assert leader[field] == single[field], field
+
+
+def test_ranks_reach_each_other_and_nobody_else_reaches_them() -> None:
+    policy = by_name("multi-gpu", "NetworkPolicy")["weftd-ranks"]["spec"]
+    ranks = {"podSelector": policy["podSelector"]}
+    assert policy["ingress"] == [{"from": [ranks]}]
+    assert policy["egress"] == [{"to": [ranks]}]
+
+
+@pytest.mark.parametrize("name", ["production", EVERYTHING])
+def test_tls_leaves_no_plaintext(name: str) -> None:
+    config = configuration(name)
+    assert config["WEFT_INSECURE"] == "false"
+    mounts = {m["name"]: m for m in pod(name)["containers"][0]["volumeMounts"]}
+    for mount, variables in {
+        "tls": ("WEFT_TLS_CERT", "WEFT_TLS_KEY"),
+        "tokens": ("WEFT_AUTH_TOKENS_FILE",),
+    }.items():
+        assert mounts[mount]["readOnly"] is True
+        # The kubelet renews folders, never single files.
+        assert "subPath" not in mounts[mount]
+        for variable in variables:
+            assert config[variable].startswith(mounts[mount]["mountPath"] + "/")
+    for volume in pod(name)["volumes"]:
+        if "secret" in volume:
+            assert volume["secret"]["defaultMode"] == 0o440
+
+
+def test_mutual_tls_gives_the_probes_a_certificate() -> None:
+    config = configuration(EVERYTHING)
+    assert "WEFT_TLS_CLIENT_CA" in config
+    assert "WEFT_TLS_CLIENT_CA" not in configuration("production")
+    (container,) = pod(EVERYTHING)["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        command = container[probe]["exec"]["command"]
+        assert f"--client-cert={config['WEFT_TLS_CERT']}" in command
+        assert f"--client-key={config['WEFT_TLS_KEY']}" in command
+
+
+def test_the_log_has_a_volume_of_its_own() -> None:
+    (stateful,) = rendered_objects("gpu durable")["StatefulSet"]
+    claims = [c["metadata"]["name"] for c in stateful["spec"]["volumeClaimTemplates"]]
+    assert claims == ["checkpoints", "state"]
+    mounts = {m["name"]: m for m in pod("gpu durable")["containers"][0]["volumeMounts"]}
+    folder = configuration("gpu durable")["WEFT_STATE_DIR"]
+    assert folder.startswith(mounts["state"]["mountPath"] + "/")
+    assert not folder.startswith(configuration("gpu durable")["WEFT_CHECKPOINT_DIR"])
+
+
+def test_the_operator_scrapes_the_job_that_alerts_name() -> None:
+    (monitor,) = rendered_objects("production")["ServiceMonitor"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    (relabeling,) = endpoint["relabelings"]
+    assert relabeling["targetLabel"] == "job"
+    named = re.findall(r'job="(\w+)"', " ".join(r["expr"] for r in alert_rules()))
+    assert set(named) == {relabeling["replacement"]}
+    chosen = [
+        service
+        for service in rendered_objects("production")["Service"]
+        if monitor["spec"]["selector"]["matchLabels"].items()
+        <= service["metadata"]["labels"].items()
+    ]
+    (service,) = chosen
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_grafana_gets_every_dashboard() -> None:
+    shipped = {
+        path.name: path.read_text() for path in (DEPLOY / "grafana").glob("*.json")
+    }
+    item = by_name("production", "ConfigMap")["weft-dashboards"]
+    assert item["data"] == shipped
+    assert item["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_the_readme_says_which_overlay_and_which_component_to_choose() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    for folder in ("overlays", "components"):
+        for path in (K8S / folder).glob("*/kustomization.yaml"):
+            name = path.parent.name
+            shown = (
+                f"`k8s/overlays/{name}`" if folder == "overlays" else f"| `{name}` |"
+            )
+            assert shown in text, name
+
+
+def test_components_are_listed_in_an_order_that_works() -> None:
+    """The group copies the pod: it comes after what changes the pod."""
+    for path in K8S.glob("overlays/*/kustomization.yaml"):
+        listed = yaml.safe_load(path.read_text()).get("components", [])
+        names = [name.rpartition("/")[2] for name in listed]
+        assert "group" not in names[:-1], path

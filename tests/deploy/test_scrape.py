@@ -1,0 +1,142 @@
+"""A Prometheus that scrapes a live weftd: what dashboards and alerts ask has data."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy_files import DEPLOY, ROOT, daemon, tool
+from test_dashboards import DASHBOARDS, expressions
+from test_prometheus import alert_rules
+
+sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
+
+import generate  # noqa: E402
+
+generate.ensure_stubs()
+
+import daemon as daemon_module  # noqa: E402
+import models  # noqa: E402
+
+import weft  # noqa: E402
+
+LIMIT_SECONDS = 30.0
+
+
+class Prometheus:
+    """One process with the shipped configuration, but for target and interval."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+        config = yaml.safe_load(text)
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(DEPLOY / "prometheus" / "rules.yml")]
+        config["scrape_configs"] = [
+            job for job in config["scrape_configs"] if job["job_name"] == "weft"
+        ]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    tool("prometheus"),
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address={self.address}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def get(self, path: str, **parameters: str) -> Any:
+        query = urllib.parse.urlencode(parameters)
+        url = f"http://{self.address}/api/v1/{path}?{query}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        return list(self.get("query", query=expression)["result"])
+
+    def wait_for(self, expression: str) -> None:
+        limit = time.monotonic() + LIMIT_SECONDS
+        while True:
+            assert self.process.poll() is None, "prometheus has ended"
+            try:
+                if self.query(expression):
+                    return
+            except OSError:
+                pass  # It does not listen yet.
+            assert time.monotonic() < limit, expression
+            time.sleep(0.1)
+
+
+def work(process: Any) -> None:
+    """Some of everything that metrics count."""
+    with process.client() as client:
+        for name in ("a", "b", "c"):
+            adapter = client.create_adapter(name, rank=4)
+            adapter.forward_backward([weft.Datum.next_token([5, 6, 7, 8])])
+            adapter.optim_step(learning_rate=1e-3)
+            adapter.sample([5, 6, 7], max_tokens=4, stop=[])
+        adapter.save("first")
+        adapter.load("first")
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    daemon()
+    folder = tmp_path_factory.mktemp("scrape")
+    model = models.tiny_model("llama-tied")
+    flags = ("--max-resident-adapters=2", "--tenant-weights=a=1")
+    with daemon_module.running(model, folder / "weftd", *flags) as process:
+        server = Prometheus(folder, process.metrics_address)
+        try:
+            # Rates need a value before the work and one after it.
+            server.wait_for("weft_optim_steps_total == 0")
+            work(process)
+            server.wait_for("rate(weft_optim_steps_total[5m]) > 0")
+            yield server
+        finally:
+            server.process.terminate()
+            server.process.wait()
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda p: p.stem)
+def test_every_query_of_a_dashboard_has_data(
+    path: Path, prometheus: Prometheus
+) -> None:
+    for expression in expressions(path):
+        # A panel of a CUDA device leaves out the zeros of a CPU.
+        asked = expression.removesuffix(" > 0")
+        assert prometheus.query(asked), expression
+
+
+def test_the_page_is_scraped_as_the_alerts_name_it(prometheus: Prometheus) -> None:
+    (up,) = prometheus.query('up{job="weft"}')
+    assert up["value"][1] == "1"
+    # A failure of the page's format would be told here.
+    (target,) = prometheus.get("targets")["activeTargets"]
+    assert target["health"] == "up" and not target["lastError"]
+
+
+def test_every_alert_is_evaluated_and_quiet(prometheus: Prometheus) -> None:
+    groups = prometheus.get("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    names = {rule["name"] for rule in rules if rule["type"] == "alerting"}
+    assert names == {rule["alert"] for rule in alert_rules()}
+    prometheus.wait_for("instance:weft_train_tokens:rate5m")
+    for rule in prometheus.get("rules")["groups"][0]["rules"]:
+        assert rule["health"] == "ok" and not rule.get("alerts"), rule

@@ -1,0 +1,50 @@
+"""The systemd unit: well formed, confined, and patient with a drain."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from deploy_files import DEPLOY, run
+
+UNIT = DEPLOY / "systemd" / "weftd.service"
+# How much of the system the service could reach, of 10: systemd's own measure.
+LEAST_CONFINED = 2.0
+
+
+def analyze(*words: str) -> str:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine: the unit was NOT verified")
+    return run("systemd-analyze", *words)
+
+
+def settings(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE))
+
+
+def test_systemd_finds_nothing(tmp_path: Path) -> None:
+    copy = tmp_path / UNIT.name
+    # The program need not be installed here.
+    copy.write_text(UNIT.read_text().replace("/opt/weft/bin/weftd", "/bin/true"))
+    assert analyze("verify", "--man=no", "--recursive-errors=no", str(copy)) == ""
+    copy.write_text(copy.read_text().replace("LimitNOFILE", "LimitNOFILES"))
+    assert "Unknown key" in analyze("verify", "--man=no", str(copy))
+
+
+def test_the_service_is_confined() -> None:
+    output = analyze("security", "--offline=true", "--no-pager", str(UNIT))
+    level = re.search(r"exposure level for weftd.service: ([\d.]+)", output)
+    assert level and float(level[1]) <= LEAST_CONFINED
+
+
+def test_the_unit_waits_for_the_drain_and_owns_its_state() -> None:
+    unit = settings(UNIT)
+    environment = settings(DEPLOY / "systemd" / "weftd.env")
+    drain = int(environment["WEFT_DRAIN_TIMEOUT_SECONDS"])
+    assert int(unit["TimeoutStopSec"]) >= drain + 30
+    assert unit["KillSignal"] == "SIGTERM"
+    state = Path("/var/lib") / unit["StateDirectory"]
+    assert Path(environment["WEFT_CHECKPOINT_DIR"]).is_relative_to(state)
+    assert unit["EnvironmentFile"] == "/etc/weft/weftd.env"
