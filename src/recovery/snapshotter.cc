@@ -49,6 +49,7 @@ void Snapshotter::GoOn() {
         {{"reason", status.message()}});
     not_before_ = absl::Now() + kRetry;
     pending_.clear();
+    images_.clear();  // Some of them may not be there.
     phase_ = Phase::kIdle;
   } else if (!pending_.empty()) {
     if (in_flight < kMaxFilesInFlight) Copy(*pending_.begin());
@@ -70,10 +71,13 @@ void Snapshotter::Begin() {
   for (const AdapterKey key : desk.Keys()) {
     records::AdapterRecord& record = adapters_[key] = Describe(key);
     const auto image = images_.find(key);
-    if (image == images_.end()) {
-      pending_.insert(key);
-    } else {
+    if (image != images_.end()) {
       record.image = image->second;
+    } else if (const ImageFile file = context_.adapters.File(key);
+               file.durable) {
+      record.image = RecordOf(key, file.name, context_.adapters.Image(key));
+    } else {
+      pending_.insert(key);
     }
   }
 }
@@ -98,6 +102,19 @@ records::AdapterRecord Snapshotter::Describe(AdapterKey key) const {
     record.origin = records::ReplyRecord{.step = history.origin->step,
                                          .digest = history.origin->digest,
                                          .result = *history.origin->result};
+  }
+  return record;
+}
+
+records::ImageRecord Snapshotter::RecordOf(
+    AdapterKey key, const std::string& file,
+    const lora::AdapterImage& image) const {
+  records::ImageRecord record{.file = file,
+                              .optim_steps = image.optim_steps,
+                              .versions = {},
+                              .snapshots = context_.adapters.Snapshots(key)};
+  for (const lora::VersionImage& version : image.versions) {
+    record.versions.push_back(version.number);
   }
   return record;
 }
@@ -127,13 +144,8 @@ void Snapshotter::Copy(AdapterKey key) {
       if (tensor->defined()) *tensor = tensor->clone();
     }
   });
-  records::ImageRecord record{.file = context_.recorder.NewImageName(),
-                              .optim_steps = image.optim_steps,
-                              .versions = {},
-                              .snapshots = context_.adapters.Snapshots(key)};
-  for (const lora::VersionImage& version : image.versions) {
-    record.versions.push_back(version.number);
-  }
+  const records::ImageRecord record =
+      RecordOf(key, context_.recorder.NewImageName(), image);
   adapters_.at(key).image = record;
   images_[key] = record;
   const auto size = static_cast<int64_t>(
@@ -163,9 +175,7 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
         blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
       }
     }));
-    WEFT_RETURN_IF_ERROR(spilled.durable
-                             ? journal::ReadImage(*folder_, spilled.name, blocks)
-                             : spill_.Read(spilled.name, blocks));
+    WEFT_RETURN_IF_ERROR(spill_.Read(spilled.name, blocks));
   }
   std::vector<std::span<const float>> blocks;
   for (const at::Tensor* tensor : image.Tensors()) {
@@ -189,15 +199,18 @@ void Snapshotter::Finish() {
   MutexLock lock(&mu_);
   ++files_in_flight_;
   context_.PostIo([this, sequence = first_sequence_, keep = std::move(keep),
-                   bytes = Encode(snapshot_)]() mutable {
-    absl::Status status =
-        folder_->WriteSnapshot({.next_sequence = sequence, .bytes = bytes});
+                   snapshot = std::move(snapshot_)]() mutable {
+    const size_t adapters = snapshot.adapters.size();
+    absl::Status status = folder_->WriteSnapshot(
+        {.next_sequence = sequence, .bytes = Encode(snapshot)});
     if (status.ok()) {
       keep.merge(context_.recorder.Images());
       status = folder_->Cut(sequence, keep);
     }
-    Log(LogLevel::kInfo, "snapshot written",
-        {{"records_before", sequence}, {"images", keep.size()}});
+    if (status.ok()) {
+      Log(LogLevel::kInfo, "snapshot written, log cut",
+          {{"adapters", adapters}, {"next_record", sequence}});
+    }
     MutexLock inner(&mu_);
     --files_in_flight_;
     status_ = status;

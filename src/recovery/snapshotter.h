@@ -49,6 +49,9 @@ class Snapshotter {
   void Begin();
   // What the adapter is, without its image.
   [[nodiscard]] records::AdapterRecord Describe(AdapterKey key) const;
+  [[nodiscard]] records::ImageRecord RecordOf(
+      AdapterKey key, const std::string& file,
+      const lora::AdapterImage& image) const;
   // Copies the adapter and has the copy written.
   void Copy(AdapterKey key);
   // I/O thread: writes the copy, whose tensors may be in a spill file.

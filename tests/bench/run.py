@@ -18,6 +18,7 @@ sys.path[:0] = [
     str(REPOSITORY / "client" / "python"),
 ]
 
+import durability  # noqa: E402
 import group_prompt  # noqa: E402
 import load  # noqa: E402
 import logprobs  # noqa: E402
@@ -31,6 +32,7 @@ import soak  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
+    "durability": durability.main,
     "group_prompt": group_prompt.main,
     "load": load.main,
     "logprobs": logprobs.main,

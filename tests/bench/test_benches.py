@@ -273,6 +273,12 @@ def test_residency(capsys: Any, tiny: tuple[str, str]) -> None:
     assert result["ratio"]["speed paged/resident, 5 adapters"]["value"] > 0
 
 
+def test_durability(capsys: Any, tiny: tuple[str, str]) -> None:
+    result = quick("durability", capsys, *tiny, "--adapters", "3", "--length", "16")
+    assert result["ratio"]["speed recorded/forgotten"]["value"] > 0
+    assert result["ours"]["recorded"]["log_bytes_per_step"] > 0
+
+
 def test_soak_counts_every_step_once(capsys: Any) -> None:
     size = ("--clients", "6", "--adapters", "18", "--resident", "4", "--seconds", "6")
     result = quick("soak", capsys, *size, "--processes", "1", "--pause", "0.1")

@@ -1,0 +1,121 @@
+"""What it costs that a step is on disk before it is answered: tokens per second
+of many small adapters that train at once, with --state-dir and without, in
+turns; bytes of the log for a step; and how long a start takes that has all of
+them to put back. Losses must be the same to the bit of rounding either way, and
+the adapters after the start those from before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import inputs
+import report
+from processes import RANK, running, scratch
+
+import weft
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    sides: dict[str, list[dict[str, Any]]] = {"recorded": [], "forgotten": []}
+    with scratch() as work:
+        for turn in range(options.rounds):
+            for side, runs in sides.items():
+                runs.append(measure(options, work / f"{side}{turn}", side))
+                print(f"durability: {side} {runs[-1]}", file=sys.stderr)
+        _expect_same_losses(sides)
+    best = {
+        side: max(runs, key=lambda run: float(run["tokens_per_second"]))
+        for side, runs in sides.items()
+    }
+    result = {
+        "bench": "durability",
+        "ours": best,
+        "peer": {},
+        "ratio": {
+            "speed recorded/forgotten": report.ratio(
+                best["recorded"]["tokens_per_second"]
+                / best["forgotten"]["tokens_per_second"],
+                at_least=0.97,
+            ),
+            "seconds of a start": report.ratio(best["recorded"]["restart_seconds"]),
+        },
+        "config": {
+            "model": options.model.name,
+            "adapters": options.adapters,
+            "tokens": options.length,
+            "rank": RANK,
+            "threads": options.threads,
+        },
+    }
+    report.emit_ratios(result, options.output)
+    return 0
+
+
+def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any]:
+    """`reps` rounds of a gradient and a step of every adapter, all in flight."""
+    work.mkdir(parents=True)
+    state = work / "state"
+    flags = ["--state-dir", str(state)] if side == "recorded" else []
+    rows = inputs.rows(options.model, options.adapters, options.length + 1)
+    data = [[weft.Datum.next_token(row)] for row in rows]
+    result: dict[str, Any] = {}
+    with running(options, work, *flags) as (_, client):
+        adapters = [
+            client.create_adapter(f"a{i}", rank=RANK, seed=i)
+            for i in range(options.adapters)
+        ]
+
+        def step(number: int) -> float:
+            loss = adapters[number].forward_backward(data[number]).metrics["loss:sum"]
+            adapters[number].optim_step(learning_rate=1e-4)
+            return float(loss)
+
+        with ThreadPoolExecutor(options.adapters) as pool:
+            list(pool.map(step, range(options.adapters)))
+            before = log_bytes(state)
+            start = time.perf_counter()
+            losses = [
+                list(pool.map(step, range(options.adapters)))
+                for _ in range(options.reps)
+            ]
+            seconds = time.perf_counter() - start
+        tokens = options.adapters * options.length * options.reps
+        result["tokens_per_second"] = tokens / seconds
+        result["losses"] = losses
+        steps = 2 * options.adapters * options.reps
+        result["log_bytes_per_step"] = (log_bytes(state) - before) / steps
+        known = {a.adapter_id: (a.last_step, a.version) for a in client.adapters()}
+    if side == "recorded":
+        start = time.perf_counter()
+        with running(options, work, *flags) as (_, client):
+            result["restart_seconds"] = time.perf_counter() - start
+            again = {a.adapter_id: (a.last_step, a.version) for a in client.adapters()}
+        if again != known:
+            raise AssertionError("a start did not put all adapters back")
+    return result
+
+
+def log_bytes(state: Path) -> int:
+    folder = state / "log"
+    return sum(file.stat().st_size for file in folder.iterdir()) if state.exists() else 0
+
+
+def _expect_same_losses(sides: dict[str, list[dict[str, Any]]]) -> None:
+    runs = [run.pop("losses") for both in sides.values() for run in both]
+    for other in runs[1:]:
+        for ours, expected in zip(sum(other, []), sum(runs[0], []), strict=True):
+            report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("durability", __doc__)
+    parser.add_argument("--adapters", type=int, default=64)
+    parser.add_argument("--length", type=int, default=64, help="tokens of a step")
+    return report.parse_with_model(parser, arguments)
