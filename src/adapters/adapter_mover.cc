@@ -113,8 +113,7 @@ void AdapterMover::FromDisk(const sched::Move& move) {
                    bytes = context_.adapters.ImageBytes(move.adapter),
                    file = context_.adapters.File(move.adapter),
                    image = context_.adapters.Image(move.adapter)]() mutable {
-    absl::Status status =
-        ReadImage(spill_, context_.state, file, size, image);
+    absl::Status status = ReadImage(spill_, context_.state, file, size, image);
     context_.dispatcher.Post(
         [this, move, bytes, file, status = std::move(status),
          image = std::move(image)](const absl::Status& open) mutable {

@@ -31,8 +31,8 @@ struct EngineContext {
   const journal::StateFolder* state;  // Null: there is no --state-dir.
   // Runs before an adapter's tensors or snapshots change, or it goes.
   std::function<void(AdapterKey)> before_change;
-  Worker& io;                         // Reads and writes files.
-  Worker& replies;                    // Runs the callbacks of clients.
+  Worker& io;       // Reads and writes files.
+  Worker& replies;  // Runs the callbacks of clients.
 
   // Runs `task` on the I/O thread; a drain waits for it. Any thread.
   void PostIo(std::function<void()> task) const {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 
 namespace weft::dispatch {
 namespace {
@@ -67,18 +68,25 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
         absl::StrCat("adapter_id: '", id, "' exists"));
   }
   if (static_cast<int>(s_.adapters.size()) >= s_.options.max_adapters) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("all ", s_.options.max_adapters,
-                     " adapter slots are in use (--max-adapters); delete one"));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "all ", s_.options.max_adapters,
+            " adapter slots are in use (--max-adapters); delete one")),
+        {.name = "ALL_ADAPTER_SLOTS_IN_USE",
+         .values = {{"limit", absl::StrCat(s_.options.max_adapters)}}});
   }
   const auto of_tenant = std::ranges::count_if(s_.adapters, [&](const auto& a) {
     return a.second.info.tenant == tenant;
   });
   if (of_tenant >= s_.options.max_adapters_per_tenant) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("all ", s_.options.max_adapters_per_tenant,
-                     " adapter slots of tenant '", tenant,
-                     "' are in use (--max-adapters-per-tenant); delete one"));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "all ", s_.options.max_adapters_per_tenant,
+            " adapter slots of tenant '", tenant,
+            "' are in use (--max-adapters-per-tenant); delete one")),
+        {.name = "ALL_ADAPTER_SLOTS_IN_USE",
+         .values = {{"limit", absl::StrCat(s_.options.max_adapters_per_tenant)},
+                    {"tenant", tenant}}});
   }
   return absl::OkStatus();
 }

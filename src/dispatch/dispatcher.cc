@@ -101,11 +101,11 @@ std::optional<Work> Dispatcher::ChooseMove() {
         const AdapterRecord* record = state_.Find(adapter);
         const bool task = record != nullptr && !record->tasks.empty();
         const bool pinned = record != nullptr && record->pinned;
-        return sched::Demand{.busy =
-                                 pinned || state_.scheduler.IsRunning(adapter),
-                             .ready = static_cast<sched::WorkKinds>(
-                                 state_.scheduler.ReadyKinds(adapter) |
-                                 (task ? sched::kTask : 0))};
+        return sched::Demand{
+            .busy = pinned || state_.scheduler.IsRunning(adapter),
+            .ready = static_cast<sched::WorkKinds>(
+                state_.scheduler.ReadyKinds(adapter) |
+                (task ? sched::kTask : 0))};
       };
   const auto bytes_of = [this](AdapterKey adapter)
                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {

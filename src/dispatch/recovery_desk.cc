@@ -107,9 +107,8 @@ std::vector<AdapterKey> RecoveryDesk::Keys() const {
 AdapterHistory RecoveryDesk::HistoryOf(AdapterKey key) const {
   MutexLock lock(&s_.mu);
   const AdapterRecord& record = s_.adapters.at(key);
-  AdapterHistory history{.info = s_.InfoOf(key),
-                         .replies = {},
-                         .origin = record.origin};
+  AdapterHistory history{
+      .info = s_.InfoOf(key), .replies = {}, .origin = record.origin};
   for (const auto& [step, done] : record.replays.done()) {
     if (done.result == nullptr) continue;
     history.replies.push_back(

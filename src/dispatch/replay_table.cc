@@ -5,13 +5,17 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 
 namespace weft::dispatch {
 namespace {
 
 absl::Status OtherPayload(uint64_t step) {
-  return absl::AlreadyExistsError(
-      absl::StrCat("step ", step, " was sent before with another payload"));
+  return WithReason(
+      absl::AlreadyExistsError(
+          absl::StrCat("step ", step, " was sent before with another payload")),
+      {.name = "STEP_HAS_ANOTHER_PAYLOAD",
+       .values = {{"step", absl::StrCat(step)}}});
 }
 
 }  // namespace

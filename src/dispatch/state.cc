@@ -4,12 +4,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 
 namespace weft::dispatch {
 
 absl::Status NoSuchAdapter(const std::string& adapter_id) {
-  return absl::NotFoundError(
-      absl::StrCat("adapter_id: '", adapter_id, "' does not exist"));
+  return WithReason(
+      absl::NotFoundError(
+          absl::StrCat("adapter_id: '", adapter_id, "' does not exist")),
+      {.name = "NO_SUCH_ADAPTER", .values = {{"adapter", adapter_id}}});
 }
 
 namespace {
@@ -33,7 +36,9 @@ State::State(const Options& opts, Environment environment)
 
 absl::Status State::CheckOpen() const {
   if (draining || stopping) {
-    return absl::UnavailableError("the server is draining; try another one");
+    return WithReason(
+        absl::UnavailableError("the server is draining; try another one"),
+        {.name = "DRAINING", .values = {}});
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
 namespace weft::dispatch {
@@ -13,10 +14,16 @@ namespace {
 using Verdict = ReplayTable::Verdict;
 
 absl::Status StaleEpoch(uint64_t epoch, const AdapterRecord& record) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "epoch: ", epoch, " of adapter '", record.info.adapter_id,
-      "' has ended, the present one is ", record.info.epoch,
-      "; its state is durable up to step ", record.info.durable_step));
+  const AdapterInfo& info = record.info;
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "epoch: ", epoch, " of adapter '", info.adapter_id,
+          "' has ended, the present one is ", info.epoch,
+          "; its state is durable up to step ", info.durable_step)),
+      {.name = "STALE_EPOCH",
+       .values = {{"adapter", info.adapter_id},
+                  {"epoch", absl::StrCat(info.epoch)},
+                  {"durable_step", absl::StrCat(info.durable_step)}}});
 }
 
 absl::StatusOr<StepResultPtr> Share(absl::StatusOr<StepResult> result) {
@@ -60,7 +67,8 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
     return replay(origin->result);
   }
   const uint64_t epoch = EpochOf(request);
-  if (epoch != 0 && epoch != record.info.epoch) return StaleEpoch(epoch, record);
+  if (epoch != 0 && epoch != record.info.epoch)
+    return StaleEpoch(epoch, record);
   WEFT_ASSIGN_OR_RETURN(ReplayTable::Answer answer,
                         record.replays.Lookup(step, digest));
   if (answer.verdict == Verdict::kReplay) {
@@ -191,16 +199,16 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
   const AdapterRecord* record = s_.Find(work.adapter);
   const bool recorded =
       s_.options.records_steps && record != nullptr && result.ok();
-  s_.env.post_durable(
-      [this, recorded, adapter = work.adapter,
-       epoch = recorded ? record->info.epoch : 0, step = work.step,
-       waiters = std::move(work.waiters), result = std::move(result)] {
-        if (recorded) NoteDurable(adapter, epoch, step);
-        // Whoever joined the first call's step is told that it ran once.
-        for (const StepWork::Waiter& waiter : waiters) {
-          waiter.done(result, /*replayed=*/&waiter != &waiters.front());
-        }
-      });
+  s_.env.post_durable([this, recorded, adapter = work.adapter,
+                       epoch = recorded ? record->info.epoch : 0,
+                       step = work.step, waiters = std::move(work.waiters),
+                       result = std::move(result)] {
+    if (recorded) NoteDurable(adapter, epoch, step);
+    // Whoever joined the first call's step is told that it ran once.
+    for (const StepWork::Waiter& waiter : waiters) {
+      waiter.done(result, /*replayed=*/&waiter != &waiters.front());
+    }
+  });
 }
 
 bool StepDesk::FinishSlice(uint64_t id) {
@@ -230,10 +238,10 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
   RestartNumbers(load, last_step, *record);
   s_.scheduler.Finished(load.id, /*ok=*/true);
   s_.residency.Used(load.adapter, sched::kTraining);
-  const auto result = std::make_shared<const StepResult>(
-      s_.InfoOf(load.adapter));
-  record->origin = LoadOrigin{
-      .step = load.step, .digest = *load.digest, .result = result};
+  const auto result =
+      std::make_shared<const StepResult>(s_.InfoOf(load.adapter));
+  record->origin =
+      LoadOrigin{.step = load.step, .digest = *load.digest, .result = result};
   ended = s_.steps.extract(load.id);
   if (!ended.empty()) Answer(*ended.mapped(), result);
 }

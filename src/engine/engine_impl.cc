@@ -110,8 +110,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       manager_(&context_, &mover_,
                [this](uint64_t step_id) { trainer_.Forget(step_id); }),
       snapshots_(&context_, parts_.state.get(), parts_.spill.get()),
-      recovery_(&context_, &manager_, &trainer_, &step_executor_,
-                &snapshots_) {
+      recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_) {
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
   if (parts_.memory.has_value()) memory_metrics_.Set(*parts_.memory);
   adapter_io_.RemoveStaleFiles();

@@ -54,7 +54,7 @@ struct EngineParts {
   std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
   std::string model_name;
   std::unique_ptr<SpillFolder> spill;
-  std::optional<MemorySplit> memory;  // On CUDA.
+  std::optional<MemorySplit> memory;            // On CUDA.
   std::unique_ptr<journal::StateFolder> state;  // Null: no --state-dir.
 };
 

@@ -104,9 +104,9 @@ struct ReleaseRecord {
   std::string name;
 };
 
-using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
-                            GivenUpRecord, BatchRecord, DoneRecord,
-                            LoadedRecord, ReleaseRecord>;
+using Record =
+    std::variant<AdapterRecord, RemovedRecord, BeginRecord, GivenUpRecord,
+                 BatchRecord, DoneRecord, LoadedRecord, ReleaseRecord>;
 
 // All adapters at one place of the log.
 struct Snapshot {

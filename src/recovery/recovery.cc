@@ -45,8 +45,7 @@ lora::AdapterImage ImageOf(const records::ImageRecord& record) {
 
 }  // namespace
 
-void Recovery::Start(
-    std::function<void(absl::StatusOr<RecoveryReport>)> done) {
+void Recovery::Start(std::function<void(absl::StatusOr<RecoveryReport>)> done) {
   done_ = std::move(done);
   context_.dispatcher.Post([this](const absl::Status& open) {
     absl::Status status = open;
@@ -125,9 +124,9 @@ void Recovery::Advance() {
     absl::StatusOr<records::Record> record =
         records::DecodeRecord((*bytes)->bytes);
     if (!record.ok()) {
-      Finish(absl::DataLossError(absl::StrCat("record ", (*bytes)->sequence,
-                                              " of the log: ",
-                                              record.status().message())));
+      Finish(absl::DataLossError(
+          absl::StrCat("record ", (*bytes)->sequence,
+                       " of the log: ", record.status().message())));
       return;
     }
     ++report_.records;
@@ -137,8 +136,8 @@ void Recovery::Advance() {
         Advance();
       } else {
         Finish(absl::Status(status.code(),
-                            absl::StrCat("record ", sequence, " of the log: ",
-                                         status.message())));
+                            absl::StrCat("record ", sequence,
+                                         " of the log: ", status.message())));
       }
     };
     std::visit([this, &next](auto& kind) { Apply(kind, next); }, *record);
@@ -167,8 +166,8 @@ void Recovery::Finish(const absl::Status& status) {
 }
 
 void Recovery::Apply(records::AdapterRecord& adapter, const Next& next) {
-  context_.dispatcher.recovery().Reserve(
-      static_cast<uint64_t>(adapter.key) + 1, adapter.epoch);
+  context_.dispatcher.recovery().Reserve(static_cast<uint64_t>(adapter.key) + 1,
+                                         adapter.epoch);
   ++report_.adapters;
   context_.dispatcher.adapters().WhenSlot(
       [this, adapter = std::move(adapter), next](const absl::Status& room) {
@@ -218,9 +217,8 @@ void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
   for (const sched::TrainSlice& slice : batch.slices) {
     const auto step = begun_.find(slice.work_id);
     if (step == begun_.end()) {
-      next(absl::DataLossError(absl::StrCat("a batch names request ",
-                                            slice.work_id,
-                                            ", which has not begun")));
+      next(absl::DataLossError(absl::StrCat(
+          "a batch names request ", slice.work_id, ", which has not begun")));
       return;
     }
     keys.push_back(step->second.step.adapter);
@@ -271,7 +269,8 @@ absl::Status Recovery::RunAgain(const records::DoneRecord& done) {
   if (context_.adapters.Find(done.key) == nullptr) return absl::OkStatus();
   steps_.Run(desk.BeginStep(done.key, done.step, done.digest, *done.request));
   const dispatch::StepResultPtr result = desk.ResultOf(done.key, done.step);
-  if (done.step > 0 && (result == nullptr || !SameResult(*result, done.result))) {
+  if (done.step > 0 &&
+      (result == nullptr || !SameResult(*result, done.result))) {
     ++report_.mismatches;
     Log(LogLevel::kWarning, "a step has another result than it had",
         {{"adapter", context_.dispatcher.adapters().NameOf(done.key)},
@@ -284,16 +283,18 @@ void Recovery::Apply(records::LoadedRecord& loaded, const Next& next) {
   const AdapterKey key = loaded.key;
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
   context_.dispatcher.recovery().Reserve(1, loaded.epoch);
-  WithAdapters({key}, [this, loaded = std::move(loaded)]() -> absl::Status {
-    const lora::Adapter* adapter = context_.adapters.Find(loaded.key);
-    if (adapter == nullptr) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(
-        lora::AdapterState state,
-        ReadState(*context_.state, loaded.file,
-                  adapter->layout().num_parameters()));
-    state.optim_steps = loaded.optim_steps;
-    return Install(loaded, state);
-  }, next);
+  WithAdapters(
+      {key},
+      [this, loaded = std::move(loaded)]() -> absl::Status {
+        const lora::Adapter* adapter = context_.adapters.Find(loaded.key);
+        if (adapter == nullptr) return absl::OkStatus();
+        WEFT_ASSIGN_OR_RETURN(lora::AdapterState state,
+                              ReadState(*context_.state, loaded.file,
+                                        adapter->layout().num_parameters()));
+        state.optim_steps = loaded.optim_steps;
+        return Install(loaded, state);
+      },
+      next);
 }
 
 absl::Status Recovery::Install(const records::LoadedRecord& loaded,

@@ -26,7 +26,8 @@ bool Snapshotter::IsDue() const {
   const records::Recorder& recorder = context_.recorder;
   const EngineOptions& options = context_.options;
   return recorder.recording() && absl::Now() >= not_before_ &&
-         (recorder.bytes() > static_cast<uint64_t>(options.snapshot_log_bytes) ||
+         (recorder.bytes() >
+              static_cast<uint64_t>(options.snapshot_log_bytes) ||
           recorder.cost() > absl::Seconds(options.snapshot_replay_seconds));
 }
 
@@ -94,9 +95,8 @@ records::AdapterRecord Snapshotter::Describe(AdapterKey key) const {
                                 .last_step = info.last_step,
                                 .created_at = info.created_at};
   for (const dispatch::StoredReply& reply : history.replies) {
-    record.replies.push_back({.step = reply.step,
-                              .digest = reply.digest,
-                              .result = *reply.result});
+    record.replies.push_back(
+        {.step = reply.step, .digest = reply.digest, .result = *reply.result});
   }
   if (history.origin) {
     record.origin = records::ReplyRecord{.step = history.origin->step,
@@ -148,8 +148,8 @@ void Snapshotter::Copy(AdapterKey key) {
       RecordOf(key, context_.recorder.NewImageName(), image);
   adapters_.at(key).image = record;
   images_[key] = record;
-  const auto size = static_cast<int64_t>(
-      context_.adapters.Facts(key).info.num_parameters);
+  const auto size =
+      static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
   context_.PostIo([this, name = record.file, size, bytes, spilled,
                    copied = std::move(copied),
                    image = std::move(image)]() mutable {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 
 namespace weft::sched {
 namespace {
@@ -27,24 +28,27 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (step == 0) {
     return item.kind == WorkKind::kAdapterOp ? 0 : HighestAccepted() + 1;
   }
-  const auto text = [&](const std::string& problem) {
-    return absl::StrCat("step ", step, " of adapter \"", name_, "\" ", problem,
-                        "; expected step ", LowestFree());
+  const auto refused = [&](absl::StatusCode code, const std::string& problem) {
+    return WithReason(
+        absl::Status(code,
+                     absl::StrCat("step ", step, " of adapter \"", name_, "\" ",
+                                  problem, "; expected step ", LowestFree())),
+        {.name = "STEP_OUT_OF_ORDER",
+         .values = {{"adapter", name_},
+                    {"step", absl::StrCat(step)},
+                    {"expected_step", absl::StrCat(LowestFree())}}});
   };
-  if (step <= last_step_) {
-    return absl::FailedPreconditionError(text("is in the past"));
-  }
-  if (applied_ahead_.contains(step)) {
-    return absl::AlreadyExistsError(text("was applied"));
-  }
-  if (Taken(step)) {
-    return absl::AlreadyExistsError(text("is waiting or running"));
-  }
+  using enum absl::StatusCode;
+  if (step <= last_step_) return refused(kFailedPrecondition, "is in the past");
+  if (applied_ahead_.contains(step))
+    return refused(kAlreadyExists, "was applied");
+  if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
   // Steps without a gap before them may run ahead as far as the queue is long.
   if (step - last_step_ > reorder_window_ &&
       step - LowestFree() > reorder_window_) {
-    return absl::FailedPreconditionError(
-        text(absl::StrCat("is more than ", reorder_window_, " steps ahead")));
+    return refused(
+        kFailedPrecondition,
+        absl::StrCat("is more than ", reorder_window_, " steps ahead"));
   }
   return step;
 }

@@ -1,6 +1,7 @@
 #include "src/sched/queue_room.h"
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 
 namespace weft::sched {
 namespace {
@@ -17,17 +18,27 @@ bool TokensFit(const Load& load, int64_t tokens, int64_t max_tokens) {
 
 absl::Status TooManyRequests(const Load& load, const std::string& whose,
                              const char* limit, int64_t max_requests) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the queue is full: ", load.requests, " requests", whose,
-                   " wait, ", limit, " is ", max_requests));
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                        "the queue is full: ", load.requests, " requests",
+                        whose, " wait, ", limit, " is ", max_requests)),
+                    {.name = "QUEUE_FULL",
+                     .values = {{"flag", limit},
+                                {"limit", absl::StrCat(max_requests)},
+                                {"waiting", absl::StrCat(load.requests)}}});
 }
 
 absl::Status TooManyTokens(const Load& load, const std::string& whose,
                            int64_t tokens, const char* limit,
                            int64_t max_tokens) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the queue is full: ", load.tokens, " tokens", whose, " wait, ", tokens,
-      " more would exceed ", limit, " ", max_tokens));
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "the queue is full: ", load.tokens, " tokens", whose, " wait, ",
+          tokens, " more would exceed ", limit, " ", max_tokens)),
+      {.name = "QUEUE_FULL",
+       .values = {{"flag", limit},
+                  {"limit", absl::StrCat(max_tokens)},
+                  {"waiting", absl::StrCat(load.tokens)},
+                  {"asked", absl::StrCat(tokens)}}});
 }
 
 }  // namespace

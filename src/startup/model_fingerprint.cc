@@ -26,7 +26,8 @@ std::string Samples(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes = absl::StrCat(size, ":");
   std::string buffer(kSampleBytes, 0);
-  for (const uint64_t begin : {uint64_t{0}, size / 2, size - std::min(size, kSampleBytes)}) {
+  for (const uint64_t begin :
+       {uint64_t{0}, size / 2, size - std::min(size, kSampleBytes)}) {
     file.clear();
     file.seekg(static_cast<std::streamoff>(begin));
     file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
@@ -41,8 +42,8 @@ absl::StatusOr<std::string> ModelFingerprint(const EngineOptions& options) {
   const fs::path folder(options.model_dir);
   std::ifstream config(folder / "config.json");
   if (!config) {
-    return absl::NotFoundError(absl::StrCat("--model=", options.model_dir,
-                                            " has no config.json"));
+    return absl::NotFoundError(
+        absl::StrCat("--model=", options.model_dir, " has no config.json"));
   }
   std::stringstream text;
   text << config.rdbuf();

@@ -121,29 +121,28 @@ void StepExecutor::Load(const dispatch::StepTask& step,
                         const LoadCheckpointRequest& request) {
   context_.PostIo([this, step, request] {
     const absl::Time start = absl::Now();
-    absl::StatusOr<LoadedCheckpoint> loaded =
-        context_.files.Load(request);
+    absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
     std::string image;
     if (loaded.ok()) {
-      const absl::Status kept =
-          KeepState(context_, loaded->state, image);
+      const absl::Status kept = KeepState(context_, loaded->state, image);
       if (!kept.ok()) loaded = kept;
     }
-    context_.dispatcher.Post([this, step, request, image,
-                              loaded = std::move(loaded)](
-                                 const absl::Status& open) mutable {
-      if (!open.ok()) return;  // The step has been told.
-      const absl::Status status =
-          Install(step, request, std::move(loaded), image);
-      if (!status.ok()) Complete(step, status);
-    });
+    context_.dispatcher.Post(
+        [this, step, request, image,
+         loaded = std::move(loaded)](const absl::Status& open) mutable {
+          if (!open.ok()) return;  // The step has been told.
+          const absl::Status status =
+              Install(step, request, std::move(loaded), image);
+          if (!status.ok()) Complete(step, status);
+        });
   });
 }
 
-absl::Status StepExecutor::Install(
-    const dispatch::StepTask& step, const LoadCheckpointRequest& request,
-    absl::StatusOr<LoadedCheckpoint> loaded, const std::string& image) {
+absl::Status StepExecutor::Install(const dispatch::StepTask& step,
+                                   const LoadCheckpointRequest& request,
+                                   absl::StatusOr<LoadedCheckpoint> loaded,
+                                   const std::string& image) {
   WEFT_RETURN_IF_ERROR(loaded.status());
   lora::Adapter* adapter = context_.adapters.Find(step.adapter);
   if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);

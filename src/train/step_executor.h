@@ -31,9 +31,10 @@ class StepExecutor {
             const LoadCheckpointRequest& request);
   // Puts a checkpoint that has been read into the step's adapter, which may be
   // gone, and completes the step unless it returns an error.
-  [[nodiscard]] absl::Status Install(
-      const dispatch::StepTask& step, const LoadCheckpointRequest& request,
-      absl::StatusOr<LoadedCheckpoint> loaded, const std::string& image);
+  [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
+                                     const LoadCheckpointRequest& request,
+                                     absl::StatusOr<LoadedCheckpoint> loaded,
+                                     const std::string& image);
   void Publish(const dispatch::StepTask& step,
                const PublishSnapshotRequest& request);
   void Complete(

@@ -125,10 +125,8 @@ class Interpreter {
           .adamw = {.learning_rate = static_cast<double>(payload)},
           .deadline = deadline};
     } else {
-      request = LoadCheckpointRequest{.adapter_id = adapter,
-                                      .name = "n",
-                                      .step = step,
-                                      .epoch = epoch};
+      request = LoadCheckpointRequest{
+          .adapter_id = adapter, .name = "n", .step = step, .epoch = epoch};
     }
     handles_[call] = dispatcher().steps().Submit(
         std::move(request), std::move(item), StepAnswer(call));

@@ -94,8 +94,8 @@ TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {
                             .step = 4},
       PublishSnapshotRequest{.adapter_id = "a", .name = "n", .step = 5}};
   for (const StepRequest& request : requests) {
-    const DoneRecord done = Again(DoneRecord{
-        .key = AdapterKey{1}, .request = request, .result = {}});
+    const DoneRecord done = Again(
+        DoneRecord{.key = AdapterKey{1}, .request = request, .result = {}});
     ASSERT_TRUE(done.request.has_value());
     EXPECT_EQ(done.request->index(), request.index());
     EXPECT_EQ(PayloadDigest(*done.request), PayloadDigest(request));
@@ -130,26 +130,26 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   const Snapshot snapshot{
       .next_key = 12,
       .last_epoch = 34,
-      .adapters = {{.key = AdapterKey{4},
-                    .adapter_id = "a",
-                    .tenant = "t",
-                    .config = Config(),
-                    .epoch = 33,
-                    .last_step = 21,
-                    .created_at = absl::FromUnixMicros(1234567),
-                    .image = ImageRecord{.file = "f",
-                                         .optim_steps = 6,
-                                         .versions = {7, 3},
-                                         .snapshots = {{"s", 3}}},
-                    .replies = {{.step = 20,
-                                 .digest = "d",
-                                 .result = PublishedSnapshot{.version = 3}}},
-                    .origin = ReplyRecord{
-                        .step = 2,
-                        .digest = "l",
-                        .result = AdapterInfo{.adapter_id = "a",
-                                              .config = Config(),
-                                              .snapshots = {"s"}}}}}};
+      .adapters = {
+          {.key = AdapterKey{4},
+           .adapter_id = "a",
+           .tenant = "t",
+           .config = Config(),
+           .epoch = 33,
+           .last_step = 21,
+           .created_at = absl::FromUnixMicros(1234567),
+           .image = ImageRecord{.file = "f",
+                                .optim_steps = 6,
+                                .versions = {7, 3},
+                                .snapshots = {{"s", 3}}},
+           .replies = {{.step = 20,
+                        .digest = "d",
+                        .result = PublishedSnapshot{.version = 3}}},
+           .origin = ReplyRecord{.step = 2,
+                                 .digest = "l",
+                                 .result = AdapterInfo{.adapter_id = "a",
+                                                       .config = Config(),
+                                                       .snapshots = {"s"}}}}}};
   const absl::StatusOr<Snapshot> read = DecodeSnapshot(Encode(snapshot));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
@@ -191,9 +191,11 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
 }
 
 TEST(RecordTest, BytesThatAreNoRecordAreDamage) {
-  EXPECT_THAT(DecodeRecord("\xff\xff"), IsStatus(absl::StatusCode::kDataLoss, ""));
+  EXPECT_THAT(DecodeRecord("\xff\xff"),
+              IsStatus(absl::StatusCode::kDataLoss, ""));
   EXPECT_THAT(DecodeRecord(""), IsStatus(absl::StatusCode::kDataLoss, ""));
-  EXPECT_THAT(DecodeSnapshot("\x01"), IsStatus(absl::StatusCode::kDataLoss, ""));
+  EXPECT_THAT(DecodeSnapshot("\x01"),
+              IsStatus(absl::StatusCode::kDataLoss, ""));
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+// Why a call failed, for programs: a name and values that its status carries.
+// Messages are for people and may change; names and keys stay.
+#ifndef WEFT_SRC_BASE_REASON_H_
+#define WEFT_SRC_BASE_REASON_H_
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace weft {
+
+struct Reason {
+  std::string name;  // Such as QUEUE_FULL.
+  // Such as {"limit", "64"}. Neither has line ends.
+  std::map<std::string, std::string> values;
+
+  friend bool operator==(const Reason&, const Reason&) = default;
+};
+
+// REQUIRES: an error.
+[[nodiscard]] absl::Status WithReason(absl::Status status,
+                                      const Reason& reason);
+// None: the code says all.
+[[nodiscard]] std::optional<Reason> FindReason(const absl::Status& status);
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_BASE_REASON_H_
