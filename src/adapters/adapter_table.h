@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "src/dispatch/adapter_desk.h"
 #include "src/lora/adapter.h"
 #include "src/request/adapter.h"
@@ -36,7 +37,7 @@ class AdapterTable {
 
   // A new adapter, on the device. May throw c10::Error; then there is none.
   lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
-                        absl::Time created_at);
+                        absl::Time created_at = absl::Now());
   // An adapter of an earlier process: `image` has no tensors, `file` has them.
   void AddOnDisk(AdapterKey key, const LoraConfig& config,
                  lora::AdapterImage image,

@@ -118,11 +118,11 @@ TEST_F(AdapterTableTest, AnAdapterIsOnTheDeviceOnTheHostOrOnDisk) {
   EXPECT_EQ(table_.Facts(kA).info.location, AdapterLocation::kHost);
   lora::AdapterImage image = table_.Image(kA);
   table_.MoveToDisk(kA, image, "file");
-  EXPECT_EQ(table_.File(kA), "file");
+  EXPECT_EQ(table_.File(kA).name, "file");
   EXPECT_EQ(table_.Facts(kA).info.location, AdapterLocation::kDisk);
   EXPECT_FALSE(table_.Image(kA).gradient_N.defined());
   table_.MoveToDevice(kA, image);
-  EXPECT_EQ(table_.File(kA), "");
+  EXPECT_EQ(table_.File(kA).name, "");
   EXPECT_EQ(table_.Facts(kA).info.location, AdapterLocation::kDevice);
   EXPECT_EQ(table_.Version(kA, "")->get()->number, 2u);
   EXPECT_EQ(table_.Version(kA, "old")->get()->number, 1u);
