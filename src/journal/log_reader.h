@@ -54,15 +54,43 @@ class LogReader {
   [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
 
  private:
+  // A segment that is open.
+  struct Segment {
+    UniqueFd fd;
+    std::string name;
+    uint64_t salt = 0;
+    uint64_t first_sequence = 0;
+    uint64_t size = 0;
+    uint64_t offset = 0;  // The first byte that is not read.
+  };
+
   LogReader(const StateFolder* folder, std::vector<uint64_t> segments,
             uint64_t first_sequence)
       : folder_(folder),
         segments_(std::move(segments)),
+        first_sequence_(first_sequence),
         next_sequence_(first_sequence) {}
+
+  [[nodiscard]] absl::Status SyncLastAndSumSizes();
+  [[nodiscard]] absl::Status OpenSegment();
+  [[nodiscard]] absl::Status ReadSegmentHeader();
+  [[nodiscard]] bool IsLast() const { return opened_ == segments_.size(); }
+  // The good record at `offset` of the open segment, with its header; none when
+  // what is there is not one.
+  [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
+      uint64_t offset, RecordHeader* header) const;
+  [[nodiscard]] absl::Status EndOrDamage();
+  [[nodiscard]] absl::StatusOr<bool> LaterGroupFollows() const;
+  [[nodiscard]] absl::Status Damaged(const std::string& how) const;
 
   const StateFolder* folder_;
   std::vector<uint64_t> segments_;  // First sequences of those to read.
+  size_t opened_ = 0;               // How many of them were opened.
+  Segment segment_;
+  uint64_t first_sequence_;
+  uint64_t expected_ = 0;  // The sequence at the offset.
   uint64_t next_sequence_;
+  bool at_end_ = false;
   uint64_t torn_bytes_ = 0;
   uint64_t total_bytes_ = 0;
   uint64_t read_bytes_ = 0;

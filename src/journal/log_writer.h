@@ -12,12 +12,14 @@
 #ifndef WEFT_SRC_JOURNAL_LOG_WRITER_H_
 #define WEFT_SRC_JOURNAL_LOG_WRITER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -80,26 +82,51 @@ class LogWriter {
     uint64_t sequence;  // Runs when all records below are on disk.
     std::function<void()> run;
   };
+  // What the log's thread does next.
+  enum class Work { kNone, kStop, kBeginSegment, kRunTask, kWriteGroup };
 
-  LogWriter(LogSegment segment, const StateFolder* folder,
+  LogWriter(const StateFolder* folder, LogSegment segment,
             uint64_t next_sequence, Options options, LogMetrics* metrics);
 
   void Loop();
+  [[nodiscard]] Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Work WaitForWork();
+  void RunTask();
+  [[nodiscard]] absl::Status BeginSegment();
+  // Moves records into `group_`, unless a stalled group is still there.
+  void TakeGroup();
+  [[nodiscard]] absl::Status WriteGroup();
+  void GroupIsDurable();
+  // Notes how a try ended: done, to be tried again, or final.
+  void NoteResult(const absl::Status& status);
+  void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] absl::Status StalledLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const StateFolder* const folder_;
   const Options options_;
   LogMetrics* const metrics_;
-  LogSegment segment_;  // The log's thread only.
+
+  // The log's thread only: the segment, and what is being written to it.
+  LogSegment segment_;
+  std::vector<std::string> group_;
+
   mutable Mutex mu_;
   CondVar changed_;
   std::deque<std::string> records_ ABSL_GUARDED_BY(mu_);
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  // First records of segments to begin.
+  std::deque<uint64_t> segments_ ABSL_GUARDED_BY(mu_);
+  // The one that the last segment begun or to begin has.
+  uint64_t last_segment_ ABSL_GUARDED_BY(mu_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status full_ ABSL_GUARDED_BY(mu_);
+  std::chrono::steady_clock::time_point retry_at_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+
   std::thread thread_;
 };
 

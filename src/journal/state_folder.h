@@ -9,8 +9,8 @@
 // Every file but LOCK and the log's last segment is written under another name,
 // synced and renamed: it is there completely or not at all.
 //
-// Errors of all functions: RESOURCE_EXHAUSTED (disk or quota full), INTERNAL
-// (other input/output errors); they name the file, not the path to it.
+// Errors of all functions: those of file_io.h. They name the file, not the path
+// to it.
 // Threads: ReadSnapshot, WriteSnapshot and Cut are for one thread at a time;
 // what else is const may be used from any. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_STATE_FOLDER_H_
@@ -68,6 +68,8 @@ class StateFolder {
 
   // First sequences of the log's segments, ascending.
   [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Segments() const;
+  // `next_sequence` of the snapshots, ascending.
+  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
   // The file of the segment that begins at `first_sequence`.
   [[nodiscard]] static std::string SegmentName(uint64_t first_sequence);
 
@@ -78,10 +80,13 @@ class StateFolder {
  private:
   explicit StateFolder(std::string path) : path_(std::move(path)) {}
 
-  absl::Status Lock();
-  absl::Status MakeFolders();
-  absl::Status CheckFormat(const std::string& model) const;
-  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
+  [[nodiscard]] static std::string SnapshotName(uint64_t next_sequence);
+
+  [[nodiscard]] absl::Status Lock();
+  [[nodiscard]] absl::Status OpenFolders();
+  [[nodiscard]] absl::Status CheckFormat(const std::string& model) const;
+  [[nodiscard]] absl::Status CutLog(uint64_t next_sequence) const;
+  [[nodiscard]] absl::Status CutImages(const std::set<std::string>& keep) const;
 
   const std::string path_;
   UniqueFd root_;
