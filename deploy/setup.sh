@@ -22,6 +22,7 @@ readonly BUILD_PACKAGES=(
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc
   libprotobuf-dev libprotoc-dev libabsl-dev libre2-dev nlohmann-json3-dev
   prometheus-cpp-dev libssl-dev zlib1g-dev libgoogle-perftools-dev libgloo-dev
+  libisal-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 readonly TEST_PACKAGES=(

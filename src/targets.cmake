@@ -12,6 +12,8 @@ pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
 # Threads come by Threads::Threads; -pthread would not agree with the precompiled
 # headers.
 set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
+# CRC32C by the processor's instructions.
+pkg_check_modules(WEFT_ISAL REQUIRED IMPORTED_TARGET libisal)
 if(WEFT_WITH_GRPC)
   find_package(Protobuf CONFIG QUIET)
   if(NOT Protobuf_FOUND)

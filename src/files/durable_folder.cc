@@ -15,6 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
 #include "src/base/status_macros.h"
 #include "src/files/file_io.h"
 #include "src/request/digest.h"
@@ -23,7 +24,6 @@ namespace weft {
 namespace {
 
 constexpr char kManifest[] = "MANIFEST.json";
-constexpr char kTemporaryPrefix[] = ".tmp-";
 constexpr int kFormatVersion = 1;
 
 std::string Sha256Hex(const std::string& bytes) {
@@ -65,7 +65,8 @@ class Temporary {
                                           int parent_fd) {
     for (;;) {
       std::string name = TemporaryName();
-      if (::mkdirat(parent_fd, name.c_str(), 0700) == 0) {
+      if (!Failpoint("files.make_folder") &&
+          ::mkdirat(parent_fd, name.c_str(), 0700) == 0) {
         return Temporary(parent, std::move(name));
       }
       if (errno != EEXIST) return ErrnoStatus(errno, "creating a folder");
@@ -115,14 +116,16 @@ absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
                      Temporary& temporary) {
   const char* from = temporary.name().c_str();
   if (overwrite) {
-    if (::renameat2(parent_fd, from, parent_fd, name.c_str(),
+    if (!Failpoint("files.exchange") &&
+        ::renameat2(parent_fd, from, parent_fd, name.c_str(),
                     RENAME_EXCHANGE) == 0) {
       return absl::OkStatus();
     }
     if (errno != ENOENT) return ErrnoStatus(errno, "replacing " + name);
   }
-  if (::renameat2(parent_fd, from, parent_fd, name.c_str(), RENAME_NOREPLACE) !=
-      0) {
+  if (Failpoint("files.rename") ||
+      ::renameat2(parent_fd, from, parent_fd, name.c_str(), RENAME_NOREPLACE) !=
+          0) {
     if (errno == EEXIST) {
       return absl::AlreadyExistsError(
           absl::StrCat("\"", name, "\" exists already"));
@@ -281,7 +284,8 @@ absl::Status RemoveDurableFolder(const std::string& parent,
   // crash while its files are removed leaves a temporary only.
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
-  if (::renameat(parent_fd.get(), name.c_str(), parent_fd.get(),
+  if (Failpoint("files.rename") ||
+      ::renameat(parent_fd.get(), name.c_str(), parent_fd.get(),
                  temporary.name().c_str()) != 0) {
     return ErrnoStatus(errno, "removing " + name);
   }

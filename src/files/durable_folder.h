@@ -6,8 +6,9 @@
 // temporary that RemoveStaleTemporaries clears. Reading checks every byte.
 //
 // Errors of all functions: INVALID_ARGUMENT (a name with '/', "." and the
-// like), RESOURCE_EXHAUSTED (disk or quota full), INTERNAL (other input/output
-// errors); they name the folder and the file, not the path to them.
+// like), RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
+// INTERNAL (other input/output errors); they name the folder and the file, not
+// the path to them.
 // Threads: any, on different folders; calls on one folder need the caller's
 // order. They block on the disk.
 #ifndef WEFT_SRC_FILES_DURABLE_FOLDER_H_

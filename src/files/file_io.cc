@@ -1,27 +1,45 @@
 #include "src/files/file_io.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
 #include "src/base/status_macros.h"
 
 namespace weft {
 namespace {
 
-absl::Status WriteAll(int fd, const std::string& contents,
-                      const std::string& name) {
-  size_t written = 0;
-  while (written < contents.size()) {
-    const ssize_t n =
-        ::write(fd, contents.data() + written, contents.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "writing " + name);
-    written += static_cast<size_t>(n);
+absl::StatusOr<UniqueFd> CreateFileAt(int dir, const std::string& name) {
+  UniqueFd fd;
+  if (!Failpoint("files.create")) {
+    fd = UniqueFd(::openat(dir, name.c_str(),
+                           O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                           0600));
+  }
+  if (fd.get() < 0) return ErrnoStatus(errno, "creating " + name);
+  return fd;
+}
+
+absl::Status WritePieces(UniqueFd fd, const std::string& name,
+                         std::span<const std::string_view> pieces) {
+  uint64_t offset = 0;
+  for (const std::string_view piece : pieces) {
+    WEFT_RETURN_IF_ERROR(WriteAt(fd.get(), offset, piece, name));
+    offset += piece.size();
+  }
+  // A failed sync is final: the kernel may have dropped the dirty pages.
+  if (Failpoint("files.sync") || ::fsync(fd.get()) != 0) {
+    return ErrnoStatus(errno, "syncing " + name);
+  }
+  if (Failpoint("files.close") || ::close(fd.Release()) != 0) {
+    return ErrnoStatus(errno, "closing " + name);
   }
   return absl::OkStatus();
 }
@@ -39,6 +57,8 @@ absl::Status ErrnoStatus(int error, const std::string& what) {
   switch (error) {
     case ENOSPC:
     case EDQUOT:
+    case EMFILE:
+    case ENFILE:
       return absl::ResourceExhaustedError(text);
     case ENOENT:
       return absl::NotFoundError(text);
@@ -88,35 +108,88 @@ absl::StatusOr<std::string> ReadFileAt(int dir, const std::string& name) {
     return absl::InternalError(absl::StrCat(name, " is not a plain file"));
   }
   std::string contents(static_cast<size_t>(info.st_size), '\0');
+  WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(fd.get(), 0, contents, name));
+  contents.resize(size);
+  return contents;
+}
+
+absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset, std::span<char> bytes,
+                              const std::string& what) {
   size_t size = 0;
-  while (size < contents.size()) {
+  while (size < bytes.size()) {
     const ssize_t n =
-        ::read(fd.get(), contents.data() + size, contents.size() - size);
+        Failpoint("files.read")
+            ? -1
+            : ::pread(fd, bytes.data() + size, bytes.size() - size,
+                      static_cast<off_t>(offset + size));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "reading " + name);
+    if (n < 0) return ErrnoStatus(errno, "reading " + what);
     if (n == 0) break;
     size += static_cast<size_t>(n);
   }
-  contents.resize(size);
-  return contents;
+  return size;
+}
+
+absl::Status WriteAt(int fd, uint64_t offset, std::string_view bytes,
+                     const std::string& what) {
+  while (!bytes.empty()) {
+    size_t size = bytes.size();
+    const ssize_t n =
+        Failpoint("files.write", &size)
+            ? -1
+            : ::pwrite(fd, bytes.data(), size, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "writing " + what);
+    bytes.remove_prefix(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status WriteFileAt(int dir, const std::string& name,
                          const std::string& contents) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  UniqueFd fd(::openat(dir, name.c_str(),
-                       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                       0600));
-  if (fd.get() < 0) return ErrnoStatus(errno, "creating " + name);
-  WEFT_RETURN_IF_ERROR(WriteAll(fd.get(), contents, name));
-  // A failed sync is final: the kernel may have dropped the dirty pages.
-  if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, "syncing " + name);
-  if (::close(fd.Release()) != 0) return ErrnoStatus(errno, "closing " + name);
+  WEFT_ASSIGN_OR_RETURN(UniqueFd fd, CreateFileAt(dir, name));
+  const std::string_view piece = contents;
+  return WritePieces(std::move(fd), name, {&piece, 1});
+}
+
+absl::Status PublishFileAt(int dir, const std::string& name,
+                           const std::vector<std::string_view>& pieces,
+                           bool replace) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  if (absl::StartsWith(name, kTemporaryPrefix)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("names with ", kTemporaryPrefix, " are reserved"));
+  }
+  const std::string temporary = absl::StrCat(kTemporaryPrefix, name);
+  ::unlinkat(dir, temporary.c_str(), 0);
+  WEFT_ASSIGN_OR_RETURN(UniqueFd fd, CreateFileAt(dir, temporary));
+  absl::Status status = WritePieces(std::move(fd), temporary, pieces);
+  if (status.ok() && (Failpoint("files.rename") ||
+                      ::renameat2(dir, temporary.c_str(), dir, name.c_str(),
+                                  replace ? 0 : RENAME_NOREPLACE) != 0)) {
+    status = ErrnoStatus(errno, "publishing " + name);
+  }
+  if (!status.ok()) {
+    ::unlinkat(dir, temporary.c_str(), 0);
+    return status;
+  }
+  return SyncDirectory(dir, "the folder of " + name);
+}
+
+absl::Status RemoveFileAt(int dir, const std::string& name) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  if (Failpoint("files.remove") || ::unlinkat(dir, name.c_str(), 0) != 0) {
+    return ErrnoStatus(errno, "removing " + name);
+  }
   return absl::OkStatus();
 }
 
 absl::Status SyncDirectory(int dir, const std::string& what) {
-  if (::fsync(dir) != 0) return ErrnoStatus(errno, "syncing " + what);
+  if (Failpoint("files.sync_folder") || ::fsync(dir) != 0) {
+    return ErrnoStatus(errno, "syncing " + what);
+  }
   return absl::OkStatus();
 }
 

@@ -1,12 +1,16 @@
-// Small files relative to an open directory: whole reads and durable writes
-// that follow no symbolic links. Used by durable_folder.cc.
-// Errors: RESOURCE_EXHAUSTED (ENOSPC, EDQUOT), NOT_FOUND, ALREADY_EXISTS,
-// INTERNAL; messages name `what`, never a path.
+// Files relative to an open directory: whole reads and durable writes that
+// follow no symbolic links.
+// Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
+// NOT_FOUND, ALREADY_EXISTS, INTERNAL; messages name `what`, never a path.
 #ifndef WEFT_SRC_FILES_FILE_IO_H_
 #define WEFT_SRC_FILES_FILE_IO_H_
 
+#include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -55,9 +59,33 @@ class UniqueFd {
 [[nodiscard]] absl::StatusOr<std::string> ReadFileAt(int dir,
                                                      const std::string& name);
 
+// Reads from `offset` on until `bytes` is full or the file ends; returns the
+// number of bytes read.
+[[nodiscard]] absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset,
+                                            std::span<char> bytes,
+                                            const std::string& what);
+// Writes all of `bytes` from `offset` on.
+[[nodiscard]] absl::Status WriteAt(int fd, uint64_t offset,
+                                   std::string_view bytes,
+                                   const std::string& what);
+
 // Creates the file, writes it and syncs it to disk.
 [[nodiscard]] absl::Status WriteFileAt(int dir, const std::string& name,
                                        const std::string& contents);
+
+// What PublishFileAt begins the names of its temporaries with.
+inline constexpr char kTemporaryPrefix[] = ".tmp-";
+
+// Makes a file of the pieces, one behind the other: under another name until it
+// is whole and on disk. When this returns it is there for good; after an error
+// it may be. ALREADY_EXISTS unless `replace`; INVALID_ARGUMENT for a name like
+// a temporary's.
+// Threads: any, on different names.
+[[nodiscard]] absl::Status PublishFileAt(
+    int dir, const std::string& name,
+    const std::vector<std::string_view>& pieces, bool replace);
+
+[[nodiscard]] absl::Status RemoveFileAt(int dir, const std::string& name);
 
 [[nodiscard]] absl::Status SyncDirectory(int dir, const std::string& what);
 

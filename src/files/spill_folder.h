@@ -5,8 +5,9 @@
 // smallest n that is free: so processes may share a root, and what a crashed
 // one left is removed by the next that starts.
 //
-// Errors: RESOURCE_EXHAUSTED (disk or quota full), NOT_FOUND, DATA_LOSS (a file
-// that is too short), INTERNAL; messages name the file, not the path to it.
+// Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
+// NOT_FOUND, DATA_LOSS (a file that is too short), INTERNAL; messages name the
+// file, not the path to it.
 // Threads: any, on different files. All functions block on the disk.
 #ifndef WEFT_SRC_FILES_SPILL_FOLDER_H_
 #define WEFT_SRC_FILES_SPILL_FOLDER_H_

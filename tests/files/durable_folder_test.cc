@@ -1,6 +1,7 @@
 #include "src/files/durable_folder.h"
 
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,8 +10,10 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "src/files/file_io.h"
+#include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -78,6 +81,66 @@ TEST_F(DurableFolderTest, ReadersSeeTheOldOrTheNewFolder) {
   }
   writer.join();
   EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, folder_.files);
+}
+
+TEST_F(DurableFolderTest, EveryErrorLeavesTheOldFolderOrTheNewOne) {
+  const DurableFolder other{.files = {{"b", "2"}}, .fields = {{"step", 8}}};
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  int operations = 0;
+  for (bool failed = true; failed; ++operations) {
+    SetFailpoints(absl::StrCat("files.*=err(ENOSPC)#", operations + 1));
+    const absl::Status status = WriteDurableFolder(parent_, "one", other, true);
+    SetFailpoints("");
+    failed = !status.ok();
+    if (failed) {
+      EXPECT_THAT(status, IsStatus(absl::StatusCode::kResourceExhausted, ""));
+    }
+    EXPECT_THAT(ReadDurableFolder(parent_, "one")->files,
+                testing::AnyOf(folder_.files, other.files));
+    EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
+    ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+  }
+  // A folder is made, two files are created, written, synced and closed, two
+  // folders are synced, and one takes the place of the other.
+  EXPECT_EQ(operations, 13);
+}
+
+TEST_F(DurableFolderTest, EveryKillLeavesTheOldFolderOrTheNewOne) {
+  const DurableFolder other{.files = {{"b", "2"}}, .fields = {{"step", 8}}};
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  bool killed = true;
+  for (int operation = 1; killed; ++operation) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      SetFailpoints(absl::StrCat("files.*=kill#", operation));
+      ::_exit(WriteDurableFolder(parent_, "one", other, true).ok() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    killed = WIFSIGNALED(status);
+    ASSERT_TRUE(killed || status == 0);
+    EXPECT_THAT(ReadDurableFolder(parent_, "one")->files,
+                testing::AnyOf(folder_.files, other.files));
+    EXPECT_THAT(RemoveStaleTemporaries(parent_), IsOk());
+    EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
+    ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+  }
+}
+
+TEST_F(DurableFolderTest, EveryErrorOfARemovalLeavesAllOrNothing) {
+  int operations = 0;
+  for (bool failed = true; failed; ++operations) {
+    ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+    SetFailpoints(absl::StrCat("files.*=err(EIO)#", operations + 1));
+    failed = !RemoveDurableFolder(parent_, "one").ok();
+    SetFailpoints("");
+    const auto read = ReadDurableFolder(parent_, "one");
+    if (read.ok()) {
+      EXPECT_EQ(read->files, folder_.files);
+    }
+    EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), read.ok());
+  }
+  EXPECT_GT(operations, 2);
 }
 
 TEST_F(DurableFolderTest, NamesTheDamagedFile) {

@@ -1,0 +1,15 @@
+// CRC32C (Castagnoli), by the library that has the processor's instructions.
+#ifndef WEFT_SRC_JOURNAL_CRC32C_H_
+#define WEFT_SRC_JOURNAL_CRC32C_H_
+
+#include <cstdint>
+#include <string_view>
+
+namespace weft::journal {
+
+// The sum of what `crc` is the sum of, followed by `bytes`.
+[[nodiscard]] uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_CRC32C_H_

@@ -1,0 +1,149 @@
+// "WEFTIMG1" | number of blocks u64 | for each block: floats u64, CRC32C u32,
+// 1 when its bytes follow or 0 u32 | CRC32C of all before u32 | bytes
+#include "src/journal/image_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
+#include "src/base/status_macros.h"
+#include "src/files/file_io.h"
+#include "src/journal/crc32c.h"
+#include "src/journal/little_endian.h"
+
+namespace weft::journal {
+namespace {
+
+constexpr std::string_view kMagic = "WEFTIMG1";
+constexpr size_t kBlockBytes = 16;
+
+std::string_view Bytes(std::span<const float> block) {
+  return {reinterpret_cast<const char*>(block.data()), block.size_bytes()};
+}
+
+bool AllZero(std::string_view bytes) {
+  return bytes.empty() ||
+         (bytes[0] == 0 &&
+          std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
+}
+
+void AppendBlock(std::span<const float> block, uint32_t crc, bool stored,
+                 std::string* table) {
+  AppendNumber(uint64_t{block.size()}, table);
+  AppendNumber(crc, table);
+  AppendNumber(uint32_t{stored}, table);
+}
+
+std::string TableHead(size_t num_blocks) {
+  std::string table(kMagic);
+  AppendNumber(uint64_t{num_blocks}, &table);
+  return table;
+}
+
+size_t TableBytes(size_t num_blocks) {
+  return TableHead(num_blocks).size() + num_blocks * kBlockBytes +
+         sizeof(uint32_t);
+}
+
+absl::Status Damaged(const std::string& name, const std::string& how) {
+  return absl::DataLossError(absl::StrCat("image \"", name, "\" ", how));
+}
+
+absl::StatusOr<UniqueFd> OpenImage(const StateFolder& folder,
+                                   const std::string& name) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  UniqueFd fd;
+  if (!Failpoint("journal.open_image")) {
+    fd = UniqueFd(::openat(folder.images_directory(), name.c_str(),
+                           O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  }
+  if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
+  return fd;
+}
+
+// The table of an image with `num_blocks` blocks.
+absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
+                                      const std::string& name) {
+  std::string table(TableBytes(num_blocks), '\0');
+  WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(fd, 0, table, name));
+  const size_t sum = table.size() - sizeof(uint32_t);
+  const std::string head = TableHead(num_blocks);
+  if (table.compare(0, head.size(), head) != 0) {
+    return Damaged(name, absl::StrCat("does not have ", num_blocks, " blocks"));
+  }
+  if (size < table.size() ||
+      NumberAt<uint32_t>(table, sum) !=
+          Crc32c(std::string_view(table).substr(0, sum))) {
+    return Damaged(name, "has a table with another sum");
+  }
+  return table.substr(head.size(), num_blocks * kBlockBytes);
+}
+
+// Fills a block and moves `offset` behind its bytes.
+absl::Status ReadBlock(int fd, std::string_view row, std::span<float> block,
+                       const std::string& name, uint64_t* offset) {
+  if (NumberAt<uint64_t>(row, 0) != block.size()) {
+    return Damaged(name,
+                   absl::StrCat("has a block of ", NumberAt<uint64_t>(row, 0),
+                                " floats, not ", block.size()));
+  }
+  if (NumberAt<uint32_t>(row, 12) == 0) {
+    std::fill(block.begin(), block.end(), 0.0F);
+    return absl::OkStatus();
+  }
+  const std::span<char> bytes(reinterpret_cast<char*>(block.data()),
+                              block.size_bytes());
+  WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(fd, *offset, bytes, name));
+  if (size < bytes.size()) return Damaged(name, "is cut short");
+  if (Crc32c(Bytes(block)) != NumberAt<uint32_t>(row, 8)) {
+    return Damaged(name, "has a block with another sum");
+  }
+  *offset += bytes.size();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteImage(const StateFolder& folder, const std::string& name,
+                        const std::vector<std::span<const float>>& blocks) {
+  std::string table = TableHead(blocks.size());
+  std::vector<std::string_view> pieces(1);
+  for (const std::span<const float> block : blocks) {
+    const std::string_view bytes = Bytes(block);
+    const bool stored = !AllZero(bytes);
+    AppendBlock(block, stored ? Crc32c(bytes) : 0, stored, &table);
+    if (stored) pieces.push_back(bytes);
+  }
+  AppendNumber(Crc32c(table), &table);
+  pieces[0] = table;
+  return PublishFileAt(folder.images_directory(), name, pieces, false);
+}
+
+absl::Status ReadImage(const StateFolder& folder, const std::string& name,
+                       const std::vector<std::span<float>>& blocks) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
+  WEFT_ASSIGN_OR_RETURN(const std::string table,
+                        ReadTable(fd.get(), blocks.size(), name));
+  uint64_t offset = TableBytes(blocks.size());
+  std::string_view rows = table;
+  for (const std::span<float> block : blocks) {
+    WEFT_RETURN_IF_ERROR(ReadBlock(fd.get(), rows, block, name, &offset));
+    rows.remove_prefix(kBlockBytes);
+  }
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0)
+    return ErrnoStatus(errno, "reading " + name);
+  if (static_cast<uint64_t>(info.st_size) != offset) {
+    return Damaged(name, "is longer than its blocks");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::journal

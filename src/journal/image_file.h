@@ -1,0 +1,34 @@
+// Images: blocks of floats of one adapter in one file below images/. A file is
+// written once and whole; its table has each block's size and CRC32C, checked
+// when it is read. A block whose bytes are all zero takes no room.
+//
+// Errors: those of state_folder.h, INVALID_ARGUMENT (a name with '/', "." and
+// the like), and what the functions say.
+// Threads: any, on different names. Both functions block on the disk.
+#ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
+#define WEFT_SRC_JOURNAL_IMAGE_FILE_H_
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/journal/state_folder.h"
+
+namespace weft::journal {
+
+// Durable when it returns; after an error there is no such image.
+// ALREADY_EXISTS.
+[[nodiscard]] absl::Status WriteImage(
+    const StateFolder& folder, const std::string& name,
+    const std::vector<std::span<const float>>& blocks);
+
+// Fills the blocks. NOT_FOUND; DATA_LOSS when the file is not whole, has other
+// sizes than the blocks, or another sum: then the blocks hold anything.
+[[nodiscard]] absl::Status ReadImage(
+    const StateFolder& folder, const std::string& name,
+    const std::vector<std::span<float>>& blocks);
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_IMAGE_FILE_H_

@@ -1,0 +1,33 @@
+// Numbers in the bytes of a file, little-endian as every processor that Weft
+// runs on has them.
+#ifndef WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_
+#define WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_
+
+#include <bit>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace weft::journal {
+
+static_assert(std::endian::native == std::endian::little);
+
+template <typename T>
+requires std::is_unsigned_v<T>
+void AppendNumber(T number, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+// REQUIRES: `bytes` has them.
+template <typename T>
+requires std::is_unsigned_v<T>
+[[nodiscard]] T NumberAt(std::string_view bytes, size_t offset) {
+  T number;
+  std::memcpy(&number, bytes.data() + offset, sizeof(number));
+  return number;
+}
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_

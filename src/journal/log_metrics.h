@@ -1,0 +1,21 @@
+// What the log tells Prometheus.
+#ifndef WEFT_SRC_JOURNAL_LOG_METRICS_H_
+#define WEFT_SRC_JOURNAL_LOG_METRICS_H_
+
+#include "src/metrics/metrics.h"
+
+namespace weft::journal {
+
+struct LogMetrics {
+  explicit LogMetrics(prometheus::Registry* registry);
+
+  prometheus::Counter& bytes;
+  prometheus::Counter& records;
+  prometheus::Histogram& sync_seconds;
+  prometheus::Gauge& pending_bytes;
+  prometheus::Gauge& stalled;
+};
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_LOG_METRICS_H_

@@ -1,0 +1,45 @@
+// The segment of the log that is being written.
+//
+// Threads: one at a time. All functions block on the disk.
+#ifndef WEFT_SRC_JOURNAL_LOG_SEGMENT_H_
+#define WEFT_SRC_JOURNAL_LOG_SEGMENT_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/files/file_io.h"
+#include "src/journal/state_folder.h"
+
+namespace weft::journal {
+
+class LogSegment {
+ public:
+  // Makes the file, with its header, durably; one of the same name, which holds
+  // no record, gives way. RESOURCE_EXHAUSTED: try again.
+  [[nodiscard]] static absl::StatusOr<LogSegment> Create(
+      const StateFolder& folder, uint64_t first_sequence);
+
+  // Writes behind what is there. RESOURCE_EXHAUSTED: nothing of it stays, try
+  // again. Any other error is final.
+  [[nodiscard]] absl::Status Write(const std::string& bytes);
+  // Every error is final.
+  [[nodiscard]] absl::Status Sync();
+
+  [[nodiscard]] uint64_t salt() const { return salt_; }
+
+ private:
+  LogSegment(UniqueFd fd, std::string name, uint64_t salt, uint64_t size)
+      : fd_(std::move(fd)), name_(std::move(name)), salt_(salt), size_(size) {}
+
+  UniqueFd fd_;
+  std::string name_;
+  uint64_t salt_;
+  uint64_t size_;  // Whole groups only.
+};
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_LOG_SEGMENT_H_

@@ -1,0 +1,135 @@
+// Appends records to the log of a state folder. A thread of its own writes:
+// what is appended while it syncs gathers and goes to the disk by one write and
+// one sync (a group commit).
+//
+// A full disk stalls the log: nothing is lost, tasks wait, and the group is
+// tried again until there is room. Any other error of a write, and every error
+// of a sync, is final: the kernel may have dropped what it held, so that
+// nobody knows what is on disk before the next start has read it.
+//
+// Threads: all functions, any. Tasks run on the log's thread and must be short:
+// the next group waits for them.
+#ifndef WEFT_SRC_JOURNAL_LOG_WRITER_H_
+#define WEFT_SRC_JOURNAL_LOG_WRITER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "src/base/mutex.h"
+#include "src/journal/log_metrics.h"
+#include "src/journal/log_segment.h"
+#include "src/journal/state_folder.h"
+
+namespace weft::journal {
+
+class LogWriter {
+ public:
+  struct Options {
+    // When more waits for the disk the log counts as stalled. Append takes
+    // records even then: who asks for new work looks at stalled() before.
+    int64_t max_pending_bytes = 256 << 20;
+    // Between two tries to write to a full disk.
+    absl::Duration retry = absl::Seconds(1);
+  };
+
+  // Begins a segment at `next_sequence`: LogReader::next_sequence() once it has
+  // read the log to its end, after Repair(). `folder` and `metrics` outlive the
+  // writer. FAILED_PRECONDITION when the log holds that record or a torn tail.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
+      const StateFolder* folder, uint64_t next_sequence, Options options,
+      LogMetrics* metrics);
+  // Writes and syncs what was appended and runs the tasks. A log that is
+  // stalled is tried once more, then its records and tasks are dropped.
+  ~LogWriter();
+  LogWriter(const LogWriter&) = delete;
+  LogWriter& operator=(const LogWriter&) = delete;
+
+  // Queues the record and returns its sequence; sequences are consecutive.
+  // Never waits for the disk. The order of calls is the order in the log.
+  uint64_t Append(std::string record);
+
+  // Runs `task` once all that was appended before this call is on disk. Tasks
+  // run in the order of calls.
+  void WhenDurable(std::function<void()> task);
+
+  // The next record begins a new segment; returns that record's sequence.
+  uint64_t StartSegment();
+
+  // All records below it are on disk.
+  [[nodiscard]] uint64_t durable_sequence() const;
+  // Bytes of records that are not known to be on disk.
+  [[nodiscard]] int64_t pending_bytes() const;
+
+  // RESOURCE_EXHAUSTED, with the reason, while the disk is full or too much
+  // waits for it.
+  [[nodiscard]] absl::Status stalled() const;
+  // UNAVAILABLE after an error that is final: no task runs any more, and the
+  // process must end.
+  [[nodiscard]] absl::Status failure() const;
+
+ private:
+  struct Task {
+    uint64_t sequence;  // Runs when all records below are on disk.
+    std::function<void()> run;
+  };
+  // What the log's thread does next.
+  enum class Work { kNone, kStop, kBeginSegment, kRunTask, kWriteGroup };
+
+  LogWriter(const StateFolder* folder, LogSegment segment,
+            uint64_t next_sequence, Options options, LogMetrics* metrics);
+
+  void Loop();
+  [[nodiscard]] Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Work WaitForWork();
+  void RunTask();
+  [[nodiscard]] absl::Status BeginSegment();
+  // Moves records into `group_`, unless a stalled group is still there.
+  void TakeGroup();
+  [[nodiscard]] absl::Status WriteGroup();
+  void GroupIsDurable();
+  // Notes how a try ended: done, to be tried again, or final.
+  void NoteResult(const absl::Status& status);
+  void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] absl::Status StalledLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const StateFolder* const folder_;
+  const Options options_;
+  LogMetrics* const metrics_;
+
+  // The log's thread only: the segment, and what is being written to it.
+  LogSegment segment_;
+  std::vector<std::string> group_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::deque<std::string> records_ ABSL_GUARDED_BY(mu_);
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  // First records of segments to begin.
+  std::deque<uint64_t> segments_ ABSL_GUARDED_BY(mu_);
+  // The one that the last segment begun or to begin has.
+  uint64_t last_segment_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mu_);
+  uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
+  int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status full_ ABSL_GUARDED_BY(mu_);
+  std::chrono::steady_clock::time_point retry_at_ ABSL_GUARDED_BY(mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+
+  std::thread thread_;
+};
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_LOG_WRITER_H_

@@ -1,0 +1,167 @@
+#include "src/journal/state_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "nlohmann/json.hpp"
+#include "src/base/failpoint.h"
+#include "src/base/status_macros.h"
+#include "src/files/durable_folder.h"
+
+namespace weft::journal {
+namespace {
+
+constexpr char kLock[] = "LOCK";
+constexpr char kFormat[] = "FORMAT";
+constexpr int kFormatVersion = 1;
+constexpr char kLogFolder[] = "log";
+constexpr char kImagesFolder[] = "images";
+constexpr char kSegmentSuffix[] = ".log";
+constexpr char kSnapshotPrefix[] = "SNAPSHOT-";
+constexpr int kDigits = 20;  // 2^64 has no more.
+constexpr mode_t kOwnerOnly = 0700;
+
+absl::Status MakeFolder(int parent, const std::string& name,
+                        const std::string& what) {
+  if (Failpoint("journal.make_folder") ||
+      (::mkdirat(parent, name.c_str(), kOwnerOnly) != 0 && errno != EEXIST)) {
+    return ErrnoStatus(errno, "making " + what);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFormatText(const std::string& text,
+                             const std::string& model) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("format_version") ||
+      !json["format_version"].is_number_integer() || !json.contains("model") ||
+      !json["model"].is_string()) {
+    return absl::DataLossError("FORMAT of the state folder is damaged");
+  }
+  if (const auto version = json["format_version"].get<int64_t>();
+      version != kFormatVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the state folder has format version ", version,
+                     "; this program knows ", kFormatVersion));
+  }
+  if (const auto stored = json["model"].get<std::string>(); stored != model) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the state folder belongs to the base model \"", stored,
+                     "\", not to \"", model, "\""));
+  }
+  return absl::OkStatus();
+}
+
+// The numbers in the names of a folder that are `prefix`, number, `suffix`;
+// ascending.
+absl::StatusOr<std::vector<uint64_t>> ListNumbers(const std::string& path,
+                                                  const std::string& what,
+                                                  const std::string& prefix,
+                                                  const std::string& suffix) {
+  std::vector<uint64_t> numbers;
+  std::error_code error;
+  std::filesystem::directory_iterator it(path, error);
+  for (; !error && it != std::filesystem::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    uint64_t number = 0;
+    if (name.size() == prefix.size() + kDigits + suffix.size() &&
+        absl::StartsWith(name, prefix) && absl::EndsWith(name, suffix) &&
+        absl::SimpleAtoi(name.substr(prefix.size(), kDigits), &number)) {
+      numbers.push_back(number);
+    }
+  }
+  if (error) return ErrnoStatus(error.value(), "listing " + what);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+}  // namespace
+
+std::string StateFolder::SegmentName(uint64_t first_sequence) {
+  return absl::StrFormat("%0*d%s", kDigits, first_sequence, kSegmentSuffix);
+}
+
+std::string StateFolder::SnapshotName(uint64_t next_sequence) {
+  return absl::StrFormat("%s%0*d", kSnapshotPrefix, kDigits, next_sequence);
+}
+
+absl::StatusOr<std::vector<uint64_t>> StateFolder::Segments() const {
+  return ListNumbers(path_ + "/" + kLogFolder, "the log", "", kSegmentSuffix);
+}
+
+absl::StatusOr<std::vector<uint64_t>> StateFolder::Snapshots() const {
+  return ListNumbers(path_, "the state folder", kSnapshotPrefix, "");
+}
+
+absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::Open(
+    const std::string& path, const std::string& model) {
+  WEFT_RETURN_IF_ERROR(MakeFolder(AT_FDCWD, path, "the state folder"));
+  std::unique_ptr<StateFolder> folder(new StateFolder(path));
+  WEFT_ASSIGN_OR_RETURN(folder->root_, OpenDirectory(path, "the state folder"));
+  WEFT_RETURN_IF_ERROR(folder->Lock());
+  WEFT_RETURN_IF_ERROR(folder->OpenFolders());
+  WEFT_RETURN_IF_ERROR(folder->CheckFormat(model));
+  for (const std::string part : {"", "/log", "/images"}) {
+    WEFT_RETURN_IF_ERROR(RemoveStaleTemporaries(path + part));
+  }
+  // A process that was killed may have renamed a snapshot and not synced this.
+  // The snapshot counts from now on: a loss of power must not take it away.
+  WEFT_RETURN_IF_ERROR(SyncDirectory(folder->directory(), "the state folder"));
+  return folder;
+}
+
+absl::Status StateFolder::Lock() {
+  if (!Failpoint("journal.lock")) {
+    lock_ = UniqueFd(::openat(root_.get(), kLock,
+                              O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  }
+  if (lock_.get() < 0) return ErrnoStatus(errno, "opening LOCK");
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "locking LOCK");
+  return absl::UnavailableError(
+      "another process has the state folder; it is for one at a time");
+}
+
+absl::Status StateFolder::OpenFolders() {
+  WEFT_RETURN_IF_ERROR(MakeFolder(root_.get(), kLogFolder, kLogFolder));
+  WEFT_RETURN_IF_ERROR(MakeFolder(root_.get(), kImagesFolder, kImagesFolder));
+  WEFT_ASSIGN_OR_RETURN(log_, OpenDirectoryAt(root_.get(), kLogFolder));
+  WEFT_ASSIGN_OR_RETURN(images_, OpenDirectoryAt(root_.get(), kImagesFolder));
+  return absl::OkStatus();
+}
+
+absl::Status StateFolder::CheckFormat(const std::string& model) const {
+  const absl::StatusOr<std::string> text = ReadFileAt(root_.get(), kFormat);
+  if (text.ok()) return CheckFormatText(*text, model);
+  if (!absl::IsNotFound(text.status())) return text.status();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
+  if (!segments.empty() || !snapshots.empty()) {
+    return absl::DataLossError("FORMAT of the state folder is missing");
+  }
+  // A new folder, for FORMAT is what it gets last. Its own name comes first.
+  constexpr char kParent[] = "the parent of the state folder";
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
+                        OpenDirectory(path_ + "/..", kParent));
+  WEFT_RETURN_IF_ERROR(SyncDirectory(parent.get(), kParent));
+  const nlohmann::json json = {{"format_version", kFormatVersion},
+                               {"model", model}};
+  const std::string written =
+      json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  return PublishFileAt(root_.get(), kFormat, {written}, false);
+}
+
+}  // namespace weft::journal

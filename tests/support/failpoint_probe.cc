@@ -1,0 +1,15 @@
+// Passes one failpoint and says what it did.
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+
+#include "src/base/failpoint.h"
+
+int main() {
+  if (weft::Failpoint("probe")) {
+    std::cout << "fails: " << std::strerror(errno) << "\n";
+  } else {
+    std::cout << "goes on\n";
+  }
+  return 0;
+}

@@ -1,0 +1,40 @@
+// What the failpoints of src/base/failpoint.h do in a process that has this:
+//
+//   files.write=short#3;journal.sync=sleep(50)|err(EIO)@0.1;files.*=kill#17
+//
+// A name, or the beginning of names with `*`, gets actions, separated by `|`:
+//   err(NAME)   the operation fails with this errno
+//   short       a write writes half of its bytes
+//   sleep(MS)   milliseconds
+//   kill        the end of the process, by SIGKILL
+// with @P for a probability, #N for the N-th hit alone, #N-M for some of them.
+//
+// Tests of modules call the functions below. A program that is tested as it is
+// shipped gets libweft_failpoints.so by LD_PRELOAD, which reads WEFT_FAILPOINTS
+// and WEFT_FAILPOINTS_SEED; text that makes no sense ends it.
+#ifndef WEFT_TESTS_SUPPORT_FAILPOINTS_H_
+#define WEFT_TESTS_SUPPORT_FAILPOINTS_H_
+
+#include <cstdint>
+#include <string>
+
+namespace weft {
+
+// Replaces all actions and forgets the hits. Threads: any.
+void SetFailpoints(const std::string& text, uint64_t seed = 0);
+
+// How often this failpoint was passed since SetFailpoints.
+[[nodiscard]] int64_t FailpointHits(const std::string& name);
+
+// Failpoints for as long as it lives.
+class ScopedFailpoints {
+ public:
+  explicit ScopedFailpoints(const std::string& text) { SetFailpoints(text); }
+  ~ScopedFailpoints() { SetFailpoints(""); }
+  ScopedFailpoints(const ScopedFailpoints&) = delete;
+  ScopedFailpoints& operator=(const ScopedFailpoints&) = delete;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_FAILPOINTS_H_
