@@ -1,8 +1,11 @@
 #include "server/status_conversion.h"
 
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
+#include "weft/v1/errors.pb.h"
 
 namespace weft {
 namespace {
@@ -22,12 +25,33 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     message.resize(end);
   }
   // Both enums are the canonical codes of google.rpc.Code.
-  return {static_cast<grpc::StatusCode>(status.code()), message};
+  const auto code = static_cast<grpc::StatusCode>(status.code());
+  const std::optional<Reason> reason = FindReason(status);
+  if (!reason) return {code, message};
+  v1::ErrorInfo info;
+  info.set_reason(reason->name);
+  info.set_domain("weft");
+  info.mutable_metadata()->insert(reason->values.begin(),
+                                  reason->values.end());
+  v1::StatusDetails details;
+  details.set_code(code);
+  details.set_message(message);
+  google::protobuf::Any* const any = details.add_details();
+  any->set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+  any->set_value(info.SerializeAsString());
+  return {code, message, details.SerializeAsString()};
+}
+
+bool MaySucceedLater(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return true;
+  const std::optional<Reason> reason = FindReason(status);
+  return absl::IsResourceExhausted(status) &&
+         !(reason && reason->name == "ALL_ADAPTER_SLOTS_IN_USE");
 }
 
 void AddRetryHint(const absl::Status& status,
                   grpc::ServerContextBase* context) {
-  if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) {
+  if (MaySucceedLater(status)) {
     context->AddTrailingMetadata("grpc-retry-pushback-ms",
                                  absl::StrCat(kRetryPushbackMillis));
   }

@@ -15,11 +15,15 @@ inline constexpr size_t kMaxStatusMessageBytes = 1024;
 inline constexpr int kRetryPushbackMillis = 1000;
 
 // Codes map one to one. The message is cut at a UTF-8 character within
-// kMaxStatusMessageBytes.
+// kMaxStatusMessageBytes. A Reason becomes the details (weft/v1/errors.proto).
 [[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// What a failed call sends beside its status: RESOURCE_EXHAUSTED and
-// UNAVAILABLE carry `grpc-retry-pushback-ms`.
+// Whether the same call may succeed when time has passed: UNAVAILABLE, and
+// RESOURCE_EXHAUSTED unless only a deletion makes room.
+[[nodiscard]] bool MaySucceedLater(const absl::Status& status);
+
+// What a failed call sends beside its status: `grpc-retry-pushback-ms` where it
+// may succeed later.
 void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);
 
 }  // namespace weft

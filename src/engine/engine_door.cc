@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/reason.h"
 #include "src/engine/engine_impl.h"
 #include "src/train/prefix_tree.h"
 
@@ -45,7 +46,9 @@ bool EngineImpl::Admit(const Callback<Result>& done) const {
 template <typename Result>
 bool EngineImpl::HasRoom(const Callback<Result>& done) const {
   const absl::Status room = recorder_.CheckRoom();
-  if (!room.ok()) done(room);
+  if (!room.ok()) {
+    done(WithReason(room, {.name = "STATE_DISK_FULL", .values = {}}));
+  }
   return room.ok();
 }
 

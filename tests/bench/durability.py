@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,15 @@ def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any
 
 def log_bytes(state: Path) -> int:
     folder = state / "log"
-    return sum(file.stat().st_size for file in folder.iterdir()) if state.exists() else 0
+    return (
+        sum(file.stat().st_size for file in folder.iterdir()) if state.exists() else 0
+    )
 
 
 def _expect_same_losses(sides: dict[str, list[dict[str, Any]]]) -> None:
     runs = [run.pop("losses") for both in sides.values() for run in both]
     for other in runs[1:]:
-        for ours, expected in zip(sum(other, []), sum(runs[0], []), strict=True):
+        for ours, expected in zip(chain(*other), chain(*runs[0]), strict=True):
             report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
 
 

@@ -1,7 +1,8 @@
-"""kill -9 at random moments, under load and during recovery: what was answered is
-there exactly once, and the adapters end with the bits of a run without kills.
+"""kill -9 under load and during recovery: what was answered is there exactly once,
+and the adapters end with the bits of a run without kills.
 
-WEFT_CRASHES is the number of kills; a fifth of them hit a server that recovers.
+Half of the lives end at a random file operation (support/failpoints.h), the others
+at a random moment. WEFT_CRASHES is the number of kills.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from typing import Any
 import checkpoints
 import daemon as daemon_module
 import fixtures
+import pytest
 import raw
 from texts import random_tokens
+
 from weft import methods
 from weft._proto import adapters_pb2, training_pb2
 
 VOCAB = 320
 CLIENTS = 8
 CRASHES = int(os.environ.get("WEFT_CRASHES", "20"))
+FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
 # Products of so few rows have the same bits in every batch (src/ops/matmul.h):
 # who shares a batch with whom, which differs from run to run, changes nothing.
 FLAGS = ("--max-batch-tokens", "32", "--snapshot-log-bytes", "30000")
@@ -44,10 +48,42 @@ class Server:
         self.address = f"127.0.0.1:{free_port()}"
         self.folder = folder
         self.flags = ("--listen", self.address, *FLAGS, *flags)
+        self.kills = 0
+        self.deaths = {"failpoint": 0, "recovery": 0, "moment": 0}
+        self.daemon: Any = None
 
-    def make(self) -> Any:
+    def launch(self, **environment: str) -> None:
         model = fixtures.model_folder("llama-tied")
-        return daemon_module.Daemon(model, self.folder, *self.flags)
+        self.daemon = daemon_module.Daemon(model, self.folder, *self.flags)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            self.daemon.launch()
+
+    def start(self) -> None:
+        self.launch()
+        self.daemon.wait_until_serving()
+
+    def live_and_die(self, rng: random.Random) -> None:
+        """One life, which ends by a kill."""
+        if rng.random() < 0.5:
+            self.launch(
+                LD_PRELOAD=str(FAILPOINTS),
+                WEFT_FAILPOINTS=f"*=kill@{rng.choice((0.002, 0.01, 0.05))}",
+                WEFT_FAILPOINTS_SEED=str(rng.randrange(1 << 30)),
+            )
+            died = self.daemon.ends_within(rng.uniform(0.5, 3))
+            self.deaths["failpoint" if died else "moment"] += 1
+        elif rng.random() < 0.4:
+            self.launch()
+            time.sleep(rng.uniform(0, 0.15))
+            self.deaths["recovery"] += 1
+        else:
+            self.start()
+            time.sleep(rng.uniform(0.05, 0.5))
+            self.deaths["moment"] += 1
+        self.daemon.kill()
+        self.kills += 1
 
 
 class Client:
@@ -103,29 +139,14 @@ def end_state(server: Any, client: Client) -> tuple[Any, dict[str, bytes]]:
     save = adapters_pb2.SaveCheckpointRequest(adapter_id=client.adapter, name="end")
     client.call(methods.SAVE_CHECKPOINT, save)
     folder = checkpoints.folder(server, client.adapter, "end")
-    return counts, {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))}
-
-
-def crash_and_restart(server: Server, living: Any, rng: random.Random) -> Any:
-    """Kills it, and now and then the next one, too, while that one recovers."""
-    living.kill()
-    kills = 1
-    while rng.random() < 0.2:
-        starting = server.make()
-        starting.launch()
-        time.sleep(rng.uniform(0, 0.15))
-        starting.kill()
-        kills += 1
-    living = server.make()
-    living.start()
-    return living, kills
+    return counts, {
+        p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))
+    }
 
 
 def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
     rng = random.Random(7)
     server = Server(tmp_path / "crashing", "--state-dir", str(tmp_path / "state"))
-    living = server.make()
-    living.start()
     clients = [Client(server.address, i) for i in range(CLIENTS)]
     done = threading.Event()
     rounds = [0] * CLIENTS
@@ -136,27 +157,25 @@ def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
             client.round()
             rounds[client.index] += 1
 
-    kills = 0
     try:
         with ThreadPoolExecutor(CLIENTS) as pool:
             futures = [pool.submit(run, client) for client in clients]
             try:
-                while kills < CRASHES and not any(f.done() for f in futures):
-                    time.sleep(rng.uniform(0.05, 0.5))
-                    living, more = crash_and_restart(server, living, rng)
-                    kills += more
+                while server.kills < CRASHES and not any(f.done() for f in futures):
+                    server.live_and_die(rng)
+                server.start()
             finally:
                 done.set()
             for future in futures:
                 future.result(120)
-        ends = [end_state(living, client) for client in clients]
+        ends = [end_state(server.daemon, client) for client in clients]
     finally:
-        living.kill()
-    assert kills >= CRASHES and min(rounds) > 0
+        server.daemon.kill()
+    print(f"{server.kills} kills: {server.deaths}; rounds of each client: {rounds}")
+    assert min(rounds) > 0
 
     calm = Server(tmp_path / "calm")
-    living = calm.make()
-    living.start()
+    calm.start()
     try:
         for client, (counts, files), count in zip(clients, ends, rounds, strict=True):
             assert counts[:2] == (3 * count, count)
@@ -165,6 +184,6 @@ def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
             for _ in range(count):
                 alone.round()
             assert [str(r) for r in alone.replies] == [str(r) for r in client.replies]
-            assert end_state(living, alone) == (counts, files)
+            assert end_state(calm.daemon, alone) == (counts, files)
     finally:
-        living.kill()
+        calm.daemon.kill()

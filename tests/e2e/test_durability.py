@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import raw
 from batching import together
 from texts import next_token, random_tokens
+
 from weft import methods
 from weft._proto import adapters_pb2, training_pb2
 
@@ -90,7 +92,7 @@ def train_together(client: Any, adapters: list[Any], rounds: int) -> None:
         together(
             client,
             [
-                lambda a=a, i=i: a.forward_backward(batch(10 * i + step))
+                partial(a.forward_backward, batch(10 * i + step))
                 for i, a in enumerate(adapters)
             ],
         )

@@ -80,6 +80,9 @@ class Daemon:
     def start(self) -> None:
         """Starts the process and waits until its health is SERVING."""
         self.launch()
+        self.wait_until_serving()
+
+    def wait_until_serving(self) -> None:
         LIVE.append(self)
         limit = time.monotonic() + START_SECONDS
         self._wait_for_ports(limit)
@@ -121,6 +124,15 @@ class Daemon:
             raise AssertionError(
                 f"weftd still ran {seconds} s later\n{self.log_tail()}"
             ) from None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the process ends by itself in that time."""
+        assert self._process is not None
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self) -> int:
         """SIGTERM, then the exit code."""

@@ -3,6 +3,8 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "src/base/reason.h"
+#include "weft/v1/errors.pb.h"
 
 namespace weft {
 namespace {
@@ -27,6 +29,35 @@ TEST(StatusConversionTest, LongMessagesAreCutAtACharacter) {
       ToGrpcStatus(absl::InternalError(wide)).error_message();
   EXPECT_EQ(message.size(), kMaxStatusMessageBytes - 1);
   EXPECT_EQ(message.back(), '\xA9');
+}
+
+TEST(StatusConversionTest, AReasonIsInTheDetails) {
+  const grpc::Status status = ToGrpcStatus(WithReason(
+      absl::ResourceExhaustedError("full"),
+      {.name = "QUEUE_FULL", .values = {{"limit", "3"}, {"flag", "a=b"}}}));
+  v1::StatusDetails details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(details.message(), "full");
+  ASSERT_EQ(details.details_size(), 1);
+  EXPECT_EQ(details.details(0).type_url(),
+            "type.googleapis.com/google.rpc.ErrorInfo");
+  v1::ErrorInfo info;
+  ASSERT_TRUE(info.ParseFromString(details.details(0).value()));
+  EXPECT_EQ(info.reason(), "QUEUE_FULL");
+  EXPECT_EQ(info.domain(), "weft");
+  EXPECT_EQ(info.metadata().at("limit"), "3");
+  EXPECT_EQ(info.metadata().at("flag"), "a=b");
+  EXPECT_TRUE(ToGrpcStatus(absl::InternalError("x")).error_details().empty());
+}
+
+TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
+  EXPECT_TRUE(MaySucceedLater(absl::UnavailableError("")));
+  EXPECT_TRUE(MaySucceedLater(absl::ResourceExhaustedError("")));
+  EXPECT_FALSE(MaySucceedLater(absl::FailedPreconditionError("")));
+  EXPECT_FALSE(MaySucceedLater(
+      WithReason(absl::ResourceExhaustedError(""),
+                 {.name = "ALL_ADAPTER_SLOTS_IN_USE", .values = {}})));
 }
 
 }  // namespace

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+
+from weft._proto import errors_pb2
 
 
 class WeftError(Exception):
@@ -13,15 +16,19 @@ class WeftError(Exception):
 
     retry_after: the server's hint in seconds; None where it gave none.
     step_done: the step ran and this is its answer; its number is used.
+    reason, values: for programs, as weft/v1/errors.proto lists them; "" and {} where
+    the code says all.
     """
 
     code = "UNKNOWN"
     retry_after: float | None = None
     step_done: bool = False
+    reason: str = ""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.values: dict[str, str] = {}
         if code is not None:
             self.code = code
 
@@ -158,4 +165,19 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     trailers = metadata_dict(metadata)
     made = make_error(error.code().name, error.details() or "", retry_hint(trailers))
     made.step_done = "weft-step-done" in trailers
+    for key, value in metadata or ():
+        if key == "grpc-status-details-bin":
+            made.reason, made.values = _reason(value)
     return made
+
+
+def _reason(details: bytes) -> tuple[str, dict[str, str]]:
+    status, info = errors_pb2.StatusDetails(), errors_pb2.ErrorInfo()
+    try:
+        status.ParseFromString(details)
+        for detail in status.details:
+            if detail.type_url.endswith("/google.rpc.ErrorInfo"):
+                info.ParseFromString(detail.value)
+    except DecodeError:
+        pass  # Another server's; the code says enough.
+    return info.reason, dict(info.metadata)
