@@ -199,8 +199,6 @@ std::vector<Flag> ServerFlags() {
       MakeFlag(kGroup, "listen", WEFT_SERVER(listen),
                "Address of the gRPC server. Port 0: any free port.",
                "HOST:PORT"),
-      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
-               "Allow plaintext gRPC beyond loopback."),
       MakeFlag(kGroup, "metrics-listen", WEFT_SERVER(metrics_listen),
                "Address of the Prometheus page /metrics. Empty: none.",
                "HOST:PORT"),
@@ -221,6 +219,25 @@ std::vector<Flag> ServerFlags() {
       MakeFlag(
           kGroup, "drain-timeout-seconds", WEFT_SERVER(drain_timeout_seconds),
           "How long SIGTERM waits for accepted work, [0, 86400].", "SECONDS"),
+  };
+}
+
+std::vector<Flag> SecurityFlags() {
+  static constexpr char kGroup[] = "Security";
+  return {
+      MakeFlag(kGroup, "tls-cert", WEFT_SERVER(tls_cert),
+               "The server's certificate and those that signed it, in PEM: "
+               "gRPC speaks TLS. Replaced files are used within two seconds, "
+               "without a restart.",
+               "FILE"),
+      MakeFlag(kGroup, "tls-key", WEFT_SERVER(tls_key),
+               "Its private key, in PEM without a passphrase.", "FILE"),
+      MakeFlag(kGroup, "tls-client-ca", WEFT_SERVER(tls_client_ca),
+               "Authorities, in PEM, one of which must have signed the "
+               "certificate of every client. Empty: clients need none.",
+               "FILE"),
+      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
+               "Allow plaintext gRPC beyond loopback."),
   };
 }
 
@@ -272,7 +289,7 @@ const std::vector<Flag>& FlagTable() {
   static const std::vector<Flag>& table = *[] {
     auto* const flags = new std::vector<Flag>;
     for (auto make : {ModelFlags, AdapterFlags, BatchFlags, QueueFlags,
-                      SamplingFlags, ServerFlags, OtherFlags}) {
+                      SamplingFlags, ServerFlags, SecurityFlags, OtherFlags}) {
       for (Flag& flag : make()) flags->push_back(std::move(flag));
     }
     return flags;

@@ -91,7 +91,15 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
   return frontend;
 }
 
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+Frontend::MakeCredentials() {
+  if (core_.options.tls_cert.empty()) return grpc::InsecureServerCredentials();
+  WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(core_.options));
+  return tls_->MakeCredentials();
+}
+
 absl::Status Frontend::StartGrpc() {
+  WEFT_ASSIGN_OR_RETURN(const auto credentials, MakeCredentials());
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   services_[0] = MakeTrainingService(&core_);
@@ -105,7 +113,7 @@ absl::Status Frontend::StartGrpc() {
   SetKeepalive(&builder);
   for (const auto& service : services_) builder.RegisterService(service.get());
   int port = 0;
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(listen, credentials, &port);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port == 0) {
     return absl::UnavailableError(

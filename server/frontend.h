@@ -15,6 +15,7 @@
 #include "prometheus/registry.h"
 #include "server/metrics_server.h"
 #include "server/service_core.h"
+#include "server/tls.h"
 #include "src/config/options.h"
 #include "src/metrics/process_collector.h"
 
@@ -33,7 +34,8 @@ inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
 class Frontend {
  public:
   // Listens at once; every RPC but GetInfo answers UNAVAILABLE until SetEngine.
-  // Errors: UNAVAILABLE when an address cannot be listened on; INTERNAL.
+  // Errors: UNAVAILABLE when an address cannot be listened on; those of
+  // TlsRotation; INTERNAL.
   // Writes options.port_file. `registry` is shared with the metrics endpoint,
   // which only observes it.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
@@ -75,6 +77,8 @@ class Frontend {
            std::shared_ptr<prometheus::Registry> registry);
 
   [[nodiscard]] absl::Status StartGrpc();
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+  MakeCredentials();
   [[nodiscard]] absl::Status StartMetrics();
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
@@ -84,6 +88,7 @@ class Frontend {
   // Shared with the metrics page, which holds them weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<ProcessCollector> process_collector_;
+  std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<MetricsServer> metrics_;

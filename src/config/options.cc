@@ -124,11 +124,17 @@ absl::Status ServerOptions::Validate() const {
   const auto address = ParseHostPort("listen", listen);
   if (!address.ok()) {
     complaints.Add(std::string(address.status().message()));
-  } else if (!IsLoopback(address->host) && !insecure) {
+  } else if (!IsLoopback(address->host) && !insecure && tls_cert.empty()) {
     complaints.Add(absl::StrCat(
         "--listen=", listen,
-        " is not a loopback address, and the server "
-        "speaks plaintext: put a TLS proxy in front, or give --insecure"));
+        " is not a loopback address, and the server speaks plaintext: give "
+        "--tls-cert and --tls-key, or --insecure"));
+  }
+  if (tls_cert.empty() != tls_key.empty()) {
+    complaints.Add("--tls-cert and --tls-key go together");
+  }
+  if (!tls_client_ca.empty() && tls_cert.empty()) {
+    complaints.Add("--tls-client-ca goes with --tls-cert and --tls-key");
   }
   if (!metrics_listen.empty()) {
     const auto metrics = ParseHostPort("metrics-listen", metrics_listen);

@@ -109,11 +109,15 @@ struct ServerOptions {
   int max_samples = 256;
   int drain_timeout_seconds = 120;
   bool insecure = false;  // Needed to listen in plaintext beyond loopback.
+  // PEM files, read again when they change. Empty: plaintext.
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;  // Not empty: clients need a certificate, too.
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
 
   // As EngineOptions::Validate. Also refuses a --listen beyond loopback without
-  // --insecure.
+  // TLS or --insecure.
   [[nodiscard]] absl::Status Validate() const;
 };
 
