@@ -206,6 +206,10 @@ std::vector<Flag> ServerFlags() {
                "File to write the addresses to once listening: gRPC, then "
                "metrics, one per line.",
                "PATH"),
+      MakeFlag(kGroup, "max-connections", WEFT_SERVER(max_connections),
+               "Open connections of clients; further ones are turned away, "
+               "[0, 1048576]. 0: half of the open files that the system "
+               "grants, at most 10000."),
       MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
                "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),
       MakeFlag(kGroup, "max-data-per-request",
@@ -235,6 +239,11 @@ std::vector<Flag> SecurityFlags() {
       MakeFlag(kGroup, "tls-client-ca", WEFT_SERVER(tls_client_ca),
                "Authorities, in PEM, one of which must have signed the "
                "certificate of every client. Empty: clients need none.",
+               "FILE"),
+      MakeFlag(kGroup, "auth-tokens-file", WEFT_SERVER(auth_tokens_file),
+               "Tokens, of which every call needs one, as weftctl token create "
+               "writes them; with tenant, scopes and expiry. A replaced file "
+               "is used within a second. Empty: everybody may do everything.",
                "FILE"),
       MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
                "Allow plaintext gRPC beyond loopback."),

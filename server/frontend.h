@@ -13,6 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
 #include "prometheus/registry.h"
+#include "server/listener.h"
 #include "server/metrics_server.h"
 #include "server/service_core.h"
 #include "server/tls.h"
@@ -91,6 +92,7 @@ class Frontend {
   std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<MetricsServer> metrics_;
   std::string address_;
   std::string metrics_address_;

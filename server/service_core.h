@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 
+#include "server/authenticator.h"
 #include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
 #include "src/config/options.h"
@@ -14,13 +16,14 @@
 namespace weft {
 
 // Shared by all handlers and outlives the gRPC server. Members other than
-// `options` and `begin_drain` are safe to use from any thread; those two are
-// set before the server starts.
+// `options`, `authenticator` and `begin_drain` are safe to use from any thread;
+// those are set before the server starts.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options, prometheus::Registry* registry)
       : options(std::move(server_options)), metrics(registry) {}
 
   const ServerOptions options;
+  std::unique_ptr<Authenticator> authenticator;  // Null: no tokens.
   RpcMetrics metrics;
   EngineHolder engine;
   // Calls of weft.v1 whose status has not been sent.

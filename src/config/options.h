@@ -102,6 +102,8 @@ struct ServerOptions {
   std::string port_file;   // Written once listening: one HOST:PORT a line.
   std::string model_name;  // Empty: last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
+  // 0: half of the open files that the system grants, at most 10000.
+  int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
   int64_t max_import_bytes = 2LL << 30;  // All imports under way together.
   int max_data_per_request = 4096;
@@ -113,11 +115,15 @@ struct ServerOptions {
   std::string tls_cert;
   std::string tls_key;
   std::string tls_client_ca;  // Not empty: clients need a certificate, too.
+  // Lines of JSON (src/auth/token_file.h), read again when they change. Empty:
+  // whoever reaches the port may do everything.
+  std::string auth_tokens_file;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
 
   // As EngineOptions::Validate. Also refuses a --listen beyond loopback without
-  // TLS or --insecure.
+  // TLS or --insecure, and tokens in plaintext but on 127.0.0.1, ::1 and
+  // localhost.
   [[nodiscard]] absl::Status Validate() const;
 };
 

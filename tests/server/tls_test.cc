@@ -1,8 +1,11 @@
 #include "server/tls.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "tests/server/server_fixture.h"
@@ -14,7 +17,8 @@ namespace {
 
 class TlsTest : public ServerTest {
  protected:
-  TlsTest() : folder_(std::string(::testing::TempDir()) + "/weft_tls") {
+  TlsTest()
+      : folder_(absl::StrCat(::testing::TempDir(), "/weft_tls_", getpid())) {
     std::filesystem::create_directories(folder_);
   }
   ~TlsTest() override { std::filesystem::remove_all(folder_); }
