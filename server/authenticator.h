@@ -1,4 +1,5 @@
-// Who calls, and whether they may: bearer tokens against --auth-tokens-file.
+// The authenticator holds bearer tokens against --auth-tokens-file: it tells
+// who calls, and whether they may.
 //
 // gRPC asks the authenticator about every call of every service, before the
 // first message is read: also about streams, reflection and methods that do not
@@ -36,8 +37,8 @@ class Authenticator {
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
-  // Who the bearer is. `authorization`: the header of that name, empty if there
-  // is none.
+  // Returns who the bearer is. `authorization`: the header of that name, empty
+  // if there is none.
   // Errors: UNAUTHENTICATED without a token that is known and in date;
   // PERMISSION_DENIED when it lacks the method's scope; UNIMPLEMENTED for
   // methods without a policy.
@@ -57,7 +58,7 @@ class Authenticator {
   struct Verdict {
     absl::Status status;
     Refusal refusal = kNoToken;
-    const TokenRecord* record = nullptr;  // Of `records`; null: none.
+    const TokenRecord* record = nullptr;  // In `records`; null: none.
     Records records;
   };
 

@@ -33,8 +33,8 @@ class CallRecord {
   // The client's deadline; InfiniteFuture when it gave none.
   [[nodiscard]] absl::Time deadline() const;
 
-  // Who calls. The errors of Authenticator::Check: a token may be revoked
-  // between gRPC's question and the handler's.
+  // Tells who calls. Errors: those of Authenticator::Check, as a token may be
+  // revoked between gRPC's question and the handler's.
   [[nodiscard]] const absl::StatusOr<Caller>& caller() const { return caller_; }
 
   // The engine for new work. Errors of caller(); DEADLINE_EXCEEDED when the

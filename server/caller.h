@@ -1,4 +1,4 @@
-// Who calls, and under which names they know adapters.
+// A caller, and the names under which it knows adapters.
 //
 // With tokens, each tenant has names of its own: what a tenant calls "a" is
 // "tenant~a" to the engine, in the log and on disk. So a tenant can name
@@ -90,7 +90,7 @@ class Caller {
 
   std::string token_id_;
   std::string tenant_;
-  std::string prefix_;  // Of the caller's adapters; empty: sees all.
+  std::string prefix_;  // Begins its adapters' names; empty: sees all.
 };
 
 }  // namespace weft

@@ -26,6 +26,10 @@ namespace weft {
 // beats between micro-batches: one takes a second on a GPU, and minutes at most
 // where a large model runs on a CPU. deploy/prometheus warns before that.
 inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
+// How long it may hang on before the process ends, for a supervisor to start
+// it again. Liveness is red meanwhile: a probe may restart it sooner, and
+// somebody may look.
+inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
 // Health services: "" and "weft.v1.TrainingService" tell readiness; "liveness"
 // is SERVING while the model loads, and then for as long as the engine's

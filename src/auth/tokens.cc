@@ -21,7 +21,8 @@ constexpr std::array<std::pair<Scope, const char*>, 4> kScopes = {
      {Scope::kTrain, "train"},
      {Scope::kAdmin, "admin"}}};
 
-// Without randomness or SHA-256 there are no tokens: better none than weak ones.
+// Without randomness or SHA-256 there are no tokens: better none than weak
+// ones.
 void Require(bool done) {
   if (!done) std::abort();
 }

@@ -28,7 +28,7 @@ enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 
 struct TokenRecord {
   std::string id;      // For people and logs; no secret.
-  std::string sha256;  // Of the token, 64 lower-case hex digits.
+  std::string sha256;  // The token's, in 64 lower-case hex digits.
   std::string tenant;
   std::set<Scope> scopes;
   absl::Time expires = absl::InfiniteFuture();
