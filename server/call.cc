@@ -30,6 +30,17 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
       caller_(FindCaller()) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
+  if (has_tenant()) entered_ = core_->quota.Enter(caller_->tenant());
+}
+
+CallRecord::~CallRecord() {
+  if (has_tenant()) core_->quota.Leave(caller_->tenant());
+  core_->open_calls.fetch_sub(1);
+}
+
+absl::Status CallRecord::Spend(int64_t tokens) const {
+  if (!has_tenant() || tokens == 0) return absl::OkStatus();
+  return core_->quota.Spend(caller_->tenant(), tokens, absl::Now());
 }
 
 absl::Time CallRecord::deadline() const {
@@ -58,6 +69,7 @@ RequestLimits CallRecord::limits(const Engine& engine) const {
 
 absl::StatusOr<Engine*> CallRecord::Admit() const {
   if (!caller_.ok()) return caller_.status();
+  if (!entered_.ok()) return entered_;
   if (deadline() <= absl::Now()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }

@@ -26,7 +26,7 @@ class CallRecord {
  public:
   // `core` outlives the call; `context` lives until its OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
-  ~CallRecord() { core_->open_calls.fetch_sub(1); }
+  ~CallRecord();
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
@@ -37,7 +37,8 @@ class CallRecord {
   // revoked between gRPC's question and the handler's.
   [[nodiscard]] const absl::StatusOr<Caller>& caller() const { return caller_; }
 
-  // The engine for new work. Errors of caller(); DEADLINE_EXCEEDED when the
+  // The engine for new work. Errors of caller(); RESOURCE_EXHAUSTED when the
+  // tenant has too many calls under way; DEADLINE_EXCEEDED when the
   // deadline has passed, UNAVAILABLE while starting or draining.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
@@ -52,6 +53,8 @@ class CallRecord {
     if (!own.ok()) return own;
     if constexpr (requires { plain->deadline; }) plain->deadline = deadline();
     SetObject(*plain);
+    const absl::Status spent = Spend(CostOf(*plain));
+    if (!spent.ok()) return spent;
     return plain;
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
@@ -81,6 +84,24 @@ class CallRecord {
 
  private:
   [[nodiscard]] absl::StatusOr<Caller> FindCaller() const;
+  // The tokens that the tenant's rate is about: those to be trained on, or the
+  // prompt's and all that may be drawn.
+  template <typename Plain>
+  [[nodiscard]] static int64_t CostOf(const Plain& plain) {
+    if constexpr (requires { plain.num_tokens(); }) {
+      return plain.num_tokens();
+    } else if constexpr (requires { plain.num_samples; }) {
+      return static_cast<int64_t>(plain.prompt.size()) +
+             int64_t{plain.num_samples} * plain.config.max_tokens;
+    } else {
+      return 0;
+    }
+  }
+  [[nodiscard]] absl::Status Spend(int64_t tokens) const;
+  // Whether the quota counts this call: it has a token.
+  [[nodiscard]] bool has_tenant() const {
+    return caller_.ok() && !caller_->tenant().empty();
+  }
   void CountRefusal(const absl::Status& status);
   // A line of its own for what an operator wants to know later: deletions,
   // drains, and all that an admin's token changes.
@@ -91,6 +112,7 @@ class CallRecord {
   const Rpc rpc_;
   const absl::Time start_;
   const absl::StatusOr<Caller> caller_;
+  absl::Status entered_;
   std::string object_;
 };
 

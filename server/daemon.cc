@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/frontend.h"
+#include "server/grpc_log.h"
 #include "server/version.h"
 #include "src/base/log.h"
 
@@ -41,6 +42,7 @@ void SetUpLog(const ServerOptions& options) {
                     (options.log_style == LogStyle::kAuto && !is_terminal);
   SetLogFormat(json ? LogFormat::kJson : LogFormat::kText);
   SetLogLevel(options.log_level);
+  TakeOverGrpcLog();
 }
 
 // A gRPC listener that once ran out of descriptors never accepts again

@@ -245,6 +245,15 @@ std::vector<Flag> SecurityFlags() {
                "writes them; with tenant, scopes and expiry. A replaced file "
                "is used within a second. Empty: everybody may do everything.",
                "FILE"),
+      MakeFlag(kGroup, "max-calls-per-tenant",
+               WEFT_SERVER(max_calls_per_tenant),
+               "Calls of one tenant under way, with tokens, [0, 1048576]. 0: "
+               "no limit."),
+      MakeFlag(kGroup, "max-tokens-per-second-per-tenant",
+               WEFT_SERVER(max_tokens_per_second_per_tenant),
+               "Tokens to train on or to sample that one tenant may ask for, "
+               "with tokens of access, averaged over ten seconds. 0: no limit.",
+               "TOKENS"),
       MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
                "Allow plaintext gRPC beyond loopback."),
   };

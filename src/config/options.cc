@@ -149,6 +149,9 @@ absl::Status ServerOptions::Validate() const {
     if (!metrics.ok()) complaints.Add(std::string(metrics.status().message()));
   }
   complaints.InRange("max-connections", max_connections, 0, 1 << 20);
+  complaints.InRange("max-calls-per-tenant", max_calls_per_tenant, 0, 1 << 20);
+  complaints.InRange<int64_t>("max-tokens-per-second-per-tenant",
+                              max_tokens_per_second_per_tenant, 0, kMaxTokens);
   complaints.InRange<int64_t>("max-message-bytes", max_message_bytes, 1 << 10,
                               (int64_t{2} << 30) - 1);
   complaints.InRange<int64_t>("max-import-bytes", max_import_bytes, 1 << 10,

@@ -118,6 +118,9 @@ struct ServerOptions {
   // Lines of JSON (src/auth/token_file.h), read again when they change. Empty:
   // whoever reaches the port may do everything.
   std::string auth_tokens_file;
+  // With tokens; 0: no limit.
+  int max_calls_per_tenant = 0;
+  int64_t max_tokens_per_second_per_tenant = 0;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -270,6 +271,47 @@ TEST_F(AuthTest, TenantsHaveNamesOfTheirOwn) {
   EXPECT_THAT(List(admin),
               ::testing::ElementsAre("acme~x", "birch~x", "birch~z"));
   EXPECT_THAT(List(b), ::testing::ElementsAre("x", "z"));
+}
+
+TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  const std::string b = AddToken("b", "birch", {Scope::kTrain});
+  ServerOptions options = TestOptions();
+  options.auth_tokens_file = file_;
+  options.max_calls_per_tenant = 2;
+  options.max_tokens_per_second_per_tenant = 1;  // Ten in advance.
+  StartServer(options);
+  AttachEngine();
+  ASSERT_TRUE(Create("a", a).ok());
+  ASSERT_TRUE(Create("a", b).ok());
+  const auto train = [this](const std::string& token) {
+    grpc::ClientContext context;
+    Bear(&context, token);
+    v1::ForwardBackwardResponse response;
+    return training_->ForwardBackward(&context, GoodStep(), &response);
+  };
+  engine_.Hold();
+  grpc::Status first;
+  grpc::Status second;
+  std::thread one([&] { first = train(a); });
+  std::thread two([&] { second = train(a); });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 2; }));
+  const grpc::Status refused = train(a);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("--max-calls-per-tenant"));
+  EXPECT_TRUE(Create("other", b).ok());
+  engine_.Release();
+  one.join();
+  two.join();
+  EXPECT_TRUE(first.ok() && second.ok());
+  // Six tokens are spent; the fourth step of three each goes into debt.
+  EXPECT_TRUE(train(a).ok());
+  EXPECT_TRUE(train(a).ok());
+  const grpc::Status over = train(a);
+  EXPECT_EQ(over.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(over.error_message(),
+              HasSubstr("--max-tokens-per-second-per-tenant"));
+  EXPECT_TRUE(train(b).ok());
 }
 
 TEST_F(AuthTest, MessagesHaveTheCallersNames) {

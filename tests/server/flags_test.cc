@@ -84,6 +84,8 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "tls-key",
                                        "tls-client-ca",
                                        "auth-tokens-file",
+                                       "max-calls-per-tenant",
+                                       "max-tokens-per-second-per-tenant",
                                        "insecure",
                                        "log-format",
                                        "log-level",
