@@ -10,7 +10,9 @@
 namespace {
 
 absl::Status Run(const std::string& target) {
-  const auto client = weft::Client::Connect({.target = target});
+  const auto connected = weft::Client::Connect({.target = target});
+  if (!connected.ok()) return connected.status();
+  weft::Client* const client = connected->get();
   weft::v1::LoraConfig config;
   config.set_rank(8);
   auto adapter = client->CreateAdapter("example", config);

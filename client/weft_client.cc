@@ -11,26 +11,6 @@
 namespace weft::client {
 namespace {
 
-std::shared_ptr<grpc::Channel> OpenChannel(const ClientOptions& options) {
-  grpc::ChannelArguments arguments;
-  // Messages are bounded by the server alone.
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
-  if (options.root_certificates.empty()) {
-    return grpc::CreateCustomChannel(
-        options.target, grpc::InsecureChannelCredentials(), arguments);
-  }
-  const auto credentials =
-      grpc::SslCredentials({.pem_root_certs = options.root_certificates,
-                            .pem_private_key = {},
-                            .pem_cert_chain = {}});
-  return grpc::CreateCustomChannel(options.target, credentials, arguments);
-}
-
 // x86-64 and AArch64, which we build for, keep numbers as the wire does.
 template <typename T>
 std::string ToRaw(const std::vector<T>& values) {
@@ -70,11 +50,12 @@ std::vector<float> ReadFloats(absl::string_view raw) {
   return values;
 }
 
-std::unique_ptr<Client> Client::Connect(ClientOptions options) {
-  std::shared_ptr<grpc::Channel> channel = OpenChannel(options);
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
+  auto channel = OpenChannel(options.target, options.security);
+  if (!channel.ok()) return channel.status();
   // Not make_unique: the constructor is private.
   return std::unique_ptr<Client>(
-      new Client(std::move(options), std::move(channel)));
+      new Client(std::move(options), *std::move(channel)));
 }
 
 Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
@@ -85,7 +66,8 @@ Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
       server_(v1::ServerService::NewStub(channel_)) {}
 
 CallOptions Client::call_options(bool repeat) const {
-  CallOptions options{options_.timeout, options_.retry, options_.token};
+  CallOptions options{options_.timeout, options_.retry,
+                      options_.security.token};
   if (!repeat) options.retry.max_attempts = 1;
   return options;
 }
@@ -93,7 +75,7 @@ CallOptions Client::call_options(bool repeat) const {
 void Client::Prepare(grpc::ClientContext& context,
                      absl::string_view adapter_id) const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
-  AddCallMetadata(context, options_.token, adapter_id);
+  AddCallMetadata(context, options_.security.token, adapter_id);
 }
 
 template <typename Async, typename Request, typename Response>

@@ -1,7 +1,7 @@
 // C++ client of a Weft server.
 //
 //   auto client = weft::Client::Connect({.target = "127.0.0.1:50051"});
-//   auto adapter = client->CreateAdapter("mine");
+//   auto adapter = (*client)->CreateAdapter("mine");
 //
 // The client speaks the protos' messages. Calls carry a deadline and are
 // repeated, with the same step number, when the server is unavailable or full.
@@ -23,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/adapter_handle.h"
+#include "client/channel.h"
 #include "client/retry.h"
 #include "client/unary_call.h"
 #include "weft/v1/adapters.grpc.pb.h"
@@ -36,8 +37,7 @@ struct ClientOptions {
   std::string target = "127.0.0.1:50051";
   absl::Duration timeout = absl::Minutes(10);  // Per call, with repetitions.
   RetryPolicy retry = {};
-  std::string token = {};              // Bearer token; empty: none.
-  std::string root_certificates = {};  // PEM; not empty: TLS.
+  Security security = {};
 };
 
 // Makes a datum of raw fields. tokens, targets: [N]; weights: [N] or empty = 1.
@@ -56,8 +56,9 @@ struct ClientOptions {
 
 class Client {
  public:
-  // Opens a channel; the first call connects.
-  [[nodiscard]] static std::unique_ptr<Client> Connect(ClientOptions options);
+  // Opens a channel; the first call connects. Errors: those of OpenChannel.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Client>> Connect(
+      ClientOptions options);
 
   [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
   // Whether a service is SERVING, by grpc.health.v1. Empty: the server takes

@@ -84,24 +84,27 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
 }
 
 template <typename Message>
-absl::StatusOr<std::string> ReadAdapterId(const Message& request) {
-  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+absl::StatusOr<std::string> ReadAdapterId(const Message& request,
+                                          const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
   return request.adapter_id();
 }
 
-// An adapter without a tenant is one of its own.
+// Empty where the message has none: who calls decides (Caller::Qualify).
 template <typename Message>
 absl::StatusOr<std::string> ReadTenant(absl::string_view field,
                                        const Message& request) {
-  if (request.tenant().empty()) return request.adapter_id();
+  if (request.tenant().empty()) return std::string();
   WEFT_RETURN_IF_ERROR(CheckName(field, request.tenant()));
   return request.tenant();
 }
 
 // For messages that name something of an adapter.
 template <typename Message>
-absl::Status CheckNames(const Message& request) {
-  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
   return CheckName("name", request.name());
 }
 
@@ -120,7 +123,7 @@ RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
 absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits) {
   CreateAdapterRequest out;
-  WEFT_ASSIGN_OR_RETURN(out.adapter_id, ReadAdapterId(request));
+  WEFT_ASSIGN_OR_RETURN(out.adapter_id, ReadAdapterId(request, limits));
   WEFT_ASSIGN_OR_RETURN(out.tenant, ReadTenant("tenant", request));
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadLoraConfig(request.config(), out.adapter_id, limits));
@@ -128,35 +131,36 @@ absl::StatusOr<CreateAdapterRequest> Validate(
 }
 
 absl::StatusOr<ListAdaptersRequest> Validate(
-    const v1::ListAdaptersRequest& request, const RequestLimits& /*limits*/) {
+    const v1::ListAdaptersRequest& request, const RequestLimits& limits) {
   const uint32_t size =
       request.page_size() == 0 ? kDefaultPageSize : request.page_size();
   WEFT_RETURN_IF_ERROR(CheckCount("page_size", size, 1, kMaxPageSize));
   if (!request.page_token().empty()) {
-    WEFT_RETURN_IF_ERROR(CheckName("page_token", request.page_token()));
+    WEFT_RETURN_IF_ERROR(CheckAdapterId("page_token", request.page_token(),
+                                        limits.engine_names));
   }
   return ListAdaptersRequest{.size = size, .after = request.page_token()};
 }
 
 absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,
-                                     const RequestLimits& /*limits*/) {
-  return ReadAdapterId(request);
+                                     const RequestLimits& limits) {
+  return ReadAdapterId(request, limits);
 }
 
 absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
-                                     const RequestLimits& /*limits*/) {
-  return ReadAdapterId(request);
+                                     const RequestLimits& limits) {
+  return ReadAdapterId(request, limits);
 }
 
 absl::StatusOr<std::string> Validate(const v1::ListCheckpointsRequest& request,
-                                     const RequestLimits& /*limits*/) {
+                                     const RequestLimits& limits) {
   if (request.adapter_id().empty()) return std::string();
-  return ReadAdapterId(request);
+  return ReadAdapterId(request, limits);
 }
 
 absl::StatusOr<SaveCheckpointRequest> Validate(
-    const v1::SaveCheckpointRequest& request, const RequestLimits& /*limits*/) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request));
+    const v1::SaveCheckpointRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
   return SaveCheckpointRequest{.adapter_id = request.adapter_id(),
                                .name = request.name(),
                                .overwrite = request.overwrite(),
@@ -165,12 +169,13 @@ absl::StatusOr<SaveCheckpointRequest> Validate(
 }
 
 absl::StatusOr<LoadCheckpointRequest> Validate(
-    const v1::LoadCheckpointRequest& request, const RequestLimits& /*limits*/) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request));
+    const v1::LoadCheckpointRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
   const std::string& source = request.source_adapter_id().empty()
                                   ? request.adapter_id()
                                   : request.source_adapter_id();
-  WEFT_RETURN_IF_ERROR(CheckName("source_adapter_id", source));
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("source_adapter_id", source, limits.engine_names));
   WEFT_ASSIGN_OR_RETURN(std::string tenant, ReadTenant("tenant", request));
   return LoadCheckpointRequest{.adapter_id = request.adapter_id(),
                                .source_adapter_id = source,
@@ -182,16 +187,14 @@ absl::StatusOr<LoadCheckpointRequest> Validate(
 }
 
 absl::StatusOr<std::pair<std::string, std::string>> Validate(
-    const v1::DeleteCheckpointRequest& request,
-    const RequestLimits& /*limits*/) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request));
+    const v1::DeleteCheckpointRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
   return std::make_pair(request.adapter_id(), request.name());
 }
 
 absl::StatusOr<PublishSnapshotRequest> Validate(
-    const v1::PublishSnapshotRequest& request,
-    const RequestLimits& /*limits*/) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request));
+    const v1::PublishSnapshotRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
   return PublishSnapshotRequest{.adapter_id = request.adapter_id(),
                                 .name = request.name(),
                                 .step = request.step(),
@@ -199,16 +202,16 @@ absl::StatusOr<PublishSnapshotRequest> Validate(
 }
 
 absl::StatusOr<ReleaseSnapshotRequest> Validate(
-    const v1::ReleaseSnapshotRequest& request,
-    const RequestLimits& /*limits*/) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request));
+    const v1::ReleaseSnapshotRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
   return ReleaseSnapshotRequest{.adapter_id = request.adapter_id(),
                                 .name = request.name()};
 }
 
 absl::StatusOr<ExportAdapterRequest> Validate(
-    const v1::ExportAdapterRequest& request, const RequestLimits& /*limits*/) {
-  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+    const v1::ExportAdapterRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
   if (!request.snapshot().empty()) {
     WEFT_RETURN_IF_ERROR(CheckName("snapshot", request.snapshot()));
   }
@@ -237,7 +240,8 @@ absl::Status ImportAssembler::ReadOptions(const v1::ImportOptions& options) {
   }
   has_options_ = true;
   request_.adapter_id = options.adapter_id();
-  WEFT_RETURN_IF_ERROR(CheckName("options.adapter_id", request_.adapter_id));
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("options.adapter_id", request_.adapter_id, engine_names_));
   WEFT_ASSIGN_OR_RETURN(request_.tenant, ReadTenant("options.tenant", options));
   return absl::OkStatus();
 }

@@ -3,17 +3,44 @@
 #include <chrono>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/base/log.h"
 
 namespace weft {
+namespace {
+
+// Whether the call does more than look.
+bool Changes(Rpc rpc) {
+  const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
+  return policy != nullptr &&
+         (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
+}
+
+}  // namespace
 
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
                        Rpc rpc)
-    : core_(core), context_(context), rpc_(rpc), start_(absl::Now()) {
+    : core_(core),
+      context_(context),
+      rpc_(rpc),
+      start_(absl::Now()),
+      caller_(FindCaller()) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
+  if (has_tenant()) entered_ = core_->quota.Enter(caller_->tenant());
+}
+
+CallRecord::~CallRecord() {
+  if (has_tenant()) core_->quota.Leave(caller_->tenant());
+  core_->open_calls.fetch_sub(1);
+}
+
+absl::Status CallRecord::Spend(int64_t tokens) const {
+  if (!has_tenant() || tokens == 0) return absl::OkStatus();
+  return core_->quota.Spend(caller_->tenant(), tokens, absl::Now());
 }
 
 absl::Time CallRecord::deadline() const {
@@ -24,7 +51,25 @@ absl::Time CallRecord::deadline() const {
   return absl::FromChrono(deadline);
 }
 
+absl::StatusOr<Caller> CallRecord::FindCaller() const {
+  if (core_->authenticator == nullptr) return Caller();
+  const auto& metadata = context_->client_metadata();
+  const auto [begin, end] = metadata.equal_range("authorization");
+  // gRPC's question has refused a call with two of them.
+  absl::string_view header;
+  if (begin != end) header = {begin->second.data(), begin->second.size()};
+  return core_->authenticator->Check(absl::StrCat("/", RpcName(rpc_)), header);
+}
+
+RequestLimits CallRecord::limits(const Engine& engine) const {
+  RequestLimits limits = MakeLimits(engine.info(), core_->options);
+  limits.engine_names = caller_->sees_all();
+  return limits;
+}
+
 absl::StatusOr<Engine*> CallRecord::Admit() const {
+  if (!caller_.ok()) return caller_.status();
+  if (!entered_.ok()) return entered_;
   if (deadline() <= absl::Now()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
@@ -42,6 +87,21 @@ void CallRecord::CountRefusal(const absl::Status& status) {
     reason = RejectReason::kStarting;
   }
   core_->metrics.Rejected(reason);
+}
+
+void CallRecord::Audit(const absl::Status& status) const {
+  const bool removes = rpc_ == Rpc::kDrain || rpc_ == Rpc::kDeleteAdapter ||
+                       rpc_ == Rpc::kDeleteCheckpoint;
+  const bool admin =
+      core_->authenticator != nullptr && caller_.ok() && caller_->sees_all();
+  if (!removes && !(admin && Changes(rpc_))) return;
+  Log(LogLevel::kInfo, "audit",
+      {{"outcome", absl::StatusCodeToString(status.code())},
+       {"method", RpcName(rpc_)},
+       {"object", object_},
+       {"token", caller_.ok() ? caller_->token_id() : ""},
+       {"tenant", caller_.ok() ? caller_->tenant() : ""},
+       {"peer", context_->peer()}});
 }
 
 grpc::Status CallRecord::Close(const absl::Status& status) {
@@ -64,7 +124,10 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
        {"ms", absl::ToDoubleMilliseconds(elapsed)},
        {"peer", context_->peer()},
        {"error", std::string(status.message())}});
-  return ToGrpcStatus(status);
+  Audit(status);
+  if (status.ok() || !caller_.ok()) return ToGrpcStatus(status);
+  return ToGrpcStatus(
+      absl::Status(status.code(), caller_->RevealMessage(status.message())));
 }
 
 void CancelSlot::Set(CancelHandle handle) {

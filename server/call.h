@@ -2,13 +2,18 @@
 #ifndef WEFT_SERVER_CALL_H_
 #define WEFT_SERVER_CALL_H_
 
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "server/caller.h"
+#include "server/request_validation.h"
 #include "server/service_core.h"
 #include "src/base/mutex.h"
 #include "src/engine/engine.h"
@@ -21,16 +26,50 @@ class CallRecord {
  public:
   // `core` outlives the call; `context` lives until its OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
-  ~CallRecord() { core_->open_calls.fetch_sub(1); }
+  ~CallRecord();
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
   // The client's deadline; InfiniteFuture when it gave none.
   [[nodiscard]] absl::Time deadline() const;
 
-  // The engine for new work. DEADLINE_EXCEEDED when the deadline has passed,
-  // UNAVAILABLE while starting or draining.
+  // Tells who calls. Errors: those of Authenticator::Check, as a token may be
+  // revoked between gRPC's question and the handler's.
+  [[nodiscard]] const absl::StatusOr<Caller>& caller() const { return caller_; }
+
+  // The engine for new work. Errors of caller(); RESOURCE_EXHAUSTED when the
+  // tenant has too many calls under way; DEADLINE_EXCEEDED when the
+  // deadline has passed, UNAVAILABLE while starting or draining.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
+
+  // The request as the engine takes it: validated, with the engine's names and
+  // the call's deadline. Call it after Admit.
+  template <typename Request>
+  [[nodiscard]] auto Read(const Engine& engine, const Request& request)
+      -> decltype(Validate(request, RequestLimits())) {
+    auto plain = Validate(request, limits(engine));
+    if (!plain.ok()) return plain;
+    const absl::Status own = caller_->Qualify(&*plain);
+    if (!own.ok()) return own;
+    if constexpr (requires { plain->deadline; }) plain->deadline = deadline();
+    SetObject(*plain);
+    const absl::Status spent = Spend(CostOf(*plain));
+    if (!spent.ok()) return spent;
+    return plain;
+  }
+  [[nodiscard]] RequestLimits limits(const Engine& engine) const;
+
+  // Notes what the call is about, for the audit line: its adapter.
+  template <typename Plain>
+  void SetObject(const Plain& plain) {
+    if constexpr (std::is_same_v<Plain, std::string>) {
+      object_ = plain;
+    } else if constexpr (requires { plain.adapter_id; }) {
+      object_ = plain.adapter_id;
+    } else if constexpr (requires { plain.first; }) {
+      object_ = absl::StrCat(plain.first, "/", plain.second);
+    }
+  }
 
   // Marks the reply as a stored one.
   void MarkReplayed();
@@ -44,12 +83,37 @@ class CallRecord {
   }
 
  private:
+  [[nodiscard]] absl::StatusOr<Caller> FindCaller() const;
+  // The tokens that the tenant's rate is about: those to be trained on, or the
+  // prompt's and all that may be drawn.
+  template <typename Plain>
+  [[nodiscard]] static int64_t CostOf(const Plain& plain) {
+    if constexpr (requires { plain.num_tokens(); }) {
+      return plain.num_tokens();
+    } else if constexpr (requires { plain.num_samples; }) {
+      return static_cast<int64_t>(plain.prompt.size()) +
+             int64_t{plain.num_samples} * plain.config.max_tokens;
+    } else {
+      return 0;
+    }
+  }
+  [[nodiscard]] absl::Status Spend(int64_t tokens) const;
+  // Whether the quota counts this call: it has a token.
+  [[nodiscard]] bool has_tenant() const {
+    return caller_.ok() && !caller_->tenant().empty();
+  }
   void CountRefusal(const absl::Status& status);
+  // A line of its own for what an operator wants to know later: deletions,
+  // drains, and all that an admin's token changes.
+  void Audit(const absl::Status& status) const;
 
   ServiceCore* const core_;
   grpc::CallbackServerContext* const context_;
   const Rpc rpc_;
   const absl::Time start_;
+  const absl::StatusOr<Caller> caller_;
+  absl::Status entered_;
+  std::string object_;
 };
 
 // Joins the client's cancellation with the engine's handle, which may come in

@@ -13,8 +13,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/frontend.h"
+#include "server/grpc_log.h"
 #include "server/version.h"
 #include "src/base/log.h"
 
@@ -40,6 +42,7 @@ void SetUpLog(const ServerOptions& options) {
                     (options.log_style == LogStyle::kAuto && !is_terminal);
   SetLogFormat(json ? LogFormat::kJson : LogFormat::kText);
   SetLogLevel(options.log_level);
+  TakeOverGrpcLog();
 }
 
 // A gRPC listener that once ran out of descriptors never accepts again
@@ -162,6 +165,14 @@ void ExitLater(int status) {
   }).detach();
 }
 
+// UNAVAILABLE when the engine has hung for so long that nobody waits any more.
+absl::Status CheckHeartbeat(const Engine& engine) {
+  const absl::Duration age = absl::Now() - engine.last_heartbeat();
+  if (age <= kHeartbeatLimit + kHangGrace) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
+}
+
 // Stops without a drain. The engine answers calls that wait, or they are cut
 // off.
 int Fail(const absl::Status& status, Frontend* frontend) {
@@ -198,6 +209,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
     frontend->UpdateLiveness(absl::Now());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
+    if (failure.ok()) failure = CheckHeartbeat(**engine);
     return failure;
   };
   while (signals.Wait(kWatchInterval) == 0) {

@@ -16,10 +16,11 @@ using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
     const EngineOptions&, prometheus::Registry*)>;
 
 // Listens at once (NOT_SERVING), starts the engine, serves until SIGTERM or
-// SIGINT, drains (a second signal ends the wait), stops. When the engine fails
-// or one of the `others` ends it turns NOT_SERVING, answers what waits and
-// stops. Returns the exit status: 0 after a clean drain, 1 when something could
-// not start or has failed, 3 when work was cut off.
+// SIGINT, drains (a second signal ends the wait), stops. When the engine fails,
+// hangs for kHeartbeatLimit and kHangGrace, or one of the `others` ends, it
+// turns NOT_SERVING, answers what waits and stops. Returns the exit status: 0
+// after a clean drain, 1 when something could not start or has failed, 3 when
+// work was cut off.
 // Threads: the main thread; takes over SIGTERM, SIGINT and SIGPIPE.
 [[nodiscard]] int RunDaemon(const Settings& settings,
                             const EngineStarter& start_engine,

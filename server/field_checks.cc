@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "src/auth/tokens.h"
 #include "src/base/name.h"
 
 namespace weft {
@@ -37,6 +38,16 @@ absl::Status CheckName(absl::string_view field, absl::string_view name) {
       field, absl::StrCat("is ", Quoted(name),
                           ", must match [A-Za-z0-9][A-Za-z0-9._-]{0,127} and "
                           "not end in a dot"));
+}
+
+absl::Status CheckAdapterId(absl::string_view field, absl::string_view id,
+                            bool engine_names) {
+  const size_t separator = id.find(kTenantSeparator);
+  const bool qualified = engine_names && separator != absl::string_view::npos &&
+                         separator <= kMaxTenantLength &&
+                         IsName(id.substr(0, separator)) &&
+                         IsName(id.substr(separator + 1));
+  return qualified ? absl::OkStatus() : CheckName(field, id);
 }
 
 absl::Status CheckReal(absl::string_view field, double value,

@@ -44,6 +44,11 @@ struct Interval {
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 
+// The same for the id of an adapter, or with `engine_names` also TENANT~ID.
+[[nodiscard]] absl::Status CheckAdapterId(absl::string_view field,
+                                          absl::string_view id,
+                                          bool engine_names);
+
 [[nodiscard]] absl::Status CheckReal(absl::string_view field, double value,
                                      const Interval& interval);
 [[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,

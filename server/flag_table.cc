@@ -199,8 +199,6 @@ std::vector<Flag> ServerFlags() {
       MakeFlag(kGroup, "listen", WEFT_SERVER(listen),
                "Address of the gRPC server. Port 0: any free port.",
                "HOST:PORT"),
-      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
-               "Allow plaintext gRPC beyond loopback."),
       MakeFlag(kGroup, "metrics-listen", WEFT_SERVER(metrics_listen),
                "Address of the Prometheus page /metrics. Empty: none.",
                "HOST:PORT"),
@@ -208,6 +206,10 @@ std::vector<Flag> ServerFlags() {
                "File to write the addresses to once listening: gRPC, then "
                "metrics, one per line.",
                "PATH"),
+      MakeFlag(kGroup, "max-connections", WEFT_SERVER(max_connections),
+               "Open connections of clients; further ones are turned away, "
+               "[0, 1048576]. 0: half of the open files that the system "
+               "grants, at most 10000."),
       MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
                "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),
       MakeFlag(kGroup, "max-data-per-request",
@@ -221,6 +223,39 @@ std::vector<Flag> ServerFlags() {
       MakeFlag(
           kGroup, "drain-timeout-seconds", WEFT_SERVER(drain_timeout_seconds),
           "How long SIGTERM waits for accepted work, [0, 86400].", "SECONDS"),
+  };
+}
+
+std::vector<Flag> SecurityFlags() {
+  static constexpr char kGroup[] = "Security";
+  return {
+      MakeFlag(kGroup, "tls-cert", WEFT_SERVER(tls_cert),
+               "The server's certificate and those that signed it, in PEM: "
+               "gRPC speaks TLS. Replaced files are used within two seconds, "
+               "without a restart.",
+               "FILE"),
+      MakeFlag(kGroup, "tls-key", WEFT_SERVER(tls_key),
+               "Its private key, in PEM without a passphrase.", "FILE"),
+      MakeFlag(kGroup, "tls-client-ca", WEFT_SERVER(tls_client_ca),
+               "Authorities, in PEM, one of which must have signed the "
+               "certificate of every client. Empty: clients need none.",
+               "FILE"),
+      MakeFlag(kGroup, "auth-tokens-file", WEFT_SERVER(auth_tokens_file),
+               "Tokens, of which every call needs one, as weftctl token create "
+               "writes them; with tenant, scopes and expiry. A replaced file "
+               "is used within a second. Empty: everybody may do everything.",
+               "FILE"),
+      MakeFlag(kGroup, "max-calls-per-tenant",
+               WEFT_SERVER(max_calls_per_tenant),
+               "Calls of one tenant under way, with tokens, [0, 1048576]. 0: "
+               "no limit."),
+      MakeFlag(kGroup, "max-tokens-per-second-per-tenant",
+               WEFT_SERVER(max_tokens_per_second_per_tenant),
+               "Tokens to train on or to sample that one tenant may ask for, "
+               "with tokens of access, averaged over ten seconds. 0: no limit.",
+               "TOKENS"),
+      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
+               "Allow plaintext gRPC beyond loopback."),
   };
 }
 
@@ -272,7 +307,7 @@ const std::vector<Flag>& FlagTable() {
   static const std::vector<Flag>& table = *[] {
     auto* const flags = new std::vector<Flag>;
     for (auto make : {ModelFlags, AdapterFlags, BatchFlags, QueueFlags,
-                      SamplingFlags, ServerFlags, OtherFlags}) {
+                      SamplingFlags, ServerFlags, SecurityFlags, OtherFlags}) {
       for (Flag& flag : make()) flags->push_back(std::move(flag));
     }
     return flags;

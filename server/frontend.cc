@@ -51,8 +51,6 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   }
   // Enough that steps sent ahead of a missing one cannot keep it out.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
-  // A second daemon on the port must fail, not share it.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   grpc::ResourceQuota quota("weftd");
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
   builder->SetResourceQuota(quota);
@@ -91,7 +89,31 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
   return frontend;
 }
 
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+Frontend::MakeCredentials() {
+  const ServerOptions& options = core_.options;
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  if (!options.tls_cert.empty()) {
+    WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options));
+    credentials = tls_->MakeCredentials();
+  } else if (!options.auth_tokens_file.empty()) {
+    // Plaintext that gRPC asks the authenticator about, unlike its insecure
+    // credentials; it takes connections of this machine alone.
+    credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
+  } else {
+    credentials = grpc::InsecureServerCredentials();
+  }
+  if (!options.auth_tokens_file.empty()) {
+    WEFT_ASSIGN_OR_RETURN(
+        core_.authenticator,
+        Authenticator::Start(options.auth_tokens_file, registry_.get()));
+    credentials->SetAuthMetadataProcessor(core_.authenticator->MakeProcessor());
+  }
+  return credentials;
+}
+
 absl::Status Frontend::StartGrpc() {
+  WEFT_ASSIGN_OR_RETURN(const auto credentials, MakeCredentials());
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   services_[0] = MakeTrainingService(&core_);
@@ -100,21 +122,24 @@ absl::Status Frontend::StartGrpc() {
   services_[3] = MakeServerService(&core_);
 
   const std::string& listen = core_.options.listen;
+  WEFT_ASSIGN_OR_RETURN(
+      listener_,
+      Listener::Bind(listen, core_.options.max_connections, registry_.get()));
   grpc::ServerBuilder builder;
   SetLimits(core_.options, &builder);
   SetKeepalive(&builder);
   for (const auto& service : services_) builder.RegisterService(service.get());
-  int port = 0;
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      credentials);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on --listen=", listen,
-                     ": is the port taken, the address this machine's?"));
+  if (server_ == nullptr) {
+    return absl::InternalError("gRPC cannot start its server");
   }
   SetReady(false);
   SetLive(true);
-  address_ = WithPort(listen, port);
+  address_ = WithPort(listen, listener_->port());
+  listener_->Start(std::move(acceptor));
   return absl::OkStatus();
 }
 
@@ -191,6 +216,7 @@ void Frontend::Shutdown(absl::Duration grace) {
   while (core_.open_calls.load() > 0 && absl::Now() < limit) {
     absl::SleepFor(kCallInterval);
   }
+  listener_.reset();
   server_->Shutdown(
       absl::ToChronoTime(std::min(limit, absl::Now() + kConnectionGrace)));
   server_->Wait();

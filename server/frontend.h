@@ -13,8 +13,10 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
 #include "prometheus/registry.h"
+#include "server/listener.h"
 #include "server/metrics_server.h"
 #include "server/service_core.h"
+#include "server/tls.h"
 #include "src/config/options.h"
 #include "src/metrics/process_collector.h"
 
@@ -24,6 +26,10 @@ namespace weft {
 // beats between micro-batches: one takes a second on a GPU, and minutes at most
 // where a large model runs on a CPU. deploy/prometheus warns before that.
 inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
+// How long it may hang on before the process ends, for a supervisor to start
+// it again. Liveness is red meanwhile: a probe may restart it sooner, and
+// somebody may look.
+inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
 // Health services: "" and "weft.v1.TrainingService" tell readiness; "liveness"
 // is SERVING while the model loads, and then for as long as the engine's
@@ -33,7 +39,8 @@ inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
 class Frontend {
  public:
   // Listens at once; every RPC but GetInfo answers UNAVAILABLE until SetEngine.
-  // Errors: UNAVAILABLE when an address cannot be listened on; INTERNAL.
+  // Errors: UNAVAILABLE when an address cannot be listened on; those of
+  // TlsRotation; INTERNAL.
   // Writes options.port_file. `registry` is shared with the metrics endpoint,
   // which only observes it.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
@@ -75,6 +82,8 @@ class Frontend {
            std::shared_ptr<prometheus::Registry> registry);
 
   [[nodiscard]] absl::Status StartGrpc();
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+  MakeCredentials();
   [[nodiscard]] absl::Status StartMetrics();
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
@@ -84,8 +93,10 @@ class Frontend {
   // Shared with the metrics page, which holds them weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<ProcessCollector> process_collector_;
+  std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<MetricsServer> metrics_;
   std::string address_;
   std::string metrics_address_;

@@ -32,8 +32,7 @@ class ExportCall final
       call->End(engine.status());
       return call.get();
     }
-    auto plain =
-        Validate(request, MakeLimits((*engine)->info(), core->options));
+    auto plain = call->record_.Read(**engine, request);
     if (!plain.ok()) {
       call->End(plain.status());
       return call.get();
@@ -100,6 +99,7 @@ class ImportCall final
     const absl::StatusOr<Engine*> engine = call->record_.Admit();
     if (engine.ok()) {
       call->engine_ = *engine;
+      call->assembler_ = ImportAssembler(call->record_.caller()->sees_all());
       call->StartRead(&call->message_);
     } else {
       call->End(engine.status());
@@ -136,10 +136,15 @@ class ImportCall final
     }
     auto request = assembler_.Finish();
     if (!request.ok()) return End(request.status());
+    const absl::Status own = record_.caller()->Qualify(&*request);
+    if (!own.ok()) return End(own);
+    record_.SetObject(*request);
     engine_->ImportAdapter(
-        *std::move(request),
-        [call = self_](const absl::StatusOr<AdapterInfo>& info) {
-          if (info.ok()) ToProto(*info, call->response_->mutable_adapter());
+        *std::move(request), [call = self_](absl::StatusOr<AdapterInfo> info) {
+          if (info.ok()) {
+            call->record_.caller()->Reveal(&*info);
+            ToProto(*info, call->response_->mutable_adapter());
+          }
           call->End(info.status());
         });
   }

@@ -37,6 +37,7 @@ struct RequestLimits {
   int max_data = 0;        // Sequences of a training request.
   int64_t max_tokens = 0;  // Tokens of all of them.
   int max_samples = 0;
+  bool engine_names = true;  // Adapters may be named TENANT~ID.
 };
 
 [[nodiscard]] RequestLimits MakeLimits(const EngineInfo& info,
@@ -88,6 +89,10 @@ struct RequestLimits {
 // Puts the messages of an import together.
 class ImportAssembler {
  public:
+  // `engine_names`: as RequestLimits has it.
+  explicit ImportAssembler(bool engine_names = true)
+      : engine_names_(engine_names) {}
+
   static constexpr size_t kMaxFiles = 16;
   static constexpr size_t kMaxChunkBytes = 1 << 20;
 
@@ -103,6 +108,7 @@ class ImportAssembler {
   [[nodiscard]] absl::Status ReadOptions(const v1::ImportOptions& options);
   [[nodiscard]] absl::Status AddChunk(const v1::FileChunk& chunk);
 
+  bool engine_names_;
   bool has_options_ = false;
   ImportAdapterRequest request_;
 };

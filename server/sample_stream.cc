@@ -8,7 +8,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "server/call.h"
-#include "server/request_validation.h"
 #include "server/response_conversion.h"
 #include "src/base/mutex.h"
 
@@ -40,13 +39,11 @@ class SampleStreamCall final
       call->End(engine.status());
       return call.get();
     }
-    auto plain = Validate(request.request(),
-                          MakeLimits((*engine)->info(), core->options));
+    auto plain = call->record_.Read(**engine, request.request());
     if (!plain.ok()) {
       call->End(plain.status());
       return call.get();
     }
-    plain->deadline = call->record_.deadline();
     call->cancel_.Set((*engine)->Sample(
         *std::move(plain),
         [call](const SampleDelta& delta) { call->Add(delta); },

@@ -118,9 +118,11 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   return out;
 }
 
-absl::Status CheckSource(const v1::SampleRequest& request) {
+absl::Status CheckSource(const v1::SampleRequest& request,
+                         const RequestLimits& limits) {
   if (!request.adapter_id().empty()) {
-    WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+    WEFT_RETURN_IF_ERROR(CheckAdapterId("adapter_id", request.adapter_id(),
+                                        limits.engine_names));
   }
   if (request.snapshot().empty()) return absl::OkStatus();
   if (request.adapter_id().empty()) {
@@ -133,7 +135,7 @@ absl::Status CheckSource(const v1::SampleRequest& request) {
 
 absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
                                        const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(CheckSource(request));
+  WEFT_RETURN_IF_ERROR(CheckSource(request, limits));
   const int prompt_length = request.prompt_size();
   if (prompt_length < 1 || prompt_length >= limits.context_length) {
     return BadField("prompt", absl::StrCat("has ", prompt_length,

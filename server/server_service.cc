@@ -30,6 +30,10 @@ class ServerService final : public v1::ServerService::CallbackService {
                                     const v1::GetInfoRequest* /*request*/,
                                     v1::GetInfoResponse* response) override {
     const auto call = UnaryCall::Start(core_, context, Rpc::kGetInfo);
+    if (!call->record().caller().ok()) {
+      call->Reply(call->record().caller().status());
+      return call.get();
+    }
     v1::ServerInfo* const info = response->mutable_info();
     FillOptions(info);
     Engine* const engine = core_->engine.Peek();
@@ -41,8 +45,23 @@ class ServerService final : public v1::ServerService::CallbackService {
     info->set_max_adapters(static_cast<uint32_t>(engine->info().max_adapters));
     info->set_max_rank(static_cast<uint32_t>(engine->info().max_rank));
     FillModel(engine->info(), info->mutable_model());
-    info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
-    call->Reply(absl::OkStatus());
+    if (call->record().caller()->sees_all()) {
+      info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
+      call->Reply(absl::OkStatus());
+      return call.get();
+    }
+    // How many others there are is no affair of this tenant.
+    ListAdaptersRequest own{
+        .size = static_cast<size_t>(engine->info().max_adapters)};
+    (void)call->record().caller()->Qualify(&own);
+    engine->ListAdapters(std::move(own), [call, info](
+                                             absl::StatusOr<AdapterPage> page) {
+      if (page.ok()) {
+        call->record().caller()->Reveal(&*page);
+        info->set_num_adapters(static_cast<uint32_t>(page->adapters.size()));
+      }
+      call->Reply(page.status());
+    });
     return call.get();
   }
 
@@ -50,6 +69,10 @@ class ServerService final : public v1::ServerService::CallbackService {
                                   const v1::DrainRequest* /*request*/,
                                   v1::DrainResponse* /*response*/) override {
     const auto call = UnaryCall::Start(core_, context, Rpc::kDrain);
+    if (!call->record().caller().ok()) {
+      call->Reply(call->record().caller().status());
+      return call.get();
+    }
     Engine* const engine = core_->engine.Peek();
     if (engine == nullptr) {
       call->Reply(absl::UnavailableError("the server is starting"));

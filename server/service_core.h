@@ -5,23 +5,31 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 
+#include "server/authenticator.h"
 #include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
+#include "server/tenant_quota.h"
 #include "src/config/options.h"
 
 namespace weft {
 
 // Shared by all handlers and outlives the gRPC server. Members other than
-// `options` and `begin_drain` are safe to use from any thread; those two are
-// set before the server starts.
+// `options`, `authenticator` and `begin_drain` are safe to use from any thread;
+// those are set before the server starts.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options, prometheus::Registry* registry)
-      : options(std::move(server_options)), metrics(registry) {}
+      : options(std::move(server_options)),
+        metrics(registry),
+        quota(options.max_calls_per_tenant,
+              options.max_tokens_per_second_per_tenant) {}
 
   const ServerOptions options;
+  std::unique_ptr<Authenticator> authenticator;  // Null: no tokens.
   RpcMetrics metrics;
+  TenantQuota quota;
   EngineHolder engine;
   // Calls of weft.v1 whose status has not been sent.
   std::atomic<int> open_calls{0};

@@ -98,7 +98,8 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
 
 absl::StatusOr<TrainRequest> Validate(const v1::ForwardBackwardRequest& request,
                                       const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
   TrainRequest out;
   WEFT_RETURN_IF_ERROR(ReadData(request, limits, &out));
   return out;
@@ -112,7 +113,8 @@ absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
                                            ", must be 0 for the base model"));
     }
   } else {
-    WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+    WEFT_RETURN_IF_ERROR(CheckAdapterId("adapter_id", request.adapter_id(),
+                                        limits.engine_names));
   }
   TrainRequest out;
   out.backward = false;
@@ -121,12 +123,13 @@ absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
 }
 
 absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
-                                          const RequestLimits& /*limits*/) {
+                                          const RequestLimits& limits) {
   // An eps below the smallest normal f32 divides zero by zero.
   constexpr Interval kEps = {.low = 1e-37, .high = 1e6};
   constexpr Interval kRate = {.high = 1e3};
   constexpr Interval kBeta = {.high = 1, .high_open = true};
-  WEFT_RETURN_IF_ERROR(CheckName("adapter_id", request.adapter_id()));
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
   OptimStepRequest out;
   out.adapter_id = request.adapter_id();
   out.step = request.step();

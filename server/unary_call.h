@@ -1,6 +1,6 @@
 // The life of a unary call, written once:
-//   deadline -> engine there? -> validate -> engine -> status, metrics ->
-//   reply.
+//   token -> deadline -> engine there? -> validate, the engine's names ->
+//   engine -> status, metrics -> reply.
 //
 //   return RunUnary<StepReply<TrainResult>>(
 //       core_, context, Rpc::kForward, *request,
@@ -17,7 +17,6 @@
 
 #include "grpcpp/grpcpp.h"
 #include "server/call.h"
-#include "server/request_validation.h"
 
 namespace weft {
 
@@ -79,16 +78,16 @@ grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
     call->Reply(engine.status());
     return call.get();
   }
-  auto plain = Validate(request, MakeLimits((*engine)->info(), core->options));
+  auto plain = call->record().Read(**engine, request);
   if (!plain.ok()) {
     call->Reply(plain.status());
     return call.get();
   }
-  if constexpr (requires { plain->deadline; }) {
-    plain->deadline = call->record().deadline();
-  }
   Callback<Result> done = [call, fill](absl::StatusOr<Result> result) {
-    if (result.ok()) FillReply(call->record(), *result, fill);
+    if (result.ok()) {
+      call->record().caller()->Reveal(&*result);
+      FillReply(call->record(), *result, fill);
+    }
     call->Reply(result.status());
   };
   using Started = decltype(start(**engine, *std::move(plain), std::move(done)));

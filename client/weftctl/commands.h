@@ -30,6 +30,7 @@ struct Command {
   std::vector<FlagSpec> flags;
   std::function<absl::Status(const Session&)> run;
   bool last_word_optional = false;
+  bool offline = false;  // Works on files: the client reaches nobody.
 };
 
 // --tenant of the commands that make adapters.
@@ -38,6 +39,7 @@ struct Command {
 }
 
 [[nodiscard]] std::vector<Command> ServerCommands();
+[[nodiscard]] std::vector<Command> TokenCommands();
 [[nodiscard]] std::vector<Command> AdapterCommands();
 [[nodiscard]] std::vector<Command> CheckpointCommands();
 [[nodiscard]] std::vector<Command> TrainCommands();

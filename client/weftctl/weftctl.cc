@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
+#include "client/weftctl/security_flags.h"
 
 namespace weft::weftctl {
 namespace {
@@ -22,7 +24,7 @@ std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (std::vector<Command> some :
        {ServerCommands(), AdapterCommands(), TrainCommands(), SampleCommands(),
-        CheckpointCommands(), WeightsCommands()}) {
+        CheckpointCommands(), WeightsCommands(), TokenCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;
@@ -30,12 +32,15 @@ std::vector<Command> AllCommands() {
 
 std::vector<FlagSpec> CommonFlags() {
   const char* server = std::getenv("WEFT_SERVER");
-  return {{"server", "HOST:PORT", "the server, or WEFT_SERVER",
-           server != nullptr ? server : "127.0.0.1:50051"},
-          {"output", "json|table", "also -o", "table"},
-          {"timeout", "DURATION", "time for each call, repetitions included",
-           "10m"},
-          {"help", "", "this text", ""}};
+  std::vector<FlagSpec> flags = {
+      {"server", "HOST:PORT", "the server, or WEFT_SERVER",
+       server != nullptr ? server : "127.0.0.1:50051"},
+      {"output", "json|table", "also -o", "table"},
+      {"timeout", "DURATION", "time for each call, repetitions included",
+       "10m"}};
+  for (FlagSpec& flag : SecurityFlags()) flags.push_back(std::move(flag));
+  flags.push_back({"help", "", "this text", ""});
+  return flags;
 }
 
 void PrintOverview(const std::vector<Command>& commands, std::ostream& out) {
@@ -104,6 +109,29 @@ int ReportUsage(absl::string_view message, const Streams& streams) {
   return kUsage;
 }
 
+int Report(const absl::Status& status, const Streams& streams) {
+  if (status.ok()) return kDone;
+  if (IsUsageError(status)) return ReportUsage(status.message(), streams);
+  streams.err << "weftctl: "
+              << status.ToString(absl::StatusToStringMode::kWithNoExtraData)
+              << "\n";
+  return kFailed;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
+                                                const Arguments& arguments,
+                                                absl::Duration timeout) {
+  client::ClientOptions options;
+  options.timeout = timeout;
+  options.retry.max_attempts = 4;  // A person waits.
+  if (command.offline) return Client::Connect(std::move(options));
+  options.target = arguments.GetString("server");
+  absl::StatusOr<client::Security> security = ReadSecurity(arguments);
+  if (!security.ok()) return security.status();
+  options.security = *std::move(security);
+  return Client::Connect(std::move(options));
+}
+
 int RunCommand(const Command& command, const std::vector<std::string>& rest,
                const Streams& streams) {
   // A command may give a common flag a meaning of its own.
@@ -125,24 +153,16 @@ int RunCommand(const Command& command, const std::vector<std::string>& rest,
     return ReportUsage(
         absl::StrCat("--output: '", output, "' is not json or table"), streams);
   }
-  client::ClientOptions options;
-  options.target = arguments->GetString("server");
-  options.timeout = *timeout;
-  options.retry.max_attempts = 4;  // A person waits.
-  const auto client = Client::Connect(std::move(options));
+  const auto client = Connect(command, *arguments, *timeout);
+  if (!client.ok()) return Report(client.status(), streams);
   const absl::Status status =
-      command.run({.client = *client,
+      command.run({.client = **client,
                    .arguments = *arguments,
                    .out = streams.out,
                    .err = streams.err,
                    .json = output == "json",
                    .is_terminal = streams.err_is_terminal});
-  if (status.ok()) return kDone;
-  if (IsUsageError(status)) return ReportUsage(status.message(), streams);
-  streams.err << "weftctl: "
-              << status.ToString(absl::StatusToStringMode::kWithNoExtraData)
-              << "\n";
-  return kFailed;
+  return Report(status, streams);
 }
 
 }  // namespace

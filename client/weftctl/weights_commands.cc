@@ -199,7 +199,7 @@ absl::Status Head(const Session& session) {
 }  // namespace
 
 std::vector<Command> WeightsCommands() {
-  return {
+  std::vector<Command> commands = {
       {"weights inspect",
        "What a model folder holds, what is read of it, what is unsupported.",
        {"MODEL_DIR"},
@@ -211,6 +211,8 @@ std::vector<Command> WeightsCommands() {
        {{"output", "DIR", "also -o; created when missing", ""}},
        Head},
   };
+  for (Command& command : commands) command.offline = true;
+  return commands;
 }
 
 }  // namespace weft::weftctl

@@ -124,16 +124,34 @@ absl::Status ServerOptions::Validate() const {
   const auto address = ParseHostPort("listen", listen);
   if (!address.ok()) {
     complaints.Add(std::string(address.status().message()));
-  } else if (!IsLoopback(address->host) && !insecure) {
+  } else if (!IsLoopback(address->host) && !insecure && tls_cert.empty()) {
     complaints.Add(absl::StrCat(
         "--listen=", listen,
-        " is not a loopback address, and the server "
-        "speaks plaintext: put a TLS proxy in front, or give --insecure"));
+        " is not a loopback address, and the server speaks plaintext: give "
+        "--tls-cert and --tls-key, or --insecure"));
+  }
+  if (address.ok() && !auth_tokens_file.empty() && tls_cert.empty() &&
+      address->host != "127.0.0.1" && address->host != "::1" &&
+      address->host != "localhost") {
+    complaints.Add(absl::StrCat(
+        "--listen=", listen,
+        ": clients would send their tokens in plaintext: give --tls-cert and "
+        "--tls-key, or listen on 127.0.0.1 behind a proxy that speaks TLS"));
+  }
+  if (tls_cert.empty() != tls_key.empty()) {
+    complaints.Add("--tls-cert and --tls-key go together");
+  }
+  if (!tls_client_ca.empty() && tls_cert.empty()) {
+    complaints.Add("--tls-client-ca goes with --tls-cert and --tls-key");
   }
   if (!metrics_listen.empty()) {
     const auto metrics = ParseHostPort("metrics-listen", metrics_listen);
     if (!metrics.ok()) complaints.Add(std::string(metrics.status().message()));
   }
+  complaints.InRange("max-connections", max_connections, 0, 1 << 20);
+  complaints.InRange("max-calls-per-tenant", max_calls_per_tenant, 0, 1 << 20);
+  complaints.InRange<int64_t>("max-tokens-per-second-per-tenant",
+                              max_tokens_per_second_per_tenant, 0, kMaxTokens);
   complaints.InRange<int64_t>("max-message-bytes", max_message_bytes, 1 << 10,
                               (int64_t{2} << 30) - 1);
   complaints.InRange<int64_t>("max-import-bytes", max_import_bytes, 1 << 10,

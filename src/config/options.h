@@ -102,6 +102,8 @@ struct ServerOptions {
   std::string port_file;   // Written once listening: one HOST:PORT a line.
   std::string model_name;  // Empty: last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
+  // 0: half of the open files that the system grants, at most 10000.
+  int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
   int64_t max_import_bytes = 2LL << 30;  // All imports under way together.
   int max_data_per_request = 4096;
@@ -109,11 +111,22 @@ struct ServerOptions {
   int max_samples = 256;
   int drain_timeout_seconds = 120;
   bool insecure = false;  // Needed to listen in plaintext beyond loopback.
+  // PEM files, read again when they change. Empty: plaintext.
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;  // Not empty: clients need a certificate, too.
+  // Lines of JSON (src/auth/token_file.h), read again when they change. Empty:
+  // whoever reaches the port may do everything.
+  std::string auth_tokens_file;
+  // With tokens; 0: no limit.
+  int max_calls_per_tenant = 0;
+  int64_t max_tokens_per_second_per_tenant = 0;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
 
   // As EngineOptions::Validate. Also refuses a --listen beyond loopback without
-  // --insecure.
+  // TLS or --insecure, and tokens in plaintext but on 127.0.0.1, ::1 and
+  // localhost.
   [[nodiscard]] absl::Status Validate() const;
 };
 

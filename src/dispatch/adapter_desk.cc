@@ -17,8 +17,11 @@ absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
       move.to == AdapterLocation::kDevice
           ? absl::StrCat("adapter_id: '", adapter_id,
                          "' could not be moved in: ", status.message())
-          : absl::StrCat("no room on the device: adapter '", adapter_id,
-                         "' could not be moved out: ", status.message());
+          // It may be another tenant's, whose names are no affair of this one.
+          : absl::StrCat(
+                "no room on the device: another adapter could not be moved "
+                "out: ",
+                status.message());
   const bool known =
       absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
   return {known ? status.code() : absl::StatusCode::kInternal, text};

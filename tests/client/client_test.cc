@@ -18,7 +18,7 @@ constexpr char kTrain[] = "ForwardBackward";
 
 class ClientTest : public ::testing::Test {
  protected:
-  ClientTest() : client_(Client::Connect(FastOptions())) {}
+  ClientTest() : client_(Client::Connect(FastOptions()).value()) {}
 
   ClientOptions FastOptions() const {
     ClientOptions options;
@@ -185,7 +185,7 @@ TEST_F(ClientTest, WithdrawsTheStepsBehindARefusal) {
 TEST_F(ClientTest, EndsAtTheDeadline) {
   ClientOptions options = FastOptions();
   options.timeout = absl::Milliseconds(100);
-  const auto client = Client::Connect(options);
+  const auto client = Client::Connect(options).value();
   const auto adapter = client->CreateAdapter("a");
   ASSERT_TRUE(adapter.ok());
   server_.engine().Hold();
@@ -244,8 +244,8 @@ TEST_F(ClientTest, KnowsWhetherTheServerTakesWork) {
 
 TEST_F(ClientTest, SendsTheToken) {
   ClientOptions options = FastOptions();
-  options.token = "secret";
-  ASSERT_TRUE(Client::Connect(options)->GetInfo().ok());
+  options.security.token = "secret";
+  ASSERT_TRUE(Client::Connect(options).value()->GetInfo().ok());
   EXPECT_EQ(server_.wire().authorization(), "Bearer secret");
 }
 
@@ -282,7 +282,7 @@ TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
 TEST_F(ClientTest, SaysThatNobodyListens) {
   ClientOptions options = FastOptions();
   options.target = "127.0.0.1:1";
-  const auto client = Client::Connect(options);
+  const auto client = Client::Connect(options).value();
   EXPECT_TRUE(absl::IsUnavailable(client->GetInfo().status()));
   EXPECT_TRUE(absl::IsUnavailable(client->IsHealthy().status()));
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ BUILD_DIR = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
 PROGRAM = BUILD_DIR / "tests" / "support" / "fake_weftd"
 GRAD_NORM = 2.5
 START_SECONDS = 20.0
+PLAINTEXT = weft.Security()
 
 
 def canned_logprobs(targets: np.ndarray) -> np.ndarray:
@@ -28,13 +31,28 @@ def canned_logprobs(targets: np.ndarray) -> np.ndarray:
     return (-(targets.astype("f8") + 1) / 8).astype("<f4")
 
 
+def _limit_files(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
 class FakeWeftd:
     """A server on a free port of the loopback, as a context manager. What is set to
-    go wrong is in effect when the method returns."""
+    go wrong is in effect when the method returns.
 
-    def __init__(self) -> None:
+    flags: of weftd, after those that every server here has.
+    files: how many the process may have open; None: as many as this one.
+    security: how to ask it for its health.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        files: int | None = None,
+        security: weft.Security = PLAINTEXT,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fake_weftd")
         port_file = Path(self._folder.name) / "ports"
+        self._log = (Path(self._folder.name) / "log").open("w+")
         self._process = subprocess.Popen(
             [
                 PROGRAM,
@@ -44,15 +62,18 @@ class FakeWeftd:
                 "--model-name=toy",
                 "--log-level=error",
                 "--drain-timeout-seconds=1",
+                *flags,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
+            preexec_fn=None if files is None else lambda: _limit_files(files),
         )
         limit = time.monotonic() + START_SECONDS
         self._wait_until(port_file.exists, limit)
-        self.target = port_file.read_text().splitlines()[0]
-        with weft.Client(self.target, retry=weft.NO_RETRY) as client:
+        self.target, self.metrics = port_file.read_text().split("\n")[:2]
+        with weft.Client(self.target, retry=weft.NO_RETRY, security=security) as client:
             self._wait_until(client.healthy, limit)
 
     def _wait_until(self, condition: Any, limit: float) -> None:
@@ -67,7 +88,13 @@ class FakeWeftd:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.communicate()
+        sys.stderr.write(self.log())
+        self._log.close()
         self._folder.cleanup()
+
+    def log(self) -> str:
+        """What the server has written to stderr so far."""
+        return (Path(self._folder.name) / "log").read_text()
 
     def _say(self, **line: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -43,7 +43,7 @@ class PeftFolderTest : public ::testing::Test {
 
 TEST_F(PeftFolderTest, MovesAFolderThroughTheServer) {
   CannedServer server;
-  const auto client = Client::Connect({.target = server.target()});
+  const auto client = Client::Connect({.target = server.target()}).value();
   const fs::path source = root_ / "in";
   fs::create_directories(source);
   std::string weights((size_t{5} << 18) + 3, 'w');
@@ -61,7 +61,7 @@ TEST_F(PeftFolderTest, MovesAFolderThroughTheServer) {
 
 TEST_F(PeftFolderTest, RefusesAFolderWithoutItsFiles) {
   CannedServer server;
-  const auto client = Client::Connect({.target = server.target()});
+  const auto client = Client::Connect({.target = server.target()}).value();
   const auto adapter = client->ImportAdapter("a", root_.string());
   EXPECT_TRUE(absl::IsNotFound(adapter.status())) << adapter.status();
 }

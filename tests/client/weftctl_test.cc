@@ -57,6 +57,9 @@ TEST_F(WeftctlTest, ShowsTheServerAsJsonAndTable) {
 
 TEST_F(WeftctlTest, HealthIsTheExitCode) {
   EXPECT_EQ(Run({"health", "--timeout", "2s"}), 0);
+  EXPECT_EQ(Run({"health", "--service=liveness"}), 0);
+  EXPECT_EQ(Run({"health", "--service=unknown"}), 1);
+  EXPECT_EQ(Run({"health"}), 0);
   EXPECT_EQ(out_.str(), "SERVING\n");
   server_.StartDraining();
   EXPECT_EQ(Run({"health", "-o", "json", "--timeout=2s"}), 1);

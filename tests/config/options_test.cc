@@ -97,9 +97,24 @@ TEST(ServerOptionsTest, RefusesPlaintextBeyondLoopbackUnlessToldTo) {
   ServerOptions options;
   options.listen = "0.0.0.0:50051";
   EXPECT_THAT(std::string(options.Validate().message()),
-              HasSubstr("give --insecure"));
+              HasSubstr("give --tls-cert and --tls-key, or --insecure"));
   options.insecure = true;
   EXPECT_TRUE(options.Validate().ok());
+  options.insecure = false;
+  options.tls_cert = "cert.pem";
+  options.tls_key = "key.pem";
+  EXPECT_TRUE(options.Validate().ok());
+}
+
+TEST(ServerOptionsTest, RefusesHalfOfTls) {
+  ServerOptions options;
+  options.tls_cert = "cert.pem";
+  EXPECT_THAT(std::string(options.Validate().message()),
+              HasSubstr("--tls-cert and --tls-key go together"));
+  options.tls_cert = "";
+  options.tls_client_ca = "ca.pem";
+  EXPECT_THAT(std::string(options.Validate().message()),
+              HasSubstr("--tls-client-ca goes with --tls-cert"));
 }
 
 TEST(ServerOptionsTest, KnowsLoopbackAddresses) {

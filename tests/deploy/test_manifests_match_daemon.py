@@ -19,8 +19,10 @@ from deploy_files import (
     weftctl,
 )
 
-# Variables of our scripts and of compose, which weftd does not read.
+# Variables of our scripts, of compose and of clients, which weftd does not read.
 NOT_THE_DAEMONS = {"WEFT_MODEL_FOLDER", "WEFT_BUILD_DIR", "WEFT_TORCH_DIR"}
+NOT_THE_DAEMONS |= {"WEFT_TOKEN", "WEFT_TOKEN_FILE", "WEFT_TLS", "WEFT_CA"}
+NOT_THE_DAEMONS |= {"WEFT_CLIENT_CERT", "WEFT_CLIENT_KEY", "WEFT_SERVER_NAME"}
 
 
 @pytest.fixture(scope="module")

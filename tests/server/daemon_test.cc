@@ -196,6 +196,18 @@ TEST(DaemonTest, AnEngineInALongStepIsAlive) {
   EXPECT_EQ(LivenessAfterHang(kHeartbeatLimit - absl::Minutes(1)), kServing);
 }
 
+TEST(DaemonTest, AnEngineThatHangsOnEndsTheDaemon) {
+  DaemonProcess daemon(
+      [](const EngineOptions&,
+         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        auto engine = std::make_unique<CannedEngine>();
+        engine->HangSince(absl::Now() - kHeartbeatLimit - kHangGrace -
+                          absl::Seconds(1));
+        return engine;
+      });
+  EXPECT_EQ(daemon.WaitForExit(), 1);
+}
+
 TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
   for (const auto& [status, expected] :
        {std::pair(absl::OkStatus(), 0),

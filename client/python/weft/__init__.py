@@ -10,6 +10,7 @@ with weft.Client("127.0.0.1:50051") as client:
 """
 
 from weft.aio import AsyncAdapter, AsyncClient
+from weft.channel import Security
 from weft.client import Adapter, Client
 from weft.custom_loss import LossFn, torch_loss
 from weft.errors import (
@@ -77,6 +78,7 @@ __all__ = [
     "Sample",
     "SampleDelta",
     "SampleResult",
+    "Security",
     "ServerInfo",
     "TrainResult",
     "Unauthenticated",

@@ -209,10 +209,11 @@ class AsyncClient:
         *,
         timeout: float = 600.0,
         retry: RetryPolicy = RetryPolicy(),
-        token: str | None = None,
-        root_certificates: bytes | None = None,
+        security: Security | None = None,
     ) -> None:
-        self._driver = TaskDriver(target, Security(token, root_certificates))
+        if security is None:
+            security = Security.from_environment()
+        self._driver = TaskDriver(target, security)
         self._core = ClientCore(Caller(timeout, retry))
 
     async def __aenter__(self) -> AsyncClient:

@@ -1,15 +1,21 @@
-"""Channel settings common to both clients."""
+"""How a client reaches its server; settings common to both clients."""
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
 
+from weft.errors import FailedPrecondition, InvalidArgument
+
 ChannelT = TypeVar("ChannelT")
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 # Messages are bounded by the server alone; keepalive finds dead peers under
 # long calls; each client has a connection of its own, so that a large request
 # does not hold up those of another.
@@ -24,12 +30,67 @@ OPTIONS: Options = [
 ]
 
 
+def is_local(target: str) -> bool:
+    """Whether the target is on this machine: nobody listens on the way."""
+    if target.startswith("unix:"):
+        return True
+    for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
+        if target.startswith(scheme):
+            target = target.removeprefix(scheme)
+            break
+    host = target.rpartition(":")[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def system_roots() -> bytes | None:
+    """The authorities that the system trusts. None: those that grpcio brings."""
+    file = ssl.get_default_verify_paths().cafile
+    return None if file is None else Path(file).read_bytes()
+
+
 @dataclass(frozen=True)
 class Security:
-    """How to reach the server. All None: plaintext, for loopback."""
+    """How to reach the server. Nothing given: plaintext, for loopback."""
 
     token: str | None = None  # Sent as `authorization: Bearer ...`.
+    tls: bool = False  # With the system's authorities, unless others are given.
     root_certificates: bytes | None = None  # PEM; turns TLS on.
+    certificate: bytes | None = None  # PEM; mutual TLS, with its key.
+    private_key: bytes | None = None
+    server_name: str | None = None  # In the server's certificate.
+
+    @classmethod
+    def from_environment(cls) -> Security:
+        """What weftctl reads, too: WEFT_TOKEN, WEFT_TOKEN_FILE, WEFT_TLS=1,
+        WEFT_CA, WEFT_CLIENT_CERT, WEFT_CLIENT_KEY, WEFT_SERVER_NAME."""
+
+        def contents(name: str) -> bytes | None:
+            path = os.environ.get(name)
+            return Path(path).read_bytes() if path else None
+
+        token = os.environ.get("WEFT_TOKEN")
+        if not token:
+            token = (contents("WEFT_TOKEN_FILE") or b"").decode().strip()
+        return cls(
+            token=token or None,
+            tls=os.environ.get("WEFT_TLS") == "1",
+            root_certificates=contents("WEFT_CA"),
+            certificate=contents("WEFT_CLIENT_CERT"),
+            private_key=contents("WEFT_CLIENT_KEY"),
+            server_name=os.environ.get("WEFT_SERVER_NAME") or None,
+        )
+
+    def __repr__(self) -> str:
+        """Without its secrets, which a traceback or a log may show."""
+        return f"Security(tls={self._uses_tls()}, token={self.token is not None})"
+
+    def _uses_tls(self) -> bool:
+        return self.tls or bool(self.root_certificates or self.certificate)
 
     def open(
         self,
@@ -37,11 +98,31 @@ class Security:
         insecure: Callable[[str, Options], ChannelT],
         secure: Callable[[str, grpc.ChannelCredentials, Options], ChannelT],
     ) -> ChannelT:
-        """A channel, made by those functions of `grpc` or `grpc.aio`."""
-        if self.root_certificates is None:
-            return insecure(target, OPTIONS)
-        credentials = grpc.ssl_channel_credentials(self.root_certificates)
-        return secure(target, credentials, OPTIONS)
+        """A channel, made by those functions of `grpc` or `grpc.aio`.
+
+        FailedPrecondition where a token would leave this machine in plaintext.
+        """
+        if (self.certificate is None) != (self.private_key is None):
+            raise InvalidArgument("certificate and private_key go together")
+        if not self._uses_tls():
+            if self.token is None:
+                return insecure(target, OPTIONS)
+            if not is_local(target):
+                raise FailedPrecondition(
+                    "the token would be sent in plaintext, for anybody on the "
+                    "way to read: use TLS"
+                )
+            # A proxy of the environment would take the call off this machine.
+            return insecure(target, [*OPTIONS, ("grpc.enable_http_proxy", 0)])
+        credentials = grpc.ssl_channel_credentials(
+            self.root_certificates or system_roots(),
+            self.private_key,
+            self.certificate,
+        )
+        options = list(OPTIONS)
+        if self.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.server_name))
+        return secure(target, credentials, options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         if self.token is None:

@@ -201,10 +201,11 @@ class Client:
         *,
         timeout: float = 600.0,
         retry: RetryPolicy = RetryPolicy(),
-        token: str | None = None,
-        root_certificates: bytes | None = None,
+        security: Security | None = None,
     ) -> None:
-        self._driver = ThreadDriver(target, Security(token, root_certificates))
+        if security is None:
+            security = Security.from_environment()
+        self._driver = ThreadDriver(target, security)
         self._core = ClientCore(Caller(timeout, retry))
 
     def __enter__(self) -> Client:

@@ -1,0 +1,71 @@
+#include "client/channel.h"
+
+#include <arpa/inet.h>
+
+#include "absl/strings/strip.h"
+
+namespace weft::client {
+namespace {
+
+grpc::ChannelArguments Arguments() {
+  grpc::ChannelArguments arguments;
+  // Messages are bounded by the server alone.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  return arguments;
+}
+
+}  // namespace
+
+bool IsLocalTarget(absl::string_view target) {
+  if (absl::ConsumePrefix(&target, "unix:")) return true;
+  for (const char* const scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
+    if (absl::ConsumePrefix(&target, scheme)) break;
+  }
+  // [V6]:PORT, or HOST:PORT, or HOST.
+  if (absl::ConsumePrefix(&target, "[")) {
+    return target.substr(0, target.find(']')) == "::1";
+  }
+  const std::string host(target.substr(0, target.rfind(':')));
+  in_addr address = {};
+  return host == "localhost" ||
+         (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
+          ntohl(address.s_addr) >> 24 == 127);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
+    const std::string& target, const Security& security) {
+  grpc::ChannelArguments arguments = Arguments();
+  if (security.certificate.empty() != security.private_key.empty()) {
+    return absl::InvalidArgumentError(
+        "a client's certificate and its private key go together");
+  }
+  if (security.UsesTls()) {
+    if (!security.server_name.empty()) {
+      arguments.SetSslTargetNameOverride(security.server_name);
+    }
+    return grpc::CreateCustomChannel(
+        target,
+        grpc::SslCredentials({.pem_root_certs = security.root_certificates,
+                              .pem_private_key = security.private_key,
+                              .pem_cert_chain = security.certificate}),
+        arguments);
+  }
+  if (!security.token.empty()) {
+    if (!IsLocalTarget(target)) {
+      return absl::FailedPreconditionError(
+          "the token would be sent in plaintext, for anybody on the way to "
+          "read: use TLS");
+    }
+    // A proxy of the environment would take the call off this machine.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  }
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+}  // namespace weft::client

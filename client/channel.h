@@ -1,0 +1,44 @@
+// How a client reaches its server: plaintext, TLS or mutual TLS.
+#ifndef WEFT_CLIENT_CHANNEL_H_
+#define WEFT_CLIENT_CHANNEL_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/grpcpp.h"
+
+namespace weft::client {
+
+// All empty: plaintext, for loopback.
+struct Security {
+  // Sent as `authorization: Bearer ...` with every call; empty: none.
+  std::string token = {};
+  // TLS with the authorities that the system trusts. Implied by the next two.
+  bool tls = false;
+  std::string root_certificates = {};  // PEM; the authorities instead of those.
+  std::string certificate = {};        // PEM, with `private_key`: mutual TLS.
+  std::string private_key = {};
+  // The name in the server's certificate; empty: the target's host.
+  std::string server_name = {};
+
+  [[nodiscard]] bool UsesTls() const {
+    return tls || !root_certificates.empty() || !certificate.empty();
+  }
+};
+
+// Whether the target is on this machine, so that nobody listens on the way:
+// 127.0.0.0/8, [::1], localhost, unix:PATH.
+[[nodiscard]] bool IsLocalTarget(absl::string_view target);
+
+// Opens a channel; the first call connects.
+// Errors: FAILED_PRECONDITION where a token would leave the machine in
+// plaintext; INVALID_ARGUMENT for a certificate without its key, or a key
+// without its certificate.
+[[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
+    const std::string& target, const Security& security);
+
+}  // namespace weft::client
+
+#endif  // WEFT_CLIENT_CHANNEL_H_

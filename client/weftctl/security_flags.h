@@ -1,0 +1,24 @@
+// The flags that say how weftctl reaches a server, and with which token.
+#ifndef WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_
+#define WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/channel.h"
+#include "client/weftctl/arguments.h"
+
+namespace weft::weftctl {
+
+// Each has an environment variable, which is its default. There is no flag for
+// the token itself: everybody on the machine sees command lines.
+[[nodiscard]] std::vector<FlagSpec> SecurityFlags();
+
+// Reads the files that the flags name, and WEFT_TOKEN.
+// Errors: UsageError naming the flag whose file cannot be read.
+[[nodiscard]] absl::StatusOr<client::Security> ReadSecurity(
+    const Arguments& arguments);
+
+}  // namespace weft::weftctl
+
+#endif  // WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_

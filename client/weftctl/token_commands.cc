@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "client/weftctl/commands.h"
+#include "client/weftctl/output.h"
+#include "nlohmann/json.hpp"
+#include "src/auth/token_file.h"
+#include "src/base/name.h"
+
+namespace weft::weftctl {
+namespace {
+
+using nlohmann::json;
+using Records = std::vector<TokenRecord>;
+
+absl::StatusOr<std::string> FilePath(const Session& session) {
+  std::string path = session.arguments.GetString("file");
+  if (path.empty()) {
+    return UsageError("--file is required: weftd's --auth-tokens-file");
+  }
+  return path;
+}
+
+// No file holds no tokens, so that `create` can make the first one.
+absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file && may_lack) return Records();
+  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  return ParseTokens(std::string(std::istreambuf_iterator<char>(file), {}));
+}
+
+std::string Expiry(const TokenRecord& record) {
+  if (record.expires == absl::InfiniteFuture()) return "never";
+  const std::string time = absl::FormatTime(
+      "%Y-%m-%d %H:%M UTC", record.expires, absl::UTCTimeZone());
+  return record.expires <= absl::Now() ? absl::StrCat(time, " (expired)")
+                                       : time;
+}
+
+std::string ScopeList(const TokenRecord& record) {
+  return absl::StrJoin(record.scopes, ",", [](std::string* out, Scope scope) {
+    out->append(ScopeName(scope));
+  });
+}
+
+absl::StatusOr<TokenRecord> NewRecord(const Session& session) {
+  const Arguments& arguments = session.arguments;
+  TokenRecord record{.id = arguments.word(0),
+                     .tenant = arguments.GetString("tenant")};
+  if (!IsName(record.id)) {
+    return UsageError(absl::StrCat("'", record.id, "' is not a name"));
+  }
+  if (!IsName(record.tenant) || record.tenant.size() > kMaxTenantLength) {
+    return UsageError("--tenant: a name of at most 64 characters is required");
+  }
+  for (const absl::string_view name :
+       absl::StrSplit(arguments.GetString("scopes"), ',')) {
+    const absl::StatusOr<Scope> scope = ParseScope(name);
+    if (!scope.ok()) {
+      return UsageError(absl::StrCat("--scopes: ", scope.status().message()));
+    }
+    record.scopes.insert(*scope);
+  }
+  if (arguments.Has("valid-for")) {
+    const auto valid_for = arguments.GetDuration("valid-for");
+    if (!valid_for.ok()) return valid_for.status();
+    record.expires = absl::Now() + *valid_for;
+  }
+  return record;
+}
+
+absl::Status Create(const Session& session) {
+  const absl::StatusOr<std::string> path = FilePath(session);
+  if (!path.ok()) return path.status();
+  absl::StatusOr<TokenRecord> record = NewRecord(session);
+  if (!record.ok()) return record.status();
+  absl::StatusOr<Records> records = ReadRecords(*path, /*may_lack=*/true);
+  if (!records.ok()) return records.status();
+  for (const TokenRecord& other : *records) {
+    if (other.id == record->id) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("there is a token '", record->id, "'; revoke it first"));
+    }
+  }
+  const std::string token = NewToken();
+  record->sha256 = HashToken(token);
+  const std::string id = record->id;
+  records->push_back(*std::move(record));
+  const absl::Status written = WriteTokenFile(*path, *records);
+  if (!written.ok()) return written;
+  if (session.json) {
+    session.out << json{{"id", id}, {"token", token}}.dump() << "\n";
+  } else {
+    session.out << token << "\n";
+    session.err << "This is the only time that the token is shown.\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status List(const Session& session) {
+  const absl::StatusOr<std::string> path = FilePath(session);
+  if (!path.ok()) return path.status();
+  const absl::StatusOr<Records> records =
+      ReadRecords(*path, /*may_lack=*/false);
+  if (!records.ok()) return records.status();
+  std::vector<Row> rows = {{"ID", "TENANT", "SCOPES", "EXPIRES"}};
+  json list = json::array();
+  for (const TokenRecord& record : *records) {
+    rows.push_back(
+        {record.id, record.tenant, ScopeList(record), Expiry(record)});
+    list.push_back({{"id", record.id},
+                    {"tenant", record.tenant},
+                    {"scopes", ScopeList(record)},
+                    {"expires", Expiry(record)}});
+  }
+  if (session.json) {
+    session.out << list.dump() << "\n";
+  } else {
+    PrintTable(rows, session.out);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Revoke(const Session& session) {
+  const absl::StatusOr<std::string> path = FilePath(session);
+  if (!path.ok()) return path.status();
+  absl::StatusOr<Records> records = ReadRecords(*path, /*may_lack=*/false);
+  if (!records.ok()) return records.status();
+  const std::string& id = session.arguments.word(0);
+  const size_t removed = std::erase_if(
+      *records, [&id](const TokenRecord& record) { return record.id == id; });
+  if (removed == 0) {
+    return absl::NotFoundError(absl::StrCat("there is no token '", id, "'"));
+  }
+  return WriteTokenFile(*path, *records);
+}
+
+FlagSpec FileFlag() {
+  const char* const file = std::getenv("WEFT_AUTH_TOKENS_FILE");
+  return {"file", "FILE", "weftd's tokens, or WEFT_AUTH_TOKENS_FILE",
+          file == nullptr ? "" : file};
+}
+
+}  // namespace
+
+std::vector<Command> TokenCommands() {
+  std::vector<Command> commands = {
+      {"token create",
+       "Add a token to weftd's file and print it, this once.",
+       {"ID"},
+       {FileFlag(),
+        {"tenant", "NAME", "whose adapters it may use", ""},
+        {"scopes", "LIST", "of read, sample, train, admin", "train,sample"},
+        {"valid-for", "DURATION", "such as 720h; without: until revoked", ""}},
+       Create},
+      {"token list", "The tokens of weftd's file.", {}, {FileFlag()}, List},
+      {"token revoke",
+       "Remove a token; weftd refuses it within a second.",
+       {"ID"},
+       {FileFlag()},
+       Revoke},
+  };
+  for (Command& command : commands) command.offline = true;
+  return commands;
+}
+
+}  // namespace weft::weftctl

@@ -1,0 +1,178 @@
+#include "server/authenticator.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "server/rpc_policy.h"
+#include "server/status_conversion.h"
+#include "src/auth/token_file.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr char kHeader[] = "authorization";
+constexpr absl::string_view kScheme = "Bearer ";
+
+// The token; empty where the header holds none.
+absl::string_view BearerToken(absl::string_view authorization) {
+  if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
+  return authorization.substr(kScheme.size());
+}
+
+// The value of a header; empty without it, or where it comes twice: which of
+// the two another program looked at is anybody's guess.
+absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
+                       const char* name) {
+  const auto [begin, end] = all.equal_range(name);
+  if (begin == end || std::next(begin) != end) return "";
+  return {begin->second.data(), begin->second.size()};
+}
+
+}  // namespace
+
+class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
+ public:
+  explicit Processor(Authenticator* authenticator)
+      : authenticator_(*authenticator) {}
+
+  // Takes microseconds, so it needs no thread of its own.
+  bool IsBlocking() const override { return false; }
+
+  grpc::Status Process(const InputMetadata& metadata,
+                       grpc::AuthContext* context, OutputMetadata* /*consumed*/,
+                       OutputMetadata* /*response*/) override {
+    const absl::string_view path = Only(metadata, ":path");
+    const Verdict verdict = authenticator_.Judge(path, Only(metadata, kHeader));
+    if (verdict.status.ok()) return grpc::Status::OK;
+    const auto names = context->FindPropertyValues("x509_subject");
+    authenticator_.Note(
+        verdict, path,
+        names.empty() ? ""
+                      : absl::string_view(names[0].data(), names[0].size()));
+    return ToGrpcStatus(verdict.status);
+  }
+
+ private:
+  Authenticator& authenticator_;
+};
+
+absl::StatusOr<std::unique_ptr<Authenticator>> Authenticator::Start(
+    const std::string& tokens_file, prometheus::Registry* registry) {
+  std::unique_ptr<Authenticator> authenticator(
+      new Authenticator(tokens_file, registry));
+  WEFT_ASSIGN_OR_RETURN(Records records, authenticator->Read());
+  {
+    MutexLock lock(&authenticator->mu_);
+    authenticator->records_ = std::move(records);
+  }
+  authenticator->poller_ = std::make_unique<FilePoller>(
+      std::vector<std::string>{tokens_file},
+      [raw = authenticator.get()] { raw->Reload(); });
+  return authenticator;
+}
+
+Authenticator::Authenticator(std::string tokens_file,
+                             prometheus::Registry* registry)
+    : tokens_file_(std::move(tokens_file)),
+      failures_(registry, "weft_auth_failures_total",
+                "Calls refused for their token.", "reason",
+                {"no_token", "unknown_token", "expired", "scope", "method"}) {}
+
+absl::StatusOr<Authenticator::Records> Authenticator::Read() const {
+  const auto named = [](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("--auth-tokens-file: ", status.message()));
+  };
+  const absl::StatusOr<std::string> text = ReadOperatorFile(tokens_file_);
+  if (!text.ok()) return named(text.status());
+  absl::StatusOr<std::vector<TokenRecord>> records = ParseTokens(*text);
+  if (!records.ok()) return named(records.status());
+  return std::make_shared<const std::vector<TokenRecord>>(*std::move(records));
+}
+
+void Authenticator::Reload() {
+  absl::StatusOr<Records> records = Read();
+  if (!records.ok()) {
+    Log(LogLevel::kError, "the new tokens are bad; the old ones stay in use",
+        {{"error", std::string(records.status().message())}});
+    return;
+  }
+  Log(LogLevel::kInfo, "tokens have been read",
+      {{"tokens", (*records)->size()}});
+  MutexLock lock(&mu_);
+  records_ = *std::move(records);
+}
+
+Authenticator::Verdict Authenticator::Judge(
+    absl::string_view path, absl::string_view authorization) const {
+  const RpcPolicy* const policy = FindPolicy(path);
+  if (policy != nullptr && policy->open) return {};
+  const absl::string_view token = BearerToken(authorization);
+  if (token.empty()) {
+    return {absl::UnauthenticatedError("a bearer token is needed"), kNoToken};
+  }
+  Verdict verdict;
+  {
+    MutexLock lock(&mu_);
+    verdict.records = records_;
+  }
+  verdict.record = FindToken(*verdict.records, token);
+  if (verdict.record == nullptr) {
+    verdict.status = absl::UnauthenticatedError("the token is not known");
+    verdict.refusal = kUnknown;
+  } else if (verdict.record->expires <= absl::Now()) {
+    verdict.status = absl::UnauthenticatedError("the token has expired");
+    verdict.refusal = kExpired;
+  } else if (policy == nullptr) {
+    verdict.status = absl::UnimplementedError("there is no such method");
+    verdict.refusal = kMethod;
+  } else if (!verdict.record->Allows(policy->scope)) {
+    verdict.status = absl::PermissionDeniedError(
+        absl::StrCat("the token lacks the scope ", ScopeName(policy->scope)));
+    verdict.refusal = kScope;
+  }
+  return verdict;
+}
+
+absl::StatusOr<Caller> Authenticator::Check(
+    absl::string_view path, absl::string_view authorization) const {
+  const Verdict verdict = Judge(path, authorization);
+  if (!verdict.status.ok()) return verdict.status;
+  if (verdict.record == nullptr) return Caller();
+  return Caller(*verdict.record);
+}
+
+void Authenticator::Note(const Verdict& verdict, absl::string_view path,
+                         absl::string_view certificate) {
+  failures_[verdict.refusal].Increment();
+  if (!MayLog()) return;
+  const TokenRecord* const record = verdict.record;
+  Log(LogLevel::kWarning, "audit",
+      {{"outcome", absl::StatusCodeToString(verdict.status.code())},
+       {"reason", std::string(verdict.status.message())},
+       {"method", path.substr(0, 128)},
+       {"token", record == nullptr ? "" : record->id},
+       {"tenant", record == nullptr ? "" : record->tenant},
+       {"certificate", certificate}});
+}
+
+bool Authenticator::MayLog() {
+  const absl::Time now = absl::Now();
+  MutexLock lock(&mu_);
+  if (now - second_ >= absl::Seconds(1)) {
+    second_ = now;
+    lines_ = 0;
+  }
+  return ++lines_ <= kLinesPerSecond;
+}
+
+std::shared_ptr<grpc::AuthMetadataProcessor> Authenticator::MakeProcessor() {
+  return std::make_shared<Processor>(this);
+}
+
+}  // namespace weft

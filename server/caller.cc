@@ -1,0 +1,60 @@
+#include "server/caller.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace weft {
+
+Caller::Caller(const TokenRecord& record)
+    : token_id_(record.id), tenant_(record.tenant) {
+  if (record.Allows(Scope::kAdmin)) return;
+  prefix_ = absl::StrCat(tenant_, std::string(1, kTenantSeparator));
+}
+
+void Caller::QualifyId(std::string* adapter_id) const {
+  // An empty id stands for the base model, or for all adapters.
+  if (!adapter_id->empty()) adapter_id->insert(0, prefix_);
+}
+
+absl::Status Caller::SettleTenant(std::string* adapter_id,
+                                  std::string* tenant) const {
+  if (!sees_all()) {
+    if (!tenant->empty() && *tenant != tenant_) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("tenant is not that of the token, '", tenant_, "'"));
+    }
+    *tenant = tenant_;
+    QualifyId(adapter_id);
+    return absl::OkStatus();
+  }
+  const size_t separator = adapter_id->find(kTenantSeparator);
+  if (separator != std::string::npos) {
+    const std::string owner = adapter_id->substr(0, separator);
+    if (!tenant->empty() && *tenant != owner) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tenant is '", *tenant,
+                       "', must be that of adapter_id, '", owner, "'"));
+    }
+    *tenant = owner;
+  } else if (tenant->empty()) {
+    // Without tokens, an adapter without a tenant is one of its own.
+    *tenant = tenant_.empty() ? *adapter_id : tenant_;
+  }
+  return absl::OkStatus();
+}
+
+bool Caller::Owns(absl::string_view engine_name) const {
+  return absl::StartsWith(engine_name, prefix_);
+}
+
+std::string Caller::NameOf(const std::string& engine_name) const {
+  return Owns(engine_name) ? engine_name.substr(prefix_.size()) : engine_name;
+}
+
+std::string Caller::RevealMessage(absl::string_view message) const {
+  if (prefix_.empty()) return std::string(message);
+  return absl::StrReplaceAll(message, {{prefix_, ""}});
+}
+
+}  // namespace weft

@@ -1,0 +1,98 @@
+// A caller, and the names under which it knows adapters.
+//
+// With tokens, each tenant has names of its own: what a tenant calls "a" is
+// "tenant~a" to the engine, in the log and on disk. So a tenant can name
+// nothing of another one, whatever the RPC, and two tenants may use the same
+// name. An admin, and everybody on a server without tokens, uses the engine's
+// names.
+#ifndef WEFT_SERVER_CALLER_H_
+#define WEFT_SERVER_CALLER_H_
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "src/auth/tokens.h"
+
+namespace weft {
+
+// Threads: as a value.
+class Caller {
+ public:
+  // Anybody, on a server without tokens.
+  Caller() = default;
+  explicit Caller(const TokenRecord& record);
+
+  // The token's; empty without tokens.
+  [[nodiscard]] const std::string& token_id() const { return token_id_; }
+  [[nodiscard]] const std::string& tenant() const { return tenant_; }
+  [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
+
+  // The engine's names for those of a validated request: its adapter, the
+  // adapter of a checkpoint, the tenant of an adapter to be made.
+  // PERMISSION_DENIED when it names a tenant that is not the caller's;
+  // INVALID_ARGUMENT when that is not the tenant in the adapter's name.
+  template <typename Request>
+  [[nodiscard]] absl::Status Qualify(Request* request) const {
+    absl::Status status;
+    if constexpr (std::is_same_v<Request, std::string>) {
+      QualifyId(request);
+    } else if constexpr (requires { request->tenant; }) {
+      status = SettleTenant(&request->adapter_id, &request->tenant);
+    } else if constexpr (requires { request->adapter_id; }) {
+      QualifyId(&request->adapter_id);
+    } else if constexpr (requires { request->first; }) {
+      QualifyId(&request->first);
+    } else if constexpr (requires { request->after; }) {
+      // A list starts at the first of the caller's names.
+      request->after.insert(0, prefix_);
+    }
+    if constexpr (requires { request->source_adapter_id; }) {
+      QualifyId(&request->source_adapter_id);
+    }
+    return status;
+  }
+
+  // The caller's names for those of a result; other tenants' entries of a list
+  // are left out.
+  template <typename Result>
+  void Reveal(Result* result) const {
+    if constexpr (requires { result->adapter_id; }) {
+      result->adapter_id = NameOf(result->adapter_id);
+    } else if constexpr (requires { result->replayed; }) {
+      Reveal(&result->result);
+    } else if constexpr (requires { result->more; }) {
+      // A tenant's names lie side by side: what comes after them is another's.
+      const size_t size = result->adapters.size();
+      Reveal(&result->adapters);
+      result->more = result->more && result->adapters.size() == size;
+    } else if constexpr (requires { result->begin()->adapter_id; }) {
+      std::erase_if(*result, [this](const auto& entry) {
+        return !Owns(entry.adapter_id);
+      });
+      for (auto& entry : *result) Reveal(&entry);
+    }
+  }
+
+  // False: it is another tenant's.
+  [[nodiscard]] bool Owns(absl::string_view engine_name) const;
+  // A message of the engine, with the caller's names.
+  [[nodiscard]] std::string RevealMessage(absl::string_view message) const;
+
+ private:
+  void QualifyId(std::string* adapter_id) const;
+  // The caller's name for an adapter that it owns.
+  [[nodiscard]] std::string NameOf(const std::string& engine_name) const;
+  [[nodiscard]] absl::Status SettleTenant(std::string* adapter_id,
+                                          std::string* tenant) const;
+
+  std::string token_id_;
+  std::string tenant_;
+  std::string prefix_;  // Begins its adapters' names; empty: sees all.
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_CALLER_H_

@@ -1,0 +1,32 @@
+#include "server/grpc_log.h"
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "grpc/support/log.h"
+#include "src/base/log.h"
+
+namespace weft {
+namespace {
+
+constexpr int kLinesPerSecond = 10;
+
+void WriteLine(gpr_log_func_args* args) {
+  // A line or two more where seconds meet is no matter.
+  static std::atomic<int64_t> second{0};
+  static std::atomic<int> lines{0};
+  const int64_t now = absl::ToUnixSeconds(absl::Now());
+  if (second.exchange(now) != now) lines = 0;
+  if (++lines > kLinesPerSecond) return;
+  Log(args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning
+                                               : LogLevel::kDebug,
+      "grpc", {{"message", args->message}});
+}
+
+}  // namespace
+
+void TakeOverGrpcLog() { gpr_set_log_function(WriteLine); }
+
+}  // namespace weft

@@ -1,0 +1,207 @@
+#include "server/listener.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "src/base/status_macros.h"
+#include "src/config/options.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kMaxDefault = 10000;
+constexpr int kBacklog = 1024;
+constexpr absl::Duration kSweepInterval = absl::Seconds(1);
+constexpr int kIdleMillis = 1000;
+constexpr int kBackOffMillis = 100;
+
+enum Refusal : uint8_t { kLimit, kNoDescriptor };
+
+size_t DefaultLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxDefault;
+  return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMaxDefault);
+}
+
+absl::Status CannotListen(const std::string& listen, const char* why) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen on --listen=", listen, ": ", why));
+}
+
+// Listens on the address with `port`, and writes the port that it got. -1: see
+// errno.
+int Open(const addrinfo& address, int* port) {
+  UniqueFd fd(
+      socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (fd.get() < 0) return -1;
+  const int on = 1;
+  // A port whose connections linger may be used again; not one with a listener.
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_storage name = {};
+  std::memcpy(&name, address.ai_addr, address.ai_addrlen);
+  if (address.ai_family == AF_INET6) {
+    auto* const v6 = reinterpret_cast<sockaddr_in6*>(&name);
+    v6->sin6_port = htons(static_cast<uint16_t>(*port));
+    const int v6_only = IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr) ? 0 : 1;
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, sizeof(v6_only));
+  } else {
+    reinterpret_cast<sockaddr_in*>(&name)->sin_port =
+        htons(static_cast<uint16_t>(*port));
+  }
+  auto* const raw = reinterpret_cast<sockaddr*>(&name);
+  socklen_t size = address.ai_addrlen;
+  if (bind(fd.get(), raw, size) != 0 || listen(fd.get(), kBacklog) != 0 ||
+      getsockname(fd.get(), raw, &size) != 0) {
+    return -1;
+  }
+  *port = ntohs(address.ai_family == AF_INET6
+                    ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
+                    : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
+  return fd.Release();
+}
+
+// The addresses of a host; null: there are none.
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+Addresses Resolve(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) found = nullptr;
+  return {found, freeaddrinfo};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
+    const std::string& listen, int max_connections,
+    prometheus::Registry* registry) {
+  WEFT_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("listen", listen));
+  std::unique_ptr<Listener> listener(new Listener(max_connections, registry));
+  int port = place.port;
+  const auto open_all = [&](const std::string& host) {
+    const Addresses addresses = Resolve(host);
+    for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+      const int fd = Open(*a, &port);
+      if (fd < 0) return false;
+      listener->sockets_.emplace_back(fd);
+    }
+    return addresses != nullptr;
+  };
+  // The wildcard of both families, where the machine has both.
+  bool opened = place.host == "0.0.0.0" && open_all("::");
+  if (!opened) opened = open_all(place.host);
+  // "localhost" may name an address of a family that the machine lacks.
+  if (listener->sockets_.empty()) {
+    return CannotListen(listen,
+                        "is the port taken, the address this machine's?");
+  }
+  if (!opened && errno == EADDRINUSE) {
+    return CannotListen(listen, "is the port taken?");
+  }
+  listener->port_ = port;
+  listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (listener->stop_.get() < 0) return ErrnoStatus(errno, "making an event");
+  return listener;
+}
+
+Listener::Listener(int max_connections, prometheus::Registry* registry)
+    : max_connections_(max_connections > 0
+                           ? static_cast<size_t>(max_connections)
+                           : DefaultLimit()),
+      connections_(AddGauge(registry, "weft_connections",
+                            "Open connections of clients.")),
+      refused_(registry, "weft_connections_refused_total",
+               "Connections turned away at once (limit), and times that no "
+               "descriptor was left for one (descriptors).",
+               "reason", {"limit", "descriptors"}) {}
+
+Listener::~Listener() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  (void)!write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+void Listener::Start(
+    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor) {
+  acceptor_ = std::move(acceptor);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Listener::Loop() {
+  std::vector<pollfd> waited = {{stop_.get(), POLLIN, 0}};
+  for (const UniqueFd& socket : sockets_) {
+    waited.push_back({socket.get(), POLLIN, 0});
+  }
+  bool has_descriptors = true;
+  for (;;) {
+    // Without descriptors it looks at nothing but its end: a listener with
+    // somebody waiting is always readable.
+    const size_t count = has_descriptors ? waited.size() : 1;
+    poll(waited.data(), count, has_descriptors ? kIdleMillis : kBackOffMillis);
+    if ((waited[0].revents & POLLIN) != 0) return;
+    if (!has_descriptors) {
+      has_descriptors = true;
+      continue;
+    }
+    if (absl::Now() - swept_ > kSweepInterval) Sweep();
+    for (size_t i = 1; i < waited.size() && has_descriptors; ++i) {
+      if (waited[i].revents != 0) has_descriptors = Accept(waited[i].fd);
+    }
+  }
+}
+
+bool Listener::Accept(int listener) {
+  UniqueFd fd(
+      accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (fd.get() < 0) {
+    // The rest is the affair of one connection, which is gone.
+    const bool exhausted = errno == EMFILE || errno == ENFILE ||
+                           errno == ENOBUFS || errno == ENOMEM;
+    if (exhausted) refused_[kNoDescriptor].Increment();
+    return !exhausted;
+  }
+  if (open_.size() >= max_connections_) Sweep();
+  if (open_.size() >= max_connections_) {
+    refused_[kLimit].Increment();
+    return true;
+  }
+  const int on = 1;
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  struct stat socket = {};
+  if (fstat(fd.get(), &socket) != 0) return true;
+  open_[fd.get()] = socket.st_ino;
+  connections_.Set(static_cast<double>(open_.size()));
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
+      connection;
+  connection.fd = fd.Release();
+  acceptor_->HandleNewConnection(&connection);
+  return true;
+}
+
+void Listener::Sweep() {
+  swept_ = absl::Now();
+  std::erase_if(open_, [](const auto& connection) {
+    struct stat socket = {};
+    return fstat(connection.first, &socket) != 0 ||
+           socket.st_ino != connection.second;
+  });
+  connections_.Set(static_cast<double>(open_.size()));
+}
+
+}  // namespace weft

@@ -1,0 +1,73 @@
+// The sockets on which clients arrive. gRPC 1.51's own listener never accepts
+// again once the process has run out of descriptors (CVE-2023-4785), and takes
+// connections without end; this one waits, and has a limit.
+#ifndef WEFT_SERVER_LISTENER_H_
+#define WEFT_SERVER_LISTENER_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "grpcpp/server_builder.h"
+#include "prometheus/registry.h"
+#include "src/files/file_io.h"
+#include "src/metrics/metrics.h"
+
+namespace weft {
+
+// Threads: one makes, starts and destroys it; connections are accepted on a
+// thread of its own.
+class Listener {
+ public:
+  // Binds HOST:PORT, every address of the host; 0.0.0.0 and [::] stand for all
+  // addresses of both families. Connections wait in the kernel until Start.
+  // max_connections 0: half of the open files that the process may have, at
+  // most 10000.
+  // Errors: UNAVAILABLE when no address can be listened on.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
+      const std::string& listen, int max_connections,
+      prometheus::Registry* registry);
+
+  // Stops accepting; connections stay.
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  [[nodiscard]] int port() const { return port_; }
+
+  // Hands connections to `acceptor`, whose server runs.
+  void Start(
+      std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
+
+ private:
+  Listener(int max_connections, prometheus::Registry* registry);
+
+  void Loop();
+  // False: no descriptor is left, so wait before the next try.
+  [[nodiscard]] bool Accept(int listener);
+  // Forgets connections that are closed by now.
+  void Sweep();
+
+  const size_t max_connections_;
+  prometheus::Gauge& connections_;
+  LabelledCounters refused_;
+  std::vector<UniqueFd> sockets_;
+  int port_ = 0;
+  UniqueFd stop_;  // Readable once the thread is to end.
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  // Open connections: descriptor to the number of its socket, which is never
+  // that of a later socket with the same descriptor. The thread's own.
+  std::unordered_map<int, ino_t> open_;
+  absl::Time swept_ = absl::InfinitePast();
+  std::thread thread_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_LISTENER_H_

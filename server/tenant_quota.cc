@@ -1,0 +1,50 @@
+#include "server/tenant_quota.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft {
+
+absl::Status TenantQuota::Enter(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  const int calls = ++accounts_[tenant].calls;
+  if (max_calls_ == 0 || calls <= max_calls_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("tenant '", tenant, "' has ", max_calls_,
+                   " calls under way, as many as --max-calls-per-tenant"));
+}
+
+void TenantQuota::Leave(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  --accounts_[tenant].calls;
+}
+
+absl::Status TenantQuota::Spend(const std::string& tenant, int64_t tokens,
+                                absl::Time now) {
+  if (tokens_per_second_ == 0) return absl::OkStatus();
+  const auto rate = static_cast<double>(tokens_per_second_);
+  const double most = rate * absl::ToDoubleSeconds(kBurst);
+  MutexLock lock(&mu_);
+  Account& account = accounts_[tenant];
+  if (!account.has_spent) {
+    account.has_spent = true;
+    account.credit = most;
+    account.updated = now;
+  }
+  const double grown = rate * absl::ToDoubleSeconds(now - account.updated);
+  account.credit = std::min(most, account.credit + std::max(0.0, grown));
+  account.updated = now;
+  if (account.credit <= 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "tenant '", tenant, "' has had more than its ", tokens_per_second_,
+        " tokens per second (--max-tokens-per-second-per-tenant); in credit "
+        "again in ",
+        absl::FormatDuration(absl::Ceil(absl::Seconds(-account.credit / rate),
+                                        absl::Milliseconds(100)))));
+  }
+  account.credit -= static_cast<double>(tokens);
+  return absl::OkStatus();
+}
+
+}  // namespace weft

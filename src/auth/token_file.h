@@ -1,0 +1,37 @@
+// The file of --auth-tokens-file: a line of JSON for each token.
+//
+//   {"id": "ci", "sha256": "9f86...", "tenant": "acme",
+//    "scopes": ["train", "sample"], "expires": "2027-01-31T00:00:00Z"}
+//
+// "expires" may be absent; empty lines are skipped.
+// Threads: any.
+#ifndef WEFT_SRC_AUTH_TOKEN_FILE_H_
+#define WEFT_SRC_AUTH_TOKEN_FILE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "src/auth/tokens.h"
+
+namespace weft {
+
+// INVALID_ARGUMENT naming the line and the field; never what the line holds,
+// which may be a token that was put there by mistake.
+[[nodiscard]] absl::StatusOr<std::vector<TokenRecord>> ParseTokens(
+    absl::string_view text);
+
+[[nodiscard]] std::string FormatTokens(const std::vector<TokenRecord>& records);
+
+// Replaces the file at once, so that no reader meets half of it; 0600 where it
+// is new, else with the mode that it has. Two writers at a time: the last one
+// wins.
+// Errors: RESOURCE_EXHAUSTED, INTERNAL.
+[[nodiscard]] absl::Status WriteTokenFile(
+    const std::string& path, const std::vector<TokenRecord>& records);
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_AUTH_TOKEN_FILE_H_

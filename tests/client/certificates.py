@@ -1,0 +1,53 @@
+"""Certificates for tests, made by the openssl program."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of a certificate and of its key."""
+
+    certificate: Path
+    key: Path
+
+    def install(self, at: Pair) -> None:
+        """Takes the place of another pair, one file after the other."""
+        for source, target in ((self.certificate, at.certificate), (self.key, at.key)):
+            draft = target.with_suffix(".new")
+            draft.write_bytes(source.read_bytes())
+            draft.replace(target)
+
+
+def _openssl(*words: object) -> None:
+    subprocess.run(
+        ["openssl", *map(str, words)], check=True, capture_output=True, text=True
+    )
+
+
+def make_authority(folder: Path, name: str) -> Pair:
+    pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
+    _openssl(
+        *("req", "-x509", *_KEY, "-days", 2, "-subj", f"/CN={name}"),
+        *("-keyout", pair.key, "-out", pair.certificate),
+    )
+    return pair
+
+
+def make_identity(folder: Path, name: str, authority: Pair) -> Pair:
+    """For 127.0.0.1 and localhost."""
+    pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
+    request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
+    extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", pair.key, "-out", request)
+    _openssl(
+        *("x509", "-req", "-in", request, "-days", 2, "-extfile", extensions),
+        *("-CA", authority.certificate, "-CAkey", authority.key, "-CAcreateserial"),
+        *("-out", pair.certificate),
+    )
+    return pair

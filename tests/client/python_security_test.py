@@ -1,0 +1,411 @@
+"""TLS, tokens and tenants of a server in a process of its own, and what it does
+when connections or descriptors run out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from certificates import Pair, make_authority, make_identity
+from fake_weftd import FakeWeftd
+
+import weft
+from weft import channel, methods
+from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+
+DATA = [weft.Datum.next_token([1, 2, 3])]
+RELOAD_SECONDS = 2.5  # Files are looked at every half second, by gRPC every second.
+
+
+@dataclass
+class Tokens:
+    """A file of --auth-tokens-file."""
+
+    path: Path
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, tenant: str, *scopes: str) -> str:
+        token = f"weft_{name}-{'x' * 40}"
+        record = {
+            "id": name,
+            "sha256": hashlib.sha256(token.encode()).hexdigest(),
+            "tenant": tenant,
+            "scopes": scopes,
+        }
+        self.lines[name] = json.dumps(record)
+        self.write()
+        return token
+
+    def revoke(self, name: str) -> None:
+        del self.lines[name]
+        self.write()
+
+    def write(self) -> None:
+        draft = self.path.with_suffix(".new")
+        draft.write_text("".join(line + "\n" for line in self.lines.values()))
+        draft.replace(self.path)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(tmp_path / "tokens")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_authority(tmp_path_factory.mktemp("authority"), "authority")
+
+
+@pytest.fixture
+def identity(tmp_path: Path, authority: Pair) -> Pair:
+    return make_identity(tmp_path, "server", authority)
+
+
+def connect(
+    server: FakeWeftd, token: str | None = None, **security: Any
+) -> weft.Client:
+    return weft.Client(
+        server.target,
+        timeout=10.0,
+        retry=weft.NO_RETRY,
+        security=weft.Security(token=token, **security),
+    )
+
+
+def tls_flags(identity: Pair) -> list[str]:
+    return [f"--tls-cert={identity.certificate}", f"--tls-key={identity.key}"]
+
+
+def trust(authority: Pair) -> dict[str, Any]:
+    return {"root_certificates": authority.certificate.read_bytes()}
+
+
+def test_mutual_tls_with_given_and_with_system_authorities(
+    authority: Pair, identity: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = make_identity(tmp_path, "alice", authority)
+    mine: dict[str, Any] = {
+        "certificate": own.certificate.read_bytes(),
+        "private_key": own.key.read_bytes(),
+    }
+    with FakeWeftd(
+        *tls_flags(identity),
+        f"--tls-client-ca={authority.certificate}",
+        security=weft.Security(**mine, **trust(authority)),
+    ) as server:
+        with connect(server, **trust(authority)) as client:
+            assert not client.healthy()  # Without a certificate.
+        with connect(server, tls=True, **mine) as client:
+            assert not client.healthy()  # The system does not trust it yet.
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        with connect(server, tls=True, **mine) as client:
+            assert client.create_adapter("a").info().adapter_id == "a"
+        with connect(server, **mine, **trust(authority), server_name="other") as client:
+            assert not client.healthy()
+
+
+def test_security_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("from-file\n")
+    (tmp_path / "ca").write_text("PEM")
+    monkeypatch.setenv("WEFT_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("WEFT_CA", str(tmp_path / "ca"))
+    security = weft.Security.from_environment()
+    assert (security.token, security.root_certificates) == ("from-file", b"PEM")
+    monkeypatch.setenv("WEFT_TOKEN", "itself")
+    security = weft.Security.from_environment()
+    assert security.token == "itself"
+    assert "itself" not in repr(security) + str(security)
+
+
+@pytest.mark.parametrize("target", ["10.0.0.1:1", "example.org:443", "dns:///a:1"])
+def test_no_token_leaves_the_machine_in_plaintext(target: str) -> None:
+    with pytest.raises(weft.FailedPrecondition, match="plaintext"):
+        weft.Client(target, security=weft.Security(token="secret"))
+    weft.Client(target, security=weft.Security(token="secret", tls=True)).close()
+
+
+def test_knows_what_is_local() -> None:
+    for target in ("127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:/a"):
+        assert channel.is_local(target), target
+    for target in ("127.0.0.1.nip.io:1", "localhost.com:1", "[::2]:1", "0.0.0.0:1", ""):
+        assert not channel.is_local(target), target
+
+
+def test_nothing_fails_while_certificates_and_tokens_are_replaced(
+    authority: Pair, identity: Pair, tokens: Tokens, tmp_path: Path
+) -> None:
+    """Two loops, one of them with a new connection for each call."""
+    current = [tokens.add("t0", "acme", "train", "sample")]
+    failures: list[str] = []
+    calls = [0, 0]
+    stop = threading.Event()
+
+    def load(server: FakeWeftd, index: int) -> None:
+        with ExitStack() as stack:
+            bears = current[0]
+            client = connect(server, bears, **trust(authority))
+            stack.callback(client.close)
+            while not stop.is_set():
+                try:
+                    if index == 1 or bears != current[0]:
+                        client.close()
+                        bears = current[0]
+                        client = connect(server, bears, **trust(authority))
+                        stack.callback(client.close)
+                    adapter = client.adapter("a")
+                    adapter.forward_backward(DATA) if index == 0 else adapter.info()
+                    calls[index] += 1
+                except weft.WeftError as error:
+                    failures.append(str(error))
+
+    with FakeWeftd(
+        *tls_flags(identity),
+        f"--auth-tokens-file={tokens.path}",
+        "--log-level=info",
+        security=weft.Security(**trust(authority)),
+    ) as server:
+        with connect(server, current[0], **trust(authority)) as client:
+            client.create_adapter("a", rank=2)
+        threads = [threading.Thread(target=load, args=(server, i)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for turn in range(1, 4):
+            renewed = make_identity(tmp_path, f"server{turn}", authority)
+            renewed.install(identity)
+            token = tokens.add(f"t{turn}", "acme", "train", "sample")
+            time.sleep(1.2)
+            current[0] = token
+            time.sleep(0.5)
+            tokens.revoke(f"t{turn - 1}")
+            time.sleep(1.0)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        log = server.log()
+    assert failures == []
+    assert min(calls) > 20
+    served = log.count("TLS files have been replaced")
+    assert served == 3, log
+
+
+def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
+    """A valid request of each method that names an adapter."""
+    datum = training_pb2.Datum(tokens=[1, 2], targets=[2, 3])
+    loss = training_pb2.LossConfig(function=training_pb2.LOSS_FUNCTION_CROSS_ENTROPY)
+    sample = sampling_pb2.SampleRequest(adapter_id=adapter, prompt=[1, 2])
+    train: dict[str, Any] = {"adapter_id": adapter, "data": [datum], "loss": loss}
+    named: dict[str, Any] = {"adapter_id": adapter, "name": "secret"}
+    return [
+        (methods.FORWARD_BACKWARD, training_pb2.ForwardBackwardRequest(**train)),
+        (methods.FORWARD, training_pb2.ForwardRequest(**train)),
+        (methods.OPTIM_STEP, training_pb2.OptimStepRequest(adapter_id=adapter)),
+        (methods.SAMPLE, sample),
+        (methods.SAMPLE_STREAM, sampling_pb2.SampleStreamRequest(request=sample)),
+        (methods.GET_ADAPTER, adapters_pb2.GetAdapterRequest(adapter_id=adapter)),
+        (methods.DELETE_ADAPTER, adapters_pb2.DeleteAdapterRequest(adapter_id=adapter)),
+        (methods.SAVE_CHECKPOINT, adapters_pb2.SaveCheckpointRequest(**named)),
+        (methods.LOAD_CHECKPOINT, adapters_pb2.LoadCheckpointRequest(**named)),
+        (
+            methods.LOAD_CHECKPOINT,
+            adapters_pb2.LoadCheckpointRequest(
+                adapter_id="mine", source_adapter_id=adapter, name="secret"
+            ),
+        ),
+        (methods.DELETE_CHECKPOINT, adapters_pb2.DeleteCheckpointRequest(**named)),
+        (methods.PUBLISH_SNAPSHOT, adapters_pb2.PublishSnapshotRequest(**named)),
+        (methods.RELEASE_SNAPSHOT, adapters_pb2.ReleaseSnapshotRequest(**named)),
+        (methods.EXPORT_ADAPTER, adapters_pb2.ExportAdapterRequest(adapter_id=adapter)),
+    ]
+
+
+# What names no other's adapter: lists, and what makes one.
+WITHOUT_AN_ADAPTER = {
+    methods.CREATE_ADAPTER.path,
+    methods.LIST_ADAPTERS.path,
+    methods.LIST_CHECKPOINTS.path,
+    methods.IMPORT_ADAPTER.path,
+    methods.GET_INFO.path,
+    methods.DRAIN.path,
+}
+
+
+def outcome(target: str, token: str, method: Any, request: Any) -> grpc.StatusCode:
+    with grpc.insecure_channel(target) as raw:
+        bound = method.bind(raw)
+        metadata = [("authorization", f"Bearer {token}")]
+        try:
+            reply = bound(request, metadata=metadata, timeout=10)
+            if method.arity is methods.Arity.DOWNLOAD:
+                list(reply)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK
+
+
+def all_methods() -> set[str]:
+    files = (adapters_pb2, sampling_pb2, server_pb2, training_pb2)
+    return {
+        f"/{service.full_name}/{name}"
+        for file in files
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for name in service.methods_by_name
+    }
+
+
+def test_a_stolen_token_sees_nothing_of_another_tenant(tokens: Tokens) -> None:
+    owner = tokens.add("owner", "acme", "train", "sample")
+    thief = tokens.add("thief", "birch", "train", "sample")
+    admin = tokens.add("ops", "ops", "admin")
+    tried = requests_on("victim")
+    assert {m.path for m, _ in tried} | WITHOUT_AN_ADAPTER == all_methods()
+    with (
+        FakeWeftd(f"--auth-tokens-file={tokens.path}") as server,
+        connect(server, owner) as client,
+        connect(server, thief) as theirs,
+        connect(server, admin) as ops,
+    ):
+        adapter = client.create_adapter("victim", rank=2)
+        adapter.forward_backward(DATA)
+        adapter.save("secret")
+        adapter.snapshot("secret")
+        steps = adapter.info().last_step
+        for method, request in tried:
+            for name in ("victim", "nobody"):
+                text = type(request).FromString(
+                    request.SerializeToString().replace(b"victim", name.encode())
+                )
+                code = outcome(server.target, thief, method, text)
+                assert code is grpc.StatusCode.NOT_FOUND, (method.path, name, code)
+        assert theirs.adapters() == []
+        assert theirs.checkpoints() == theirs.checkpoints("victim") == []
+        assert theirs.info().num_adapters == 0
+        with pytest.raises(weft.PermissionDenied):
+            theirs.create_adapter("other", tenant="acme")
+        # The same name is free for them, and theirs alone.
+        theirs.create_adapter("victim", rank=4)
+        assert client.adapter("victim").info().config.rank == 2
+        assert adapter.info().last_step == steps
+        assert [c.adapter_id for c in client.checkpoints()] == ["victim"]
+        names = [a.adapter_id for a in ops.adapters()]
+        assert names == ["acme~victim", "birch~victim"]
+        ops.adapter("acme~victim").forward_backward(DATA)
+        assert [c.adapter_id for c in ops.checkpoints()] == ["acme~victim"]
+
+
+def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
+    owner = tokens.add("owner", "acme", "train", "sample")
+    admin = tokens.add("ops", "ops", "admin")
+    with FakeWeftd("--log-level=debug", f"--auth-tokens-file={tokens.path}") as server:
+        with connect(server, owner) as client:
+            adapter = client.create_adapter("a", rank=2)
+            adapter.forward_backward([weft.Datum.next_token([41, 42, 43, 44])])
+            adapter.save("one")
+            client.delete_checkpoint("a", "one")
+            with pytest.raises(weft.PermissionDenied):
+                client.drain()
+        with (
+            connect(server, "weft_guess") as guess,
+            pytest.raises(weft.Unauthenticated),
+        ):
+            guess.adapters()
+        with connect(server, admin) as client:
+            client.delete_adapter("acme~a")
+        log = server.log()
+    lines = [json.loads(line) for line in log.splitlines() if '"audit"' in line]
+    seen = {(x["method"].lstrip("/"), x["outcome"], x["token"]) for x in lines}
+    service = "weft.v1.AdapterService"
+    assert (f"{service}/DeleteCheckpoint", "OK", "owner") in seen
+    assert (f"{service}/DeleteAdapter", "OK", "ops") in seen
+    drain = ("weft.v1.ServerService/Drain", "PERMISSION_DENIED", "owner")
+    assert drain in seen
+    assert (f"{service}/ListAdapters", "UNAUTHENTICATED", "") in seen
+    deleted = [x for x in lines if x["method"].endswith("DeleteAdapter")]
+    assert deleted[0]["object"] == "acme~a"
+    assert deleted[0]["peer"].startswith("ipv4:127.0.0.1:")
+    secrets = [owner, admin, "weft_guess", str(tokens.path.parent), "41, 42", "41,42"]
+    secrets += [json.loads(line)["sha256"] for line in tokens.lines.values()]
+    for secret in secrets:
+        assert secret not in log, secret
+
+
+def open_sockets(address: str, count: int) -> list[socket.socket]:
+    host, port = address.rsplit(":", 1)
+    made = []
+    for _ in range(count):
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex((host, int(port)))
+        made.append(one)
+    return made
+
+
+@pytest.mark.parametrize("limit", ["--max-connections=0", "--max-connections=1000"])
+def test_serves_again_after_all_descriptors_were_taken(limit: str) -> None:
+    """With its own limit below that of the system, and without one."""
+    with FakeWeftd(limit, files=64) as server:
+        taken = open_sockets(server.target, 100)
+        time.sleep(1.0)
+        for one in taken:
+            one.close()
+        with weft.Client(server.target, timeout=15.0) as client:
+            assert client.create_adapter("a", rank=2).info().adapter_id == "a"
+
+
+def test_connections_beyond_the_limit_are_turned_away() -> None:
+    with FakeWeftd("--max-connections=4", "--metrics-listen=127.0.0.1:0") as server:
+        taken = open_sockets(server.target, 6)
+        time.sleep(0.3)
+        assert sum(is_closed(one) for one in taken) >= 2
+        page = scrape(server)
+        assert 'weft_connections_refused_total{reason="limit"}' in page
+        for one in taken:
+            one.close()
+        with weft.Client(server.target, timeout=10.0) as client:
+            assert client.info().draining is False
+
+
+def is_closed(one: socket.socket) -> bool:
+    try:
+        return one.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def scrape(server: FakeWeftd) -> str:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=5) as page:
+        text: str = page.read().decode()
+        return text
+
+
+def test_idle_connections_do_not_block_a_scrape() -> None:
+    with FakeWeftd("--metrics-listen=127.0.0.1:0") as server:
+        idle = open_sockets(server.metrics, 6)
+        time.sleep(0.2)
+        start = time.monotonic()
+        assert "weft_build_info" in scrape(server)
+        assert time.monotonic() - start < 2.0
+        for one in idle:
+            one.close()
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scrapes go to this machine, whatever the environment says."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield

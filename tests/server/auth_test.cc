@@ -1,0 +1,333 @@
+// Tokens, over the wire: who gets in, and which names they see.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/descriptor.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "server/rpc_policy.h"
+#include "src/auth/token_file.h"
+#include "tests/server/server_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class AuthTest : public ServerTest {
+ protected:
+  AuthTest()
+      : file_(absl::StrCat(::testing::TempDir(), "/weft_tokens_", getpid())) {}
+  ~AuthTest() override { std::filesystem::remove(file_); }
+
+  // A token of the scopes, in the file.
+  std::string AddToken(const std::string& id, const std::string& tenant,
+                       std::set<Scope> scopes,
+                       absl::Time expires = absl::InfiniteFuture()) {
+    const std::string token = NewToken();
+    records_.push_back({.id = id,
+                        .sha256 = HashToken(token),
+                        .tenant = tenant,
+                        .scopes = std::move(scopes),
+                        .expires = expires});
+    EXPECT_THAT(WriteTokenFile(file_, records_), IsOk());
+    return token;
+  }
+
+  void StartWithTokens() {
+    ServerOptions options = TestOptions();
+    options.auth_tokens_file = file_;
+    StartServer(options);
+    AttachEngine();
+  }
+
+  static void Bear(grpc::ClientContext* context, const std::string& token) {
+    if (!token.empty())
+      context->AddMetadata("authorization", "Bearer " + token);
+  }
+
+  // Calls a method with an empty message, which every method accepts as such.
+  grpc::Status Call(const std::string& path, const std::string& token) {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+    Bear(&context, token);
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(&context, path, &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(this);
+    queue.Next(&tag, &ok);
+    call->WriteLast(grpc::ByteBuffer(nullptr, 0), grpc::WriteOptions(), this);
+    queue.Next(&tag, &ok);
+    grpc::ByteBuffer reply;
+    call->Read(&reply, this);
+    queue.Next(&tag, &ok);
+    // A stream that began to answer was let in; a watch never ends.
+    if (ok && absl::EndsWith(path, "Watch")) return grpc::Status::OK;
+    grpc::Status status;
+    call->Finish(&status, this);
+    queue.Next(&tag, &ok);
+    return status;
+  }
+
+  grpc::Status Create(const std::string& id, const std::string& token,
+                      const std::string& tenant = "",
+                      v1::Adapter* adapter = nullptr) {
+    grpc::ClientContext context;
+    Bear(&context, token);
+    v1::CreateAdapterRequest request;
+    request.set_adapter_id(id);
+    request.set_tenant(tenant);
+    v1::CreateAdapterResponse response;
+    const grpc::Status status =
+        adapters_->CreateAdapter(&context, request, &response);
+    if (adapter != nullptr) *adapter = response.adapter();
+    return status;
+  }
+
+  std::vector<std::string> List(const std::string& token) {
+    grpc::ClientContext context;
+    Bear(&context, token);
+    v1::ListAdaptersResponse response;
+    EXPECT_TRUE(
+        adapters_->ListAdapters(&context, v1::ListAdaptersRequest(), &response)
+            .ok());
+    std::vector<std::string> ids;
+    for (const v1::Adapter& adapter : response.adapters()) {
+      ids.push_back(adapter.adapter_id());
+    }
+    return ids;
+  }
+
+  const std::string file_;
+  std::vector<TokenRecord> records_;
+};
+
+// Every method of every service that the server has: those of reflection, and
+// health, whose descriptors are not linked in.
+std::vector<std::string> AllMethods() {
+  std::vector<std::string> paths = {"/grpc.health.v1.Health/Check",
+                                    "/grpc.health.v1.Health/Watch"};
+  const auto* const pool = google::protobuf::DescriptorPool::generated_pool();
+  for (const char* const name :
+       {"weft.v1.TrainingService", "weft.v1.SamplingService",
+        "weft.v1.AdapterService", "weft.v1.ServerService",
+        "grpc.reflection.v1alpha.ServerReflection"}) {
+    const auto* const service = pool->FindServiceByName(name);
+    EXPECT_NE(service, nullptr) << name;
+    for (int i = 0; service != nullptr && i < service->method_count(); ++i) {
+      paths.push_back(absl::StrCat("/", name, "/", service->method(i)->name()));
+    }
+  }
+  return paths;
+}
+
+TEST(RpcPolicyTest, EveryMethodHasOne) {
+  // The services of the package are those that AllMethods names.
+  const auto* const pool = google::protobuf::DescriptorPool::generated_pool();
+  int services = 0;
+  for (const char* const file :
+       {"adapters", "sampling", "server", "training"}) {
+    services += pool->FindFileByName(absl::StrCat("weft/v1/", file, ".proto"))
+                    ->service_count();
+  }
+  EXPECT_EQ(services, 4);
+  const std::vector<std::string> paths = AllMethods();
+  EXPECT_EQ(paths.size(), 22u);
+  for (const std::string& path : paths) {
+    EXPECT_NE(FindPolicy(path), nullptr) << path;
+  }
+  EXPECT_TRUE(FindPolicy("/grpc.health.v1.Health/Check")->open);
+  EXPECT_FALSE(FindPolicy("/grpc.health.v1.Health/Watch")->open);
+  EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Drain")->scope, Scope::kAdmin);
+  EXPECT_EQ(FindPolicy("/weft.v1.ServerService/None"), nullptr);
+}
+
+TEST_F(AuthTest, NoMethodButTheHealthCheckAnswersWithoutAToken) {
+  AddToken("ci", "acme", {Scope::kTrain});
+  StartWithTokens();
+  std::vector<std::string> paths = AllMethods();
+  paths.push_back("/weft.v1.ServerService/None");
+  paths.push_back("/grpc.channelz.v1.Channelz/GetServers");
+  for (const std::string& path : paths) {
+    const bool open = path == "/grpc.health.v1.Health/Check";
+    for (const char* const token : {"", "weft_stale", "ci"}) {
+      const grpc::Status status = Call(path, token);
+      EXPECT_EQ(status.error_code(),
+                open ? grpc::StatusCode::OK : grpc::StatusCode::UNAUTHENTICATED)
+          << path << " " << status.error_message();
+    }
+  }
+  EXPECT_GT(MetricValue("weft_auth_failures_total{reason=\"no_token\"}"), 20);
+  EXPECT_GT(MetricValue("weft_auth_failures_total{reason=\"unknown_token\"}"),
+            20);
+  EXPECT_TRUE(engine_.arrived().empty());
+}
+
+TEST_F(AuthTest, EachScopeOpensItsOwnMethods) {
+  const std::pair<Scope, std::string> tokens[] = {
+      {Scope::kRead, AddToken("reader", "acme", {Scope::kRead})},
+      {Scope::kSample, AddToken("sampler", "acme", {Scope::kSample})},
+      {Scope::kTrain, AddToken("trainer", "acme", {Scope::kTrain})}};
+  StartWithTokens();
+  for (const auto& [scope, token] : tokens) {
+    for (const std::string& path : AllMethods()) {
+      const RpcPolicy& policy = *FindPolicy(path);
+      const bool may =
+          policy.open || policy.scope == Scope::kRead || policy.scope == scope;
+      const grpc::Status status = Call(path, token);
+      EXPECT_EQ(status.error_code() == grpc::StatusCode::PERMISSION_DENIED,
+                !may)
+          << ScopeName(scope) << " " << path << " " << status.error_message();
+      EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << path;
+    }
+  }
+  EXPECT_FALSE(frontend_->draining());
+  const std::string admin = AddToken("ops", "ops", {Scope::kAdmin});
+  EXPECT_TRUE(Eventually(
+      [&] { return Call("/weft.v1.ServerService/Drain", admin).ok(); }));
+  EXPECT_TRUE(frontend_->draining());
+}
+
+TEST_F(AuthTest, ExpiredAndRevokedTokensAreRefused) {
+  const std::string old =
+      AddToken("old", "acme", {Scope::kTrain}, absl::Now() - absl::Seconds(1));
+  const std::string good = AddToken("good", "acme", {Scope::kTrain});
+  StartWithTokens();
+  const std::string path = "/weft.v1.ServerService/GetInfo";
+  EXPECT_THAT(Call(path, old).error_message(), HasSubstr("expired"));
+  EXPECT_TRUE(Call(path, good).ok());
+  records_.pop_back();
+  ASSERT_THAT(WriteTokenFile(file_, records_), IsOk());
+  EXPECT_TRUE(Eventually([&] {
+    return Call(path, good).error_code() == grpc::StatusCode::UNAUTHENTICATED;
+  }));
+}
+
+TEST_F(AuthTest, ABadFileLeavesTheTokensAsTheyWere) {
+  const std::string good = AddToken("good", "acme", {Scope::kTrain});
+  StartWithTokens();
+  std::ofstream(file_) << "no json\n";
+  absl::SleepFor(absl::Milliseconds(1200));
+  EXPECT_TRUE(Call("/weft.v1.ServerService/GetInfo", good).ok());
+  std::filesystem::remove(file_);
+  absl::SleepFor(absl::Milliseconds(700));
+  EXPECT_TRUE(Call("/weft.v1.ServerService/GetInfo", good).ok());
+}
+
+TEST_F(AuthTest, AServerWithoutItsTokensDoesNotStart) {
+  ServerOptions options = TestOptions();
+  options.auth_tokens_file = file_;
+  std::ofstream(file_) << "no json\n";
+  const auto frontend =
+      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+  EXPECT_THAT(frontend, IsStatus(absl::StatusCode::kInvalidArgument,
+                                 "--auth-tokens-file: line 1"));
+}
+
+TEST_F(AuthTest, ATokenBelongsToItsCallNotToTheConnection) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  const std::string b = AddToken("b", "birch", {Scope::kTrain});
+  StartWithTokens();
+  EXPECT_TRUE(Create("x", a).ok());
+  EXPECT_TRUE(Create("y", b).ok());
+  EXPECT_THAT(List(a), ::testing::ElementsAre("x"));
+  EXPECT_THAT(List(b), ::testing::ElementsAre("y"));
+  EXPECT_EQ(Call("/weft.v1.ServerService/GetInfo", "").error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+}
+
+TEST_F(AuthTest, TenantsHaveNamesOfTheirOwn) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  const std::string b = AddToken("b", "birch", {Scope::kTrain});
+  const std::string admin = AddToken("ops", "ops", {Scope::kAdmin});
+  StartWithTokens();
+  v1::Adapter adapter;
+  EXPECT_TRUE(Create("x", a, "", &adapter).ok());
+  EXPECT_EQ(adapter.adapter_id(), "x");
+  EXPECT_EQ(adapter.tenant(), "acme");
+  EXPECT_TRUE(Create("x", b, "birch", &adapter).ok());
+  EXPECT_EQ(adapter.tenant(), "birch");
+  EXPECT_EQ(Create("y", a, "birch").error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  // Nobody but an admin writes the engine's names.
+  EXPECT_EQ(Create("birch~y", a).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(Create("birch~z", admin, "", &adapter).ok());
+  EXPECT_EQ(adapter.tenant(), "birch");
+  EXPECT_EQ(Create("birch~w", admin, "acme").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(List(admin),
+              ::testing::ElementsAre("acme~x", "birch~x", "birch~z"));
+  EXPECT_THAT(List(b), ::testing::ElementsAre("x", "z"));
+}
+
+TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  const std::string b = AddToken("b", "birch", {Scope::kTrain});
+  ServerOptions options = TestOptions();
+  options.auth_tokens_file = file_;
+  options.max_calls_per_tenant = 2;
+  options.max_tokens_per_second_per_tenant = 1;  // Ten in advance.
+  StartServer(options);
+  AttachEngine();
+  ASSERT_TRUE(Create("a", a).ok());
+  ASSERT_TRUE(Create("a", b).ok());
+  const auto train = [this](const std::string& token) {
+    grpc::ClientContext context;
+    Bear(&context, token);
+    v1::ForwardBackwardResponse response;
+    return training_->ForwardBackward(&context, GoodStep(), &response);
+  };
+  engine_.Hold();
+  grpc::Status first;
+  grpc::Status second;
+  std::thread one([&] { first = train(a); });
+  std::thread two([&] { second = train(a); });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 2; }));
+  const grpc::Status refused = train(a);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("--max-calls-per-tenant"));
+  EXPECT_TRUE(Create("other", b).ok());
+  engine_.Release();
+  one.join();
+  two.join();
+  EXPECT_TRUE(first.ok() && second.ok());
+  // Six tokens are spent; the fourth step of three each goes into debt.
+  EXPECT_TRUE(train(a).ok());
+  EXPECT_TRUE(train(a).ok());
+  const grpc::Status over = train(a);
+  EXPECT_EQ(over.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(over.error_message(),
+              HasSubstr("--max-tokens-per-second-per-tenant"));
+  EXPECT_TRUE(train(b).ok());
+}
+
+TEST_F(AuthTest, MessagesHaveTheCallersNames) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  StartWithTokens();
+  grpc::ClientContext context;
+  Bear(&context, a);
+  v1::GetAdapterRequest request;
+  request.set_adapter_id("x");
+  v1::GetAdapterResponse response;
+  const grpc::Status status =
+      adapters_->GetAdapter(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("'x'"));
+  EXPECT_THAT(status.error_message(), Not(HasSubstr("acme~")));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,50 @@
+#include "server/tenant_quota.h"
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+constexpr absl::StatusCode kExhausted = absl::StatusCode::kResourceExhausted;
+
+TEST(TenantQuotaTest, CountsCallsOfEachTenant) {
+  TenantQuota quota(/*max_calls=*/2, /*tokens_per_second=*/0);
+  EXPECT_THAT(quota.Enter("a"), IsOk());
+  EXPECT_THAT(quota.Enter("a"), IsOk());
+  EXPECT_THAT(quota.Enter("a"), IsStatus(kExhausted, "tenant 'a' has 2 calls"));
+  EXPECT_THAT(quota.Enter("b"), IsOk());
+  quota.Leave("a");
+  quota.Leave("a");
+  EXPECT_THAT(quota.Enter("a"), IsOk());
+}
+
+TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
+  TenantQuota quota(/*max_calls=*/0, /*tokens_per_second=*/100);
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  // Ten seconds' worth is there; more than that goes into debt.
+  EXPECT_THAT(quota.Spend("a", 1500, start), IsOk());
+  EXPECT_THAT(quota.Spend("a", 1, start),
+              IsStatus(kExhausted, "in credit again in 5s"));
+  EXPECT_THAT(quota.Spend("b", 1, start), IsOk());
+  EXPECT_THAT(quota.Spend("a", 1, start + absl::Seconds(4.9)),
+              IsStatus(kExhausted, "in 100ms"));
+  EXPECT_THAT(quota.Spend("a", 1000, start + absl::Seconds(5.1)), IsOk());
+  // Credit does not grow beyond the burst, nor by a clock that goes back.
+  const absl::Time later = start + absl::Hours(1);
+  EXPECT_THAT(quota.Spend("a", 1000, later), IsOk());
+  EXPECT_THAT(quota.Spend("a", 1, later - absl::Hours(1)),
+              IsStatus(kExhausted, "tokens per second"));
+}
+
+TEST(TenantQuotaTest, NoLimitMeansNone) {
+  TenantQuota quota(0, 0);
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_THAT(quota.Enter("a"), IsOk());
+    EXPECT_THAT(quota.Spend("a", 1 << 30, absl::Now()), IsOk());
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,25 @@
+// Certificates made on the spot, for tests of TLS.
+#ifndef WEFT_TESTS_SUPPORT_TEST_CERTIFICATES_H_
+#define WEFT_TESTS_SUPPORT_TEST_CERTIFICATES_H_
+
+#include <string>
+
+namespace weft {
+
+// Both in PEM.
+struct Identity {
+  std::string certificate;
+  std::string key;
+};
+
+// Signs itself, may sign others.
+[[nodiscard]] Identity MakeAuthority(const std::string& name);
+
+// For 127.0.0.1 and localhost. It is valid for `days` from now, or was for so
+// many until now where that is negative.
+[[nodiscard]] Identity MakeIdentity(const Identity& authority,
+                                    const std::string& name, int days = 1);
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SUPPORT_TEST_CERTIFICATES_H_
