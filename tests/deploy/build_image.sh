@@ -62,5 +62,6 @@ if ! engine inspect --type image "${BASE}" >/dev/null 2>&1; then
   engine commit --quiet --rm "${container}" "${BASE}"
 fi
 
-engine build --isolation chroot --layers --pull=never --target runtime-cpu \
-  --tag "${IMAGE}" --file "${ROOT}/deploy/Dockerfile" "${ROOT}"
+engine build --isolation chroot --layers --force-rm --pull=never \
+  --target runtime-cpu --tag "${IMAGE}" \
+  --file "${ROOT}/deploy/Dockerfile" "${ROOT}"
