@@ -1,6 +1,6 @@
 // What the kernels of the adapters read about a batch: which rows belong to
 // whom, and where each matrix lies. One table, uploaded once, serves every
-// linear layer, the forward and the backward pass: a launch only names slots.
+// linear layer of a pass: a launch only names slots.
 //
 // Legend: T packed rows; F features, inputs of A or outputs of B; R the rank; S
 // the shrunk rows, x A^T, or their gradient.

@@ -19,8 +19,7 @@ inline void AddRows(lora::LoraRouting& routing,
     routing.back().end = end;
     return;
   }
-  routing.push_back(
-      {.begin = begin, .end = end, .version = version, .gradient_N = {}});
+  routing.push_back({.begin = begin, .end = end, .version = version});
 }
 
 }  // namespace weft::engine

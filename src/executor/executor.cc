@@ -101,11 +101,7 @@ void Executor::UseOwnParts(lora::LoraRouting& routing) const {
 
 std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
   ScopedCall call(this);
-  gradients_.clear();
-  for (const TrainPlan& plan : plans) {
-    Announce(plan.batch.routing);
-    gradients_.push_back(GradientsOf(plan));
-  }
+  for (const TrainPlan& plan : plans) Announce(plan.batch.routing);
   TrainCommand command{.plans = std::move(plans)};
   Broadcast(command);
   const std::vector<TrainPlan>& told = command.plans;
@@ -114,7 +110,6 @@ std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
   if (links_.tensor != nullptr) {
     UseOwnParts(own.batch.routing);
     UseOwnParts(own.rows.routing);
-    own_gradients_ = MakeGradients(own, runner_.decoder().device());
   }
   std::vector<TrainScores> scores = {runner_.Forward(std::move(own))};
   for (size_t i = 1; i < told.size(); ++i) {
@@ -138,32 +133,49 @@ TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
   return scores;
 }
 
-void Executor::Backward(const std::vector<at::Tensor>& gradients_E) {
+void Executor::Backward(const std::vector<at::Tensor>& gradients_E,
+                        const std::vector<lora::LoraGradients>& gradients) {
   ScopedCall call(this);
-  Broadcast(GradientsCommand{.gradients_E = gradients_E});
-  runner_.Backward(gradients_E.front());
-  for (size_t i = 0; i < own_gradients_.size(); ++i) {
-    AddPart(gradients_.front()[i], /*tensor_rank=*/0,
-            own_gradients_[i].gradient_N);
+  GradientsCommand command{.gradients_E = gradients_E};
+  for (const lora::LoraGradients& of_plan : gradients) {
+    std::vector<uint64_t>& ids = command.trained.emplace_back();
+    for (const lora::LoraGradient& gradient : of_plan) {
+      ids.push_back(gradient.version->id.value());
+    }
   }
-  own_gradients_.clear();
+  Broadcast(command);
+  RunOwnBackward(gradients_E.front(), gradients.front());
   for (int from = 1; from < links_.topology.size(); ++from) {
     const auto replica = static_cast<size_t>(links_.topology.ReplicaOf(from));
-    if (replica < gradients_.size()) ReceiveGradients(replica, from);
+    if (replica < gradients.size()) ReceiveGradients(gradients[replica], from);
   }
-  gradients_.clear();
   call.Succeed();
 }
 
-void Executor::DropPending() {
-  runner_.DropPending();
-  own_gradients_.clear();
-  gradients_.clear();
+void Executor::DropPending() { runner_.DropPending(); }
+
+void Executor::RunOwnBackward(const at::Tensor& gradients_E,
+                              const lora::LoraGradients& gradients) {
+  if (links_.tensor == nullptr) {
+    runner_.Backward(gradients_E, gradients);
+    return;
+  }
+  std::vector<lora::AdapterVersionPtr> parts;
+  for (const lora::LoraGradient& whole : gradients) {
+    parts.push_back(sent_versions_.at(whole.version->id.value()).own);
+  }
+  const lora::LoraGradients own =
+      lora::ZeroGradients(parts, runner_.decoder().device());
+  runner_.Backward(gradients_E, own);
+  for (size_t i = 0; i < own.size(); ++i) {
+    AddPart(gradients[i], /*tensor_rank=*/0, own[i].gradient_N);
+  }
 }
 
-void Executor::ReceiveGradients(size_t replica, int from) {
+void Executor::ReceiveGradients(const lora::LoraGradients& gradients,
+                                int from) {
   const int tensor_rank = links_.topology.ShardOf(from).rank;
-  for (const PlanGradient& whole : gradients_[replica]) {
+  for (const lora::LoraGradient& whole : gradients) {
     const SentVersion& sent = sent_versions_.at(whole.version->id.value());
     at::Tensor part_N =
         at::empty({sent.parts.empty() ? whole.gradient_N.numel()
@@ -174,7 +186,7 @@ void Executor::ReceiveGradients(size_t replica, int from) {
   }
 }
 
-void Executor::AddPart(const PlanGradient& whole, int tensor_rank,
+void Executor::AddPart(const lora::LoraGradient& whole, int tensor_rank,
                        const at::Tensor& part_N) const {
   const SentVersion& sent = sent_versions_.at(whole.version->id.value());
   at::Tensor gradient_N = whole.gradient_N;

@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "src/executor/decode_graph.h"
-#include "src/executor/gradients.h"
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/executor/plan.h"
 #include "src/lora/adapter_shard.h"
+#include "src/lora/lora_gradients.h"
 #include "src/parallel/links.h"
 
 namespace weft::executor {
@@ -59,9 +59,10 @@ class Executor {
   // At most one plan for each replica; scores in the order of plans. A plan
   // with `backward` waits for Backward.
   [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
-  // dLoss/dlogprob [E] of each plan, f32. Adds to the gradients of the plans'
-  // segments.
-  void Backward(const std::vector<at::Tensor>& gradients_E);
+  // Takes dLoss/dlogprob [E] of each plan of the last Forward, f32, and adds to
+  // the plan's gradients [N], of versions of its routing. Plans may share them.
+  void Backward(const std::vector<at::Tensor>& gradients_E,
+                const std::vector<lora::LoraGradients>& gradients);
   // Frees what rank 0 keeps for a Backward that will not come. The other ranks
   // do with their next plan.
   void DropPending();
@@ -103,9 +104,12 @@ class Executor {
   // The routing with this rank's own parts.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
-  void ReceiveGradients(size_t replica, int from);
-  // Adds the part of a rank to where the plan wants it.
-  void AddPart(const PlanGradient& whole, int tensor_rank,
+  // Rank 0's share of a backward pass.
+  void RunOwnBackward(const at::Tensor& gradients_E,
+                      const lora::LoraGradients& gradients);
+  void ReceiveGradients(const lora::LoraGradients& gradients, int from);
+  // Adds the part of a rank to the whole gradient.
+  void AddPart(const lora::LoraGradient& whole, int tensor_rank,
                const at::Tensor& part_N) const;
 
   ModelRunner runner_;
@@ -113,9 +117,6 @@ class Executor {
   model::KvStore cache_;
   std::unique_ptr<DecodeGraphs> graphs_;  // Over the cache; null: none.
   std::map<uint64_t, SentVersion> sent_versions_;
-  // For the plans of the last Forward, by replica; and for rank 0's own part.
-  std::vector<std::vector<PlanGradient>> gradients_;
-  std::vector<PlanGradient> own_gradients_;
   bool failed_ = false;
 };
 

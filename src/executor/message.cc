@@ -13,7 +13,6 @@ void Put(Writer& out, const lora::LoraRouting& routing) {
     out.Put(segment.begin);
     out.Put(segment.end);
     out.Put(segment.version->id.value());
-    out.Put(segment.gradient_N.defined());
   }
 }
 
@@ -23,13 +22,10 @@ void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
   for (size_t i = 0; i < size; ++i) {
     lora::LoraSegment segment;
     uint64_t id = 0;
-    bool wants_gradient = false;
     in.Get(segment.begin);
     in.Get(segment.end);
     in.Get(id);
-    in.Get(wants_gradient);
     segment.version = find(id);
-    if (wants_gradient) segment.gradient_N = at::empty({0});
     routing.push_back(std::move(segment));
   }
 }
@@ -110,6 +106,8 @@ class Encoder {
   void operator()(const GradientsCommand& m) const {
     out_.Put(m.gradients_E.size());
     for (const at::Tensor& gradient_E : m.gradients_E) out_.Put(gradient_E);
+    out_.Put(m.trained.size());
+    for (const std::vector<uint64_t>& ids : m.trained) out_.Put(ids);
   }
   void operator()(const CacheCommand& m) const { EachField(m.plan, field_); }
   void operator()(const CopyPageCommand& m) const { out_.Put(m.copy); }
@@ -149,6 +147,8 @@ class Decoder {
   void operator()(GradientsCommand& m) const {
     m.gradients_E.resize(Size());
     for (at::Tensor& gradient_E : m.gradients_E) in_.Get(gradient_E);
+    m.trained.resize(Size());
+    for (std::vector<uint64_t>& ids : m.trained) in_.Get(ids);
   }
   void operator()(CacheCommand& m) const { EachField(m.plan, field_); }
   void operator()(CopyPageCommand& m) const { in_.Get(m.copy); }

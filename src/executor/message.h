@@ -34,9 +34,11 @@ struct DropVersions {
 struct TrainCommand {
   std::vector<TrainPlan> plans;
 };
-// dLoss/dlogprob of the plans before, by replica, f32.
+// The backward pass of the plans before, by replica.
 struct GradientsCommand {
-  std::vector<at::Tensor> gradients_E;
+  std::vector<at::Tensor> gradients_E;  // dLoss/dlogprob, f32.
+  // Ids of the versions whose gradients the rank sends back, in that order.
+  std::vector<std::vector<uint64_t>> trained;
 };
 struct CacheCommand {
   CachePlan plan;
@@ -53,9 +55,8 @@ using Message =
 // The weights of an id; throws c10::Error when there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// A routing's segments travel with the ids of their weights and with whether
-// they want a gradient; Decode looks the weights up and leaves gradients
-// undefined but for a tensor of no elements where one is wanted.
+// A routing's segments travel with the ids of their weights; Decode looks the
+// weights up.
 [[nodiscard]] std::string Encode(const Message& message);
 // Throws c10::Error.
 [[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);

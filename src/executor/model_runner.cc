@@ -80,18 +80,19 @@ TrainScores ModelRunner::Forward(TrainPlan own) {
   return scores;
 }
 
-void ModelRunner::Backward(const at::Tensor& gradients_E) {
+void ModelRunner::Backward(const at::Tensor& gradients_E,
+                           const lora::LoraGradients& gradients) {
   Pending pending = *std::exchange(pending_, std::nullopt);
   const TrainPlan& plan = pending.plan;
   at::Tensor d_TH = NormBackward(
       decoder_,
       loss::HeadBackward(std::move(pending.scores), pending.normed_RH,
                          decoder_.weights().head_VH, plan.rows, head_,
-                         gradients_E),
+                         gradients_E, gradients),
       pending.x_TH, plan.score_index_R);
   // The layers' backward pass is where memory is short.
   pending.normed_RH.reset();
-  decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH));
+  decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH), gradients);
 }
 
 CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,

@@ -9,6 +9,7 @@
 #include "src/executor/decode_graph.h"
 #include "src/executor/plan.h"
 #include "src/kv/sequence_pages.h"
+#include "src/lora/lora_gradients.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
 
@@ -26,9 +27,10 @@ class ModelRunner {
 
   // Scores of the plan's entries. With `backward` it keeps what Backward needs.
   [[nodiscard]] TrainScores Forward(TrainPlan plan);
-  // Adds the adapters' gradients to the segments of the plan of the last
-  // Forward, given dLoss/dlogprob [E], f32 on the host.
-  void Backward(const at::Tensor& gradients_E);
+  // Adds to the gradients [N] of the versions of the last Forward's plan, given
+  // dLoss/dlogprob [E], f32 on the host.
+  void Backward(const at::Tensor& gradients_E,
+                const lora::LoraGradients& gradients);
   // Frees what a Forward keeps whose Backward will not come.
   void DropPending() { pending_.reset(); }
 

@@ -12,14 +12,16 @@ namespace weft::executor {
 void RemoteWorker::Run() {
   const at::InferenceMode no_autograd;
   while (!stopped_) {
-    Message message =
-        Decode(ReceiveMessage(*links_.commands), [this](uint64_t id) {
-          const auto found = versions_.find(id);
-          TORCH_CHECK(found != versions_.end(), "no weights have id ", id);
-          return found->second;
-        });
+    Message message = Decode(ReceiveMessage(*links_.commands),
+                             [this](uint64_t id) { return VersionOf(id); });
     std::visit([this](auto& content) { Do(content); }, message);
   }
+}
+
+lora::AdapterVersionPtr RemoteWorker::VersionOf(uint64_t id) const {
+  const auto found = versions_.find(id);
+  TORCH_CHECK(found != versions_.end(), "no weights have id ", id);
+  return found->second;
 }
 
 void RemoteWorker::Do(const CacheSize& message) {
@@ -48,11 +50,9 @@ void RemoteWorker::Do(TrainCommand& message) {
   const auto replica = static_cast<size_t>(links_.replica());
   has_plan_ = replica < message.plans.size();
   if (!has_plan_) return;
-  TrainPlan& plan = message.plans[replica];
-  gradients_ = MakeGradients(plan, runner_.decoder().device());
   const bool sends =
       replica > 0 && links_.topology.ShardOf(links_.rank).rank == 0;
-  const TrainScores scores = runner_.Forward(std::move(plan));
+  const TrainScores scores = runner_.Forward(std::move(message.plans[replica]));
   if (!sends) return;
   links_.commands->Send(scores.logprobs_E, 0);
   if (scores.entropies_R.defined()) {
@@ -62,8 +62,15 @@ void RemoteWorker::Do(TrainCommand& message) {
 
 void RemoteWorker::Do(const GradientsCommand& message) {
   if (!has_plan_) return;
-  runner_.Backward(message.gradients_E[links_.replica()]);
-  for (const PlanGradient& own : std::exchange(gradients_, {})) {
+  const auto replica = static_cast<size_t>(links_.replica());
+  std::vector<lora::AdapterVersionPtr> trained;
+  for (const uint64_t id : message.trained[replica]) {
+    trained.push_back(VersionOf(id));
+  }
+  const lora::LoraGradients gradients =
+      lora::ZeroGradients(trained, runner_.decoder().device());
+  runner_.Backward(message.gradients_E[replica], gradients);
+  for (const lora::LoraGradient& own : gradients) {
     links_.transfers->Send(own.gradient_N, 0);
   }
 }

@@ -6,7 +6,6 @@
 #include <map>
 #include <vector>
 
-#include "src/executor/gradients.h"
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/parallel/links.h"
@@ -35,6 +34,8 @@ class RemoteWorker {
   void Do(const CopyPageCommand& message);
   void Do(const StopCommand& message);
 
+  // Weights that rank 0 has sent; throws c10::Error when there are none.
+  [[nodiscard]] lora::AdapterVersionPtr VersionOf(uint64_t id) const;
   // Only the first replica has the cache.
   [[nodiscard]] bool samples() const { return links_.replica() == 0; }
 
@@ -42,7 +43,6 @@ class RemoteWorker {
   parallel::Links& links_;
   model::KvStore cache_;
   std::map<uint64_t, lora::AdapterVersionPtr> versions_;
-  std::vector<PlanGradient> gradients_;  // For the plan that waits.
   bool has_plan_ = false;
   bool stopped_ = false;
 };

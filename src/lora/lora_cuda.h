@@ -26,19 +26,21 @@ struct LoraProduct;  // lora_product.h.
 namespace weft::lora::cuda {
 
 // True when the rows (`dtype`, `device`) and every segment's weights are bf16
-// on CUDA and gradients are f32; false without segments.
+// on CUDA; false without segments.
 [[nodiscard]] bool TakesSegments(const LoraRouting& routing,
                                  at::ScalarType dtype, at::Device device);
 
-// Where a routing's rows, matrices and gradients are, on the device: one upload
-// that all layers of a pass read, forwards and backwards. It points into the
-// segments' tensors, which must live as long as it is used; the addresses of
-// its own arrays do not change. At most one pass that uses it runs at a time.
+// Where a routing's rows and matrices are, and the gradients that a backward
+// pass adds to, on the device: one upload that all layers of a pass read. It
+// points into weights and gradients, which must live as long as it is used; the
+// addresses of its own arrays do not change. At most one pass that uses it runs
+// at a time.
 class RoutingTable {
  public:
-  // Queues the upload on the current stream and waits for nothing.
-  RoutingTable(const LoraRouting& routing, const ModelShape& shape,
-               at::Device device);
+  // Queues the upload on the current stream and waits for nothing. Gradients
+  // that are not f32 throw c10::Error.
+  RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
+               const ModelShape& shape, at::Device device);
   RoutingTable(const RoutingTable&) = delete;
   RoutingTable& operator=(const RoutingTable&) = delete;
   ~RoutingTable() = default;
@@ -102,7 +104,7 @@ class DecodeTable : public RoutingTable {
   void Bind(const void* device) { table_ = layout_.At(device); }
 
   // True when it has room for the routing. An empty one fits: no row then has
-  // an adapter. Says nothing of dtypes (TakesSegments), gradients or the head.
+  // an adapter. Says nothing of dtypes (TakesSegments) or the head.
   [[nodiscard]] bool Fits(const LoraRouting& routing) const;
   // The routing, which Fits, as bytes. Its weights must live until the device
   // has run what reads them.
@@ -133,7 +135,7 @@ at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                                 const RoutingTable& table, const LoraSite& site,
                                 CUstream_st* stream);
 
-// Adds dLoss/dA and dLoss/dB to the segments' gradients and, when dx_TI is
+// Adds dLoss/dA and dLoss/dB to the table's gradients and, when dx_TI is
 // defined, the adapters' part of dLoss/dx to it. Nothing for an undefined S.
 void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const at::Tensor& s_TR, const RoutingTable& table,

@@ -10,11 +10,11 @@
 namespace weft::lora {
 namespace {
 
-// Null when the segment's adapter leaves the embedding alone.
-const LoraFactor* FactorOf(const LoraSegment& segment) {
+// Null when the adapter leaves the embedding alone.
+const LoraFactor* FactorOf(const AdapterVersion& version) {
   // The layer does not matter to the embedding's group.
-  const GroupLayout& group = segment.version->layout->group(
-      /*layer=*/0, ProjectionGroup::kEmbedTokens);
+  const GroupLayout& group =
+      version.layout->group(/*layer=*/0, ProjectionGroup::kEmbedTokens);
   return group.factors.empty() ? nullptr : &group.factors.front();
 }
 
@@ -39,9 +39,9 @@ void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
 void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
                       double embedding_scale, at::Tensor& x_TH) {
   for (const LoraSegment& segment : routing) {
-    const LoraFactor* factor = FactorOf(segment);
-    if (factor == nullptr) continue;
     const AdapterVersion& version = *segment.version;
+    const LoraFactor* factor = FactorOf(version);
+    if (factor == nullptr) continue;
     const at::Tensor a_Rn = version.A(version.compute_N, *factor)
                                 .index_select(1, Rows(tokens_T, segment));
     at::Tensor x_view = Rows(x_TH, segment);
@@ -51,26 +51,28 @@ void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
   }
 }
 
-bool TrainsEmbedding(const LoraRouting& routing) {
-  return std::ranges::any_of(routing, [](const LoraSegment& segment) {
-    return segment.gradient_N.defined() && FactorOf(segment) != nullptr;
+bool TrainsEmbedding(const LoraGradients& gradients) {
+  return std::ranges::any_of(gradients, [](const LoraGradient& gradient) {
+    return FactorOf(*gradient.version) != nullptr;
   });
 }
 
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
-                           const LoraRouting& routing, double embedding_scale) {
+                           const LoraRouting& routing,
+                           const LoraGradients& gradients,
+                           double embedding_scale) {
   for (const LoraSegment& segment : routing) {
-    const LoraFactor* factor = FactorOf(segment);
-    if (factor == nullptr || !segment.gradient_N.defined()) continue;
     const AdapterVersion& version = *segment.version;
+    const LoraFactor* factor = FactorOf(version);
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
+    if (factor == nullptr || !gradient_N.defined()) continue;
     const double scale = embedding_scale * factor->scale;
     const at::Tensor tokens_n = Rows(tokens_T, segment);
     const at::Tensor dx_nH = Rows(dx_TH, segment);
     const at::Tensor a_Rn =
         version.A(version.compute_N, *factor).index_select(1, tokens_n);
-    AddProduct(version.B(segment.gradient_N, *factor), dx_nH.t(), a_Rn.t(),
-               scale);
-    AddColumns(version.A(segment.gradient_N, *factor), tokens_n,
+    AddProduct(version.B(gradient_N, *factor), dx_nH.t(), a_Rn.t(), scale);
+    AddColumns(version.A(gradient_N, *factor), tokens_n,
                at::mm(dx_nH, version.B(version.compute_N, *factor)), scale);
   }
 }

@@ -20,14 +20,16 @@ namespace weft::lora {
 void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
                       double embedding_scale, at::Tensor& x_TH);
 
-// Whether a segment wants a gradient of its LoRA of the embedding.
-[[nodiscard]] bool TrainsEmbedding(const LoraRouting& routing);
+// Whether one of the gradients is of an adapter with LoRA of the embedding.
+[[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
 
-// Adds dLoss/dA and dLoss/dB to the gradients of the segments that want them.
+// Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N].
 // Rows of one token are summed in the same order each time.
 // Shapes: dx_TH as x_TH.
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
-                           const LoraRouting& routing, double embedding_scale);
+                           const LoraRouting& routing,
+                           const LoraGradients& gradients,
+                           double embedding_scale);
 
 }  // namespace weft::lora
 

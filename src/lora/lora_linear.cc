@@ -45,11 +45,12 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
   }
 }
 
-// Adds to the segment's gradients and, when it is defined, to its rows of dx.
+// Adds to the segment's gradient [N] and to its rows of dx; undefined ones are
+// not wanted.
 void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                      const LoraSegment& segment, const LoraSite& site,
                      const ModelShape& shape, const at::Tensor& input_nR,
-                     const at::Tensor& dx_TI) {
+                     const at::Tensor& gradient_N, const at::Tensor& dx_TI) {
   const GroupLayout& group = GroupOf(segment, site);
   const AdapterVersion& version = *segment.version;
   const at::Tensor ds_nR = at::empty_like(input_nR);
@@ -63,14 +64,14 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
     at::addmm_out(ds_view, ds_view, dy_view,
                   version.B(version.compute_N, factor), /*beta=*/0,
                   /*alpha=*/factor.scale);
-    if (segment.gradient_N.defined()) {
-      AddProduct(version.B(segment.gradient_N, factor), dy_view.t(),
+    if (gradient_N.defined()) {
+      AddProduct(version.B(gradient_N, factor), dy_view.t(),
                  input_nR.narrow(1, column, factor.rank), factor.scale);
     }
     column += factor.rank;
   }
-  if (segment.gradient_N.defined()) {
-    AddProduct(version.StackedA(segment.gradient_N, group), ds_nR.t(),
+  if (gradient_N.defined()) {
+    AddProduct(version.StackedA(gradient_N, group), ds_nR.t(),
                Rows(x_TI, segment), /*scale=*/1);
   }
   if (dx_TI.defined()) {
@@ -96,11 +97,13 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
 }
 
 RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
+                                 const LoraGradients& gradients,
                                  const ModelShape& shape, at::ScalarType dtype,
                                  at::Device device) {
   if constexpr (ops::kHasCudaKernels) {
     if (cuda::TakesSegments(routing, dtype, device)) {
-      return std::make_shared<cuda::RoutingTable>(routing, shape, device);
+      return std::make_shared<cuda::RoutingTable>(routing, gradients, shape,
+                                                  device);
     }
   }
   return nullptr;
@@ -166,6 +169,7 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
 at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               const BaseLinear& base, const LoraPass& pass,
                               const LoraSite& site, const ShrunkInputs& shrunk,
+                              const LoraGradients& gradients,
                               bool want_input_gradient) {
   at::Tensor dx_TI;
   if (want_input_gradient) dx_TI = ops::MatMul(dy_TO, base.weight_OI);
@@ -178,8 +182,9 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
   for (size_t i = 0; i < pass.routing.size(); ++i) {
     if (!shrunk[i].defined()) continue;
-    SegmentBackward(dy_TO, x_TI, pass.routing[i], site, pass.shape, shrunk[i],
-                    dx_TI);
+    const LoraSegment& segment = pass.routing[i];
+    SegmentBackward(dy_TO, x_TI, segment, site, pass.shape, shrunk[i],
+                    GradientOf(gradients, segment.version), dx_TI);
   }
   return dx_TI;
 }

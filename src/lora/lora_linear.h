@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "src/lora/adapter.h"
+#include "src/lora/lora_gradients.h"
 
 namespace weft::lora {
 
@@ -27,8 +28,6 @@ struct LoraSegment {
   int64_t begin = 0;
   int64_t end = 0;
   AdapterVersionPtr version;
-  at::Tensor gradient_N;  // [N] f32, added to by the backward pass; undefined
-                          // when no gradient is wanted.
 };
 using LoraRouting = std::vector<LoraSegment>;
 
@@ -58,10 +57,12 @@ class RoutingTable;  // lora_cuda.h.
 using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 
 // The routing as the kernels of kernels/cuda read it, its upload queued; null
-// where they do not take it. Made once before a pass through the layers, of the
-// gradients too that its backward pass adds to, and kept until that is over.
-// Arguments: those of the rows that the layers see.
+// where they do not take it. Made once before a pass through the layers and
+// kept until that is over; a backward pass has one of its own, with gradients.
+// Arguments: gradients is empty in a forward pass; dtype and device are those
+//            of the rows that the layers see.
 [[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
+                                               const LoraGradients& gradients,
                                                const ModelShape& shape,
                                                at::ScalarType dtype,
                                                at::Device device);
@@ -97,13 +98,15 @@ using ShrunkInputs = std::vector<at::Tensor>;
                                       const LoraPass& pass,
                                       const LoraSite& site);
 
-// Adds dLoss/dA and dLoss/dB to each segment's gradient and returns dLoss/dx
-// [T, I], or an undefined tensor when `want_input_gradient` is false.
-// Shapes: dy_TO as y; x_TI, pass and shrunk as in the forward pass.
+// Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N] and
+// returns dLoss/dx [T, I], or an undefined tensor when `want_input_gradient` is
+// false.
+// Shapes:    dy_TO as y; x_TI, shrunk and the pass's routing as forwards.
+// Arguments: gradients are those that the pass's table, if any, is made of.
 [[nodiscard]] at::Tensor LoraLinearBackward(
     const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
     const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,
-    bool want_input_gradient);
+    const LoraGradients& gradients, bool want_input_gradient);
 
 }  // namespace weft::lora
 

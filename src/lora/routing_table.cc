@@ -135,25 +135,24 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
   if (!device.is_cuda() || dtype != at::kBFloat16) return false;
   return !routing.empty() &&
          std::ranges::all_of(routing, [](const LoraSegment& segment) {
-           return segment.version->compute_N.scalar_type() == at::kBFloat16 &&
-                  (!segment.gradient_N.defined() ||
-                   segment.gradient_N.scalar_type() == at::kFloat);
+           return segment.version->compute_N.scalar_type() == at::kBFloat16;
          });
 }
 
-RoutingTable::RoutingTable(const LoraRouting& routing, const ModelShape& shape,
-                           at::Device device)
+RoutingTable::RoutingTable(const LoraRouting& routing,
+                           const LoraGradients& gradients,
+                           const ModelShape& shape, at::Device device)
     : RoutingTable(shape, std::vector<int32_t>(NumSlots(shape)),
                    routing.empty() ? 0 : routing.back().end) {
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
   for (const LoraSegment& segment : routing) {
-    builder.AddSegment(segment.begin, segment.end - segment.begin,
-                       layouts.NumberOf(*segment.version->layout),
-                       segment.version->compute_N.const_data_ptr(),
-                       segment.gradient_N.defined()
-                           ? segment.gradient_N.mutable_data_ptr<float>()
-                           : nullptr);
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
+    builder.AddSegment(
+        segment.begin, segment.end - segment.begin,
+        layouts.NumberOf(*segment.version->layout),
+        segment.version->compute_N.const_data_ptr(),
+        gradient_N.defined() ? gradient_N.mutable_data_ptr<float>() : nullptr);
   }
   for (const AdapterLayout* layout : layouts.all()) {
     const std::vector<k::LoraMatrix> slots = SlotsOf(*layout, shape);

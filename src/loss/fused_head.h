@@ -99,7 +99,7 @@ struct HeadResult {
                                    bool want_gradient, bool want_entropy);
 
 // dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E]
-// f32; adds the gradients of lm_head's LoRA to the segments of
+// f32; adds those of lm_head's LoRA to the gradients [N] of the versions of
 // rows.routing. The other arguments as in the forward, which must have had
 // want_gradient. Consumes the result: dhidden takes U's memory. Every rank gets
 // the whole dhidden. Waits for the device only when g_E, or the result's
@@ -109,7 +109,8 @@ struct HeadResult {
                                       const at::Tensor& weight_VH,
                                       const ScoreRows& rows,
                                       const HeadOptions& options,
-                                      at::Tensor g_E);
+                                      at::Tensor g_E,
+                                      const lora::LoraGradients& gradients);
 
 }  // namespace weft::loss
 

@@ -103,24 +103,27 @@ void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
   }
 }
 
-// Gradients of lm_head's LoRA, with its part of dhidden.
+// Adds to the gradients of lm_head's LoRA, and its part of dhidden.
 void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
                   const at::Tensor& hidden_RH, const ScoreRows& rows,
                   const HeadCoefficients& coefficients,
+                  const lora::LoraGradients& gradients,
                   at::Tensor& dhidden_RH) {
   const HeadLora& lora = chunks.lora();
   for (size_t s = 0; s < rows.routing.size(); ++s) {
     if (!lora.Trains(s)) continue;
     const lora::LoraSegment& segment = rows.routing[s];
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
     at::Tensor& ds_nR = forward.projected_nR[s];
     Combine(ds_nR, lora.B(s), coefficients, segment.begin);
-    lora.AddGradientOfA(s, ds_nR, hidden_RH, dhidden_RH);
-    if (!segment.gradient_N.defined()) continue;
+    lora.AddGradientOfHidden(s, ds_nR, dhidden_RH);
+    if (!gradient_N.defined()) continue;
+    lora.AddGradientOfA(s, ds_nR, hidden_RH, gradient_N);
     chunks.ForEach(segment.begin, segment.end, forward.shrunk_nR,
                    [&](HeadChunk& chunk) {
                      GradientOfLogits(chunk, coefficients, forward.share_R);
                      lora.AddGradientOfB(s, chunk.logits_RV, chunk.begin,
-                                         forward.shrunk_nR[s]);
+                                         forward.shrunk_nR[s], gradient_N);
                    });
   }
 }
@@ -129,7 +132,8 @@ void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
 
 at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
                         const at::Tensor& weight_VH, const ScoreRows& rows,
-                        const HeadOptions& options, at::Tensor g_E) {
+                        const HeadOptions& options, at::Tensor g_E,
+                        const lora::LoraGradients& gradients) {
   TORCH_CHECK(forward.projection_RH.defined(),
               "HeadBackward needs want_gradient in the forward");
   TORCH_CHECK(g_E.numel() == static_cast<int64_t>(rows.targets.size()),
@@ -154,7 +158,8 @@ at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
   if (std::ranges::any_of(forward.shrunk_nR, &at::Tensor::defined)) {
     const HeadChunks chunks(hidden_RH, weight_VH,
                             group != nullptr ? own.rows : rows, options);
-    LoraBackward(chunks, forward, hidden_RH, rows, coefficients, dhidden_RH);
+    LoraBackward(chunks, forward, hidden_RH, rows, coefficients, gradients,
+                 dhidden_RH);
   }
   if (group != nullptr) group->AllReduce(dhidden_RH);
   return dhidden_RH.to(hidden_RH.scalar_type());

@@ -95,25 +95,29 @@ void HeadLora::Project(const at::Tensor& p_RV, int64_t chunk_begin,
   }
 }
 
-void HeadLora::AddGradientOfB(size_t s, const at::Tensor& dz_RV, int64_t begin,
-                              const at::Tensor& shrunk_nR) const {
+void HeadLora::AddGradientOfHidden(size_t s, const at::Tensor& ds_nR,
+                                   at::Tensor& dhidden_RH) const {
   const LoraSegment& segment = routing_[s];
-  lora::AddProduct(segment.version->B(segment.gradient_N, Factor(s)), dz_RV.t(),
-                   shrunk_nR.narrow(0, begin - segment.begin, dz_RV.size(0)),
-                   Factor(s).scale);
+  dhidden_RH.narrow(0, segment.begin, segment.end - segment.begin)
+      .addmm_(ds_nR, A(s), /*beta=*/1, Factor(s).scale);
 }
 
 void HeadLora::AddGradientOfA(size_t s, const at::Tensor& ds_nR,
                               const at::Tensor& hidden_RH,
-                              at::Tensor& dhidden_RH) const {
+                              const at::Tensor& gradient_N) const {
   const LoraSegment& segment = routing_[s];
-  const AdapterVersion& version = *segment.version;
   const int64_t count = segment.end - segment.begin;
-  dhidden_RH.narrow(0, segment.begin, count)
-      .addmm_(ds_nR, A(s), /*beta=*/1, Factor(s).scale);
-  if (!segment.gradient_N.defined()) return;
-  lora::AddProduct(version.A(segment.gradient_N, Factor(s)), ds_nR.t(),
+  lora::AddProduct(segment.version->A(gradient_N, Factor(s)), ds_nR.t(),
                    hidden_RH.narrow(0, segment.begin, count).to(compute_type_),
+                   Factor(s).scale);
+}
+
+void HeadLora::AddGradientOfB(size_t s, const at::Tensor& dz_RV, int64_t begin,
+                              const at::Tensor& shrunk_nR,
+                              const at::Tensor& gradient_N) const {
+  const LoraSegment& segment = routing_[s];
+  lora::AddProduct(segment.version->B(gradient_N, Factor(s)), dz_RV.t(),
+                   shrunk_nR.narrow(0, begin - segment.begin, dz_RV.size(0)),
                    Factor(s).scale);
 }
 

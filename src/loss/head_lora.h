@@ -1,6 +1,7 @@
 // LoRA of the output head, per segment of score rows. Private to loss/.
 //
-// Legend: n rows of a segment, r rank, H hidden, V vocabulary. A [r, H], B
+// Legend: n rows of a segment, r rank, H hidden, V vocabulary, N parameters of
+// an adapter. A [r, H], B
 // [V, r]. Products are in the head's compute type.
 #ifndef WEFT_SRC_LOSS_HEAD_LORA_H_
 #define WEFT_SRC_LOSS_HEAD_LORA_H_
@@ -32,14 +33,17 @@ class HeadLora {
   void Project(const at::Tensor& p_RV, int64_t chunk_begin,
                std::vector<at::Tensor>& projected_nR) const;
 
-  // dB += scale dz^T (h A^T), for rows of the segment from `begin` on.
-  void AddGradientOfB(size_t segment, const at::Tensor& dz_RV, int64_t begin,
-                      const at::Tensor& shrunk_nR) const;
-
-  // ds = dz B of a segment [n, r]. dA += scale ds^T h, dhidden += scale ds A.
+  // dhidden += scale ds A, for the rows of a segment, with ds = dz B [n, r].
+  void AddGradientOfHidden(size_t segment, const at::Tensor& ds_nR,
+                           at::Tensor& dhidden_RH) const;
+  // dA += scale ds^T h, in the gradient [N] of the segment's version.
   void AddGradientOfA(size_t segment, const at::Tensor& ds_nR,
                       const at::Tensor& hidden_RH,
-                      at::Tensor& dhidden_RH) const;
+                      const at::Tensor& gradient_N) const;
+  // dB += scale dz^T (h A^T) there, for rows of the segment from `begin` on.
+  void AddGradientOfB(size_t segment, const at::Tensor& dz_RV, int64_t begin,
+                      const at::Tensor& shrunk_nR,
+                      const at::Tensor& gradient_N) const;
 
   // B of a segment, in the compute type.
   [[nodiscard]] at::Tensor B(size_t segment) const;

@@ -75,6 +75,8 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
   }
 }
 
+int Decoder::tensor_size() const { return ShardOfGroup(tensor_group_).size; }
+
 at::Device Decoder::device() const { return weights_.embedding_VH.device(); }
 
 at::Tensor Decoder::Norm(const at::Tensor& x_TH,
@@ -145,10 +147,11 @@ ops::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                   Tape* tape, int num_recomputed,
                                   KvAccess* kv) const {
-  lora::RoutingTablePtr table =
+  const lora::RoutingTablePtr table =
       batch.table != nullptr
           ? batch.table
-          : lora::MakeRoutingTable(batch.routing, shape_, dtype_, device());
+          : lora::MakeRoutingTable(batch.routing, /*gradients=*/{}, shape_,
+                                   dtype_, device());
   const Pass pass = {.batch = batch,
                      .lora = {batch.routing, shape_, table.get()}};
   Stream stream = {.x_TH = Embed(batch)};
@@ -160,7 +163,6 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
     }
     return stream.x_TH;
   }
-  tape->routing_table = std::move(table);
   tape->layers.resize(config_.num_layers);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     LayerTape& layer_tape = tape->layers[layer];

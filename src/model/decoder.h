@@ -1,7 +1,7 @@
 // The decoder: one function runs the layers for training and for evaluation.
 //
 // Legend: T packed tokens, H hidden, Q query heads, K key/value heads, C head
-// features, F feed-forward, R score rows.
+// features, F feed-forward, R score rows, N parameters of an adapter.
 //
 // The backward pass is written by hand: it keeps what it cannot cheaply
 // recompute (layer inputs, q, k, v, attention output, gate and up) and
@@ -48,9 +48,7 @@ class Decoder {
     return tensor_group_;
   }
   // Ranks of the tensor group; 1 without one.
-  [[nodiscard]] int tensor_size() const {
-    return tensor_group_ == nullptr ? 1 : tensor_group_->shard().size;
-  }
+  [[nodiscard]] int tensor_size() const;
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
   // The dtype of activations, cache and adapters. It is the weights' dtype, but
   // f32 on a CPU with bf16 weights: products widen the weights (ops/matmul.h),
@@ -69,11 +67,11 @@ class Decoder {
                                          Tape* tape, int num_recomputed,
                                          KvAccess* kv) const;
 
-  // Runs the layers backwards from d_out = dLoss/d(residual stream) and adds
-  // the adapters' gradients to the segments of batch.routing, which are those
-  // of the forward pass. Consumes the tape and d_out_TH's storage.
-  void BackwardLayers(const PackedBatch& batch, Tape& tape,
-                      at::Tensor d_out_TH) const;
+  // Runs the layers backwards from d_out = dLoss/d(residual stream) [T, H] and
+  // adds to the gradients [N] of the versions of batch.routing. The batch is
+  // that of the forward pass. Consumes the tape and d_out_TH's storage.
+  void BackwardLayers(const PackedBatch& batch, Tape& tape, at::Tensor d_out_TH,
+                      const lora::LoraGradients& gradients) const;
 
   // The final norm, for the rows that are scored: [R, H] -> [R, H].
   [[nodiscard]] at::Tensor FinalNorm(const at::Tensor& x_RH) const;
@@ -86,6 +84,9 @@ class Decoder {
   struct Pass {
     const PackedBatch& batch;
     const lora::LoraPass lora;
+  };
+  struct BackwardPass : Pass {
+    const lora::LoraGradients& gradients;
   };
   // The residual stream and the norm of it that the next product reads. The
   // function that consumes the norm frees it.
@@ -119,12 +120,10 @@ class Decoder {
                                const at::Tensor& raw_TH) const;
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
                     LayerTape* tape, KvAccess* kv) const;
-  at::Tensor BackwardLayer(int layer, const Pass& pass, LayerTape& tape,
-                           at::Tensor d_TH) const;
   // Both add to d_TH, the gradient of the residual stream.
-  void BackwardMlp(int layer, const Pass& pass, LayerTape& tape,
+  void BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
                    at::Tensor& d_TH) const;
-  void BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
+  void BackwardAttention(int layer, const BackwardPass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const;
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
@@ -132,7 +131,7 @@ class Decoder {
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
   // Adds the embedding's gradients of adapters, given those of its rows.
-  void EmbedBackward(const PackedBatch& batch, const at::Tensor& d_TH) const;
+  void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   // Tokens as rows of this rank's embedding. `foreign_T1` marks the rows of the
   // batch whose tokens belong to other ranks; they point to row 0 and do not
   // count. It is undefined when the rank has the whole vocabulary.

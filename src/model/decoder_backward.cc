@@ -23,34 +23,32 @@ at::Tensor Decoder::FinalNormBackward(const at::Tensor& dy_RH,
 }
 
 void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
-                             at::Tensor d_out_TH) const {
-  const Pass pass = {.batch = batch,
-                     .lora = {batch.routing, shape_, tape.routing_table.get()}};
+                             at::Tensor d_out_TH,
+                             const lora::LoraGradients& gradients) const {
+  const lora::RoutingTablePtr table = lora::MakeRoutingTable(
+      batch.routing, gradients, shape_, dtype_, device());
+  const BackwardPass pass = {
+      {.batch = batch, .lora = {batch.routing, shape_, table.get()}},
+      gradients};
   at::Tensor d_TH = std::move(d_out_TH);
   for (int layer = config_.num_layers - 1; layer >= 0; --layer) {
     LayerTape& layer_tape = tape.layers[layer];
     if (!layer_tape.qkv_TW.defined()) {
       RecomputeLayer(layer, pass, layer_tape);
     }
-    d_TH = BackwardLayer(layer, pass, layer_tape, std::move(d_TH));
+    BackwardMlp(layer, pass, layer_tape, d_TH);
+    BackwardAttention(layer, pass, layer_tape, d_TH);
     layer_tape = LayerTape();
   }
-  EmbedBackward(batch, d_TH);
+  EmbedBackward(pass, d_TH);
 }
 
-void Decoder::EmbedBackward(const PackedBatch& batch,
+void Decoder::EmbedBackward(const BackwardPass& pass,
                             const at::Tensor& d_TH) const {
-  const VocabRows own = RowsOfTokens(batch.tokens_T);
+  const VocabRows own = RowsOfTokens(pass.batch.tokens_T);
   lora::LoraEmbeddingBackward(
       own.foreign_T1.defined() ? d_TH.masked_fill(own.foreign_T1, 0) : d_TH,
-      own.rows_T, batch.routing, embedding_scale_);
-}
-
-at::Tensor Decoder::BackwardLayer(int layer, const Pass& pass, LayerTape& tape,
-                                  at::Tensor d_TH) const {
-  BackwardMlp(layer, pass, tape, d_TH);
-  BackwardAttention(layer, pass, tape, d_TH);
-  return d_TH;
+      own.rows_T, pass.batch.routing, pass.gradients, embedding_scale_);
 }
 
 at::Tensor Decoder::AddOutputBackward(const at::Tensor& d_TH,
@@ -63,34 +61,36 @@ at::Tensor Decoder::AddOutputBackward(const at::Tensor& d_TH,
   return d_raw_TH;
 }
 
-void Decoder::BackwardMlp(int layer, const Pass& pass, LayerTape& tape,
+void Decoder::BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
                           at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
   at::Tensor product_TF = Gated(tape.gate_up_T2F);
   const at::Tensor d_product_TF = LoraLinearBackward(
       AddOutputBackward(d_TH, w.mlp_out_norm_H, tape.mlp_raw_TH), product_TF,
       w.down, pass.lora, {layer, ProjectionGroup::kDown}, tape.shrunk_down,
+      pass.gradients,
       /*want_input_gradient=*/true);
   product_TF.reset();
   // From here gate_up_T2F holds its own gradient.
   ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
   at::Tensor d_normed_TH = LoraLinearBackward(
       tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
-      {layer, ProjectionGroup::kGateUp}, tape.shrunk_gate_up,
+      {layer, ProjectionGroup::kGateUp}, tape.shrunk_gate_up, pass.gradients,
       /*want_input_gradient=*/true);
   SumOverRanks(d_normed_TH);
   ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H,
                        config_.rms_norm_eps, d_TH);
 }
 
-void Decoder::BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
-                                at::Tensor& d_TH) const {
+void Decoder::BackwardAttention(int layer, const BackwardPass& pass,
+                                LayerTape& tape, at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
   const at::Tensor attended_TW =
       tape.attention.out_THC.reshape({d_TH.size(0), shape_.q_width});
   const at::Tensor d_attended_TW = LoraLinearBackward(
       AddOutputBackward(d_TH, w.attention_out_norm_H, tape.attention_raw_TH),
       attended_TW, w.o, pass.lora, {layer, ProjectionGroup::kO}, tape.shrunk_o,
+      pass.gradients,
       /*want_input_gradient=*/true);
 
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
@@ -109,10 +109,11 @@ void Decoder::BackwardAttention(int layer, const Pass& pass, LayerTape& tape,
 
   // Below the first layer only an adapter of the embedding learns.
   const bool want_input_gradient =
-      layer > 0 || lora::TrainsEmbedding(pass.batch.routing);
-  at::Tensor d_normed_TH = LoraLinearBackward(
-      dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv, pass.lora,
-      {layer, ProjectionGroup::kQkv}, tape.shrunk_qkv, want_input_gradient);
+      layer > 0 || lora::TrainsEmbedding(pass.gradients);
+  at::Tensor d_normed_TH =
+      LoraLinearBackward(dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H), w.qkv,
+                         pass.lora, {layer, ProjectionGroup::kQkv},
+                         tape.shrunk_qkv, pass.gradients, want_input_gradient);
   if (want_input_gradient) {
     SumOverRanks(d_normed_TH);
     ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H,

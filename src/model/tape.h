@@ -34,7 +34,6 @@ struct LayerTape {
 
 struct Tape {
   std::vector<LayerTape> layers;
-  lora::RoutingTablePtr routing_table;  // The batch's routing, on the device.
 };
 
 }  // namespace weft::model

@@ -53,8 +53,7 @@ class Builder {
       packed_.batch.routing.push_back(
           {.begin = base,
            .end = static_cast<int64_t>(tokens_.size()),
-           .version = first->version,
-           .gradient_N = first->gradient_N});
+           .version = first->version});
     }
   }
 

@@ -21,7 +21,6 @@ struct TrainPiece {
   int64_t first_datum = 0;
   int64_t num_data = 0;
   lora::AdapterVersionPtr version;  // Null: base model.
-  at::Tensor gradient_N;  // Where its gradient goes; may be undefined.
 };
 
 // Where the results of one datum lie among the score rows and entries. Data

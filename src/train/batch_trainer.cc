@@ -63,6 +63,7 @@ struct BatchTrainer::MicroBatch {
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
+  lora::LoraGradients gradients;  // The scratches of those touched.
   int64_t num_tokens = 0;
 };
 
@@ -85,8 +86,9 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
           batch.touched.push_back({.adapter = adapter,
                                    .fresh = slice.first_datum == 0,
                                    .complete = slice.last});
+          batch.gradients.push_back(
+              {.version = piece.version, .gradient_N = adapter->scratch()});
         }
-        piece.gradient_N = adapter->scratch();
       }
     }
     for (int64_t d = 0; d < slice.num_data; ++d) {
@@ -119,8 +121,9 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
           }
         }
         batch.ran = true;
-        outcome =
-            runner_.Run(batch.pieces, batch.backward, batch.metrics, recompute);
+        outcome = runner_.Run(batch.pieces,
+                              batch.backward ? &batch.gradients : nullptr,
+                              batch.metrics, recompute);
         context_.device.Wait();
       }));
   return outcome;

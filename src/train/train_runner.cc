@@ -123,10 +123,27 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
                           options_.memory_budget_bytes);
 }
 
+std::vector<lora::LoraGradients> TrainRunner::GradientsOf(
+    const std::vector<Part>& parts, const lora::LoraGradients& gradients) {
+  std::vector<lora::LoraGradients> of_parts;
+  for (const Part& part : parts) {
+    lora::LoraGradients& own = of_parts.emplace_back();
+    for (const lora::LoraGradient& gradient : gradients) {
+      if (std::ranges::any_of(part.pieces, [&](const TrainPiece& piece) {
+            return piece.version == gradient.version;
+          })) {
+        own.push_back(gradient);
+      }
+    }
+  }
+  return of_parts;
+}
+
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
-    const std::vector<TrainPiece>& pieces, bool backward,
+    const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
     const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
   const at::InferenceMode no_autograd;
+  const bool backward = gradients != nullptr;
   const int num_layers = executor_.decoder().config().num_layers;
   bool kept_layers = false;
   kept_layers_ = false;
@@ -168,7 +185,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
           metrics_of(outcome.data.size())));
     }
   }
-  if (backward) executor_.Backward(gradients_E);
+  if (backward) executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   return outcome;
 }
 

@@ -7,6 +7,7 @@
 
 #include "src/config/options.h"
 #include "src/executor/executor.h"
+#include "src/lora/lora_gradients.h"
 #include "src/loss/token_losses.h"
 #include "src/train/batch_packer.h"
 
@@ -34,13 +35,15 @@ class TrainRunner {
   TrainRunner(executor::Executor* executor, const TrainRunnerOptions& options)
       : executor_(*executor), options_(options) {}
 
-  // Computes the results of every datum of the pieces; with `backward` also
-  // adds each adapter's gradient to its pieces' gradient_N. metrics[p] collects
-  // for piece p. Errors: RESOURCE_EXHAUSTED before anything ran when the batch
-  // cannot fit; throws what Group does, and gradients and metrics may then hold
-  // a part of it.
+  // Computes the results of every datum of the pieces and adds to the gradients
+  // [N] of their versions; null: no backward pass. metrics[p] collects for
+  // piece p.
+  // Errors: RESOURCE_EXHAUSTED before anything ran when the batch cannot fit;
+  //         throws what Executor does, and gradients and metrics may then hold
+  //         a part of it.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
-      const std::vector<TrainPiece>& pieces, bool backward,
+      const std::vector<TrainPiece>& pieces,
+      const lora::LoraGradients* gradients,
       const std::vector<loss::MetricSums*>& metrics,
       Recompute recompute = Recompute::kByBudget);
   // Whether the last Run kept layers that Recompute::kAll would not.
@@ -54,6 +57,9 @@ class TrainRunner {
   };
 
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
+  // For each part those of the gradients whose versions it runs with.
+  [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
+      const std::vector<Part>& parts, const lora::LoraGradients& gradients);
 
   executor::Executor& executor_;
   const TrainRunnerOptions options_;

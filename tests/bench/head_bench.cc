@@ -140,7 +140,7 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers,
                                    /*want_entropy=*/false);
     logprobs = forward.logprobs_E;
     dhidden = HeadBackward(std::move(forward), hidden, weight, rows, options,
-                           gradients);
+                           gradients, /*gradients=*/{});
     return dhidden;
   });
   nlohmann::json line = memory.Read();

@@ -292,13 +292,13 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
       .data = {{.tokens = {1, 2, 3}, .targets = {2, 3, 4}}}};
   const lora::AdapterVersionPtr version = weft::testing::TinyVersion(
       decoder.config(), {.rank = 2, .alpha = 2}, at::kFloat);
-  const TrainPiece piece{.request = &request,
-                         .num_data = 1,
-                         .version = version,
-                         .gradient_N = at::zeros_like(version->weights_N)};
+  const TrainPiece piece{
+      .request = &request, .num_data = 1, .version = version};
+  const lora::LoraGradients gradients =
+      lora::ZeroGradients({version}, at::kCPU);
   loss::MetricSums metrics;
   const auto run = [&] {
-    return runner.Run({piece}, /*backward=*/true, {&metrics}).ok();
+    return runner.Run({piece}, &gradients, {&metrics}).ok();
   };
   ASSERT_TRUE(run());  // What is made once is there.
   const int64_t used = memory.used();

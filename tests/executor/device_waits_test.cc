@@ -75,10 +75,7 @@ class DeviceWaitsTest : public ::testing::Test {
         {.begin = 0, .end = 3, .subtree_end = kTokens},
         {.begin = 3, .end = 7, .parent = 0, .subtree_end = 7},
         {.begin = 7, .end = kTokens, .parent = 0, .subtree_end = kTokens}};
-    plan.batch.routing = {{.begin = 0,
-                           .end = kTokens,
-                           .version = version_,
-                           .gradient_N = gradient_N_}};
+    plan.batch.routing = {{.begin = 0, .end = kTokens, .version = version_}};
     plan.rows.routing = plan.batch.routing;
     plan.score_index_R = at::arange(kTokens);
     plan.rows.row_offsets = {0};
@@ -116,7 +113,8 @@ TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
     EXPECT_TRUE(scores.logprobs_E.is_cpu());
     EXPECT_TRUE(scores.logprobs_E.isfinite().all().item<bool>());
     EXPECT_TRUE(scores.entropies_R.isfinite().all().item<bool>());
-    rank_->Backward(gradients_E);
+    rank_->Backward(gradients_E,
+                    {{.version = version_, .gradient_N = gradient_N_}});
   }
   EXPECT_GT(gradient_N_.abs().max().item<float>(), 0);
   EXPECT_TRUE(gradient_N_.isfinite().all().item<bool>());

@@ -78,9 +78,6 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
                                kAllTargetModules.end());
     versions_ = {TinyVersion(config_, lora, at::kFloat),
                  TinyVersion(config_, {.rank = 4, .alpha = 4}, at::kFloat)};
-    for (const lora::AdapterVersionPtr& version : versions_) {
-      gradients_.push_back(at::zeros_like(version->weights_N));
-    }
   }
 
   [[nodiscard]] parallel::Topology topology() const {
@@ -112,23 +109,20 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
   }
 
   [[nodiscard]] lora::LoraRouting Routing() const {
-    return {{.begin = 0,
-             .end = 6,
-             .version = versions_[0],
-             .gradient_N = gradients_[0]},
-            {.begin = 6,
-             .end = 11,
-             .version = versions_[1],
-             .gradient_N = gradients_[1]}};
+    return {{.begin = 0, .end = 6, .version = versions_[0]},
+            {.begin = 6, .end = 11, .version = versions_[1]}};
   }
 
   struct Outcome {
     std::vector<at::Tensor> logprobs, entropies, gradients;
   };
 
-  // `at_once` plans at a time; adds to the gradients.
-  Outcome Train(Executor& executor, int at_once) {
-    for (at::Tensor& gradient : gradients_) gradient.zero_();
+  // `at_once` plans at a time, which train these versions.
+  [[nodiscard]] Outcome Train(
+      Executor& executor, int at_once,
+      const std::vector<lora::AdapterVersionPtr>& trained) const {
+    const lora::LoraGradients gradients =
+        lora::ZeroGradients(trained, at::kCPU);
     Outcome outcome;
     for (int first = 0; first < 4; first += at_once) {
       std::vector<TrainPlan> plans;
@@ -141,17 +135,20 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
         outcome.logprobs.push_back(scores.logprobs_E);
         outcome.entropies.push_back(scores.entropies_R);
       }
-      executor.Backward(gradients_E);
+      executor.Backward(gradients_E,
+                        std::vector<lora::LoraGradients>(at_once, gradients));
     }
-    for (const at::Tensor& gradient : gradients_) {
-      outcome.gradients.push_back(gradient.clone());
+    for (const lora::LoraGradient& gradient : gradients) {
+      outcome.gradients.push_back(gradient.gradient_N);
     }
     return outcome;
+  }
+  [[nodiscard]] Outcome Train(Executor& executor, int at_once) const {
+    return Train(executor, at_once, versions_);
   }
 
   const model::ModelConfig config_;
   std::vector<lora::AdapterVersionPtr> versions_;
-  std::vector<at::Tensor> gradients_;
 };
 
 // Sums over the widths of the layers below, a few hundred terms.
@@ -182,6 +179,16 @@ TEST_P(ExecutorTest, TrainsAsOneRankDoes) {
   }
 }
 
+TEST_P(ExecutorTest, TrainsOnlyTheVersionsThatItIsGivenGradientsOf) {
+  Outcome both, second;
+  WithGroup(config_, topology(), [&](Executor& executor) {
+    both = Train(executor, topology().num_replicas);
+    second = Train(executor, topology().num_replicas, {versions_[1]});
+  });
+  ASSERT_EQ(second.gradients.size(), 1);
+  EXPECT_TRUE(at::equal(second.gradients[0], both.gradients[1]));
+}
+
 TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
   std::vector<Outcome> expected, actual;
   const auto train_twice = [&](int at_once, std::vector<Outcome>* outcomes) {
@@ -191,7 +198,6 @@ TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
       executor.Ping();  // The old weights are somebody's still.
       const std::weak_ptr<const lora::AdapterVersion> old = versions_[1];
       versions_[1] = TinyVersion(config_, {.rank = 2, .alpha = 4}, at::kFloat);
-      gradients_[1] = at::zeros_like(versions_[1]->weights_N);
       outcomes->push_back(Train(executor, at_once));
       EXPECT_TRUE(old.expired()) << "the executor keeps it alive";
       executor.Ping();
@@ -202,7 +208,6 @@ TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
   // As it was, under another id.
   versions_[1] = TinyVersion(config_, {.rank = 4, .alpha = 4}, at::kFloat);
   versions_[1]->compute_N.copy_(weights_N);
-  gradients_[1] = at::zeros({weights_N.numel()});
   WithGroup(config_, topology(), train_twice(topology().num_replicas, &actual));
   for (int i = 0; i < 2; ++i) {
     ExpectNear(actual[i].logprobs, expected[i].logprobs);

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tests/model/tiny_model.h"
 
@@ -28,11 +30,8 @@ class MessageTest : public ::testing::Test {
   }
 
   lora::LoraRouting Routing() const {
-    return {{.begin = 0,
-             .end = 2,
-             .version = version_,
-             .gradient_N = at::zeros({7})},
-            {.begin = 2, .end = 3, .version = version_, .gradient_N = {}}};
+    return {{.begin = 0, .end = 2, .version = version_},
+            {.begin = 2, .end = 3, .version = version_}};
   }
 
   void ExpectRouting(const lora::LoraRouting& routing) const {
@@ -40,8 +39,6 @@ class MessageTest : public ::testing::Test {
     EXPECT_EQ(routing[0].end, 2);
     EXPECT_EQ(routing[1].begin, 2);
     EXPECT_EQ(routing[1].version, version_);
-    EXPECT_TRUE(routing[0].gradient_N.defined());
-    EXPECT_FALSE(routing[1].gradient_N.defined());
   }
 
   const lora::AdapterVersionPtr version_;
@@ -136,10 +133,13 @@ TEST_F(MessageTest, TheOthersArriveToo) {
   const kv::PageCopy copy{.from = 1, .to = 2, .num_rows = 3};
   EXPECT_EQ(Send(CopyPageCommand{.copy = copy}).copy, copy);
   const GradientsCommand gradients =
-      Send(GradientsCommand{.gradients_E = {at::tensor({1.5f}), at::Tensor()}});
+      Send(GradientsCommand{.gradients_E = {at::tensor({1.5f}), at::Tensor()},
+                            .trained = {{7, 8}, {}}});
   ASSERT_EQ(gradients.gradients_E.size(), 2);
   EXPECT_TRUE(at::equal(gradients.gradients_E[0], at::tensor({1.5f})));
   EXPECT_FALSE(gradients.gradients_E[1].defined());
+  EXPECT_EQ(gradients.trained,
+            (std::vector<std::vector<uint64_t>>{{7, 8}, {}}));
   Send(StopCommand());
 }
 

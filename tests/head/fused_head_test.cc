@@ -181,7 +181,7 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   const Oracle oracle = DenseOracle(problem, 0);
   const HeadResult result = Score(problem);
   const at::Tensor dhidden = Backward(result, problem);
-  const at::Tensor& dadapter = problem.rows.routing[0].gradient_N;
+  const at::Tensor dadapter = problem.Gradient(0);
   // 1 - p has the relative rounding of the logits that make it.
   const double tolerance = Tolerance(kEpsilonF32, kHidden, kLargestLogit);
   for (const auto& [actual, expected] :
@@ -236,7 +236,7 @@ TEST(FusedHeadNanTest, OfOneAdapterStaysInItsRows) {
   Problem problem = MakeProblem(12, at::kFloat, Adapters::kSkewed);
   const HeadResult clean = Score(problem);
   const at::Tensor dclean = Backward(clean, problem);
-  const at::Tensor gradient = problem.rows.routing[1].gradient_N.clone();
+  const at::Tensor gradient = problem.Gradient(1).clone();
   problem = MakeProblem(12, at::kFloat, Adapters::kSkewed);
   auto diverged =
       std::make_shared<lora::AdapterVersion>(*problem.rows.routing[0].version);
@@ -245,7 +245,7 @@ TEST(FusedHeadNanTest, OfOneAdapterStaysInItsRows) {
   const at::Tensor dhidden = Backward(Score(problem), problem);
   EXPECT_TRUE(dhidden[0].isnan().all().item<bool>());
   EXPECT_TRUE(at::equal(dhidden.narrow(0, 1, 11), dclean.narrow(0, 1, 11)));
-  EXPECT_TRUE(at::equal(problem.rows.routing[1].gradient_N, gradient));
+  EXPECT_TRUE(at::equal(problem.Gradient(1), gradient));
 }
 
 TEST(FusedHeadNanTest, StaysInItsRow) {
@@ -275,7 +275,7 @@ TEST(FusedHeadRefusalTest, GradientOfAnotherLengthThrows) {
   const Problem problem = MakeProblem(4, at::kFloat);
   const HeadResult result = Score(problem, {}, true, false);
   EXPECT_THROW((void)HeadBackward(result, problem.hidden, problem.weight,
-                                  problem.rows, {}, at::ones({1})),
+                                  problem.rows, {}, at::ones({1}), {}),
                c10::Error);
 }
 

@@ -52,14 +52,8 @@ inline lora::AdapterVersionPtr HeadVersion(int rank, at::ScalarType dtype) {
 inline void AddSegment(lora::LoraRouting& routing, int64_t begin, int64_t end,
                        int rank, at::ScalarType dtype) {
   if (begin >= end) return;
-  const lora::AdapterVersionPtr version = HeadVersion(rank, dtype);
-  // bf16 adapters have f32 gradients, as all do in service.
-  const auto gradient_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  routing.push_back({.begin = begin,
-                     .end = end,
-                     .version = version,
-                     .gradient_N = at::zeros(
-                         {version->layout->num_parameters()}, gradient_type)});
+  routing.push_back(
+      {.begin = begin, .end = end, .version = HeadVersion(rank, dtype)});
 }
 
 // Skewed: a first row of its own, then most rows with one adapter, an adapter
@@ -87,11 +81,32 @@ inline lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
   return routing;
 }
 
+// Zeros for every segment's version; an adapter of layers alone has none.
+inline lora::LoraGradients HeadGradients(const lora::LoraRouting& routing) {
+  lora::LoraGradients gradients;
+  for (const lora::LoraSegment& segment : routing) {
+    const at::Tensor& weights_N = segment.version->compute_N;
+    if (!weights_N.defined()) continue;
+    // bf16 adapters have f32 gradients, as all do in service.
+    const bool exact = weights_N.scalar_type() == at::kDouble;
+    gradients.push_back({.version = segment.version,
+                         .gradient_N = at::zeros_like(
+                             weights_N, exact ? at::kDouble : at::kFloat)});
+  }
+  return gradients;
+}
+
 struct Problem {
   at::Tensor hidden;
   at::Tensor weight;
   loss::ScoreRows rows;
   at::Tensor g;
+  lora::LoraGradients gradients;  // Added to.
+
+  // That of a segment's adapter.
+  [[nodiscard]] at::Tensor Gradient(size_t segment) const {
+    return GradientOf(gradients, rows.routing[segment].version);
+  }
 };
 
 inline loss::HeadResult Score(const Problem& problem,
@@ -117,7 +132,8 @@ inline at::Tensor Backward(const loss::HeadResult& result,
                            const Problem& problem,
                            const loss::HeadOptions& options = {}) {
   return loss::HeadBackward(Copy(result), problem.hidden, problem.weight,
-                            problem.rows, options, problem.g);
+                            problem.rows, options, problem.g,
+                            problem.gradients);
 }
 
 // The upstream gradient is signed and sums to zero.
@@ -127,12 +143,14 @@ inline Problem MakeProblem(int64_t num_rows, at::ScalarType dtype,
   Problem problem{at::randn({num_rows, kHidden}, at::kDouble).to(dtype),
                   at::randn({kVocab, kHidden}, at::kDouble).to(dtype),
                   MakeRows(num_rows),
+                  {},
                   {}};
   at::Tensor g = at::randn({static_cast<int64_t>(problem.rows.targets.size())},
                            at::kDouble);
   if (g.numel() > 1) g -= g.mean();
   problem.g = g.to(at::kFloat);
   problem.rows.routing = MakeRouting(adapters, num_rows, dtype);
+  problem.gradients = HeadGradients(problem.rows.routing);
   return problem;
 }
 
@@ -218,7 +236,7 @@ inline void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
     if (!oracle.dadapters[s].defined()) continue;
     const double size = oracle.dadapters[s].abs().max().item<double>();
     EXPECT_GT(size, 0);
-    ExpectClose(segment.gradient_N, oracle.dadapters[s],
+    ExpectClose(problem.Gradient(s), oracle.dadapters[s],
                 Tolerance(epsilon, kHidden + segment.end - segment.begin,
                           std::max(size, kLargestLogit)));
   }

@@ -25,6 +25,7 @@ using ::weft::testing::DenseOracle;
 using ::weft::testing::Epsilon;
 using ::weft::testing::ExpectAdaptersClose;
 using ::weft::testing::ExpectClose;
+using ::weft::testing::HeadGradients;
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::kHidden;
 using ::weft::testing::kLargestLogit;
@@ -53,20 +54,23 @@ class SegmentParts {
                      .target_modules = {TargetModule::kLmHead}});
       local->compute_N =
           ShardOf(version, *local->layout).Slice(version.compute_N);
-      segment.gradient_N = at::zeros({local->layout->num_parameters()},
-                                     segment.gradient_N.options());
       segment.version = local;
     }
+    gradients_ = HeadGradients(routing_);
   }
 
   [[nodiscard]] const lora::LoraRouting& routing() const { return routing_; }
+  [[nodiscard]] const lora::LoraGradients& gradients() const {
+    return gradients_;
+  }
 
-  void AddGradientsTo(const lora::LoraRouting& whole) const {
-    for (size_t s = 0; s < whole.size(); ++s) {
-      if (!whole[s].gradient_N.defined()) continue;
-      at::Tensor gradient_N = whole[s].gradient_N;
-      ShardOf(*whole[s].version, *routing_[s].version->layout)
-          .AddTo(routing_[s].gradient_N, gradient_N);
+  void AddGradientsTo(const Problem& whole) const {
+    for (size_t s = 0; s < routing_.size(); ++s) {
+      at::Tensor gradient_N = whole.Gradient(s);
+      if (!gradient_N.defined()) continue;
+      const lora::AdapterVersionPtr& own = routing_[s].version;
+      ShardOf(*whole.rows.routing[s].version, *own->layout)
+          .AddTo(GradientOf(gradients_, own), gradient_N);
     }
   }
 
@@ -78,6 +82,7 @@ class SegmentParts {
   }
 
   lora::LoraRouting routing_;
+  lora::LoraGradients gradients_;
   parallel::Range vocab_;
 };
 
@@ -96,7 +101,7 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Forward and backward on `size` ranks, which must agree bit for bit. Adds the
-// adapters' gradients to those of problem.rows.routing.
+// adapters' gradients to the problem's.
 Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
   std::mutex mutex;
   Outcome outcome;
@@ -106,6 +111,7 @@ Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
     Problem local = problem;
     local.weight = problem.weight.slice(0, vocab.begin, vocab.end).contiguous();
     local.rows.routing = parts.routing();
+    local.gradients = parts.gradients();
     HeadOptions own = options;
     own.shard = {.group = &group, .vocab = kVocab};
     const HeadResult result = Score(local, own, true, true);
@@ -113,7 +119,7 @@ Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
     EXPECT_TRUE(SameBits(eval.logprobs_E, result.logprobs_E));
     const at::Tensor dhidden_RH = Backward(result, local, own);
     const std::lock_guard lock(mutex);
-    parts.AddGradientsTo(problem.rows.routing);
+    parts.AddGradientsTo(problem);
     if (!outcome.dhidden_RH.defined()) {
       outcome = {result.logprobs_E, result.entropies_R, dhidden_RH};
     }

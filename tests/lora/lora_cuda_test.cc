@@ -66,12 +66,12 @@ class LoraCudaTest : public ::testing::Test {
       GTEST_SKIP() << "no CUDA device";
     }
     at::manual_seed(12);
-    made_ = MakeMixedRouting();
+    made_ = MakeMixedBatch();
   }
-  [[nodiscard]] LoraRouting Exact() const {
+  [[nodiscard]] MixedBatch Exact() const {
     return Converted(made_, at::kCPU, at::kDouble, at::kDouble);
   }
-  [[nodiscard]] LoraRouting RoutingOnDevice() const {
+  [[nodiscard]] MixedBatch BatchOnDevice() const {
     return Converted(made_, TheDevice(), at::kBFloat16, at::kFloat);
   }
   // Runs the CUDA way.
@@ -84,19 +84,19 @@ class LoraCudaTest : public ::testing::Test {
                                        p->y_TO, Stream());
     cuda::Backward(dy, x, s, *table, site, p->dx_TI, Stream());
   }
-  static RoutingTablePtr TableOf(const LoraRouting& routing) {
-    return std::make_shared<cuda::RoutingTable>(routing, kMixedShape,
-                                                TheDevice());
+  static RoutingTablePtr TableOf(const MixedBatch& batch) {
+    return std::make_shared<cuda::RoutingTable>(batch.routing, batch.gradients,
+                                                kMixedShape, TheDevice());
   }
 
-  LoraRouting made_;
+  MixedBatch made_;
 };
 
 // One table, all sites of all layers: gradients add up in it.
 TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
-  const LoraRouting routing = RoutingOnDevice();
-  const RoutingTablePtr table = TableOf(routing);
-  const LoraRouting segments = Exact(), stacked = Exact();
+  const MixedBatch batch = BatchOnDevice();
+  const RoutingTablePtr table = TableOf(batch);
+  const MixedBatch segments = Exact(), stacked = Exact();
   for (const LoraSite& site : kMixedSites) {
     SCOPED_TRACE("layer " + std::to_string(site.layer) + " group " +
                  std::to_string(static_cast<int>(site.group)));
@@ -105,16 +105,17 @@ TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
     // A base of zeros leaves the adapters' part.
     const BaseLinear zeros = {
         .weight_OI = at::zeros({OutputsOf(site), InputsOf(site)}, at::kDouble)};
-    const LoraPass pass = {.routing = segments, .shape = kMixedShape};
+    const LoraPass pass = {.routing = segments.routing, .shape = kMixedShape};
     ShrunkInputs shrunk;
     const at::Tensor y =
         p.y_TO + LoraLinear(p.x_TI, zeros, pass, site, &shrunk);
     const at::Tensor dx =
         p.dx_TI + LoraLinearBackward(p.dy_TO, p.x_TI, zeros, pass, site, shrunk,
+                                     segments.gradients,
                                      /*want_input_gradient=*/true);
     at::Tensor stacked_y = p.y_TO.clone(), stacked_dx = p.dx_TI.clone();
-    AddStackedAndMasked(p.x_TI, p.dy_TO, stacked, site, kMixedShape, stacked_y,
-                        stacked_dx);
+    AddStackedAndMasked(p.x_TI, p.dy_TO, stacked.routing, stacked.gradients,
+                        site, kMixedShape, stacked_y, stacked_dx);
     Run(table, site, &p);
     ExpectNear(p.y_TO, y, "y");
     ExpectNear(p.dx_TI, dx, "dx");
@@ -126,35 +127,37 @@ TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
     EXPECT_TRUE(
         at::equal(p.dx_TI.slice(0, 395), OnDevice(before.dx_TI.slice(0, 395))));
   }
-  for (size_t i = 0; i < routing.size(); ++i) {
-    ExpectNear(routing[i].gradient_N, segments[i].gradient_N, "gradient");
-    ExpectNear(routing[i].gradient_N, stacked[i].gradient_N,
-               "gradient, stacked");
+  for (size_t i = 0; i < batch.routing.size(); ++i) {
+    ExpectNear(batch.Gradient(i), segments.Gradient(i), "gradient");
+    ExpectNear(batch.Gradient(i), stacked.Gradient(i), "gradient, stacked");
   }
 }
 
 TEST_F(LoraCudaTest, GivesAnAdapterTheSameBitsWithoutItsNeighbours) {
-  const LoraRouting all = RoutingOnDevice(), others = RoutingOnDevice();
-  const LoraRouting alone = {others[2]};
+  const MixedBatch all = BatchOnDevice(), others = BatchOnDevice();
+  const MixedBatch alone = {.routing = {others.routing[2]},
+                            .gradients = others.gradients};
   const Passage start(kQkv);
   Passage with = start, without = start;
   Run(TableOf(all), kQkv, &with);
   Run(TableOf(alone), kQkv, &without);
   const auto rows = [&](const at::Tensor& x) {
-    return x.slice(0, alone[0].begin, alone[0].end);
+    return x.slice(0, alone.routing[0].begin, alone.routing[0].end);
   };
   EXPECT_TRUE(at::equal(rows(with.y_TO), rows(without.y_TO)));
   EXPECT_TRUE(at::equal(rows(with.dx_TI), rows(without.dx_TI)));
-  EXPECT_TRUE(at::equal(all[2].gradient_N, alone[0].gradient_N));
+  EXPECT_TRUE(at::equal(all.Gradient(2), alone.Gradient(0)));
 }
 
 TEST_F(LoraCudaTest, LeavesGradientsOutOnDemand) {
-  LoraRouting routing = RoutingOnDevice();
-  const at::Tensor frozen = routing[1].gradient_N;
+  MixedBatch batch = BatchOnDevice();
+  const at::Tensor frozen = batch.Gradient(1);
   const std::vector<at::Tensor> before = {frozen.clone(),
-                                          routing[2].gradient_N.clone()};
-  routing[1].gradient_N.reset();
-  const RoutingTablePtr table = TableOf(routing);
+                                          batch.Gradient(2).clone()};
+  std::erase_if(batch.gradients, [&](const LoraGradient& gradient) {
+    return gradient.version == batch.routing[1].version;
+  });
+  const RoutingTablePtr table = TableOf(batch);
   const Passage p(kQkv);
   const at::Tensor x = OnDevice(p.x_TI);
   at::Tensor none;
@@ -162,13 +165,14 @@ TEST_F(LoraCudaTest, LeavesGradientsOutOnDemand) {
                  *table, kQkv, none, Stream());
   EXPECT_FALSE(none.defined());
   EXPECT_TRUE(at::equal(frozen, before[0]));
-  EXPECT_FALSE(at::equal(routing[2].gradient_N, before[1]));
+  EXPECT_FALSE(at::equal(batch.Gradient(2), before[1]));
 }
 
 TEST_F(LoraCudaTest, TakesAdaptersWithNothingAtTheSite) {
-  const LoraRouting head_only = {RoutingOnDevice().back()};
+  MixedBatch head_only = BatchOnDevice();
+  head_only.routing = {head_only.routing.back()};
   const RoutingTablePtr table = TableOf(head_only);
-  const at::Tensor before = head_only[0].gradient_N.clone();
+  const at::Tensor before = head_only.Gradient(0).clone();
   const Passage start(kQkv);
   Passage p = start;
   EXPECT_FALSE(
@@ -176,12 +180,12 @@ TEST_F(LoraCudaTest, TakesAdaptersWithNothingAtTheSite) {
   Run(table, kQkv, &p);
   EXPECT_TRUE(at::equal(p.y_TO, OnDevice(start.y_TO)));
   EXPECT_TRUE(at::equal(p.dx_TI, OnDevice(start.dx_TI)));
-  EXPECT_TRUE(at::equal(head_only[0].gradient_N, before));
+  EXPECT_TRUE(at::equal(head_only.Gradient(0), before));
 }
 
 TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
-  const LoraRouting routing = RoutingOnDevice();
-  const RoutingTablePtr table = TableOf(routing);
+  const MixedBatch batch = BatchOnDevice();
+  const RoutingTablePtr table = TableOf(batch);
   const Passage p(kQkv);
   const at::Tensor x = OnDevice(p.x_TI), dy = OnDevice(p.dy_TO);
   EXPECT_THROW(static_cast<void>(
@@ -199,7 +203,7 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
 
 // One table at one place, for one routing after the other.
 TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
-  const LoraRouting all = RoutingOnDevice(), exact = Exact();
+  const LoraRouting all = BatchOnDevice().routing, exact = Exact().routing;
   cuda::DecodeTable table({.rows = 24, .layouts = 3, .rank = 70}, kMixedShape);
   std::vector<std::byte> host(table.num_bytes());
   const at::Tensor bytes =
@@ -214,9 +218,8 @@ TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
            {{0, 0, 17}, {2, 18, 19}, {1, 19, 24}}, {{2, 3, 5}}, {}}) {
     LoraRouting own, own_exact;
     for (const Rows& rows : batch) {
-      own.push_back({rows.begin, rows.end, all[rows.adapter].version, {}});
-      own_exact.push_back(
-          {rows.begin, rows.end, exact[rows.adapter].version, {}});
+      own.push_back({rows.begin, rows.end, all[rows.adapter].version});
+      own_exact.push_back({rows.begin, rows.end, exact[rows.adapter].version});
     }
     ASSERT_TRUE(table.Fits(own));
     table.Write(own, host);
@@ -241,7 +244,8 @@ TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
 
 // A row has the same bits in both tables, where both take it as one of few.
 TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
-  const LoraRouting routing = RoutingOnDevice();
+  const MixedBatch batch = BatchOnDevice();
+  const LoraRouting& routing = batch.routing;
   cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 128},
                           kMixedShape);
   std::vector<std::byte> host(table.num_bytes());
@@ -254,7 +258,7 @@ TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   at::Tensor decoded = OnDevice(p.y_TO).clone(), y = decoded.clone();
   static_cast<void>(cuda::Forward(OnDevice(p.x_TI), table, kQkv,
                                   /*keeps_shrunk=*/false, decoded, Stream()));
-  static_cast<void>(cuda::Forward(OnDevice(p.x_TI), *TableOf(routing), kQkv,
+  static_cast<void>(cuda::Forward(OnDevice(p.x_TI), *TableOf(batch), kQkv,
                                   /*keeps_shrunk=*/true, y, Stream()));
   for (const size_t i : {1, 3}) {
     ASSERT_LE(routing[i].end - routing[i].begin, kernels::cuda::kLoraFewRows);
@@ -266,7 +270,7 @@ TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
 }
 
 TEST_F(LoraCudaTest, DecodesWithinACapacityAlone) {
-  const LoraRouting routing = RoutingOnDevice();
+  const LoraRouting routing = BatchOnDevice().routing;
   const auto fits = [&](const cuda::DecodeCapacity& capacity) {
     return cuda::DecodeTable(capacity, kMixedShape).Fits(routing);
   };
@@ -282,15 +286,15 @@ TEST_F(LoraCudaTest, DecodesWithinACapacityAlone) {
 
 // S of long and of short segments, with y and without.
 TEST_F(LoraCudaTest, ShrinksToTheSameBitsWithoutTheOutputs) {
-  const LoraRouting routing = RoutingOnDevice();
-  const RoutingTablePtr table = TableOf(routing);
+  const MixedBatch batch = BatchOnDevice();
+  const RoutingTablePtr table = TableOf(batch);
   const Passage p(kQkv);
   at::Tensor y = OnDevice(p.y_TO).clone();
   const at::Tensor with = cuda::Forward(OnDevice(p.x_TI), *table, kQkv,
                                         /*keeps_shrunk=*/true, y, Stream());
   const at::Tensor without =
       cuda::Shrink(OnDevice(p.x_TI), *table, kQkv, Stream());
-  for (const LoraSegment& segment : routing) {
+  for (const LoraSegment& segment : batch.routing) {
     const int64_t rank = GroupOf(segment, kQkv).total_rank;
     const auto own = [&](const at::Tensor& s) {
       return s.slice(0, segment.begin, segment.end).slice(1, 0, rank);
@@ -300,17 +304,18 @@ TEST_F(LoraCudaTest, ShrinksToTheSameBitsWithoutTheOutputs) {
 }
 
 TEST_F(LoraCudaTest, IsForBf16OnADeviceAlone) {
-  const LoraRouting routing = RoutingOnDevice();
+  const LoraRouting routing = BatchOnDevice().routing;
   const auto makes_table = [&](const LoraRouting& r, at::ScalarType dtype,
                                at::Device device) {
-    return MakeRoutingTable(r, kMixedShape, dtype, device) != nullptr;
+    return MakeRoutingTable(r, /*gradients=*/{}, kMixedShape, dtype, device) !=
+           nullptr;
   };
   EXPECT_EQ(makes_table(routing, at::kBFloat16, TheDevice()),
             ops::kHasCudaKernels);
   EXPECT_FALSE(makes_table(routing, at::kFloat, TheDevice()));
   EXPECT_FALSE(makes_table(routing, at::kBFloat16, at::kCPU));
   EXPECT_FALSE(makes_table({}, at::kBFloat16, TheDevice()));
-  EXPECT_FALSE(makes_table(Exact(), at::kBFloat16, TheDevice()));
+  EXPECT_FALSE(makes_table(Exact().routing, at::kBFloat16, TheDevice()));
 }
 
 }  // namespace

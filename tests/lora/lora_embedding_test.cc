@@ -52,6 +52,7 @@ struct Problem {
   at::Tensor tokens_T;
   at::Tensor base_TH;
   LoraRouting routing;
+  LoraGradients gradients;  // What they hold before; tests add to copies.
   at::Tensor dx_TH;
 };
 
@@ -75,9 +76,9 @@ Problem MakeProblem(at::ScalarType dtype) {
   for (int i = 0; i < 3; ++i) {
     const int64_t size = versions[i]->layout->num_parameters();
     problem.routing.push_back(
-        {.begin = ranges[i][0],
-         .end = ranges[i][1],
-         .version = versions[i],
+        {.begin = ranges[i][0], .end = ranges[i][1], .version = versions[i]});
+    problem.gradients.push_back(
+        {.version = versions[i],
          .gradient_N = at::randn(
              {size}, dtype == at::kDouble ? at::kDouble : at::kFloat)});
   }
@@ -115,7 +116,7 @@ Result Oracle(const Problem& problem) {
       {x}, flats, {problem.dx_TH.to(at::kDouble)}, /*retain_graph=*/{},
       /*create_graph=*/false, /*allow_unused=*/true);
   for (size_t i = 0; i < flats.size(); ++i) {
-    at::Tensor sum = problem.routing[i].gradient_N.to(at::kDouble).clone();
+    at::Tensor sum = problem.gradients[i].gradient_N.to(at::kDouble).clone();
     if (gradients[i].defined()) sum += gradients[i];
     result.gradients.push_back(sum);
   }
@@ -123,19 +124,18 @@ Result Oracle(const Problem& problem) {
   return result;
 }
 
-// Adds to copies of the segments' gradients.
+// Adds to copies of the gradients.
 Result Evaluate(const Problem& problem) {
-  LoraRouting routing = problem.routing;
-  for (LoraSegment& segment : routing) {
-    if (segment.gradient_N.defined()) {
-      segment.gradient_N = segment.gradient_N.clone();
-    }
+  LoraGradients gradients = problem.gradients;
+  for (LoraGradient& gradient : gradients) {
+    gradient.gradient_N = gradient.gradient_N.clone();
   }
   Result result{.x_TH = problem.base_TH.clone()};
-  AddLoraEmbedding(problem.tokens_T, routing, kScale, result.x_TH);
-  LoraEmbeddingBackward(problem.dx_TH, problem.tokens_T, routing, kScale);
-  for (const LoraSegment& segment : routing) {
-    result.gradients.push_back(segment.gradient_N);
+  AddLoraEmbedding(problem.tokens_T, problem.routing, kScale, result.x_TH);
+  LoraEmbeddingBackward(problem.dx_TH, problem.tokens_T, problem.routing,
+                        gradients, kScale);
+  for (const LoraGradient& gradient : gradients) {
+    result.gradients.push_back(gradient.gradient_N);
   }
   return result;
 }
@@ -174,7 +174,7 @@ TEST(LoraEmbeddingRoutingTest, LeavesRowsOfOthersAlone) {
     EXPECT_TRUE(at::equal(result.x_TH.slice(0, begin, end),
                           problem.base_TH.slice(0, begin, end)));
   }
-  EXPECT_TRUE(at::equal(result.gradients[2], problem.routing[2].gradient_N));
+  EXPECT_TRUE(at::equal(result.gradients[2], problem.gradients[2].gradient_N));
 }
 
 TEST(LoraEmbeddingRoutingTest, ChangesColumnsOfItsTokensAlone) {
@@ -184,7 +184,7 @@ TEST(LoraEmbeddingRoutingTest, ChangesColumnsOfItsTokensAlone) {
       segment.version->layout->group(0, ProjectionGroup::kEmbedTokens)
           .factors[0];
   const at::Tensor change = segment.version->A(
-      Evaluate(problem).gradients[1] - segment.gradient_N, factor);
+      Evaluate(problem).gradients[1] - problem.gradients[1].gradient_N, factor);
   const at::Tensor tokens =
       problem.tokens_T.slice(0, segment.begin, segment.end);
   for (int64_t token = 0; token < kShape.vocab; ++token) {
@@ -196,14 +196,14 @@ TEST(LoraEmbeddingRoutingTest, ChangesColumnsOfItsTokensAlone) {
 
 TEST(LoraEmbeddingRoutingTest, TrainsOnlyWhereAGradientIsWanted) {
   Problem problem = MakeProblem(at::kFloat);
-  EXPECT_TRUE(TrainsEmbedding(problem.routing));
-  problem.routing[0].gradient_N.reset();
-  EXPECT_TRUE(TrainsEmbedding(problem.routing));
-  const Result result = Evaluate(problem);
-  EXPECT_FALSE(result.gradients[0].defined());
-  EXPECT_FALSE(at::equal(result.gradients[1], problem.routing[1].gradient_N));
-  problem.routing[1].gradient_N.reset();
-  EXPECT_FALSE(TrainsEmbedding(problem.routing));
+  const at::Tensor all = Evaluate(problem).gradients[1];
+  EXPECT_TRUE(TrainsEmbedding(problem.gradients));
+  problem.gradients.erase(problem.gradients.begin());
+  EXPECT_TRUE(TrainsEmbedding(problem.gradients));
+  EXPECT_TRUE(at::equal(Evaluate(problem).gradients[0], all));
+  EXPECT_FALSE(at::equal(all, problem.gradients[0].gradient_N));
+  problem.gradients.erase(problem.gradients.begin());
+  EXPECT_FALSE(TrainsEmbedding(problem.gradients));
 }
 
 // A few tokens thousands of times, on one thread and on several.
@@ -219,12 +219,9 @@ TEST(LoraEmbeddingRoutingTest, SumsInTheSameOrderEachTime) {
   for (const int count : {1, 2, 2, 2}) {
     at::set_num_threads(count);
     gradients.push_back(at::zeros_like(version->compute_N));
-    LoraEmbeddingBackward(dx, tokens,
-                          {{.begin = 0,
-                            .end = kMany,
-                            .version = version,
-                            .gradient_N = gradients.back()}},
-                          kScale);
+    LoraEmbeddingBackward(
+        dx, tokens, {{.begin = 0, .end = kMany, .version = version}},
+        {{.version = version, .gradient_N = gradients.back()}}, kScale);
   }
   at::set_num_threads(threads);
   const LoraFactor& factor = version->layout->factors()[0];

@@ -73,11 +73,16 @@ struct Problem {
   at::Tensor x_TI;
   BaseLinear base;
   LoraRouting routing;
+  LoraGradients gradients;  // What they hold before; tests add to copies.
   at::Tensor dy_TO;
+
+  [[nodiscard]] at::Tensor Gradient(size_t segment) const {
+    return GradientOf(gradients, routing[segment].version);
+  }
 };
 
 // Gradients are added to in f32, in f64 for f64.
-at::Tensor GradientOf(const AdapterVersion& version, at::ScalarType dtype) {
+at::Tensor RandomGradient(const AdapterVersion& version, at::ScalarType dtype) {
   return at::randn({version.layout->num_parameters()},
                    dtype == at::kDouble ? at::kDouble : at::kFloat);
 }
@@ -125,10 +130,11 @@ Problem MakeProblem(LoraSite site, at::ScalarType dtype, bool with_bias,
       MakeVersion(3, 3, dtype, {TargetModule::kLmHead})};
   const int64_t ranges[][2] = {{2, 11}, {11, 16}, {19, 22}, {22, 23}};
   for (int i = 0; i < 4; ++i) {
-    problem.routing.push_back({.begin = ranges[i][0],
-                               .end = ranges[i][1],
-                               .version = versions[i],
-                               .gradient_N = GradientOf(*versions[i], dtype)});
+    problem.routing.push_back(
+        {.begin = ranges[i][0], .end = ranges[i][1], .version = versions[i]});
+    problem.gradients.push_back(
+        {.version = versions[i],
+         .gradient_N = RandomGradient(*versions[i], dtype)});
   }
   return problem;
 }
@@ -140,7 +146,7 @@ struct Result {
 };
 
 // The formula in f64, differentiated by autograd. Gradients come on top of what
-// the segments' buffers hold.
+// the problem's hold.
 Result Oracle(const Problem& problem) {
   at::Tensor x = problem.x_TI.to(at::kDouble).clone().requires_grad_(true);
   at::Tensor y = at::mm(x, problem.base.weight_OI.to(at::kDouble).t());
@@ -176,32 +182,30 @@ Result Oracle(const Problem& problem) {
       /*create_graph=*/false, /*allow_unused=*/true);
   Result result{.y_TO = y.detach(), .dx_TI = gradients[0]};
   for (size_t i = 0; i < problem.routing.size(); ++i) {
-    at::Tensor sum = problem.routing[i].gradient_N.to(at::kDouble).clone();
+    at::Tensor sum = problem.Gradient(i).to(at::kDouble).clone();
     if (gradients[i + 1].defined()) sum += gradients[i + 1];
     result.gradients.push_back(sum);
   }
   return result;
 }
 
-// Adds to copies of the segments' gradients.
+// Adds to copies of the gradients.
 Result Evaluate(const Problem& problem, bool want_input_gradient = true) {
-  LoraRouting routing = problem.routing;
-  for (LoraSegment& segment : routing) {
-    if (segment.gradient_N.defined()) {
-      segment.gradient_N = segment.gradient_N.clone();
-    }
+  LoraGradients gradients = problem.gradients;
+  for (LoraGradient& gradient : gradients) {
+    gradient.gradient_N = gradient.gradient_N.clone();
   }
   Result result;
   ShrunkInputs shrunk;
-  const LoraPass pass = {.routing = routing, .shape = kShape};
+  const LoraPass pass = {.routing = problem.routing, .shape = kShape};
   result.y_TO =
       LoraLinear(problem.x_TI, problem.base, pass, problem.site, &shrunk);
-  EXPECT_EQ(shrunk.size(), routing.size());
+  EXPECT_EQ(shrunk.size(), problem.routing.size());
   result.dx_TI =
       LoraLinearBackward(problem.dy_TO, problem.x_TI, problem.base, pass,
-                         problem.site, shrunk, want_input_gradient);
-  for (const LoraSegment& segment : routing) {
-    result.gradients.push_back(segment.gradient_N);
+                         problem.site, shrunk, gradients, want_input_gradient);
+  for (const LoraSegment& segment : problem.routing) {
+    result.gradients.push_back(GradientOf(gradients, segment.version));
   }
   return result;
 }
@@ -314,7 +318,8 @@ TEST(LoraLinearGradientTest, LeavesModulesOfOtherSitesAlone) {
   const Problem problem = MakeProblem({1, ProjectionGroup::kQkv}, at::kFloat,
                                       /*with_bias=*/false);
   const LoraSegment& segment = problem.routing[0];
-  const at::Tensor change = Evaluate(problem).gradients[0] - segment.gradient_N;
+  const at::Tensor change =
+      Evaluate(problem).gradients[0] - problem.Gradient(0);
   const AdapterLayout& layout = *segment.version->layout;
   const std::vector<LoraFactor>& mine =
       layout.group(1, ProjectionGroup::kQkv).factors;
@@ -338,29 +343,26 @@ TEST(LoraLinearGradientTest, OfTheInputIsLeftOutOnDemand) {
 TEST(LoraLinearGradientTest, OfTheInputDoesNotNeedThatOfTheAdapter) {
   const Problem problem = MakeProblem(kSites[0], at::kFloat, false);
   Problem frozen = problem;
-  for (LoraSegment& segment : frozen.routing) segment.gradient_N.reset();
+  frozen.gradients.clear();
   EXPECT_TRUE(at::equal(Evaluate(problem).dx_TI, Evaluate(frozen).dx_TI));
 }
 
 TEST(LoraLinearGradientTest, OfTwoSegmentsOfOneAdapterAddUp) {
   Problem problem = MakeProblem(kSites[0], at::kDouble, false);
   const LoraSegment first = problem.routing[0];
-  problem.routing = {first,
-                     {.begin = 14,
-                      .end = 20,
-                      .version = first.version,
-                      .gradient_N = first.gradient_N}};
+  const at::Tensor gradient_N = problem.Gradient(0);
+  problem.routing = {first, {.begin = 14, .end = 20, .version = first.version}};
   const Result expected = Oracle(problem);
-  // What both add, on top of the buffer they share.
+  // What both add, on top of what was there.
   const at::Tensor both =
-      expected.gradients[0] + expected.gradients[1] - first.gradient_N;
+      expected.gradients[0] + expected.gradients[1] - gradient_N;
   ShrunkInputs shrunk;
   const LoraPass pass = {.routing = problem.routing, .shape = kShape};
   (void)LoraLinear(problem.x_TI, problem.base, pass, problem.site, &shrunk);
   (void)LoraLinearBackward(problem.dy_TO, problem.x_TI, problem.base, pass,
-                           problem.site, shrunk,
+                           problem.site, shrunk, problem.gradients,
                            /*want_input_gradient=*/false);
-  ExpectNear(first.gradient_N, both, kEpsilonF64, kRows, "gradient");
+  ExpectNear(gradient_N, both, kEpsilonF64, kRows, "gradient");
 }
 
 TEST(LoraLinearShapeTest, NoRowsAreValid) {

@@ -81,30 +81,50 @@ inline LoraRouting MakeMixedRouting() {
   LoraRouting routing;
   for (int i = 0; i < 6; ++i) {
     routing.push_back(
-        {.begin = ranges[i][0],
-         .end = ranges[i][1],
-         .version = versions[i],
-         .gradient_N = RandomBf16(versions[i]->compute_N.sizes(), 1)});
+        {.begin = ranges[i][0], .end = ranges[i][1], .version = versions[i]});
   }
-  routing[3].gradient_N = routing[0].gradient_N;
   return routing;
 }
 
-// The same routing with copies of its tensors, where two were one too.
-inline LoraRouting Converted(const LoraRouting& routing, at::Device device,
-                             at::ScalarType weights, at::ScalarType gradients) {
-  LoraRouting converted = routing;
-  for (LoraSegment& segment : converted) {
-    auto version = std::make_shared<AdapterVersion>(*segment.version);
-    version->compute_N =
-        segment.version->compute_N.to(device, weights, false, /*copy=*/true);
-    segment.version = version;
-    segment.gradient_N =
-        segment.gradient_N.to(device, gradients, false, /*copy=*/true);
+// A routing with where its adapters' gradients are added up.
+struct MixedBatch {
+  LoraRouting routing;
+  LoraGradients gradients;
+
+  // That of a segment's adapter.
+  [[nodiscard]] at::Tensor Gradient(size_t segment) const {
+    return GradientOf(gradients, routing[segment].version);
   }
-  converted[3].version = converted[0].version;
-  converted[3].gradient_N = converted[0].gradient_N;
-  return converted;
+};
+
+// MakeMixedRouting with something in the gradients.
+inline MixedBatch MakeMixedBatch() {
+  MixedBatch batch{.routing = MakeMixedRouting()};
+  for (const LoraSegment& segment : batch.routing) {
+    if (GradientOf(batch.gradients, segment.version).defined()) continue;
+    batch.gradients.push_back(
+        {.version = segment.version,
+         .gradient_N = RandomBf16(segment.version->compute_N.sizes(), 1)});
+  }
+  return batch;
+}
+
+// The same batch with copies of its tensors.
+inline MixedBatch Converted(MixedBatch batch, at::Device device,
+                            at::ScalarType weights, at::ScalarType gradients) {
+  for (LoraGradient& gradient : batch.gradients) {
+    const AdapterVersionPtr before = gradient.version;
+    auto version = std::make_shared<AdapterVersion>(*before);
+    version->compute_N =
+        before->compute_N.to(device, weights, false, /*copy=*/true);
+    gradient.version = version;
+    gradient.gradient_N =
+        gradient.gradient_N.to(device, gradients, false, /*copy=*/true);
+    for (LoraSegment& segment : batch.routing) {
+      if (segment.version == before) segment.version = version;
+    }
+  }
+  return batch;
 }
 
 }  // namespace weft::lora

@@ -19,11 +19,13 @@ struct Stacked {
 
 std::vector<Stacked> AdaptersWith(TargetModule module,
                                   const LoraRouting& routing,
+                                  const LoraGradients& gradients,
                                   const LoraSite& site,
                                   const at::Tensor& x_TI) {
   std::vector<Stacked> adapters;
   for (const LoraSegment& segment : routing) {
     const AdapterVersion& version = *segment.version;
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
     for (const LoraFactor& factor : version.layout->factors()) {
       if (factor.layer != site.layer || factor.module != module) continue;
       auto known = std::ranges::find(adapters, &version, &Stacked::version);
@@ -32,8 +34,8 @@ std::vector<Stacked> AdaptersWith(TargetModule module,
             known, {.version = &version,
                     .a_RI = version.A(version.compute_N, factor),
                     .b_OR = version.B(version.compute_N, factor),
-                    .da_RI = version.A(segment.gradient_N, factor),
-                    .db_OR = version.B(segment.gradient_N, factor),
+                    .da_RI = version.A(gradient_N, factor),
+                    .db_OR = version.B(gradient_N, factor),
                     .mask_T1 = at::zeros({x_TI.size(0), 1}, x_TI.options())});
       }
       known->mask_T1.slice(0, segment.begin, segment.end).fill_(factor.scale);
@@ -45,7 +47,8 @@ std::vector<Stacked> AdaptersWith(TargetModule module,
 }  // namespace
 
 void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
-                         const LoraRouting& routing, const LoraSite& site,
+                         const LoraRouting& routing,
+                         const LoraGradients& gradients, const LoraSite& site,
                          const ModelShape& shape, at::Tensor& y_TO,
                          at::Tensor& dx_TI) {
   int64_t column = 0;
@@ -55,7 +58,7 @@ void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
     at::Tensor y_TM = y_TO.narrow(1, column, out);
     column += out;
     const std::vector<Stacked> adapters =
-        AdaptersWith(module, routing, site, x_TI);
+        AdaptersWith(module, routing, gradients, site, x_TI);
     if (adapters.empty()) continue;
     std::vector<at::Tensor> a, b, masks;
     for (const Stacked& adapter : adapters) {

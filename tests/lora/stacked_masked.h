@@ -14,10 +14,11 @@
 
 namespace weft::lora {
 
-// Adds to y [T, O], to dx [T, I] and to the segments' gradients. Plain ATen on
-// dense matrices, in the dtype of the tensors.
+// Adds to y [T, O], to dx [T, I] and to the gradients of all versions of the
+// routing. Plain ATen on dense matrices, in the dtype of the tensors.
 void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
-                         const LoraRouting& routing, const LoraSite& site,
+                         const LoraRouting& routing,
+                         const LoraGradients& gradients, const LoraSite& site,
                          const ModelShape& shape, at::Tensor& y_TO,
                          at::Tensor& dx_TI);
 

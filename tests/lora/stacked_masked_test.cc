@@ -25,7 +25,7 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
 
 TEST(StackedMaskedTest, IsTheSegmentsWayInF64) {
   at::manual_seed(12);
-  const LoraRouting made = MakeMixedRouting();
+  const MixedBatch made = MakeMixedBatch();
   for (const LoraSite& site : kMixedSites) {
     SCOPED_TRACE("layer " + std::to_string(site.layer) + " group " +
                  std::to_string(static_cast<int>(site.group)));
@@ -34,24 +34,26 @@ TEST(StackedMaskedTest, IsTheSegmentsWayInF64) {
     const BaseLinear base = {
         .weight_OI = RandomBf16({OutputsOf(site), InputsOf(site)}, 0.1)};
 
-    const LoraRouting stacked =
+    const MixedBatch stacked =
         Converted(made, at::kCPU, at::kDouble, at::kDouble);
     at::Tensor y_TO = at::mm(x_TI, base.weight_OI.t());
     at::Tensor dx_TI = at::mm(dy_TO, base.weight_OI);
-    AddStackedAndMasked(x_TI, dy_TO, stacked, site, kMixedShape, y_TO, dx_TI);
+    AddStackedAndMasked(x_TI, dy_TO, stacked.routing, stacked.gradients, site,
+                        kMixedShape, y_TO, dx_TI);
 
-    const LoraRouting routing =
+    const MixedBatch batch =
         Converted(made, at::kCPU, at::kDouble, at::kDouble);
-    const LoraPass pass = {.routing = routing, .shape = kMixedShape};
+    const LoraPass pass = {.routing = batch.routing, .shape = kMixedShape};
     ShrunkInputs shrunk;
     ExpectNear(LoraLinear(x_TI, base, pass, site, &shrunk), y_TO, "y");
     ExpectNear(LoraLinearBackward(dy_TO, x_TI, base, pass, site, shrunk,
+                                  batch.gradients,
                                   /*want_input_gradient=*/true),
                dx_TI, "dx");
-    for (size_t i = 0; i < routing.size(); ++i) {
-      ExpectNear(routing[i].gradient_N, stacked[i].gradient_N, "gradient");
-      EXPECT_EQ(at::equal(stacked[i].gradient_N, made[i].gradient_N),
-                GroupOf(made[i], site).factors.empty());
+    for (size_t i = 0; i < made.routing.size(); ++i) {
+      ExpectNear(batch.Gradient(i), stacked.Gradient(i), "gradient");
+      EXPECT_EQ(at::equal(stacked.Gradient(i), made.Gradient(i)),
+                GroupOf(made.routing[i], site).factors.empty());
     }
   }
 }

@@ -138,22 +138,18 @@ inline at::Tensor UpstreamGradient(const model::Decoder& decoder) {
 }
 
 inline TrainResult Train(const model::Decoder& decoder,
-                         model::PackedBatch batch, const at::Tensor& dy_TH,
-                         int num_recomputed) {
-  for (lora::LoraSegment& segment : batch.routing) {
-    segment.gradient_N = at::zeros_like(
-        segment.version->compute_N,
-        decoder.dtype() == at::kDouble ? at::kDouble : at::kFloat);
-  }
+                         const model::PackedBatch& batch,
+                         const at::Tensor& dy_TH, int num_recomputed) {
+  const lora::LoraGradients gradients = TinyGradients(batch.routing);
   model::Tape tape;
   TrainResult result;
   result.x_TH = decoder.ForwardLayers(model::Mode::kTrain, batch, &tape,
                                       num_recomputed, /*kv=*/nullptr);
   result.y_TH = decoder.FinalNorm(result.x_TH);
-  decoder.BackwardLayers(batch, tape,
-                         decoder.FinalNormBackward(dy_TH, result.x_TH));
-  for (const lora::LoraSegment& segment : batch.routing) {
-    result.gradients.push_back(segment.gradient_N);
+  decoder.BackwardLayers(
+      batch, tape, decoder.FinalNormBackward(dy_TH, result.x_TH), gradients);
+  for (const lora::LoraGradient& gradient : gradients) {
+    result.gradients.push_back(gradient.gradient_N);
   }
   return result;
 }

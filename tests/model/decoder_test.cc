@@ -113,7 +113,7 @@ TEST(DecoderTest, TheBackwardPassFreesTheTape) {
   Tape tape;
   const at::Tensor x = decoder.ForwardLayers(Mode::kTrain, batch, &tape,
                                              /*num_recomputed=*/1, nullptr);
-  decoder.BackwardLayers(batch, tape, at::ones_like(x));
+  decoder.BackwardLayers(batch, tape, at::ones_like(x), /*gradients=*/{});
   for (const LayerTape& layer : tape.layers) {
     EXPECT_FALSE(layer.x_in_TH.defined());
     EXPECT_FALSE(layer.qkv_TW.defined());

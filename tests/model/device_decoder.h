@@ -49,7 +49,7 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
   return weights;
 }
 
-// Its adapters and gradients too; gradients in f32, of an f64 batch in f64.
+// Its adapters too.
 inline model::PackedBatch BatchTo(model::PackedBatch batch,
                                   at::TensorOptions options) {
   const at::Device device = options.device();
@@ -59,10 +59,6 @@ inline model::PackedBatch BatchTo(model::PackedBatch batch,
     auto version = std::make_shared<lora::AdapterVersion>(*segment.version);
     version->compute_N = version->compute_N.to(options);
     segment.version = std::move(version);
-    const bool exact = options.dtype() == at::kDouble;
-    segment.gradient_N =
-        at::zeros(segment.version->compute_N.sizes(),
-                  options.dtype(exact ? at::kDouble : at::kFloat));
   }
   return batch;
 }

@@ -111,12 +111,14 @@ class DeviceDecoderTest : public ::testing::Test {
     model::Tape tape;
     *x_TH = decoder.ForwardLayers(Mode::kTrain, batch, &tape,
                                   /*num_recomputed=*/1, nullptr);
-    decoder.BackwardLayers(batch, tape, dx_TH.to(x_TH->options(), false, true));
-    std::vector<at::Tensor> gradients;
-    for (const lora::LoraSegment& segment : batch.routing) {
-      gradients.push_back(segment.gradient_N);
+    std::vector<at::Tensor> result;
+    const lora::LoraGradients gradients = TinyGradients(batch.routing);
+    decoder.BackwardLayers(batch, tape, dx_TH.to(x_TH->options(), false, true),
+                           gradients);
+    for (const lora::LoraGradient& gradient : gradients) {
+      result.push_back(gradient.gradient_N);
     }
-    return gradients;
+    return result;
   }
 
   // A training step in f64 and on the device.

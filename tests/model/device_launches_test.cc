@@ -232,8 +232,9 @@ class DeviceLaunchesTest : public ::testing::Test {
       x_TH = decoder.ForwardLayers(Mode::kTrain, batch, &tape, 0, nullptr);
       step.forward = recording.events();
     }
+    const lora::LoraGradients gradients = TinyGradients(batch.routing);
     const DeviceRecording recording;
-    decoder.BackwardLayers(batch, tape, at::ones_like(x_TH));
+    decoder.BackwardLayers(batch, tape, at::ones_like(x_TH), gradients);
     step.backward = recording.events();
     return step;
   }

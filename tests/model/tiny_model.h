@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/lora/adapter.h"
+#include "src/lora/lora_linear.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_config.h"
@@ -108,6 +108,20 @@ inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
       RandomTensor({version->layout->num_parameters()}, 0.2, dtype);
   version->weights_N = version->compute_N.to(at::kFloat);
   return version;
+}
+
+// Zeros for the versions of a routing that has each of them once, beside their
+// weights; in f32, of f64 weights in f64.
+inline lora::LoraGradients TinyGradients(const lora::LoraRouting& routing) {
+  lora::LoraGradients gradients;
+  for (const lora::LoraSegment& segment : routing) {
+    const at::Tensor& weights_N = segment.version->compute_N;
+    const bool exact = weights_N.scalar_type() == at::kDouble;
+    gradients.push_back({.version = segment.version,
+                         .gradient_N = at::zeros_like(
+                             weights_N, exact ? at::kDouble : at::kFloat)});
+  }
+  return gradients;
 }
 
 }  // namespace weft::testing

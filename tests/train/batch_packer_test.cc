@@ -33,12 +33,10 @@ lora::AdapterVersionPtr Version() {
   return std::make_shared<lora::AdapterVersion>();
 }
 
-TrainPiece Whole(const TrainRequest& request, lora::AdapterVersionPtr version,
-                 at::Tensor gradient = {}) {
+TrainPiece Whole(const TrainRequest& request, lora::AdapterVersionPtr version) {
   return {.request = &request,
           .num_data = static_cast<int64_t>(request.data.size()),
-          .version = std::move(version),
-          .gradient_N = std::move(gradient)};
+          .version = std::move(version)};
 }
 
 PackedTrain Pack(const std::vector<TrainPiece>& pieces) {
@@ -91,11 +89,8 @@ TEST(PackTrainTest, MergesNeighbouringPiecesOfOneVersion) {
   const TrainRequest first = Request({Tokens({1, 2})});
   const TrainRequest second = Request({Tokens({3}), Tokens({4})});
   const lora::AdapterVersionPtr version = Version();
-  const at::Tensor gradient = at::zeros({3});
-  const PackedTrain packed =
-      Pack({Whole(first, version, gradient), Whole(second, version, gradient)});
-  EXPECT_THAT(SegmentsOf(packed), ElementsAre(Segment(0, 4, version.get())));
-  EXPECT_TRUE(packed.batch.routing[0].gradient_N.is_same(gradient));
+  EXPECT_THAT(SegmentsOf(Pack({Whole(first, version), Whole(second, version)})),
+              ElementsAre(Segment(0, 4, version.get())));
 }
 
 TEST(PackTrainTest, KeepsVersionsOfOneAdapterApart) {
@@ -115,18 +110,6 @@ TEST(PackTrainTest, LeavesRowsOfTheBaseModelOutOfTheRouting) {
       SegmentsOf(Pack({Whole(request, version), Whole(request, nullptr),
                        Whole(request, version)})),
       ElementsAre(Segment(0, 2, version.get()), Segment(4, 6, version.get())));
-}
-
-TEST(PackTrainTest, GivesEachAdapterItsOwnGradient) {
-  const TrainRequest request = Request({Tokens({1})});
-  const at::Tensor first = at::zeros({2}), second = at::zeros({2});
-  const PackedTrain packed =
-      Pack({Whole(request, Version(), first), Whole(request, Version(), second),
-            Whole(request, Version())});
-  ASSERT_EQ(packed.batch.routing.size(), 3u);
-  EXPECT_TRUE(packed.batch.routing[0].gradient_N.is_same(first));
-  EXPECT_TRUE(packed.batch.routing[1].gradient_N.is_same(second));
-  EXPECT_FALSE(packed.batch.routing[2].gradient_N.defined());
 }
 
 TEST(PackTrainTest, TakesOnlyTheDataOfTheSlice) {

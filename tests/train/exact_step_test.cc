@@ -63,13 +63,15 @@ class ExactStepTest : public ::testing::Test {
     const at::InferenceMode no_autograd;
     Step step;
     std::vector<TrainPiece> pieces;
+    lora::LoraGradients gradients;
     for (size_t i = 0; i < requests.size(); ++i) {
       step.gradients.push_back(at::zeros_like(versions_[i]->compute_N));
       pieces.push_back(
           {.request = &requests[i],
            .num_data = static_cast<int64_t>(requests[i].data.size()),
-           .version = versions_[i],
-           .gradient_N = step.gradients.back()});
+           .version = versions_[i]});
+      gradients.push_back(
+          {.version = versions_[i], .gradient_N = step.gradients.back()});
     }
     const PackedTrain packed = PackTrain(pieces, settings.share_prompts);
     model::Tape tape;
@@ -96,12 +98,13 @@ class ExactStepTest : public ::testing::Test {
       g_E.index_put_({entries}, -weights_E);
     }
     at::Tensor d_TH = at::zeros_like(x_TH);
-    d_TH.index_add_(0, packed.score_index_R,
-                    decoder_.FinalNormBackward(
-                        loss::HeadBackward(scores, normed_RH, head_VH,
-                                           packed.rows, options, g_E),
-                        x_RH));
-    decoder_.BackwardLayers(packed.batch, tape, std::move(d_TH));
+    d_TH.index_add_(
+        0, packed.score_index_R,
+        decoder_.FinalNormBackward(
+            loss::HeadBackward(scores, normed_RH, head_VH, packed.rows, options,
+                               g_E, gradients),
+            x_RH));
+    decoder_.BackwardLayers(packed.batch, tape, std::move(d_TH), gradients);
     return step;
   }
 

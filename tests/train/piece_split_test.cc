@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <vector>
 
 namespace weft::engine {
@@ -66,12 +67,14 @@ TEST(PieceSplitTest, APieceKeepsItsAdapterInEveryPart) {
   TrainPiece piece = All(a);
   piece.first_datum = 1;
   piece.num_data = 2;
-  piece.gradient_N = at::Tensor();
+  piece.version = std::make_shared<lora::AdapterVersion>();
   const auto parts = SplitPieces({piece}, 2);
   ASSERT_EQ(parts.size(), 2);
   EXPECT_EQ(parts[0][0].first_datum, 1);
   EXPECT_EQ(parts[1][0].first_datum, 2);
   EXPECT_EQ(parts[1][0].request, &a);
+  EXPECT_EQ(parts[0][0].version, piece.version);
+  EXPECT_EQ(parts[1][0].version, piece.version);
 }
 
 }  // namespace

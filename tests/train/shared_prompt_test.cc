@@ -54,17 +54,19 @@ class SharedPromptTest : public ::testing::Test {
     std::vector<loss::MetricSums> sums(requests.size());
     std::vector<loss::MetricSums*> metrics;
     Step step;
+    lora::LoraGradients gradients;
     for (size_t i = 0; i < requests.size(); ++i) {
       step.gradients.push_back(at::zeros_like(versions_[i]->weights_N));
       pieces.push_back(
           {.request = &requests[i],
            .num_data = static_cast<int64_t>(requests[i].data.size()),
-           .version = versions_[i],
-           .gradient_N = step.gradients.back()});
+           .version = versions_[i]});
+      gradients.push_back(
+          {.version = versions_[i], .gradient_N = step.gradients.back()});
       metrics.push_back(&sums[i]);
     }
     TrainRunner runner(&executor_, options);
-    step.data = runner.Run(pieces, /*backward=*/true, metrics).value().data;
+    step.data = runner.Run(pieces, &gradients, metrics).value().data;
     step.num_rows =
         PackTrain(pieces, options.share_prompts).batch.tokens_T.numel();
     return step;
@@ -178,17 +180,16 @@ TEST_F(SharedPromptTest, MixedAdaptersShareEachItsOwn) {
 
 TEST_F(SharedPromptTest, ABatchThatCannotFitChangesNothing) {
   const TrainRequest request = {.data = Group(2, 20, 6)};
-  TrainPiece piece = {.request = &request,
-                      .num_data = 2,
-                      .version = versions_[0],
-                      .gradient_N = at::zeros_like(versions_[0]->weights_N)};
+  const TrainPiece piece = {
+      .request = &request, .num_data = 2, .version = versions_[0]};
+  const lora::LoraGradients gradients =
+      lora::ZeroGradients({versions_[0]}, at::kCPU);
   loss::MetricSums sums;
   TrainRunner runner(&executor_, {.memory_budget_bytes = 1000});
-  const absl::Status status =
-      runner.Run({piece}, /*backward=*/true, {&sums}).status();
+  const absl::Status status = runner.Run({piece}, &gradients, {&sums}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("there are 1000"));
-  EXPECT_EQ(piece.gradient_N.abs().max().item<double>(), 0);
+  EXPECT_EQ(gradients[0].gradient_N.abs().max().item<double>(), 0);
 }
 
 }  // namespace

@@ -54,6 +54,12 @@ TrainRequest Request(std::vector<Datum> data, double temperature = 1) {
 struct Outcome {
   std::vector<DatumResult> data;
   std::vector<loss::MetricSums> metrics;
+  lora::LoraGradients gradients;
+
+  [[nodiscard]] at::Tensor Gradient(
+      const lora::AdapterVersionPtr& version) const {
+    return GradientOf(gradients, version);
+  }
 };
 
 class TrainRunnerTest : public ::testing::Test {
@@ -70,25 +76,32 @@ class TrainRunnerTest : public ::testing::Test {
     return TinyVersion(decoder_.config(), config, at::kFloat);
   }
 
-  // The request with a gradient buffer of its own, or that of `shared`.
   static TrainPiece Piece(const TrainRequest& request,
-                          const lora::AdapterVersionPtr& version,
-                          const TrainPiece* shared = nullptr) {
+                          const lora::AdapterVersionPtr& version) {
     return {.request = &request,
             .num_data = static_cast<int64_t>(request.data.size()),
-            .version = version,
-            .gradient_N = shared != nullptr
-                              ? shared->gradient_N
-                              : at::zeros_like(version->weights_N)};
+            .version = version};
   }
 
-  Outcome Run(const std::vector<TrainPiece>& pieces, bool backward = true) {
+  // Adds to the gradients; null: forward alone.
+  Outcome Run(const std::vector<TrainPiece>& pieces,
+              const lora::LoraGradients* gradients) {
     Outcome outcome;
     outcome.metrics.resize(pieces.size());
     std::vector<loss::MetricSums*> metrics;
     for (loss::MetricSums& sums : outcome.metrics) metrics.push_back(&sums);
-    outcome.data = runner_.Run(pieces, backward, metrics).value().data;
+    outcome.data = runner_.Run(pieces, gradients, metrics).value().data;
+    if (gradients != nullptr) outcome.gradients = *gradients;
     return outcome;
+  }
+  // Adds to zeros.
+  Outcome Run(const std::vector<TrainPiece>& pieces) {
+    std::vector<lora::AdapterVersionPtr> versions;
+    for (const TrainPiece& piece : pieces) versions.push_back(piece.version);
+    versions.erase(std::ranges::unique(versions).begin(), versions.end());
+    const lora::LoraGradients gradients =
+        lora::ZeroGradients(versions, at::kCPU);
+    return Run(pieces, &gradients);
   }
 
   const model::Decoder decoder_;
@@ -140,9 +153,8 @@ TEST_F(TrainRunnerTest, MatchesAutogradOfTheWholeStep) {
   const TrainRequest first = Request({MakeDatum(1, 9), MakeDatum(2, 1)});
   const TrainRequest second = Request({MakeDatum(3, 6)}, 0.7);
   const TrainRequest third = Request({MakeDatum(4, 12)}, 1.5);
-  std::vector<TrainPiece> pieces = {Piece(first, a_)};
-  pieces.push_back(Piece(second, a_, &pieces[0]));
-  pieces.push_back(Piece(third, b_));
+  const std::vector<TrainPiece> pieces = {Piece(first, a_), Piece(second, a_),
+                                          Piece(third, b_)};
   const Outcome actual = Run(pieces);
 
   const model::PackedBatch batch =
@@ -170,45 +182,53 @@ TEST_F(TrainRunnerTest, MatchesAutogradOfTheWholeStep) {
     }
   }
   EXPECT_EQ(d, actual.data.size());
-  ExpectNear(pieces[0].gradient_N, expected.gradients[0],
+  ExpectNear(actual.Gradient(a_), expected.gradients[0],
              MaxAbs(expected.gradients[0]));
-  ExpectNear(pieces[2].gradient_N, expected.gradients[1],
+  ExpectNear(actual.Gradient(b_), expected.gradients[1],
              MaxAbs(expected.gradients[1]));
 }
 
 TEST_F(TrainRunnerTest, GivesTheSameBitsAgain) {
   const TrainRequest request = Request({MakeDatum(1, 9), MakeDatum(2, 7)});
-  const TrainPiece first = Piece(request, a_), second = Piece(request, a_);
-  const Outcome once = Run({first}), twice = Run({second});
-  EXPECT_TRUE(at::equal(first.gradient_N, second.gradient_N));
+  const Outcome once = Run({Piece(request, a_)});
+  const Outcome twice = Run({Piece(request, a_)});
+  EXPECT_TRUE(at::equal(once.Gradient(a_), twice.Gradient(a_)));
   EXPECT_EQ(once.data[1].logprobs, twice.data[1].logprobs);
 }
 
-TEST_F(TrainRunnerTest, ForwardAloneGivesTheSameNumbersAndNoGradient) {
+TEST_F(TrainRunnerTest, ForwardAloneGivesTheSameNumbers) {
   const TrainRequest request = Request({MakeDatum(1, 9), MakeDatum(2, 7)});
-  const TrainPiece trained = Piece(request, a_), scored = Piece(request, a_);
-  const Outcome with = Run({trained});
-  const Outcome without = Run({scored}, /*backward=*/false);
+  const Outcome with = Run({Piece(request, a_)});
+  const Outcome without = Run({Piece(request, a_)}, /*gradients=*/nullptr);
   for (size_t d = 0; d < 2; ++d) {
     EXPECT_EQ(with.data[d].logprobs, without.data[d].logprobs);
     EXPECT_EQ(with.data[d].losses, without.data[d].losses);
   }
-  EXPECT_GT(MaxAbs(trained.gradient_N), 0);
-  EXPECT_EQ(MaxAbs(scored.gradient_N), 0);
+  EXPECT_GT(MaxAbs(with.Gradient(a_)), 0);
+}
+
+TEST_F(TrainRunnerTest, TrainsOnlyTheVersionsThatItIsGivenGradientsOf) {
+  const TrainRequest first = Request({MakeDatum(1, 9)});
+  const TrainRequest second = Request({MakeDatum(2, 7)});
+  const std::vector<TrainPiece> pieces = {Piece(first, a_), Piece(second, b_)};
+  const lora::LoraGradients of_b = lora::ZeroGradients({b_}, at::kCPU);
+  const Outcome both = Run(pieces), one = Run(pieces, &of_b);
+  EXPECT_EQ(one.data[0].logprobs, both.data[0].logprobs);
+  EXPECT_TRUE(at::equal(one.Gradient(b_), both.Gradient(b_)));
 }
 
 TEST_F(TrainRunnerTest, SlicesOfARequestAddUpToTheWhole) {
   const TrainRequest request =
       Request({MakeDatum(1, 9), MakeDatum(2, 7), MakeDatum(3, 4)});
-  const TrainPiece whole = Piece(request, a_);
+  const Outcome at_once = Run({Piece(request, a_)});
   TrainPiece slice = Piece(request, a_);
-  const Outcome at_once = Run({whole});
   slice.num_data = 1;
-  (void)Run({slice});
+  const Outcome start = Run({slice});
   slice.first_datum = 1;
   slice.num_data = 2;
-  const Outcome rest = Run({slice});
-  ExpectNear(slice.gradient_N, whole.gradient_N, MaxAbs(whole.gradient_N));
+  const Outcome rest = Run({slice}, &start.gradients);
+  ExpectNear(rest.Gradient(a_), at_once.Gradient(a_),
+             MaxAbs(at_once.Gradient(a_)));
   ASSERT_EQ(rest.data.size(), 2u);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_NEAR(rest.data[1].logprobs[i], at_once.data[2].logprobs[i],
@@ -221,24 +241,23 @@ TEST_F(TrainRunnerTest, ManyScoredRowsAreTheSumOfTheirParts) {
   std::vector<Datum> data;
   for (int32_t i = 0; i < 18; ++i) data.push_back(MakeDatum(i, 120));
   const TrainRequest request = Request(std::move(data));
-  const TrainPiece whole = Piece(request, a_);
+  const at::Tensor whole_N = Run({Piece(request, a_)}).Gradient(a_);
+  const lora::LoraGradients sum = lora::ZeroGradients({a_}, at::kCPU);
   TrainPiece part = Piece(request, a_);
-  (void)Run({whole});
   part.num_data = 1;
-  for (; part.first_datum < 18; ++part.first_datum) (void)Run({part});
-  ExpectNear(part.gradient_N, whole.gradient_N, MaxAbs(whole.gradient_N));
+  for (; part.first_datum < 18; ++part.first_datum) (void)Run({part}, &sum);
+  ExpectNear(sum[0].gradient_N, whole_N, MaxAbs(whole_N));
 }
 
 TEST_F(TrainRunnerTest, KeepsNanOfOneAdapterFromTheOthers) {
   const TrainRequest request = Request({MakeDatum(1, 9)});
-  const TrainPiece clean = Piece(request, a_), dirty = Piece(request, a_);
   auto bad = std::make_shared<lora::AdapterVersion>(*b_);
   bad->compute_N = at::full_like(bad->compute_N, NAN);
-  const Outcome before = Run({clean, Piece(request, b_)});
-  const Outcome after = Run({dirty, Piece(request, bad)});
+  const Outcome before = Run({Piece(request, a_), Piece(request, b_)});
+  const Outcome after = Run({Piece(request, a_), Piece(request, bad)});
   EXPECT_TRUE(std::isnan(after.data[1].losses[0]));
   EXPECT_EQ(before.data[0].logprobs, after.data[0].logprobs);
-  EXPECT_TRUE(at::equal(clean.gradient_N, dirty.gradient_N));
+  EXPECT_TRUE(at::equal(before.Gradient(a_), after.Gradient(a_)));
 }
 
 TEST_F(TrainRunnerTest, GivesEntropiesToThoseWhoAsk) {
@@ -288,10 +307,8 @@ TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
   };
   const TrainRequest ragged_request = request(ragged);
   const TrainRequest dense_request = request(dense);
-  const TrainPiece ragged_piece = Piece(ragged_request, a_);
-  const TrainPiece dense_piece = Piece(dense_request, a_);
-  const Outcome actual = Run({ragged_piece});
-  const Outcome expected = Run({dense_piece});
+  const Outcome actual = Run({Piece(ragged_request, a_)});
+  const Outcome expected = Run({Piece(dense_request, a_)});
 
   ASSERT_EQ(actual.data[1].logprobs.size(), ragged.targets.size());
   for (int64_t i = 0; i < ragged.num_tokens(); ++i) {
@@ -306,8 +323,8 @@ TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
   EXPECT_EQ(actual.data[1].entropies, expected.data[1].entropies);
   EXPECT_EQ(actual.data[1].entropies[1], 0.0F);
   EXPECT_EQ(actual.metrics[0].Metrics(), expected.metrics[0].Metrics());
-  EXPECT_GT(MaxAbs(ragged_piece.gradient_N), 0);
-  EXPECT_TRUE(at::equal(ragged_piece.gradient_N, dense_piece.gradient_N));
+  EXPECT_GT(MaxAbs(actual.Gradient(a_)), 0);
+  EXPECT_TRUE(at::equal(actual.Gradient(a_), expected.Gradient(a_)));
 }
 
 TEST_F(TrainRunnerTest, SumsTheMetricsOfEachPieceApart) {
@@ -328,10 +345,9 @@ TEST_F(TrainRunnerTest, DataThatScoreNothingLeaveTheGradientAlone) {
   Datum silent = MakeDatum(1, 4);
   silent.weights.assign(4, 0.0f);
   const TrainRequest request = Request({silent});
-  const TrainPiece piece = Piece(request, a_);
-  const Outcome outcome = Run({piece});
+  const Outcome outcome = Run({Piece(request, a_)});
   EXPECT_THAT(outcome.data[0].logprobs, Each(0.0f));
-  EXPECT_EQ(MaxAbs(piece.gradient_N), 0);
+  EXPECT_EQ(MaxAbs(outcome.Gradient(a_)), 0);
 }
 
 }  // namespace
