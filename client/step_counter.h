@@ -28,8 +28,8 @@ enum class StepOutcome : uint8_t {
   kUnknown,  // It may have run.
 };
 
-// What a training step's status says about its number. A status with the payload
-// kStepDonePayload is the answer of a step that is done.
+// What a training step's status says about its number. A status with the
+// payload kStepDonePayload is the answer of a step that is done.
 [[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
 

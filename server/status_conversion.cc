@@ -31,8 +31,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   v1::ErrorInfo info;
   info.set_reason(reason->name);
   info.set_domain("weft");
-  info.mutable_metadata()->insert(reason->values.begin(),
-                                  reason->values.end());
+  info.mutable_metadata()->insert(reason->values.begin(), reason->values.end());
   v1::StatusDetails details;
   details.set_code(code);
   details.set_message(message);

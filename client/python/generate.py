@@ -1,8 +1,8 @@
 """Generates weft/_proto from proto/weft/v1/*.proto with the system's protoc.
 
 Our files import nothing from each other, only what protobuf brings, so their
-modules can stand flat in weft._proto, and no import needs rewriting. There are no gRPC stubs: the table
-in weft/methods.py takes their place, so no plugin is needed.
+modules can stand flat in weft._proto, and no import needs rewriting. There are
+no gRPC stubs: the table in weft/methods.py takes their place, so no plugin is needed.
 
     python client/python/generate.py [--protoc PATH]
 """

@@ -1,5 +1,5 @@
-// The state that a load or an import gives to an adapter, as a file of the state
-// folder: so that its log does not depend on the checkpoint.
+// The state that a load or an import gives to an adapter, as a file of the
+// state folder: so that its log does not depend on the checkpoint.
 // Threads: the I/O thread.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
@@ -19,7 +19,7 @@ namespace weft::engine {
                                      const lora::AdapterState& state,
                                      std::string& image);
 
-// Of an adapter of so many parameters. NOT_FOUND, DATA_LOSS.
+// The state of an adapter of so many parameters. NOT_FOUND, DATA_LOSS.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,
     int64_t num_parameters);

@@ -39,8 +39,8 @@ class StepDesk {
   // cancelled it and it has ended.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // Ends a load that has replaced its adapter's state by one of `last_step`. A
-  // new epoch begins, that of the facts if they have one: numbers go on from there, for the work that waits and for
-  // the replay table.
+  // new epoch begins, that of the facts if they have one: numbers go on from
+  // there, for the work that waits and for the replay table.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // The micro-batch has been run for its tenants.

@@ -23,10 +23,13 @@
 #include "src/adapters/adapter_manager.h"
 #include "src/adapters/engine_context.h"
 #include "src/base/progress.h"
+#include "src/dispatch/work.h"
 #include "src/journal/log_reader.h"
 #include "src/journal/state_folder.h"
+#include "src/lora/adapter.h"
 #include "src/records/record.h"
 #include "src/recovery/snapshotter.h"
+#include "src/request/adapter_key.h"
 #include "src/train/batch_trainer.h"
 #include "src/train/step_executor.h"
 

@@ -205,8 +205,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
     if (!held_.contains(adapter) && !queue.on_device() &&
-        (!finishing_ || queue.has_started()) &&
-        queue.Ready(now) != nullptr) {
+        (!finishing_ || queue.has_started()) && queue.Ready(now) != nullptr) {
       ready.push_back(&queue);
     }
   }

@@ -82,8 +82,7 @@ class Scheduler {
   // Held: work of the adapter waits as before, but none of it starts.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // While set, requests that are between two slices go on and no other training
-  // starts.
+  // While set, only requests between two slices go on; no training starts.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
   // The kinds of the adapter's work that could start now if it were not held.

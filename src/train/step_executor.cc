@@ -10,6 +10,7 @@
 #include "src/adapters/state_image.h"
 #include "src/base/status_macros.h"
 #include "src/optim/adamw.h"
+#include "src/records/record.h"
 
 namespace weft::engine {
 namespace {

@@ -133,7 +133,8 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
   for (const json& overrides : damaged) {
     Save(Uneven());
     EditConfig([&](json& config) { config["overrides"] = overrides; });
-    EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}), IsStatus(kDataLoss, "manifest is damaged"))
+    EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
+                IsStatus(kDataLoss, "manifest is damaged"))
         << overrides;
   }
 }
