@@ -1,7 +1,7 @@
 """Headers stand alone, also those that preset asan does not compile.
 
-It compiles every header of the modules without LibTorch and gRPC by itself. Of the
-others, most are what a source of the same name includes first, where clang-format
+It compiles every header of the modules without LibTorch and gRPC by itself. Most
+of the others are what a source of the same name includes first, where clang-format
 keeps it: they stand where that source compiles. The rest is compiled here. All of
 them, without precompiled headers, would take two minutes.
 """
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 def _headers() -> dict[Path, list[str]]:
     """Headers that are compiled here, with the flags of a source beside them."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    found = {}
+    found: dict[Path, list[str]] = {}
     for name, flags in sorted(compile_flags(build / "compile_commands.json").items()):
         folder = name.split("/")[0]
         torch = folder == "src" and includes_torch(flags)

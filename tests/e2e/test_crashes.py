@@ -18,7 +18,7 @@ from typing import Any
 
 import checkpoints
 import daemon as daemon_module
-import fixtures
+import models
 import pytest
 import raw
 from texts import random_tokens
@@ -53,7 +53,7 @@ class Server:
         self.daemon: Any = None
 
     def launch(self, **environment: str) -> None:
-        model = fixtures.model_folder("llama-tied")
+        model = models.tiny_model("llama-tied")
         self.daemon = daemon_module.Daemon(model, self.folder, *self.flags)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():

@@ -12,7 +12,7 @@ from typing import Any
 import checkpoints
 import daemon as daemon_module
 import exported
-import fixtures
+import models
 import pytest
 import raw
 from batching import together
@@ -38,7 +38,7 @@ class Durable:
         self.flags = flags or self.flags
         self.lives += 1
         self.daemon = daemon_module.Daemon(
-            fixtures.model_folder(KIND),
+            models.tiny_model(KIND),
             self.folder / "run",
             *("--state-dir", str(self.folder / "state")),
             *self.flags,
@@ -255,7 +255,7 @@ def test_a_state_folder_of_another_model_is_refused(
     durable.start()
     durable.daemon.stop()
     other = daemon_module.Daemon(
-        fixtures.model_folder("qwen3"),
+        models.tiny_model("qwen3"),
         tmp_path / "other",
         *("--state-dir", str(durable.folder / "state")),
     )
