@@ -386,13 +386,15 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     adapter.optim_step()
     assert adapter.save("one").last_step == 2
-    with pytest.raises(weft.AlreadyExists):
+    with pytest.raises(weft.AlreadyExists) as refused:
         adapter.save("one")
+    assert refused.value.step_done
     adapter.save("one", overwrite=True)
     adapter.save("two")
     assert {c.name for c in client.checkpoints("a")} == {"one", "two"}
-    assert adapter.load("one").last_step == 3
-    assert adapter.next_step == 4
+    # The step that failed has kept its number.
+    assert adapter.load("one").last_step == 4
+    assert adapter.next_step == 5
     adapter.load("two", weights_only=True)
     assert adapter.next_step == 1
     assert adapter.snapshot("best") == adapter.info().version
