@@ -125,9 +125,7 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
        {"peer", context_->peer()},
        {"error", std::string(status.message())}});
   Audit(status);
-  if (status.ok() || !caller_.ok()) return ToGrpcStatus(status);
-  return ToGrpcStatus(
-      absl::Status(status.code(), caller_->RevealMessage(status.message())));
+  return ToGrpcStatus(caller_.ok() ? caller_->RevealError(status) : status);
 }
 
 void CancelSlot::Set(CancelHandle handle) {

@@ -1,8 +1,11 @@
 #include "server/caller.h"
 
+#include <optional>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "src/base/reason.h"
 
 namespace weft {
 
@@ -52,9 +55,16 @@ std::string Caller::NameOf(const std::string& engine_name) const {
   return Owns(engine_name) ? engine_name.substr(prefix_.size()) : engine_name;
 }
 
-std::string Caller::RevealMessage(absl::string_view message) const {
-  if (prefix_.empty()) return std::string(message);
-  return absl::StrReplaceAll(message, {{prefix_, ""}});
+absl::Status Caller::RevealError(const absl::Status& status) const {
+  if (status.ok() || prefix_.empty()) return status;
+  const auto reveal = [this](absl::string_view text) {
+    return absl::StrReplaceAll(text, {{prefix_, ""}});
+  };
+  const absl::Status shown(status.code(), reveal(status.message()));
+  std::optional<Reason> reason = FindReason(status);
+  if (!reason) return shown;
+  for (auto& [key, value] : reason->values) value = reveal(value);
+  return WithReason(shown, *reason);
 }
 
 }  // namespace weft

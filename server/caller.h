@@ -78,8 +78,9 @@ class Caller {
 
   // False: it is another tenant's.
   [[nodiscard]] bool Owns(absl::string_view engine_name) const;
-  // A message of the engine, with the caller's names.
-  [[nodiscard]] std::string RevealMessage(absl::string_view message) const;
+  // A status of the engine with the caller's names, in its message and in its
+  // reason.
+  [[nodiscard]] absl::Status RevealError(const absl::Status& status) const;
 
  private:
   void QualifyId(std::string* adapter_id) const;

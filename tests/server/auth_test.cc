@@ -327,6 +327,9 @@ TEST_F(AuthTest, MessagesHaveTheCallersNames) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("'x'"));
   EXPECT_THAT(status.error_message(), Not(HasSubstr("acme~")));
+  // What programs read is there, and has the same names.
+  EXPECT_THAT(status.error_details(), HasSubstr("google.rpc.ErrorInfo"));
+  EXPECT_THAT(status.error_details(), Not(HasSubstr("acme~")));
 }
 
 }  // namespace
