@@ -23,7 +23,7 @@ void Dispatcher::Post(EngineTask task) {
   if (closed.ok()) {
     state_.changed.NotifyAll();
   } else {
-    task(closed);
+    task(closed);  // NOLINT(bugprone-use-after-move): moved only while open.
   }
 }
 

@@ -73,7 +73,8 @@ class Temporary {
     }
   }
   Temporary(Temporary&& other) noexcept
-      : parent_(other.parent_), name_(std::exchange(other.name_, "")) {}
+      : parent_(std::move(other.parent_)),
+        name_(std::exchange(other.name_, "")) {}
   Temporary& operator=(Temporary&&) = delete;
   ~Temporary() {
     if (!name_.empty()) RemoveTree(parent_, name_);

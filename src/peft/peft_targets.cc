@@ -129,6 +129,7 @@ absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
 absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
                                    const std::vector<LoraFactor>& sites) {
   std::vector<std::string> paths;
+  paths.reserve(sites.size());
   for (const LoraFactor& site : sites) paths.push_back(ModulePath(site));
   for (const std::string& name : targets.names) {
     if (std::ranges::any_of(paths, [&](const std::string& path) {

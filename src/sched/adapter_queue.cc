@@ -201,7 +201,8 @@ AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
       if (number != step) change.renumbered.emplace_back(entry.item.id, number);
     }
     highest = std::max(highest, entry.item.step);
-    PutWaiting({.number = entry.item.step, .after = 0}, std::move(entry));
+    const Place next = {.number = entry.item.step, .after = 0};
+    PutWaiting(next, std::move(entry));
   }
   return change;
 }

@@ -249,7 +249,7 @@ bool Scheduler::PutBack(uint64_t id) {
                    .kind = WorkKind::kSample,
                    .tokens = it->tokens,
                    .deadline = it->deadline});
-  samples_.PutBack(*std::move(it));
+  samples_.PutBack(*it);
   taken_.erase(it);
   return true;
 }

@@ -7,18 +7,19 @@ code: each source with its line of the CPU build's compile_commands.json.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from deploy_files import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "lint"))
+from compile_flags import compile_flags
 
 FOLDERS = ("server", "client", "tests/support", "src/engine", "src/runtime")
 # A source of each kind: without its first lock it must not pass.
@@ -28,7 +29,6 @@ LOCKED = (
     "client/step_counter.cc",
     "tests/support/canned_engine.cc",
 )
-_KEPT = re.compile(r"-(I|D|std=|idirafter)")
 _LOCK = re.compile(r"^ *(absl::)?MutexLock \w+\(.*\);\n", re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(
@@ -36,28 +36,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _flags(command: str) -> Iterator[str]:
-    """What decides how a source reads; neither warnings nor precompiled headers."""
-    words = iter(shlex.split(command))
-    for word in words:
-        if word in ("-isystem", "-I", "-idirafter"):
-            yield from (word, next(words))
-        elif _KEPT.match(word):
-            yield word
-
-
 def _sources() -> dict[str, list[str]]:
-    """Name below the root to flags, of every source of FOLDERS."""
+    """Flags of every source of FOLDERS."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    found = {}
-    for entry in json.loads((build / "compile_commands.json").read_text()):
-        path = Path(entry["file"])
-        if not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "build"):
-            continue
-        name = str(path.relative_to(ROOT))
-        if name.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
-            found[name] = [*_flags(entry["command"])]
-    return found
+    flags = compile_flags(build / "compile_commands.json")
+    folders = tuple(f"{folder}/" for folder in FOLDERS)
+    return {name: flags[name] for name in flags if name.startswith(folders)}
 
 
 def _errors(source: Path, flags: list[str]) -> str:
@@ -68,6 +52,7 @@ def _errors(source: Path, flags: list[str]) -> str:
         text=True,
         capture_output=True,
         timeout=300,
+        cwd=ROOT,
     )
     return done.stderr if done.returncode != 0 else ""
 

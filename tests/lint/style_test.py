@@ -1,6 +1,7 @@
 """House rules a compiler does not check: sizes, leftovers, include guards.
 
-clang-tidy holds C++ functions to as many lines as Python's (.clang-tidy).
+clang-tidy holds the product's C++ functions to as many lines as Python's, where
+they do not include LibTorch (clang_tidy.py).
 """
 
 import ast

@@ -1,0 +1,91 @@
+"""clang-tidy finds nothing in the product's sources, and would find something."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from deploy_files import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "lint"))
+from clang_tidy import Tidy, cache_folder, groups
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("clang-tidy") is None, reason="no clang-tidy on this machine"
+)
+
+FLAGS = ["-std=c++20", "-I."]
+BAD = {
+    "bugprone-use-after-move": """#include <string>
+#include <utility>
+void Take(std::string);
+char f(std::string s) { Take(std::move(s)); return s[0]; }
+""",
+    "performance-for-range-copy": """#include <string>
+#include <vector>
+size_t f(const std::vector<std::string>& v) {
+  size_t n = 0;
+  for (const std::string s : v) n += s.size();
+  return n;
+}
+""",
+    "readability-function-size": "void f() {\n" + 70 * ";\n" + "}\n",
+}
+CLEAN = "namespace {\nconstexpr int kSame = 1;\n}\nint g() { return kSame; }\n"
+
+
+@pytest.fixture
+def tidy(tmp_path: Path) -> Tidy:
+    (tmp_path / "src").mkdir()
+    return Tidy(cache=tmp_path / "cache", root=tmp_path)
+
+
+def _write(tidy: Tidy, name: str, text: str) -> str:
+    (tidy.root / "src" / name).write_text(text)
+    return f"src/{name}"
+
+
+def test_nothing_is_found() -> None:
+    build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
+    parts = groups(build / "compile_commands.json")
+    assert {part[0].split("/")[0] for part in parts} >= {"src", "server", "client"}
+    assert Tidy(cache=cache_folder()).check_all(parts) == ""
+
+
+@pytest.mark.parametrize("check", BAD)
+def test_finds_each_offence(tidy: Tidy, check: str) -> None:
+    sources = [_write(tidy, "bad.cc", BAD[check]), _write(tidy, "clean.cc", CLEAN)]
+    for _ in range(2):  # What is not clean is not remembered.
+        found = tidy.check(sources, FLAGS)
+        assert check in found and "src/bad.cc" in found, found
+        assert "clean.cc" not in found
+
+
+def test_a_source_that_does_not_compile_is_found(tidy: Tidy) -> None:
+    sources = [
+        _write(tidy, "a.cc", "int f() { return x; }\n"),
+        _write(tidy, "b.cc", ""),
+    ]
+    assert "clang-diagnostic-error" in tidy.check(sources, FLAGS)
+
+
+def test_each_content_is_read_once(tidy: Tidy) -> None:
+    sources = [_write(tidy, "a.cc", "int f();\n")]
+    assert tidy.check(sources, FLAGS) == ""
+    assert tidy.check(sources, FLAGS) == ""
+    assert tidy.runs == [sources]
+    _write(tidy, "a.cc", "int f(int);\n")
+    assert tidy.check(sources, FLAGS) == ""
+    assert tidy.check(sources, [*FLAGS, "-DNDEBUG"]) == ""
+    assert tidy.runs == 3 * [sources]
+
+
+def test_sources_that_clash_are_read_apart_and_remembered_together(tidy: Tidy) -> None:
+    first = _write(tidy, "a.cc", CLEAN.replace("g()", "h()"))
+    second = _write(tidy, "b.cc", CLEAN)
+    for _ in range(2):
+        assert tidy.check([first, second], FLAGS) == ""
+    assert tidy.runs == [[first, second], [first], [second]]

@@ -1,0 +1,41 @@
+"""How each source is compiled, for tools that read it as the compiler does."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from sources import ROOT
+
+TORCH = "-idirafter"
+_KEPT = re.compile(r"-(I|D|m|std=|idirafter)")
+
+
+def _kept(command: str) -> Iterator[str]:
+    words = iter(shlex.split(command))
+    for word in words:
+        if word == "-isystem":
+            yield from (word, next(words))
+        elif _KEPT.match(word):
+            yield word
+
+
+def compile_flags(database: Path, root: Path = ROOT) -> dict[str, list[str]]:
+    """Source to what decides how it reads: no warnings, no precompiled headers.
+
+    Names are those of a compile_commands.json, and as the folders in the flags they
+    are relative to the root: to be used there. Generated sources are left out.
+    """
+    found = {}
+    for entry in json.loads(database.read_text()):
+        path = Path(entry["file"])
+        if path.is_relative_to(root) and not path.is_relative_to(root / "build"):
+            command = entry["command"].replace(f"{root}/", "")
+            command = command.replace(f"-I{root} ", "-I. ")
+            found[str(path.relative_to(root))] = [*_kept(command)]
+    return found
+
+
+def includes_torch(flags: list[str]) -> bool:
+    return any(flag.startswith(TORCH) for flag in flags)
