@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 def _headers() -> dict[Path, list[str]]:
     """Headers that are compiled here, with the flags of a source beside them."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    found = {}
+    found: dict[Path, list[str]] = {}
     for name, flags in sorted(compile_flags(build / "compile_commands.json").items()):
         folder = name.split("/")[0]
         torch = folder == "src" and includes_torch(flags)

@@ -299,7 +299,12 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   const grpc::Status refused = train(a);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("--max-calls-per-tenant"));
-  EXPECT_TRUE(Create("other", b).ok());
+  grpc::ClientContext context;  // A call that does not need the engine.
+  Bear(&context, b);
+  v1::GetAdapterRequest get;
+  get.set_adapter_id("a");
+  v1::GetAdapterResponse got;
+  EXPECT_TRUE(adapters_->GetAdapter(&context, get, &got).ok());
   engine_.Release();
   one.join();
   two.join();
