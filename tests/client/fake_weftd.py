@@ -86,6 +86,8 @@ class FakeWeftd:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._log.closed:
+            return  # The test has stopped it itself.
         self._process.terminate()
         self._process.communicate()
         sys.stderr.write(self.log())
