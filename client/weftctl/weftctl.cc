@@ -46,6 +46,7 @@ std::vector<FlagSpec> CommonFlags() {
 void PrintOverview(const std::vector<Command>& commands, std::ostream& out) {
   out << "Usage: weftctl COMMAND [WORDS] [FLAGS]\n\n";
   std::vector<Row> rows;
+  rows.reserve(commands.size());
   for (const Command& command : commands) {
     rows.push_back({absl::StrCat("  ", command.name), command.help});
   }

@@ -11,7 +11,7 @@ import pytest
 from deploy_files import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "lint"))
-from clang_tidy import Tidy, cache_folder, groups
+from clang_tidy import Tidy, cache_folder, parts
 
 pytestmark = pytest.mark.skipif(
     shutil.which("clang-tidy") is None, reason="no clang-tidy on this machine"
@@ -50,9 +50,10 @@ def _write(tidy: Tidy, name: str, text: str) -> str:
 
 def test_nothing_is_found() -> None:
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    parts = groups(build / "compile_commands.json")
-    assert {part[0].split("/")[0] for part in parts} >= {"src", "server", "client"}
-    assert Tidy(cache=cache_folder()).check_all(parts) == ""
+    all_parts = parts(build / "compile_commands.json")
+    names = [name for _, sources in all_parts for name in sources]
+    assert {name.split("/")[0] for name in names} >= {"src", "server", "client"}
+    assert Tidy(cache=cache_folder()).check_all(all_parts) == ""
 
 
 @pytest.mark.parametrize("check", BAD)
