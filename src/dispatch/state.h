@@ -46,6 +46,8 @@ struct Environment {
   // recorded, as post_reply.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
+  // RESOURCE_EXHAUSTED when a new step could not be recorded. Empty: never.
+  std::function<absl::Status()> check_room = {};
 };
 
 struct State {

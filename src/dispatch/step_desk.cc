@@ -99,6 +99,8 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
     if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
+  // After the answers that are stored: these need no room.
+  if (s_.env.check_room) WEFT_RETURN_IF_ERROR(s_.env.check_room());
   if (!key) return NoSuchAdapter(adapter_id);
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/base/reason.h"
 #include "src/engine/engine_impl.h"
 #include "src/train/prefix_tree.h"
 
@@ -38,23 +37,14 @@ constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
 
 template <typename Result>
 bool EngineImpl::Admit(const Callback<Result>& done) const {
-  const absl::Status open = dispatcher_.CheckOpen();
+  absl::Status open = dispatcher_.CheckOpen();
+  if (open.ok()) open = CheckRoom();
   if (!open.ok()) done(open);
-  return open.ok() && HasRoom(done);
-}
-
-template <typename Result>
-bool EngineImpl::HasRoom(const Callback<Result>& done) const {
-  const absl::Status room = recorder_.CheckRoom();
-  if (!room.ok()) {
-    done(WithReason(room, {.name = "STATE_DISK_FULL", .values = {}}));
-  }
-  return room.ok();
+  return open.ok();
 }
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
-  if (!HasRoom(done)) return {};
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     dispatch::TypedReply(std::move(done)));
@@ -62,7 +52,6 @@ CancelHandle EngineImpl::Train(TrainRequest request,
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
-  if (!HasRoom(done)) return {};
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
       dispatch::TypedReply(std::move(done)));
@@ -70,7 +59,6 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
-  if (!HasRoom(done)) return {};
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
@@ -78,7 +66,6 @@ CancelHandle EngineImpl::SaveCheckpoint(
 
 CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
                                         Callback<StepReply<AdapterInfo>> done) {
-  if (!HasRoom(done)) return {};
   if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
     return dispatcher_.steps().Submit(std::move(request),
                                       {.kind = kAdapterOp, .tokens = 1},
@@ -99,7 +86,6 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
 CancelHandle EngineImpl::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {
-  if (!HasRoom(done)) return {};
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));

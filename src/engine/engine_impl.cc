@@ -10,6 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "src/base/log.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/head_options.h"
@@ -89,7 +90,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                        [this](std::function<void()> task) {
                          context_.PostReply(std::move(task));
                        },
-                   .metrics = &dispatch_metrics_}),
+                   .metrics = &dispatch_metrics_,
+                   .check_room = [this] { return CheckRoom(); }}),
       context_{.options = parts_.options,
                .dispatcher = dispatcher_,
                .device = *parts_.device,
@@ -147,6 +149,12 @@ absl::Status EngineImpl::Recover() {
   });
   ended.WaitForNotification();
   return status;
+}
+
+absl::Status EngineImpl::CheckRoom() const {
+  const absl::Status room = recorder_.CheckRoom();
+  if (room.ok()) return room;
+  return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
 }
 
 absl::Status EngineImpl::StartRecording(const RecoveryReport& report) {

@@ -114,12 +114,11 @@ class EngineImpl final : public Engine {
   }
 
  private:
-  // UNAVAILABLE to `done` and false when draining.
+  // The error to `done` and false when draining, or without room.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
-  // RESOURCE_EXHAUSTED to `done` and false when nothing can be recorded.
-  template <typename Result>
-  [[nodiscard]] bool HasRoom(const Callback<Result>& done) const;
+  // RESOURCE_EXHAUSTED when nothing can be recorded. Any thread.
+  [[nodiscard]] absl::Status CheckRoom() const;
 
   // Engine thread.
 

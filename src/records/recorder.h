@@ -35,8 +35,8 @@ class Recorder {
   void Write(const Record& record);
   // A micro-batch with gradients that has succeeded.
   void Batch(const dispatch::RunTrain& train);
-  // A step that has ended without an error, or by a StepFailure. Its adapter
-  // still exists.
+  // A step that has ended without an error, or with a StepFailure. Its adapter
+  // may be gone by now.
   void Done(const dispatch::StepTask& step, const StepResult& result);
   // The request was given up, perhaps between two slices.
   void Forget(uint64_t work);

@@ -16,7 +16,8 @@ namespace {
 
 // Copies that wait for the disk; beyond that the engine waits, too.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
-// Copies made between two pieces of work, unless these change more adapters.
+// At most so many copies are being written when GoOn makes another one.
+// BeforeChange does not keep to it.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
 
@@ -134,7 +135,8 @@ void Snapshotter::Copy(AdapterKey key) {
     ++files_in_flight_;
   }
   const ImageFile spilled = context_.adapters.File(key);
-  // On a CPU the image shares the adapter's tensors, which are about to change.
+  // On a CPU the image shares the adapter's tensors, and these may change before
+  // it is written.
   const bool shared = context_.device.Memory().total == 0;
   lora::AdapterImage image;
   absl::Status copied = context_.guard.Guarded("copying an adapter", [&] {

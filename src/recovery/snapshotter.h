@@ -64,12 +64,12 @@ class Snapshotter {
   journal::StateFolder* const folder_;
   const SpillFolder& spill_;
 
-  // Those of adapters that have not changed since.
+  // The latest image of each adapter that has not changed since that image.
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
-  absl::Time not_before_;        // After a failed one.
-  uint64_t first_sequence_ = 0;  // The snapshot has the log up to here.
+  absl::Time not_before_;        // When a snapshot failed: none before this.
+  uint64_t first_sequence_ = 0;  // The first record it does not contain.
   std::map<AdapterKey, records::AdapterRecord> adapters_;  // As they were then.
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;  // To be copied.
