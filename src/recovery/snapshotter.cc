@@ -135,8 +135,8 @@ void Snapshotter::Copy(AdapterKey key) {
     ++files_in_flight_;
   }
   const ImageFile spilled = context_.adapters.File(key);
-  // On a CPU the image shares the adapter's tensors, and these may change before
-  // it is written.
+  // On a CPU the image shares the adapter's tensors, and these may change
+  // before it is written.
   const bool shared = context_.device.Memory().total == 0;
   lora::AdapterImage image;
   absl::Status copied = context_.guard.Guarded("copying an adapter", [&] {
