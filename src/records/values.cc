@@ -12,6 +12,7 @@ namespace {
 
 template <typename T>
 void PutBytes(const std::vector<T>& values, std::string* out) {
+  if (values.empty()) return;
   out->assign(reinterpret_cast<const char*>(values.data()),
               values.size() * sizeof(T));
 }
@@ -19,6 +20,8 @@ void PutBytes(const std::vector<T>& values, std::string* out) {
 template <typename T>
 void GetBytes(const std::string& bytes, std::vector<T>* out) {
   out->resize(bytes.size() / sizeof(T));
+  // An empty vector has no address to copy to.
+  if (out->empty()) return;
   std::memcpy(out->data(), bytes.data(), out->size() * sizeof(T));
 }
 
