@@ -299,6 +299,7 @@ void Recovery::Apply(records::LoadedRecord& loaded, const Next& next) {
 
 absl::Status Recovery::Install(const records::LoadedRecord& loaded,
                                const lora::AdapterState& state) {
+  context_.before_change(loaded.key);
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
     context_.adapters.Find(loaded.key)->SetState(state);
   }));
@@ -315,6 +316,7 @@ absl::Status Recovery::Install(const records::LoadedRecord& loaded,
 }
 
 void Recovery::Apply(records::ReleaseRecord& release, const Next& next) {
+  context_.before_change(release.key);
   const absl::Status status =
       context_.adapters.ReleaseSnapshot(release.key, release.name);
   if (status.ok()) context_.Publish(release.key);
