@@ -1,6 +1,7 @@
 #include "src/adapters/adapter_io.h"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -22,6 +23,18 @@ constexpr uint64_t kMaxStoredRank = 1 << 16;
 constexpr uint64_t kMaxStoredLayer = 1 << 16;
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "trainer_state.json";
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() ||
+          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
+  return a.optim_steps == b.optim_steps && SameBits(a.weights, b.weights) &&
+         SameBits(a.gradient, b.gradient) && SameBits(a.moment1, b.moment1) &&
+         SameBits(a.moment2, b.moment2);
+}
 
 // Shape of the base model, so that a checkpoint meets only its own kind.
 json Fingerprint(const lora::ModelShape& shape) {
@@ -231,9 +244,27 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
     return absl::InternalError(
         absl::StrCat("making the adapter's folder: ", error.message()));
   }
-  WEFT_RETURN_IF_ERROR(WriteDurableFolder(
-      AdapterDir(request.adapter_id), request.name, folder, request.overwrite));
+  const absl::Status written = WriteDurableFolder(
+      AdapterDir(request.adapter_id), request.name, folder, request.overwrite);
+  if (absl::IsAlreadyExists(written)) {
+    if (auto saved = SavedBefore(request, config, state, last_step)) {
+      return *std::move(saved);
+    }
+  }
+  WEFT_RETURN_IF_ERROR(written);
   return info;
+}
+
+std::optional<CheckpointInfo> AdapterIo::SavedBefore(
+    const SaveCheckpointRequest& request, const LoraConfig& config,
+    const lora::AdapterState& state, uint64_t last_step) const {
+  const absl::StatusOr<LoadedCheckpoint> there =
+      Load({.source_adapter_id = request.adapter_id, .name = request.name});
+  if (!there.ok() || there->info.last_step != last_step ||
+      there->info.config != config || !SameState(there->state, state)) {
+    return std::nullopt;
+  }
+  return there->info;
 }
 
 absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(

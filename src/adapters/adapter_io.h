@@ -9,6 +9,8 @@
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +38,9 @@ class AdapterIo {
   // Removes what an interrupted write left behind.
   void RemoveStaleFiles() const;
 
-  // ALREADY_EXISTS without overwrite; RESOURCE_EXHAUSTED when the disk is full.
+  // ALREADY_EXISTS without overwrite, unless the checkpoint that is there has
+  // this very state of this step: then an earlier process wrote it for the same
+  // call, and it is returned. RESOURCE_EXHAUSTED when the disk is full.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
@@ -58,6 +62,10 @@ class AdapterIo {
                                  const std::vector<float>& weights) const;
 
  private:
+  // The checkpoint of the request's name, if it has this state.
+  [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
+      const SaveCheckpointRequest& request, const LoraConfig& config,
+      const lora::AdapterState& state, uint64_t last_step) const;
   // The names of all adapters that have a folder.
   [[nodiscard]] std::vector<std::string> AdapterNames() const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;

@@ -101,70 +101,66 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                return;
              }
              context_.PostIo([this, request, done] {
-               absl::StatusOr<LoadedCheckpoint> loaded =
-                   context_.files.Load(request);
-               std::string image;
-               if (loaded.ok()) {
-                 const absl::Status kept =
-                     KeepState(context_, loaded->state, image);
-                 if (!kept.ok()) loaded = kept;
-               }
-               Post(done, [this, request, done, image,
-                           loaded = std::move(loaded)]() mutable {
-                 FinishLoad(request, std::move(loaded), image, done);
+               Post(done, [this, done, read = ReadLoad(request)] {
+                 if (read.ok()) {
+                   Reply(done, Make(*read));
+                 } else {
+                   context_.dispatcher.adapters().ReturnSlot();
+                   Reply<AdapterInfo>(done, read.status());
+                 }
                });
              });
            });
 }
 
-void AdapterManager::FinishLoad(const LoadCheckpointRequest& request,
-                                absl::StatusOr<LoadedCheckpoint> loaded,
-                                const std::string& image,
-                                const Callback<AdapterInfo>& done) {
-  if (!loaded.ok()) {
-    context_.dispatcher.adapters().ReturnSlot();
-    Reply<AdapterInfo>(done, loaded.status());
-    return;
-  }
+absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
+    const LoadCheckpointRequest& request) const {
+  WEFT_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, context_.files.Load(request));
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
                                  .tenant = request.tenant,
-                                 .config = loaded->info.config},
-                     .state = std::move(loaded->state),
-                     .image = image,
-                     .last_step = loaded->info.last_step,
+                                 .config = std::move(loaded.info.config)},
+                     .state = std::move(loaded.state),
+                     .last_step = loaded.info.last_step,
                      .load = request};
-  Reply(done, Make(adapter));
+  WEFT_ASSIGN_OR_RETURN(adapter.image, KeepState(context_, adapter.state));
+  return adapter;
 }
 
 void AdapterManager::Import(ImportAdapterRequest request,
                             Callback<AdapterInfo> done) {
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
-    absl::StatusOr<lora::PeftAdapter> peft =
-        lora::ReadPeft(request.files, context_.adapters.shape());
-    const int rank = peft.ok() ? MaxRank(peft->config) : 0;
-    const int limit = context_.options.max_rank;
-    if (rank > limit) {
-      peft = absl::InvalidArgumentError(
-          absl::StrCat("adapter_config.json: rank ", rank,
-                       " is above the limit ", limit, " (--max-rank)"));
-    }
-    if (!peft.ok()) {
-      Reply<AdapterInfo>(done, peft.status());
+    absl::StatusOr<NewAdapter> adapter = ReadImport(request);
+    if (!adapter.ok()) {
+      Reply<AdapterInfo>(done, adapter.status());
       return;
     }
-    NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
-                                   .tenant = request.tenant,
-                                   .config = std::move(peft->config)},
-                       .state = {.weights = std::move(peft->weights)}};
-    const absl::Status kept = KeepState(context_, adapter.state, adapter.image);
-    if (!kept.ok()) {
-      Reply<AdapterInfo>(done, kept);
-      return;
-    }
-    Post(done, [this, adapter = std::move(adapter), done]() mutable {
+    Post(done, [this, adapter = *std::move(adapter), done]() mutable {
       MakeWhenRoom(std::move(adapter), done);
     });
   });
+}
+
+absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
+    const ImportAdapterRequest& request) const {
+  WEFT_ASSIGN_OR_RETURN(
+      lora::PeftAdapter peft,
+      lora::ReadPeft(request.files, context_.adapters.shape()));
+  const int rank = MaxRank(peft.config);
+  const int limit = context_.options.max_rank;
+  if (rank > limit) {
+    return absl::InvalidArgumentError(absl::StrCat("adapter_config.json: rank ",
+                                                   rank, " is above the limit ",
+                                                   limit, " (--max-rank)"));
+  }
+  // Nothing is written for an adapter that cannot be made.
+  WEFT_RETURN_IF_ERROR(context_.dispatcher.adapters().CheckNew(
+      request.adapter_id, request.tenant));
+  NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
+                                 .tenant = request.tenant,
+                                 .config = std::move(peft.config)},
+                     .state = {.weights = std::move(peft.weights)}};
+  WEFT_ASSIGN_OR_RETURN(adapter.image, KeepState(context_, adapter.state));
+  return adapter;
 }
 
 void AdapterManager::WhenSlot(const CreateAdapterRequest& request,
@@ -184,6 +180,7 @@ void AdapterManager::MakeWhenRoom(NewAdapter adapter,
   const CreateAdapterRequest request = adapter.request;
   WhenSlot(request, [this, adapter = std::move(adapter),
                      done = std::move(done)](const absl::Status& room) {
+    if (!room.ok()) DropState(context_, adapter.image);
     Reply(done, room.ok() ? Make(adapter) : room);
   });
 }
@@ -192,20 +189,22 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   const CreateAdapterRequest& request = adapter.request;
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const AdapterKey key = desk.NewKey();
+  // As exactly as the log keeps it.
+  const absl::Time now = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()));
   // Another one may have taken the name or the last slot meanwhile.
-  const absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
+  absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
+  if (status.ok()) {
+    status = MakeTensors(key, request.config, adapter.state, now);
+  }
   if (!status.ok()) {
     desk.ReturnSlot();
+    DropState(context_, adapter.image);
     return status;
   }
-  WEFT_RETURN_IF_ERROR(
-      MakeTensors(key, request.config, adapter.state,
-                  // As exactly as the log keeps it.
-                  absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()))));
   dispatch::AdapterFacts facts = context_.adapters.Facts(key);
   facts.info.epoch = desk.NewEpoch();
   desk.Add(key, request.adapter_id, request.tenant, adapter.last_step, facts);
-  Record(key, adapter, facts.info.epoch);
+  Record(key, adapter, facts.info);
   Log(LogLevel::kInfo, "adapter created",
       {{"adapter", request.adapter_id},
        {"tenant", request.tenant},
@@ -214,8 +213,12 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
 }
 
 absl::Status AdapterManager::MakeAgain(const records::AdapterRecord& adapter) {
-  WEFT_RETURN_IF_ERROR(
-      MakeTensors(adapter.key, adapter.config, {}, adapter.created_at));
+  const absl::Status status =
+      MakeTensors(adapter.key, adapter.config, {}, adapter.created_at);
+  if (!status.ok()) {
+    context_.dispatcher.adapters().ReturnSlot();
+    return status;
+  }
   dispatch::AdapterFacts facts = context_.adapters.Facts(adapter.key);
   facts.info.epoch = adapter.epoch;
   context_.dispatcher.adapters().Add(adapter.key, adapter.adapter_id,
@@ -231,41 +234,38 @@ absl::Status AdapterManager::MakeTensors(AdapterKey key,
     lora::Adapter& made = context_.adapters.Create(key, config, created_at);
     if (!state.weights.empty()) made.SetState(state);
   });
-  if (!status.ok()) {
-    context_.adapters.Erase(key);
-    context_.dispatcher.adapters().ReturnSlot();
-  }
+  if (!status.ok()) context_.adapters.Erase(key);
   return status;
 }
 
 void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
-                            uint64_t epoch) const {
+                            const AdapterInfo& made) const {
   const CreateAdapterRequest& request = adapter.request;
-  context_.recorder.Write(records::AdapterRecord{
-      .key = key,
-      .adapter_id = request.adapter_id,
-      .tenant = request.tenant,
-      .config = request.config,
-      .epoch = epoch,
-      .last_step = adapter.last_step,
-      .created_at = context_.adapters.Facts(key).info.created_at});
-  if (adapter.state.weights.empty()) return;
-  records::LoadedRecord loaded{.key = key,
-                               .file = adapter.image,
-                               .optim_steps = adapter.state.optim_steps,
-                               .last_step = adapter.last_step,
-                               .epoch = epoch};
-  if (adapter.load) {
-    loaded.step = adapter.load->step;
-    loaded.digest = PayloadDigest(*adapter.load);
-    loaded.request = *adapter.load;
-    dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-    desk.SetOrigin(key, {.step = loaded.step,
-                         .digest = loaded.digest,
-                         .result = std::make_shared<const StepResult>(
-                             *desk.Info(request.adapter_id))});
+  records::AdapterRecord record{.key = key,
+                                .adapter_id = request.adapter_id,
+                                .tenant = request.tenant,
+                                .config = request.config,
+                                .epoch = made.epoch,
+                                .last_step = adapter.last_step,
+                                .created_at = made.created_at};
+  if (!adapter.image.empty()) {
+    record.image = records::ImageRecord{.file = adapter.image,
+                                        .optim_steps = made.optim_steps,
+                                        .versions = {made.version}};
   }
-  context_.recorder.Write(loaded);
+  if (adapter.load) {
+    dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+    record.origin =
+        records::ReplyRecord{.step = adapter.load->step,
+                             .digest = PayloadDigest(*adapter.load),
+                             .result = *desk.Info(request.adapter_id)};
+    desk.SetOrigin(
+        key,
+        {.step = record.origin->step,
+         .digest = record.origin->digest,
+         .result = std::make_shared<const StepResult>(record.origin->result)});
+  }
+  context_.recorder.Write(record);
 }
 
 void AdapterManager::ListCheckpoints(

@@ -81,25 +81,29 @@ class AdapterManager {
   // The largest rank that an adapter of this model would have.
   [[nodiscard]] int MaxRank(const LoraConfig& config) const;
 
+  // I/O thread: the state that a new adapter begins with, kept for the log.
+  [[nodiscard]] absl::StatusOr<NewAdapter> ReadLoad(
+      const LoadCheckpointRequest& request) const;
+  [[nodiscard]] absl::StatusOr<NewAdapter> ReadImport(
+      const ImportAdapterRequest& request) const;
+
   // Engine thread.
 
   // Once there is a slot for a new adapter, which the task then has to use or
   // return; at once with an error when there can be none.
   void WhenSlot(const CreateAdapterRequest& request, dispatch::EngineTask task);
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
-  // Makes an adapter in the slot that it was given.
+  // Makes an adapter in the slot that it was given, or returns the slot.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
-  // Without an adapter the slot is returned.
   [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
                                          const LoraConfig& config,
                                          const lora::AdapterState& state,
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  void FinishLoad(const LoadCheckpointRequest& request,
-                  absl::StatusOr<LoadedCheckpoint> loaded,
-                  const std::string& image, const Callback<AdapterInfo>& done);
-  void Record(AdapterKey key, const NewAdapter& adapter, uint64_t epoch) const;
+  // `made`: what the adapter is.
+  void Record(AdapterKey key, const NewAdapter& adapter,
+              const AdapterInfo& made) const;
   // False: it does not exist.
   bool Forget(const std::string& adapter_id);
   // The adapter is on the device, unless `status` says why not.

@@ -1,27 +1,57 @@
 #include "src/adapters/state_image.h"
 
+#include <array>
 #include <span>
 #include <vector>
 
+#include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/journal/image_file.h"
 
 namespace weft::engine {
+namespace {
 
-absl::Status KeepState(const EngineContext& context,
-                       const lora::AdapterState& state, std::string& image) {
-  if (!context.recorder.recording()) return absl::OkStatus();
+// The blocks of a file, in the order of lora::AdapterImage::Tensors().
+template <typename State>
+auto BlocksOf(State& state) {
+  return std::array{&state.gradient, &state.moment1, &state.moment2,
+                    &state.weights};
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> KeepState(const EngineContext& context,
+                                      const lora::AdapterState& state) {
+  if (!context.recorder.recording()) return std::string();
   // Gradient and moments that are not there are zeros.
   const std::vector<float> zeros(state.weights.size());
   std::vector<std::span<const float>> blocks;
-  for (const std::vector<float>* values :
-       {&state.weights, &state.gradient, &state.moment1, &state.moment2}) {
+  for (const std::vector<float>* values : BlocksOf(state)) {
     blocks.emplace_back(values->empty() ? zeros : *values);
   }
-  image = context.recorder.NewImageName();
-  // Before the file is there: nobody may take it for one that is left over.
+  const std::string image = context.recorder.NewImageName();
+  // Before the file is there, so that Cut does not take it for one that is left
+  // over.
   context.recorder.AddImage(image, /*recorded=*/false);
-  return journal::WriteImage(*context.state, image, blocks);
+  const absl::Status written =
+      journal::WriteImage(*context.state, image, blocks);
+  if (!written.ok()) {
+    context.recorder.DropImage(image);
+    return written;
+  }
+  return image;
+}
+
+void DropState(const EngineContext& context, const std::string& image) {
+  if (image.empty()) return;
+  context.recorder.DropImage(image);
+  context.PostIo([&context, image] {
+    const absl::Status removed = journal::RemoveImage(*context.state, image);
+    if (!removed.ok() && !absl::IsNotFound(removed)) {
+      Log(LogLevel::kWarning, "a file of the state folder stays",
+          {{"reason", removed.message()}});
+    }
+  });
 }
 
 absl::StatusOr<lora::AdapterState> ReadState(const journal::StateFolder& folder,
@@ -29,8 +59,7 @@ absl::StatusOr<lora::AdapterState> ReadState(const journal::StateFolder& folder,
                                              int64_t num_parameters) {
   lora::AdapterState state;
   std::vector<std::span<float>> blocks;
-  for (std::vector<float>* values :
-       {&state.weights, &state.gradient, &state.moment1, &state.moment2}) {
+  for (std::vector<float>* values : BlocksOf(state)) {
     values->resize(static_cast<size_t>(num_parameters));
     blocks.emplace_back(*values);
   }

@@ -1,6 +1,6 @@
 // The state that a load or an import gives to an adapter, as a file of the
 // state folder: so that its log does not depend on the checkpoint.
-// Threads: the I/O thread.
+// Threads: the I/O thread; DropState: any.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 
@@ -13,11 +13,14 @@
 
 namespace weft::engine {
 
-// Writes weights, gradient and moments, and names the file in `image`; nothing
+// Writes the state as an image of one version (lora::AdapterImage) and returns
+// the file's name, which the log has to name or DropState to get; an empty one
 // while nothing is recorded. RESOURCE_EXHAUSTED when the disk is full.
-[[nodiscard]] absl::Status KeepState(const EngineContext& context,
-                                     const lora::AdapterState& state,
-                                     std::string& image);
+[[nodiscard]] absl::StatusOr<std::string> KeepState(
+    const EngineContext& context, const lora::AdapterState& state);
+
+// Removes a file that no record will name; an empty name is none.
+void DropState(const EngineContext& context, const std::string& image);
 
 // The state of an adapter of so many parameters. NOT_FOUND, DATA_LOSS.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(

@@ -17,6 +17,8 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
+// A snapshot is one Protobuf message, of less than 2 GiB.
+constexpr int64_t kMaxDurableReplyBytes = int64_t{1} << 30;
 
 // Collects every complaint, so that an operator mends a configuration in one
 // round.
@@ -81,6 +83,11 @@ absl::Status EngineOptions::Validate() const {
                               max_queue_tokens_per_tenant, 0, max_queue_tokens);
   complaints.InRange<int64_t>("max-stored-reply-bytes", max_stored_reply_bytes,
                               0, kMaxBytes);
+  if (!state_dir.empty() && max_stored_reply_bytes > kMaxDurableReplyBytes) {
+    complaints.Add(absl::StrCat(
+        "--max-stored-reply-bytes=", max_stored_reply_bytes, " is above ",
+        kMaxDurableReplyBytes, ", which is the limit with --state-dir"));
+  }
   complaints.InRange<int64_t>("snapshot-log-bytes", snapshot_log_bytes, 1,
                               kMaxBytes);
   complaints.InRange("snapshot-replay-seconds", snapshot_replay_seconds, 1,

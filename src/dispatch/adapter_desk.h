@@ -29,13 +29,13 @@ class AdapterDesk {
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Its id, for messages; empty when it is gone.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-
-  // Engine thread.
-
   // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, are
   // in use).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
+
+  // Engine thread.
+
   // A key that nothing has had before.
   [[nodiscard]] AdapterKey NewKey();
   // Names a life of an adapter that begins now.

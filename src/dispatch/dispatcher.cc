@@ -185,8 +185,9 @@ void Dispatcher::AnswerDrainWhenIdle() {
       state_.residency.has_waiters() || state_.holds > 0) {
     return;
   }
+  // After the replies of all steps, which wait until the log is on disk.
   for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
-    state_.env.post_reply([done = std::move(done)] { done(true); });
+    state_.env.post_durable([done = std::move(done)] { done(true); });
   }
 }
 

@@ -86,17 +86,6 @@ void RecoveryDesk::AddReply(AdapterKey key, const StoredReply& reply) {
   if (reply.step > last) s_.scheduler.SetLastStep(key, reply.step);
 }
 
-StepResultPtr RecoveryDesk::ResultOf(AdapterKey key, uint64_t step) const {
-  MutexLock lock(&s_.mu);
-  const AdapterRecord* record = s_.Find(key);
-  return record == nullptr ? nullptr : record->replays.ResultOf(step);
-}
-
-void RecoveryDesk::SetEpoch(AdapterKey key, uint64_t epoch) {
-  MutexLock lock(&s_.mu);
-  if (AdapterRecord* record = s_.Find(key)) record->info.epoch = epoch;
-}
-
 std::vector<AdapterKey> RecoveryDesk::Keys() const {
   MutexLock lock(&s_.mu);
   std::vector<AdapterKey> keys;

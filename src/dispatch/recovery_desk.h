@@ -48,10 +48,6 @@ class RecoveryDesk {
   void AbandonStep(uint64_t id);
   // A step that is done and does not run again.
   void AddReply(AdapterKey key, const StoredReply& reply);
-  // The result of a step that is done; null: not kept.
-  [[nodiscard]] StepResultPtr ResultOf(AdapterKey key, uint64_t step) const;
-  // The epoch that the latest load began, as it was.
-  void SetEpoch(AdapterKey key, uint64_t epoch);
 
   // All adapters, by key.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;

@@ -1,12 +1,15 @@
 #include "src/engine/engine_impl.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
 
 #include <map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "src/base/log.h"
@@ -51,6 +54,19 @@ std::vector<std::string> NamedTenants(const EngineOptions& options) {
   std::vector<std::string> names;
   for (const auto& [name, weight] : *weights) names.push_back(name);
   return names;
+}
+
+// What the bits of numbers depend on besides requests and the build.
+std::string SettingsOf(const EngineOptions& options,
+                       const model::Decoder& decoder) {
+  return absl::StrCat("device=", decoder.device().str(),
+                      " dtype=", c10::toString(decoder.dtype()),
+                      " instructions=", at::get_cpu_capability(),
+                      " threads=", at::get_num_threads(),
+                      " tensor_parallel=", options.tensor_parallel_size,
+                      " data_parallel=", options.data_parallel_size,
+                      " share_prompts=", options.share_prompts,
+                      " loss_chunk=", options.loss_chunk_size);
 }
 
 template <typename... Handlers>
@@ -112,7 +128,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       manager_(&context_, &mover_,
                [this](uint64_t step_id) { trainer_.Forget(step_id); }),
       snapshots_(&context_, parts_.state.get(), parts_.spill.get()),
-      recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_) {
+      recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
+                SettingsOf(parts_.options, *parts_.decoder)) {
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
   if (parts_.memory.has_value()) memory_metrics_.Set(*parts_.memory);
   adapter_io_.RemoveStaleFiles();
@@ -136,14 +153,15 @@ absl::Status EngineImpl::Recover() {
   absl::Status status;
   absl::Notification ended;
   recovery_.Start([&](const absl::StatusOr<RecoveryReport>& report) {
-    status = report.ok() ? StartRecording(*report) : report.status();
+    const absl::Duration duration = absl::Now() - start;
+    status = report.ok() ? StartRecording(*report, duration) : report.status();
     if (report.ok()) {
       Log(LogLevel::kInfo, "state recovered",
           {{"adapters", report->adapters},
            {"records", report->records},
            {"mismatches", report->mismatches},
            {"torn_bytes", report->torn_bytes},
-           {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+           {"seconds", absl::ToDoubleSeconds(duration)}});
     }
     ended.Notify();
   });
@@ -157,12 +175,15 @@ absl::Status EngineImpl::CheckRoom() const {
   return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
 }
 
-absl::Status EngineImpl::StartRecording(const RecoveryReport& report) {
+absl::Status EngineImpl::StartRecording(const RecoveryReport& report,
+                                        absl::Duration replay_time) {
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<journal::LogWriter> log,
       journal::LogWriter::Open(parts_.state.get(), report.next_sequence, {},
                                &*log_metrics_));
-  recorder_.Start(std::move(log));
+  recorder_.Start(std::move(log),
+                  {.bytes = report.log_bytes, .time = replay_time},
+                  SettingsOf(parts_.options, *parts_.decoder));
   for (const uint64_t work : report.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }
@@ -198,7 +219,9 @@ void EngineImpl::Run(dispatch::Work& work) {
             }
           },
           [this](dispatch::RunMove& run) { mover_.Run(run.move); },
-          [this](dispatch::RunTrain& run) { trainer_.Run(run); },
+          [this](dispatch::RunTrain& run) {
+            trainer_.Run(run).IgnoreError();  // The dispatcher has it.
+          },
           [this](dispatch::RunStep& run) { step_executor_.Run(run.step); },
           [this](dispatch::RunDecode&) { sample_runner_.Decode(); },
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },

@@ -124,7 +124,8 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
-  [[nodiscard]] absl::Status StartRecording(const RecoveryReport& report);
+  [[nodiscard]] absl::Status StartRecording(const RecoveryReport& report,
+                                            absl::Duration replay_time);
   void ShowDevice();
 
   EngineParts parts_;

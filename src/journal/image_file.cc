@@ -146,4 +146,8 @@ absl::Status ReadImage(const StateFolder& folder, const std::string& name,
   return absl::OkStatus();
 }
 
+absl::Status RemoveImage(const StateFolder& folder, const std::string& name) {
+  return RemoveFileAt(folder.images_directory(), name);
+}
+
 }  // namespace weft::journal

@@ -4,7 +4,7 @@
 //
 // Errors: those of state_folder.h, INVALID_ARGUMENT (a name with '/', "." and
 // the like), and what the functions say.
-// Threads: any, on different names. Both functions block on the disk.
+// Threads: any, on different names. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 #define WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 
@@ -28,6 +28,10 @@ namespace weft::journal {
 [[nodiscard]] absl::Status ReadImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<float>>& blocks);
+
+// NOT_FOUND.
+[[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,
+                                       const std::string& name);
 
 }  // namespace weft::journal
 

@@ -25,7 +25,7 @@ namespace {
 
 constexpr char kLock[] = "LOCK";
 constexpr char kFormat[] = "FORMAT";
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
 constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";

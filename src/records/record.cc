@@ -1,13 +1,23 @@
 #include "src/records/record.h"
 
+#include <limits>
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 #include "src/records/values.h"
 
 namespace weft::records {
 namespace {
+
+// Protobuf counts the bytes of a message in an int.
+constexpr size_t kMaxMessageBytes = std::numeric_limits<int>::max();
+
+bool Parse(absl::string_view bytes, google::protobuf::MessageLite* out) {
+  return bytes.size() <= kMaxMessageBytes &&
+         out->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+}
 
 uint64_t Number(AdapterKey key) { return static_cast<uint64_t>(key); }
 
@@ -120,7 +130,7 @@ void Put(const LoadedRecord& loaded, log::Record* out) {
   to->set_adapter(Number(loaded.key));
   to->set_step(loaded.step);
   to->set_digest(loaded.digest);
-  if (loaded.request) ToProto(*loaded.request, to->mutable_request());
+  ToProto(loaded.request, to->mutable_request());
   to->set_file(loaded.file);
   to->set_optim_steps(loaded.optim_steps);
   to->set_last_step(loaded.last_step);
@@ -130,6 +140,10 @@ void Put(const LoadedRecord& loaded, log::Record* out) {
 void Put(const ReleaseRecord& release, log::Record* out) {
   out->mutable_release()->set_adapter(Number(release.key));
   out->mutable_release()->set_name(release.name);
+}
+
+void Put(const SettingsRecord& settings, log::Record* out) {
+  out->set_settings(settings.settings);
 }
 
 absl::StatusOr<Record> Get(const log::Begin& in) {
@@ -175,9 +189,7 @@ absl::StatusOr<Record> Get(const log::Loaded& in) {
                       .optim_steps = in.optim_steps(),
                       .last_step = in.last_step(),
                       .epoch = in.epoch()};
-  if (in.has_request()) {
-    WEFT_ASSIGN_OR_RETURN(loaded.request, FromProto(in.request()));
-  }
+  WEFT_ASSIGN_OR_RETURN(loaded.request, FromProto(in.request()));
   return loaded;
 }
 
@@ -201,19 +213,25 @@ std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
   return out.SerializeAsString();
 }
 
-std::string Encode(const Snapshot& snapshot) {
+absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   log::Snapshot out;
   out.set_next_key(snapshot.next_key);
   out.set_last_epoch(snapshot.last_epoch);
   for (const AdapterRecord& adapter : snapshot.adapters) {
     Put(adapter, out.add_adapters());
   }
+  if (out.ByteSizeLong() > kMaxMessageBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the stored replies make a snapshot of ",
+                     out.ByteSizeLong(), " bytes, the limit is ",
+                     kMaxMessageBytes, "; lower --max-stored-reply-bytes"));
+  }
   return out.SerializeAsString();
 }
 
 absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
   log::Record in;
-  if (!in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+  if (!Parse(bytes, &in)) {
     return absl::DataLossError("a record that is none");
   }
   switch (in.kind_case()) {
@@ -235,6 +253,8 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
       return ReleaseRecord{
           .key = static_cast<AdapterKey>(in.release().adapter()),
           .name = in.release().name()};
+    case log::Record::kSettings:
+      return SettingsRecord{.settings = in.settings()};
     case log::Record::KIND_NOT_SET:
       break;
   }
@@ -243,7 +263,7 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
 
 absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   log::Snapshot in;
-  if (!in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+  if (!Parse(bytes, &in)) {
     return absl::DataLossError("a snapshot that is none");
   }
   Snapshot snapshot{

@@ -24,8 +24,8 @@
 
 namespace weft::records {
 
-// An adapter's tensors in a file of the state folder: gradient, moment1,
-// moment2, then the weights of each version.
+// An adapter's tensors in a file of the state folder: gradient, first and
+// second moment, then the weights of each version.
 struct ImageRecord {
   std::string file;
   uint64_t optim_steps = 0;
@@ -39,7 +39,8 @@ struct ReplyRecord {
   StepResult result;
 };
 
-// The adapter exists from now on.
+// The adapter exists from now on: fresh, or with the state of a checkpoint or of
+// an imported folder. In a snapshot: it exists.
 struct AdapterRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   std::string adapter_id;
@@ -48,9 +49,9 @@ struct AdapterRecord {
   uint64_t epoch = 0;
   uint64_t last_step = 0;
   absl::Time created_at;
-  std::optional<ImageRecord> image;  // None: as CreateAdapter makes it.
-  std::vector<ReplyRecord> replies;  // By step.
-  std::optional<ReplyRecord> origin;
+  std::optional<ImageRecord> image;   // None: as CreateAdapter makes it.
+  std::vector<ReplyRecord> replies;   // By step.
+  std::optional<ReplyRecord> origin;  // The load that its epoch began with.
 };
 
 struct RemovedRecord {
@@ -86,13 +87,13 @@ struct DoneRecord {
   StepResult result;
 };
 
-// A load or an import has given the adapter another state. The file outlives
-// the checkpoint: it has weights, gradient, moment1 and moment2.
+// A load has given an adapter that existed another state. The file is a copy of
+// the checkpoint, with the blocks of an image of one version.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
   std::string digest;
-  std::optional<StepRequest> request;  // None: an import.
+  StepRequest request;
   std::string file;
   uint64_t optim_steps = 0;
   uint64_t last_step = 0;  // Numbers go on from here.
@@ -104,9 +105,15 @@ struct ReleaseRecord {
   std::string name;
 };
 
-using Record =
-    std::variant<AdapterRecord, RemovedRecord, BeginRecord, GivenUpRecord,
-                 BatchRecord, DoneRecord, LoadedRecord, ReleaseRecord>;
+// What the bits of the numbers that follow depend on, besides the requests:
+// threads, instructions, sizes of pieces. The first record of every segment.
+struct SettingsRecord {
+  std::string settings;
+};
+
+using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
+                            GivenUpRecord, BatchRecord, DoneRecord,
+                            LoadedRecord, ReleaseRecord, SettingsRecord>;
 
 // All adapters at one place of the log.
 struct Snapshot {
@@ -116,7 +123,8 @@ struct Snapshot {
 };
 
 [[nodiscard]] std::string Encode(const Record& record);
-[[nodiscard]] std::string Encode(const Snapshot& snapshot);
+// RESOURCE_EXHAUSTED: beyond the 2 GiB that a message may have.
+[[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
 // The same without a copy of the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,

@@ -1,5 +1,6 @@
 #include "src/records/recorder.h"
 
+#include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -7,13 +8,17 @@
 
 namespace weft::records {
 
-void Recorder::Start(std::unique_ptr<journal::LogWriter> log) {
+void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
+                     const ReplayCost& cost, std::string settings) {
   owned_ = std::move(log);
+  cost_ = cost;
+  settings_ = std::move(settings);
   log_.store(owned_.get());
+  Append(Encode(SettingsRecord{.settings = settings_}));
 }
 
 void Recorder::Append(std::string bytes) {
-  bytes_ += bytes.size();
+  cost_.bytes += bytes.size();
   log_.load()->Append(std::move(bytes));
 }
 
@@ -22,20 +27,37 @@ void Recorder::Write(const Record& record) {
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
     AddImage(loaded->file, /*recorded=*/true);
   }
+  const auto* adapter = std::get_if<AdapterRecord>(&record);
+  if (adapter != nullptr && adapter->image) {
+    AddImage(adapter->image->file, /*recorded=*/true);
+  }
   Append(Encode(record));
 }
 
 uint64_t Recorder::BeginSnapshot() {
-  bytes_ = 0;
-  cost_ = absl::ZeroDuration();
-  MutexLock lock(&mu_);
-  std::erase_if(images_, [](const auto& image) { return image.second; });
-  return log_.load()->StartSegment();
+  before_snapshot_ = cost_;
+  {
+    MutexLock lock(&mu_);
+    std::erase_if(images_, [](const auto& image) { return image.second; });
+  }
+  const uint64_t first = log_.load()->StartSegment();
+  Append(Encode(SettingsRecord{.settings = settings_}));
+  return first;
+}
+
+void Recorder::FinishSnapshot() {
+  cost_.bytes -= before_snapshot_.bytes;
+  cost_.time -= before_snapshot_.time;
 }
 
 void Recorder::AddImage(const std::string& name, bool recorded) {
   MutexLock lock(&mu_);
   images_[name] = recorded;
+}
+
+void Recorder::DropImage(const std::string& name) {
+  MutexLock lock(&mu_);
+  images_.erase(name);
 }
 
 std::set<std::string> Recorder::Images() const {

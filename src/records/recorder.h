@@ -3,7 +3,7 @@
 // Until Start nothing is recorded and everything counts as durable: without
 // --state-dir for ever, with it while the log is run again.
 //
-// Threads: engine thread, but for what says otherwise.
+// Threads: the engine thread, unless a group of functions says "Any thread".
 #ifndef WEFT_SRC_RECORDS_RECORDER_H_
 #define WEFT_SRC_RECORDS_RECORDER_H_
 
@@ -26,10 +26,18 @@
 
 namespace weft::records {
 
+// What a start has to do again: bytes of the log to read, and device time.
+struct ReplayCost {
+  uint64_t bytes = 0;
+  absl::Duration time;
+};
+
 class Recorder {
  public:
-  // Records from now on.
-  void Start(std::unique_ptr<journal::LogWriter> log);
+  // Records from now on. `cost`: of the log that is there already. `settings`:
+  // SettingsRecord.
+  void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
+             std::string settings);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   void Write(const Record& record);
@@ -40,13 +48,13 @@ class Recorder {
   void Done(const dispatch::StepTask& step, const StepResult& result);
   // The request was given up, perhaps between two slices.
   void Forget(uint64_t work);
-  // What a start would have to do again: bytes of the log and device time since
-  // the snapshot.
-  void AddCost(absl::Duration device_time) { cost_ += device_time; }
-  [[nodiscard]] uint64_t bytes() const { return bytes_; }
-  [[nodiscard]] absl::Duration cost() const { return cost_; }
+  void AddCost(absl::Duration device_time) { cost_.time += device_time; }
+  // Since the newest snapshot on disk.
+  [[nodiscard]] const ReplayCost& cost() const { return cost_; }
   // A snapshot begins: returns the first sequence that it does not contain.
   [[nodiscard]] uint64_t BeginSnapshot();
+  // The snapshot is on disk.
+  void FinishSnapshot();
 
   // Any thread.
 
@@ -58,6 +66,8 @@ class Recorder {
   // The log names the file, or a record that is about to be written does.
   void AddImage(const std::string& name, bool recorded)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // No record will name the file.
+  void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` when all that was recorded is on disk, in order; its thread is
   // the log's, or the caller's.
   void WhenDurable(std::function<void()> task);
@@ -71,9 +81,10 @@ class Recorder {
 
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
+  std::string settings_;
   std::set<uint64_t> begun_;  // Requests with a BeginRecord, not done.
-  uint64_t bytes_ = 0;
-  absl::Duration cost_;
+  ReplayCost cost_;
+  ReplayCost before_snapshot_;  // What the snapshot under way will save.
   std::atomic<uint64_t> num_images_{0};
   mutable Mutex mu_;
   // By name; true once a record names it.

@@ -213,6 +213,7 @@ void Put(const AdapterInfo& info, log::Result* out) {
   to->mutable_snapshots()->Add(info.snapshots.begin(), info.snapshots.end());
   to->set_created_at_us(absl::ToUnixMicros(info.created_at));
   to->set_last_used_at_us(absl::ToUnixMicros(info.last_used_at));
+  to->set_location(static_cast<int>(info.location));
 }
 
 AdapterInfo Get(const log::AdapterResult& in) {
@@ -230,6 +231,7 @@ AdapterInfo Get(const log::AdapterResult& in) {
   info.snapshots.assign(in.snapshots().begin(), in.snapshots().end());
   info.created_at = absl::FromUnixMicros(in.created_at_us());
   info.last_used_at = absl::FromUnixMicros(in.last_used_at_us());
+  info.location = static_cast<AdapterLocation>(in.location());
   return info;
 }
 

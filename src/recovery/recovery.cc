@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,13 +20,20 @@ bool SameBits(double a, double b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
+// Of two results of the same kind.
 bool SameResult(const StepResult& a, const StepResult& b) {
-  if (a.index() != b.index()) return false;
   const auto* optim = std::get_if<OptimStepResult>(&a);
   if (optim == nullptr) return true;
   const auto& other = std::get<OptimStepResult>(b);
   return optim->version == other.version &&
          SameBits(optim->grad_norm, other.grad_norm);
+}
+
+// How a step ended, for a message.
+std::string EndOf(const absl::StatusOr<StepResult>& result) {
+  if (!result.ok()) return result.status().ToString();
+  const auto* failure = std::get_if<StepFailure>(&*result);
+  return failure == nullptr ? "OK" : failure->status.ToString();
 }
 
 dispatch::StoredReply Stored(const records::ReplyRecord& reply) {
@@ -68,7 +76,7 @@ absl::Status Recovery::ReadSnapshot() {
     context_.dispatcher.recovery().Reserve(snapshot.next_key,
                                            snapshot.last_epoch);
     for (const records::AdapterRecord& adapter : snapshot.adapters) {
-      RestoreAdapter(adapter);
+      Restore(adapter);
     }
     first = file->next_sequence;
   }
@@ -81,7 +89,7 @@ absl::Status Recovery::ReadSnapshot() {
   return absl::OkStatus();
 }
 
-void Recovery::RestoreAdapter(const records::AdapterRecord& adapter) {
+void Recovery::Restore(const records::AdapterRecord& adapter) {
   const records::ImageRecord& image = *adapter.image;
   context_.adapters.AddOnDisk(adapter.key, adapter.config, ImageOf(image),
                               image.snapshots, image.file, adapter.created_at);
@@ -145,6 +153,7 @@ void Recovery::Advance() {
 }
 
 absl::Status Recovery::FinishLog() {
+  report_.log_bytes = reader_->read_bytes();
   while (!begun_.empty()) {
     report_.given_up.push_back(begun_.begin()->first);
     GiveUp(begun_.begin());
@@ -168,7 +177,18 @@ void Recovery::Finish(const absl::Status& status) {
 void Recovery::Apply(records::AdapterRecord& adapter, const Next& next) {
   context_.dispatcher.recovery().Reserve(static_cast<uint64_t>(adapter.key) + 1,
                                          adapter.epoch);
+  if (adapter.image) {
+    context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
+    Restore(adapter);
+    next(absl::OkStatus());
+    return;
+  }
   ++report_.adapters;
+  const absl::Status fits = CheckSlots({adapter.key});
+  if (!fits.ok()) {
+    next(fits);
+    return;
+  }
   context_.dispatcher.adapters().WhenSlot(
       [this, adapter = std::move(adapter), next](const absl::Status& room) {
         next(room.ok() ? manager_.MakeAgain(adapter) : room);
@@ -236,18 +256,12 @@ absl::Status Recovery::RunBatch(const records::BatchRecord& batch) {
     if (slice.last) begun_.erase(begun);
     slice.work_id = train.steps.back().id;
   }
-  trainer_.Run(train);
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const dispatch::StepTask& step = train.steps[i];
-    if (train.slices[i].last && context_.dispatcher.recovery().ResultOf(
-                                    step.adapter, step.step) == nullptr) {
-      return absl::InternalError(absl::StrCat(
-          "step ", step.step, " of adapter '",
-          context_.dispatcher.adapters().NameOf(step.adapter),
-          "' succeeded once and fails now; the log of weftd says why"));
-    }
-  }
-  return absl::OkStatus();
+  const absl::Status status = trainer_.Run(train);
+  if (status.ok()) return status;
+  return absl::InternalError(
+      absl::StrCat("a batch that succeeded once fails now: ", status.message(),
+                   " (its first step is ", train.steps.front().step,
+                   " of adapter '", NameOf(train.steps.front().adapter), "')"));
 }
 
 void Recovery::Apply(records::DoneRecord& done, const Next& next) {
@@ -267,14 +281,18 @@ void Recovery::Apply(records::DoneRecord& done, const Next& next) {
 absl::Status Recovery::RunAgain(const records::DoneRecord& done) {
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   if (context_.adapters.Find(done.key) == nullptr) return absl::OkStatus();
-  steps_.Run(desk.BeginStep(done.key, done.step, done.digest, *done.request));
-  const dispatch::StepResultPtr result = desk.ResultOf(done.key, done.step);
-  if (done.step > 0 &&
-      (result == nullptr || !SameResult(*result, done.result))) {
+  const absl::StatusOr<StepResult> result = steps_.RunNow(
+      desk.BeginStep(done.key, done.step, done.digest, *done.request));
+  if (!result.ok() || result->index() != done.result.index()) {
+    return absl::InternalError(
+        absl::StrCat("step ", done.step, " of adapter '", NameOf(done.key),
+                     "' ends otherwise than it did: ", EndOf(result),
+                     ", it was ", EndOf(done.result)));
+  }
+  if (!SameResult(*result, done.result)) {
     ++report_.mismatches;
     Log(LogLevel::kWarning, "a step has another result than it had",
-        {{"adapter", context_.dispatcher.adapters().NameOf(done.key)},
-         {"step", done.step}});
+        {{"adapter", NameOf(done.key)}, {"step", done.step}});
   }
   return absl::OkStatus();
 }
@@ -305,12 +323,8 @@ absl::Status Recovery::Install(const records::LoadedRecord& loaded,
   }));
   dispatch::AdapterFacts facts = context_.adapters.Facts(loaded.key);
   facts.info.epoch = loaded.epoch;
-  if (!loaded.request) {
-    context_.dispatcher.adapters().Publish(loaded.key, facts);
-    return absl::OkStatus();
-  }
   const dispatch::StepTask step = context_.dispatcher.recovery().BeginStep(
-      loaded.key, loaded.step, loaded.digest, *loaded.request);
+      loaded.key, loaded.step, loaded.digest, loaded.request);
   context_.dispatcher.steps().CompleteLoad(step, loaded.last_step, facts);
   return absl::OkStatus();
 }
@@ -323,9 +337,43 @@ void Recovery::Apply(records::ReleaseRecord& release, const Next& next) {
   next(status);
 }
 
+void Recovery::Apply(records::SettingsRecord& record, const Next& next) {
+  if (record.settings != settings_ && record.settings != other_settings_) {
+    other_settings_ = record.settings;
+    Log(LogLevel::kWarning,
+        "the log was written under other settings: its numbers may come out "
+        "otherwise in their last bits",
+        {{"then", record.settings}, {"now", settings_}});
+  }
+  next(absl::OkStatus());
+}
+
+std::string Recovery::NameOf(AdapterKey key) const {
+  return context_.dispatcher.adapters().NameOf(key);
+}
+
+absl::Status Recovery::CheckSlots(const std::vector<AdapterKey>& keys) const {
+  std::set<AdapterKey> together(keys.begin(), keys.end());
+  for (const auto& [work, begun] : begun_) {
+    if (begun.between_slices) together.insert(begun.step.adapter);
+  }
+  const auto limit =
+      static_cast<size_t>(context_.options.max_resident_adapters);
+  if (together.size() <= limit) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "a batch of the log has ", together.size(),
+      " adapters on the device together, and now there is room for ", limit,
+      " (--max-resident-adapters)"));
+}
+
 void Recovery::WithAdapters(const std::vector<AdapterKey>& keys,
                             const std::function<absl::Status()>& body,
                             const Next& next) {
+  const absl::Status fits = CheckSlots(keys);
+  if (!fits.ok()) {
+    next(fits);
+    return;
+  }
   BringIn(keys, 0, [this, keys, body, next](const absl::Status& room) {
     const absl::Status status = room.ok() ? body() : room;
     for (const AdapterKey key : keys) Unpin(key);

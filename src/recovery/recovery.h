@@ -5,9 +5,10 @@
 // so that adapters come to the device and leave it as they always do. Nobody
 // else uses the dispatcher meanwhile.
 //
-// What a record's result was is compared with what it is now. On the same build
-// and processor they are equal to the bit; on CUDA up to what its kernels do
-// not repeat. Where they differ the log has a warning and a counter counts.
+// A step that runs again ends as it did, or the start fails. Its numbers are
+// compared with those that it had: with the same build, processor and settings
+// they are equal to the bit, on CUDA up to what its kernels do not repeat. A
+// difference is a warning in weftd's log and counts in RecoveryReport.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 
@@ -17,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,7 +41,8 @@ struct RecoveryReport {
   uint64_t adapters = 0;
   uint64_t records = 0;
   uint64_t mismatches = 0;  // Results that came out otherwise.
-  uint64_t torn_bytes = 0;  // Cut from the log's end: nobody was told of them.
+  uint64_t torn_bytes = 0;  // Cut from the log's end; never acknowledged.
+  uint64_t log_bytes = 0;   // Read.
   uint64_t next_sequence = 0;
   // Requests that had begun when the process ended.
   std::vector<uint64_t> given_up;
@@ -47,14 +50,16 @@ struct RecoveryReport {
 
 class Recovery {
  public:
-  // All outlive it.
+  // All outlive it. `settings`: those of this process (SettingsRecord).
   Recovery(const EngineContext* context, AdapterManager* manager,
-           BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots)
+           BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
+           std::string settings)
       : context_(*context),
         manager_(*manager),
         trainer_(*trainer),
         steps_(*steps),
-        snapshots_(*snapshots) {}
+        snapshots_(*snapshots),
+        settings_(std::move(settings)) {}
 
   // Posts the first task. `done` runs on the engine thread, once: with
   // DATA_LOSS when the folder is damaged, naming what.
@@ -64,7 +69,8 @@ class Recovery {
   using Next = std::function<void(const absl::Status&)>;
 
   [[nodiscard]] absl::Status ReadSnapshot();
-  void RestoreAdapter(const records::AdapterRecord& adapter);
+  // An adapter whose tensors are in an image.
+  void Restore(const records::AdapterRecord& adapter);
   // Takes the next record; the chain goes on when `Apply` calls `next`.
   void Advance();
   void Finish(const absl::Status& status);
@@ -78,11 +84,17 @@ class Recovery {
   void Apply(records::DoneRecord& done, const Next& next);
   void Apply(records::LoadedRecord& loaded, const Next& next);
   void Apply(records::ReleaseRecord& release, const Next& next);
+  void Apply(records::SettingsRecord& record, const Next& next);
 
   [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
   [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
+  [[nodiscard]] std::string NameOf(AdapterKey key) const;
+  // FAILED_PRECONDITION: these and those that are pinned never fit on the
+  // device together.
+  [[nodiscard]] absl::Status CheckSlots(
+      const std::vector<AdapterKey>& keys) const;
   // Runs `body` with all these adapters on the device, then `next`.
   void WithAdapters(const std::vector<AdapterKey>& keys,
                     const std::function<absl::Status()>& body,
@@ -95,6 +107,8 @@ class Recovery {
   BatchTrainer& trainer_;
   StepExecutor& steps_;
   Snapshotter& snapshots_;
+  const std::string settings_;
+  std::string other_settings_;  // Warned of already.
   std::function<void(absl::StatusOr<RecoveryReport>)> done_;
   std::optional<journal::LogReader> reader_;
   RecoveryReport report_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "src/adapters/state_image.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/journal/image_file.h"
@@ -24,12 +25,11 @@ constexpr absl::Duration kRetry = absl::Seconds(10);
 }  // namespace
 
 bool Snapshotter::IsDue() const {
-  const records::Recorder& recorder = context_.recorder;
   const EngineOptions& options = context_.options;
-  return recorder.recording() && absl::Now() >= not_before_ &&
-         (recorder.bytes() >
-              static_cast<uint64_t>(options.snapshot_log_bytes) ||
-          recorder.cost() > absl::Seconds(options.snapshot_replay_seconds));
+  const records::ReplayCost& cost = context_.recorder.cost();
+  return context_.recorder.recording() && absl::Now() >= not_before_ &&
+         (cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
+          cost.time > absl::Seconds(options.snapshot_replay_seconds));
 }
 
 void Snapshotter::GoOn() {
@@ -46,18 +46,26 @@ void Snapshotter::GoOn() {
     status = status_;
   }
   if (!status.ok()) {
-    if (in_flight > 0) return;
-    Log(LogLevel::kError, "no snapshot could be written: the log stays",
-        {{"reason", status.message()}});
-    not_before_ = absl::Now() + kRetry;
-    pending_.clear();
-    images_.clear();  // Some of them may not be there.
-    phase_ = Phase::kIdle;
+    if (in_flight == 0) GiveUp(status);
   } else if (!pending_.empty()) {
     if (in_flight < kMaxFilesInFlight) Copy(*pending_.begin());
   } else if (in_flight == 0) {
     Finish();
   }
+}
+
+void Snapshotter::GiveUp(const absl::Status& status) {
+  Log(LogLevel::kError, "no snapshot could be written: the log stays",
+      {{"reason", status.message()}});
+  not_before_ = absl::Now() + kRetry;
+  // A snapshot that names the new images may be on disk once it was written.
+  if (phase_ == Phase::kCopying) {
+    for (const std::string& name : new_images_) DropState(context_, name);
+  }
+  new_images_.clear();
+  pending_.clear();
+  images_.clear();  // Some of them may not be there.
+  phase_ = Phase::kIdle;
 }
 
 void Snapshotter::Begin() {
@@ -66,6 +74,7 @@ void Snapshotter::Begin() {
   first_sequence_ = context_.recorder.BeginSnapshot();
   snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
   adapters_.clear();
+  new_images_.clear();
   {
     MutexLock lock(&mu_);
     status_ = absl::OkStatus();
@@ -150,6 +159,7 @@ void Snapshotter::Copy(AdapterKey key) {
       RecordOf(key, context_.recorder.NewImageName(), image);
   adapters_.at(key).image = record;
   images_[key] = record;
+  new_images_.push_back(record.file);
   const auto size =
       static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
   context_.PostIo([this, name = record.file, size, bytes, spilled,
@@ -188,6 +198,7 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
 
 void Snapshotter::Finish() {
   if (phase_ == Phase::kWriting) {
+    context_.recorder.FinishSnapshot();
     phase_ = Phase::kIdle;
     return;
   }
@@ -203,8 +214,12 @@ void Snapshotter::Finish() {
   context_.PostIo([this, sequence = first_sequence_, keep = std::move(keep),
                    snapshot = std::move(snapshot_)]() mutable {
     const size_t adapters = snapshot.adapters.size();
-    absl::Status status = folder_->WriteSnapshot(
-        {.next_sequence = sequence, .bytes = Encode(snapshot)});
+    absl::StatusOr<std::string> bytes = Encode(snapshot);
+    absl::Status status = bytes.status();
+    if (status.ok()) {
+      status = folder_->WriteSnapshot(
+          {.next_sequence = sequence, .bytes = *std::move(bytes)});
+    }
     if (status.ok()) {
       keep.merge(context_.recorder.Images());
       status = folder_->Cut(sequence, keep);

@@ -59,6 +59,8 @@ class Snapshotter {
                                    lora::AdapterImage& image,
                                    const ImageFile& spilled) const;
   void Finish();
+  // The snapshot under way failed.
+  void GiveUp(const absl::Status& status);
 
   const EngineContext& context_;
   journal::StateFolder* const folder_;
@@ -72,7 +74,8 @@ class Snapshotter {
   uint64_t first_sequence_ = 0;  // The first record it does not contain.
   std::map<AdapterKey, records::AdapterRecord> adapters_;  // As they were then.
   records::Snapshot snapshot_;
-  std::set<AdapterKey> pending_;  // To be copied.
+  std::set<AdapterKey> pending_;         // To be copied.
+  std::vector<std::string> new_images_;  // Copies that it has made.
 
   Mutex mu_;
   CondVar written_;

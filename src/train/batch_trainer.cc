@@ -18,7 +18,7 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
                .checkpointing = context->options.gradient_checkpointing,
                .memory_budget_bytes = context->options.memory_budget_bytes}) {}
 
-void BatchTrainer::Run(const dispatch::RunTrain& train) {
+absl::Status BatchTrainer::Run(const dispatch::RunTrain& train) {
   dispatch::StepDesk& desk = context_.dispatcher.steps();
   const absl::Status status = RunSlices(train);
   if (status.ok()) {
@@ -36,6 +36,7 @@ void BatchTrainer::Run(const dispatch::RunTrain& train) {
       Forget(step.id);
     }
   }
+  return status;
 }
 
 void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {

@@ -23,8 +23,8 @@ class BatchTrainer {
   BatchTrainer(const EngineContext* context, executor::Executor* executor);
 
   // Runs one micro-batch and ends its slices. A batch that fails fails all of
-  // its requests and leaves every adapter as it was.
-  void Run(const dispatch::RunTrain& train);
+  // its requests, leaves every adapter as it was, and its error is returned.
+  absl::Status Run(const dispatch::RunTrain& train);
   // The request ended elsewhere, between two of its slices.
   void Forget(uint64_t step_id) {
     progress_.erase(step_id);

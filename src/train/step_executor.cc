@@ -36,30 +36,41 @@ absl::Status OtherShape(const LoadCheckpointRequest& request,
 
 void StepExecutor::Run(const dispatch::StepTask& step) {
   const StepRequest& request = *step.request;
-  if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
-    Optim(step, *optim);
-  } else if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
+  if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
     Save(step, *save);
   } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
     Load(step, *load);
   } else {
-    Publish(step, std::get<PublishSnapshotRequest>(request));
+    RunNow(step).IgnoreError();  // The dispatcher has it.
   }
 }
 
-void StepExecutor::Complete(
+absl::StatusOr<StepResult> StepExecutor::RunNow(
+    const dispatch::StepTask& step) {
+  context_.before_change(step.adapter);
+  const auto* optim = std::get_if<OptimStepRequest>(step.request);
+  absl::StatusOr<StepResult> result =
+      optim != nullptr
+          ? Optim(step, *optim)
+          : Publish(step, std::get<PublishSnapshotRequest>(*step.request));
+  std::optional<dispatch::AdapterFacts> facts;
+  if (result.ok()) facts = context_.adapters.Facts(step.adapter);
+  return Complete(step, std::move(result), facts);
+}
+
+absl::StatusOr<StepResult> StepExecutor::Complete(
     const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
     const std::optional<dispatch::AdapterFacts>& facts) {
   if (!result.ok() && IsStepFailure(*step.request, result.status())) {
     result = StepFailure{.status = result.status()};
   }
   if (result.ok()) context_.recorder.Done(step, *result);
-  context_.dispatcher.steps().Complete(step.id, std::move(result), facts);
+  context_.dispatcher.steps().Complete(step.id, result, facts);
+  return result;
 }
 
-void StepExecutor::Optim(const dispatch::StepTask& step,
-                         const OptimStepRequest& request) {
-  context_.before_change(step.adapter);
+absl::StatusOr<StepResult> StepExecutor::Optim(
+    const dispatch::StepTask& step, const OptimStepRequest& request) {
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   const absl::Time start = absl::Now();
   double norm = 0;
@@ -77,21 +88,15 @@ void StepExecutor::Optim(const dispatch::StepTask& step,
     adapter.FinishStep(std::move(next));
   });
   context_.probe.ObserveOptim(norm, absl::Now() - start);
-  if (!status.ok()) {
-    Complete(step, status);
-    return;
-  }
+  WEFT_RETURN_IF_ERROR(status);
   if (!std::isfinite(norm)) {
-    Complete(step, absl::FailedPreconditionError(absl::StrCat(
-                       "the accumulated gradient is not finite (norm ", norm,
-                       "); it was cleared and the weights are unchanged")));
-    return;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the accumulated gradient is not finite (norm ", norm,
+                     "); it was cleared and the weights are unchanged"));
   }
-  Complete(step,
-           OptimStepResult{.grad_norm = norm,
-                           .version = adapter.latest()->number,
-                           .step = step.step},
-           context_.adapters.Facts(step.adapter));
+  return OptimStepResult{.grad_norm = norm,
+                         .version = adapter.latest()->number,
+                         .step = step.step};
 }
 
 void StepExecutor::Save(const dispatch::StepTask& step,
@@ -101,7 +106,7 @@ void StepExecutor::Save(const dispatch::StepTask& step,
   const absl::Status status = context_.guard.Guarded(
       "SaveCheckpoint", [&] { state = adapter.GetState(); });
   if (!status.ok()) {
-    Complete(step, status);
+    Complete(step, status).IgnoreError();
     return;
   }
   context_.PostIo([this, step, request, config = adapter.config(),
@@ -112,8 +117,9 @@ void StepExecutor::Save(const dispatch::StepTask& step,
         context_.files.Save(request, config, state, last_step);
     context_.probe.ObserveCheckpoint("save", info.ok(), absl::Now() - start);
     context_.dispatcher.Post(
-        [this, step, info = std::move(info)](const absl::Status&) mutable {
-          Complete(step, std::move(info));
+        [this, step, info = std::move(info)](const absl::Status& open) mutable {
+          if (!open.ok()) return;  // The step has been told.
+          Complete(step, std::move(info)).IgnoreError();
         });
   });
 }
@@ -124,36 +130,36 @@ void StepExecutor::Load(const dispatch::StepTask& step,
     const absl::Time start = absl::Now();
     absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
-    std::string image;
-    if (loaded.ok()) {
-      const absl::Status kept = KeepState(context_, loaded->state, image);
-      if (!kept.ok()) loaded = kept;
-    }
+    absl::StatusOr<std::string> image = loaded.ok()
+                                            ? KeepState(context_, loaded->state)
+                                            : loaded.status();
     context_.dispatcher.Post(
-        [this, step, request, image,
+        [this, step, request, image = std::move(image),
          loaded = std::move(loaded)](const absl::Status& open) mutable {
           if (!open.ok()) return;  // The step has been told.
-          const absl::Status status =
-              Install(step, request, std::move(loaded), image);
-          if (!status.ok()) Complete(step, status);
+          absl::Status status = image.status();
+          if (status.ok()) {
+            status = Install(step, request, *loaded, *image);
+            if (!status.ok()) DropState(context_, *image);
+          }
+          if (!status.ok()) Complete(step, status).IgnoreError();
         });
   });
 }
 
 absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                                    const LoadCheckpointRequest& request,
-                                   absl::StatusOr<LoadedCheckpoint> loaded,
+                                   const LoadedCheckpoint& loaded,
                                    const std::string& image) {
-  WEFT_RETURN_IF_ERROR(loaded.status());
   lora::Adapter* adapter = context_.adapters.Find(step.adapter);
   if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
-  if (!SameShape(loaded->info.config, adapter->config())) {
-    return OtherShape(request, loaded->info.config, adapter->config());
+  if (!SameShape(loaded.info.config, adapter->config())) {
+    return OtherShape(request, loaded.info.config, adapter->config());
   }
-  const uint64_t last_step = loaded->info.last_step;
+  const uint64_t last_step = loaded.info.last_step;
   context_.before_change(step.adapter);
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
-      "LoadCheckpoint", [&] { adapter->SetState(loaded->state); }));
+      "LoadCheckpoint", [&] { adapter->SetState(loaded.state); }));
   const uint64_t epoch = context_.dispatcher.adapters().NewEpoch();
   context_.recorder.Write(
       records::LoadedRecord{.key = step.adapter,
@@ -161,7 +167,7 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                             .digest = *step.digest,
                             .request = *step.request,
                             .file = image,
-                            .optim_steps = loaded->state.optim_steps,
+                            .optim_steps = loaded.state.optim_steps,
                             .last_step = last_step,
                             .epoch = epoch});
   dispatch::AdapterFacts facts = context_.adapters.Facts(step.adapter);
@@ -170,17 +176,12 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
   return absl::OkStatus();
 }
 
-void StepExecutor::Publish(const dispatch::StepTask& step,
-                           const PublishSnapshotRequest& request) {
-  context_.before_change(step.adapter);
-  const absl::StatusOr<uint64_t> version =
-      context_.adapters.PublishSnapshot(step.adapter, request.name);
-  if (!version.ok()) {
-    Complete(step, version.status());
-    return;
-  }
-  Complete(step, PublishedSnapshot{.version = *version},
-           context_.adapters.Facts(step.adapter));
+absl::StatusOr<StepResult> StepExecutor::Publish(
+    const dispatch::StepTask& step, const PublishSnapshotRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(
+      const uint64_t version,
+      context_.adapters.PublishSnapshot(step.adapter, request.name));
+  return PublishedSnapshot{.version = version};
 }
 
 }  // namespace weft::engine

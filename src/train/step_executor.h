@@ -22,22 +22,28 @@ class StepExecutor {
   // Runs the step and completes it, at once or when its files are done. Until
   // then nothing else of its adapter runs.
   void Run(const dispatch::StepTask& step);
+  // Runs an optimizer step or the publishing of a snapshot, completes it and
+  // returns its result, which may be a StepFailure.
+  absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
 
  private:
-  void Optim(const dispatch::StepTask& step, const OptimStepRequest& request);
+  [[nodiscard]] absl::StatusOr<StepResult> Optim(
+      const dispatch::StepTask& step, const OptimStepRequest& request);
   void Save(const dispatch::StepTask& step,
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
-  // Puts a checkpoint that has been read into the step's adapter, which may be
-  // gone, and completes the step unless it returns an error.
+  // Puts a checkpoint that has been read, and whose copy is `image`, into the
+  // step's adapter, which may be gone, and completes the step unless it returns
+  // an error.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
-                                     absl::StatusOr<LoadedCheckpoint> loaded,
+                                     const LoadedCheckpoint& loaded,
                                      const std::string& image);
-  void Publish(const dispatch::StepTask& step,
-               const PublishSnapshotRequest& request);
-  void Complete(
+  [[nodiscard]] absl::StatusOr<StepResult> Publish(
+      const dispatch::StepTask& step, const PublishSnapshotRequest& request);
+  // Returns the result as it was recorded.
+  absl::StatusOr<StepResult> Complete(
       const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 sys.path.insert(0, str(_ORACLE))
@@ -22,3 +25,13 @@ unique = fixtures.unique
 pytest_configure = fixtures.pytest_configure
 pytest_collection_modifyitems = fixtures.pytest_collection_modifyitems
 pytest_runtest_makereport = fixtures.pytest_runtest_makereport
+
+from durable import Durable  # noqa: E402  Beside the path that is set above.
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[Durable]:
+    server = Durable(tmp_path)
+    yield server
+    if server.daemon is not None:
+        server.daemon.kill()

@@ -4,86 +4,19 @@ lost, nothing is done twice, and the adapters have the same bits."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import checkpoints
 import daemon as daemon_module
-import exported
 import models
-import pytest
-import raw
 from batching import together
-from texts import next_token, random_tokens
+from durable import VOCAB, Durable, batch, facts, image, raw_batch
+from texts import random_tokens
 
 from weft import methods
 from weft._proto import adapters_pb2, training_pb2
-
-VOCAB = 320
-KIND = "llama-tied"
-
-
-class Durable:
-    """A daemon with a state folder that is killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.lives = 0
-        self.flags: tuple[str, ...] = ()
-        self.daemon: Any = None
-
-    def start(self, *flags: str) -> Any:
-        self.flags = flags or self.flags
-        self.lives += 1
-        self.daemon = daemon_module.Daemon(
-            models.tiny_model(KIND),
-            self.folder / "run",
-            *("--state-dir", str(self.folder / "state")),
-            *self.flags,
-        )
-        self.daemon.start()
-        return self.daemon
-
-    def restart(self) -> Any:
-        self.daemon.kill()
-        return self.start()
-
-    def call(self, method: Any, request: Any) -> raw.Outcome:
-        with raw.Raw(self.daemon.address) as channel:
-            return channel.call(method, request)
-
-
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[Durable]:
-    server = Durable(tmp_path)
-    yield server
-    if server.daemon is not None:
-        server.daemon.kill()
-
-
-def batch(seed: int, count: int = 3) -> list[Any]:
-    return [
-        next_token(random_tokens(VOCAB, 20 + 7 * i, 100 * seed + i))
-        for i in range(count)
-    ]
-
-
-def image(server: Durable, adapter_id: str) -> dict[str, bytes]:
-    """Weights, accumulator and moments, byte by byte."""
-    with server.daemon.client() as client:
-        return exported.saved(server.daemon, client.adapter(adapter_id), "image")
-
-
-def facts(server: Durable, adapter_id: str) -> Any:
-    request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
-    adapter = server.call(methods.GET_ADAPTER, request).reply.adapter
-    # Where the tensors are may differ.
-    adapter.ClearField("resident_bytes")
-    adapter.ClearField("location")
-    adapter.ClearField("last_used_at")
-    return adapter
 
 
 def train_together(client: Any, adapters: list[Any], rounds: int) -> None:
@@ -262,11 +195,3 @@ def test_a_state_folder_of_another_model_is_refused(
     other.launch()
     assert other.wait() != 0
     assert "model" in other.log_path.read_text()
-
-
-def raw_batch(seed: int, weight: float = 1.0) -> list[training_pb2.Datum]:
-    tokens = random_tokens(VOCAB, 24, seed)
-    datum = training_pb2.Datum(
-        tokens=tokens[:-1], targets=tokens[1:], weights=[weight] * 23
-    )
-    return [datum]

@@ -74,13 +74,13 @@ TEST_F(StateFolderTest, BelongsToOneModel) {
 
 TEST_F(StateFolderTest, RefusesAFormatThatItDoesNotKnow) {
   files_.Open();
-  WriteBytes(File("FORMAT"), R"({"format_version": 2, "model": "x"})");
+  WriteBytes(File("FORMAT"), R"({"format_version": 3, "model": "x"})");
   EXPECT_THAT(StateFolder::Open(files_.path(), kModel).status(),
               IsStatus(absl::StatusCode::kFailedPrecondition,
-                       "format version 2; this program knows 1"));
+                       "format version 3; this program knows 2"));
   for (const char* text : {"", "[]", "{}", R"({"format_version":1})",
-                           R"({"format_version":"1","model":"x"})",
-                           R"({"format_version":1,"model":3})"}) {
+                           R"({"format_version":"2","model":"x"})",
+                           R"({"format_version":2,"model":3})"}) {
     WriteBytes(File("FORMAT"), text);
     EXPECT_THAT(StateFolder::Open(files_.path(), kModel).status(),
                 IsStatus(absl::StatusCode::kDataLoss, "FORMAT"));

@@ -150,7 +150,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
                                  .result = AdapterInfo{.adapter_id = "a",
                                                        .config = Config(),
                                                        .snapshots = {"s"}}}}}};
-  const absl::StatusOr<Snapshot> read = DecodeSnapshot(Encode(snapshot));
+  const absl::StatusOr<Snapshot> read = DecodeSnapshot(*Encode(snapshot));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
   EXPECT_EQ(read->last_epoch, 34);
@@ -165,7 +165,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(std::get<PublishedSnapshot>(adapter.replies.at(0).result).version,
             3);
   EXPECT_EQ(std::get<AdapterInfo>(adapter.origin->result).config, Config());
-  EXPECT_EQ(Encode(*read), Encode(snapshot));
+  EXPECT_EQ(*Encode(*read), *Encode(snapshot));
 }
 
 TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
@@ -176,16 +176,20 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
             (sched::TrainSlice{
                 .work_id = 5, .first_datum = 2, .num_data = 3, .last = true}));
   EXPECT_FALSE(batch.slices.at(1).last);
+  const LoadCheckpointRequest request{.adapter_id = "a", .name = "n"};
   const LoadedRecord loaded = Again(LoadedRecord{.key = AdapterKey{3},
                                                  .step = 4,
                                                  .digest = "d",
+                                                 .request = request,
                                                  .file = "f",
                                                  .optim_steps = 5,
                                                  .last_step = 6,
                                                  .epoch = 7});
   EXPECT_EQ(loaded.file, "f");
   EXPECT_EQ(loaded.epoch, 7);
-  EXPECT_FALSE(loaded.request.has_value());
+  EXPECT_EQ(PayloadDigest(loaded.request), PayloadDigest(request));
+  EXPECT_EQ(Again(SettingsRecord{.settings = "threads=2"}).settings,
+            "threads=2");
   EXPECT_EQ(Again(RemovedRecord{.key = AdapterKey{9}}).key, AdapterKey{9});
   EXPECT_EQ(Again(ReleaseRecord{.key = AdapterKey{9}, .name = "s"}).name, "s");
 }

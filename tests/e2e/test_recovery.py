@@ -1,0 +1,191 @@
+"""What a start does with a log that is not as its writer would have it: torn, of
+other limits, of replies that nobody kept, of a disk that failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import raw
+from batching import together
+from durable import Durable, batch, facts, image, raw_batch
+
+from weft import methods
+from weft._proto import adapters_pb2, training_pb2
+
+SMALL_SNAPSHOTS = ("--snapshot-log-bytes", "1000")
+
+
+def optim(adapter_id: str, step: int) -> Any:
+    return training_pb2.OptimStepRequest(
+        adapter_id=adapter_id, step=step, adamw={"learning_rate": 1e-2}
+    )
+
+
+def train(client: Any, adapter_id: str, seed: int) -> None:
+    adapter = client.adapter(adapter_id)
+    adapter.forward_backward(batch(seed))
+    adapter.optim_step(learning_rate=1e-2)
+
+
+def wait_for_snapshot(durable: Durable, before: list[Path]) -> None:
+    limit = time.monotonic() + 30
+    while sorted((durable.folder / "state").glob("SNAPSHOT-*")) == before:
+        assert time.monotonic() < limit, "no snapshot was written"
+        time.sleep(0.02)
+
+
+def test_a_replayed_load_is_in_the_next_snapshot(durable: Durable) -> None:
+    daemon = durable.start(*SMALL_SNAPSHOTS)
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        client.create_adapter("b", rank=4, seed=2)
+        train(client, "a", 1)
+        client.adapter("a").save("c")
+        train(client, "a", 2)
+        wait_for_snapshot(durable, [])
+    durable.restart("--snapshot-log-bytes", "1000000000")
+    with durable.daemon.client() as client:
+        client.adapter("a").load("c")
+    before = image(durable, "a")
+    snapshots = sorted((durable.folder / "state").glob("SNAPSHOT-*"))
+    # The log of the lives before counts: a small step makes a snapshot due.
+    daemon = durable.restart(*SMALL_SNAPSHOTS)
+    with daemon.client() as client:
+        train(client, "b", 3)
+    wait_for_snapshot(durable, snapshots)
+    durable.restart()
+    assert image(durable, "a") == before
+
+
+def test_a_start_needs_no_stored_replies(durable: Durable) -> None:
+    daemon = durable.start("--max-stored-reply-bytes", "0")
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        for seed in range(3):
+            train(client, "a", seed)
+        client.adapter("a").snapshot("s")
+    before, known = image(durable, "a"), facts(durable, "a")
+    durable.restart()
+    assert image(durable, "a") == before
+    now = facts(durable, "a")
+    # image() saves a checkpoint, which is a step.
+    assert (now.optim_steps, list(now.snapshots)) == (3, ["s"])
+    assert now.last_step == known.last_step + 1
+
+
+def test_a_torn_import_leaves_no_adapter(durable: Durable, tmp_path: Path) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1).export(tmp_path / "folder")
+        client.import_adapter("i", tmp_path / "folder")
+    daemon.kill()
+    durable.tear()
+    with durable.start().client() as client:
+        assert [info.adapter_id for info in client.adapters()] == ["a"]
+        client.import_adapter("i", tmp_path / "folder")
+
+
+def test_a_batch_that_fits_the_device_no_more_is_refused_by_flag(
+    durable: Durable,
+) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        adapters = [client.create_adapter(f"a{i}", rank=4) for i in range(3)]
+        train_one = [lambda a=a: a.forward_backward(batch(1)) for a in adapters]
+        together(client, train_one)
+    daemon.kill()
+    process = durable.launch("--max-resident-adapters", "1")
+    assert process.wait(20) != 0
+    assert "--max-resident-adapters" in process.log_tail()
+    durable.start("--max-resident-adapters", "3")
+
+
+def test_what_is_refused_leaves_no_file(durable: Durable, tmp_path: Path) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        a = client.create_adapter("a", rank=4, seed=1)
+        a.export(tmp_path / "folder")
+        a.save("c")
+        client.create_adapter("b", rank=8, seed=1)
+        for _ in range(3):
+            with pytest.raises(Exception, match="exists"):
+                client.import_adapter("a", tmp_path / "folder")
+    load = adapters_pb2.LoadCheckpointRequest(
+        adapter_id="b", source_adapter_id="a", name="c"
+    )
+    assert durable.call(methods.LOAD_CHECKPOINT, load).code == "FAILED_PRECONDITION"
+    limit = time.monotonic() + 10
+    while durable.images:
+        assert time.monotonic() < limit, durable.images
+        time.sleep(0.02)
+
+
+def test_a_save_that_was_not_answered_is_answered_when_repeated(
+    durable: Durable,
+) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        train(client, "a", 1)
+    save = adapters_pb2.SaveCheckpointRequest(adapter_id="a", name="c", step=3)
+    first = durable.call(methods.SAVE_CHECKPOINT, save)
+    assert first.code == "OK", first.message
+    durable.daemon.kill()
+    durable.tear()
+    durable.start()
+    again = durable.call(methods.SAVE_CHECKPOINT, save)
+    assert again.code == "OK", again.message
+    assert again.reply.checkpoint == first.reply.checkpoint
+    other = adapters_pb2.SaveCheckpointRequest(adapter_id="a", name="c", step=4)
+    assert durable.call(methods.SAVE_CHECKPOINT, other).code == "ALREADY_EXISTS"
+
+
+def test_a_stop_waits_for_the_replies_that_wait_for_the_disk(
+    durable: Durable,
+) -> None:
+    daemon = durable.start(failpoints="journal.sync=sleep(3000)")
+    create = adapters_pb2.CreateAdapterRequest(adapter_id="a", config={"rank": 4})
+    outcomes: list[raw.Outcome] = []
+    caller = threading.Thread(
+        target=lambda: outcomes.append(durable.call(methods.CREATE_ADAPTER, create))
+    )
+    caller.start()
+    time.sleep(0.3)
+    assert daemon.stop() == 0
+    caller.join()
+    assert [outcome.code for outcome in outcomes] == ["OK"]
+
+
+def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
+    daemon = durable.start(*SMALL_SNAPSHOTS, failpoints="journal.open_image=err(EIO)#1")
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        train(client, "a", 1)
+        # It is tried again after ten seconds, without new work.
+        wait_for_snapshot(durable, [])
+    before = image(durable, "a")
+    daemon = durable.restart()
+    assert image(durable, "a") == before
+
+
+def test_numbers_of_other_settings_are_warned_of(durable: Durable) -> None:
+    daemon = durable.start("--loss-chunk-size", "64")
+    durable.call(
+        methods.CREATE_ADAPTER,
+        adapters_pb2.CreateAdapterRequest(adapter_id="a", config={"rank": 4}),
+    )
+    durable.call(
+        methods.FORWARD_BACKWARD,
+        training_pb2.ForwardBackwardRequest(
+            adapter_id="a", step=1, data=raw_batch(1), loss={"function": 1}
+        ),
+    )
+    assert durable.call(methods.OPTIM_STEP, optim("a", 2)).code == "OK"
+    daemon.kill()
+    daemon = durable.start("--loss-chunk-size", "32")
+    assert "loss_chunk=64" in daemon.log_tail()
+    assert facts(durable, "a").last_step == 2
