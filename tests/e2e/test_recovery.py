@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,10 @@ def test_a_batch_that_fits_the_device_no_more_is_refused_by_flag(
     daemon = durable.start()
     with daemon.client() as client:
         adapters = [client.create_adapter(f"a{i}", rank=4) for i in range(3)]
-        train_one = [lambda a=a: a.forward_backward(batch(1)) for a in adapters]
-        together(client, train_one)
+        for seed in range(4):
+            together(
+                client, [partial(a.forward_backward, batch(seed)) for a in adapters]
+            )
     daemon.kill()
     process = durable.launch("--max-resident-adapters", "1")
     assert process.wait(20) != 0
@@ -161,14 +164,15 @@ def test_a_stop_waits_for_the_replies_that_wait_for_the_disk(
 
 
 def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
-    daemon = durable.start(*SMALL_SNAPSHOTS, failpoints="journal.open_image=err(EIO)#1")
+    daemon = durable.start(*SMALL_SNAPSHOTS, failpoints="files.create=err(ENOSPC)#3-4")
     with daemon.client() as client:
         client.create_adapter("a", rank=4, seed=1)
         train(client, "a", 1)
-        # It is tried again after ten seconds, without new work.
+        # Tried again after ten seconds, without new work.
         wait_for_snapshot(durable, [])
+    assert "no snapshot could be written" in daemon.log_tail()
     before = image(durable, "a")
-    daemon = durable.restart()
+    durable.restart()
     assert image(durable, "a") == before
 
 
