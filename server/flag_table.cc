@@ -28,6 +28,10 @@ Flag MakeFlag(const char* group, std::string name, Field field,
   flag.read = [field](absl::string_view text, Settings* settings) {
     return ReadFlagValue(text, &field(*settings));
   };
+  flag.show = [field](Settings settings) {
+    return ShowFlagValue(field(settings));
+  };
+  flag.is_number = std::is_arithmetic_v<T> && !flag.is_bool;
   return flag;
 }
 
@@ -266,6 +270,16 @@ std::vector<Flag> OtherFlags() {
                "auto: text on a terminal, JSON lines otherwise."),
       MakeFlag(kGroup, "log-level", WEFT_SERVER(log_level),
                "Least important lines to write."),
+      MakeFlag(
+          kGroup, "config", [](Settings & s) -> auto& { return s.config_file; },
+          "File of settings: a JSON object of flags without their dashes, in "
+          "which lines may be comments (//). Empty: none.",
+          "FILE"),
+      MakeFlag(
+          kGroup, "print-config",
+          [](Settings & s) -> auto& { return s.print_config; },
+          "Print all settings, and where each is from, as a file for "
+          "--config, and exit."),
       MakeFlag(
           kGroup, "check-config",
           [](Settings & s) -> auto& { return s.check_config; },

@@ -22,12 +22,26 @@ struct Flag {
   std::string default_value;
   // False when the text is no such value.
   std::function<bool(absl::string_view, Settings*)> read;
+  // The value as `read` takes it.
+  std::function<std::string(Settings)> show;
+  bool is_number = false;
 
   [[nodiscard]] std::string environment() const;
+  // Reads the text and notes where it is from; else adds to `errors` that
+  // `source` is no such value.
+  void Set(absl::string_view source, absl::string_view text, Settings* settings,
+           std::vector<std::string>* errors) const;
 };
 
 // Threads: any; made once.
 [[nodiscard]] const std::vector<Flag>& FlagTable();
+
+// Null: there is none of this name.
+[[nodiscard]] const Flag* FindFlag(absl::string_view name);
+
+// What to say after the name of a flag that there is not: a near name or where
+// to look.
+[[nodiscard]] std::string NearFlag(absl::string_view name);
 
 }  // namespace weft
 

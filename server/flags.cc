@@ -5,68 +5,18 @@
 #include <filesystem>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "server/config_file.h"
 #include "server/flag_table.h"
 
 namespace weft {
 namespace {
 
 constexpr size_t kHelpColumns = 100;
-
-const Flag* Find(absl::string_view name) {
-  for (const Flag& flag : FlagTable()) {
-    if (flag.name == name) return &flag;
-  }
-  return nullptr;
-}
-
-// Levenshtein distance, one row at a time.
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1,
-                         diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
-std::string Suggestion(absl::string_view name) {
-  const Flag* best = nullptr;
-  size_t best_distance = 1 + name.size() / 3;
-  for (const Flag& flag : FlagTable()) {
-    const size_t distance = EditDistance(name, flag.name);
-    const bool is_prefix =
-        name.size() >= 3 && absl::StartsWith(flag.name, name);
-    if (distance <= best_distance || (is_prefix && best == nullptr)) {
-      best = &flag;
-      best_distance = std::min(distance, best_distance);
-    }
-  }
-  return best == nullptr ? "; see --help"
-                         : absl::StrCat("; did you mean --", best->name, "?");
-}
-
-void SetFromText(const Flag& flag, absl::string_view source,
-                 absl::string_view text, Settings* settings,
-                 std::vector<std::string>* errors) {
-  if (flag.read(text, settings)) return;
-  errors->push_back(
-      absl::StrCat(source, "=", text, " is not ", flag.value_name));
-}
 
 void ReadEnvironment(const Environment& environment, Settings* settings,
                      std::vector<std::string>* errors) {
@@ -83,7 +33,7 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
                        "the Service or set enableServiceLinks: false"));
       continue;
     }
-    SetFromText(flag, name, *value, settings, errors);
+    flag.Set(name, *value, settings, errors);
   }
 }
 
@@ -97,27 +47,27 @@ size_t ReadFlag(const std::vector<std::string>& args, size_t i,
   }
   const size_t equals = arg.find('=');
   const absl::string_view name = arg.substr(2, equals - 2);
-  const Flag* flag = Find(name);
+  const Flag* flag = FindFlag(name);
   if (flag == nullptr && absl::StartsWith(name, "no-") &&
       equals == absl::string_view::npos) {
-    flag = Find(name.substr(3));
+    flag = FindFlag(name.substr(3));
     if (flag != nullptr && flag->is_bool) {
-      flag->read("false", settings);
+      flag->Set(arg, "false", settings, errors);
       return 1;
     }
     flag = nullptr;
   }
   if (flag == nullptr) {
-    errors->push_back(absl::StrCat("unknown flag --", name, Suggestion(name)));
+    errors->push_back(absl::StrCat("unknown flag --", name, NearFlag(name)));
     return 1;
   }
   const std::string source = absl::StrCat("--", name);
   if (equals != absl::string_view::npos) {
-    SetFromText(*flag, source, arg.substr(equals + 1), settings, errors);
+    flag->Set(source, arg.substr(equals + 1), settings, errors);
     return 1;
   }
   if (flag->is_bool) {
-    flag->read("true", settings);
+    flag->Set(source, "true", settings, errors);
     return 1;
   }
   if (i + 1 == args.size()) {
@@ -125,7 +75,7 @@ size_t ReadFlag(const std::vector<std::string>& args, size_t i,
         absl::StrCat(source, " needs a value: ", flag->value_name));
     return 1;
   }
-  SetFromText(*flag, source, args[i + 1], settings, errors);
+  flag->Set(source, args[i + 1], settings, errors);
   return 2;
 }
 
@@ -155,12 +105,22 @@ Environment ProcessEnvironment() {
 
 absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
                                        const Environment& environment) {
-  Settings settings;
+  const auto read_all = [&](Settings* settings,
+                            std::vector<std::string>* errors) {
+    ReadEnvironment(environment, settings, errors);
+    for (size_t i = 0; i < args.size();) {
+      i += ReadFlag(args, i, settings, errors);
+    }
+  };
   std::vector<std::string> errors;
-  ReadEnvironment(environment, &settings, &errors);
-  for (size_t i = 0; i < args.size();) {
-    i += ReadFlag(args, i, &settings, &errors);
+  Settings named;  // Says which file to read before the others.
+  std::vector<std::string> said_below;
+  read_all(&named, &said_below);
+  Settings settings;
+  if (!named.config_file.empty()) {
+    ReadConfigFile(named.config_file, &settings, &errors);
   }
+  read_all(&settings, &errors);
   if (!errors.empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(errors, "\n"));
   }
@@ -198,7 +158,7 @@ std::string HelpText() {
       "model, over gRPC.\n\n"
       "Usage: weftd --model DIR [flags]\n\n"
       "A value comes from its flag, else from its environment variable, else "
-      "from its default.\n";
+      "from the file\nof --config, else from its default.\n";
   absl::string_view group;
   for (const Flag& flag : FlagTable()) {
     if (group != flag.group) {

@@ -1,12 +1,16 @@
-// Flags and environment of weftd. One table (flag_table.cc) drives parsing,
-// --help and the documentation of defaults. Precedence: flag > environment >
-// default.
+// Flags, environment and configuration file of weftd. One table (flag_table.cc)
+// drives parsing, --help, --print-config and the documentation of defaults.
+// Precedence: flag > environment > file > default.
 //
-// Nothing here touches Torch, the network or the disk: --help must be quick.
+// Parsed by code of its own: CLI11, which Debian has, stops at the first mistake
+// and suggests no near names; weftd lists every mistake of a start at once.
+//
+// Nothing here touches Torch or the network: --help must be quick.
 #ifndef WEFT_SERVER_FLAGS_H_
 #define WEFT_SERVER_FLAGS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,15 +28,21 @@ struct Settings {
   bool help = false;
   bool version = false;
   bool check_config = false;
+  bool print_config = false;
+  std::string config_file;          // Empty: none.
   int64_t device_memory_bytes = 0;  // For check_config; 0: of no device.
+  // Where values are from that are not defaults, by flag: "--max-rank",
+  // "WEFT_MAX_RANK" or the name of the file.
+  std::map<std::string, std::string> sources;
 };
 
 [[nodiscard]] Environment ProcessEnvironment();
 
 // Reads `args` (without the program's name): "--name=value", "--name value",
 // for booleans also "--name" and "--no-name".
-// Errors: INVALID_ARGUMENT listing every unknown flag or environment variable
-// WEFT_* of a near name, and every value that does not parse. Ranges are not
+// Reads the file of --config, if there is one.
+// Errors: INVALID_ARGUMENT listing every unknown flag or setting, with a near
+// name, every value that does not parse, and a file that cannot be read. Ranges are not
 // checked here but by Validate of the options.
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);

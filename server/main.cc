@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "server/config_file.h"
 #include "server/flags.h"
 #include "server/local_ranks.h"
 #include "server/service.h"
@@ -150,6 +151,10 @@ int main(int argc, char** argv) {
   if (!valid.ok()) {
     PrintLines(valid);
     return kExitBadConfig;
+  }
+  if (settings->print_config) {
+    std::fputs(weft::ConfigText(*settings).c_str(), stdout);
+    return 0;
   }
   if (settings->check_config) return CheckConfig(*settings);
   const int status = Serve(*settings, argv);

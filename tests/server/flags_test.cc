@@ -1,5 +1,7 @@
 #include "server/flags.h"
 
+#include <cstdio>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -7,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/config_file.h"
 #include "server/flag_table.h"
 
 namespace weft {
@@ -92,6 +95,8 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "insecure",
                                        "log-format",
                                        "log-level",
+                                       "config",
+                                       "print-config",
                                        "check-config",
                                        "device-memory-bytes",
                                        "version",
@@ -155,6 +160,82 @@ TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
   EXPECT_TRUE(Parse({}, environment)->server.insecure);
   EXPECT_EQ(Parse({"--max-rank=8"}, environment)->engine.max_rank, 8);
   EXPECT_FALSE(Parse({"--no-insecure"}, environment)->server.insecure);
+}
+
+// A file of settings that lasts as long as the test.
+class ConfigFileTest : public ::testing::Test {
+ protected:
+  std::string Write(const std::string& text) {
+    std::ofstream(path_) << text;
+    return "--config=" + path_;
+  }
+  ~ConfigFileTest() override { std::remove(path_.c_str()); }
+
+  const std::string path_ =
+      ::testing::TempDir() +
+      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
+  const std::string config = Write(R"({
+    // Comments are for people.
+    "max-rank": 16, "sampling-share": 0.25, "insecure": true,
+    "dtype": "bf16", "model": "/m/toy", "loss-chunk-size": -1
+  })");
+  const auto settings = Parse({config});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->engine.max_rank, 16);
+  EXPECT_EQ(settings->engine.sampling_share, 0.25);
+  EXPECT_EQ(settings->engine.dtype, Dtype::kBf16);
+  EXPECT_EQ(settings->engine.loss_chunk_size, -1);
+  EXPECT_TRUE(settings->server.insecure);
+  EXPECT_EQ(settings->server.model_name, "toy");
+  EXPECT_EQ(Parse({config}, {{"WEFT_MAX_RANK", "8"}})->engine.max_rank, 8);
+  EXPECT_EQ(Parse({config, "--max-rank=4"}, {{"WEFT_MAX_RANK", "8"}})
+                ->engine.max_rank,
+            4);
+  EXPECT_EQ(Parse({}, {{"WEFT_CONFIG", path_}})->engine.max_rank, 16);
+}
+
+TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
+  EXPECT_THAT(Error({Write(R"({"max-rnak": 8, "threads": "many", "help": true,
+                               "insecure": true, "insecure": false})"),
+                     "--max-samples=x"}),
+              AllOf(HasSubstr("unknown setting \"max-rnak\"; did you mean "
+                              "--max-rank?"),
+                    HasSubstr("threads=many is not N"),
+                    HasSubstr("\"help\" is no setting of a file"),
+                    HasSubstr("\"insecure\" comes twice"),
+                    HasSubstr("--max-samples=x is not N")));
+}
+
+TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
+  EXPECT_THAT(Error({Write("{\n\"max-rank\": 8,\n}")}),
+              HasSubstr(":3: this is no JSON"));
+  EXPECT_THAT(Error({Write("")}), HasSubstr(":1: this is no JSON"));
+  EXPECT_THAT(Error({Write("[]")}), HasSubstr("is no JSON object"));
+  EXPECT_THAT(Error({Write("7")}), HasSubstr("is no JSON object"));
+  EXPECT_THAT(Error({Write(R"({"model": ["a"]})")}),
+              HasSubstr("\"model\" is an array"));
+  EXPECT_THAT(Error({Write(R"({"model": null})")}),
+              HasSubstr("\"model\" has no value"));
+  EXPECT_THAT(Error({"--config=/no/such/file"}), HasSubstr("cannot be read"));
+}
+
+TEST_F(ConfigFileTest, WhatIsPrintedReadsBackAsTheSameSettings) {
+  const auto settings = Parse({"--model=/m/\"a\"", "--max-rank=7",
+                               "--sampling-share=0.3", "--no-share-prompts"},
+                              {{"WEFT_DTYPE", "bf16"}});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  const std::string text = ConfigText(*settings);
+  EXPECT_THAT(text, HasSubstr("\"max-rank\": 7,  // --max-rank\n"));
+  EXPECT_THAT(text, HasSubstr("\"dtype\": \"bf16\",  // WEFT_DTYPE\n"));
+  const auto again = Parse({Write(text)});
+  ASSERT_TRUE(again.ok()) << again.status();
+  for (const Flag& flag : FlagTable()) {
+    if (flag.is_action || flag.name == "config") continue;
+    EXPECT_EQ(flag.show(*again), flag.show(*settings)) << flag.name;
+  }
 }
 
 TEST(FlagsTest, UnknownFlagSuggestsANearOne) {
