@@ -36,7 +36,8 @@ bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
          SameBits(a.moment2, b.moment2);
 }
 
-// Shape of the base model, so that a checkpoint meets only its own kind.
+// The shape of the base model. A checkpoint loads only into a model of this
+// shape.
 json Fingerprint(const lora::ModelShape& shape) {
   return {{"num_layers", shape.num_layers},
           {"hidden", shape.hidden},
@@ -65,8 +66,8 @@ json ConfigToJson(const LoraConfig& config) {
           {"overrides", std::move(overrides)}};
 }
 
-// Each is false when the field is missing or of another type: the manifest has
-// no checksum of its own.
+// Each returns false if the field is missing or has another type. No checksum
+// protects the manifest itself.
 bool Get(const json& object, const char* key, std::string* value) {
   const auto it = object.find(key);
   if (it == object.end() || !it->is_string()) return false;
@@ -125,7 +126,7 @@ bool GetConfig(const json& config, LoraConfig* out) {
   for (const json& module : *modules) {
     if (!GetModule(module, &out->target_modules.emplace_back())) return false;
   }
-  // Checkpoints from before there were any lack the field.
+  // Older checkpoints do not have the field.
   const json overrides = config.value("overrides", json::array());
   return overrides.is_array() &&
          std::ranges::all_of(overrides, [out](const json& other) {
@@ -199,7 +200,7 @@ std::vector<std::string> AdapterIo::AdapterNames() const {
        !error && it != end; it.increment(error)) {
     std::error_code ignored;
     std::string name = it->path().filename().string();
-    // No adapter's name begins so: other things of the daemon.
+    // No adapter's name begins with a dot; the daemon's own files do.
     if (name.front() != '.' && it->is_directory(ignored)) {
       names.push_back(std::move(name));
     }

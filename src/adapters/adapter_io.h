@@ -5,7 +5,7 @@
 //   optimizer.safetensors                            gradient and moments;
 //   trainer_state.json                               steps and shape;
 //   MANIFEST.json                                    sizes and sums of all.
-// Threads: the I/O thread; nothing here touches a tensor of the engine.
+// Threads: the I/O thread. It uses no tensor of the engine.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 
@@ -28,7 +28,7 @@ struct LoadedCheckpoint {
 
 class AdapterIo {
  public:
-  // `base_model` is written to exported folders.
+  // Exported folders name `base_model`.
   AdapterIo(std::string checkpoint_dir, std::string base_model,
             const lora::ModelShape& shape)
       : checkpoint_dir_(std::move(checkpoint_dir)),
@@ -38,21 +38,22 @@ class AdapterIo {
   // Removes what an interrupted write left behind.
   void RemoveStaleFiles() const;
 
-  // ALREADY_EXISTS without overwrite, unless the checkpoint that is there has
-  // this very state of this step: then an earlier process wrote it for the same
-  // call, and it is returned. RESOURCE_EXHAUSTED when the disk is full.
+  // If a checkpoint of this name has this very state of this step, an earlier
+  // process wrote it for the same call: returns that checkpoint.
+  // Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (disk full).
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
-  // With weights_only, weights alone and step 0. NOT_FOUND; DATA_LOSS for
-  // damaged files; FAILED_PRECONDITION for a checkpoint of a model of another
-  // shape.
+  // With weights_only it returns the weights alone, and step 0. Errors:
+  // NOT_FOUND, DATA_LOSS (damaged files), FAILED_PRECONDITION (the model of the
+  // checkpoint has another shape).
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const LoadCheckpointRequest& request) const;
-  // What the checkpoint is, without its tensors. Errors as Load.
+  // Describes the checkpoint without reading its tensors. Errors: those of
+  // Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const std::string& adapter_id, const std::string& name) const;
-  // Newest first. Damaged folders are left out, with a line in the log.
+  // Newest first. Leaves out damaged folders, with a line in the log.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
@@ -62,11 +63,11 @@ class AdapterIo {
                                  const std::vector<float>& weights) const;
 
  private:
-  // The checkpoint of the request's name, if it has this state.
+  // Returns the checkpoint of the request's name if it has this state.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
-  // The names of all adapters that have a folder.
+  // Returns the names of all adapters that have a folder.
   [[nodiscard]] std::vector<std::string> AdapterNames() const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
 

@@ -16,7 +16,7 @@ using dispatch::NoSuchAdapter;
 
 void AdapterManager::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
-  // A repeated call is answered as the first one was.
+  // A repeated call gets the same answer as the first one.
   auto once = [this, request,
                done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
     if (absl::IsAlreadyExists(info.status())) {
@@ -93,7 +93,7 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
 
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                                   const Callback<AdapterInfo>& done) {
-  // The tensors are read when there is a slot for them: many may wait.
+  // Reads the tensors only when the adapter has a slot, because many may wait.
   WhenSlot({.adapter_id = request.adapter_id, .tenant = request.tenant},
            [this, request, done](const absl::Status& room) {
              if (!room.ok()) {
@@ -165,7 +165,7 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
 
 void AdapterManager::WhenSlot(const CreateAdapterRequest& request,
                               dispatch::EngineTask task) {
-  // No adapter has to leave for one that cannot be made.
+  // Checks first, so that no adapter leaves for one that cannot be made.
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
   if (status.ok()) {
@@ -189,9 +189,9 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   const CreateAdapterRequest& request = adapter.request;
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const AdapterKey key = desk.NewKey();
-  // As exactly as the log keeps it.
+  // Rounded to microseconds, as the log stores it.
   const absl::Time now = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()));
-  // Another one may have taken the name or the last slot meanwhile.
+  // Another adapter may have taken the name or the last slot meanwhile.
   absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
   if (status.ok()) {
     status = MakeTensors(key, request.config, adapter.state, now);

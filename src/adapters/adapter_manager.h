@@ -1,5 +1,5 @@
-// Operations on adapters as a whole: create, delete, read and write their
-// files, import, export. They run between two plans.
+// Operations on whole adapters: create, delete, load, save, import, export.
+// They run between two plans.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
 
@@ -20,8 +20,8 @@ namespace weft::engine {
 // thread. Threads: any.
 class AdapterManager {
  public:
-  // Both outlive it. `forget_step` runs on the engine thread for each started
-  // step that an adapter takes with it.
+  // Both outlive the manager. When an adapter is removed, `forget_step` runs on
+  // the engine thread for each of its steps that had started.
   AdapterManager(const EngineContext* context, AdapterMover* mover,
                  std::function<void(uint64_t step_id)> forget_step)
       : context_(*context),
@@ -42,20 +42,20 @@ class AdapterManager {
 
   // Engine thread.
 
-  // Makes an adapter of an earlier process, as it was made then, in a slot that
-  // WhenSlot gave.
+  // Creates an adapter of an earlier process again, in a slot that WhenSlot
+  // gave.
   [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
-  // The adapter and its work are gone.
+  // Removes the adapter and its work.
   void Remove(AdapterKey key);
 
  private:
-  // A new adapter. An empty `state` makes a fresh one.
+  // A new adapter. If `state` is empty, its weights are initialised.
   struct NewAdapter {
     CreateAdapterRequest request;
     lora::AdapterState state;
-    std::string image;  // Where KeepState has put the state.
+    std::string image;  // The image that KeepState wrote.
     uint64_t last_step = 0;
-    std::optional<LoadCheckpointRequest> load;  // It comes from there.
+    std::optional<LoadCheckpointRequest> load;  // The load that creates it.
   };
 
   template <typename T>
@@ -65,7 +65,8 @@ class AdapterManager {
     });
   }
 
-  // Runs `body` on the engine thread; once that has ended, replies why not.
+  // Runs `body` on the engine thread. If the engine has ended, replies an
+  // error.
   template <typename T, typename Body>
   void Post(const Callback<T>& done, Body body) const {
     context_.dispatcher.Post(
@@ -78,10 +79,11 @@ class AdapterManager {
         });
   }
 
-  // The largest rank that an adapter of this model would have.
+  // Returns the largest rank that an adapter of this config would have.
   [[nodiscard]] int MaxRank(const LoraConfig& config) const;
 
-  // I/O thread: the state that a new adapter begins with, kept for the log.
+  // Read the state that a new adapter begins with, and keep a copy for the log.
+  // I/O thread.
   [[nodiscard]] absl::StatusOr<NewAdapter> ReadLoad(
       const LoadCheckpointRequest& request) const;
   [[nodiscard]] absl::StatusOr<NewAdapter> ReadImport(
@@ -89,11 +91,11 @@ class AdapterManager {
 
   // Engine thread.
 
-  // Once there is a slot for a new adapter, which the task then has to use or
-  // return; at once with an error when there can be none.
+  // Runs the task when there is a slot for a new adapter. The task uses or
+  // returns the slot. Runs it at once with an error if no adapter can be made.
   void WhenSlot(const CreateAdapterRequest& request, dispatch::EngineTask task);
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
-  // Makes an adapter in the slot that it was given, or returns the slot.
+  // Creates an adapter in the slot that the task got, or returns the slot.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
   [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
                                          const LoraConfig& config,
@@ -101,12 +103,12 @@ class AdapterManager {
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  // `made`: what the adapter is.
+  // Writes down that the adapter exists; `made` says what it is.
   void Record(AdapterKey key, const NewAdapter& adapter,
               const AdapterInfo& made) const;
-  // False: it does not exist.
+  // Returns false if the adapter does not exist.
   bool Forget(const std::string& adapter_id);
-  // The adapter is on the device, unless `status` says why not.
+  // Exports the adapter, which is on the device unless `status` is an error.
   void ExportNow(AdapterKey key, const ExportAdapterRequest& request,
                  const Callback<PeftFiles>& done, absl::Status status);
 

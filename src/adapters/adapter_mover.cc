@@ -14,7 +14,7 @@
 namespace weft::engine {
 namespace {
 
-// Makes the image's tensors, of `size` floats each, and reads them.
+// Allocates the image's tensors, `size` floats each, and reads them.
 absl::Status ReadImage(const SpillFolder& spill,
                        const journal::StateFolder* state, const ImageFile& file,
                        int64_t size, lora::AdapterImage& image) {
@@ -75,8 +75,8 @@ void AdapterMover::ToDisk(const sched::Move& move) {
     Finish(move, bytes, copied);
     return;
   }
-  // Until the file is there the adapter keeps its tensors, which nobody
-  // changes.
+  // The adapter keeps its tensors until the file is written. Nothing changes
+  // them meanwhile.
   context_.PostIo([this, move, bytes, image = std::move(image)]() mutable {
     const std::string file = absl::StrCat(move.id);
     const absl::Status status = WriteImage(spill_, file, image);

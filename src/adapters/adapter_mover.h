@@ -1,5 +1,4 @@
-// Moves adapters between device, host and disk, as src/sched/residency.h
-// decides.
+// Moves adapters between device, host and disk. src/sched/residency.h decides.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_
 
@@ -12,17 +11,18 @@
 
 namespace weft::engine {
 
-// Threads: engine thread; files by the I/O thread.
+// Threads: engine thread. The I/O thread reads and writes the files.
 class AdapterMover {
  public:
-  // Both outlive it.
+  // Both outlive the mover.
   AdapterMover(const EngineContext* context, const SpillFolder* spill)
       : context_(*context), spill_(*spill) {}
 
-  // Makes the move and tells the dispatcher its end, at once or when the file
-  // is done. Until then the adapter keeps its tensors, which nobody changes.
+  // Makes the move and reports its end to the dispatcher: at once, or when the
+  // file is done. Until then the adapter keeps its tensors and nothing changes
+  // them.
   void Run(const sched::Move& move);
-  // Removes a spill file that nobody needs any more; a durable one stays.
+  // Removes a spill file that is no longer needed. A durable file stays.
   void RemoveFile(ImageFile file);
 
  private:

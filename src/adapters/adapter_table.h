@@ -1,9 +1,8 @@
 // The tensors of the adapters.
 //
-// An adapter is on the device, or its image is on the host, or its image's
-// tensors are in a file and the table knows which. Which one moves when is
-// decided elsewhere (src/sched/residency.h); the table keeps what is where.
-// Threads: engine thread only, but for shape().
+// An adapter is on the device, or its image is on the host, or the tensors of
+// its image are in a file that the table names. src/sched/residency.h decides
+// which adapter moves when. Threads: engine thread only, except shape().
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_TABLE_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_TABLE_H_
 
@@ -23,10 +22,10 @@
 
 namespace weft::engine {
 
-// Where the tensors of an adapter on disk are.
+// The file of the tensors of an adapter on disk.
 struct ImageFile {
-  std::string name;      // Empty: it is not on disk.
-  bool durable = false;  // In the state folder, which keeps it.
+  std::string name;      // Empty: the adapter is not on disk.
+  bool durable = false;  // In the state folder: not ours to remove.
 };
 
 class AdapterTable {
@@ -35,48 +34,49 @@ class AdapterTable {
                at::Device device)
       : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
 
-  // A new adapter, on the device. May throw c10::Error; then there is none.
+  // Creates an adapter on the device. May throw c10::Error; then it does not
+  // exist.
   lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
                         absl::Time created_at = absl::Now());
-  // An adapter of an earlier process: `image` has no tensors, `file` has them.
+  // Adds an adapter of an earlier process. `file` has the tensors of `image`.
   void AddOnDisk(AdapterKey key, const LoraConfig& config,
                  lora::AdapterImage image,
                  const std::map<std::string, uint64_t>& snapshots,
                  const std::string& file, absl::Time created_at);
-  // Null when there is none, or when it is not on the device.
+  // Returns null if there is no such adapter or it is not on the device.
   [[nodiscard]] lora::Adapter* Find(AdapterKey key);
-  // False when there is none. Versions that others pinned live on.
+  // Returns false if there is no such adapter. Pinned versions live on.
   bool Erase(AdapterKey key);
-  // What clients see of an adapter that exists.
+  // Returns what clients see of an adapter that exists.
   [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
 
-  // ALREADY_EXISTS when the name pins another version; NOT_FOUND. Returns the
-  // version.
+  // Returns the version. Errors: ALREADY_EXISTS (the name pins another
+  // version), NOT_FOUND.
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
       AdapterKey key, const std::string& name);
-  // NOT_FOUND.
+  // Errors: NOT_FOUND.
   [[nodiscard]] absl::Status ReleaseSnapshot(AdapterKey key,
                                              const std::string& name);
-  // Latest version when `snapshot` is empty; the adapter is on the device or
-  // unknown. NOT_FOUND.
+  // Returns the snapshot's version, or the latest one if `snapshot` is empty.
+  // The adapter is on the device or unknown. Errors: NOT_FOUND.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
   // Moves; the adapter exists.
 
-  // Bytes of its image.
+  // Returns the bytes of the adapter's image.
   [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
-  // The image of one on the device is made now, which may throw c10::Error;
-  // that of one on the host is shared; that of one on disk has no tensors.
+  // Returns the adapter's image. On the device it is made now, which may throw
+  // c10::Error. On the host it is shared. On disk it has no tensors.
   [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
-  // Frees what the adapter has on the device.
+  // Frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);
-  // Frees the image's tensors too; they are in `file`.
+  // Also frees the image's tensors, which are in `file`.
   void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
-  // May throw c10::Error; then nothing has changed.
+  // May throw c10::Error, and then changes nothing.
   void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
   [[nodiscard]] ImageFile File(AdapterKey key) const;
-  // Its snapshots and the versions that they pin.
+  // Returns the adapter's snapshots and the versions that they pin.
   [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
 
   // Any thread.
@@ -92,14 +92,14 @@ class AdapterTable {
     std::shared_ptr<const lora::AdapterLayout> layout;
     std::optional<lora::Adapter> adapter;  // On the device.
     lora::AdapterImage image;              // Off the device.
-    ImageFile file;                        // Has the image's tensors.
+    ImageFile file;                        // With the image's tensors.
     std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
 
     [[nodiscard]] AdapterLocation location() const;
   };
 
-  // Distinct versions that the adapter holds, the latest first.
+  // Returns the distinct versions that the adapter holds, the latest first.
   [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
       const Entry& entry);
   [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);

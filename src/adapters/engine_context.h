@@ -1,4 +1,4 @@
-// What the parts of the engine share.
+// The objects that the parts of the engine share.
 #ifndef WEFT_SRC_ADAPTERS_ENGINE_CONTEXT_H_
 #define WEFT_SRC_ADAPTERS_ENGINE_CONTEXT_H_
 
@@ -28,23 +28,23 @@ struct EngineContext {
   const AdapterIo& files;
   EngineProbe& probe;
   records::Recorder& recorder;
-  const journal::StateFolder* state;  // Null: there is no --state-dir.
-  // Runs before an adapter's tensors or snapshots change, or it goes.
+  const journal::StateFolder* state;  // Null: no --state-dir.
+  // Runs before an adapter changes or is removed.
   std::function<void(AdapterKey)> before_change;
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.
 
-  // Runs `task` on the I/O thread; a drain waits for it. Any thread.
+  // Runs `task` on the I/O thread. A drain waits for it. Any thread.
   void PostIo(std::function<void()> task) const {
     io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
   }
-  // Runs a client's callback once all that was recorded so far is on disk.
+  // Runs a client's callback when all that was recorded so far is on disk.
   void PostReply(std::function<void()> task) const {
     recorder.WhenDurable([this, task = std::move(task)]() mutable {
       replies.Post(std::move(task));
     });
   }
-  // Shows clients what the adapter is now. Engine thread.
+  // Updates what clients see of the adapter. Engine thread.
   void Publish(AdapterKey adapter) const {
     dispatcher.adapters().Publish(adapter, adapters.Facts(adapter));
   }

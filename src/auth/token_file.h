@@ -18,16 +18,15 @@
 
 namespace weft {
 
-// INVALID_ARGUMENT naming the line and the field; never what the line holds,
-// which may be a token that was put there by mistake.
+// Errors: INVALID_ARGUMENT that names the line and the field, but never the
+// line's content, which may be a token that was put there by mistake.
 [[nodiscard]] absl::StatusOr<std::vector<TokenRecord>> ParseTokens(
     absl::string_view text);
 
 [[nodiscard]] std::string FormatTokens(const std::vector<TokenRecord>& records);
 
-// Replaces the file at once, so that no reader meets half of it; 0600 where it
-// is new, else with the mode that it has. Two writers at a time: the last one
-// wins.
+// Replaces the file atomically, so that no reader sees a part of it. A new file
+// has mode 0600, otherwise the mode stays. The last of two writers wins.
 // Errors: RESOURCE_EXHAUSTED, INTERNAL.
 [[nodiscard]] absl::Status WriteTokenFile(
     const std::string& path, const std::vector<TokenRecord>& records);

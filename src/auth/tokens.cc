@@ -21,8 +21,7 @@ constexpr std::array<std::pair<Scope, const char*>, 4> kScopes = {
      {Scope::kTrain, "train"},
      {Scope::kAdmin, "admin"}}};
 
-// Without randomness or SHA-256 there are no tokens: better none than weak
-// ones.
+// Without randomness or SHA-256 tokens would be weak, so the process ends.
 void Require(bool done) {
   if (!done) std::abort();
 }

@@ -1,8 +1,8 @@
-// Bearer tokens: what a server knows of them, and how it recognizes one.
+// Bearer tokens: their records in a server, and how it recognizes a token.
 //
-// A token is "weft_" and 32 random bytes. The server keeps its SHA-256 alone:
-// whoever reads that cannot make the token of it. A slow hash, as for
-// passwords, gains nothing, for nobody guesses 256 random bits.
+// A token is "weft_" and 32 random bytes. The server stores only its SHA-256,
+// from which nobody can compute the token. A slow hash, as for passwords, gains
+// nothing, because nobody can guess 256 random bits.
 // Threads: any.
 #ifndef WEFT_SRC_AUTH_TOKENS_H_
 #define WEFT_SRC_AUTH_TOKENS_H_
@@ -18,16 +18,16 @@
 
 namespace weft {
 
-// What a token's bearer may do. Every scope includes kRead, kAdmin all.
+// What a token permits. Every scope includes kRead; kAdmin includes all.
 enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 
 // "read", "sample", "train", "admin".
 [[nodiscard]] const char* ScopeName(Scope scope);
-// INVALID_ARGUMENT for another name.
+// Errors: INVALID_ARGUMENT for any other name.
 [[nodiscard]] absl::StatusOr<Scope> ParseScope(absl::string_view name);
 
 struct TokenRecord {
-  std::string id;      // For people and logs; no secret.
+  std::string id;      // For people and logs; not secret.
   std::string sha256;  // The token's, in 64 lower-case hex digits.
   std::string tenant;
   std::set<Scope> scopes;
@@ -36,19 +36,18 @@ struct TokenRecord {
   [[nodiscard]] bool Allows(Scope scope) const;
 };
 
-// What separates a tenant from an id where both are one name. It occurs in
-// neither.
+// Separates a tenant from an id in one name. It occurs in neither.
 inline constexpr char kTenantSeparator = '~';
-// A folder bears the tenant's name, the separator and the adapter's.
+// A folder's name holds the tenant, the separator and the adapter's id.
 inline constexpr size_t kMaxTenantLength = 64;
 
-// Draws a token.
+// Returns a random token.
 [[nodiscard]] std::string NewToken();
-// The hex digits that TokenRecord::sha256 has.
+// Returns TokenRecord::sha256 of a token.
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
-// The record of `token`, expired or not; null: none. Takes as long for one
-// token as for another, whether they resemble a record or not.
+// Returns the record of `token`, expired or not; null: none. It takes the same
+// time for each token, whether it resembles a record or not.
 [[nodiscard]] const TokenRecord* FindToken(
     const std::vector<TokenRecord>& records, absl::string_view token);
 

@@ -1,5 +1,5 @@
-// Time as a dependency, so that schedulers and deadlines can be tested without
-// waiting.
+// A source of time that tests replace, so that they test schedulers and
+// deadlines without waiting.
 #ifndef WEFT_SRC_BASE_CLOCK_H_
 #define WEFT_SRC_BASE_CLOCK_H_
 

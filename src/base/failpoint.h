@@ -3,24 +3,24 @@
 //
 //   if (Failpoint("files.sync") || ::fsync(fd) != 0) return ErrnoStatus(...);
 //
-// A failpoint does something only in a process that holds the library of
-// tests/support/failpoints.h, linked or preloaded: no other code defines the
-// function below. Without it a failpoint is one load of an address, which is
-// null. So the programs that tests kill are those that are shipped.
+// A failpoint has an effect only in a process that links or preloads the
+// library of tests/support/failpoints.h, because only that library defines the
+// function below. Without the library a failpoint loads one address, which is
+// null. So tests kill the same programs that are shipped.
 #ifndef WEFT_SRC_BASE_FAILPOINT_H_
 #define WEFT_SRC_BASE_FAILPOINT_H_
 
 #include <cerrno>
 #include <cstddef>
 
-// Returns an errno, or 0 to go on; may make `*size`, unless null, smaller.
+// Returns an errno, or 0 to go on. May reduce `*size`, unless `size` is null.
 extern "C" __attribute__((weak)) int weft_failpoint(const char* name,
                                                     size_t* size);
 
 namespace weft {
 
-// True: what follows has failed, with errno set. `size`: the bytes that a write
-// is about to write. Threads: any.
+// Returns true when the caller must fail with errno, which is set. `size` is
+// the number of bytes that the caller is about to write. Threads: any.
 inline bool Failpoint(const char* name, size_t* size = nullptr) {
   if (weft_failpoint == nullptr) return false;
   const int error = weft_failpoint(name, size);

@@ -1,5 +1,5 @@
-// Large buffers that are filled once: with pages of 2 MiB the kernel spends a
-// fraction of the time on clearing and mapping them.
+// Huge pages for large buffers that are filled once. With pages of 2 MiB the
+// kernel needs a fraction of the time to clear and map them.
 #ifndef WEFT_SRC_BASE_HUGE_PAGES_H_
 #define WEFT_SRC_BASE_HUGE_PAGES_H_
 
@@ -9,8 +9,8 @@
 
 namespace weft {
 
-// Asks for huge pages where the buffer covers whole ones. Best called before
-// the memory is first touched; a kernel that has none is as good as before.
+// Asks for huge pages where the buffer covers whole ones. Call it before the
+// memory is first touched. It does nothing on a kernel without huge pages.
 void PreferHugePages(absl::Span<std::byte> buffer);
 
 }  // namespace weft

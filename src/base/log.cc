@@ -82,7 +82,7 @@ void Log(LogLevel level, std::string_view message,
   std::string line =
       FormatLogLine(g_format.load(), level, time, message, fields);
   line += '\n';
-  // A log that cannot be written must not take the service down with it.
+  // The service goes on when its log cannot be written.
   [[maybe_unused]] const ssize_t written =
       ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -4,7 +4,7 @@
 //
 // Text with a short time stamp by default; JSON lines when SetLogFormat says
 // so. Control characters are escaped, so a client's string cannot forge a line.
-// Never log token ids, text, tokens of authorization or file contents.
+// Never log token ids, text, authorization tokens or the contents of files.
 // Threads: any; a line is written with one write(2).
 #ifndef WEFT_SRC_BASE_LOG_H_
 #define WEFT_SRC_BASE_LOG_H_
@@ -40,8 +40,8 @@ struct LogField {
       : LogField(field_key, std::string_view(text)) {}
   LogField(std::string_view field_key, const std::string& text)
       : LogField(field_key, std::string_view(text)) {}
-  // Abseil's own string_view, which is another type where the distribution
-  // built Abseil as C++14.
+  // Abseil's string_view is a type of its own if the distribution built Abseil
+  // as C++14.
   template <typename T>
   requires(std::is_same_v<T, absl::string_view> &&
            !std::is_same_v<T, std::string_view>)

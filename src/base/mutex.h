@@ -1,6 +1,6 @@
 // Mutex, MutexLock and CondVar: std::mutex with Clang's thread-safety
-// annotations. A thin wrapper over std::mutex rather than absl::Mutex, because
-// ThreadSanitizer reports races inside an uninstrumented Abseil.
+// annotations. They do not wrap absl::Mutex, because ThreadSanitizer reports
+// false races inside an Abseil that is not instrumented.
 #ifndef WEFT_SRC_BASE_MUTEX_H_
 #define WEFT_SRC_BASE_MUTEX_H_
 
@@ -39,7 +39,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mu_;
 };
 
-// Waits may wake without a cause: always wait in a loop over the condition.
+// A wait may end without a notification. Always wait in a loop that checks the
+// condition.
 class CondVar {
  public:
   void Wait(Mutex* mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {

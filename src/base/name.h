@@ -1,4 +1,4 @@
-// The rule for what clients and operators may name.
+// The rule for names that clients and operators choose.
 #ifndef WEFT_SRC_BASE_NAME_H_
 #define WEFT_SRC_BASE_NAME_H_
 
@@ -7,7 +7,8 @@
 namespace weft {
 
 // Names of adapters, tenants, checkpoints, snapshots and imported files:
-// [A-Za-z0-9][A-Za-z0-9._-]{0,127}, not ending in a dot. "" fails.
+// [A-Za-z0-9][A-Za-z0-9._-]{0,127}, not ending in a dot. The empty string is
+// not a name.
 [[nodiscard]] bool IsName(absl::string_view name);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Progress of long work: a bar on stderr where that is a terminal, otherwise a
-// line of the log at most every five seconds.
+// Shows the progress of long work: as a bar if stderr is a terminal, otherwise
+// as a log line at most every five seconds.
 //
 //   Progress progress("loading weights", total_bytes, "B");
 //   progress.Add(bytes_read);
@@ -22,7 +22,7 @@ namespace weft {
 class Progress {
  public:
   // `unit` is "B" for bytes (printed with SI prefixes) or a noun in the plural.
-  // total == 0: unknown; no bar, no ETA.
+  // With `total` 0 the total is unknown, and neither bar nor ETA is shown.
   Progress(std::string_view label, int64_t total, std::string_view unit);
   ~Progress();
   Progress(const Progress&) = delete;

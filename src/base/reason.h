@@ -1,5 +1,6 @@
-// Why a call failed, for programs: a name and values that its status carries.
-// Messages are for people and may change; names and keys stay.
+// A reason tells a program why a call failed: a name and values that the status
+// carries. Messages are for people and may change. Names and keys do not
+// change.
 #ifndef WEFT_SRC_BASE_REASON_H_
 #define WEFT_SRC_BASE_REASON_H_
 
@@ -19,10 +20,10 @@ struct Reason {
   friend bool operator==(const Reason&, const Reason&) = default;
 };
 
-// REQUIRES: an error.
+// REQUIRES: `status` is an error.
 [[nodiscard]] absl::Status WithReason(absl::Status status,
                                       const Reason& reason);
-// None: the code says all.
+// Returns none if the status carries no reason.
 [[nodiscard]] std::optional<Reason> FindReason(const absl::Status& status);
 
 }  // namespace weft

@@ -20,13 +20,13 @@ constexpr int64_t kMaxBytes = int64_t{1} << 50;
 // A snapshot is one Protobuf message, of less than 2 GiB.
 constexpr int64_t kMaxDurableReplyBytes = int64_t{1} << 30;
 
-// Collects every complaint, so that an operator mends a configuration in one
-// round.
+// Collects all complaints, so that an operator corrects a configuration at
+// once.
 class Complaints {
  public:
   template <typename T>
   void InRange(const char* flag, T value, T low, T high) {
-    // Written so that NaN fails.
+    // NaN fails this comparison.
     if (value >= low && value <= high) return;
     Add(absl::StrCat("--", flag, "=", value, " is outside [", low, ", ", high,
                      "]"));
@@ -195,7 +195,8 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
 
 bool IsLoopback(absl::string_view host) {
   if (host == "localhost" || host == "::1") return true;
-  // Only a complete dotted quad: "127.example.com" is anybody's.
+  // Only a complete dotted quad is an address. "127.example.com" is a host
+  // name, and anybody may own it.
   const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
   if (parts.size() != 4 || parts[0] != "127") return false;
   for (const absl::string_view part : parts) {

@@ -10,7 +10,7 @@ namespace {
 constexpr int kMostRanks = 4096;
 constexpr int kMostPort = 65535;
 
-// The variable's number in [least, most]; `fallback` when it is not set.
+// Reads the variable as a number in [least, most]; `fallback` if it is not set.
 absl::StatusOr<int> ReadNumber(const Environment& read, const char* name,
                                int least, int most,
                                std::optional<int> fallback) {

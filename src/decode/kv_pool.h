@@ -1,6 +1,6 @@
-// The pages of the key/value cache, with the prefixes that it remembers. Pages
-// of prefixes that no sequence uses give way to whoever needs pages. The memory
-// behind them is the executor's.
+// The pages of the key/value cache, with the prefixes that are cached. When
+// pages are needed, cached prefixes that no sequence uses are evicted. The
+// executor owns the memory behind the pages.
 #ifndef WEFT_SRC_DECODE_KV_POOL_H_
 #define WEFT_SRC_DECODE_KV_POOL_H_
 
@@ -17,11 +17,11 @@ namespace weft::engine {
 
 inline constexpr int64_t kPageTokens = 16;
 
-// Threads: engine thread only, but for num_pages and bytes_per_page.
+// Threads: engine thread only, except num_pages and bytes_per_page.
 class KvPool {
  public:
-  // At least one page, however few `bytes`. `copy_page` copies the rows of one
-  // in memory.
+  // The pool has at least one page, even if `bytes` are too few. `copy_page`
+  // copies rows from one page's memory to another's.
   KvPool(int64_t bytes_per_page, int64_t bytes,
          std::function<void(const kv::PageCopy&)> copy_page);
 
@@ -33,30 +33,31 @@ class KvPool {
   [[nodiscard]] int64_t available_pages() const {
     return allocator_.num_free() + allocator_.num_idle();
   }
-  // Pages of remembered prefixes, whether sequences use them or not.
+  // Pages of cached prefixes, whether sequences use them or not.
   [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
   [[nodiscard]] int64_t bytes_per_page() const { return bytes_per_page_; }
 
-  // A sequence that begins with what is remembered of `tokens` under `version`,
-  // in whole pages: empty when that is nothing.
+  // Returns a sequence that begins with the cached prefix of `tokens` under
+  // `version`, in whole pages. It is empty if no prefix is cached.
   [[nodiscard]] kv::SequencePages Begin(uint64_t version,
                                         absl::Span<const int32_t> tokens);
-  // Room for `count` more tokens; false, and no change, when there is none.
+  // Makes room for `count` more tokens. Returns false, and changes nothing, if
+  // there is none.
   [[nodiscard]] bool Append(kv::SequencePages& sequence, int64_t count);
-  // A second sequence with the same tokens; none when there is no page for the
-  // copy of a part-filled last one.
+  // Returns a second sequence with the same tokens. Returns none if no page is
+  // free for the copy of a partly filled last page.
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const kv::SequencePages& source);
 
-  // Keeps for later prompts the pages that `tokens`, the first ones of the
-  // sequence, fill. Their keys and values are those of `version`. The sequence
-  // shares from now on what others have computed at the same time.
+  // Caches the pages that `tokens`, the first tokens of the sequence, fill.
+  // Their keys and values are those of `version`. If others have computed the
+  // same pages meanwhile, the sequence shares theirs from now on.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
                    kv::SequencePages& sequence);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:
-  // As many free pages as can be, up to `count`.
+  // Evicts until `count` pages are free, as far as possible.
   void MakeFree(int64_t count);
 
   const int64_t bytes_per_page_;

@@ -51,7 +51,7 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
   if (job.version != nullptr) versions_[job.weights_id()] = job.version;
   job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
-  // Nothing comes before the first token.
+  // The first token has no log-probability.
   if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
   SampleSequence prompt{.job = &job,
                         .sample_index = kPrompt,
@@ -93,12 +93,12 @@ void SampleLoop::StartSamples() {
   };
   while (std::ranges::count_if(sequences_, is_sample) <
          options_.max_decode_sequences) {
-    // A preempted sample comes before younger ones that never ran.
+    // A preempted sample goes before younger ones that never ran.
     const auto waiting = std::ranges::find_if(sequences_, [&](const auto& s) {
       return is_sample(s) && !s.second.pages.has_value();
     });
-    // The job with the fewest running samples is next: a request for hundreds
-    // must not keep the first one of another waiting.
+    // The job with the fewest running samples is next, so that a request for
+    // hundreds of samples does not delay the first sample of another request.
     SampleJob* next = nullptr;
     for (SampleJob& job : jobs_) {
       if (waiting != sequences_.end() && job.order >= waiting->first.first) {
@@ -120,11 +120,11 @@ bool SampleLoop::StartSample(SampleJob& job) {
   SampleSequence& prompt = sequences_.at({job.order, kPrompt});
   std::optional<kv::SequencePages> pages;
   if (job.num_started + 1 < job.request->num_samples) {
-    // For the copy of a part-filled page, or the first token after a full one.
+    // One page, for the copy of a partly filled page or for the next token.
     if (!MakeRoom(1, AgeOf(prompt))) return false;
     pages = pool_.Fork(*prompt.pages);
   } else {
-    // Nobody needs the prompt's own pages after the last sample.
+    // The last sample takes over the prompt's pages.
     pages = std::exchange(prompt.pages, std::nullopt);
   }
   const int index = job.num_started++;
@@ -152,8 +152,8 @@ void SampleLoop::Decode() {
   std::vector<SampleSequence*> rows = GrowRunning();
   if (rows.empty()) return;
   const absl::Time start = absl::Now();
-  // Rows of one adapter version are neighbours, so that each version's weights
-  // are used once.
+  // Rows of one adapter version are adjacent, so that each version's weights
+  // are read once.
   std::ranges::stable_sort(
       rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
 

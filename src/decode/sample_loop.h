@@ -2,15 +2,15 @@
 // every decode iteration draws one token for each running sequence, whatever
 // their adapters. Sequences join and leave between iterations.
 //
-// Prefill starts after what the cache remembers of the tokens under the same
-// weights, and goes in pieces, between which the others decode.
+// Prefill starts after the cached prefix of the same weights. It runs in
+// pieces, and the other sequences decode between them.
 //
-// A sequence takes pages as it grows. Where none is left, remembered prefixes
-// go first; then the youngest sequence is preempted: its pages go to the others
-// and its tokens stay. It waits in line, is prefilled again and goes on with
-// the same random numbers: its result differs at most where rounding decides.
-// The oldest one has room for all its tokens (CheckFits), so something always
-// moves.
+// A sequence takes pages as it grows. If no page is left, cached prefixes are
+// evicted first. Then the youngest sequence is preempted: it loses its pages
+// and keeps its tokens. It waits, is prefilled again and goes on with the same
+// random numbers, so its result differs at most by rounding. The oldest
+// sequence has room for all its tokens (CheckFits), so one sequence always
+// makes progress.
 #ifndef WEFT_SRC_DECODE_SAMPLE_LOOP_H_
 #define WEFT_SRC_DECODE_SAMPLE_LOOP_H_
 
@@ -37,10 +37,10 @@ struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
   int max_decode_sequences = 64;
   int64_t max_prefill_tokens = 2048;
-  bool decode_graphs = true;  // Where the device has them.
+  bool decode_graphs = true;  // If the device has them.
 };
 
-// What one iteration produced. Deltas are made only for requests that stream.
+// A request's output of one iteration. Only requests that stream get deltas.
 struct SampleEvent {
   uint64_t work_id = 0;
   std::vector<SampleDelta> deltas;
@@ -57,30 +57,31 @@ class SampleLoop {
 
   // Any thread.
 
-  // RESOURCE_EXHAUSTED when not even one sample fits the empty cache.
+  // Returns RESOURCE_EXHAUSTED if one sample does not fit the empty cache.
   [[nodiscard]] absl::Status CheckFits(const SampleRequest& request) const;
 
   // Engine thread.
 
-  // Requests that are prefilled or being decoded.
+  // Returns the number of requests that are being prefilled or decoded.
   [[nodiscard]] int active() const { return static_cast<int>(jobs_.size()); }
-  // True when the request's prompt could start now.
+  // Returns whether the request's prompt could start now.
   [[nodiscard]] bool HasRoom(const SampleRequest& request) const;
-  // Takes a request in; `version` null: base model. `request` outlives the job.
+  // Admits a request. If `version` is null, it runs on the base model.
+  // `request` outlives the job.
   void Admit(uint64_t work_id, const SampleRequest* request, bool streams,
              absl::Time accepted_at, lora::AdapterVersionPtr version);
-  // Forgets the request and frees its pages. False: unknown.
+  // Removes the request and frees its pages. Returns false if it is unknown.
   bool Cancel(uint64_t work_id);
-  // Forgets everything; returns the ids. After an error in Step.
+  // Removes all requests and returns their ids. For use after an error in Step.
   std::vector<uint64_t> CancelAll();
 
-  // Prefills what was admitted, starts samples, draws one token for each
-  // running sequence. Throws what Group does.
+  // Prefills admitted prompts, starts samples, and draws one token for each
+  // running sequence. Throws what Executor throws.
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
-  // By age: jobs in the order of admission, in each the prompt, then the
-  // samples in the order of their start.
+  // Orders sequences by age: jobs by admission; in a job the prompt first, then
+  // the samples in the order of their start.
   using Age = std::pair<uint64_t, int>;
   static Age AgeOf(const SampleSequence& sequence) {
     return {sequence.job->order, sequence.sample_index};
@@ -90,28 +91,28 @@ class SampleLoop {
 
   void Prefill();
   [[nodiscard]] std::vector<SamplePiece> PlanPrefill();
-  // Gives a sequence that waits its pages, with what the cache remembers.
+  // Gives pages to a sequence that waits, and reuses a cached prefix.
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
-  // Tokens of the prompt whose log-probabilities are wanted and come out of
-  // this piece; the first one's follows from the token at `begin`.
+  // Returns the prompt's tokens whose log-probabilities this piece computes.
+  // The first one follows the token at `begin`.
   [[nodiscard]] absl::Span<const int32_t> UnscoredPrompt(
       const SamplePiece& piece, int64_t* begin) const;
   void RunPieces(const std::vector<SamplePiece>& pieces);
 
   // Pages (sample_pages.cc).
 
-  // Whether `count` pages may be taken to start or to continue a sequence of
-  // this age. Leaves one for each running sequence; where none moves, younger
-  // ones that hold pages are preempted.
+  // Returns whether a sequence of this age may take `count` pages to start or
+  // to continue. Leaves one page for each running sequence. If no sequence
+  // runs, preempts younger ones that hold pages.
   [[nodiscard]] bool MakeRoom(int64_t count, Age age);
-  // A place for the next token of every running sequence; the youngest are
-  // preempted until there is. Returns those that run on, oldest first.
+  // Makes room for the next token of every running sequence, and preempts the
+  // youngest until there is room. Returns those that go on, oldest first.
   [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
-  // The youngest sequence with pages; null when there is none.
+  // Returns the youngest sequence with pages; null if there is none.
   [[nodiscard]] SampleSequence* Youngest();
   void Preempt(SampleSequence& sequence);
   void CachePrefix(SampleSequence& sequence);
-  // Forgets prefixes of weights that nobody can sample from any more.
+  // Drops cached prefixes of weights that can no longer be sampled from.
   void ForgetDeadVersions();
   void ReportPages();
   void EraseSequences(const SampleJob& job);
@@ -120,10 +121,10 @@ class SampleLoop {
   void StartSamples();
   [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
-  // Appends the token to its sample; true when the sample ends with it.
+  // Appends the token to its sample. Returns true if the sample ends with it.
   bool Accept(SampleJob& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  // How the sample's next token is drawn, from a row of the logits.
+  // Returns how the sample's next token is drawn, from a row of the logits.
   [[nodiscard]] static sampling::DrawRule DrawRuleOf(const SampleJob& job,
                                                      int sample_index,
                                                      int64_t row);
@@ -141,7 +142,7 @@ class SampleLoop {
   std::list<SampleJob> jobs_;  // In the order of admission.
   std::map<Age, SampleSequence> sequences_;
   uint64_t next_order_ = 0;
-  // The weights whose prefixes may be remembered, by their id.
+  // The weights whose prefixes may be cached, by their id.
   std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;
 };
 

@@ -1,4 +1,4 @@
-// Which of the sampling loop's sequences have pages.
+// Decides which sequences of the sampling loop have pages.
 #include <algorithm>
 #include <ranges>
 
@@ -28,13 +28,13 @@ std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
 }
 
 int64_t SampleLoop::SequenceTokens(const SampleRequest& request) const {
-  // The last token drawn is never fed back.
+  // The last token is drawn but never fed back.
   return static_cast<int64_t>(request.prompt.size()) +
          request.config.max_tokens - 1;
 }
 
 absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
-  // One more for the copy of a page that the prompt shares with its samples.
+  // One more page for the copy of a page that the prompt shares with samples.
   const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
                          (request.num_samples > 1 ? 1 : 0);
   if (needed <= pool_.num_pages()) return absl::OkStatus();
@@ -45,7 +45,8 @@ absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
 }
 
 bool SampleLoop::HasRoom(const SampleRequest& request) const {
-  // What waits takes its pages first; what runs, one more each.
+  // Sequences that wait take their pages first. Running ones need one more
+  // each.
   int64_t promised =
       KvPool::PagesFor(static_cast<int64_t>(request.prompt.size()));
   int num_sequences = 0;
@@ -85,7 +86,7 @@ std::vector<SampleSequence*> SampleLoop::GrowRunning() {
              pool_.Append(*sequence.pages, 1);
     };
     while (sequence.pages.has_value() && !has_place()) {
-      Preempt(*Youngest());  // Perhaps the sequence itself.
+      Preempt(*Youngest());  // May be the sequence itself.
     }
     if (sequence.pages.has_value()) running.push_back(&sequence);
   }

@@ -1,5 +1,5 @@
-// Prefill of the sampling loop: prompts that are new and sequences that were
-// preempted, in pieces.
+// Prefill of the sampling loop: runs new prompts and preempted sequences in
+// pieces.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -13,21 +13,22 @@
 namespace weft::engine {
 namespace {
 
-// Keys that one pass gathers in each layer, in units of the tokens that it may
-// compute: many short rests of long prompts must not take all memory.
+// Limits the keys that one pass gathers in each layer, per token that it may
+// compute. Otherwise the short rests of many long prompts would take all
+// memory.
 constexpr int64_t kMaxKeysPerToken = 8;
 
-// The rows of one pass, as the decoder wants them.
+// The rows of one pass, in the decoder's form.
 class PrefillRows {
  public:
-  // Tokens [begin, tokens_so_far.size()) of a sequence with these pages.
+  // Adds tokens [begin, tokens_so_far.size()) of a sequence with these pages.
   void Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
            const kv::SequencePages& pages,
            const lora::AdapterVersionPtr& version);
   // Scores rows [begin, begin + targets.size()) against these tokens.
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
-  // The logits of a row, to draw from; returns their row among those wanted.
+  // Asks for the logits of a row. Returns their index among those asked for.
   int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
   void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
 
@@ -122,17 +123,18 @@ std::vector<SamplePiece> SampleLoop::PlanPrefill() {
   std::vector<SamplePiece> pieces;
   int64_t budget = options_.max_prefill_tokens;
   int64_t key_budget = kMaxKeysPerToken * budget;
-  // The first tokens of all samples are drawn with the end of their prompt.
+  // The piece that ends a prompt also draws the first tokens of all its
+  // samples.
   int64_t draw_budget = options_.max_decode_sequences;
   for (auto& [age, sequence] : sequences_) {
     if (budget == 0) break;
     if (sequence.ready()) continue;
-    // In line: a small one must not keep taking the pages that a large one
-    // before it waits for. So whoever is younger than one that waits has none,
-    // and nothing that was begun stands still here.
+    // Sequences take pages in order of age, so that small ones do not take the
+    // pages that a large one before them waits for. If a sequence waits, all
+    // younger ones have no pages, so no sequence stops halfway here.
     if (!sequence.pages.has_value() && !TakePages(sequence)) break;
     const int64_t size = std::min(budget, sequence.target() - sequence.length);
-    if (size == 0) continue;  // The cache had all of it.
+    if (size == 0) continue;  // All tokens were cached.
     key_budget -= sequence.length + size;
     if (key_budget < 0 && !pieces.empty()) break;
     const SamplePiece piece = {.sequence = &sequence,
@@ -151,8 +153,8 @@ std::vector<SamplePiece> SampleLoop::PlanPrefill() {
 bool SampleLoop::TakePages(SampleSequence& sequence) {
   const SampleJob& job = *sequence.job;
   const int64_t target = sequence.target();
-  // Hidden states are not remembered: rows that are still to be scored, the
-  // last one of a prompt at least, are computed.
+  // Hidden states are not cached, so rows that are still to be scored are
+  // computed, at least the last row of a prompt.
   int64_t reusable = target;
   if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
     reusable = job.request->prompt_logprobs
@@ -176,7 +178,7 @@ absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const SamplePiece& piece,
                                                      int64_t* begin) const {
   const SampleJob& job = *piece.sequence->job;
   const std::vector<int32_t>& prompt = job.request->prompt;
-  // Row i scores token i + 1; a prompt that was preempted has some already.
+  // Row i scores token i + 1. A preempted prompt already has some scores.
   *begin = std::max(
       piece.begin, static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1);
   const int64_t end =

@@ -1,4 +1,4 @@
-// Which rows of a batch of samples run with which adapter version.
+// Says which rows of a batch of samples run with which adapter version.
 #ifndef WEFT_SRC_DECODE_SAMPLE_ROUTING_H_
 #define WEFT_SRC_DECODE_SAMPLE_ROUTING_H_
 
@@ -8,8 +8,8 @@
 
 namespace weft::engine {
 
-// Extends the routing by rows [begin, end), merging neighbours of one version.
-// A null version is the base model.
+// Adds rows [begin, end) to the routing and merges adjacent rows of one
+// version. A null version is the base model.
 inline void AddRows(lora::LoraRouting& routing,
                     const lora::AdapterVersionPtr& version, int64_t begin,
                     int64_t end) {

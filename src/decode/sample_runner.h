@@ -1,4 +1,4 @@
-// Samples between the dispatcher and the decode loop.
+// Takes samples from the dispatcher to the decode loop and results back.
 #ifndef WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 #define WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 
@@ -11,12 +11,12 @@ namespace weft::engine {
 // Threads: engine thread.
 class SampleRunner {
  public:
-  // Both outlive it.
+  // Both outlive the runner.
   SampleRunner(const EngineContext* context, SampleLoop* loop)
       : context_(*context), loop_(*loop) {}
 
-  // Takes in what there is room for, then runs one decode iteration. An error
-  // fails all samples that are prefilled or decoded.
+  // Admits the samples for which there is room, then runs one decode iteration.
+  // An error fails all samples that are being prefilled or decoded.
   void Decode();
   void Cancel(const dispatch::CancelSamples& samples);
 

@@ -1,4 +1,4 @@
-// What the decode loop knows of a request and of its sequences. Private to
+// The decode loop's records of a request and of its sequences. Private to
 // decode/.
 #ifndef WEFT_SRC_DECODE_SAMPLE_STATE_H_
 #define WEFT_SRC_DECODE_SAMPLE_STATE_H_
@@ -16,7 +16,7 @@
 
 namespace weft::engine {
 
-// A request and what its samples have drawn.
+// A request and the tokens that its samples have drawn.
 struct SampleJob {
   uint64_t work_id = 0;
   uint64_t order = 0;  // Its number in the order of admission.
@@ -25,7 +25,7 @@ struct SampleJob {
   absl::Time accepted_at;
   lora::AdapterVersionPtr version;
   StopRule stop;
-  // Its samples' first tokens; empty before the prompt is prefilled.
+  // The first tokens of its samples. Empty until the prompt is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
   SampleResult result;
   int num_started = 0;
@@ -51,28 +51,27 @@ inline constexpr int kPrompt = -1;
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
-  std::optional<kv::SequencePages> pages;  // None: it waits for pages.
+  std::optional<kv::SequencePages> pages;  // None: waits for pages.
   int64_t length = 0;  // Tokens whose keys are in the pages.
   sampling::StopMatcher stop;
 
-  // Tokens whose keys must be there before it can go on: all of a prompt, all
-  // but the last one of a sample.
+  // Returns the number of tokens whose keys the sequence needs to go on: all of
+  // a prompt, all but the last one of a sample.
   [[nodiscard]] int64_t target() const;
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();
   }
-  // The first `count` ones.
+  // Returns the first `count` tokens.
   [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
 };
 
-// Tokens of a sequence that one prefill computes: the first one not yet in
-// its pages, and the one after the last.
+// The tokens [begin, end) of a sequence that one prefill computes.
 struct SamplePiece {
   SampleSequence* sequence = nullptr;
   int64_t begin = 0;
   int64_t end = 0;
 
-  // Nobody has drawn the first tokens yet, and this does.
+  // Returns whether this piece draws the first tokens of the prompt's samples.
   [[nodiscard]] bool ends_prompt() const;
 };
 

@@ -9,15 +9,16 @@
 namespace weft::dispatch {
 namespace {
 
-// For clients: why work did not run. A full disk or device may have room later;
-// the rest is the server's trouble.
+// The error for clients whose work did not run. A full disk or device may have
+// room later. Any other failure is internal to the server.
 absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
                         const absl::Status& status) {
   const std::string text =
       move.to == AdapterLocation::kDevice
           ? absl::StrCat("adapter_id: '", adapter_id,
                          "' could not be moved in: ", status.message())
-          // It may be another tenant's, whose names are no affair of this one.
+          // The adapter may be another tenant's, so the message does not name
+          // it.
           : absl::StrCat(
                 "no room on the device: another adapter could not be moved "
                 "out: ",

@@ -1,5 +1,5 @@
-// Adapters by name and by key: which exist, their public facts, and who waits
-// for room on the device.
+// Adapters by name and by key: which ones exist, their public facts, and the
+// tasks that wait until an adapter is on the device.
 #ifndef WEFT_SRC_DISPATCH_ADAPTER_DESK_H_
 #define WEFT_SRC_DISPATCH_ADAPTER_DESK_H_
 
@@ -21,13 +21,13 @@ class AdapterDesk {
 
   // Any thread.
 
-  // NOT_FOUND. The base model has none.
+  // Errors: NOT_FOUND, also for the base model, which has no info.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
-  // Holds the lock for a page, however many adapters there are.
+  // The time under the lock grows with the page, not with all adapters.
   [[nodiscard]] AdapterPage List(const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
-  // Its id, for messages; empty when it is gone.
+  // Returns the adapter's id, for messages; empty when the adapter is gone.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, are
   // in use).
@@ -36,36 +36,37 @@ class AdapterDesk {
 
   // Engine thread.
 
-  // A key that nothing has had before.
+  // Returns a key that no adapter has had before.
   [[nodiscard]] AdapterKey NewKey();
-  // Names a life of an adapter that begins now.
+  // Returns a new epoch, for an adapter whose state begins now.
   [[nodiscard]] uint64_t NewEpoch();
-  // The adapter exists from now on, on the device, in a slot that WhenSlot
-  // gave. CheckNew has passed since. Its epoch is that of the facts; 0: a new
-  // one.
+  // Adds an adapter that is on the device, in a slot that WhenSlot gave. The
+  // caller called CheckNew after it got the slot. The epoch is that of the
+  // facts; 0: a new one.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
-  // The load that the adapter's epoch began with (StepDesk::CompleteLoad tells
-  // for itself).
+  // Sets the load that the adapter's epoch began with. StepDesk::CompleteLoad
+  // sets it itself.
   void SetOrigin(AdapterKey key, LoadOrigin origin);
-  // Fails the adapter's work and those who wait for it, but for work that the
-  // device has in its last slice. Returns the ids of failed work that had
-  // started. A later adapter of the same id is another one.
+  // Removes the adapter. Fails its work and the tasks that wait for it, except
+  // work whose last slice is on the device. Returns the ids of failed work that
+  // had started. A later adapter of the same id gets another key.
   std::vector<uint64_t> Remove(AdapterKey key);
-  // Renews the public facts, if the adapter exists.
+  // Updates the public facts if the adapter exists.
   void Publish(AdapterKey key, const AdapterFacts& facts);
 
-  // Runs `task` once the adapter is on the device: at once if it is, or if it
-  // does not exist.
+  // Runs `task` when the adapter is on the device. Runs it at once if the
+  // adapter is there or does not exist.
   void WhenOnDevice(AdapterKey key, EngineTask task);
-  // Runs `task` once there is a slot for a new adapter, for Add or ReturnSlot.
+  // Runs `task` when a new adapter has a slot. The task calls Add or
+  // ReturnSlot.
   void WhenSlot(EngineTask task);
   void ReturnSlot();
 
-  // The adapter makes this move still: it was not removed meanwhile.
+  // Returns whether the adapter still makes this move and was not removed.
   [[nodiscard]] bool IsUnderway(const sched::Move& move) const;
-  // Ends a move of so many bytes. Runs the tasks that waited for the adapter,
-  // or fails those whom the failed move leaves without room.
+  // Ends a move. Runs the tasks that waited for the adapter. If the move
+  // failed, fails the work and the tasks that get no slot because of it.
   void FinishMove(const sched::Move& move, uint64_t bytes,
                   const absl::Status& status);
 

@@ -1,5 +1,5 @@
-// What the dispatcher tells operators: who waits, for how long, for whom work
-// was done, where adapters are, what stored replies hold.
+// The dispatcher's metrics: queues and waiting times, work by tenant, locations
+// of adapters, bytes of stored replies.
 // Threads: any. Recording is an atomic operation, or a histogram's own lock.
 #ifndef WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 #define WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
@@ -19,19 +19,19 @@ namespace weft::dispatch {
 
 class DispatchMetrics {
  public:
-  // `tenants`: those with labels of their own; the others share one.
+  // `tenants`: tenants with a label of their own; all others share one label.
   explicit DispatchMetrics(prometheus::Registry* registry,
                            std::vector<std::string> tenants = {});
 
   void SetQueues(const sched::Scheduler& scheduler);
   void ObserveWait(sched::WorkKind kind, absl::Duration waited);
-  // Tokens of requests that were run, by the tenant they were run for.
+  // Counts the tokens of requests that ran for a tenant.
   void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
   void CountTenantSample(std::string_view tenant, int64_t num_tokens);
   // `by_location` in the order of AdapterLocation; `bytes` on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
-  // `bytes` count when the move succeeded.
+  // `bytes` count only if the move succeeded.
   void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
                  uint64_t bytes);
   void ObserveSwapIn(absl::Duration waited);

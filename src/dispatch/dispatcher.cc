@@ -71,7 +71,8 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     const absl::Time now = state_.env.clock->Now();
     if (now >= give_up) return work;
     const absl::Time wake = std::min(give_up, state_.scheduler.NextDeadline());
-    // A deadline in the past has been dealt with: never a wait of nothing.
+    // ExpireWork has handled deadlines that have passed, so the wait is
+    // positive.
     state_.changed.WaitFor(&state_.mu, absl::ToChronoNanoseconds(std::max(
                                            wake - now, absl::Milliseconds(1))));
   }
@@ -122,7 +123,7 @@ std::optional<Work> Dispatcher::ChooseMove() {
   }
   if (move->from == AdapterLocation::kDevice) {
     state_.scheduler.SetHeld(move->adapter, true);
-    // When it has work it waits again from now on.
+    // If the adapter has work, its wait starts anew.
     state_.adapters.at(move->adapter).wanted_at = state_.env.clock->Now();
   }
   return RunMove{.move = *move};

@@ -6,8 +6,8 @@
 //   samples().Submit(...)                steps().Complete(id, result);
 //   Post(task)                         }
 //
-// A deterministic state machine but for its clock, which is given: what Next
-// returns follows from the calls before it.
+// A deterministic state machine: the calls before Next, and the clock that the
+// caller passes in, determine what Next returns.
 #ifndef WEFT_SRC_DISPATCH_DISPATCHER_H_
 #define WEFT_SRC_DISPATCH_DISPATCHER_H_
 
@@ -28,7 +28,7 @@ namespace weft::dispatch {
 class Dispatcher {
  public:
   Dispatcher(const Options& options, Environment environment);
-  // Next is not running and holds are gone.
+  // REQUIRES: Next is not running and all holds are released.
   ~Dispatcher() = default;
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
@@ -41,26 +41,27 @@ class Dispatcher {
 
   // Any thread.
 
-  // Queues a task for the engine thread, before its next plan. After Close it
-  // runs here, with Close's error.
+  // Queues a task that the engine thread runs before its next plan. After Close
+  // the task runs in the caller, with Close's error.
   void Post(EngineTask task);
-  // UNAVAILABLE when draining.
+  // Returns UNAVAILABLE when draining.
   [[nodiscard]] absl::Status CheckOpen() const;
   // Refuses new work from now on; `done` runs when all accepted work is done.
   void Drain(Callback<bool> done);
-  // A drain waits until the last copy is gone: for work on other threads.
+  // For work on other threads: a drain waits until the last copy is gone.
   [[nodiscard]] std::shared_ptr<void> Hold();
   // Next returns nothing from now on.
   void Stop();
 
   // Engine thread.
 
-  // The next thing to do; waits for it, at most `patience`, then Idle.
-  // `active_samples`: those that are prefilled or decoded. None: stopped.
-  // What it returned before counts as device time until this call.
+  // Returns the next work. Waits for it at most `patience`, then returns Idle.
+  // Returns none when stopped. `active_samples`: samples that are being
+  // prefilled or decoded. The time since the last call counts as device time of
+  // the work that it returned.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
-  // After the last Next: whoever still waits, or ever will, is told.
+  // Call after the last Next. Fails all that waits, and all that comes later.
   void Close(const absl::Status& status);
 
  private:
@@ -81,7 +82,7 @@ class Dispatcher {
   SampleDesk samples_;
   AdapterDesk adapters_;
   RecoveryDesk recovery_;
-  // The plan that the device works on since then.
+  // The plan that runs on the device, and its start.
   sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
       sched::Plan::Kind::kNone;
   absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);

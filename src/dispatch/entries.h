@@ -1,4 +1,4 @@
-// What the dispatcher holds of a step, of a sample and of an adapter.
+// The dispatcher's entries for a step, a sample and an adapter.
 #ifndef WEFT_SRC_DISPATCH_ENTRIES_H_
 #define WEFT_SRC_DISPATCH_ENTRIES_H_
 
@@ -20,7 +20,7 @@ using StepCallback =
     std::function<void(absl::StatusOr<StepResultPtr>, bool replayed)>;
 
 struct StepWork {
-  // A caller of this step: the first one, or one that repeated it.
+  // A caller of this step: the first caller or one that repeated the call.
   struct Waiter {
     uint64_t id = 0;
     StepCallback done;
@@ -32,8 +32,8 @@ struct StepWork {
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
   bool started = false;
-  bool again = false;      // Runs as the log says; the scheduler has no part.
-  bool cancelled = false;  // Nobody waits: it ends at its next slice.
+  bool again = false;      // Replayed from the log, not scheduled.
+  bool cancelled = false;  // No caller waits: ends at its next slice.
   std::vector<Waiter> waiters;
 };
 
@@ -46,32 +46,32 @@ struct SampleWork {
   Callback<SampleResult> done;
 };
 
-// What the owner of an adapter's tensors says of it.
+// The facts that the owner of an adapter's tensors gives.
 struct AdapterFacts {
-  // All but adapter_id, tenant, last_step, durable_step and last_used_at, which
-  // the dispatcher knows. The epoch only for one that begins.
+  // Without adapter_id, tenant, last_step, durable_step and last_used_at, which
+  // the dispatcher sets. The epoch is 0 unless a new one begins.
   AdapterInfo info;
-  uint64_t image_bytes = 0;  // What its tensors take off the device.
+  uint64_t image_bytes = 0;  // Bytes of the tensors off the device.
 };
 
-// The load that an adapter's present epoch began with. Its number belongs to
-// the epoch before, and so a repeated call of it is found here.
+// The load that began an adapter's present epoch. Its number belongs to the
+// epoch before, so a repeated call of the load is found here.
 struct LoadOrigin {
   uint64_t step = 0;
   std::string digest;
   StepResultPtr result;
 };
 
-// All that the dispatcher knows of an adapter, but for its place in the
-// scheduler and in the residency policy, which have the same key.
+// The dispatcher's record of an adapter. The scheduler and the residency policy
+// have their own entries under the same key.
 struct AdapterRecord {
   AdapterInfo info;  // Without last_step, which the scheduler knows.
   uint64_t image_bytes = 0;
   ReplayTable replays;
   std::optional<LoadOrigin> origin;
-  std::optional<absl::Time> wanted_at;  // Work has waited for it since.
-  std::vector<EngineTask> tasks;        // Wait until it is on the device.
-  bool pinned = false;                  // Does not leave the device.
+  std::optional<absl::Time> wanted_at;  // When work began to wait for it.
+  std::vector<EngineTask> tasks;        // To run when it is on the device.
+  bool pinned = false;                  // Stays on the device.
 };
 
 }  // namespace weft::dispatch

@@ -1,6 +1,5 @@
-// What a start does to the dispatcher before anybody else uses it: adapters and
-// steps of an earlier process are put back. And what a snapshot of the state
-// reads.
+// Puts the adapters and steps of an earlier process back into the dispatcher,
+// before anything else uses it. Also reads what a snapshot of the state stores.
 // Threads: engine thread.
 #ifndef WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 #define WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
@@ -19,10 +18,10 @@ struct StoredReply {
   StepResultPtr result;
 };
 
-// What the dispatcher knows of an adapter and a restart must not forget.
+// The part of an adapter's record that survives a restart.
 struct AdapterHistory {
   AdapterInfo info;
-  std::vector<StoredReply> replies;  // By step; those that are kept.
+  std::vector<StoredReply> replies;  // The stored replies, by step.
   std::optional<LoadOrigin> origin;
 };
 
@@ -30,30 +29,31 @@ class RecoveryDesk {
  public:
   explicit RecoveryDesk(State* state) : s_(*state) {}
 
-  // Keys and epochs that were given out before are not given out again.
+  // Later keys are at least `next_key`, later epochs are above `last_epoch`.
   void Reserve(uint64_t next_key, uint64_t last_epoch);
   [[nodiscard]] uint64_t next_key() const;
   [[nodiscard]] uint64_t last_epoch() const;
 
-  // An adapter whose tensors are on disk, as facts.info.location says.
+  // Adds an adapter whose tensors are on disk, as facts.info.location says.
   void AddOnDisk(AdapterKey key, const AdapterHistory& history,
                  const AdapterFacts& facts);
-  // An adapter keeps the device while it is pinned.
+  // A pinned adapter stays on the device.
   void Pin(AdapterKey key, bool pinned);
 
-  // A step that runs again. Nobody waits for it; it ends as any other.
+  // Begins a step that runs again. No caller waits for it. It ends as any
+  // other.
   [[nodiscard]] StepTask BeginStep(AdapterKey key, uint64_t step,
                                    std::string digest, StepRequest request);
-  // It will not end.
+  // Gives up a step that will not end.
   void AbandonStep(uint64_t id);
-  // A step that is done and does not run again.
+  // Adds a step that is done and does not run again.
   void AddReply(AdapterKey key, const StoredReply& reply);
 
-  // All adapters, by key.
+  // Returns all adapters, by key.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
-  // Whether a training request is between two slices. If so, none begins until
-  // this was asked again and there was none.
+  // Returns whether a training request is between two slices. If so, no other
+  // one starts until a later call returns false.
   [[nodiscard]] bool FinishSlices();
 
  private:

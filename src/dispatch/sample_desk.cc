@@ -71,7 +71,7 @@ void SampleDesk::Cancel(uint64_t id) {
     if (s_.scheduler.Cancel(id)) {
       s_.Drop(id, absl::CancelledError("cancelled by the client"));
     } else {
-      // The engine thread has it, and may be about to put it back.
+      // The engine thread has the sample and may still put it back.
       s_.cancelled_samples.push_back(id);
     }
   }

@@ -1,5 +1,5 @@
-// Samples: accepted here, taken by the decode loop as it has room, answered
-// piece by piece.
+// Accepts samples, gives them to the decode loop when it has room, and answers
+// them piece by piece.
 #ifndef WEFT_SRC_DISPATCH_SAMPLE_DESK_H_
 #define WEFT_SRC_DISPATCH_SAMPLE_DESK_H_
 
@@ -19,8 +19,9 @@ class SampleDesk {
 
   // Any thread.
 
-  // Queues a request. `on_delta` may be empty; it and `done` run where replies
-  // are sent or, when the request is refused, before this returns.
+  // Queues a request. `on_delta` may be empty. Both callbacks run on the thread
+  // that sends replies. If the request is refused, `done` runs before this
+  // returns.
   // Errors: NOT_FOUND, UNAVAILABLE when draining, those of Scheduler::Enqueue.
   CancelHandle Submit(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
@@ -28,16 +29,18 @@ class SampleDesk {
 
   // Engine thread.
 
-  // The sample whose turn it is. Follow it by one of the next three.
+  // Returns the sample whose turn it is. The caller then calls PutBack, Start
+  // or Finish.
   [[nodiscard]] std::optional<SampleTask> Take();
-  // There is no room for it: back to its old place.
+  // There is no room for the sample. Puts it back at its old place in the
+  // queue.
   void PutBack(const SampleTask& sample);
-  // It is being prefilled or decoded.
+  // The sample is now prefilled or decoded.
   void Start(const SampleTask& sample);
-  // Ends it.
+  // Ends the sample.
   void Finish(uint64_t id, absl::StatusOr<SampleResult> result);
 
-  // Tokens drawn since the last call, for a request that streams.
+  // Delivers the tokens drawn since the last call, for a request that streams.
   void Deliver(uint64_t id, std::vector<SampleDelta> deltas);
 
  private:

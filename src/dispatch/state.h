@@ -1,5 +1,5 @@
-// What the dispatcher's lock guards, and what its desks do to it under that
-// lock. Everybody outside of this folder uses dispatcher.h.
+// The state that the dispatcher's lock guards, and the operations that its
+// desks share. Code outside this folder uses dispatcher.h.
 #ifndef WEFT_SRC_DISPATCH_STATE_H_
 #define WEFT_SRC_DISPATCH_STATE_H_
 
@@ -32,21 +32,22 @@ struct Options {
   int max_adapters = 1024;
   int max_adapters_per_tenant = 1024;
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
-  bool records_steps = false;  // What post_durable waits for, is on disk.
+  bool records_steps = false;  // Steps are recorded and post_durable is set.
 };
 
-// What the dispatcher uses and does not own; all of it outlives the dispatcher.
+// What the dispatcher uses but does not own. All of it outlives the dispatcher.
 struct Environment {
   const Clock* clock = nullptr;
-  // Runs the task on the thread that sends replies, in order. Any thread, also
-  // while the dispatcher's lock is held.
+  // Runs the task on the thread that sends replies, in order. Any thread may
+  // call it, also while it holds the dispatcher's lock.
   std::function<void(std::function<void()>)> post_reply;
-  // The same once all that the engine thread has recorded so far is on disk;
-  // in order with itself. Replies of steps take this way. Empty: nothing is
-  // recorded, as post_reply.
+  // Same, after everything that the engine thread has recorded so far is on
+  // disk. Tasks run in order among themselves. Replies of steps use it. Empty:
+  // nothing is recorded, and post_reply is used.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
-  // RESOURCE_EXHAUSTED when a new step could not be recorded. Empty: never.
+  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Empty: each
+  // can.
   std::function<absl::Status()> check_room = {};
 };
 
@@ -57,23 +58,24 @@ struct State {
 
   [[nodiscard]] absl::Status CheckOpen() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // The base model's key for an empty id; none: no such adapter.
+  // Returns the key of an adapter, and the base model's for an empty id.
+  // Returns none if there is no such adapter.
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Null for the base model and for an adapter that is gone.
+  // Returns null for the base model and for an adapter that is gone.
   [[nodiscard]] AdapterRecord* Find(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // What clients see of an adapter that exists.
+  // Returns what clients see of an adapter that exists.
   [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // The adapter has work: brings it to the device if it is not there.
+  // The adapter has work. Asks for a device slot unless it has one.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Names a new life of an adapter: greater than all before, also than those of
-  // an earlier process.
+  // Returns a new epoch, which is greater than all before, also those of an
+  // earlier process.
   [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Fails work that has left the scheduler without an end of its own.
+  // Fails work that left the scheduler unfinished.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
@@ -110,7 +112,7 @@ struct State {
   int64_t holds ABSL_GUARDED_BY(mu) = 0;
   bool draining ABSL_GUARDED_BY(mu) = false;
   bool stopping ABSL_GUARDED_BY(mu) = false;
-  // Once Next will not be called again: why.
+  // The error of Close; OK before it.
   absl::Status closed ABSL_GUARDED_BY(mu);
 
  private:

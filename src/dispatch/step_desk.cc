@@ -40,7 +40,7 @@ void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
 
 CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
                               StepCallback done) {
-  // Linear in the bytes of the request: not under the lock.
+  // Takes time linear in the request's bytes, so it runs without the lock.
   std::string digest = PayloadDigest(request);
   absl::StatusOr<CancelHandle> handle =
       Accept(request, std::move(item), std::move(digest), done);
@@ -99,7 +99,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
     if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
-  // After the answers that are stored: these need no room.
+  // Stored answers need no room, so they are found first.
   if (s_.env.check_room) WEFT_RETURN_IF_ERROR(s_.env.check_room());
   if (!key) return NoSuchAdapter(adapter_id);
   const uint64_t id = s_.next_id++;
@@ -140,7 +140,7 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   if (work.waiters.size() == 1) {
     work.cancelled = true;
     if (s_.scheduler.Cancel(id)) s_.Drop(id, cancelled);
-    // What waited for it may run now, and so may a drain.
+    // Work that waited for this step may run now, and a drain may end.
     s_.changed.NotifyAll();
     return;
   }
@@ -206,7 +206,7 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
                        step = work.step, waiters = std::move(work.waiters),
                        result = std::move(result)] {
     if (recorded) NoteDurable(adapter, epoch, step);
-    // Whoever joined the first call's step is told that it ran once.
+    // A caller that joined the step learns that it was not the first.
     for (const StepWork::Waiter& waiter : waiters) {
       waiter.done(result, /*replayed=*/&waiter != &waiters.front());
     }

@@ -1,4 +1,4 @@
-// Where steps are accepted, joined, replayed or refused, and where they end.
+// Accepts, joins, replays or refuses steps, and ends them.
 #ifndef WEFT_SRC_DISPATCH_STEP_DESK_H_
 #define WEFT_SRC_DISPATCH_STEP_DESK_H_
 
@@ -19,10 +19,10 @@ class StepDesk {
 
   // Any thread.
 
-  // Queues a new step. Repeating one that is under way waits for its result;
-  // repeating one that is done gets its stored result. `item`: kind and cost;
-  // the rest is filled in here. Refused, `done` runs before this returns;
-  // otherwise where replies are sent.
+  // Queues a new step. A repeated call of a step in flight waits for its
+  // result. A repeated call of a done step gets the stored result. `item` gives
+  // kind and cost; Submit fills in the rest. `done` runs on the thread that
+  // sends replies. If the step is refused, it runs before this returns.
   // Errors: those of ReplayTable::Lookup and Scheduler::Enqueue, NOT_FOUND,
   // FAILED_PRECONDITION (an epoch that has ended), UNAVAILABLE when draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
@@ -30,20 +30,20 @@ class StepDesk {
 
   // Engine thread.
 
-  // Ends the step: its result, which may be a StepFailure, goes to all who wait
-  // for it and to the replay table; after an error its number is free again.
-  // `facts`: what the step has made of its adapter, shown with the number.
+  // Ends the step. Its result, which may be a StepFailure, goes to all callers
+  // that wait for it and to the replay table. After an error its number is free
+  // again. `facts`: the adapter's facts after the step, shown with its number.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
-  // After a slice that is not the request's last one. False: its caller
-  // cancelled it and it has ended.
+  // Call after a slice that is not the request's last. Returns false if the
+  // caller has cancelled the request. The request has then ended.
   [[nodiscard]] bool FinishSlice(uint64_t id);
-  // Ends a load that has replaced its adapter's state by one of `last_step`. A
-  // new epoch begins, that of the facts if they have one: numbers go on from
-  // there, for the work that waits and for the replay table.
+  // Ends a load that replaced the adapter's state by the state after
+  // `last_step`. A new epoch begins: that of the facts if they have one.
+  // Waiting work and the replay table count on from `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
-  // The micro-batch has been run for its tenants.
+  // Counts the micro-batch's tokens for its tenants.
   void CountTokens(const RunTrain& train);
 
  private:
@@ -51,23 +51,23 @@ class StepDesk {
                                                     sched::WorkItem item,
                                                     std::string digest,
                                                     const StepCallback& done);
-  // The stored answer or the step under way that the call repeats; none: it is
-  // a new one.
+  // Finds the stored answer or the step in flight that the call repeats.
+  // Returns none if the call is new.
   [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
       const std::string& digest, const StepCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;
-  // Returns what is to be freed without the lock.
+  // Returns the entry, which the caller frees without the lock.
   StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step)
       ABSL_LOCKS_EXCLUDED(s_.mu);
-  // Gives the result to all who wait for the step.
+  // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // For the work that waits behind the load, and for the replay table.
+  // Renumbers the work that waits behind the load, and the replay table.
   void RestartNumbers(const StepTask& load, uint64_t last_step,
                       AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
@@ -75,7 +75,7 @@ class StepDesk {
   State& s_;
 };
 
-// For Submit: gives `done` the alternative that its kind of step has.
+// For Submit: passes `done` the alternative of StepResult that it expects.
 template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,

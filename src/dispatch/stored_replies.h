@@ -1,6 +1,6 @@
-// How many bytes the stored replies of all adapters hold, and which of them is
-// the oldest. The replies themselves lie in their adapters' replay tables.
-// Threads: not thread-safe.
+// Counts the bytes of the stored replies of all adapters, and finds the oldest
+// reply. The replies themselves are in the adapters' replay tables. Threads:
+// not thread-safe.
 #ifndef WEFT_SRC_DISPATCH_STORED_REPLIES_H_
 #define WEFT_SRC_DISPATCH_STORED_REPLIES_H_
 
@@ -22,12 +22,12 @@ class StoredReplies {
 
   explicit StoredReplies(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Returns the receipt under which the reply is known from now on.
+  // Adds a reply and returns its receipt.
   uint64_t Add(const Reply& reply);
   void Remove(uint64_t receipt);
 
-  // Forgets the oldest reply and returns it, while there are too many bytes.
-  // The latest reply always stays: its caller may not have it yet.
+  // Removes and returns the oldest reply if there are too many bytes. The
+  // latest reply always stays, because its caller may not have it yet.
   std::optional<Reply> TakeExcess();
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }

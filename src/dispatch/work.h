@@ -1,6 +1,6 @@
-// What the engine thread is given to do. A pointer to a request stays valid
-// until the engine thread ends the work, or removes the adapter of a step that
-// is between two slices.
+// The work that the dispatcher gives to the engine thread. A pointer to a
+// request stays valid until the engine thread ends the work. If a step is
+// between two slices, it also ends when the adapter is removed.
 #ifndef WEFT_SRC_DISPATCH_WORK_H_
 #define WEFT_SRC_DISPATCH_WORK_H_
 
@@ -22,32 +22,32 @@ namespace weft::dispatch {
 
 // A step that has been started.
 struct StepTask {
-  uint64_t id = 0;  // Names it in StepDesk.
+  uint64_t id = 0;  // Its id in StepDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
-  uint64_t step = 0;       // Its number; 0: it has none.
-  uint64_t last_step = 0;  // The adapter's, before it.
+  uint64_t step = 0;       // Its number; 0: none.
+  uint64_t last_step = 0;  // The adapter's last step before it.
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
 };
 
 // A sample that has been taken from the queue.
 struct SampleTask {
-  uint64_t id = 0;  // Names it in SampleDesk.
+  uint64_t id = 0;  // Its id in SampleDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
   const SampleRequest* request = nullptr;
   absl::Time accepted_at;
-  bool streams = false;  // Its caller wants deltas.
+  bool streams = false;  // The caller wants deltas.
 };
 
-// Runs on the engine thread with OK, or, with the error that says why it never
-// will, wherever that was found.
+// Runs on the engine thread with OK. If it cannot run there, it runs on any
+// thread with the error that says why.
 using EngineTask = std::function<void(const absl::Status&)>;
 
-// Between two plans, in this order.
+// Tasks to run between two plans, in this order.
 struct RunTasks {
   std::deque<EngineTask> tasks;
 };
-// Move an adapter's tensors; ends with AdapterDesk::FinishMove.
+// Move an adapter's tensors. Ends with AdapterDesk::FinishMove.
 struct RunMove {
   sched::Move move;
 };
@@ -58,17 +58,17 @@ struct RunTrain {
   std::vector<sched::TrainSlice> slices;
   std::vector<StepTask> steps;
 };
-// A step that shares the device with nothing; ends with StepDesk::Complete.
+// A step that runs alone on the device. Ends with StepDesk::Complete.
 struct RunStep {
   StepTask step;
 };
-// Take samples in as far as there is room, then one decode iteration.
+// Admit samples as far as there is room, then run one decode iteration.
 struct RunDecode {};
-// Samples whose callers no longer want them; each ends with SampleDesk::Finish.
+// Samples that were cancelled. Each ends with SampleDesk::Finish.
 struct CancelSamples {
   std::vector<uint64_t> ids;
 };
-// Nothing to do for a while: a chance to look after the device.
+// No work for a while. The engine thread may look after the device.
 struct Idle {};
 
 using Work = std::variant<RunTasks, RunMove, RunTrain, RunStep, RunDecode,

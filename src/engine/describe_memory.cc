@@ -1,4 +1,4 @@
-// What a start would do with a device's memory, told without one.
+// Describes how a start would divide a device's memory, without a device.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -21,10 +21,10 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// What CUDA itself takes of a device for a process: context, kernels, handles.
+// Memory that CUDA itself takes per process: context, kernels, handles.
 constexpr int64_t kContextBytes = int64_t{640} << 20;
 
-// What a rank of the model keeps on its device, on the one that has most.
+// Bytes of the model on the rank that holds most of it.
 int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
   int64_t weights = 0;
   for (int rank = 0; rank < sizes.tensor_size; ++rank) {

@@ -1,10 +1,10 @@
 // The engine as the server sees it: requests in, results out, no tensors.
 //
-// Threads: every method may be called from any thread and never blocks on the
-// device. A callback runs exactly once: on the engine's reply thread, in the
-// order in which requests end, or on the caller's thread before the method
-// returns. The latter is so when a request is refused at once, and for
-// GetAdapter and ListAdapters. Callbacks must not block.
+// Threads: every method may be called from any thread and never waits for the
+// device. A callback runs exactly once. It runs on the engine's reply thread,
+// in the order in which requests end. If the request is refused at once, and
+// for GetAdapter and ListAdapters, it runs on the caller's thread before the
+// method returns. Callbacks must not block.
 #ifndef WEFT_SRC_ENGINE_ENGINE_H_
 #define WEFT_SRC_ENGINE_ENGINE_H_
 
@@ -31,7 +31,7 @@ class Registry;
 
 namespace weft {
 
-// Facts that never change after start-up.
+// Facts that do not change after the start.
 struct EngineInfo {
   std::string device;        // "cpu" or "cuda".
   std::string dtype;         // "f32" or "bf16".
@@ -44,7 +44,7 @@ struct EngineInfo {
   uint64_t num_parameters = 0;
   int max_adapters = 0;
   int max_rank = 0;
-  bool has_byte_decoder = false;  // Byte-string stops are possible.
+  bool has_byte_decoder = false;  // Byte stops work.
 };
 
 class Engine {
@@ -53,7 +53,7 @@ class Engine {
 
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
 
-  // Training. Errors beyond the validated: NOT_FOUND (adapter),
+  // Training. Errors beside those of validation: NOT_FOUND (adapter),
   // ALREADY_EXISTS (step number reused with another payload), OUT_OF_RANGE
   // (step older than the replay window), RESOURCE_EXHAUSTED (queue or memory),
   // DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining), INTERNAL.
@@ -62,7 +62,7 @@ class Engine {
   virtual CancelHandle OptimStep(OptimStepRequest request,
                                  Callback<StepReply<OptimStepResult>> done) = 0;
 
-  // `on_delta` may be empty; otherwise it runs on the reply thread for each new
+  // `on_delta` may be empty. Otherwise it runs on the reply thread for each new
   // piece, in order, before `done`.
   virtual CancelHandle Sample(SampleRequest request,
                               std::function<void(SampleDelta)> on_delta,
@@ -95,46 +95,46 @@ class Engine {
   virtual void ImportAdapter(ImportAdapterRequest request,
                              Callback<AdapterInfo> done) = 0;
 
-  // How many there are now. Any thread.
+  // Returns the present number of adapters. Any thread.
   [[nodiscard]] virtual size_t num_adapters() const = 0;
 
   // Refuses new work from now on; `done` runs when all accepted work is done.
   virtual void Drain(Callback<bool> done) = 0;
 
-  // UNAVAILABLE once nothing can be computed any more: the process must end.
-  // Any thread.
+  // Returns UNAVAILABLE if the engine can compute nothing any more. The process
+  // must then end. Any thread.
   [[nodiscard]] virtual absl::Status failure() const = 0;
 
-  // When the engine thread last ended a piece of work, a micro-batch at most,
-  // or saw that there was none. Any thread.
+  // Returns when the engine thread last finished a piece of work, at most a
+  // micro-batch, or found no work. Any thread.
   [[nodiscard]] virtual absl::Time last_heartbeat() const = 0;
 };
 
 // Loads the base model and starts the engine thread. Shows progress on stderr.
 // Errors: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED (architecture or field),
 // DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device),
-// RESOURCE_EXHAUSTED (the device's memory); of another rank they begin with
+// RESOURCE_EXHAUSTED (the device's memory). Errors of another rank begin with
 // "rank N: ".
-// `registry` outlives the engine. Destroying the engine cancels queued work and
-// joins its threads. In a world of several ranks this is rank 0, and returns
-// when all are there.
+// `registry` outlives the engine. The engine's destructor cancels queued work
+// and joins its threads. In a world of several ranks this is rank 0, and it
+// returns when all ranks have loaded.
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry);
 
-// Any other rank: loads its part of the model and computes until rank 0 ends.
-// `met` runs once all ranks have met; until then ending this one is nobody
-// else's matter.
+// Runs any other rank: loads its part of the model and computes until rank 0
+// ends. `met` runs when all ranks have met. Before that, this rank may end
+// without an effect on others.
 // Errors: those of StartEngine; INTERNAL when rank 0 or another rank is gone.
 [[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
                                            const World& world,
                                            const std::function<void()>& met);
 
-// How StartEngine would share out CUDA devices of so many bytes, as a table:
-// parts, bytes, GiB, what limits each. Needs no device, computes nothing and
-// reads no weights: config.json and the headers of the tensors.
-// Errors: those of StartEngine, as far as these can tell; INVALID_ARGUMENT for
-// --device=cpu, whose memory is not shared out.
+// Returns a table of how StartEngine would divide CUDA devices of so many
+// bytes: parts, bytes, GiB, and the limit of each. Needs no device and reads no
+// weights, only config.json and the tensors' headers.
+// Errors: those of StartEngine that config.json and headers show;
+// INVALID_ARGUMENT for --device=cpu, whose memory is not divided.
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 

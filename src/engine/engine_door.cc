@@ -1,5 +1,5 @@
-// The engine's door: what the threads of the server call. Nothing here touches
-// a tensor or waits for the device.
+// The methods that the server's threads call. None uses a tensor or waits for
+// the device.
 #include <algorithm>
 #include <utility>
 
@@ -9,10 +9,10 @@
 namespace weft::engine {
 namespace {
 
-// As many soft targets take about the time and memory of one more token.
+// So many soft targets cost about the time and memory of one more token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
-// What a training request costs, datum by datum.
+// Returns the cost of a training request, datum by datum.
 sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
                        .backward = request.backward};

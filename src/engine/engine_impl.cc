@@ -21,11 +21,10 @@
 namespace weft::engine {
 namespace {
 
-// How long the thread sleeps when there is nothing to do: bounds how old the
-// heartbeat gets.
+// How long the thread sleeps without work. It bounds the heartbeat's age.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
-// As `top -H` shows it and its compute threads, which inherit the name.
+// The name in `top -H`. The compute threads inherit it.
 constexpr const char* kThreadName = "weft-engine";
 
 dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
@@ -48,7 +47,7 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
           .records_steps = !options.state_dir.empty()};
 }
 
-// Those that metrics tell apart.
+// The tenants that have metrics of their own.
 std::vector<std::string> NamedTenants(const EngineOptions& options) {
   const auto weights = ParseTenantWeights(options.tenant_weights);
   std::vector<std::string> names;
@@ -139,7 +138,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
 EngineImpl::~EngineImpl() {
   dispatcher_.Stop();
   thread_.join();
-  // A rank that is gone already was logged.
+  // The log already names a rank that is lost.
   RunGuarded("stopping the other ranks", [this] {
     executor_.Stop();
   }).IgnoreError();
@@ -192,9 +191,9 @@ absl::Status EngineImpl::StartRecording(const RecoveryReport& report,
 
 void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
-  // No autograd anywhere: gradients are written by hand.
+  // Gradients are computed by hand, so nothing needs autograd.
   const at::InferenceMode no_autograd;
-  // Kernels of ours run on this thread's device.
+  // Weft's own kernels run on this thread's current device.
   const c10::DeviceGuard on_device(parts_.decoder->device());
   ShowDevice();
   while (std::optional<dispatch::Work> work =
@@ -231,7 +230,7 @@ void EngineImpl::Run(dispatch::Work& work) {
 }
 
 void EngineImpl::ShowDevice() {
-  // A lost device is asked nothing.
+  // A lost device would only fail again.
   if (!failure().ok()) return;
   const DeviceMemory memory = parts_.device->Memory();
   probe_.SetDeviceMemory(memory.total, memory.reserved, memory.allocated);

@@ -1,10 +1,10 @@
-// The engine: a door that any thread may use, and one thread that owns the
+// The engine: methods that any thread may call, and one thread that owns the
 // device.
 //
-// A request's way: the door gives it to the dispatcher and returns. The engine
-// thread asks the dispatcher what to do next and hands the work to the part
-// that does it; that part tells the dispatcher the result. Files are read and
-// written by the I/O thread, callbacks run on the reply thread.
+// A method gives its request to the dispatcher and returns. The engine thread
+// asks the dispatcher for work and calls the part that does it, and that part
+// gives the result to the dispatcher. The I/O thread reads and writes files.
+// The reply thread runs callbacks.
 #ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 #define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 
@@ -44,7 +44,7 @@
 
 namespace weft::engine {
 
-// What StartEngine has loaded.
+// What StartEngine loads.
 struct EngineParts {
   EngineOptions options;
   EngineInfo info;
@@ -63,9 +63,9 @@ class EngineImpl final : public Engine {
   EngineImpl(EngineParts parts, prometheus::Registry* registry);
   ~EngineImpl() override;
 
-  // Puts back what --state-dir holds and records from then on. Blocks, and
-  // shows its progress. Before anything else.
-  // Errors: DATA_LOSS (damaged files), those of StateFolder.
+  // Restores the state in --state-dir and records from then on. Call it before
+  // anything else. Blocks, and shows its progress. Errors: DATA_LOSS (damaged
+  // files), those of StateFolder.
   [[nodiscard]] absl::Status Recover();
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
@@ -114,10 +114,10 @@ class EngineImpl final : public Engine {
   }
 
  private:
-  // The error to `done` and false when draining, or without room.
+  // Returns true if new work may start. Otherwise passes the error to `done`.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
-  // RESOURCE_EXHAUSTED when nothing can be recorded. Any thread.
+  // Returns RESOURCE_EXHAUSTED if nothing can be recorded. Any thread.
   [[nodiscard]] absl::Status CheckRoom() const;
 
   // Engine thread.
@@ -149,7 +149,8 @@ class EngineImpl final : public Engine {
   Recovery recovery_;
   std::optional<journal::LogMetrics> log_metrics_;
 
-  // Declared last: they stop first. The log gives its last tasks to replies_.
+  // Declared last, so that they stop first. The log posts its last tasks to
+  // replies_.
   Worker replies_;
   records::Recorder recorder_;
   Worker io_;

@@ -1,4 +1,4 @@
-// From options to a running engine, or to a rank that follows one.
+// Starts an engine from options, or another rank's worker.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -70,7 +70,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
                         SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));
-  // Before the model is loaded: a folder that cannot be used is found at once.
+  // Opens the folder before the model, so that an unusable folder fails at
+  // once.
   std::unique_ptr<journal::StateFolder> state;
   if (!chosen.state_dir.empty()) {
     WEFT_ASSIGN_OR_RETURN(const std::string model,

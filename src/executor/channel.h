@@ -10,13 +10,13 @@
 
 namespace weft::executor {
 
-// From rank 0 to all others, which call ReceiveMessage. Both throw
+// Sends from rank 0 to all other ranks, which call ReceiveMessage. Both throw
 // std::exception.
 void SendMessage(const Message& message, parallel::Communicator& commands);
 [[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
 
-// Weights [N] as a version that this rank's decoder runs with: N is that of the
-// adapter's layout in the decoder's own part of the model.
+// Makes the version that this rank's decoder runs with from weights [N], where
+// N is the size of the adapter's layout in the decoder's part of the model.
 [[nodiscard]] lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
                                                   const LoraConfig& config,
                                                   at::Tensor compute_N);

@@ -5,7 +5,7 @@
 namespace weft::executor {
 namespace {
 
-// A bucket up to which sizes double.
+// Up to this bucket sizes double.
 constexpr int64_t kLastDoubled = 16;
 constexpr int64_t kLeastTokens = 512;
 

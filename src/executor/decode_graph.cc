@@ -16,10 +16,10 @@
 namespace weft::executor {
 namespace {
 
-// More are of no use: each is hundreds of launches that the driver keeps.
+// A limit, because the driver keeps hundreds of launches for each graph.
 constexpr size_t kMaxGraphs = 128;
 
-// In a line.
+// Returns the exception's message in one line.
 std::string ReasonOf(const std::exception& error) {
   const auto* own = dynamic_cast<const c10::Error*>(&error);
   return own != nullptr ? own->what_without_backtrace() : error.what();
@@ -33,7 +33,7 @@ std::span<std::byte> BytesOf(const at::Tensor& tensor) {
 
 std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder) {
   if constexpr (ops::kHasCudaKernels) {
-    // Other types have no kernels that leave padding alone.
+    // Only these types have kernels that skip padding.
     const bool has_kernels =
         decoder.dtype() == at::kBFloat16 || decoder.dtype() == at::kFloat;
     if (decoder.device().is_cuda() && decoder.tensor_group() == nullptr &&
@@ -126,8 +126,8 @@ void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
   } catch (const std::exception& error) {
-    // Whatever is wrong: launches meet it too, and tell whoever waits, or do
-    // without what was missing.
+    // The step falls back to launches. They report the same error to the
+    // caller, or they do not need what was missing.
     Log(LogLevel::kWarning, "decode steps of this shape run without a graph",
         {{"rows", shape.rows},
          {"table_entries", shape.table_entries},

@@ -1,6 +1,6 @@
-// Steps as CUDA graphs. Not at::cuda::CUDAGraph: it leaves the allocator inside
-// its pool when a capture fails, and a step that cannot be captured must cost
-// no more than its graph.
+// Steps as CUDA graphs. It does not use at::cuda::CUDAGraph, which leaves the
+// allocator inside its pool if a capture fails. A failed capture must cost only
+// its graph.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -18,8 +18,8 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// While it lives, what this thread allocates on a stream comes from a pool of
-// its own: no later work gets memory that a graph writes to.
+// While it lives, this thread's allocations on a stream come from a pool of
+// their own, so that no later work gets memory that a graph writes to.
 class InPool {
  public:
   InPool(c10::DeviceIndex device, at::cuda::MempoolId_t pool,
@@ -40,7 +40,7 @@ class InPool {
 class CudaGraph final : public StepGraph {
  public:
   explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
-  // The result does not matter: a lost device has nothing to give back.
+  // An error does not matter, because a lost device has nothing to free.
   ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -53,9 +53,9 @@ class CudaGraph final : public StepGraph {
   const cudaGraphExec_t graph_;
 };
 
-// What `step` queues on the stream, which is the current one.
+// Captures what `step` queues on the current stream.
 cudaGraph_t Capture(const std::function<void()>& step, cudaStream_t stream) {
-  // Other threads may allocate and copy meanwhile.
+  // Thread-local, because other threads may allocate and copy meanwhile.
   C10_CUDA_CHECK(
       cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
@@ -94,8 +94,7 @@ class CudaStepDevice final : public StepDevice {
       run();
       return;
     } catch (const c10::OutOfMemoryError&) {
-      // Unlike other allocations, a pool's do not look for memory that is
-      // cached elsewhere.
+      // A pool's allocations do not use memory that is cached elsewhere.
       allocator::emptyCache();
     }
     run();
@@ -165,7 +164,7 @@ class CudaStepDevice final : public StepDevice {
     try {
       work(stream_.stream());
     } catch (...) {
-      // Launches take over, on the other stream.
+      // The step falls back to launches on the other stream.
       static_cast<void>(cudaStreamSynchronize(stream_.stream()));
       throw;
     }
@@ -175,7 +174,7 @@ class CudaStepDevice final : public StepDevice {
   const at::Device device_;
   const at::cuda::MempoolId_t pool_;
   const c10::cuda::CUDAStream stream_;  // The stream of captures.
-  int num_pools_ = 0;  // How often the pool was entered, and is to be left.
+  int num_pools_ = 0;                   // Times the pool was entered.
 };
 
 }  // namespace

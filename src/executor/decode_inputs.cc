@@ -11,22 +11,22 @@
 namespace weft::executor {
 namespace {
 
-// The alignment of what kernels read as vectors.
+// The alignment of each part, because kernels read vectors.
 constexpr int64_t kAlignment = 256;
 
-// Ranks that adapters are rounded up to: this one and its doubles.
+// LoRA ranks are rounded up to this times a power of two.
 constexpr int64_t kLeastRank = 16;
-// Configurations of adapters in one step; 12 KB each at 32 layers.
+// Distinct adapter layouts in one step; 12 KB each at 32 layers.
 constexpr int64_t kMaxLayouts = 8;
 
-// The next place for so many bytes.
+// Returns the next place for so many bytes.
 int64_t Take(int64_t bytes, int64_t* end) {
   const int64_t begin = *end;
   *end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   return begin;
 }
 
-// The values of a tensor of the host, then as much padding as makes `count`.
+// Writes the values of a host tensor, then padding up to `count` values.
 template <typename T>
 void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   auto* const end = std::copy_n(values.const_data_ptr<T>(), values.numel(),
@@ -34,7 +34,8 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   std::fill_n(end, count - values.numel(), padding);
 }
 
-// A step is captured that draws one token from every row and returns no more.
+// Only a step that draws one token from every row, and no top_logprobs, is
+// captured.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const auto all = static_cast<size_t>(num_rows);
@@ -51,8 +52,8 @@ bool DrawsFromAllRows(const CachePlan& plan) {
   return true;
 }
 
-// Whether an adapter is nowhere but in the layers: those of the embedding and
-// of the head run segment by segment.
+// Returns whether the adapter has LoRA only in the layers. LoRA of the
+// embedding and of the head runs segment by segment, which is not captured.
 bool IsInLayersAlone(const lora::AdapterLayout& layout) {
   return layout.group(/*layer=*/0, lora::ProjectionGroup::kEmbedTokens)
              .factors.empty() &&
@@ -60,7 +61,7 @@ bool IsInLayersAlone(const lora::AdapterLayout& layout) {
              .factors.empty();
 }
 
-// Completes the shape; false where adapters are not to be had in a table.
+// Completes the shape. Returns false if the adapters do not fit a table.
 bool AddAdapters(const lora::LoraRouting& routing,
                  const model::Decoder& decoder, DecodeShape* shape) {
   if constexpr (ops::kHasCudaKernels) {
@@ -119,7 +120,7 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
           Take(static_cast<int64_t>(adapter_table_->num_bytes()), &bytes_);
     }
   }
-  // Last: of padding and of short batches it need not be uploaded.
+  // The table comes last, so that its unused end need not be uploaded.
   table_ = Take(
       shape.rows * shape.table_entries * static_cast<int64_t>(sizeof(int32_t)),
       &bytes_);
@@ -156,7 +157,7 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
                             to.subspan(adapters_, adapter_table_->num_bytes()));
     }
   }
-  // Entries after a row's own are of pages that it does not read.
+  // A row does not read the table entries after its own.
   const auto* from = plan.kv.page_table_TL.const_data_ptr<int32_t>();
   auto* table = reinterpret_cast<int32_t*>(to.data() + table_);
   for (int64_t row = 0; row < num_rows; ++row) {

@@ -1,13 +1,13 @@
-// Runs plans on all ranks, from rank 0: the engine computes through it, alone
-// or with others.
+// Runs plans on all ranks, from rank 0. The engine computes through it, also
+// when there is one rank.
 //
-// Adapters live whole on rank 0, with optimizer, versions and files. The other
-// ranks have the weights of the versions that plans name, each its part, and
-// send back its part of the gradients, which are added up here. So a rank that
-// is lost takes nothing with it but the plan under way.
+// Rank 0 has the whole adapters, with optimizer, versions and files. Each other
+// rank has its part of the weights of the versions that plans name, and sends
+// back its part of the gradients, which the executor adds up. So the loss of
+// another rank loses only the running plan.
 //
-// Replicas share the plans of a micro-batch. Sampling runs on the first one,
-// which has the cache.
+// Replicas share the plans of a micro-batch. Sampling runs on the first
+// replica, which has the cache.
 #ifndef WEFT_SRC_EXECUTOR_EXECUTOR_H_
 #define WEFT_SRC_EXECUTOR_EXECUTOR_H_
 
@@ -28,12 +28,12 @@
 
 namespace weft::executor {
 
-// Threads: engine thread only. What computes throws std::exception. When that
-// happens after the other ranks were told something, failed() is true: they are
-// out of step, and this process must end with them.
+// Threads: engine thread only. Methods that compute throw std::exception. If
+// that happens after a message to the other ranks, failed() is true: the ranks
+// are out of step, and this process must end with them.
 class Executor {
  public:
-  // `decoder` outlives it. Links of rank 0.
+  // `decoder` outlives it. `links` are those of rank 0.
   Executor(const model::Decoder& decoder, const loss::HeadOptions& head,
            parallel::Links links);
   Executor(const Executor&) = delete;
@@ -48,30 +48,31 @@ class Executor {
   }
   [[nodiscard]] bool failed() const { return failed_; }
 
-  // Finds out whether the other ranks are there still, and lets them forget
-  // weights that nobody uses. Cheap; for when there is nothing else to do.
+  // Checks that the other ranks are alive, and lets them drop weights that no
+  // plan can name. Cheap. Call it when there is no other work.
   void Ping();
   [[nodiscard]] bool alone() const { return links_.alone(); }
 
-  // Lets the other ranks end. The last call.
+  // Ends the other ranks. No call may follow.
   void Stop();
 
-  // At most one plan for each replica; scores in the order of plans. A plan
-  // with `backward` waits for Backward.
+  // Runs at most one plan for each replica. Returns scores in the order of
+  // plans. After a plan with `backward`, Backward or DropPending follows.
   [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
-  // Takes dLoss/dlogprob [E] of each plan of the last Forward, f32, and adds to
-  // the plan's gradients [N], of versions of its routing. Plans may share them.
+  // Takes dLoss/dlogprob [E], f32, of each plan of the last Forward. Adds to
+  // the gradients [N] of the versions in the plan's routing. Plans may share
+  // gradients.
   void Backward(const std::vector<at::Tensor>& gradients_E,
                 const std::vector<lora::LoraGradients>& gradients);
   // Frees what rank 0 keeps for a Backward that will not come. The other ranks
-  // do with their next plan.
+  // free theirs with the next plan.
   void DropPending();
 
-  // Makes the cache, before the first plan that uses it; another one forgets
-  // it, and its graphs.
+  // Makes the cache, before the first plan that uses it. A second call replaces
+  // the cache and drops its graphs.
   void MakeCache(int64_t num_pages, int64_t page_tokens);
-  // Lets decode steps of up to so many rows run as graphs where the device has
-  // them, from now on.
+  // From now on decode steps of up to max_rows rows run as graphs if the device
+  // has them.
   void UseDecodeGraphs(int64_t max_rows);
   [[nodiscard]] DecodeGraphStats decode_graphs() const {
     return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
@@ -85,26 +86,28 @@ class Executor {
     lora::AdapterShard shard;
     int64_t num_parameters;
   };
-  // A version that the other ranks have.
+  // A version that was sent to the other ranks.
   struct SentVersion {
     std::weak_ptr<const lora::AdapterVersion> whole;
-    lora::AdapterVersionPtr own;  // This rank's part; null: the whole.
+    lora::AdapterVersionPtr own;  // Rank 0's part; null: whole.
     std::vector<Part> parts;      // Empty: every rank has the whole.
   };
-  // Checks that no call has failed yet; one that does not Succeed is a failure.
+  // Checks that no call has failed before. A call that does not Succeed has
+  // failed.
   class ScopedCall;
 
-  // Sends to all other ranks. Until the call succeeds the executor has failed.
+  // Sends to all other ranks. The executor counts as failed until the call
+  // succeeds.
   void Broadcast(const Message& message);
-  // Before plans that name them.
+  // Sends versions to the other ranks before plans that name them.
   void Announce(const lora::LoraRouting& routing);
   void AnnounceOne(const lora::AdapterVersionPtr& version);
-  // The versions that no plan can name any more, forgotten here.
+  // Removes and returns the versions that no plan can name any more.
   [[nodiscard]] std::vector<uint64_t> TakeDead();
-  // The routing with this rank's own parts.
+  // Replaces the routing's versions by this rank's own parts.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
-  // Rank 0's share of a backward pass.
+  // Runs rank 0's part of a backward pass.
   void RunOwnBackward(const at::Tensor& gradients_E,
                       const lora::LoraGradients& gradients);
   void ReceiveGradients(const lora::LoraGradients& gradients, int from);

@@ -30,7 +30,7 @@ void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
   }
 }
 
-// One list of fields for both directions: `each` puts or gets.
+// One list of fields for both directions; `each` writes or reads a field.
 template <typename Rows, typename Each>
 void EachField(Rows& rows, const Each& each) requires
     std::is_same_v<std::remove_const_t<Rows>, loss::ScoreRows> {
@@ -88,7 +88,7 @@ void EachField(Config& config, const Each& each) requires
   each(config.overrides);
 }
 
-// Puts the fields of one kind of message after each other.
+// Writes the fields of one kind of message.
 class Encoder {
  public:
   explicit Encoder(Writer* out) : out_(*out) {}
@@ -129,7 +129,7 @@ class Encoder {
   PutField field_{out_};
 };
 
-// Gets what Encoder put.
+// Reads what Encoder wrote.
 class Decoder {
  public:
   Decoder(Reader* in, const FindVersion& find) : in_(*in), find_(find) {}
@@ -178,7 +178,7 @@ class Decoder {
   GetField field_{in_, find_};
 };
 
-// The message of kind `index` with no values yet.
+// Returns an empty message of kind `index`.
 template <size_t kIndex = 0>
 Message Empty(size_t index) {
   if constexpr (kIndex < std::variant_size_v<Message>) {

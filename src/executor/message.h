@@ -1,4 +1,4 @@
-// What rank 0 tells the other ranks.
+// Messages from rank 0 to the other ranks.
 #ifndef WEFT_SRC_EXECUTOR_MESSAGE_H_
 #define WEFT_SRC_EXECUTOR_MESSAGE_H_
 
@@ -15,26 +15,25 @@
 
 namespace weft::executor {
 
-// How large the cache is.
+// The size of the cache.
 struct CacheSize {
   int64_t num_pages = 0;
   int64_t page_tokens = 0;
 };
-// Weights that plans will name from now on. Each rank receives its part of them
-// next.
+// Weights that later plans name. Each rank receives its part of them next.
 struct NewVersion {
   uint64_t id = 0;  // lora::WeightsId.
   LoraConfig config;
 };
-// No plan will name them any more.
+// Versions that no plan will name any more.
 struct DropVersions {
   std::vector<uint64_t> ids;
 };
-// Plans by replica; those beyond the last one have nothing to do.
+// One plan per replica. Replicas beyond the last plan have no work.
 struct TrainCommand {
   std::vector<TrainPlan> plans;
 };
-// The backward pass of the plans before, by replica.
+// The backward pass of the previous plans, by replica.
 struct GradientsCommand {
   std::vector<at::Tensor> gradients_E;  // dLoss/dlogprob, f32.
   // Ids of the versions whose gradients the rank sends back, in that order.
@@ -52,11 +51,10 @@ using Message =
     std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
                  GradientsCommand, CacheCommand, CopyPageCommand, StopCommand>;
 
-// The weights of an id; throws c10::Error when there are none.
+// Returns the weights of an id; throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// A routing's segments travel with the ids of their weights; Decode looks the
-// weights up.
+// Messages carry the ids of a routing's weights. Decode looks up the weights.
 [[nodiscard]] std::string Encode(const Message& message);
 // Throws c10::Error.
 [[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);

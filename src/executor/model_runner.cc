@@ -15,9 +15,8 @@
 namespace weft::executor {
 namespace {
 
-// dLoss/dx of all rows, from that of the normed rows that are scored. In
-// slices: they may be many, and their gathered copies would outweigh a chunk of
-// logits.
+// dLoss/dx of all rows, from that of the normed rows that are scored. Runs in
+// slices, because copies of many rows could take more than a chunk of logits.
 at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
                         const at::Tensor& x_TH, const at::Tensor& index_R) {
   constexpr int64_t kSlice = 1024;
@@ -38,7 +37,7 @@ void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
   }
 }
 
-// Which rows of a pass are read afterwards.
+// The rows of a pass that are read afterwards.
 class RowIndex {
  public:
   RowIndex(const std::vector<int64_t>& rows, int64_t num_rows,
@@ -90,7 +89,7 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
                          decoder_.weights().head_VH, plan.rows, head_,
                          gradients_E, gradients),
       pending.x_TH, plan.score_index_R);
-  // The layers' backward pass is where memory is short.
+  // Frees it before the layers' backward pass, which needs the most memory.
   pending.normed_RH.reset();
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH), gradients);
 }

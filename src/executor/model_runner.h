@@ -1,4 +1,4 @@
-// One rank's part of every plan.
+// Runs one rank's part of every plan.
 #ifndef WEFT_SRC_EXECUTOR_MODEL_RUNNER_H_
 #define WEFT_SRC_EXECUTOR_MODEL_RUNNER_H_
 
@@ -15,36 +15,37 @@
 
 namespace weft::executor {
 
-// Threads: one. All of it throws c10::Error.
+// Threads: not thread-safe. All methods throw c10::Error.
 class ModelRunner {
  public:
-  // decoder outlives it.
+  // `decoder` outlives it.
   ModelRunner(const model::Decoder& decoder, const loss::HeadOptions& head)
       : decoder_(decoder), head_(head) {}
 
   [[nodiscard]] const model::Decoder& decoder() const { return decoder_; }
   [[nodiscard]] const loss::HeadOptions& head() const { return head_; }
 
-  // Scores of the plan's entries. With `backward` it keeps what Backward needs.
+  // Returns the scores of the plan's entries. With `backward` it keeps what
+  // Backward needs.
   [[nodiscard]] TrainScores Forward(TrainPlan plan);
-  // Adds to the gradients [N] of the versions of the last Forward's plan, given
-  // dLoss/dlogprob [E], f32 on the host.
+  // Takes dLoss/dlogprob [E], f32 on the host, and adds to the gradients [N] of
+  // the versions of the last Forward's plan.
   void Backward(const at::Tensor& gradients_E,
                 const lora::LoraGradients& gradients);
-  // Frees what a Forward keeps whose Backward will not come.
+  // Frees what Forward kept if Backward will not come.
   void DropPending() { pending_.reset(); }
 
-  // `graphs`, of decode steps over the store, may be null.
+  // `graphs` runs decode steps over the store and may be null.
   [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store,
                                 DecodeGraphs* graphs = nullptr) const;
 
  private:
-  // Whether it is the first one of its replica, which has the results.
+  // Whether this rank is the first of its replica, which has the results.
   [[nodiscard]] bool IsFirst() const {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
 
-  // Between Forward and Backward.
+  // Kept between Forward and Backward.
   struct Pending {
     TrainPlan plan;
     model::Tape tape;
@@ -58,14 +59,15 @@ class ModelRunner {
   std::optional<Pending> pending_;
 };
 
-// Uninitialised pages for this rank's part of every layer.
+// Allocates uninitialised pages for this rank's part of every layer.
 [[nodiscard]] model::KvStore AllocateCache(const model::Decoder& decoder,
                                            int64_t num_pages,
                                            int64_t page_tokens);
-// Bytes of one page of all layers on the rank that has most of it.
+// Returns the bytes of a page, over all layers, on the rank with the largest
+// part.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
-// The same of the model that model::LargestConfig describes.
+// The same for a model that model::LargestConfig describes.
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 

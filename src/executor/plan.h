@@ -1,6 +1,5 @@
-// What the ranks compute together. Rank 0 makes plans; every rank
-// runs the same ones, each on its part of the model. Their tensors are on the
-// host.
+// What the ranks compute together. Rank 0 makes plans. Every rank runs the same
+// plans on its part of the model. The tensors of plans are on the host.
 //
 // Legend: R score rows, E score entries, V vocabulary.
 #ifndef WEFT_SRC_EXECUTOR_PLAN_H_
@@ -25,7 +24,7 @@ struct TrainPlan {
   loss::ScoreRows rows;
   bool backward = false;
   bool wants_entropy = false;
-  int num_recomputed = 0;  // Layers that keep their input alone.
+  int num_recomputed = 0;  // Layers that keep only their input.
 };
 
 // On the host, in f32.
@@ -35,32 +34,31 @@ struct TrainScores {
 };
 
 using DrawRules = std::vector<sampling::DrawRule>;
-// One for each rule; none where the logits are no distribution.
+// One draw for each rule; none if the logits are not a distribution.
 using Draws = std::vector<std::optional<sampling::DrawResult>>;
 
-// A pass through the key/value cache: a prefill or a decode iteration.
+// A pass over the key/value cache: a prefill or a decode iteration.
 struct CachePlan {
   model::PackedBatch batch;
-  model::KvAccess kv;  // The store is each rank's own.
-  // Rows of the batch whose logits are wanted, each once, with their adapters.
+  model::KvAccess kv;  // Each rank has its own store.
+  // Distinct rows of the batch whose logits are wanted, with their adapters.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
-  // How tokens are drawn from them, each rule from the row of the logits that
-  // it names.
+  // How tokens are drawn. Each rule names a row of the logits.
   DrawRules draws;
-  // Rows of the batch whose next tokens are scored, each once.
+  // Distinct rows of the batch whose next tokens are scored.
   std::vector<int64_t> score_rows;
   loss::ScoreRows scores;
 };
 
-// On the host, in f32. A replica's first rank has it; the others have none.
+// On the host, in f32. Only a replica's first rank has it.
 struct CacheOutput {
   at::Tensor logprobs_E;  // Undefined when none are wanted.
   Draws drawn;            // One for each of plan.draws.
-  bool by_graph = false;  // Not launch by launch.
+  bool by_graph = false;  // Ran as a graph.
 };
 
-// Graphs of decode steps that there are, and what of the device they take.
+// The number of decode graphs, and the device memory that they take.
 struct DecodeGraphStats {
   int64_t graphs = 0;
   int64_t bytes = 0;

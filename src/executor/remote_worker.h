@@ -1,4 +1,4 @@
-// A rank other than 0: does what rank 0 says.
+// Runs on each rank other than 0 and executes the messages of rank 0.
 #ifndef WEFT_SRC_EXECUTOR_REMOTE_WORKER_H_
 #define WEFT_SRC_EXECUTOR_REMOTE_WORKER_H_
 
@@ -12,16 +12,16 @@
 
 namespace weft::executor {
 
-// Threads: one.
+// Threads: not thread-safe.
 class RemoteWorker {
  public:
-  // decoder and links outlive it.
+  // `decoder` and `links` outlive it.
   RemoteWorker(const model::Decoder& decoder, const loss::HeadOptions& head,
                parallel::Links* links)
       : runner_(decoder, head), links_(*links) {}
 
-  // Returns when rank 0 says that all is over; throws std::exception when it,
-  // or another rank, is gone.
+  // Returns when rank 0 ends the group. Throws std::exception if rank 0 or
+  // another rank is lost.
   void Run();
 
  private:
@@ -34,7 +34,7 @@ class RemoteWorker {
   void Do(const CopyPageCommand& message);
   void Do(const StopCommand& message);
 
-  // Weights that rank 0 has sent; throws c10::Error when there are none.
+  // Returns weights that rank 0 has sent; throws c10::Error if there are none.
   [[nodiscard]] lora::AdapterVersionPtr VersionOf(uint64_t id) const;
   // Only the first replica has the cache.
   [[nodiscard]] bool samples() const { return links_.replica() == 0; }

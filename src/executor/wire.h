@@ -1,5 +1,5 @@
-// Plain values as bytes, between processes of one build on machines of one
-// kind. Not a format of files.
+// Writes plain values as bytes, for processes of one build on machines of one
+// kind. Not a file format.
 #ifndef WEFT_SRC_EXECUTOR_WIRE_H_
 #define WEFT_SRC_EXECUTOR_WIRE_H_
 
@@ -31,7 +31,7 @@ class Writer {
     bytes_.append(reinterpret_cast<const char*>(values.data()),
                   values.size() * sizeof(T));
   }
-  // On the host; undefined ones too.
+  // The tensor is on the host, or undefined.
   void Put(const at::Tensor& tensor);
 
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
@@ -40,7 +40,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Reads what a Writer has put, in the same order; throws c10::Error beyond the
+// Reads what a Writer wrote, in the same order. Throws c10::Error beyond the
 // end.
 class Reader {
  public:

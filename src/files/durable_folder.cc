@@ -36,8 +36,9 @@ absl::Status Damaged(const std::string& folder, const std::string& file,
       absl::StrCat(file, " of folder \"", folder, "\" ", how));
 }
 
-// A name no other temporary of this process has; those of earlier processes
-// were removed at start-up, and mkdir notices the rest.
+// Returns a name that no other temporary of this process has. The start removed
+// the temporaries of earlier processes, and mkdir fails if a name is still
+// taken.
 std::string TemporaryName() {
   static std::atomic<uint64_t> counter{0};
   return absl::StrCat(kTemporaryPrefix, ::getpid(), "-", counter.fetch_add(1));
@@ -53,12 +54,12 @@ absl::Status CheckName(const std::string& name) {
 }
 
 void RemoveTree(const std::string& parent, const std::string& name) {
-  // What stays is a temporary, which the next start removes.
+  // If this fails, the next start removes the temporary.
   std::error_code ignored;
   std::filesystem::remove_all(std::filesystem::path(parent) / name, ignored);
 }
 
-// A temporary folder that is removed unless it was renamed.
+// Removes its temporary folder unless it was renamed.
 class Temporary {
  public:
   static absl::StatusOr<Temporary> Create(const std::string& parent,
@@ -111,8 +112,8 @@ absl::Status WriteContents(int dir, const DurableFolder& folder) {
   return SyncDirectory(dir, "the folder");
 }
 
-// Makes the temporary visible as `name`. Afterwards `temporary` names what is
-// to be removed: the old folder when there was one.
+// Renames the temporary to `name`. Afterwards `temporary` names the folder to
+// remove: the old folder if there was one.
 absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
                      Temporary& temporary) {
   const char* from = temporary.name().c_str();
@@ -281,8 +282,8 @@ absl::Status RemoveDurableFolder(const std::string& parent,
   WEFT_RETURN_IF_ERROR(OpenFolder(parent, name).status());
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd,
                         OpenDirectory(parent, "the parent"));
-  // Renamed over an empty temporary: the folder vanishes in one step, and a
-  // crash while its files are removed leaves a temporary only.
+  // The rename to a temporary removes the folder in one step. A crash while its
+  // files are removed leaves only a temporary.
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
   if (Failpoint("files.rename") ||

@@ -1,16 +1,16 @@
-// Folders that are there completely or not at all, and whose damage is noticed.
+// Folders that are written completely or not at all. Reading detects damage.
 //
-// Writing: a temporary sibling gets the files and then MANIFEST.json (sizes,
-// SHA-256), everything is synced to disk, and one rename makes it visible; so a
+// A write puts the files and then MANIFEST.json (sizes, SHA-256) into a
+// temporary sibling, syncs everything to disk, and renames the sibling. So a
 // crash at any point leaves the old folder or the new one, and at most a
-// temporary that RemoveStaleTemporaries clears. Reading checks every byte.
+// temporary that RemoveStaleTemporaries removes. A read checks every byte.
 //
 // Errors of all functions: INVALID_ARGUMENT (a name with '/', "." and the
 // like), RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
-// INTERNAL (other input/output errors); they name the folder and the file, not
-// the path to them.
-// Threads: any, on different folders; calls on one folder need the caller's
-// order. They block on the disk.
+// INTERNAL (other input/output errors). Messages name the folder and the file,
+// not their path.
+// Threads: any, on different folders. The caller orders calls on one folder.
+// Functions block on the disk.
 #ifndef WEFT_SRC_FILES_DURABLE_FOLDER_H_
 #define WEFT_SRC_FILES_DURABLE_FOLDER_H_
 
@@ -28,7 +28,7 @@ namespace weft {
 struct DurableFolder {
   // (name, contents), in the manifest's order.
   std::vector<std::pair<std::string, std::string>> files;
-  // What the writer wants to find again; stored inside the manifest.
+  // The writer's own fields, stored in the manifest.
   nlohmann::json fields = nlohmann::json::object();
 };
 
@@ -38,24 +38,25 @@ struct DurableFolder {
                                               const DurableFolder& folder,
                                               bool overwrite);
 
-// NOT_FOUND; DATA_LOSS naming the file that is missing, of another size, or of
-// other contents than the manifest says, or the manifest itself.
+// Errors: NOT_FOUND, DATA_LOSS. DATA_LOSS names the manifest, or the file that
+// is missing or differs from the manifest in size or content.
 [[nodiscard]] absl::StatusOr<DurableFolder> ReadDurableFolder(
     const std::string& parent, const std::string& name);
 
-// The manifest's fields alone, without reading the files.
+// Returns the manifest's fields without reading the files.
 [[nodiscard]] absl::StatusOr<nlohmann::json> ReadDurableFields(
     const std::string& parent, const std::string& name);
 
-// Names of the folders with a manifest, sorted; none when `parent` is missing.
+// Returns the sorted names of the folders with a manifest; none if `parent`
+// does not exist.
 [[nodiscard]] absl::StatusOr<std::vector<std::string>> ListDurableFolders(
     const std::string& parent);
 
-// NOT_FOUND. The folder vanishes at once, then its files go.
+// Removes the folder in one step, then its files. Errors: NOT_FOUND.
 [[nodiscard]] absl::Status RemoveDurableFolder(const std::string& parent,
                                                const std::string& name);
 
-// Removes what interrupted writes left; at start-up, before any write.
+// Removes what interrupted writes left. Call it at the start, before any write.
 [[nodiscard]] absl::Status RemoveStaleTemporaries(const std::string& parent);
 
 }  // namespace weft

@@ -96,7 +96,7 @@ absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent, const std::string& name) {
 
 absl::StatusOr<std::string> ReadFileAt(int dir, const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  // O_NONBLOCK: a FIFO in the file's place must not hang the reader.
+  // With O_NONBLOCK a FIFO in the file's place does not block the reader.
   UniqueFd fd(::openat(dir, name.c_str(),
                        O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);

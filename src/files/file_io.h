@@ -35,7 +35,7 @@ class UniqueFd {
   UniqueFd& operator=(const UniqueFd&) = delete;
 
   [[nodiscard]] int get() const { return fd_; }
-  // Gives up the descriptor: the caller closes it.
+  // Returns the descriptor, which the caller closes.
   int Release() { return std::exchange(fd_, -1); }
 
  private:
@@ -44,13 +44,13 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// The status for an errno of an operation on `what`.
+// Returns the status for an errno of an operation on `what`.
 [[nodiscard]] absl::Status ErrnoStatus(int error, const std::string& what);
 
-// INVALID_ARGUMENT unless `name` is one part of a path.
+// Returns INVALID_ARGUMENT unless `name` is one part of a path.
 [[nodiscard]] absl::Status CheckPathPart(const std::string& name);
 
-// `path` may follow links (it is the operator's).
+// Follows links in `path`, which the operator chose.
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path,
                                                      const std::string& what);
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent,
@@ -73,13 +73,13 @@ class UniqueFd {
 [[nodiscard]] absl::Status WriteFileAt(int dir, const std::string& name,
                                        const std::string& contents);
 
-// What PublishFileAt begins the names of its temporaries with.
+// The names of PublishFileAt's temporaries start with this.
 inline constexpr char kTemporaryPrefix[] = ".tmp-";
 
-// Makes a file of the pieces, one behind the other: under another name until it
-// is whole and on disk. When this returns it is there for good; after an error
-// it may be. ALREADY_EXISTS unless `replace`; INVALID_ARGUMENT for a name like
-// a temporary's.
+// Writes a file of all pieces in order. The file has a temporary name until it
+// is whole and on disk. If this succeeds, the file is durable. After an error
+// the file may exist. Errors: ALREADY_EXISTS unless `replace`; INVALID_ARGUMENT
+// for a name like a temporary's.
 // Threads: any, on different names.
 [[nodiscard]] absl::Status PublishFileAt(
     int dir, const std::string& name,

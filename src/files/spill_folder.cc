@@ -19,7 +19,7 @@ namespace {
 
 constexpr mode_t kOwnerOnly = 0700;
 
-// The folder, locked; none: another process has it.
+// Returns the locked folder; none if another process has it.
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDirectory(path, "the spill folder"));
   if (::flock(dir.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -119,7 +119,7 @@ absl::Status SpillFolder::Write(
   for (const std::span<const float> block : blocks) {
     if (status.ok()) status = WriteBlock(fd.get(), block, name);
   }
-  // Some file systems tell of a full disk only now.
+  // Some file systems report a full disk only on close.
   if (::close(fd.Release()) != 0 && status.ok()) {
     status = ErrnoStatus(errno, "closing " + name);
   }

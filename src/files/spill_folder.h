@@ -1,9 +1,9 @@
 // Files that extend memory: blocks of floats that are written once, read back,
-// and removed. Nothing is synced, and nothing outlives the process.
+// and removed. They are not synced and do not outlive the process.
 //
-// A process has <root>/<n> to itself, by a lock that ends with it, with the
-// smallest n that is free: so processes may share a root, and what a crashed
-// one left is removed by the next that starts.
+// A process owns <root>/<n>, with the smallest free n, by a lock that ends with
+// the process. So processes may share a root, and the next start removes what a
+// crashed process left.
 //
 // Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
 // NOT_FOUND, DATA_LOSS (a file that is too short), INTERNAL; messages name the
@@ -25,7 +25,7 @@ namespace weft {
 
 class SpillFolder {
  public:
-  // Makes `root` when it is missing; its parent exists.
+  // Makes `root` if it does not exist; its parent exists.
   [[nodiscard]] static absl::StatusOr<SpillFolder> Open(
       const std::string& root);
   // Removes the folder and what is in it.
@@ -34,7 +34,7 @@ class SpillFolder {
   SpillFolder& operator=(SpillFolder&&) = delete;
 
   // Writes the blocks one after the other to a new file. After an error there
-  // is none.
+  // is no file.
   [[nodiscard]] absl::Status Write(
       const std::string& name,
       const std::vector<std::span<const float>>& blocks) const;
@@ -49,7 +49,7 @@ class SpillFolder {
       : path_(std::move(path)), dir_(std::move(dir)) {}
 
   std::string path_;
-  UniqueFd dir_;  // Carries the lock; none: moved from.
+  UniqueFd dir_;  // Holds the lock; none: moved from.
 };
 
 }  // namespace weft

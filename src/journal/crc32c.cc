@@ -13,7 +13,7 @@ uint32_t Crc32c(std::string_view bytes, uint32_t crc) {
   uint32_t state = ~crc;
   while (!bytes.empty()) {
     const size_t size = std::min(bytes.size(), kMost);
-    // It takes a pointer to what it only reads.
+    // The library takes a non-const pointer but only reads.
     auto* const data = reinterpret_cast<unsigned char*>(
         const_cast<char*>(bytes.data()));  // NOLINT
     state = ::crc32_iscsi(data, static_cast<int>(size), state);

@@ -17,14 +17,15 @@
 
 namespace weft::journal {
 
-// Durable when it returns; after an error there is no such image.
-// ALREADY_EXISTS.
+// Writes an image, which is durable on success. After an error there is no such
+// image. Errors: ALREADY_EXISTS.
 [[nodiscard]] absl::Status WriteImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<const float>>& blocks);
 
-// Fills the blocks. NOT_FOUND; DATA_LOSS when the file is not whole, has other
-// sizes than the blocks, or another sum: then the blocks hold anything.
+// Fills the blocks. Errors: NOT_FOUND; DATA_LOSS if the file is incomplete or
+// its sizes or sums do not match. After an error the blocks' content is
+// undefined.
 [[nodiscard]] absl::Status ReadImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<float>>& blocks);

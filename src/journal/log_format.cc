@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kMagic = "WEFTLOG1";
 
-// Where the fields of the headers are.
+// The offsets of the headers' fields.
 constexpr size_t kSalt = 8, kFirstSequence = 16;
 constexpr size_t kPlace = 4, kSequence = 8, kLength = 16, kBytesSum = 24;
 

@@ -4,12 +4,11 @@
 //   record   CRC32C of the rest of this header u32 | place in its group u32 |
 //            sequence u64 | length u64 | CRC32C of the bytes u32 | bytes
 //
-// A group is what was written by one write and one sync. Everything before a
-// group was on disk when the group was written: so each record of a group is
-// proof of all records before the group.
-// The sum of a record's header begins with the segment's salt, which is random:
-// nothing else that looks like a record passes for one of this segment, neither
-// what an older file left on the disk nor a client's bytes inside of a record.
+// A group is written by one write and one sync. Everything before a group was
+// on disk when the group was written. So each record of a group proves that all
+// records before the group were on disk. The sum of a record's header starts
+// with the segment's random salt. So neither old bytes on the disk nor a
+// client's bytes inside a record can pass for a record of this segment.
 #ifndef WEFT_SRC_JOURNAL_LOG_FORMAT_H_
 #define WEFT_SRC_JOURNAL_LOG_FORMAT_H_
 
@@ -36,15 +35,15 @@ struct RecordHeader {
 };
 
 [[nodiscard]] std::string EncodeSegmentHeader(const SegmentHeader& header);
-// None unless the bytes are a header. REQUIRES: kBytes bytes.
+// Returns none unless the bytes are a header. REQUIRES: kBytes bytes.
 [[nodiscard]] std::optional<SegmentHeader> DecodeSegmentHeader(
     std::string_view bytes);
 
 // Appends a record, header and bytes, to `out`.
 void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
                   std::string_view bytes, std::string* out);
-// None unless the bytes are the header of a record of this segment; the
-// record's own bytes are to be held against `crc`. REQUIRES: kBytes bytes.
+// Returns none unless the bytes are the header of a record of this segment. The
+// caller checks the record's bytes against `crc`. REQUIRES: kBytes bytes.
 [[nodiscard]] std::optional<RecordHeader> DecodeRecordHeader(
     uint64_t salt, std::string_view bytes);
 

@@ -1,4 +1,4 @@
-// What the log tells Prometheus.
+// The log's metrics.
 #ifndef WEFT_SRC_JOURNAL_LOG_METRICS_H_
 #define WEFT_SRC_JOURNAL_LOG_METRICS_H_
 

@@ -64,13 +64,13 @@ absl::Status LogReader::SyncLastAndSumSizes() {
     WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
     total_bytes_ += size;
     if (first != segments_.back()) continue;
-    // A process that was killed may have written records that it did not sync.
-    // They count once they are read: a loss of power must not take them away.
+    // A killed process may have left records that it did not sync. They count
+    // as soon as they are read, so they are synced first.
     if (Failpoint("journal.sync_tail") || ::fdatasync(fd.get()) != 0) {
       return ErrnoStatus(errno, "syncing " + name);
     }
-    // Where a sync of an earlier process failed, memory may hold what the disk
-    // does not: read the disk.
+    // After a failed sync of an earlier process the page cache may differ from
+    // the disk. Drops the cache, so that the disk is read.
     ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
   return absl::OkStatus();
@@ -142,7 +142,7 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   if (size < sizeof(head)) return std::nullopt;
   const std::optional<RecordHeader> decoded =
       DecodeRecordHeader(segment_.salt, {head, size});
-  // A length beyond the file must take no memory.
+  // Checks the length before memory is allocated for it.
   if (!decoded || decoded->length > segment_.size - offset - size) {
     return std::nullopt;
   }
@@ -157,7 +157,7 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   return bytes;
 }
 
-// What is at the offset is not the record that is expected.
+// Decides whether a bad record is the end of the log or damage.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const bool damaged, LaterGroupFollows());
@@ -167,7 +167,8 @@ absl::Status LogReader::EndOrDamage() {
   return absl::OkStatus();
 }
 
-// Whether a group begins behind the bad record: for that it was on disk.
+// Returns whether a group starts after the bad record. If so, the bad record
+// had been on disk.
 absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
   std::string window;
   for (uint64_t start = segment_.offset; start < segment_.size;

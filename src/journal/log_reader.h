@@ -1,11 +1,11 @@
 // Reads the records of a log in their order.
 //
-// A process or a machine that dies leaves the last segment with a torn tail:
-// records of the group that was being written, some of them not whole. Nobody
-// was told that they are durable, so the log ends before the first one that is
-// bad. A bad record is damage (DATA_LOSS, with segment and offset) when a later
-// group follows it, for that was written when the bad one was on disk; so is a
-// bad record in any segment but the last, and a missing segment.
+// After a crash the last segment may have a torn tail: records of the group
+// that was being written, some of them incomplete. No caller was told that they
+// are durable, so the log ends before the first bad record. A bad record is
+// damage (DATA_LOSS, with segment and offset) if a later group follows it,
+// because the later group was written after the bad record was on disk. A bad
+// record in any other segment, and a missing segment, is damage too.
 //
 // Threads: one at a time.
 #ifndef WEFT_SRC_JOURNAL_LOG_READER_H_
@@ -32,24 +32,26 @@ class LogReader {
     std::string bytes;
   };
 
-  // Reads from the record `first_sequence` on; `folder` outlives the reader.
-  // DATA_LOSS when the segment that holds it is missing and later ones are not.
+  // Reads from the record `first_sequence` on. `folder` outlives the reader.
+  // Errors: DATA_LOSS if the segment with that record is missing and later ones
+  // exist.
   [[nodiscard]] static absl::StatusOr<LogReader> Open(const StateFolder& folder,
                                                       uint64_t first_sequence);
 
-  // None at the end.
+  // Returns the next record; none at the end.
   [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
 
-  // The sequence of the record that Next gives next; at the end: the one that
-  // the log goes on with.
+  // Returns the sequence of the record that Next returns next. At the end it is
+  // the sequence of the next record to write.
   [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
 
-  // What the last segment holds beyond the log's end; known at the end.
+  // Returns the bytes of the last segment after the log's end. Call it at the
+  // end.
   [[nodiscard]] uint64_t torn_bytes() const { return torn_bytes_; }
-  // Cuts the torn tail, durably. REQUIRES: Next has given none.
+  // Cuts the torn tail durably. REQUIRES: Next has returned none.
   [[nodiscard]] absl::Status Repair();
 
-  // For a progress bar: all bytes of the segments, and those that are read.
+  // For a progress bar: all bytes of the segments, and the bytes read so far.
   [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }
   [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
 
@@ -61,7 +63,7 @@ class LogReader {
     uint64_t salt = 0;
     uint64_t first_sequence = 0;
     uint64_t size = 0;
-    uint64_t offset = 0;  // The first byte that is not read.
+    uint64_t offset = 0;  // The first byte not yet read.
   };
 
   LogReader(const StateFolder* folder, std::vector<uint64_t> segments,
@@ -75,8 +77,8 @@ class LogReader {
   [[nodiscard]] absl::Status OpenSegment();
   [[nodiscard]] absl::Status ReadSegmentHeader();
   [[nodiscard]] bool IsLast() const { return opened_ == segments_.size(); }
-  // The good record at `offset` of the open segment, with its header; none when
-  // what is there is not one.
+  // Returns the record at `offset` of the open segment, with its header; none
+  // if there is no good record.
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
@@ -84,8 +86,8 @@ class LogReader {
   [[nodiscard]] absl::Status Damaged(const std::string& how) const;
 
   const StateFolder* folder_;
-  std::vector<uint64_t> segments_;  // First sequences of those to read.
-  size_t opened_ = 0;               // How many of them were opened.
+  std::vector<uint64_t> segments_;  // First sequences, ascending.
+  size_t opened_ = 0;               // How many are opened so far.
   Segment segment_;
   uint64_t first_sequence_;
   uint64_t expected_ = 0;  // The sequence at the offset.

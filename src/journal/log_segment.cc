@@ -19,7 +19,7 @@ uint64_t RandomSalt() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// Never the status of a full disk: nobody may try again.
+// Never RESOURCE_EXHAUSTED, after which a caller would try again.
 absl::Status Final(const std::string& what, const std::string& name) {
   return absl::InternalError(ErrnoStatus(errno, what + name).message());
 }

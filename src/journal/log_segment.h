@@ -17,13 +17,13 @@ namespace weft::journal {
 
 class LogSegment {
  public:
-  // Makes the file, with its header, durably; one of the same name, which holds
-  // no record, gives way. RESOURCE_EXHAUSTED: try again.
+  // Makes the file with its header durably. Replaces a file of the same name,
+  // which holds no record. After RESOURCE_EXHAUSTED the caller may try again.
   [[nodiscard]] static absl::StatusOr<LogSegment> Create(
       const StateFolder& folder, uint64_t first_sequence);
 
-  // Writes behind what is there. RESOURCE_EXHAUSTED: nothing of it stays, try
-  // again. Any other error is final.
+  // Appends bytes. After RESOURCE_EXHAUSTED nothing is appended and the caller
+  // may try again. Any other error is final.
   [[nodiscard]] absl::Status Write(const std::string& bytes);
   // Every error is final.
   [[nodiscard]] absl::Status Sync();

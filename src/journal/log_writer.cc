@@ -15,10 +15,10 @@ namespace weft::journal {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
-// Bounds the memory that a group takes a second time.
+// Bounds the memory of a group's copy.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
-// A segment must not begin where it would hide records or leave a hole.
+// Checks that a new segment would neither hide records nor leave a gap.
 absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
                         folder.Segments());
@@ -189,7 +189,7 @@ LogWriter::Work LogWriter::NextWork() const {
       full_.ok() || std::chrono::steady_clock::now() >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
-  // A segment before the tasks that were asked for after it.
+  // Begins a segment before it runs tasks that were posted later.
   if (at_boundary && may_write) return Work::kBeginSegment;
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;

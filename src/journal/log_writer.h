@@ -1,14 +1,14 @@
-// Appends records to the log of a state folder. A thread of its own writes:
-// what is appended while it syncs gathers and goes to the disk by one write and
-// one sync (a group commit).
+// Appends records to the log of a state folder. A thread of its own writes.
+// Records that are appended during a sync form the next group, which goes to
+// the disk by one write and one sync (group commit).
 //
-// A full disk stalls the log: nothing is lost, tasks wait, and the group is
-// tried again until there is room. Any other error of a write, and every error
-// of a sync, is final: the kernel may have dropped what it held, so that
-// nobody knows what is on disk before the next start has read it.
+// A full disk stalls the log: no record is lost, tasks wait, and the writer
+// tries again until there is room. Any other error of a write, and every error
+// of a sync, is final, because the kernel may have dropped dirty pages. Only
+// the next start can tell what is on disk.
 //
-// Threads: all functions, any. Tasks run on the log's thread and must be short:
-// the next group waits for them.
+// Threads: any. Tasks run on the log's thread and must be short, because the
+// next group waits for them.
 #ifndef WEFT_SRC_JOURNAL_LOG_WRITER_H_
 #define WEFT_SRC_JOURNAL_LOG_WRITER_H_
 
@@ -35,21 +35,21 @@ namespace weft::journal {
 class LogWriter {
  public:
   struct Options {
-    // When more waits for the disk the log counts as stalled. Append takes
-    // records even then: who asks for new work looks at stalled() before.
+    // The log counts as stalled if more bytes wait for the disk. Append still
+    // takes records. Callers check stalled() before they accept new work.
     int64_t max_pending_bytes = 256 << 20;
     // Between two tries to write to a full disk.
     absl::Duration retry = absl::Seconds(1);
   };
 
-  // Begins a segment at `next_sequence`: LogReader::next_sequence() once it has
-  // read the log to its end, after Repair(). `folder` and `metrics` outlive the
-  // writer. FAILED_PRECONDITION when the log holds that record or a torn tail.
+  // Begins a segment at `next_sequence`, which is LogReader::next_sequence() at
+  // the log's end, after Repair(). `folder` and `metrics` outlive the writer.
+  // Errors: FAILED_PRECONDITION if the log holds that record or a torn tail.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
       const StateFolder* folder, uint64_t next_sequence, Options options,
       LogMetrics* metrics);
-  // Writes and syncs what was appended and runs the tasks. A log that is
-  // stalled is tried once more, then its records and tasks are dropped.
+  // Writes and syncs all appended records and runs the tasks. Tries a stalled
+  // log once more, then drops its records and tasks.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
@@ -58,22 +58,22 @@ class LogWriter {
   // Never waits for the disk. The order of calls is the order in the log.
   uint64_t Append(std::string record);
 
-  // Runs `task` once all that was appended before this call is on disk. Tasks
+  // Runs `task` when all records appended before this call are on disk. Tasks
   // run in the order of calls.
   void WhenDurable(std::function<void()> task);
 
-  // The next record begins a new segment; returns that record's sequence.
+  // Lets the next record begin a new segment. Returns that record's sequence.
   uint64_t StartSegment();
 
-  // All records below it are on disk.
+  // All records with lower sequences are on disk.
   [[nodiscard]] uint64_t durable_sequence() const;
   // Bytes of records that are not known to be on disk.
   [[nodiscard]] int64_t pending_bytes() const;
 
-  // RESOURCE_EXHAUSTED, with the reason, while the disk is full or too much
-  // waits for it.
+  // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full or too
+  // many bytes wait for it.
   [[nodiscard]] absl::Status stalled() const;
-  // UNAVAILABLE after an error that is final: no task runs any more, and the
+  // Returns UNAVAILABLE after a final error. No task runs any more, and the
   // process must end.
   [[nodiscard]] absl::Status failure() const;
 
@@ -93,11 +93,11 @@ class LogWriter {
   Work WaitForWork();
   void RunTask();
   [[nodiscard]] absl::Status BeginSegment();
-  // Moves records into `group_`, unless a stalled group is still there.
+  // Moves records into `group_` unless it holds a stalled group.
   void TakeGroup();
   [[nodiscard]] absl::Status WriteGroup();
   void GroupIsDurable();
-  // Notes how a try ended: done, to be tried again, or final.
+  // Notes the result of a try: done, stalled, or final.
   void NoteResult(const absl::Status& status);
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   [[nodiscard]] absl::Status StalledLocked() const
@@ -117,7 +117,7 @@ class LogWriter {
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
   // First records of segments to begin.
   std::deque<uint64_t> segments_ ABSL_GUARDED_BY(mu_);
-  // The one that the last segment begun or to begin has.
+  // The first record of the latest segment, begun or not.
   uint64_t last_segment_ ABSL_GUARDED_BY(mu_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);

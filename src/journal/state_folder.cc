@@ -30,7 +30,7 @@ constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";
 constexpr char kSnapshotPrefix[] = "SNAPSHOT-";
-constexpr int kDigits = 20;  // 2^64 has no more.
+constexpr int kDigits = 20;  // As many as 2^64 has.
 constexpr mode_t kOwnerOnly = 0700;
 
 absl::Status MakeFolder(int parent, const std::string& name,
@@ -64,7 +64,7 @@ absl::Status CheckFormatText(const std::string& text,
   return absl::OkStatus();
 }
 
-// The numbers in the names of a folder that are `prefix`, number, `suffix`;
+// Returns the numbers of the names `prefix`number`suffix` in a folder,
 // ascending.
 absl::StatusOr<std::vector<uint64_t>> ListNumbers(const std::string& path,
                                                   const std::string& what,
@@ -117,8 +117,8 @@ absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::Open(
   for (const std::string part : {"", "/log", "/images"}) {
     WEFT_RETURN_IF_ERROR(RemoveStaleTemporaries(path + part));
   }
-  // A process that was killed may have renamed a snapshot and not synced this.
-  // The snapshot counts from now on: a loss of power must not take it away.
+  // A killed process may have renamed a snapshot without syncing the directory.
+  // The snapshot counts from now on, so the directory is synced.
   WEFT_RETURN_IF_ERROR(SyncDirectory(folder->directory(), "the state folder"));
   return folder;
 }
@@ -152,7 +152,8 @@ absl::Status StateFolder::CheckFormat(const std::string& model) const {
   if (!segments.empty() || !snapshots.empty()) {
     return absl::DataLossError("FORMAT of the state folder is missing");
   }
-  // A new folder, for FORMAT is what it gets last. Its own name comes first.
+  // The folder is new, because FORMAT is written last. Its own name is synced
+  // first.
   constexpr char kParent[] = "the parent of the state folder";
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));

@@ -1,5 +1,5 @@
-// The folder of --state-dir: what survives the process. It belongs to one
-// process at a time, by a lock that ends with it.
+// The folder of --state-dir, which survives the process. One process at a time
+// owns it, by a lock that ends with the process.
 //
 //   <dir>/LOCK, <dir>/FORMAT        version and base model
 //   <dir>/SNAPSHOT-<sequence>       what the log held before <sequence>
@@ -7,12 +7,12 @@
 //   <dir>/images/<name>             blocks of floats (image_file.h)
 //
 // Every file but LOCK and the log's last segment is written under another name,
-// synced and renamed: it is there completely or not at all.
+// synced and renamed. So each exists completely or not at all.
 //
 // Errors of all functions: those of file_io.h. They name the file, not the path
 // to it.
-// Threads: ReadSnapshot, WriteSnapshot and Cut are for one thread at a time;
-// what else is const may be used from any. All functions block on the disk.
+// Threads: ReadSnapshot, WriteSnapshot and Cut: one thread at a time. Other
+// const functions: any. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_STATE_FOLDER_H_
 #define WEFT_SRC_JOURNAL_STATE_FOLDER_H_
 
@@ -38,32 +38,31 @@ struct Snapshot {
 
 class StateFolder {
  public:
-  // Makes the folder when it is missing (its parent exists) and removes the
-  // temporaries that a crash left. `model`: one line that identifies the base
-  // model; a new folder stores it.
-  // UNAVAILABLE: another process has the folder. FAILED_PRECONDITION names both
-  // format versions or both models when they differ.
+  // Makes the folder if it does not exist (its parent does) and removes the
+  // temporaries that a crash left. `model` is one line that identifies the base
+  // model. A new folder stores it. Errors: UNAVAILABLE (another process has the
+  // folder), FAILED_PRECONDITION (another format version or model; names both).
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
       const std::string& path, const std::string& model);
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
-  // The newest one; none in a new folder. DATA_LOSS when it is damaged.
+  // Returns the newest snapshot; none in a new folder. Errors: DATA_LOSS.
   [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
 
-  // Durable, and the newest from now on; Cut may follow. FAILED_PRECONDITION
-  // when a snapshot is there that contains more records.
+  // Writes a snapshot durably. It is now the newest, and Cut may follow.
+  // Errors: FAILED_PRECONDITION if another snapshot contains more records.
   [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
 
   // Removes segments that hold only records before `next_sequence`, all
-  // snapshots but the newest, and images that `keep_images` lacks: no other
-  // image may be written meanwhile. A crash leaves some of them.
-  // FAILED_PRECONDITION when the newest snapshot does not contain all records
+  // snapshots but the newest, and images not in `keep_images`. No other image
+  // may be written meanwhile. A crash leaves some of them. Errors:
+  // FAILED_PRECONDITION if the newest snapshot does not contain all records
   // before `next_sequence`.
   [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
                                  const std::set<std::string>& keep_images);
 
-  // Free room in bytes for a process that is not root's.
+  // Returns the free bytes for a process that does not run as root.
   [[nodiscard]] absl::StatusOr<uint64_t> FreeBytes() const;
 
   // First sequences of the log's segments, ascending.

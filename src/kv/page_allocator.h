@@ -1,8 +1,8 @@
-// Hands out the pages of a cache of fixed size, by number, with reference
-// counts. It knows no memory: page p is wherever the owner of the memory says.
+// Allocates the pages of a cache of fixed size, by number, with reference
+// counts. It holds no memory: the owner of the memory decides where page p is.
 //
-// A page may be kept for whoever may need its content again: it is idle, not
-// free, once its last user has released it.
+// A kept page is not freed when its last user releases it. It becomes idle, so
+// that its content can be used again.
 // Threads: not thread-safe. All operations take constant time.
 #ifndef WEFT_SRC_KV_PAGE_ALLOCATOR_H_
 #define WEFT_SRC_KV_PAGE_ALLOCATOR_H_
@@ -22,26 +22,28 @@ class PageAllocator {
   PageAllocator(const PageAllocator&) = delete;
   PageAllocator& operator=(const PageAllocator&) = delete;
 
-  // A page with one reference; none when all are in use. The page released
-  // last comes first: its memory is the warmest.
+  // Returns a page with one reference, or none when all are in use. The page
+  // that was released last comes first, because a cache may still hold its
+  // memory.
   [[nodiscard]] std::optional<PageId> Allocate();
 
-  // One more reference to a page in use. False: the page is not in use.
+  // Adds a reference to a page in use. Returns false if the page is not in use.
   bool Share(PageId page);
 
-  // One reference less; the last one frees the page. False: not in use.
+  // Drops a reference; dropping the last one frees the page unless it is kept.
+  // Returns false if the page is not in use.
   bool Release(PageId page);
 
-  // A reference that does not count as use. False: not in use, or kept already.
+  // Keeps a page in use. Returns false if it is not in use or already kept.
   bool Keep(PageId page);
 
-  // Takes back what Keep gave; an idle page is free then. False: not kept.
+  // Undoes Keep; an idle page becomes free. Returns false if it is not kept.
   bool Forget(PageId page);
 
-  // A kept page that nobody uses.
+  // Returns whether the page is kept and has no user.
   [[nodiscard]] bool IsIdle(PageId page) const;
 
-  // 0 for free pages and for numbers that are no page.
+  // Returns 0 for free pages and for numbers that are not a page.
   [[nodiscard]] int32_t num_references(PageId page) const;
   [[nodiscard]] int32_t num_pages() const {
     return static_cast<int32_t>(references_.size());

@@ -79,14 +79,14 @@ void PrefixCache::Touch(Entry* last) {
 
 int64_t PrefixCache::Evict(int64_t count) {
   int64_t evicted = 0;
-  // A sequence uses one leaf at most, so few are passed over.
+  // Each running sequence uses at most one leaf, so few leaves are skipped.
   auto leaf = leaves_.begin();
   while (leaf != leaves_.end() && evicted < count) {
     const auto [last_used, entry] = *leaf;
     if (allocator_->IsIdle(entry->page)) {
       Remove(entry);
       ++evicted;
-      // Its parent may be a leaf now, and the next one.
+      // The evicted entry's parent may now be a leaf, and the next to evict.
       leaf = leaves_.lower_bound(last_used);
     } else {
       ++leaf;

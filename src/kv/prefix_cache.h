@@ -1,14 +1,14 @@
-// Remembers which pages hold the keys and values of which tokens, so that a
-// sequence that begins with them need not compute them again.
+// Knows which pages hold the keys and values of which tokens, so that a
+// sequence with the same prefix does not compute them again.
 //
-// Keys and values depend on the weights and on every token before: an entry is
-// a full page, found by the version of the weights, the page before it and its
-// own tokens. Tokens are compared, never hashes of them.
+// Keys and values depend on the weights and on every token before. So an entry
+// is a full page, and its key is the version of the weights, the page before it
+// and its own tokens. Lookups compare the tokens themselves, not hashes.
 //
-// The cache keeps its pages (PageAllocator::Keep). Pages that no sequence uses
-// may be evicted, the least recently used first. A page is evicted after the
-// pages that follow it in their prefixes.
-// Threads: not thread-safe; users of one allocator must take turns.
+// The cache keeps its pages (PageAllocator::Keep). It evicts pages that no
+// sequence uses, the least recently used first, and a page only after all pages
+// that follow it.
+// Threads: not thread-safe, and neither is the allocator that it shares.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
 
@@ -31,29 +31,29 @@ class PrefixCache {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // The pages of the longest known prefix of `tokens`, whole pages only. The
-  // caller shares them before it allocates, evicts or drops anything.
-  // `version`: a number that never stands for other weights.
+  // Returns the pages of the longest known prefix of `tokens`, whole pages
+  // only. The caller shares them before it allocates, evicts or drops anything.
+  // `version` identifies the weights for the life of the cache.
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 
-  // Remembers the pages that `tokens`, the first ones of the sequence, fill.
-  // Where another page with the same tokens is known that one stays, and the
-  // sequence uses it from now on: nobody uses a page but not the one before.
+  // Adds the pages that `tokens`, the first tokens of the sequence, fill. If a
+  // page with the same prefix is already known, the sequence uses that page
+  // from now on. So whoever uses an entry's page uses its parent's page too.
   void Insert(uint64_t version, absl::Span<const int32_t> tokens,
               SequencePages& sequence);
 
-  // Frees up to `count` pages that nobody uses; returns how many.
+  // Frees up to `count` pages that no sequence uses, and returns their number.
   int64_t Evict(int64_t count);
 
-  // Forgets all pages of a version. Those in use are freed by their users.
+  // Removes all pages of a version. The last user of a page frees it.
   void DropVersion(uint64_t version);
 
   [[nodiscard]] int64_t num_pages() const { return num_pages_; }
 
  private:
   struct Key {
-    uint64_t parent = 0;  // Id of the entry before; 0: a first page.
+    uint64_t parent = 0;  // Id of the entry before; 0: none.
     std::vector<int32_t> tokens;
 
     friend auto operator<=>(const Key&, const Key&) = default;
@@ -64,21 +64,21 @@ class PrefixCache {
     uint64_t version = 0;
     uint64_t last_used = 0;
     int64_t num_children = 0;
-    Entry* parent = nullptr;  // Null: a first page.
+    Entry* parent = nullptr;  // Null: this is a first page.
     const Key* key = nullptr;
   };
 
   [[nodiscard]] Key KeyOf(const Entry* parent, absl::Span<const int32_t> tokens,
                           size_t page) const;
-  // Records that the path from a first page to `last` was used now.
+  // Marks all entries from the first page to `last` as used now.
   void Touch(Entry* last);
   void Remove(Entry* leaf);
 
   PageAllocator* const allocator_;
   const int32_t page_size_;
   std::map<uint64_t, std::map<Key, Entry>> versions_;
-  // Entries without children by their last use. Every use is of one path, which
-  // has one leaf at most, so no two leaves have the same time.
+  // Entries without children, by their last use. A use touches one path, which
+  // has at most one leaf, so no two leaves have the same time.
   std::map<uint64_t, Entry*> leaves_;
   uint64_t now_ = 0;  // Counts uses.
   uint64_t next_id_ = 1;

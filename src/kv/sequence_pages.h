@@ -1,4 +1,4 @@
-// The page table of one sequence: where the keys and values of its tokens are.
+// The page table of one sequence. It says where keys and values of tokens are.
 //
 // Token t is in slot pages()[t / page_size] * page_size + t % page_size of a
 // memory with num_pages * page_size rows.
@@ -15,7 +15,7 @@
 
 namespace weft::kv {
 
-// Rows that the caller must copy before the new sequence is used.
+// Rows that the caller copies before it uses the new sequence.
 struct PageCopy {
   PageId from = 0;
   PageId to = 0;
@@ -24,15 +24,15 @@ struct PageCopy {
   friend bool operator==(const PageCopy&, const PageCopy&) = default;
 };
 
-// Movable; releases its pages when destroyed. `allocator` outlives it.
+// Movable. The destructor releases the pages. `allocator` outlives it.
 class SequencePages {
  public:
   struct Fork;
 
   // page_size: rows of a page, >= 1.
   SequencePages(PageAllocator* allocator, int32_t page_size);
-  // Begins with the tokens of `full_pages`, which are in use or kept, and
-  // shares them.
+  // The sequence starts with the tokens of `full_pages` and shares these pages.
+  // They are in use or kept.
   SequencePages(PageAllocator* allocator, int32_t page_size,
                 std::vector<PageId> full_pages);
   ~SequencePages() { Release(); }
@@ -41,19 +41,20 @@ class SequencePages {
   SequencePages(const SequencePages&) = delete;
   SequencePages& operator=(const SequencePages&) = delete;
 
-  // Makes room for `count` more tokens; false, and no change, when that needs
-  // more pages than are free.
+  // Makes room for `count` more tokens. Returns false, and changes nothing, if
+  // that needs more pages than are free.
   [[nodiscard]] bool AppendMany(int64_t count);
 
-  // A second sequence with the same tokens. Full pages are shared; a last page
-  // with room left gets a copy of its own, which the caller fills. None, and
-  // no change, when that page is not to be had.
+  // Returns a second sequence with the same tokens. They share full pages. If
+  // the last page has room left, the new sequence gets a copy, which the caller
+  // fills. Returns none, and changes nothing, if no page is free for the copy.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
-  // From now on `page`, in use or kept, holds what pages()[index] held.
+  // Replaces pages()[index] by `page`, which is in use or kept and has the same
+  // content.
   void Exchange(size_t index, PageId page);
 
-  // Gives all pages back; the sequence is empty then.
+  // Releases all pages. The sequence is empty then.
   void Release();
 
   [[nodiscard]] int64_t Slot(int64_t token) const {

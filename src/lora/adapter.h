@@ -15,8 +15,8 @@
 
 namespace weft::lora {
 
-// Names one set of weights. No two sets in the life of a process have the same
-// name; a copy gets its own, because it may be written to.
+// Identifies one set of weights. No two sets in the life of a process have the
+// same id. A copy gets its own id, because it may be written to.
 // Threads: any.
 class WeightsId {
  public:
@@ -54,8 +54,8 @@ struct AdapterVersion {
 
 using AdapterVersionPtr = std::shared_ptr<const AdapterVersion>;
 
-// Everything an adapter's optimizer and accumulator hold, on the host. What a
-// checkpoint stores.
+// An adapter's weights, gradient and optimizer state, on the host. A checkpoint
+// stores it.
 struct AdapterState {
   std::vector<float> weights;
   std::vector<float> gradient;
@@ -68,29 +68,29 @@ struct AdapterState {
 struct VersionImage {
   uint64_t number = 0;
   at::Tensor weights_N;                       // [N] f32 on the host.
-  std::weak_ptr<const AdapterVersion> alive;  // Still pinned by somebody.
+  std::weak_ptr<const AdapterVersion> alive;  // Set while someone pins it.
 };
 
 [[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
-// The version again: the same object as long as somebody holds it, and in any
-// case the same bytes under the same number.
+// Restores the version. While the old object is pinned it is returned;
+// otherwise a new object with the same bytes and the same number.
 [[nodiscard]] AdapterVersionPtr RestoreVersion(
     const VersionImage& image,
     const std::shared_ptr<const AdapterLayout>& layout,
     at::ScalarType compute_dtype, at::Device device);
 
-// An adapter off the device: all that it takes to go on as if it had stayed.
-// When the adapter is on the CPU, the image shares its tensors and copies none.
+// An adapter off the device, with everything that it needs to go on. If the
+// adapter is on the CPU, the image shares its tensors and copies none.
 struct AdapterImage {
   uint64_t optim_steps = 0;
   at::Tensor gradient_N;  // [N] f32 on the host, as the others.
   at::Tensor moment1_N;
   at::Tensor moment2_N;
-  std::vector<VersionImage> versions;  // The latest, then others in use.
+  std::vector<VersionImage> versions;  // The latest first, then pinned ones.
 
   // All tensors, in a fixed order.
   [[nodiscard]] std::vector<at::Tensor*> Tensors();
-  // What they take, of an adapter of N parameters.
+  // Bytes of the image of an adapter with N parameters.
   [[nodiscard]] static uint64_t NumBytes(int64_t num_parameters,
                                          size_t num_versions);
 };
@@ -98,10 +98,10 @@ struct AdapterImage {
 // Threads: engine thread only.
 class Adapter {
  public:
-  // A fresh adapter as PEFT makes it (src/lora/lora_init.h).
+  // A new adapter, initialised as PEFT does it (src/lora/lora_init.h).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
-  // An adapter that comes back from the host, with no work under way.
+  // An adapter that comes back from the host.
   Adapter(const LoraConfig& config, std::shared_ptr<const AdapterLayout> layout,
           const AdapterImage& image, at::ScalarType compute_dtype,
           at::Device device);
@@ -111,7 +111,7 @@ class Adapter {
       const {
     return layout_;
   }
-  // The image has only the latest version. No gradient may be in the making.
+  // The image has only the latest version. REQUIRES: no batch is running.
   [[nodiscard]] AdapterImage ToImage() const;
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
@@ -131,8 +131,8 @@ class Adapter {
   [[nodiscard]] at::Tensor& gradient() { return gradient_N_; }
   [[nodiscard]] at::Tensor& moment1() { return moment1_N_; }
   [[nodiscard]] at::Tensor& moment2() { return moment2_N_; }
-  // The latest version's own buffer when nobody else pinned that version,
-  // otherwise a new one. Takes all the memory that FinishStep needs, so that a
+  // Returns the latest version's own buffer if that version is not pinned,
+  // otherwise a new one. Allocates all memory that FinishStep needs, so that a
   // step without memory fails before it changes anything.
   [[nodiscard]] at::Tensor NextWeights();
   void FinishStep(at::Tensor next_weights);
@@ -143,14 +143,14 @@ class Adapter {
   void SetState(const AdapterState& state);
 
  private:
-  // Makes `weights` the latest version, numbered one above the one before.
+  // Makes `weights` the latest version, with the next number.
   void Publish(at::Tensor weights);
 
   LoraConfig config_;
   std::shared_ptr<const AdapterLayout> layout_;
   at::ScalarType compute_dtype_;
   AdapterVersionPtr latest_;
-  at::Tensor next_compute_N_;  // NextWeights makes it, unless the dtype is f32.
+  at::Tensor next_compute_N_;  // Made by NextWeights; not for f32.
   at::Tensor gradient_N_;
   at::Tensor scratch_N_;
   at::Tensor moment1_N_;

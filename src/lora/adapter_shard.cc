@@ -5,7 +5,7 @@
 namespace weft::lora {
 namespace {
 
-// Where the rank's input and output features begin in a projection's.
+// The first input and output feature of a projection that the rank has.
 struct Begin {
   int64_t in = 0;
   int64_t out = 0;

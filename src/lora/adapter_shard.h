@@ -1,11 +1,11 @@
 // The part of an adapter that one of several ranks trains.
 //
-// Each rank runs an AdapterLayout of its own widths. Where a projection's
-// outputs are split, it has all of A and rows of B; where its inputs are, it
-// has columns of A and all of B (of the embedding: the columns of its tokens).
-// The matrix that every rank has whole has the same values on all of them, and
-// its gradient is the sum of theirs: a rank's own counts what goes through its
-// features alone.
+// Each rank has an AdapterLayout with its own widths. If a projection's outputs
+// are split, a rank has all of A and some rows of B. If its inputs are split, a
+// rank has some columns of A and all of B (for the embedding: the columns of
+// its tokens). A matrix that every rank has whole has the same values on all
+// ranks. Its gradient is the sum over ranks, because each rank counts only its
+// own features.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_
@@ -27,11 +27,11 @@ class AdapterShard {
   AdapterShard(const AdapterLayout& whole, const AdapterLayout& local,
                const ShapeRanges& ranges);
 
-  // The rank's part [M] of a flat buffer [N], a copy.
+  // Returns a copy of the rank's part [M] of a flat buffer [N].
   // Errors: throws c10::Error.   Threads: any, as for AddTo.
   [[nodiscard]] at::Tensor Slice(const at::Tensor& whole_N) const;
-  // Adds the rank's gradient to the whole one. Once every rank's is added, it
-  // is complete.
+  // Adds the rank's gradient to the whole one, which is complete after all
+  // ranks.
   void AddTo(const at::Tensor& local_M, at::Tensor& whole_N) const;
 
  private:

@@ -1,4 +1,4 @@
-// The one way in which a product of activations reaches a gradient.
+// The only function that adds a product of activations to a gradient.
 #ifndef WEFT_SRC_LORA_ADD_PRODUCT_H_
 #define WEFT_SRC_LORA_ADD_PRODUCT_H_
 

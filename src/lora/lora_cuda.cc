@@ -72,7 +72,7 @@ k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
   return product;
 }
 
-// x A^T of the segments of few rows, and what `then` makes of it.
+// Computes x A^T of the segments of few rows, then the product `then` of it.
 void RunFewRows(k::LoraFewRowsProduct product, const at::Tensor& x_TI,
                 cudaError_t (*then)(const k::LoraFewRowsProduct&, cudaStream_t),
                 CUstream_st* stream) {
@@ -88,7 +88,7 @@ at::Tensor EmptyShrunk(const at::Tensor& x_TI, const k::LoraProduct& of_a) {
   return at::empty({x_TI.size(0), of_a.max_rank}, x_TI.options());
 }
 
-// The forward pass of the segments that are tiles.
+// The forward pass of the segments that run as tiles.
 k::LoraProduct LongOnes(k::LoraProduct product) {
   product.table = product.table.LongOnes();
   return product;
@@ -143,7 +143,7 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               dy_TO.size(0));
   const k::LoraProduct of_a = table.ProductsOfA(site);
   const k::LoraProduct of_b = table.ProductsOfB(site);
-  // ds has the scale in it, so that one product by A serves all projections.
+  // ds contains the scale, so that one product by A serves all projections.
   const at::Tensor ds_TR = at::empty_like(s_TR);
   RunShrink(On(dy_TO, ds_TR, of_b), ds_TR, stream);
   RunGradient(On(dy_TO, s_TR, of_b), s_TR, stream);

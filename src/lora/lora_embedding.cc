@@ -10,9 +10,9 @@
 namespace weft::lora {
 namespace {
 
-// Null when the adapter leaves the embedding alone.
+// Returns null if the adapter has no LoRA of the embedding.
 const LoraFactor* FactorOf(const AdapterVersion& version) {
-  // The layer does not matter to the embedding's group.
+  // The embedding's group ignores the layer.
   const GroupLayout& group =
       version.layout->group(/*layer=*/0, ProjectionGroup::kEmbedTokens);
   return group.factors.empty() ? nullptr : &group.factors.front();
@@ -22,8 +22,8 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
-// gradient[:, tokens] += scale * d. Not index_add_ alone: on a GPU repeated
-// tokens would add up in any order.
+// gradient[:, tokens] += scale * d. index_add_ alone would add repeated tokens
+// in any order on a GPU.
 void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
                 const at::Tensor& d_nR, double scale) {
   const auto [tokens_U, index_n, counts] =

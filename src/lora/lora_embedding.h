@@ -1,9 +1,9 @@
 // The embedding of tokens whose rows belong to different adapters:
 //   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a,
 // with the factor s of models that scale their embeddings. Every token learns,
-// also one that transformers keeps for padding: there is no padding here.
+// also transformers' padding token, because there is no padding here.
 //
-// Legend: T packed tokens, n tokens of a segment, U different ones of them, R
+// Legend: T packed tokens, n tokens of a segment, U distinct ones of them, R
 // rank, H hidden. A is [R, vocabulary], B is [H, R].
 #ifndef WEFT_SRC_LORA_LORA_EMBEDDING_H_
 #define WEFT_SRC_LORA_LORA_EMBEDDING_H_
@@ -14,13 +14,14 @@
 
 namespace weft::lora {
 
-// Adds what the adapters add to x_TH, which is s E[t].
+// Adds the adapters' part to x_TH, which is s E[t].
 // Shapes:  tokens_T [T] i64; x_TH [T, H], dtype of the adapters' compute copy.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
                       double embedding_scale, at::Tensor& x_TH);
 
-// Whether one of the gradients is of an adapter with LoRA of the embedding.
+// Returns whether some gradient belongs to an adapter with LoRA of the
+// embedding.
 [[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
 
 // Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N].

@@ -15,7 +15,7 @@ namespace {
 
 using kernels::cpu::SkinnyProduct;
 
-// Weight elements of one task: enough to be worth a thread's turn.
+// Weight elements of one task, enough to be worth a thread's wake-up.
 constexpr int64_t kTaskElements = 8192;
 
 struct Task {

@@ -1,9 +1,10 @@
-// The adapters' part of a linear layer when each adapter has few rows, as in
-// decoding: the kernels of kernels/cpu on raw pointers. A tensor operation for
-// every adapter and projection costs more than the products themselves.
+// The adapters' part of a linear layer if each adapter has few rows, as in
+// decoding. It calls the kernels of kernels/cpu on raw pointers, because a
+// tensor operation for every adapter and projection costs more than the
+// products.
 //
-// Legend: as lora_linear.h. S: the floats of these segments' x A^T, [rows, R]
-// of one after the other.
+// Legend: as lora_linear.h. S: the floats of x A^T, [rows, R] of one segment
+// after the other.
 #ifndef WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 #define WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 
@@ -13,11 +14,11 @@
 
 namespace weft::lora {
 
-// True when the segment has at most 32 rows and all is f32 on the CPU.
+// Returns whether the segment has at most 32 rows and all is f32 on the CPU.
 [[nodiscard]] bool HasFewRows(const at::Tensor& x_TI,
                               const LoraSegment& segment);
 
-// The functions below do their part for the segments that HasFewRows.
+// The functions below compute the segments that HasFewRows accepts.
 // Threads: engine thread only.
 // Source:  lora_linear.h; the tests compare both ways with the formula in f64.
 
@@ -31,8 +32,8 @@ void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
                    at::Tensor& y_TO);
 
-// Views of it: one entry for each segment, undefined where it has no part.
-// Shapes: x_TI as above.
+// Returns views of it, one for each segment; undefined if the segment has no
+// part. Shapes: x_TI as above.
 [[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
                                        const at::Tensor& x_TI,
                                        const LoraRouting& routing,

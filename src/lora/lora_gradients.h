@@ -1,4 +1,4 @@
-// Where a backward pass adds the gradients of adapters.
+// The buffers to which a backward pass adds the gradients of adapters.
 //
 // Legend: N parameters of an adapter.
 #ifndef WEFT_SRC_LORA_LORA_GRADIENTS_H_
@@ -17,15 +17,15 @@ struct LoraGradient {
   at::Tensor gradient_N;  // [N] f32, in the version's layout.
 };
 
-// Each version at most once. A version of a routing that is not among them
-// learns nothing: dLoss/dx passes through its matrices all the same.
+// Each version occurs at most once. A routing's version that does not occur
+// does not learn, but dLoss/dx still passes through its matrices.
 using LoraGradients = std::vector<LoraGradient>;
 
-// The version's gradient [N], undefined when it is not among them.
+// Returns the version's gradient [N]; undefined if there is none.
 [[nodiscard]] at::Tensor GradientOf(const LoraGradients& gradients,
                                     const AdapterVersionPtr& version);
 
-// New gradients of these versions, all zeros, in their order.
+// Returns new zero gradients of these versions, in their order.
 [[nodiscard]] LoraGradients ZeroGradients(
     const std::vector<AdapterVersionPtr>& versions, at::Device device);
 

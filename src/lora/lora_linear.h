@@ -1,8 +1,8 @@
 // A linear layer whose rows belong to different adapters:
 //   y = x W^T + bias + scale_a (x A_a^T) B_a^T   for the rows of adapter a.
 //
-// Rows of one adapter are contiguous, so routing is a short list of segments
-// and nothing is sorted or gathered. Projections that share an input are one
+// Rows of one adapter are contiguous, so routing is a short list of segments,
+// and no rows are sorted or gathered. Projections that share an input take one
 // base GEMM with stacked weights, one shrink with stacked A, and one expand
 // each.
 //
@@ -22,8 +22,8 @@
 
 namespace weft::lora {
 
-// Rows [begin, end) of the packed batch use `version`; rows in no segment run
-// the base alone. Segments are ordered and disjoint.
+// Rows [begin, end) of the packed batch use `version`. Rows in no segment use
+// only the base model. Segments are ordered and disjoint.
 struct LoraSegment {
   int64_t begin = 0;
   int64_t end = 0;
@@ -56,10 +56,11 @@ class RoutingTable;  // lora_cuda.h.
 }  // namespace cuda
 using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 
-// The routing as the kernels of kernels/cuda read it, its upload queued; null
-// where they do not take it. Made once before a pass through the layers and
-// kept until that is over; a backward pass has one of its own, with gradients.
-// Arguments: gradients is empty in a forward pass; dtype and device are those
+// Returns the routing in the form that kernels/cuda read, with its upload
+// queued. Returns null if they do not take it. A pass through the layers makes
+// it once and keeps it to its end. A backward pass makes its own, with
+// gradients. Arguments: gradients is empty in a forward pass; dtype and device
+// are those
 //            of the rows that the layers see.
 [[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                                const LoraGradients& gradients,
@@ -67,21 +68,21 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::ScalarType dtype,
                                                at::Device device);
 
-// Bytes that a table's products take beside their operands at most: partial
-// sums of a gradient, of `features` x `rank`, over the batch's rows.
+// Returns the most bytes that a table's products take beside their operands:
+// partial sums over rows of a gradient of `features` x `rank`.
 [[nodiscard]] int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features,
                                           int64_t rank);
 
-// What all linear layers of a pass have in common.
+// The arguments that all linear layers of a pass share.
 struct LoraPass {
   const LoraRouting& routing;
   const ModelShape& shape;
   const cuda::RoutingTable* table = nullptr;  // Null: segment after segment.
 };
 
-// x A^T, kept for the backward pass: [rows, R] of every segment, undefined
-// where its adapter has nothing at the site. With a table there is one entry
-// for all rows, the S of lora_cuda.h.
+// x A^T, kept for the backward pass: [rows, R] of every segment, undefined if
+// its adapter does not have the site. With a table there is one entry for all
+// rows, the S of lora_cuda.h.
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. Sets `shrunk` when not null.
@@ -93,7 +94,7 @@ using ShrunkInputs = std::vector<at::Tensor>;
                                     const LoraPass& pass, const LoraSite& site,
                                     ShrunkInputs* shrunk);
 
-// The `shrunk` of LoraLinear, without y.
+// Returns the `shrunk` of LoraLinear without computing y.
 [[nodiscard]] ShrunkInputs LoraShrink(const at::Tensor& x_TI,
                                       const LoraPass& pass,
                                       const LoraSite& site);

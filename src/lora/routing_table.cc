@@ -1,4 +1,4 @@
-// The tables of lora_cuda.h: a routing as bytes.
+// Implements the tables of lora_cuda.h.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ void ForSites(const ModelShape& shape, Visit visit) {
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
 }
 
-// Configurations that lay an adapter out alike.
+// Returns whether both layouts are the same.
 bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
   if (&a == &b) return true;
   const LoraConfig& x = a.config();
@@ -102,7 +102,7 @@ std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
   return slots;
 }
 
-// What the largest of a table's products takes.
+// Returns the counters of the table's largest product.
 int64_t NumCounters(const RoutingTable& table) {
   int64_t most = 0;
   ForSites(table.shape(), [&](const LoraSite& site) {
@@ -112,8 +112,8 @@ int64_t NumCounters(const RoutingTable& table) {
   return most;
 }
 
-// The ranks of every slot when each factor has `rank`; none of the head, whose
-// adapters do not decode through a DecodeTable.
+// Returns the ranks of every slot if each factor has `rank`. The head has none,
+// because its adapters do not decode through a DecodeTable.
 std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {

@@ -81,10 +81,10 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
       rows.targets.size(), " targets");
 }
 
-// U of the chunk's rows. Rows with a filter and rows without one take their own
-// products, so that no row pays for a neighbour's filter. With a share [R] the
-// chunk holds the softmax over a part of the vocabulary; the filters then apply
-// to the softmax times the share.
+// Computes U of the chunk's rows. Rows with and without a filter take separate
+// products, so that no row depends on another row's filter. With a share [R]
+// the chunk holds the softmax over a part of the vocabulary, and the filters
+// apply to the softmax times the share.
 void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
                  const at::Tensor& weight_VH, const std::vector<float>& filters,
                  const at::Tensor& share_R, at::Tensor& out_RH) {
@@ -113,7 +113,7 @@ void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
   }
 }
 
-// What was projected with the local softmax becomes a term of the whole one.
+// Scales the projection of the local softmax to a term of the whole softmax.
 void ScaleToShare(HeadResult& result, const lora::LoraRouting& routing) {
   const at::Tensor share_R1 = result.share_R.unsqueeze(1);
   result.projection_RH.mul_(share_R1);

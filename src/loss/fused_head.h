@@ -6,26 +6,26 @@
 // Forward, per chunk of rows:
 //   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
 //   2. one pass over it gives logprob of each entry and the entropy;
-//   3. when a gradient will be wanted, U = (softmax * D) W [R, H] is kept, from
-//      the same buffer, or on CUDA from a second one in bf16. D is the
-//      derivative of the softcap, 1 without; the pass sets the softmax of a
-//      row's own targets to 0.
+//   3. if a gradient is wanted, U = (softmax * D) W [R, H] is computed from
+//   that buffer, or on CUDA from a second one in bf16, and kept. D is the
+//   derivative of the softcap, 1 without. The pass sets the softmax of a row's
+//   own targets to 0.
 // Backward then needs neither logits nor a second pass over the vocabulary: for
 // any c = dLoss/dlogprob / T that is known only later, with C the sum of a
 // row's c over its targets t,
 //   dhidden[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
-// Leaving the targets out of U matters: a sure prediction has p near 1, and
-// W_t - p W_t would cancel; 1 - p is taken from the log-probability instead.
+// U leaves out the targets, because for a confident prediction p is near 1 and
+// W_t - p W_t would cancel. 1 - p is computed from the log-probability instead.
 // In all 4 R H V FLOPs and chunk * V + R * H floats.
 //
 // Rows of an adapter that trains lm_head see W + scale B A. Their dA and
 // dhidden follow from p B, kept beside U; dB = scale dz^T (h A^T) needs the
-// logits again, so that such rows, and they alone, cost 6 H V FLOPs.
+// logits again, so that only such rows cost 6 H V FLOPs.
 //
 // Several ranks may each have a part of the vocabulary (vocab_shard.h): one
 // small exchange per chunk of the forward pass makes the log-probabilities and
-// entropies of all, one sum over ranks of [R, H] ends the backward pass. LoRA
-// of lm_head has all of A and the part's rows of B then; dA is the part's share
+// entropies of all, one sum over ranks of [R, H] ends the backward pass. A rank
+// then has all of lm_head's A and its part's rows of B, and its dA is one term
 // of a sum over ranks.
 #ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
 #define WEFT_SRC_LOSS_FUSED_HEAD_H_
@@ -42,7 +42,7 @@ namespace weft::loss {
 
 // The part of the vocabulary that a rank has.
 struct VocabShard {
-  parallel::Communicator* group = nullptr;  // Null: one rank has all.
+  parallel::Communicator* group = nullptr;  // Null: this rank has all.
   // Vocabulary of all ranks together; group->shard().Of(vocab) is this rank's.
   int64_t vocab = 0;
 };
@@ -53,8 +53,8 @@ struct HeadOptions {
   VocabShard shard;
 };
 
-// Rows of a chunk: a large vocabulary takes fewer on a CPU than asked for.
-// Arguments: vocab is what the rank has, rounded up to that of the largest.
+// Returns the rows of a chunk. On a CPU a large vocabulary takes fewer rows
+// than asked for. Arguments: vocab is the largest part that a rank has.
 [[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
                                     int64_t num_rows, int64_t vocab,
                                     bool is_cpu);
@@ -65,7 +65,7 @@ struct ScoreRows {
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
   // [R] in [0, 1), or empty: all 0. U leaves out each block of a rank's
-  // vocabulary in which the row's p D are below this, its targets' aside.
+  // vocabulary in which all the row's p D, except its targets', are below this.
   std::vector<float> filters;
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
@@ -75,17 +75,17 @@ struct HeadResult {
   at::Tensor entropies_R;     // [R] f32; undefined unless asked for.
   at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
   at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
-  // Probability of the rank's vocabulary [R]; undefined when it has all. U and
-  // projected_nR are the rank's terms of their sums.
+  // The probability of the rank's part of the vocabulary [R]; undefined if the
+  // rank has all. U and projected_nR are the rank's terms of sums over ranks.
   at::Tensor share_R;
   // Factors that the rows of U still need [R] f32; undefined: 1.
   at::Tensor scale_R;
-  // One per segment of the routing, undefined where it does not train lm_head.
+  // One per segment of the routing; undefined if it does not train lm_head.
   std::vector<at::Tensor> shrunk_nR;     // h A^T.
   std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
 };
 
-// Waits for nothing but gradient filters, whose rows are counted.
+// Waits for the device only with gradient filters, whose rows are counted.
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H], of the same dtype, or in bf16
 //          beside f32 on a CPU; with options.shard the rank's rows of it, and
 //          all else the same on all ranks, which call this together.
@@ -99,11 +99,11 @@ struct HeadResult {
                                    bool want_gradient, bool want_entropy);
 
 // dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E]
-// f32; adds those of lm_head's LoRA to the gradients [N] of the versions of
-// rows.routing. The other arguments as in the forward, which must have had
-// want_gradient. Consumes the result: dhidden takes U's memory. Every rank gets
-// the whole dhidden. Waits for the device only when g_E, or the result's
-// logprobs_E or target_slope_E, are not on the host yet (ops::ToHost).
+// f32. Adds the gradients of lm_head's LoRA to the gradients [N] of the
+// versions of rows.routing. The other arguments are those of the forward pass,
+// which had want_gradient. Consumes the result: dhidden takes U's memory. Every
+// rank gets the whole dhidden. Waits for the device only if g_E, or the
+// result's logprobs_E or target_slope_E, are not on the host yet (ops::ToHost).
 [[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
                                       const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,

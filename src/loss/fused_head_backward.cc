@@ -16,7 +16,7 @@ namespace {
 // Rows whose targets' weights are gathered at a time.
 constexpr int64_t kCombineRows = 1024;
 
-// The values of a tensor on the host; none when it is undefined.
+// Returns the values of a tensor on the host; none if it is undefined.
 std::vector<double> ToDoubles(const at::Tensor& values) {
   if (!values.defined()) return {};
   const at::Tensor doubles = values.to(at::kDouble).contiguous();

@@ -32,7 +32,7 @@ at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
   return kept;
 }
 
-// Once for all chunks.
+// Uploads the rows once for all chunks.
 DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
                   at::Device device) {
   DeviceRows uploaded = {
@@ -45,8 +45,8 @@ DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
   return uploaded;
 }
 
-// What chunks are sized by: the same on all ranks, which exchange something for
-// each of them.
+// Chunks are sized by this. It is the same on all ranks, which exchange data
+// for each chunk.
 int64_t LargestVocab(const at::Tensor& weight_VH, const VocabShard& shard) {
   if (shard.group == nullptr) return weight_VH.size(0);
   const int size = shard.group->shard().size;

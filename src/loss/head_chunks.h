@@ -26,8 +26,8 @@ struct HeadChunk {
   // Row of every entry, among all rows; with a softcap or other ranks.
   at::Tensor all_rows_E;
   at::Tensor logits_RV;
-  // Where the softmax goes when it does not replace the logits, and what it is
-  // to be multiplied by: ops::VocabWeights. Undefined otherwise.
+  // If the softmax does not replace the logits, it goes here, with this scale
+  // (ops::VocabWeights). Undefined otherwise.
   at::Tensor weights_RV;
   at::Tensor scale_R;
 
@@ -35,14 +35,14 @@ struct HeadChunk {
   [[nodiscard]] at::Tensor RowsOfEntries() const { return all_rows_E - begin; }
   // The softcap's derivative at the targets [num_entries]; of the raw logits.
   [[nodiscard]] at::Tensor TargetSlopes() const;
-  // Writes softmax * D, 0 at the rows' own targets, and returns it without its
-  // scale.
+  // Writes softmax * D, with 0 at the rows' own targets, and returns it
+  // unscaled.
   const at::Tensor& SoftmaxBesideTargets(at::Tensor& logprobs_E,
                                          at::Tensor& entropies_R);
 };
 
-// Whether the softmax of these rows goes to bf16 weights, which a product with
-// such a weight reads as they are: on CUDA, where nobody needs it in f32 (LoRA
+// Returns whether the softmax of these rows goes to bf16 weights, which a bf16
+// product reads directly. That is so on CUDA if nothing needs it in f32 (LoRA
 // of lm_head, gradient filters, other ranks).
 [[nodiscard]] bool TakesWeights(const at::Tensor& weight_VH,
                                 const ScoreRows& rows,
@@ -51,7 +51,7 @@ struct HeadChunk {
 // Row of every entry [E].
 [[nodiscard]] std::vector<int64_t> RowsOfEntries(const ScoreRows& rows);
 
-// Score rows where the head computes.
+// Score rows on the head's device.
 struct DeviceRows {
   at::Tensor row_offsets;    // [R + 1] i64.
   at::Tensor targets_E;      // i64.
@@ -65,7 +65,7 @@ class HeadChunks {
   HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
              const ScoreRows& rows, const HeadOptions& options);
 
-  // From here on chunks have weights and their part of this scale [R].
+  // From now on chunks have weights and their part of this scale [R].
   void TakeWeights(const at::Tensor& scale_R);
 
   // Calls `visit` with the logits of rows [begin, end), a chunk at a time.

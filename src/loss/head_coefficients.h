@@ -1,5 +1,5 @@
-// What multiplies each vector of the head in its backward pass. Host code: one
-// number per entry. Private to loss/.
+// The factors of the head's vectors in its backward pass, computed on the host,
+// one number per entry. Private to loss/.
 //
 // Legend: R score rows, E score entries.
 #ifndef WEFT_SRC_LOSS_HEAD_COEFFICIENTS_H_
@@ -21,18 +21,18 @@ struct HeadCoefficients {
   std::vector<double> rows_R;
 };
 
-// Entries of a row with equal targets become one: their coefficients nearly
-// cancel where a prediction is sure, and do so here without a rounding to f32.
+// Merges a row's entries with equal targets. Their coefficients nearly cancel
+// for confident predictions, so they are summed before the rounding to f32.
 // Arguments: gradients_E = dLoss/dlogprob; slopes_E = D at the targets, empty
 // without softcap.
 [[nodiscard]] HeadCoefficients MakeHeadCoefficients(
     const ScoreRows& rows, const std::vector<double>& gradients_E,
     const std::vector<double>& logprobs_E, const std::vector<double>& slopes_E);
 
-// Entries of equal rank within their row: at most one of each row, so that
-// adding them to their rows is free of collisions and its order is fixed.
+// Entries with the same position in their rows. A layer has at most one entry
+// of each row, so that adding a layer has no collisions and a fixed order.
 struct EntryLayer {
-  std::vector<int64_t> rows;  // Counted from the first row asked for.
+  std::vector<int64_t> rows;  // Counted from `begin`.
   std::vector<int64_t> targets;
   std::vector<double> coefficients;
 };

@@ -19,7 +19,7 @@ HeadLora::HeadLora(const lora::LoraRouting& routing,
     : routing_(routing), compute_type_(compute_type) {}
 
 const GroupLayout& HeadLora::Group(size_t segment) const {
-  // The layer does not matter to the head's group.
+  // The head's group ignores the layer.
   return routing_[segment].version->layout->group(/*layer=*/0,
                                                   ProjectionGroup::kLmHead);
 }

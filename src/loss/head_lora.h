@@ -18,10 +18,11 @@ namespace weft::loss {
 // The segments of a routing that train lm_head, by their index in it.
 class HeadLora {
  public:
-  // Keeps the reference.
+  // Keeps the reference to `routing`.
   HeadLora(const lora::LoraRouting& routing, at::ScalarType compute_type);
 
-  // h A^T of every segment: [n, r], undefined where lm_head is not trained.
+  // Returns h A^T of every segment: [n, r], undefined if lm_head is not
+  // trained.
   [[nodiscard]] std::vector<at::Tensor> Shrink(
       const at::Tensor& hidden_RH) const;
 
@@ -29,7 +30,8 @@ class HeadLora {
   void AddLogits(const std::vector<at::Tensor>& shrunk_nR, int64_t chunk_begin,
                  at::Tensor& logits_RV) const;
 
-  // Writes p B of the chunk's rows; allocates the segments' tensors at first.
+  // Writes p B of the chunk's rows. Allocates the segments' tensors when
+  // needed.
   void Project(const at::Tensor& p_RV, int64_t chunk_begin,
                std::vector<at::Tensor>& projected_nR) const;
 

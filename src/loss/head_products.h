@@ -16,17 +16,17 @@ namespace weft::loss {
 void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                    at::Tensor& logits_RV);
 
-// out = p W: a sum over the vocabulary, whose rounding errors stay those of
-// short blocks whatever R is.
+// out = p W, a sum over the vocabulary. Its rounding errors are those of short
+// blocks for every R.
 // Shapes: out_RH in the compute type, weight_VH in the model dtype, p_RV in one
 //         of them; on a CPU in the compute type.
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH);
 
-// The same without what is small: of a block of the vocabulary only the rows
-// that have a probability of at least their filter [R] there.
-// Source: the gradient filter of Wijmans et al. 2024, with rows instead of
-//         tiles: a row is sure of itself or not, whoever its neighbours are.
+// The same without small probabilities: each block of the vocabulary adds only
+// to the rows that have a probability of at least their filter [R] there.
+// Source: the gradient filter of Wijmans et al. 2024, by rows instead of tiles,
+// so that a row's result does not depend on other rows.
 void ComputeFilteredProjection(const at::Tensor& p_RV,
                                const at::Tensor& weight_VH,
                                const at::Tensor& filter_R, at::Tensor& out_RH);

@@ -1,5 +1,5 @@
-// Logits of the rows that sample. Only the head computes logits: this is its
-// small form, for a handful of rows whose logits are really wanted.
+// Logits of the rows that sample: the head for a few rows whose logits are
+// wanted as such.
 #ifndef WEFT_SRC_LOSS_LOGITS_H_
 #define WEFT_SRC_LOSS_LOGITS_H_
 

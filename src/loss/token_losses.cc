@@ -10,8 +10,8 @@ namespace {
 // e^60 times any sensible advantage and weight still fits in a float.
 constexpr double kMaxLogRatio = 60.0;
 
-// Everything a token's loss depends on, and the loss. f64: f32 inputs then lose
-// nothing before the one rounding of the result.
+// The inputs of a token's loss, and the loss. In f64, so that f32 inputs are
+// rounded only once, in the result.
 struct Token {
   double logprob = 0;
   double sample_logprob = 0;  // q; 0 for cross_entropy.
@@ -26,7 +26,7 @@ struct LossAndSlope {
 };
 
 double Ratio(double log_ratio) {
-  // Comparisons with NaN are false, so NaN passes through.
+  // std::clamp returns NaN for NaN, because comparisons with NaN are false.
   return std::exp(std::clamp(log_ratio, -kMaxLogRatio, kMaxLogRatio));
 }
 

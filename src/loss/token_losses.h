@@ -1,6 +1,6 @@
 // The losses of proto/weft/v1/training.proto as functions of log-probabilities.
-// Plain floats, no tensors: there is one number per scored token, and the work
-// is nothing beside one layer.
+// It uses plain floats, because one number per scored token is little work
+// compared to one layer.
 #ifndef WEFT_SRC_LOSS_TOKEN_LOSSES_H_
 #define WEFT_SRC_LOSS_TOKEN_LOSSES_H_
 
@@ -20,8 +20,8 @@ class MetricSums {
   void Add(const std::string& name, double value);
   // Adds to a mean: value summed, count counted.
   void AddMean(const std::string& name, double value, double count);
-  // `name:sum` and `name:mean`; `loss:sum` is always there. A mean over nothing
-  // is left out.
+  // `name:sum` and `name:mean`; `loss:sum` is always there. A mean without
+  // values is left out.
   [[nodiscard]] std::map<std::string, double> Metrics() const;
 
  private:

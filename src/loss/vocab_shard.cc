@@ -13,7 +13,7 @@ namespace {
 
 using parallel::Range;
 
-// Stands for the numbers of an entry that another rank has, below all others.
+// Marks an entry that another rank has. It is below all numbers.
 constexpr double kAbsent = -std::numeric_limits<double>::infinity();
 
 Range RangeOf(const VocabShard& shard) {
@@ -38,7 +38,8 @@ LargestLogits FindLargest(const HeadChunk& chunk) {
   return {index_R, value_R.div_(chunk.input.temperature_R)};
 }
 
-// Numbers of own entries [O] among all of the chunk's [E], in f64.
+// Puts the numbers of own entries [O] among all entries [E] of the chunk, in
+// f64.
 at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
                     int64_t num_entries) {
   const auto options = values_O.options().dtype(at::kDouble);
@@ -46,15 +47,15 @@ at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
       .index_put_({entries_O}, values_O.to(at::kDouble));
 }
 
-// What ops::VocabRows says of the local logits.
+// The results of ops::VocabRows for the local logits.
 struct LocalScores {
   at::Tensor lse_R;  // f64.
   at::Tensor logprobs_O;
   at::Tensor entropies_R;  // Undefined: not wanted.
 };
 
-// The log-sum-exp is that of the largest logit less its log-probability, which
-// is small where the row is sure and loses no digits.
+// The log-sum-exp is the largest logit less its log-probability. For a
+// confident row that log-probability is small, so no digits are lost.
 LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
                          bool want_entropy) {
   const int64_t num_rows = chunk.count;
@@ -84,8 +85,8 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   return scores;
 }
 
-// Computes the scores from what all ranks S have sent: the log-sum-exp of each
-// row, the log-probability of each entry, and slopes and entropies on demand.
+// Computes the scores from the values of all ranks S: the log-sum-exp of each
+// row, the log-probability of each entry, and slopes and entropies if wanted.
 void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
            int rank, ChunkScores& scores) {
   const auto take = [&told_SX](int64_t count) {
@@ -162,13 +163,14 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
       places.own_O.narrow(0, chunk.first_entry, chunk.num_entries) - first;
   const at::Tensor rows_E =
       places.rows_E.narrow(0, first, num_entries) - chunk.begin;
-  // Read before the softmax overwrites the logits.
+  // Reads the slopes before the softmax overwrites the logits.
   at::Tensor slopes_O;
   if (scores.slopes_E.defined()) slopes_O = chunk.TargetSlopes();
   const LocalScores local = ScoreLocally(chunk, scores.share_R.defined(),
                                          scores.entropies_R.defined());
   if (scores.share_R.defined()) {
-    // Here and not with the softmax: the largest logit was one of its targets.
+    // Clears own targets here, because the softmax also had the largest logit
+    // as a target.
     at::index_put_(chunk.logits_RV,
                    {chunk.RowsOfEntries(), chunk.input.targets_E},
                    at::zeros({}, chunk.logits_RV.options()));

@@ -1,5 +1,5 @@
-// The head over a part of the vocabulary: what a rank computes of its own
-// logits and what the ranks tell each other. Private to loss/.
+// The head over a part of the vocabulary: the part that a rank computes from
+// its own logits, and the exchange between ranks. Private to loss/.
 //
 // With lse_s the log-sum-exp of the logits of rank s and lse that of all, the
 // share of a rank's part is w_s = e^(lse_s - lse). A log-probability is the
@@ -32,8 +32,8 @@ struct OwnEntries {
 [[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
                                         const VocabShard& shard);
 
-// The place of each own entry among all entries, and the row of every entry.
-// Both count from the first of all, and are on the head's device.
+// The index of each own entry among all entries, and the row of every entry.
+// Both count over the whole pass and are on the head's device.
 struct EntryPlaces {
   at::Tensor own_O;
   at::Tensor rows_E;
@@ -41,11 +41,11 @@ struct EntryPlaces {
 [[nodiscard]] EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
                                    at::Device device);
 
-// The coefficients of the same.
+// Returns the coefficients of the own entries.
 [[nodiscard]] HeadCoefficients CoefficientsOfShard(
     const HeadCoefficients& coefficients, const VocabShard& shard);
 
-// What a chunk's rows and entries get. Undefined: not wanted.
+// The scores of a chunk's rows and entries. Undefined: not wanted.
 struct ChunkScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;
@@ -53,10 +53,10 @@ struct ChunkScores {
   at::Tensor share_R;  // Defined with a gradient.
 };
 
-// Scores a chunk of OwnEntries::rows, where `rows` are all and `places` says
-// which of them are own. With a gradient the logits become the local softmax *
-// D, 0 at the rows' own targets.
-// Errors: throws c10::Error; std::exception when a rank is gone.
+// Scores a chunk of OwnEntries::rows. `rows` are all rows, and `places` says
+// which entries are own. With a gradient the logits become the local softmax *
+// D, with 0 at the rows' own targets. Errors: throws c10::Error; std::exception
+// if a rank is lost.
 void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                        const EntryPlaces& places, parallel::Communicator& group,
                        ChunkScores& scores);

@@ -1,7 +1,7 @@
-// Prometheus metrics with their labels fixed up front. A family that grows
-// label values at run time is slow (a lock and a map per event) and unbounded;
-// these helpers make every child when the program starts, so that recording an
-// event is one atomic operation.
+// Prometheus metrics whose label values are fixed at the start. These helpers
+// create every child when the program starts, so that an event is recorded by
+// one atomic operation. A family that adds label values at run time takes a
+// lock and looks up a map for each event, and it grows without bound.
 //
 //   Counter& steps = AddCounter(registry, "weft_optim_steps_total", "...");
 //   steps.Increment();
@@ -28,8 +28,8 @@
 
 namespace weft {
 
-// One child of a family; calling again with equal names and labels returns the
-// same object. Throws std::invalid_argument for a malformed name.
+// Returns a child of a family, the same object for equal names and labels.
+// Throws std::invalid_argument for a malformed name.
 [[nodiscard]] prometheus::Counter& AddCounter(
     prometheus::Registry* registry, const std::string& name,
     const std::string& help, const prometheus::Labels& labels = {});

@@ -54,7 +54,7 @@ std::optional<double> CountOpenFiles() {
   double count = 0;
   while (readdir(folder) != nullptr) ++count;
   closedir(folder);
-  return count - 3;  // ".", ".." and the descriptor of the folder itself.
+  return count - 3;  // Less ".", ".." and this folder's descriptor.
 }
 
 void Append(std::vector<MetricFamily>* families, const char* name,

@@ -2,7 +2,7 @@
 // seconds, resident and virtual bytes, open and maximal file descriptors,
 // threads, start time. Read from /proc at each scrape.
 //
-// Errors: a file of /proc that cannot be read leaves its metric out.
+// Errors: the metrics of a file that cannot be read are left out.
 // Threads: any.
 #ifndef WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_
 #define WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_

@@ -46,7 +46,7 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
   return weights;
 }
 
-// On a CPU bf16 is how weights are stored; see decoder.h.
+// On a CPU only the weights are bf16; see decoder.h.
 at::ScalarType ActivationType(const DecoderWeights& weights) {
   const at::Tensor& embedding_VH = weights.embedding_VH;
   return embedding_VH.is_cpu() && embedding_VH.scalar_type() == at::kBFloat16

@@ -3,10 +3,10 @@
 // Legend: T packed tokens, H hidden, Q query heads, K key/value heads, C head
 // features, F feed-forward, R score rows, N parameters of an adapter.
 //
-// The backward pass is written by hand: it keeps what it cannot cheaply
-// recompute (layer inputs, q, k, v, attention output, gate and up) and
-// recomputes norms and the gated product, so nothing is stored twice and
-// buffers die as soon as they are used.
+// The backward pass is written by hand. The forward pass keeps what is
+// expensive to recompute (layer inputs, q, k, v, attention output, gate and
+// up). The backward pass recomputes norms and the gated product, and frees each
+// buffer after its use.
 //
 // With a tensor group every rank runs the same calls on the same batch with its
 // part of the weights (model_shard.h) and of the adapters. The ranks' results
@@ -33,8 +33,8 @@ namespace weft::model {
 
 class Decoder {
  public:
-  // `config` is that of the whole model, `weights` are the rank's part.
-  // `tensor_group` outlives it; null: one rank has everything.
+  // `config` describes the whole model, `weights` are the rank's part.
+  // `tensor_group` outlives the decoder; null: one rank has everything.
   Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions,
           parallel::Communicator* tensor_group = nullptr);
 
@@ -56,7 +56,8 @@ class Decoder {
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
-  // In all calls adapters of the routing, cache and tape are the rank's parts.
+  // In all calls the routing's adapters, the cache and the tape are the rank's
+  // parts.
 
   // Runs embedding and layers; returns the residual stream [T, H] before the
   // final norm. `tape` is filled in kTrain and must be null in kEval; the first
@@ -99,7 +100,7 @@ class Decoder {
   Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
                   KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input. It runs the same
-  // code again, except for the last product where its result is not needed.
+  // code again, without the last product if its result is not needed.
   void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
   // The two halves of RunLayer, up to the last product of each. The first gives
   // the stream with the norm that the second reads.
@@ -109,7 +110,7 @@ class Decoder {
                        LayerTape* tape) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
-  // Returns x + y, or x + norm(y) where the model norms outputs (`raw` gets y).
+  // Returns x + y, or x + norm(y) if the model norms outputs (`raw` gets y).
   // Norms the sum by `next_norm_H` unless that is undefined. Consumes y.
   Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                    const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
@@ -143,7 +144,7 @@ class Decoder {
   // The sum over ranks, in place.
   void SumOverRanks(at::Tensor& partial_TH) const;
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
-  // Undefined weights for models without.
+  // Undefined weights for models without head norms.
   [[nodiscard]] ops::HeadNorms HeadNormsOf(int layer) const;
   // Views of the heads inside a fused row, which may end before v.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;

@@ -71,7 +71,7 @@ void Decoder::BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
       pass.gradients,
       /*want_input_gradient=*/true);
   product_TF.reset();
-  // From here gate_up_T2F holds its own gradient.
+  // From here on gate_up_T2F holds its own gradient.
   ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
   at::Tensor d_normed_TH = LoraLinearBackward(
       tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
@@ -96,7 +96,7 @@ void Decoder::BackwardAttention(int layer, const BackwardPass& pass,
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
   const ops::Heads heads = SplitHeads(tape.qkv_TW);
   const ops::Heads into = SplitHeads(dqkv_TW);
-  // A CPU's attention writes where the gradients belong.
+  // On a CPU attention writes the gradients to their final place.
   ops::Heads d_heads = dqkv_TW.is_cpu() ? into : ops::Heads();
   ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
                              heads.q_TQC, heads.k_TKC, heads.v_TKC,

@@ -70,14 +70,14 @@ at::Tensor& FieldOf(DecoderWeights& w, const WeightEntry& entry) {
 
 // The matrix of a slot.
 struct SlotTensor {
-  const WeightEntry* entry;  // Its first.
+  const WeightEntry* entry;  // The slot's first entry.
   std::vector<int64_t> shape;
   at::ScalarType dtype;
   int64_t offset = 0;  // In bytes.
 };
 
-// All matrices in one buffer, uninitialised: together they cover whole huge
-// pages, of which a matrix alone would leave two in pieces.
+// All matrices lie in one uninitialised buffer, so that nearly all of it is in
+// huge pages.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options) {
@@ -112,7 +112,7 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   return w;
 }
 
-// Checks come before memory is taken: config.json may name absurd sizes.
+// Checks before memory is allocated, because config.json may name absurd sizes.
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {
@@ -123,7 +123,7 @@ absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
   return absl::OkStatus();
 }
 
-// The rows of its slot's matrix that an entry fills.
+// Returns the rows of the slot's matrix that an entry fills.
 at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
@@ -141,8 +141,8 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   return plan.Run([&](int64_t bytes) { progress.Add(bytes); });
 }
 
-// A head in the checkpoint of a model that ties it: transformers would use one
-// or the other, depending on its release.
+// Checks a tied head that is also in the checkpoint. Depending on its release,
+// transformers would use the one or the other.
 absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
                            const parallel::Range& vocab,
                            const at::Tensor& embedding_VH) {
@@ -171,7 +171,7 @@ void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(first.layer) * 64 +
       static_cast<uint64_t>(first.slot));
-  // Uniform with the variance that keeps the length of what it multiplies.
+  // A uniform distribution whose variance keeps the norm of the input.
   const double bound = std::sqrt(3.0 / static_cast<double>(matrix_OI.size(1)));
   matrix_OI.uniform_(-bound, bound, generator);
 }
@@ -220,7 +220,8 @@ absl::Status CheckDecoderWeights(const weights::Checkpoint& checkpoint,
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
-  // Every rank checks the tensors of all ranks: so all come to one verdict.
+  // Every rank checks the tensors of all ranks, so that all get the same
+  // result.
   WEFT_RETURN_IF_ERROR(CheckDecoderWeights(checkpoint, config));
   const std::vector<WeightEntry> entries = ListWeights(config, shard);
   DecoderWeights w = Allocate(entries, config,

@@ -1,7 +1,7 @@
 // The frozen weights of the decoder, loaded once. Projections that share an
 // input are stored stacked: q,k,v as one matrix, gate and up as one. Norm
-// weights are what the rows are multiplied by, in f32 where the checkpoint has
-// them less one: 1 + w does not fit a narrower dtype.
+// weights are the factors themselves. If the checkpoint stores them less one,
+// they are in f32, because 1 + w does not fit a narrower dtype.
 //
 // Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K
 // query and key/value heads.
@@ -43,38 +43,39 @@ struct DecoderWeights {
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
-// Whether the checkpoint has every tensor of the model as it should be and no
-// other one. Reads no weights.
+// Checks that the checkpoint has every tensor of the model, with the right
+// shape, and no other one. Reads no weights.
 // Errors: those of LoadDecoderWeights, without those of reading.
 [[nodiscard]] absl::Status CheckDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
-// Reads what the rank has of every tensor of the model, and no other byte,
-// straight into its place, in parallel, with a progress bar. Nothing is read
-// before all of them are found to be there.
+// Reads the rank's part of every tensor, and no other byte, directly into its
+// place, in parallel, with a progress bar. Reads nothing before all tensors are
+// found.
 // Arguments: shard as model::CheckTensorParallelSize accepts it; the default is
 //            the whole model.
-// Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor of a layer
-//         that config.json knows nothing of (a bias, say), and for a tied head
-//         that is in the checkpoint with other values than the embedding.
+// Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor that
+// config.json does not imply (such as a bias), and for a tied head in the
+// checkpoint that differs from the embedding.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {});
 
-// Weights of the model's shape without a checkpoint: random matrices that keep
-// activations near one, plain norms, biases of zero. Equal seeds give equal
-// weights, whatever the number of threads, and ranks the parts of them.
+// Makes weights of the model's shape without a checkpoint: random matrices that
+// keep activations near one, norms of one, biases of zero. Equal seeds give
+// equal weights for any number of threads, and each rank gets its part of them.
 [[nodiscard]] DecoderWeights MakeDummyWeights(
     const ModelConfig& config, at::ScalarType dtype, at::Device device,
     uint64_t seed, const parallel::Shard& shard = {});
 
-// Embedding and head, and nothing else of a model.
+// Only the embedding and the head of a model.
 struct HeadWeights {
   at::Tensor embedding_VH;
   at::Tensor head_VH;  // embedding_VH itself when the model ties them.
 };
 
-// Reads them as LoadDecoderWeights does. Other tensors may be missing.
+// Reads embedding and head as LoadDecoderWeights does. Other tensors may be
+// missing.
 [[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device);

@@ -1,4 +1,4 @@
-// What one pass through the layers runs on: the tokens of many sequences of
+// The input of one pass through the layers: the tokens of many sequences of
 // many adapters, laid flat, without padding.
 //
 // Worked example, adapter 7 with sequences of 3 and 2 tokens, adapter 9 with
@@ -25,8 +25,8 @@ struct PackedBatch {
   at::Tensor positions_T;  // [T] i32.
   std::vector<ops::AttentionNode> nodes;
   lora::LoraRouting routing;
-  // In the place of the routing, which is empty then: one of a recorded step,
-  // for the layers alone. Null: made of the routing.
+  // The table of a recorded step, for the layers only. `routing` is then empty.
+  // Null: the table is made from `routing`.
   lora::RoutingTablePtr table;
 };
 
@@ -36,10 +36,10 @@ struct KvStore {
   std::vector<at::Tensor> v_pages_PSKC;
 };
 
-// What an evaluation pass does with the cache: writes the batch's keys and
-// values to slots_T, and attends within the batch (prefill: the nodes), to what
-// the cache has of each sequence's beginning as well (prefill with suffixes),
-// or to the pages of each row's sequence (decode: one row per sequence).
+// How an evaluation pass uses the cache. It writes the batch's keys and values
+// to slots_T. Prefill attends within the batch (nodes). Prefill with suffixes
+// also attends to the cached beginning of each sequence. Decode has one row per
+// sequence and attends to the sequence's pages.
 //
 // Worked example of suffixes, the last 2 of 5 tokens and a whole prompt of 3:
 //   suffixes     {0,2,0,5} {2,3,5,3}
@@ -47,7 +47,7 @@ struct KvStore {
 struct KvAccess {
   KvStore* store = nullptr;
   at::Tensor slots_T;  // [T] i64.
-  // Prefill only. Empty: no sequence has anything in the cache yet.
+  // Prefill only. Empty: the cache has no part of any sequence yet.
   std::vector<ops::SuffixRows> suffixes;
   at::Tensor key_slots_S;  // [S] i64, with suffixes only.
   bool decode = false;

@@ -1,4 +1,4 @@
-// What a forward pass in training keeps for its backward pass.
+// The tensors that a training forward pass keeps for its backward pass.
 //
 // Legend: T packed tokens, H hidden, W the fused width (Q + 2K) C of query and
 // key/value heads, F feed-forward.
@@ -19,7 +19,7 @@ namespace weft::model {
 enum class Mode { kTrain, kEval };
 
 // What one layer keeps for its backward pass. A recomputed (checkpointed) layer
-// keeps x_in_TH alone.
+// keeps only x_in_TH.
 struct LayerTape {
   at::Tensor x_in_TH;
   at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
@@ -27,7 +27,8 @@ struct LayerTape {
   ops::AttentionOutput attention;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
-  // What attention and MLP give before their output norms; only with those.
+  // The outputs of attention and MLP before their output norms, if the model
+  // has these.
   at::Tensor attention_raw_TH, mlp_raw_TH;
   lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
 };

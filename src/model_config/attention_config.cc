@@ -25,7 +25,7 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   WEFT_ASSIGN_OR_RETURN(
       const int64_t window,
       fields.IntOr("sliding_window", 1, kMaxWindow, off ? 0 : family.window));
-  // Another name for it in some files of Gemma 2.
+  // Some files of Gemma 2 use another name.
   WEFT_ASSIGN_OR_RETURN(
       const int64_t same,
       fields.IntOr("sliding_window_size", 1, kMaxWindow, window));
@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                               kMaxWindow, kFirstLateLayer));
   }
   int64_t pattern = family.pattern;
-  if (family.local_theta > 0) {  // Gemma 3; Gemma 2 knows no other pattern.
+  if (family.local_theta > 0) {  // Gemma 3. Gemma 2 has one pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
                                                 kMaxLayers, pattern));
     // transformers writes this one and reads the other.
@@ -84,7 +84,7 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
   return slides;
 }
 
-// layer_types, where the file has it, over `slides`.
+// Overwrites `slides` by layer_types if the file has it.
 absl::Status ReadLayerTypes(JsonFields& fields, const Family& family,
                             int64_t window, std::vector<bool>& slides) {
   const Json* types = fields.Find("layer_types");

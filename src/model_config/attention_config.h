@@ -11,7 +11,7 @@
 namespace weft::model {
 
 // Fills config.attention (one entry per layer); num_layers and head_dim are
-// there already.
+// already set.
 // Errors: UNIMPLEMENTED for attention that the decoder does not compute;
 //         INVALID_ARGUMENT for values out of range or fields that disagree.
 [[nodiscard]] absl::Status ReadAttention(JsonFields& fields,

@@ -1,5 +1,5 @@
-// What a model folder holds, what of it would be read, and what stands in the
-// way. Torch-free.
+// Reports what a model folder holds, which part a daemon reads, and why it
+// cannot be served. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 #define WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 
@@ -13,7 +13,7 @@
 
 namespace weft::model {
 
-// Tensors that differ in the number of their layer alone.
+// Tensors that differ only in the number of their layer.
 struct TensorGroup {
   std::string name;  // As in the files, "*" for the layer's number.
   weights::ScalarType dtype = weights::ScalarType::kF32;
@@ -31,7 +31,7 @@ struct ModelProblem {
 };
 
 struct CheckpointReport {
-  std::optional<ModelConfig> config;  // Empty: a problem says why.
+  std::optional<ModelConfig> config;  // Empty: see problems.
   int64_t num_files = 0;
   std::vector<TensorGroup> groups;  // In the order of names.
   int64_t num_tensors = 0;
@@ -42,8 +42,8 @@ struct CheckpointReport {
   std::vector<ModelProblem> problems;  // Empty: the model can be served.
 };
 
-// Reads config.json and the headers of the weights. Never fails: what is wrong
-// is a problem of the report. Does not compare a tied head with the embedding.
+// Reads config.json and the headers of the weights. Never fails, but reports
+// what is wrong as problems. Does not compare a tied head with the embedding.
 [[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
 
 }  // namespace weft::model

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Above every published model; small enough that no product of them overflows.
+// Limits above every published model, and so small that no product overflows.
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHidden = 1 << 17;
 constexpr int64_t kMaxFfn = 1 << 20;
@@ -25,7 +25,8 @@ constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
 constexpr double kMaxSoftcap = 1e6;
 
-// The field, or the family's value for an absent one; 0: it must be there.
+// Returns the field, or the family's value if it is absent. If that is 0, the
+// field is required.
 absl::StatusOr<int64_t> SizeOf(JsonFields& fields, const char* name,
                                int64_t max, int64_t fallback) {
   if (fallback == 0) return fields.Int(name, 1, max);
@@ -123,7 +124,7 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
       const std::string name,
       fields.StringOr(field, family.gemma ? "gelu_pytorch_tanh" : "silu"));
   WEFT_ASSIGN_OR_RETURN(config.activation, ActivationOf(field, name));
-  // Gemma's files may carry the field that its code does not read.
+  // Gemma's files may have this field, although its code does not read it.
   WEFT_ASSIGN_OR_RETURN(const std::string other,
                         fields.StringOr("hidden_act", name));
   if (other != name && !(family.gemma && other == "gelu")) {
@@ -145,7 +146,7 @@ absl::Status ReadHead(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Fields that may be there only with the value that changes nothing.
+// Checks fields that are accepted only with the value that has no effect.
 absl::Status CheckInertFields(JsonFields& fields) {
   WEFT_ASSIGN_OR_RETURN(const double dropout,
                         fields.NumberOr("attention_dropout", 0, 1, 0));

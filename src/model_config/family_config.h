@@ -1,5 +1,5 @@
-// What config.json leaves to its model_type: which parts a family has, and what
-// an absent field means. One row of data per family. Torch-free.
+// What config.json implies by its model_type: which parts a family has, and the
+// values of absent fields. One row of data per family. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_
 
@@ -10,7 +10,7 @@
 
 namespace weft::model {
 
-// Which layers have the window that sliding_window gives.
+// The layers that have the window of sliding_window.
 enum class WindowScheme {
   kNone,        // None; the field is refused.
   kEveryLayer,  // All.
@@ -53,16 +53,17 @@ struct Family {
   bool gemma = false;
   double attention_softcap = 0;  // When the field is absent; null: no softcap.
   double final_softcap = 0;
-  bool softcap_fields = false;  // The fields are honoured; else null alone.
+  bool softcap_fields = false;  // False: fields must be null.
 };
 
 // Null: not built.
 [[nodiscard]] const Family* FindFamily(absl::string_view model_type);
 
-// The family inside a config whose decoder is its text_config; null: none.
+// Returns the family of a config whose decoder is in its text_config; null:
+// none.
 [[nodiscard]] const Family* FindWrappedFamily(absl::string_view model_type);
 
-// Every model_type that the two know, quoted.
+// Returns every model_type that the two functions know, quoted.
 [[nodiscard]] std::string KnownFamilies();
 
 }  // namespace weft::model

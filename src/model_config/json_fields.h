@@ -1,5 +1,5 @@
-// The fields of one JSON object, read by name, each with its range; what nobody
-// asked for is refused. Torch-free.
+// Reads the fields of one JSON object by name, each with its range, and refuses
+// fields that were not read. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 #define WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 
@@ -23,9 +23,9 @@ class JsonFields {
  public:
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}
 
-  // The value, or null when the field is absent or null.
+  // Returns the value, or null if the field is absent or null.
   [[nodiscard]] const nlohmann::json* Find(const char* name);
-  // There, and null: where that says more than absent.
+  // Returns whether the field is present and null.
   [[nodiscard]] bool IsNull(const char* name) const;
 
   [[nodiscard]] absl::StatusOr<int64_t> Int(const char* name, int64_t min,
@@ -42,8 +42,8 @@ class JsonFields {
   [[nodiscard]] absl::StatusOr<std::string> StringOr(
       const char* name, const std::string& fallback);
 
-  // UNIMPLEMENTED naming the first field that is neither read, null nor in
-  // `ignored`.
+  // Returns UNIMPLEMENTED naming the first field that was not read, is not null
+  // and is not in `ignored`.
   [[nodiscard]] absl::Status Finish(
       absl::Span<const absl::string_view> ignored) const;
 
@@ -52,7 +52,7 @@ class JsonFields {
   absl::flat_hash_set<std::string> read_;
 };
 
-// "field is value; accepted: ...", the value cut short.
+// Returns "field is value; accepted: ...", with a long value cut.
 [[nodiscard]] std::string FieldMessage(absl::string_view field,
                                        const nlohmann::json& value,
                                        absl::string_view accepted);

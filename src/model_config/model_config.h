@@ -37,7 +37,7 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  // RMS norms also of what attention and MLP add to the residual stream.
+  // RMS norms also of the outputs of attention and MLP.
   bool output_norms = false;
   bool norms_from_one = false;  // The checkpoint has norm weights less one.
   ops::Activation activation = ops::Activation::kSilu;
@@ -56,12 +56,12 @@ struct ModelConfig {
 
 // Parses config.json (v4 and v5 spellings). Errors name the field, the value
 // and what is accepted: INVALID_ARGUMENT for a damaged or inconsistent file,
-// UNIMPLEMENTED for an architecture or a field that we do not honour.
+// UNIMPLEMENTED for an architecture or a field that is not supported.
 [[nodiscard]] absl::StatusOr<ModelConfig> ParseModelConfig(
     std::string_view config_json);
 
-// Reads config.json and, when there, generation_config.json of a folder.
-// NOT_FOUND when there is no config.json.
+// Reads config.json and, if it exists, generation_config.json of a folder.
+// Errors: NOT_FOUND if there is no config.json.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadModelConfig(
     const std::string& model_dir);
 

@@ -12,8 +12,8 @@ namespace {
 using parallel::Range;
 using parallel::Shard;
 
-// Whether the key/value heads that query heads [begin, end) read serve equally
-// many of them each: attention knows one number of query heads per key/value
+// Returns whether query heads [begin, end) read each of their key/value heads
+// equally often, because attention has one number of query heads per key/value
 // head.
 bool IsUniform(int64_t begin, int64_t end, int64_t group) {
   const int64_t first = begin / group;
@@ -24,10 +24,10 @@ bool IsUniform(int64_t begin, int64_t end, int64_t group) {
          (last - first == 1 || of_first == group);
 }
 
-// Parts of the query heads, for more ranks than key/value heads; empty when
-// there are none. Parts differ by at most one head; which ranks have the larger
-// ones is what can be chosen, and some choice often makes all of them uniform
-// where the even one does not (14 query and 2 key/value heads on 3 ranks).
+// Splits the query heads over more ranks than there are key/value heads. Empty
+// if no split works. Parts differ by at most one head. The search chooses which
+// ranks get the larger parts so that all parts are uniform (as for 14 query and
+// 2 key/value heads on 3 ranks).
 class HeadParts {
  public:
   HeadParts(int64_t num_heads, int64_t num_kv_heads, int size)
@@ -43,7 +43,7 @@ class HeadParts {
   }
 
  private:
-  // Deals out the heads that are left to the ranks that are left.
+  // Gives the remaining heads to the remaining ranks.
   bool Place(int64_t large_used) {
     const auto rank = static_cast<int64_t>(parts_.size());
     if (rank == size_) return large_used == num_large_;
@@ -66,8 +66,7 @@ class HeadParts {
   const int64_t num_large_;
   const int64_t group_;
   const int64_t size_;
-  std::vector<bool>
-      dead_;  // No way on from this rank and number of large ones.
+  std::vector<bool> dead_;  // No solution from here.
   std::vector<Range> parts_;
 };
 

@@ -65,7 +65,7 @@ absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope) {
   return scaling;
 }
 
-// rope_type, or type as older releases spell it.
+// Reads rope_type, or type, its name in older releases.
 absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   WEFT_ASSIGN_OR_RETURN(const std::string old_spelling,
                         rope.StringOr("type", ""));
@@ -113,7 +113,7 @@ absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
   return frequencies;
 }
 
-// The table that a field holds as an object; without one, the plain table.
+// Returns the table of a field's object, or the plain table without one.
 absl::StatusOr<std::vector<double>> ReadTable(const char* name,
                                               const Json* rope, double theta,
                                               int head_dim) {

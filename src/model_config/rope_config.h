@@ -11,7 +11,7 @@
 namespace weft::model {
 
 // Reads rope_parameters, or rope_theta with rope_scaling and
-// rope_local_base_freq, as the releases of transformers spell them.
+// rope_local_base_freq, in the spellings of all releases of transformers.
 // Shapes: tables of [head_dim / 2], scaling (default, linear, llama3, dynamic)
 //         applied: one, or two (full layers, sliding layers) for a family whose
 //         sliding layers have their own. Dynamic scaling leaves positions below

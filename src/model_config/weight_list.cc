@@ -22,14 +22,15 @@ using parallel::Shard;
 
 Range Whole(int64_t count) { return {.begin = 0, .end = count}; }
 
-// A projection inside a slot: its rows, and those of them that the rank keeps.
+// A projection inside a slot: its rows, and the rows that the rank keeps.
 struct Projection {
   absl::string_view name;
   int64_t rows;
   Range part;
 };
 
-// The columns of a slot's tensors, likewise. None: vectors.
+// The columns of a slot's tensors, and those that the rank keeps. None:
+// vectors.
 struct Columns {
   int64_t count = 0;
   Range part;
@@ -86,8 +87,8 @@ class LayerList {
   }
 
   void AddMlp() {
-    // What Llama calls post_attention_layernorm comes before the MLP; where
-    // there are output norms, it is one of them.
+    // Llama's post_attention_layernorm comes before the MLP. In models with
+    // output norms it is the norm of attention's output.
     AddVector(config_.output_norms ? "pre_feedforward_layernorm"
                                    : "post_attention_layernorm",
               WeightSlot::kMlpNorm, config_.hidden);
@@ -118,7 +119,8 @@ class LayerList {
   void AddBiases(const std::vector<Projection>& projections, WeightSlot slot) {
     AddRows(projections, ".bias", slot, {});
   }
-  // A projection to the residual stream, whose results are summed over ranks.
+  // Adds a projection to the residual stream. Its results are summed over
+  // ranks.
   void AddSummed(absl::string_view name, const Columns& columns,
                  WeightSlot slot, bool has_bias, WeightSlot bias_slot) {
     const std::vector<Projection> rows = {

@@ -1,5 +1,5 @@
 // The tensors that a decoder is made of: Hugging Face's names and shapes, the
-// part of each that a rank keeps, and the matrix of ours that it goes to.
+// part of each that a rank keeps, and the matrix of Weft that it goes to.
 // Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_
 #define WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_
@@ -45,7 +45,7 @@ struct WeightEntry {
   WeightSlot slot = WeightSlot::kEmbedding;
   int layer = 0;               // 0 for slots outside of the layers.
   std::vector<int64_t> shape;  // The whole tensor's.
-  // What the rank keeps of it: this shape, from this row and column on.
+  // The part that the rank keeps: this shape, from this row and column on.
   std::vector<int64_t> part_shape;
   int64_t part_row = 0;
   int64_t part_column = 0;
@@ -64,32 +64,30 @@ struct WeightEntry {
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});
 
-// Embedding and head alone.
+// Lists only embedding and head.
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
-// What the matrix of an entry's slot takes in the one buffer of all, in bytes.
-// Weights have `element_bytes` each, but norms that the checkpoint has less one
-// are f32.
+// Returns the bytes of an entry's slot in the common buffer. Weights have
+// `element_bytes` each. Norms that the checkpoint stores less one are f32.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
                                 int64_t element_bytes);
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
-// All of them.
+// Returns the bytes of all slots.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
                                   int64_t element_bytes,
                                   const parallel::Shard& shard = {});
 
-// INVALID_ARGUMENT, calling it `name`, when the stored tensor is not what the
-// entry needs: another shape, a dtype other than F32, F16 and BF16, or not
-// row-major.
+// Returns INVALID_ARGUMENT, with `name`, if the stored tensor has another shape
+// than the entry, a dtype other than F32, F16 and BF16, or is not row-major.
 [[nodiscard]] absl::Status CheckStored(absl::string_view name,
                                        const WeightEntry& entry,
                                        const weights::DiskTensor& stored);
 
-// INVALID_ARGUMENT naming a tensor of a layer that `config` has no place for,
-// such as the bias of a projection, or a bias of the head or the final norm: a
-// model without it is another model.
+// Returns INVALID_ARGUMENT naming a tensor that `config` has no place for: in a
+// layer, such as the bias of a projection, or a bias of the head or of the
+// final norm.
 [[nodiscard]] absl::Status CheckNoOtherTensors(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 

@@ -1,5 +1,4 @@
-// What an attention layer computes from its queries and keys, and which keys a
-// query sees.
+// How an attention layer scores keys, and which keys a query sees.
 #ifndef WEFT_SRC_OPS_ATTENTION_RULE_H_
 #define WEFT_SRC_OPS_ATTENTION_RULE_H_
 

@@ -1,4 +1,4 @@
-// What an op asks of its tensors before a kernel gets their raw pointers.
+// Checks an op's tensors before a kernel gets their raw pointers.
 #ifndef WEFT_SRC_OPS_CHECK_ARGUMENT_H_
 #define WEFT_SRC_OPS_CHECK_ARGUMENT_H_
 
@@ -10,9 +10,9 @@ namespace weft::ops {
 // kAny: the op makes it contiguous itself.
 enum class Layout { kContiguous, kAny };
 
-// Throws c10::Error, which names the argument, what it is and what it should
-// be, unless it is defined, of this dtype and these sizes, and on the device of
-// `like`.
+// Throws c10::Error unless the argument is defined, has this dtype and these
+// sizes, and is on the device of `like`. The message names the argument, its
+// actual and its expected form.
 inline void CheckArgument(const char* name, const at::Tensor& argument,
                           const at::Tensor& like, at::ScalarType dtype,
                           at::IntArrayRef sizes,

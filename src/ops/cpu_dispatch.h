@@ -1,4 +1,5 @@
-// Which tensors the kernels of kernels/cpu take, and how rows are shared out.
+// Says which tensors the kernels of kernels/cpu take, and how rows are split
+// over threads.
 #ifndef WEFT_SRC_OPS_CPU_DISPATCH_H_
 #define WEFT_SRC_OPS_CPU_DISPATCH_H_
 

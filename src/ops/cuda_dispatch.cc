@@ -30,8 +30,8 @@ void CheckSameType(const at::Tensor& a, const at::Tensor& b) {
               a.scalar_type(), " and ", b.scalar_type());
 }
 
-// `weight` is contiguous and outlives the launch's queueing: the allocator
-// hands its memory on in the order of the stream.
+// `weight` is contiguous. It only has to live until the launch is queued,
+// because the allocator reuses memory in the order of the stream.
 k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
                         double eps) {
   return {.dtype = DTypeOf(x_TD),

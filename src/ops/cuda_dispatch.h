@@ -1,13 +1,13 @@
 // Which tensors the kernels of kernels/cuda take, and the functions that hand
-// them over. In a build without CUDA kHasCudaKernels is false, and what is
-// declared here is neither there nor called:
+// them over. In a build without CUDA kHasCudaKernels is false, and the
+// functions declared here are neither defined nor called:
 //   if constexpr (kHasCudaKernels) {
 //     if (HasCudaKernel(x)) return cuda::RmsNorm(x, weight, eps, y);
 //   }
-// Shapes, aliasing and meaning are those of the ops that call them, which check
-// their arguments (check_argument.h): what comes here goes to a kernel as raw
-// pointers. They throw c10::Error, also for a launch that fails, and wait for
-// nothing unless they say so.
+// Shapes, aliasing and meaning are those of the ops that call them. The ops
+// check the arguments (check_argument.h), and these functions pass them to a
+// kernel as raw pointers. They throw c10::Error, also for a failed launch, and
+// do not wait unless they say so.
 #ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
 #define WEFT_SRC_OPS_CUDA_DISPATCH_H_
 
@@ -40,12 +40,12 @@ inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 
 namespace cuda {
 
-// Where LibTorch queues its work for the calling thread.
+// Returns the stream to which LibTorch queues the calling thread's work.
 [[nodiscard]] CUstream_st* CurrentStream();
-// Until the device has done all that is queued there.
+// Waits until the device has done all work queued there.
 void WaitForStream();
-// Copies each first tensor to the second one, which is on the host and pinned.
-// Both are contiguous and have one size and dtype. Waits.
+// Copies the first tensor of each pair to the second one, which is on the host
+// and pinned. Both are contiguous and have equal size and dtype. Waits.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
@@ -76,12 +76,12 @@ void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
                   at::Tensor& logprobs_E, at::Tensor& entropy_R);
 // out_RH = factor_R scale_R projection_RH + the entries' coefficient_E times
 // rows targets_E of weight_VH; entries of row r are [row_offsets[r],
-// row_offsets[r + 1]). All contiguous; out of the weight's dtype.
+// row_offsets[r + 1]). All contiguous; out has the weight's dtype.
 void HeadGradient(const at::Tensor& projection_RH, const at::Tensor& factor_R,
                   const at::Tensor& scale_R, const at::Tensor& row_offsets,
                   const at::Tensor& targets_E, const at::Tensor& coefficient_E,
                   const at::Tensor& weight_VH, at::Tensor& out_RH);
-// Whether the heads are not too wide for it.
+// Returns whether the kernel takes heads of this width.
 [[nodiscard]] bool TakesPagedAttention(const at::Tensor& q_BHC);
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,

@@ -14,7 +14,7 @@
 namespace weft::ops {
 namespace {
 
-// `name` is that of the narrow one.
+// `name` is the name of the narrow tensor.
 void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                     const at::Tensor& narrow_TF) {
   TORCH_CHECK(gate_up_T2F.dim() == 2 && gate_up_T2F.size(1) % 2 == 0,

@@ -1,7 +1,6 @@
-// What goes between the host and the device within a step. A copy of ordinary
-// host memory first waits for all that the stream has queued, and the device
-// then idles while the host prepares the next kernel; so nothing here but
-// ToHost waits.
+// Copies between the host and the device within a step. A copy of ordinary host
+// memory waits for all queued work of the stream, and then the device idles
+// until the host queues the next kernel. So only ToHost waits here.
 #ifndef WEFT_SRC_OPS_HOST_COPY_H_
 #define WEFT_SRC_OPS_HOST_COPY_H_
 
@@ -16,12 +15,12 @@
 
 namespace weft::ops {
 
-// The values of a tensor of the host on the device, through pinned memory and
-// without a wait. A tensor that is there already is returned as it is.
+// Copies a host tensor to the device through pinned memory, without a wait.
+// Returns a tensor that is already there as it is.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor ToDevice(const at::Tensor& host, at::Device device);
 
-// Any bytes, [N].
+// The same for bytes [N].
 [[nodiscard]] at::Tensor ToDevice(std::span<const std::byte> bytes,
                                   at::Device device);
 
@@ -33,9 +32,9 @@ template <typename T>
   return ToDevice(at::tensor(c10::ArrayRef<T>(values), dtype), device);
 }
 
-// Replaces these tensors by contiguous copies on the host. Tensors of the host
-// and undefined ones stay as they are. Waits for the stream once when there is
-// something to copy: the one wait of a pass.
+// Replaces these tensors by contiguous copies on the host. Host tensors and
+// undefined ones stay as they are. Waits for the stream once if there is
+// something to copy. This is the only wait of a pass.
 // Errors:  throws c10::Error, also that of an operation queued before.
 // Threads: engine thread only.
 void ToHost(std::initializer_list<at::Tensor*> tensors);

@@ -15,7 +15,7 @@
 namespace weft::ops {
 namespace {
 
-// Passes over a bf16 weight that cost less than to widen it for one product.
+// So many passes over a bf16 weight cost less than widening it for one product.
 constexpr int64_t kMaxHalfPasses = 4;
 // Elements of a bf16 weight that are widened at a time.
 constexpr int64_t kWidenedElements = 16 << 20;
@@ -39,7 +39,7 @@ at::Tensor OneDnnMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                      c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
-// AMD's processors alone were measured; a LibTorch may lack the operator.
+// Only AMD's processors were measured. A LibTorch may lack the operator.
 bool HasOneDnn() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amd") &&

@@ -16,7 +16,7 @@
 namespace weft::ops {
 namespace {
 
-// A shorter part does not pay for its merge.
+// A shorter part costs more to merge than it saves.
 constexpr int64_t kMinPartTokens = 512;
 
 // Geometry of one call, with the CPU kernel's arguments filled in.
@@ -30,7 +30,7 @@ struct Launch {
   int64_t parts = 1;  // Parts that the tokens of each sequence are split into.
 };
 
-// The first token that the newest one of a sequence sees.
+// Returns the first token that the newest token of a sequence sees.
 int64_t FirstToken(int64_t length, int64_t window) {
   return window > 0 ? std::max<int64_t>(0, length - window) : 0;
 }
@@ -150,7 +150,7 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
   if (rule.window > 0) {
     mask_BT.logical_and_(tokens_1T >= lengths_B1 - rule.window);
   }
-  // Entries of pages without such tokens may hold anything: read page 0 there.
+  // Entries of pages without such tokens may have any value, so page 0 is read.
   const at::Tensor needed_BL = mask_BT.view({batch, pages, page_tokens}).any(2);
   const at::Tensor table =
       at::where(needed_BL, page_table_BL.narrow(1, 0, pages), 0).flatten();

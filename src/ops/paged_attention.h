@@ -11,8 +11,8 @@
 namespace weft::ops {
 
 // Writes token t of k, v (row t) to its slot: page slots[t] / S, row slots[t] %
-// S; on a CPU nowhere when that is below 0. Slots are distinct.
-// ops::PrepareHeads calls it where its kernel does not.
+// S. On a CPU a token with a slot below 0 is not written. Slots are distinct.
+// ops::PrepareHeads calls it if its kernel does not write pages itself.
 // Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64
 //          contiguous, on the device; k_pages, v_pages [P, S, K, C] contiguous.
 // Threads: engine thread only.

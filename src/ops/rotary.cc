@@ -166,7 +166,7 @@ void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
       });
 }
 
-// What the kernel reads has unit stride in C.
+// The kernel needs unit stride in C.
 bool TakesKernel(const Heads& heads) {
   return HasCudaKernel(heads.q_TQC) && heads.q_TQC.stride(2) == 1 &&
          heads.k_TKC.stride(2) == 1;

@@ -1,5 +1,5 @@
-// What a layer does with its heads before attention: their norms, where a model
-// has them, rotary position embedding, and the write of keys and values to the
+// Prepares a layer's heads for attention: norms them if the model has head
+// norms, applies rotary position embedding, and writes keys and values to the
 // cache. Rotary is Hugging Face's half-split form: feature c of a head is
 // paired with c + C/2.
 // Legend: T packed tokens, M heads, Q query heads, K key heads, C head
@@ -40,8 +40,9 @@ struct HeadNorms {
   double eps = 0;
 };
 
-// Where keys and values go: token t to row slots_T[t] of the pages, below 0 to
-// nowhere. Undefined slots: no token goes anywhere.
+// The rows of the pages to which keys and values go: token t goes to
+// slots_T[t]. Slots below 0 are not written. Undefined slots: no token is
+// written.
 struct KvSlots {
   at::Tensor slots_T;       // [T] i64, distinct where they are not below 0.
   at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.

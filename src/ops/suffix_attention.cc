@@ -27,8 +27,8 @@ AttentionOutput FlashPart(const AttentionInputs& inputs,
           lse_1HQ.squeeze(0).t().contiguous()};
 }
 
-// The suffix against itself, and against what is before it. Two parts because
-// the causal kernel aligns the first query with the first key.
+// The suffix attends to itself and to the tokens before it. These are two
+// calls, because the causal kernel aligns the first query with the first key.
 at::Tensor FlashSuffix(const AttentionInputs& inputs, const SuffixRows& rows) {
   const int64_t past = rows.k_size - rows.q_size;
   AttentionOutput own = FlashPart(inputs,
@@ -49,7 +49,7 @@ at::Tensor FlashSuffix(const AttentionInputs& inputs, const SuffixRows& rows) {
   return own.out_THC;
 }
 
-// The flash kernels cap no score and see all keys.
+// The flash kernels have no softcap and no window.
 bool FlashExpresses(const AttentionRule& rule, const SuffixRows& rows) {
   return rule.softcap <= 0 && (rule.window == 0 || rows.k_size <= rule.window);
 }

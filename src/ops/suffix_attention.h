@@ -1,5 +1,5 @@
-// Causal attention of the last tokens of sequences whose first ones have their
-// keys and values in a cache.
+// Causal attention of the last tokens of sequences. The keys and values of
+// their first tokens are in a cache.
 //
 // Legend: T query rows, S key rows, H query heads, K key/value heads (H % K ==
 // 0), C head features.

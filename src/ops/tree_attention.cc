@@ -117,7 +117,7 @@ void BackwardByParts(const at::Tensor& dout_THC, const AttentionInputs& inputs,
                      const AttentionOutput& forward,
                      const std::vector<AttentionNode>& nodes,
                      AttentionGradients gradients) {
-  // Self parts cover every row once, so they write and the others add.
+  // Self parts cover every row once, so they write. The other parts add.
   for (const AttentionPart& part :
        SelfParts(nodes, /*batch_equal_lengths=*/true)) {
     const auto [dq, dk, dv] = PartBackward(dout_THC, inputs, forward, part,
@@ -152,8 +152,8 @@ int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
 
 enum class Implementation { kCpuParts, kCudaVarlen, kEager };
 
-// The flash kernels cap no score and see whole paths; a window that is as long
-// as every path of the batch hides nothing.
+// The flash kernels have no softcap and no window. A window that is as long as
+// every path of the batch has no effect.
 Implementation Choose(const AttentionInputs& inputs,
                       const std::vector<AttentionNode>& nodes,
                       AttentionMethod method) {
@@ -163,8 +163,7 @@ Implementation Choose(const AttentionInputs& inputs,
     return Implementation::kEager;
   }
   if (VarlenSupports(inputs.q_THC)) return Implementation::kCudaVarlen;
-  // CUDA's other flash kernels are not reached from here, and only the CPU has
-  // them for every dtype.
+  // Only the CPU has flash kernels for every dtype.
   return inputs.q_THC.is_cpu() ? Implementation::kCpuParts
                                : Implementation::kEager;
 }

@@ -1,6 +1,5 @@
-// Causal attention over a packed batch of prefix trees. Where no window hides
-// part of a path and no score is capped, without a mask and without copying
-// keys.
+// Causal attention over a packed batch of prefix trees. It needs no mask and
+// copies no keys unless a window hides part of a path or scores are capped.
 //
 // Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
 // head features.
@@ -40,7 +39,7 @@ struct AttentionOutput {
 };
 
 // kFused: LibTorch's flash kernels (CPU: f16, bf16, f32, f64; CUDA: f16 and
-// bf16 with C a multiple of 8 and <= 256) where they express the rule for this
+// bf16 with C a multiple of 8 and <= 256) if they can compute the rule for this
 // batch, else kEager. kEager: plain matrix products, any device, O(H) times 256
 // rows times the longest path (or window) in memory.
 enum class AttentionMethod { kFused, kEager };
@@ -57,11 +56,11 @@ enum class AttentionMethod { kFused, kEager };
     const std::vector<AttentionNode>& nodes, const AttentionRule& rule,
     AttentionMethod method = AttentionMethod::kFused);
 
-// Writes the gradients. Exact: every part's backward gets the merged output and
-// the merged log-sum-exp.
+// Writes the gradients. The result is exact, because every part's backward pass
+// gets the merged output and the merged log-sum-exp.
 // Shapes: dout as out; dq, dk, dv as q, k, v, also views, and not aliasing
 //         them; their previous content is overwritten. Undefined ones become
-//         tensors of their own, which spares the flash kernels of CUDA a copy.
+//         new tensors, which saves the flash kernels of CUDA a copy.
 void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                            const AttentionOutput& forward,
@@ -70,9 +69,9 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            at::Tensor& dk_TKC, at::Tensor& dv_TKC,
                            AttentionMethod method = AttentionMethod::kFused);
 
-// The most memory that such a call takes beside inputs and outputs, in bytes,
-// for up to `num_rows` rows and f32: scores, and what the backward pass gathers
-// and sums of keys and values. 0 where the flash kernels do it.
+// Returns the most bytes that such a call takes beside inputs and outputs, for
+// up to `num_rows` rows and f32: scores, and the backward pass's copies and
+// sums of keys and values. Returns 0 if the flash kernels compute it.
 [[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,
                                  int64_t head_features);

@@ -1,10 +1,10 @@
-// Tree and suffix attention by plain matrix products, for what the flash
-// kernels do not express: windows that hide part of a path, capped scores, odd
-// dtypes and devices.
+// Tree and suffix attention by plain matrix products, for cases that the flash
+// kernels cannot compute: windows that hide part of a path, capped scores,
+// other dtypes and devices.
 //
 // The keys that a block of query rows may see are gathered along its path from
-// the root, so their positions follow each other whatever the packing shares,
-// and one band of the score matrix is the mask.
+// the root. So their positions are consecutive, and the mask is one band of the
+// score matrix.
 //
 // Letters here: N query rows of a block, S keys of it, G = H / K query heads
 // that share a key/value head.
@@ -30,14 +30,14 @@ struct RowRange {
 };
 
 // Consecutive rows of one node, and the rows of its path that some of them see,
-// in the order of positions: the last key is the last query's own.
+// in the order of positions. The last key is the last query's own.
 struct Block {
   RowRange queries;
   std::vector<RowRange> keys;
 };
 
-// The last `count` rows (or all) of the path that ends before row `end` of the
-// node.
+// Returns the last `count` rows (or all) of the path that ends before row `end`
+// of the node.
 std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
                                int64_t node, int64_t end, int64_t count) {
   std::vector<RowRange> ranges;
@@ -52,7 +52,7 @@ std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
   return ranges;
 }
 
-// How many of the last `keys` some of the last `rows` tokens see.
+// Returns how many of the last `keys` keys the last `rows` tokens may see.
 int64_t VisibleKeys(int64_t keys, int64_t rows, int64_t window) {
   return window > 0 ? std::min(keys, rows + window - 1) : keys;
 }

@@ -14,7 +14,8 @@ std::vector<AttentionPart> SelfParts(const std::vector<AttentionNode>& nodes,
   for (const AttentionNode& node : nodes) {
     const int64_t size = node.end - node.begin;
     if (size == 0) continue;
-    // Depth-first order has no gaps: a node begins where the one before ends.
+    // Depth-first order has no gaps: a node starts at the end of the one
+    // before.
     if (batch_equal_lengths && !parts.empty() && parts.back().q_size == size) {
       ++parts.back().batch;
       continue;

@@ -37,7 +37,7 @@ struct AttentionPart {
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH);
 
-// What both passes read.
+// The inputs of both passes.
 struct AttentionInputs {
   const at::Tensor& q_THC;
   const at::Tensor& k_TKC;
@@ -45,8 +45,8 @@ struct AttentionInputs {
   const AttentionRule& rule;
 };
 
-// Where the backward pass writes; see TreeAttentionBackward for undefined ones,
-// which only the flash kernels meet.
+// The outputs of the backward pass. Only the flash kernels get undefined ones;
+// see TreeAttentionBackward.
 struct AttentionGradients {
   at::Tensor& dq_THC;
   at::Tensor& dk_TKC;

@@ -70,7 +70,7 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
                   lse_HN.size(1) == q.size(0),
               "flash attention's log-sum-exp is not [heads, rows] but ",
               lse_HN.sizes());
-  // A view, not a copy: the backward pass wants the memory as it lies.
+  // Returns a view, because the backward pass needs this memory layout.
   return {std::get<0>(result), lse_HN.t()};
 }
 

@@ -58,11 +58,12 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
                         bool softmax_in_place, at::Tensor& logprobs_E,
                         at::Tensor& entropy_R) {
   const int64_t rows = logits_RV.size(0);
-  // The result's size is given: otherwise the host would wait for the device.
+  // The call gets the result's size. Otherwise the host would wait for the
+  // device.
   const at::Tensor row_of_entry_E =
       at::repeat_interleave(input.row_offsets.diff(),
                             std::optional<int64_t>(input.targets_E.numel()));
-  // Read before the softmax overwrites them.
+  // Reads the targets' logits before the softmax overwrites them.
   const at::Tensor target_E =
       logits_RV.index({row_of_entry_E, input.targets_E});
   at::Tensor lse_R = at::empty({rows}, logits_RV.options());

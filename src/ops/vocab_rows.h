@@ -7,8 +7,8 @@
 
 namespace weft::ops {
 
-// What one chunk of logits is asked for. Row r of the chunk owns the entries
-// [row_offsets[r], row_offsets[r + 1]), counted from row_offsets[0].
+// The entries and options of one chunk of logits. Row r of the chunk owns the
+// entries [row_offsets[r], row_offsets[r + 1]), counted from row_offsets[0].
 struct VocabRowsInput {
   at::Tensor row_offsets;    // [R + 1] i64.
   at::Tensor targets_E;      // [E] i64.
@@ -31,8 +31,8 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R);
 
-// Does what VocabRows does, but leaves the logits and writes the softmax beside
-// them as weights that a product can read:
+// As VocabRows, but keeps the logits and writes the softmax to weights that a
+// product can read:
 // weights[r] * scale[r] = softmax(z[r]) * D.
 // Each row is read once. On CUDA only.
 // Shapes:  weights_RV [R, V] bf16, scale_R [R] f32; contiguous.

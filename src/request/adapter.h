@@ -1,6 +1,6 @@
 // Adapters as the service sees them: shape, state, operations. Proto-free.
-// Whoever builds one of these has validated it (server/request_validation.h);
-// later layers do not check again.
+// The code that builds one of these validates it (server/*_validation.cc).
+// Modules below do not check again.
 #ifndef WEFT_SRC_REQUEST_ADAPTER_H_
 #define WEFT_SRC_REQUEST_ADAPTER_H_
 
@@ -35,7 +35,7 @@ inline constexpr std::array kAllTargetModules = {
     TargetModule::kDownProj,   TargetModule::kLmHead,
     TargetModule::kEmbedTokens};
 
-// Targets of an adapter that names none: every projection of the layers.
+// The targets of an adapter that names none: every projection of every layer.
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
 
 // Hugging Face's name of the module, such as "q_proj".
@@ -50,8 +50,8 @@ struct LoraShape {
   friend bool operator==(const LoraShape&, const LoraShape&) = default;
 };
 
-// A linear layer whose shape is not that of its adapter's other ones. `layer`
-// counts from 0; the number of layers stands for modules outside of them.
+// A linear layer whose LoRA shape differs from the rest of its adapter. `layer`
+// counts from 0. A module outside the layers has the number of layers.
 struct LoraOverride {
   int layer = 0;
   TargetModule module = TargetModule::kQProj;
@@ -65,14 +65,14 @@ struct LoraConfig {
   double alpha = 32;
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
-  // Ordered by layer and module. Their modules are all among target_modules.
+  // Ordered by layer and module. All their modules are in target_modules.
   std::vector<LoraOverride> overrides;
 
   [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };
 
-// Where the tensors of an adapter are; a moving one counts where it comes from.
+// Where an adapter's tensors are. A moving adapter counts at its origin.
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
@@ -103,7 +103,7 @@ struct CheckpointInfo {
   LoraConfig config;
 };
 
-// The first `size` adapters, by id, of those that come after the id `after`.
+// Asks for the first `size` adapters, by id, after the id `after`.
 struct ListAdaptersRequest {
   size_t size = 100;
   std::string after;
@@ -111,7 +111,7 @@ struct ListAdaptersRequest {
 
 struct AdapterPage {
   std::vector<AdapterInfo> adapters;  // By id.
-  bool more = false;                  // Others come after them.
+  bool more = false;                  // More adapters follow.
 };
 
 struct CreateAdapterRequest {
@@ -134,7 +134,7 @@ struct LoadCheckpointRequest {
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
-  std::string tenant;  // The adapter's, if the load creates it.
+  std::string tenant;  // Used if the load creates the adapter.
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
@@ -158,7 +158,7 @@ struct ExportAdapterRequest {
   std::string snapshot;  // Empty: the latest weights.
 };
 
-// The files of a PEFT folder: (name without folder, contents).
+// The files of a PEFT folder, as (name without folder, contents).
 using PeftFiles = std::vector<std::pair<std::string, std::string>>;
 
 struct ImportAdapterRequest {

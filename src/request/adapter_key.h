@@ -1,4 +1,4 @@
-// AdapterKey: what the daemon calls an adapter from the moment it exists.
+// AdapterKey is the daemon's own name of an adapter, from its creation on.
 #ifndef WEFT_SRC_REQUEST_ADAPTER_KEY_H_
 #define WEFT_SRC_REQUEST_ADAPTER_KEY_H_
 
@@ -6,9 +6,9 @@
 
 namespace weft {
 
-// A client's name for an adapter may be deleted and given to another one. A key
-// is given out once in the life of the process, in ascending order, so work
-// that outlives its adapter can never be taken for work of its successor.
+// A client may delete an adapter and give its name to another one. Keys ascend
+// and are never used twice in the life of a process. So the work of a deleted
+// adapter is never taken for work of its successor.
 enum class AdapterKey : uint64_t { kBaseModel = 0 };
 
 }  // namespace weft

@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Streams values into SHA-256. Every string and vector goes with its length,
-// so that no two sequences of values give the same bytes.
+// Streams values into SHA-256. The length of each string and vector goes in
+// too, so that no two sequences of values give the same bytes.
 class Hasher {
  public:
   Hasher() : context_(EVP_MD_CTX_new()) {
@@ -57,8 +57,8 @@ class Hasher {
     void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
   };
 
-  // Only a lack of memory can make SHA-256 fail; to go on with a wrong digest
-  // would break exactly-once for a tenant.
+  // SHA-256 fails only without memory. A wrong digest would break exactly-once
+  // for a tenant, so the process ends instead.
   static void Require(bool ok) {
     if (!ok) std::abort();
   }

@@ -1,4 +1,4 @@
-// What a caller hands in to be answered, and what it gets to cancel with.
+// The callback that answers a request, and the handle that cancels it.
 #ifndef WEFT_SRC_REQUEST_REPLY_H_
 #define WEFT_SRC_REQUEST_REPLY_H_
 
@@ -9,14 +9,14 @@
 
 namespace weft {
 
-// Runs exactly once. Must not block: others wait for the thread that runs it.
+// Runs exactly once. Must not block, because other callbacks wait for its
+// thread.
 template <typename T>
 using Callback = std::function<void(absl::StatusOr<T>)>;
 
-// Lets the caller cancel work that has not run yet: safe to call from any
-// thread while the engine lives; the request's callback still runs, with
-// CANCELLED when the cancellation came in time. A default-made handle does
-// nothing.
+// Cancels a request that has not run yet. The request's callback still runs,
+// with CANCELLED if the cancellation came in time. A default-constructed handle
+// does nothing. Threads: any, while the engine lives.
 class CancelHandle {
  public:
   CancelHandle() = default;
@@ -30,13 +30,13 @@ class CancelHandle {
   std::function<void()> cancel_;
 };
 
-// Payloads of a status that a step ends with. Their values mean nothing.
-// The step is done and keeps its number (StepFailure).
+// Payloads of the status of a step. Only their presence counts. The step is
+// done and keeps its number (StepFailure).
 inline constexpr char kStepDonePayload[] = "weft/step-done";
-// The status was stored from an earlier, equal call.
+// The status is the stored reply of an earlier, equal call.
 inline constexpr char kReplayedPayload[] = "weft/replayed";
 
-// A result, and whether it was stored from an earlier, equal call.
+// A result, and whether it is the stored reply of an earlier, equal call.
 template <typename T>
 struct StepReply {
   T result;

@@ -12,7 +12,7 @@
 
 namespace weft {
 
-// What ends a sample before max_tokens. What matches stays in the output.
+// Ends a sample before max_tokens. The match stays in the output.
 struct StopRule {
   std::vector<int32_t> token_ids;
   std::vector<std::vector<int32_t>> token_sequences;
@@ -57,11 +57,11 @@ struct SampleResult {
   uint64_t version = 0;
 };
 
-// Tokens drawn since the last delta of the same sample.
+// Tokens that were drawn since the sample's last delta.
 struct SampleDelta {
   int sample_index = 0;
   Sample piece;
-  std::vector<float> prompt_logprobs;  // In the first delta, when asked for.
+  std::vector<float> prompt_logprobs;  // In the first delta, if asked for.
   uint64_t version = 0;
 };
 

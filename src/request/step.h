@@ -19,9 +19,9 @@ struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
-// A step that ran and failed for a reason that lies in its request and the
-// adapter's state alone, so that it fails in the same way whenever it runs. It
-// is done: it keeps its number, and this is its stored reply.
+// A step that ran and failed for a reason that depends only on its request and
+// the adapter's state, so that it fails in the same way each time it runs. The
+// step is done: it keeps its number, and this failure is its stored reply.
 struct StepFailure {
   absl::Status status;
 };
@@ -33,23 +33,23 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
                                 AdapterInfo, PublishedSnapshot, StepFailure>;
 
 [[nodiscard]] const std::string& AdapterIdOf(const StepRequest& request);
-// The number that the caller chose; 0: none.
+// Returns the number that the caller chose; 0: none.
 [[nodiscard]] uint64_t StepOf(const StepRequest& request);
-// The life of the adapter that the caller means; 0: whichever it is.
+// Returns the epoch of the adapter that the caller means; 0: the present one.
 [[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
-// Whether a step that ran and ended with this error is a StepFailure:
+// Returns whether a step that ran and ended with this error is a StepFailure:
 //   OptimStep         FAILED_PRECONDITION (the gradient is not finite)
 //   PublishSnapshot   ALREADY_EXISTS
 //   SaveCheckpoint    ALREADY_EXISTS
 //   LoadCheckpoint    NOT_FOUND, DATA_LOSS, FAILED_PRECONDITION
-// After every other error the step has not happened.
+// After any other error the step has not happened.
 [[nodiscard]] bool IsStepFailure(const StepRequest& request,
                                  const absl::Status& status);
 // As PayloadDigest of the alternative (digest.h).
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 
-// Memory that the result's numbers take, in bytes: nearly all that it holds.
+// Returns the bytes of the result's numbers, which are nearly all its memory.
 [[nodiscard]] int64_t NumBytes(const StepResult& result);
 
 }  // namespace weft

@@ -48,15 +48,15 @@ struct Datum {
   std::vector<float> weights;
   std::vector<float> logprobs;
   std::vector<float> advantages;
-  // Where the targets of each token begin, [N + 1]. Empty: every token has
-  // targets_per_token of them.
+  // The index of each token's first target, [N + 1]. Empty: every token has
+  // targets_per_token targets.
   std::vector<uint32_t> target_offsets = {};
   int targets_per_token = 1;
 
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());
   }
-  // The targets of token i, which is in [0, num_tokens()). May be empty.
+  // Returns the targets of token i, in [0, num_tokens()). May be empty.
   [[nodiscard]] TargetSpan targets_of(int64_t i) const {
     if (target_offsets.empty()) {
       return {i * targets_per_token, (i + 1) * targets_per_token};
@@ -70,7 +70,7 @@ struct Datum {
 struct TrainRequest {
   std::string adapter_id;  // Empty: base model, only without backward.
   uint64_t step = 0;       // 0: next free number.
-  uint64_t epoch = 0;      // The adapter's life; 0: whichever it is.
+  uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;
   LossConfig loss;
   std::vector<Datum> data;
@@ -83,7 +83,7 @@ struct TrainRequest {
   }
 };
 
-// Shapes as the datum's targets; entropies [N] or empty.
+// Same shapes as the datum's targets; entropies [N] or empty.
 struct DatumResult {
   std::vector<float> logprobs;
   std::vector<float> losses;

@@ -43,7 +43,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (applied_ahead_.contains(step))
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
-  // Steps without a gap before them may run ahead as far as the queue is long.
+  // A step without a gap before it may be further ahead.
   if (step - last_step_ > reorder_window_ &&
       step - LowestFree() > reorder_window_) {
     return refused(
@@ -72,7 +72,7 @@ const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
     if (running.entry.barrier() || head.barrier()) return nullptr;
   }
   if (head.item.step == 0) return &head;
-  // Nothing waits before the head, so a number missing below it is a gap.
+  // No work waits before the head, so a missing number below it is a gap.
   uint64_t expected = last_step_ + 1;
   while (expected < head.item.step && Taken(expected)) ++expected;
   return expected == head.item.step ? &head : nullptr;
@@ -91,7 +91,8 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (head->item.tokens > room) return std::nullopt;
     return StartData(num_data);
   }
-  // Whole requests of this adapter are in the plan already: no slice beside.
+  // The plan already holds whole requests of this adapter, so it takes no
+  // slice.
   if (on_device()) return std::nullopt;
   int64_t end = head->next_datum;
   room -= head->prefix(end);
@@ -100,7 +101,7 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (!take_any) return std::nullopt;
     room -= tokens[end++];
   }
-  // Beyond the limit as long as that is less than running the prefix again.
+  // Exceeds the limit while that costs less than running the prefix again.
   while (end < num_data && tokens[end] - room <= head->prefix(end)) {
     room -= tokens[end++];
   }
@@ -127,7 +128,8 @@ AdapterQueue::Started AdapterQueue::StartData(int64_t num_data) {
 AdapterQueue::Started AdapterQueue::StartBarrier() {
   auto node = waiting_.extract(waiting_.begin());
   const WorkItem& item = node.mapped().item;
-  // Even free work has a cost, or a stream of it would starve the others.
+  // Work always has a cost. Otherwise a stream of free work would starve
+  // others.
   const Started started{.slice = {.work_id = item.id},
                         .tokens = std::max<int64_t>(item.tokens, 1)};
   waiting_places_.erase(item.id);
@@ -191,7 +193,7 @@ AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
     }
     if (entry.automatic) {
       uint64_t number = highest + 1;
-      // Numbers that callers chose are theirs.
+      // Numbers that callers chose stay as they are.
       for (auto chosen = old.find({.number = number, .after = 0});
            chosen != old.end() && !chosen->second.automatic;
            chosen = old.find({.number = number, .after = 0})) {

@@ -1,9 +1,10 @@
-// Training work of one adapter in the order in which it must run: which item is
-// next, whether it may start, which number comes after. Rules: scheduler.h.
+// Training work of one adapter in the order in which it must run. Knows which
+// item is next, whether it may start, and the next number. scheduler.h has the
+// rules.
 //
-// An item is waiting, or on the device, or (a request too big for one
-// micro-batch, between two slices) waiting again with its first data done.
-// Threads: not thread-safe.
+// An item waits or is on the device. A request too big for one micro-batch
+// waits again between two slices, with its first data done. Threads: not
+// thread-safe.
 #ifndef WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
 #define WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
 
@@ -27,8 +28,8 @@ class AdapterQueue {
  public:
   struct Entry {
     WorkItem item;           // item.step is its number, 0 when it has none.
-    bool automatic = false;  // The number was given out here.
-    int64_t next_datum = 0;  // Data before it are done; > 0: started.
+    bool automatic = false;  // This queue chose the number.
+    int64_t next_datum = 0;  // Earlier data are done; > 0: started.
     int64_t in_flight = 0;   // Data on the device now (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
@@ -43,66 +44,69 @@ class AdapterQueue {
 
   // What SetLastStep did to waiting work.
   struct StepChange {
-    std::vector<uint64_t> dropped;  // Ids; their number is in the past now.
-    // (id, new number) of work whose number had been given out here.
+    std::vector<uint64_t> dropped;  // Ids whose number is now in the past.
+    // (id, new number) of work whose number this queue had chosen.
     std::vector<std::pair<uint64_t, uint64_t>> renumbered;
   };
 
   // Work that goes to the device.
   struct Started {
     TrainSlice slice;    // A barrier has only a work_id.
-    int64_t tokens = 0;  // Its cost, with the prefixes that run again; >= 1.
+    int64_t tokens = 0;  // Cost, prefixes included; >= 1.
   };
 
   // `name` is for messages.
   AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
                uint64_t reorder_window);
 
-  // The number `item` would get; errors as Scheduler::Enqueue on its step.
+  // Returns the number that `item` would get. Errors: those of
+  // Scheduler::Enqueue about its step.
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Adds an item; `number` is what NumberFor returned. item.tokens is its cost.
   void Add(WorkItem item, uint64_t number, uint64_t arrival);
 
-  // The item that may start now: nothing before it is missing or, if it is a
-  // barrier, unfinished; its deadline is after `now`. Null when there is none.
+  // Returns the item that may start now, or null. No number before it is
+  // missing, its deadline is after `now` and, if it is a barrier, all before it
+  // is finished.
   [[nodiscard]] const Entry* Ready(absl::Time now) const;
 
-  // Starts the ready kTrain item if it has the given `backward`: the whole
-  // request when it fits `room` tokens; when it is bigger than a micro-batch
-  // (`max_batch_tokens`), as many data as fit, and at least one if
-  // `take_any`. Nothing when that does not fit. Data with a common prefix stay
-  // together, beyond `room`, while that costs less than the prefix.
+  // Starts the ready kTrain item if it has the given `backward`. Takes the
+  // whole request if it fits `room` tokens. If the request exceeds a
+  // micro-batch (`max_batch_tokens`), takes the data that fit, and at least one
+  // if `take_any`. Returns none if nothing fits. Data with a common prefix may
+  // exceed `room` if that costs less than running the prefix again.
   std::optional<Started> StartTrain(absl::Time now, bool backward, int64_t room,
                                     int64_t max_batch_tokens, bool take_any);
 
   // Starts the ready barrier.
   Started StartBarrier();
 
-  // True when the work is over (last slice, or failed).
+  // Returns true when the work is over: its last slice ran, or it failed.
   bool Finish(uint64_t id, bool ok);
 
-  // Removes work that has not started; false when it is not such.
+  // Removes work that has not started. Returns false if there is none of this
+  // id.
   bool RemoveWaiting(uint64_t id);
 
   StepChange SetLastStep(uint64_t last_step);
 
-  // Ids of the work that RemoveAdapter cancels: all but that on the device
-  // with no data left.
+  // Returns the ids of the work that RemoveAdapter cancels: all work except
+  // that whose last slice is on the device.
   [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
 
   [[nodiscard]] AdapterKey key() const { return key_; }
   [[nodiscard]] bool on_device() const { return !running_.empty(); }
   [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
-  // A request is between two slices: nothing else can be first in line then.
+  // Returns whether the first request is between two slices.
   [[nodiscard]] bool has_started() const {
     return has_waiting() && waiting_.begin()->second.next_datum > 0;
   }
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
 
  private:
-  // Sorts by number; an unnumbered op comes after the number that was the
-  // highest accepted when it arrived.
+  // Sorts by number. An unnumbered op comes after the highest number that was
+  // accepted before it arrived.
   struct Place {
     uint64_t number = 0;
     uint64_t after = 0;  // Arrival of unnumbered work, 0 for numbered.
@@ -116,7 +120,7 @@ class AdapterQueue {
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;
   [[nodiscard]] uint64_t LowestFree() const;
-  // Frees or skips the number of work that is gone.
+  // Frees or skips the number of removed work.
   void Release(const Entry& entry);
   void Apply(uint64_t number);
   Started StartData(int64_t num_data);
@@ -128,7 +132,7 @@ class AdapterQueue {
   uint64_t last_step_;
   std::set<uint64_t> applied_ahead_;  // Applied or skipped, above a gap.
   std::map<Place, Entry> waiting_;
-  std::map<uint64_t, Place> waiting_places_;  // Where waiting work is, by id.
+  std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.
   std::vector<Running> running_;
 };
 

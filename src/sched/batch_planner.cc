@@ -11,7 +11,7 @@ namespace {
 
 using Queues = std::vector<AdapterQueue*>;
 
-// Adapters that may get more of the plan, in the order of their turns.
+// Adapters that may add more to the plan, in the order of their turns.
 class Line {
  public:
   Line(const Queues& queues, const FairShares& shares)
@@ -26,14 +26,14 @@ class Line {
     tenants_[turn.tenant].emplace(turn.adapter, queue);
   }
 
-  // Takes whose turn it is out of the line. Its tenant keeps the head of the
-  // line until MoveTenant.
+  // Removes and returns the adapter whose turn it is. Its tenant stays at the
+  // head of the line until MoveTenant.
   size_t Take() {
     auto& adapters = tenants_.begin()->second;
     return adapters.extract(adapters.begin()).mapped();
   }
 
-  // Gives the tenant of the latest Take the place that it has now.
+  // Moves the tenant of the latest Take to its present place.
   void MoveTenant() {
     auto tenant = tenants_.extract(tenants_.begin());
     if (tenant.mapped().empty()) return;
@@ -48,7 +48,7 @@ class Line {
 
   const Queues& queues_;
   const FairShares& shares_;
-  // Indices of queues by place, by place of the tenant.
+  // Indices of queues by the tenant's place, then by the adapter's.
   std::map<FairShares::Place, std::map<FairShares::Place, size_t>> tenants_;
 };
 

@@ -1,7 +1,7 @@
 // Fills one micro-batch, or picks one barrier, from the adapters that have work
-// ready. The adapter whose turn it is decides what kind of plan it is and goes
-// first; the others fill the room it leaves, in their turns, each as far as its
-// own order allows.
+// ready. The adapter whose turn it is goes first and decides the kind of plan.
+// The others fill the remaining room in their turns, each as far as its own
+// order allows.
 #ifndef WEFT_SRC_SCHED_BATCH_PLANNER_H_
 #define WEFT_SRC_SCHED_BATCH_PLANNER_H_
 
@@ -15,8 +15,8 @@
 
 namespace weft::sched {
 
-// Starts the work it returns and charges it to `shares`. `queues`: each has
-// ready work and nothing on the device.
+// Starts the work that it returns and charges it to `shares`. Each of `queues`
+// has ready work and nothing on the device.
 Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
                int64_t max_batch_tokens, FairShares& shares);
 

@@ -1,8 +1,9 @@
 // Shares device time between training and decoding. Each kind has a virtual
-// time that grows by (time used / its share); of two kinds with work the one
-// that is behind goes first. A kind that was idle starts where the turn on the
-// device started (start-time fair queueing): it collects no credit, but what
-// arrives during a micro-batch does not wait for another one.
+// time that grows by (time used / its share). If both kinds have work, the one
+// with less virtual time goes first. A kind that was idle starts at the virtual
+// time at which the present turn started (start-time fair queueing). So
+// idleness earns no credit, and work that arrives during a micro-batch does not
+// wait for a second one.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_DEVICE_SHARE_H_
 #define WEFT_SRC_SCHED_DEVICE_SHARE_H_
@@ -16,10 +17,10 @@ class DeviceShare {
   // `sampling_share` in (0, 1): of device time, while both kinds have work.
   explicit DeviceShare(double sampling_share);
 
-  // Whether decoding goes first, given what has work; at least one has.
+  // Returns whether decoding goes first. At least one kind has work.
   bool ChooseDecode(bool can_train, bool can_decode);
 
-  // Nothing has work.
+  // Neither kind has work.
   void NoteIdle();
 
   void AddTraining(absl::Duration elapsed);

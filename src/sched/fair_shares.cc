@@ -6,8 +6,8 @@
 namespace weft::sched {
 namespace {
 
-// Virtual time of one token at weight 1: fine enough for a weight of 1000 to
-// be exact within 1 % even for single tokens, coarse enough for 10^14 tokens.
+// Virtual time of one token at weight 1. At weight 1000 it is exact within 1 %
+// even for single tokens, and 10^14 tokens do not overflow it.
 constexpr int64_t kTimePerToken = int64_t{1} << 16;
 
 int64_t Cost(int64_t tokens, int64_t weight) {
@@ -71,7 +71,7 @@ void FairShares::Refund(AdapterKey adapter, int64_t tokens) {
   Tenant& tenant = flow.tenant->second;
   flow.place.start -= Cost(tokens, 1);
   tenant.place.start -= Cost(tokens, tenant.weight);
-  // Not SetActive: who never was served was never idle.
+  // Not by SetActive: a tenant that was never served was never idle.
   if (!std::exchange(flow.active, true)) ++tenant.num_active;
 }
 

@@ -1,10 +1,10 @@
-// Start-time fair queueing on two levels: between tenants in proportion to
-// their weights, between the adapters of one tenant equally.
+// Start-time fair queueing on two levels: tenants share in proportion to their
+// weights, the adapters of one tenant share equally.
 //
-// Whoever has work has a virtual start time, and the earliest one is served
-// next; being served moves it on by tokens / weight. Each level has a clock
-// that follows the start times of what is served. Whoever comes back from
-// idleness starts no earlier than the clock: idleness earns no credit.
+// Each member with work has a virtual start time. The earliest one is served
+// next, which adds tokens / weight to its start time. Each level has a clock
+// that follows the start times of the served members. A member that was idle
+// starts no earlier than the clock, so idleness earns no credit.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
 #define WEFT_SRC_SCHED_FAIR_SHARES_H_
@@ -20,10 +20,10 @@ namespace weft::sched {
 
 class FairShares {
  public:
-  // Earliest first. Among those who have work, no two are equal.
+  // Earliest first. No two members with work have equal places.
   struct Place {
     int64_t start = 0;
-    uint64_t since = 0;  // Breaks ties: longest with work goes first.
+    uint64_t since = 0;  // Breaks ties: the longest active first.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Turn {
@@ -35,23 +35,24 @@ class FairShares {
   // `weights`: of tenants, >= 1; every other tenant has 1.
   explicit FairShares(std::map<std::string, int64_t> weights);
 
-  // The other methods want an adapter that was added.
+  // The other methods require an adapter that was added.
   void Add(AdapterKey adapter, const std::string& tenant);
   void Remove(AdapterKey adapter);
 
-  // Tells whether the adapter has work, waiting or on the device.
+  // Sets whether the adapter has work, waiting or on the device.
   void SetActive(AdapterKey adapter, bool active);
-  // The adapter is served.
+  // Charges the adapter for work that it gets.
   void Charge(AdapterKey adapter, int64_t tokens);
-  // Undoes the adapter's latest Charge: it has that work again.
+  // Undoes the adapter's latest Charge, because its work goes back to the
+  // queue.
   void Refund(AdapterKey adapter, int64_t tokens);
 
-  // The turn of an adapter that has work.
+  // Returns the turn of an adapter that has work.
   [[nodiscard]] Turn TurnOf(AdapterKey adapter) const;
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
-  // One level: the clock that its members share.
+  // A level: its members share one clock.
   struct Level {
     int64_t clock = 0;
     uint64_t entries = 0;

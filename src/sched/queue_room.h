@@ -1,12 +1,12 @@
 // Limits of the queue, over all tenants and for each one.
 //
-// No tenant may fill the queue alone, and a full queue still takes work of a
-// tenant below its guaranteed share: the limits of the whole queue divided by
-// the number of tenants that wait, at least one request. So whatever others
-// send, a tenant is refused only beyond what it asks for itself. The price is
-// a queue that n tenants can fill to at most 2 + ln(n) times its limits and one
-// request more of each: a tenant with nothing waiting may queue one of any
-// size, or a big one could never be served. Threads: not thread-safe.
+// No tenant may fill the queue alone. A full queue still takes work of a tenant
+// below its guaranteed share, which is the limits of the whole queue divided by
+// the number of tenants that wait, and at least one request. So a tenant below
+// its share is never refused because of others. A tenant with nothing waiting
+// may queue one request of any size, because a big request could never run
+// otherwise. Therefore n tenants can fill the queue to at most 2 + ln(n) times
+// its limits, and one request more each. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 
@@ -35,8 +35,8 @@ class QueueRoom {
 
   explicit QueueRoom(const QueueLimits& limits) : limits_(limits) {}
 
-  // RESOURCE_EXHAUSTED naming the limit when the tenant may not queue a
-  // request of so many tokens now.
+  // Returns RESOURCE_EXHAUSTED that names the limit if the tenant may not queue
+  // a request of so many tokens now.
   [[nodiscard]] absl::Status Check(const std::string& tenant,
                                    int64_t tokens) const;
   void Add(const std::string& tenant, int64_t tokens);

@@ -62,7 +62,8 @@ std::array<int, kNumAdapterLocations> Residency::Counts() const {
 }
 
 int Residency::UsedSlots() const {
-  // On its way in an adapter has its slot, on its way out it has it still.
+  // An adapter has a slot from the start of its move in to the end of its move
+  // out.
   const auto has_slot = [](const auto& item) {
     const Entry& entry = item.second;
     return entry.location == Location::kDevice ||
@@ -97,7 +98,7 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // An adapter on its way to disk can turn back only when it has arrived.
+  // An adapter that moves to disk can come back only after the move.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
@@ -122,7 +123,8 @@ std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
 
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
                                         const BytesOf& bytes_of) {
-  // A waiter that is still leaving needs no slot yet: nobody leaves for it.
+  // A waiter that is still leaving needs no slot yet, so no adapter leaves for
+  // it.
   const auto leaving = std::ranges::count_if(
       waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
   const auto needed = static_cast<int>(waiters_.size() - leaving);
@@ -159,7 +161,7 @@ Residency::Entries::iterator Residency::OldestOnHost() {
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     const Entry& entry = it->second;
-    // An adapter that waits for a slot would only come back through the disk.
+    // An adapter that waits for a slot is not sent to disk: it comes back soon.
     if (entry.location != Location::kHost || entry.move_id > 0 || entry.waits) {
       continue;
     }
@@ -183,7 +185,7 @@ Residency::Entries::iterator Residency::PickVictim(const DemandOf& demand_of,
     const bool had_its_turn =
         (demand.ready & ~entry.served) == 0 && entry.last_use > asked;
     if (demand.busy || (has_work && !had_its_turn)) continue;
-    // Without work goes before with work, then who was used longest ago.
+    // Adapters without work leave first, then the least recently used.
     if (victim == entries_.end() ||
         std::pair(has_work, entry.last_use) <
             std::pair(*ready, victim->second.last_use)) {
@@ -222,9 +224,9 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
     return std::nullopt;
   }
   if (move.to == Location::kDevice) return SlotWaiter{.adapter = move.adapter};
-  // It is where it was, so what it waited for can run.
+  // The adapter is still on the device, so its work can run.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
-  // Trying again at once would fail at once: who waits is told instead.
+  // A second try would fail as well, so the first waiter gets an error instead.
   if (waiters_.empty() || UsedSlots() < options_.max_resident) {
     return std::nullopt;
   }

@@ -1,19 +1,20 @@
-// Decides which adapters have their tensors on the device when there are more
-// adapters than device slots: who comes in next, and who leaves for it.
+// Decides which adapters have their tensors on the device if there are more
+// adapters than device slots: which adapter comes in next, and which leaves.
 //
-// In: those who want a slot get one in the order in which they asked. An
-// adapter asks when it has work that could run; a new adapter asks by a ticket,
-// since it has no tensors to bring yet.
+// In: waiters get slots in the order in which they asked. An adapter asks when
+// it has work that could run. A new adapter asks by a ticket, because it has no
+// tensors yet.
 //
-// Out: the adapter used longest ago, among those without work that could run;
-// when all have some, among those that were served since they came in, with
-// each kind of work they have, and since the first in line asked: they then ask
+// Out: the least recently used adapter without work that could run. If all have
+// such work, the least recently used one that was served, with each kind of
+// work it has, since it came in and since the first waiter asked. It then asks
 // again. An adapter with work on the device never leaves. So every adapter that
-// comes in is served, no more leave than there are others to come in, and
-// everybody who asks gets a turn, also with one slot.
+// comes in is served, each leaving adapter makes room for another one, and
+// every waiter gets a turn, even with one slot.
 //
-// Where to: host buffers as far as `host_bytes` go, whose own oldest ones make
-// room by going to disk; without host buffers straight to disk.
+// Where to: to host buffers of `host_bytes` in total. When they are full, their
+// oldest adapters go to disk. Without host buffers adapters go straight to
+// disk.
 //
 // A deterministic state machine: no clock, no threads, no memory or files of
 // its own. The caller makes each move that Next returns and reports its end.
@@ -42,73 +43,74 @@ struct ResidencyOptions {
   uint64_t host_bytes = 0;  // For tensors off the device; 0: none.
 };
 
-// What the caller knows about an adapter that may have to move.
+// The work of an adapter that may have to move; the caller knows it.
 struct Demand {
-  bool busy = false;    // Work of it is on the device, or between two slices.
+  bool busy = false;    // Work on the device or between slices.
   WorkKinds ready = 0;  // Kinds of its waiting work that could run.
 };
 
 struct Move {
-  uint64_t id = 0;      // Names the move in Finished.
-  uint64_t ticket = 0;  // > 0: a slot for a new adapter, nothing moves.
+  uint64_t id = 0;      // Identifies the move in Finished.
+  uint64_t ticket = 0;  // > 0: slot of a new adapter; no move.
   AdapterKey adapter = AdapterKey::kBaseModel;
   Location from = Location::kDevice;
   Location to = Location::kDevice;
 };
 
-// Somebody who wants a slot: an adapter or a ticket.
+// An adapter or a ticket that waits for a slot.
 struct SlotWaiter {
   AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t ticket = 0;
-  uint64_t asked = 0;  // After so many uses.
+  uint64_t asked = 0;  // The count of uses at that time.
 };
 
 class Residency {
  public:
   using DemandOf = std::function<Demand(AdapterKey adapter)>;
-  // What its tensors take off the device.
+  // Returns the bytes of an adapter's tensors off the device.
   using BytesOf = std::function<uint64_t(AdapterKey adapter)>;
 
   explicit Residency(const ResidencyOptions& options) : options_(options) {}
 
-  // A new adapter, on the device: takes over the slot of a ticket.
+  // Adds a new adapter on the device. It takes over the slot of a ticket.
   void Add(AdapterKey adapter);
-  // An adapter of an earlier process, on disk.
+  // Adds an adapter of an earlier process. Its tensors are on disk.
   void AddOnDisk(AdapterKey adapter) {
     entries_[adapter] = {.location = Location::kDisk};
   }
-  // The holder of a ticket's slot made no adapter.
+  // Returns a ticket's slot in which no adapter was made.
   void ReturnSlot() { --granted_; }
-  // Also while it moves. False: unknown.
+  // Removes an adapter, also while it moves. Returns false if it is unknown.
   bool Remove(AdapterKey adapter);
 
-  // The adapter has work. True when it is not on the device and has not asked
-  // before.
+  // The adapter has work. Returns true if it is not on the device and now asks
+  // for a slot.
   bool Want(AdapterKey adapter);
   void WantSlot(uint64_t ticket) {
     waiters_.push_back({.ticket = ticket, .asked = uses_});
   }
-  // The adapter was served: work of these kinds.
+  // The adapter ran work of these kinds.
   void Used(AdapterKey adapter, WorkKinds kinds);
 
-  // The next move to make, none when there is nothing to do until something
-  // else happens. An adapter that leaves the device may not run from now on;
-  // one that comes in only when Finished was called.
+  // Returns the next move to make, or none until another call changes the
+  // state. An adapter that leaves the device may not run from now on. An
+  // adapter that comes in may run after Finished.
   std::optional<Move> Next(const DemandOf& demand_of, const BytesOf& bytes_of);
 
-  // The adapter makes this move still: it was not removed meanwhile.
+  // Returns whether the adapter still makes this move and was not removed.
   [[nodiscard]] bool IsUnderway(const Move& move) const;
-  // Ends a move that is under way (not a ticket's). A failed one leaves the
-  // adapter where it was; returns who cannot be served for that and no longer
-  // waits.
+  // Ends a move that is under way (not a ticket's). A failed move leaves the
+  // adapter where it was. Returns the waiter that gets no slot because of the
+  // failure and no longer waits.
   std::optional<SlotWaiter> Finished(const Move& move, bool ok);
 
-  // None: unknown.
+  // Returns none if the adapter is unknown.
   [[nodiscard]] std::optional<Location> LocationOf(AdapterKey adapter) const;
-  // On the device, and not about to leave it.
+  // Returns whether the adapter is on the device and not leaving.
   [[nodiscard]] bool CanRun(AdapterKey adapter) const;
   [[nodiscard]] bool has_waiters() const { return !waiters_.empty(); }
-  // Adapters by location; a moving one counts where it comes from.
+  // Returns the number of adapters by location. A moving one counts at its
+  // origin.
   [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const;
 
  private:
@@ -125,19 +127,19 @@ class Residency {
 
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
-  // A waiter that cannot come in yet because it is still on its way out.
+  // Returns whether the waiter cannot come in yet because it is still leaving.
   [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
   void DropWaiter(AdapterKey adapter);
-  // Those whose work has gone no longer wait.
+  // Removes waiters that no longer have work.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
   std::optional<Move> MakeSlot(const DemandOf& demand_of,
                                const BytesOf& bytes_of);
-  // The first in line who could come in now; end(): none.
+  // Returns the first waiter that could come in now; end(): none.
   [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
-  // end(): none.
+  // The least recently used entry on the host; end(): none.
   [[nodiscard]] Entries::iterator OldestOnHost();
-  // An adapter with work is picked only if it was used after `asked`.
+  // Picks an adapter with work only if it was used after `asked`.
   [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
                                              uint64_t asked, bool* ready);
   Move StartMove(Entries::iterator it, Location to);

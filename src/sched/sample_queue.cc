@@ -27,7 +27,7 @@ void SampleQueue::SetHeld(AdapterKey adapter, bool held) {
   } else {
     held_.erase(adapter);
   }
-  // To be held earns no more credit than idleness.
+  // A held adapter earns no credit, just as an idle one.
   if (lanes_.contains(adapter)) shares_.SetActive(adapter, !held);
 }
 
@@ -95,7 +95,7 @@ bool SampleQueue::HasReady(absl::Time now) const {
 }
 
 bool SampleQueue::HasWaiting(AdapterKey adapter) const {
-  return lanes_.contains(adapter);  // No lane is empty.
+  return lanes_.contains(adapter);  // Lanes are never empty.
 }
 
 }  // namespace weft::sched

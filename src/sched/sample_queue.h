@@ -1,5 +1,5 @@
-// Sample requests that wait for a place among the decoding sequences: first in
-// first out for each adapter, adapters in turn by the tokens they were given
+// Sample requests that wait to be decoded. Each adapter's requests are first
+// in, first out. Adapters take turns by the tokens that they got
 // (fair_shares.h).
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
@@ -25,14 +25,14 @@ class SampleQueue {
     AdapterKey adapter = AdapterKey::kBaseModel;
     int64_t tokens = 0;  // Cost.
     absl::Time deadline;
-    uint64_t arrival = 0;  // Unique; the place in the adapter's line.
+    uint64_t arrival = 0;  // Unique; orders the adapter's requests.
   };
 
-  // `weights`: of tenants, as FairShares.
+  // `weights`: of tenants, see FairShares.
   explicit SampleQueue(std::map<std::string, int64_t> weights)
       : shares_(std::move(weights)) {}
 
-  // Entries are of adapters that were added.
+  // The adapter of each entry was added before.
   void AddAdapter(AdapterKey adapter, const std::string& tenant);
 
   // Removes the adapter with its entries and returns their ids.
@@ -40,10 +40,10 @@ class SampleQueue {
 
   void Add(Entry entry);
 
-  // Entries of an adapter that is held have no turn.
+  // Entries of a held adapter get no turn.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // Removes and returns the entry whose turn it is; expired ones have none.
+  // Removes and returns the entry whose turn it is. Skips expired entries.
   std::optional<Entry> Take(absl::Time now);
 
   // Undoes the Take of `entry`.
@@ -51,14 +51,14 @@ class SampleQueue {
 
   bool Remove(AdapterKey adapter, uint64_t id);
 
-  // Take would return something.
+  // Returns whether Take would return an entry.
   [[nodiscard]] bool HasReady(absl::Time now) const;
   [[nodiscard]] bool HasWaiting(AdapterKey adapter) const;
 
  private:
   using Lane = std::map<uint64_t, Entry>;  // By arrival.
 
-  // First entry of the lane that has not expired; end() when none.
+  // Returns the first entry that has not expired; end() if there is none.
   static Lane::const_iterator Head(const Lane& lane, absl::Time now);
   void Erase(AdapterKey adapter, Lane::const_iterator entry);
 

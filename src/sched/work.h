@@ -1,5 +1,5 @@
-// What the scheduler takes in and gives out: units of work and plans. Plain
-// values; work ids are the caller's.
+// The scheduler's input and output: units of work and plans. Plain values. The
+// caller chooses the ids of work.
 #ifndef WEFT_SRC_SCHED_WORK_H_
 #define WEFT_SRC_SCHED_WORK_H_
 
@@ -17,7 +17,7 @@ namespace weft::sched {
 enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
 inline constexpr int kNumWorkKinds = 4;
 
-// What waits for an adapter, as a set of bits.
+// A set of kinds of work, one bit each.
 using WorkKinds = uint8_t;
 inline constexpr WorkKinds kTraining = 1;
 inline constexpr WorkKinds kSampling = 2;
@@ -26,16 +26,17 @@ inline constexpr WorkKinds kTask = 4;  // Reads or writes the tensors.
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler still holds.
   WorkKind kind = WorkKind::kTrain;
-  AdapterKey adapter = AdapterKey::kBaseModel;  // Its work has no order.
+  AdapterKey adapter = AdapterKey::kBaseModel;  // Has no order.
   uint64_t step = 0;      // > 0: its place in the adapter's order.
   bool backward = false;  // kTrain: gradients are wanted.
-  // kTrain: tokens of each datum, >= 1, that the one before it does not have.
+  // kTrain: tokens of each datum, >= 1, without its common prefix (below).
   std::vector<int64_t> datum_tokens;
-  // kTrain: tokens that each datum begins with as the one before it does. They
-  // cost nothing beside it and run again at the start of a slice. Empty: none.
+  // kTrain: length of the prefix that each datum has in common with the datum
+  // before. It costs nothing in the same slice, and it runs again at the start
+  // of a slice. Empty: no common prefixes.
   std::vector<int64_t> datum_prefix;
-  // Cost for admission and fairness. kTrain: ignored, the sum of datum_tokens
-  // counts. kSample: prompt and tokens that may be drawn.
+  // Cost for admission and fairness. kTrain ignores it and costs the sum of
+  // datum_tokens. kSample: prompt and tokens that may be drawn.
   int64_t tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -45,7 +46,7 @@ struct TrainSlice {
   uint64_t work_id = 0;
   int64_t first_datum = 0;
   int64_t num_data = 0;
-  bool last = false;  // No data of the request remain after this slice.
+  bool last = false;  // This is the request's last slice.
 
   friend bool operator==(const TrainSlice&, const TrainSlice&) = default;
 };
@@ -53,15 +54,15 @@ struct TrainSlice {
 // What the device does next.
 struct Plan {
   enum class Kind : uint8_t {
-    kNone,       // Nothing can run now.
-    kTrain,      // One micro-batch: `slices`, all with or without `backward`.
+    kNone,       // No work can run now.
+    kTrain,      // One micro-batch: `slices`, all with backward or all without.
     kExclusive,  // One kOptim or kAdapterOp: `work_id`.
     kDecode,     // Admit samples (TakeSamples), then one decode iteration.
   };
   Kind kind = Kind::kNone;
   bool backward = false;
-  // Slices of one adapter are neighbours. An adapter has either whole requests
-  // here or exactly one slice of a request too big for one micro-batch.
+  // Slices of one adapter are adjacent. An adapter has either whole requests
+  // here or one slice of a request that is too big for one micro-batch.
   std::vector<TrainSlice> slices;
   uint64_t work_id = 0;
 };
