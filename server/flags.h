@@ -2,8 +2,8 @@
 // drives parsing, --help, --print-config and the documentation of defaults.
 // Precedence: flag > environment > file > default.
 //
-// Parsed by code of its own: CLI11, which Debian has, stops at the first mistake
-// and suggests no near names; weftd lists every mistake of a start at once.
+// The parser is weftd's own because a start lists every mistake at once, with
+// near names. CLI11, which Debian has, stops at the first mistake.
 //
 // Nothing here touches Torch or the network: --help must be quick.
 #ifndef WEFT_SERVER_FLAGS_H_
@@ -42,8 +42,8 @@ struct Settings {
 // for booleans also "--name" and "--no-name".
 // Reads the file of --config, if there is one.
 // Errors: INVALID_ARGUMENT listing every unknown flag or setting, with a near
-// name, every value that does not parse, and a file that cannot be read. Ranges are not
-// checked here but by Validate of the options.
+// name, every value that does not parse, and a file that cannot be read.
+// Validate of the options checks ranges.
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 

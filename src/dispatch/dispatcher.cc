@@ -181,11 +181,18 @@ std::vector<uint64_t> Dispatcher::TakeCancelled() {
   return running;
 }
 
+bool Dispatcher::drained() const {
+  MutexLock lock(&state_.mu);
+  return Drained();
+}
+
+bool Dispatcher::Drained() const {
+  return state_.draining && state_.steps.empty() && state_.samples.empty() &&
+         !state_.residency.has_waiters() && state_.holds == 0;
+}
+
 void Dispatcher::AnswerDrainWhenIdle() {
-  if (!state_.draining || !state_.steps.empty() || !state_.samples.empty() ||
-      state_.residency.has_waiters() || state_.holds > 0) {
-    return;
-  }
+  if (!Drained()) return;
   // After the replies of all steps, which wait until the log is on disk.
   for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
     state_.env.post_durable([done = std::move(done)] { done(true); });

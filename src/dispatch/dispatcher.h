@@ -52,6 +52,8 @@ class Dispatcher {
   [[nodiscard]] std::shared_ptr<void> Hold();
   // Next returns nothing from now on.
   void Stop();
+  // Returns true after a drain has ended: no work is left, and none is taken in.
+  [[nodiscard]] bool drained() const;
 
   // Engine thread.
 
@@ -76,6 +78,7 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void AccountDeviceTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void AnswerDrainWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  [[nodiscard]] bool Drained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   mutable State state_;
   StepDesk steps_;

@@ -207,6 +207,7 @@ void EngineImpl::Loop() {
     snapshots_.GoOn();
     probe_.Heartbeat();
   }
+  if (failure().ok() && dispatcher_.drained()) snapshots_.WriteLast();
 }
 
 void EngineImpl::Run(dispatch::Work& work) {

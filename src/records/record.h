@@ -39,8 +39,8 @@ struct ReplyRecord {
   StepResult result;
 };
 
-// The adapter exists from now on: fresh, or with the state of a checkpoint or of
-// an imported folder. In a snapshot: it exists.
+// An adapter that exists from now on: fresh, or with the state of a checkpoint
+// or of an imported folder. In a snapshot it exists already.
 struct AdapterRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   std::string adapter_id;

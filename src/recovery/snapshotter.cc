@@ -21,6 +21,9 @@ constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
 // BeforeChange does not keep to it.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
+// What a modest disk writes, to weigh a last snapshot against a longer start.
+constexpr double kDiskBytesPerSecond = 200e6;
+constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
 }  // namespace
 
@@ -30,6 +33,34 @@ bool Snapshotter::IsDue() const {
   return context_.recorder.recording() && absl::Now() >= not_before_ &&
          (cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
           cost.time > absl::Seconds(options.snapshot_replay_seconds));
+}
+
+uint64_t Snapshotter::ChangedBytes() const {
+  uint64_t bytes = 0;
+  for (const AdapterKey key : context_.dispatcher.recovery().Keys()) {
+    const bool on_disk =
+        images_.contains(key) || context_.adapters.File(key).durable;
+    if (!on_disk) bytes += context_.adapters.ImageBytes(key);
+  }
+  return bytes;
+}
+
+void Snapshotter::WriteLast() {
+  if (!context_.recorder.recording()) return;
+  const absl::Duration writing =
+      absl::Seconds(static_cast<double>(ChangedBytes()) / kDiskBytesPerSecond);
+  if (phase_ == Phase::kIdle) {
+    if (context_.recorder.cost().time <= writing) return;
+    Log(LogLevel::kInfo, "writing a last snapshot",
+        {{"bytes", ChangedBytes()},
+         {"saves_seconds",
+          absl::ToDoubleSeconds(context_.recorder.cost().time)}});
+    Begin();
+  }
+  while (phase_ != Phase::kIdle) {
+    GoOn();
+    absl::SleepFor(kPoll);
+  }
 }
 
 void Snapshotter::GoOn() {

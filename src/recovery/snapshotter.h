@@ -43,9 +43,15 @@ class Snapshotter {
   // Between two pieces of work: begins a snapshot that is due, or goes on with
   // the one under way.
   void GoOn();
+  // At the end of a process that has drained: writes a snapshot if running the
+  // log again would take longer than that. Returns when it is on disk, or has
+  // failed, which is logged.
+  void WriteLast();
 
  private:
   [[nodiscard]] bool IsDue() const;
+  // Bytes of the adapters that have changed since their images.
+  [[nodiscard]] uint64_t ChangedBytes() const;
   void Begin();
   // What the adapter is, without its image.
   [[nodiscard]] records::AdapterRecord Describe(AdapterKey key) const;

@@ -49,7 +49,7 @@ namespace weft::sched {
 struct SchedulerOptions {
   int64_t max_batch_tokens = 8192;  // Per micro-batch; a datum may exceed.
   QueueLimits queue;                // Limits of waiting work of all kinds.
-  double sampling_share = 0.5;      // Of device time; in (0, 1).
+  double sampling_share = 0.5;      // Part of device time; in (0, 1).
   uint64_t reorder_window = 256;    // A number's greatest lead; >= 1.
   // Weights >= 1; a tenant that is not named has 1.
   std::map<std::string, int64_t> tenant_weights = {};

@@ -130,9 +130,8 @@ void StepExecutor::Load(const dispatch::StepTask& step,
     const absl::Time start = absl::Now();
     absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
-    absl::StatusOr<std::string> image = loaded.ok()
-                                            ? KeepState(context_, loaded->state)
-                                            : loaded.status();
+    absl::StatusOr<std::string> image =
+        loaded.ok() ? KeepState(context_, loaded->state) : loaded.status();
     context_.dispatcher.Post(
         [this, step, request, image = std::move(image),
          loaded = std::move(loaded)](const absl::Status& open) mutable {

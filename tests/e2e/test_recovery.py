@@ -3,6 +3,7 @@ other limits, of replies that nobody kept, of a disk that failed."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from functools import partial
@@ -173,6 +174,26 @@ def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
     assert "no snapshot could be written" in daemon.log_tail()
     before = image(durable, "a")
     durable.restart()
+    assert image(durable, "a") == before
+
+
+def test_a_clean_stop_leaves_a_start_nothing_to_run_again(durable: Durable) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        for seed in range(8):
+            train(client, "a", seed)
+    before = image(durable, "a")
+    assert daemon.stop() == 0
+    assert list((durable.folder / "state").glob("SNAPSHOT-*"))
+    daemon = durable.start()
+    recovered = [
+        record
+        for record in map(json.loads, daemon.log_tail().splitlines())
+        if record["msg"] == "state recovered"
+    ]
+    # The settings of the segment that the snapshot began.
+    assert recovered[-1]["records"] <= 1
     assert image(durable, "a") == before
 
 
