@@ -52,7 +52,7 @@ class Dispatcher {
   [[nodiscard]] std::shared_ptr<void> Hold();
   // Next returns nothing from now on.
   void Stop();
-  // Returns true after a drain has ended: no work is left, and none is taken in.
+  // Whether a drain has ended: no work is left, and none is taken in.
   [[nodiscard]] bool drained() const;
 
   // Engine thread.
