@@ -15,7 +15,7 @@
 namespace weft::engine {
 namespace {
 
-// Buffers of the two are interchangeable. The seed does not matter.
+// Returns whether both have the same buffers. The seed does not matter.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;
@@ -132,7 +132,7 @@ void StepExecutor::Load(const dispatch::StepTask& step,
     context_.dispatcher.Post(
         [this, step, request, image,
          loaded = std::move(loaded)](const absl::Status& open) mutable {
-          if (!open.ok()) return;  // The step has been told.
+          if (!open.ok()) return;  // The step has already ended.
           const absl::Status status =
               Install(step, request, std::move(loaded), image);
           if (!status.ok()) Complete(step, status);
