@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// One flag: where its value lives, and what to say about it.
+// One flag: the place of its value, and its help.
 struct Flag {
   const char* group = nullptr;
   std::string name;
@@ -20,13 +20,13 @@ struct Flag {
   bool is_bool = false;
   bool is_action = false;  // Not a setting: no environment variable.
   std::string default_value;
-  // False when the text is no such value.
+  // Returns false if the text is not a value of this flag.
   std::function<bool(absl::string_view, Settings*)> read;
 
   [[nodiscard]] std::string environment() const;
 };
 
-// Threads: any; made once.
+// Threads: any. Created once.
 [[nodiscard]] const std::vector<Flag>& FlagTable();
 
 }  // namespace weft

@@ -2,7 +2,7 @@
 // --help and the documentation of defaults. Precedence: flag > environment >
 // default.
 //
-// Nothing here touches Torch, the network or the disk: --help must be quick.
+// This code uses neither Torch nor network nor disk, so that --help is quick.
 #ifndef WEFT_SERVER_FLAGS_H_
 #define WEFT_SERVER_FLAGS_H_
 
@@ -17,31 +17,31 @@
 
 namespace weft {
 
-// What the command line asks for.
+// The settings of the command line and the environment.
 struct Settings {
   EngineOptions engine;
   ServerOptions server;
   bool help = false;
   bool version = false;
   bool check_config = false;
-  int64_t device_memory_bytes = 0;  // For check_config; 0: of no device.
+  int64_t device_memory_bytes = 0;  // For check_config; 0: none.
 };
 
 [[nodiscard]] Environment ProcessEnvironment();
 
 // Reads `args` (without the program's name): "--name=value", "--name value",
 // for booleans also "--name" and "--no-name".
-// Errors: INVALID_ARGUMENT listing every unknown flag or environment variable
-// WEFT_* of a near name, and every value that does not parse. Ranges are not
-// checked here but by Validate of the options.
+// Errors: INVALID_ARGUMENT listing every unknown flag, every environment
+// variable WEFT_* that resembles a flag's, and every value that does not parse.
+// Validate of the options checks ranges.
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Every complaint of both Validate functions, and of --device-memory-bytes, one
-// per line.
+// Returns every complaint of both Validate functions and about
+// --device-memory-bytes, one per line.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
-// Grouped, at most 100 columns.
+// Returns the help, grouped, in at most 100 columns.
 [[nodiscard]] std::string HelpText();
 
 }  // namespace weft
