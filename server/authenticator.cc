@@ -24,8 +24,8 @@ absl::string_view BearerToken(absl::string_view authorization) {
   return authorization.substr(kScheme.size());
 }
 
-// Returns the value of a header; empty if it is missing or comes twice. Of two
-// headers another program may have checked the other one.
+// Returns the value of a header; empty if it is missing or comes twice. A proxy
+// may have checked the other one of two headers.
 absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
                        const char* name) {
   const auto [begin, end] = all.equal_range(name);

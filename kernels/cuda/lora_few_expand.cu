@@ -114,7 +114,7 @@ __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
 struct FeatureTile {
   int64_t slot;
   int64_t column;  // Where the projection begins in y.
-  int features;    // Of the projection.
+  int features;    // The projection's.
   int first;       // The tile's first.
 };
 

@@ -23,7 +23,7 @@ inline constexpr int64_t kUsualSequenceTokens = 2048;
 struct ModelSizes {
   model::ModelConfig config;  // The whole model's.
   int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // Of activations, cache, copies.
+  int64_t element_bytes = 2;  // Activations, cache, copies.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
