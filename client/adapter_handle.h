@@ -1,4 +1,4 @@
-// Training steps of one adapter, numbered by the client.
+// Sends the training steps of one adapter and numbers them.
 #ifndef WEFT_CLIENT_ADAPTER_HANDLE_H_
 #define WEFT_CLIENT_ADAPTER_HANDLE_H_
 
@@ -24,9 +24,9 @@ template <typename T>
 using Future = std::future<absl::StatusOr<T>>;
 
 // Each method sends one step at once and returns a future, so that several
-// steps can be in flight; the server runs them in the order of the calls. When
-// a step is refused while later ones are in flight, these end with
-// FAILED_PRECONDITION and the handle wants a Resync().
+// steps can be in flight. The server runs them in the order of the calls. If a
+// step is refused while later ones are in flight, the later ones end with
+// FAILED_PRECONDITION and the handle needs a Resync().
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
@@ -57,7 +57,7 @@ class AdapterHandle {
   const std::string adapter_id_;
   const CallOptions options_;
   const std::unique_ptr<v1::AdapterService::Stub> adapters_;
-  // Both shared with the calls in flight.
+  // The calls in flight share both.
   const std::shared_ptr<v1::TrainingService::Stub> training_;
   const std::shared_ptr<StepCounter> counter_;
 };

@@ -1,4 +1,4 @@
-// What a call carries beside its message.
+// The metadata of a call.
 #ifndef WEFT_CLIENT_CALL_METADATA_H_
 #define WEFT_CLIENT_CALL_METADATA_H_
 
@@ -10,9 +10,10 @@
 namespace weft::client {
 
 // Adds the token as `authorization: Bearer ...` and the adapter's id as
-// `weft-adapter-id`, by which a proxy in front of several servers finds the one
-// that holds the adapter; empty ones are left out. So is an id that metadata
-// cannot hold: it is no adapter's, and any server refuses it.
+// `weft-adapter-id`, by which a proxy in front of several servers finds the
+// server that has the adapter. Leaves out empty values. Also leaves out an id
+// that metadata cannot hold, because no adapter has such an id and every server
+// refuses it.
 void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
                      absl::string_view adapter_id);
 

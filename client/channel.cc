@@ -9,7 +9,7 @@ namespace {
 
 grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
-  // Messages are bounded by the server alone.
+  // Only the server limits the size of messages.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
@@ -61,7 +61,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
           "the token would be sent in plaintext, for anybody on the way to "
           "read: use TLS");
     }
-    // A proxy of the environment would take the call off this machine.
+    // A proxy of the environment would send the call to another machine.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   }
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),

@@ -15,9 +15,9 @@ namespace weft::client {
 struct Security {
   // Sent as `authorization: Bearer ...` with every call; empty: none.
   std::string token = {};
-  // TLS with the authorities that the system trusts. Implied by the next two.
+  // Use TLS with the system's authorities. The next two fields imply it.
   bool tls = false;
-  std::string root_certificates = {};  // PEM; the authorities instead of those.
+  std::string root_certificates = {};  // PEM; instead of the system's.
   std::string certificate = {};        // PEM, with `private_key`: mutual TLS.
   std::string private_key = {};
   // The name in the server's certificate; empty: the target's host.
@@ -28,14 +28,14 @@ struct Security {
   }
 };
 
-// Whether the target is on this machine, so that nobody listens on the way:
-// 127.0.0.0/8, [::1], localhost, unix:PATH.
+// Returns whether the target is on this machine, so that plaintext stays
+// private: 127.0.0.0/8, [::1], localhost, unix:PATH.
 [[nodiscard]] bool IsLocalTarget(absl::string_view target);
 
 // Opens a channel; the first call connects.
-// Errors: FAILED_PRECONDITION where a token would leave the machine in
-// plaintext; INVALID_ARGUMENT for a certificate without its key, or a key
-// without its certificate.
+// Errors: FAILED_PRECONDITION if a token would leave the machine in plaintext;
+// INVALID_ARGUMENT for a certificate without its key, or a key without its
+// certificate.
 [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
     const std::string& target, const Security& security);
 

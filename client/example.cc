@@ -25,7 +25,7 @@ absl::Status Run(const std::string& target) {
   weft::v1::AdamWConfig adamw;
   adamw.set_learning_rate(1e-3);
   for (int i = 0; i < 10; ++i) {
-    // Both are sent before the first is waited for.
+    // Sends both before it waits for the first.
     auto gradient = (*adapter)->ForwardBackward({*datum}, loss);
     auto step = (*adapter)->OptimStep(adamw);
     const auto trained = gradient.get();

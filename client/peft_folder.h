@@ -1,4 +1,4 @@
-// PEFT folders to and from the chunks of Export and Import.
+// Converts PEFT folders to and from the chunks of Export and Import.
 #ifndef WEFT_CLIENT_PEFT_FOLDER_H_
 #define WEFT_CLIENT_PEFT_FOLDER_H_
 
@@ -12,15 +12,15 @@
 
 namespace weft::client {
 
-// Gives the files of a PEFT folder to `send`, at most 1 MiB at a time, until
+// Passes the files of a PEFT folder to `send`, at most 1 MiB at a time, until
 // it returns false. Errors: NOT_FOUND for a missing file.
 [[nodiscard]] absl::Status ReadPeftFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
 
-// Collects chunks beside `folder`, then moves them in place. Without Commit,
-// what was written is removed and the folder stays as it was.
-// Threads: one at a time.
+// Writes chunks beside `folder`. Commit moves the files in place. Without
+// Commit the written files are removed and the folder stays as it was. Threads:
+// not thread-safe.
 class PeftFolderWriter {
  public:
   explicit PeftFolderWriter(std::filesystem::path folder);
@@ -28,11 +28,11 @@ class PeftFolderWriter {
   PeftFolderWriter(const PeftFolderWriter&) = delete;
   PeftFolderWriter& operator=(const PeftFolderWriter&) = delete;
 
-  // Appends a piece. DATA_LOSS when its name is not a plain file name;
-  // INTERNAL when the disk refuses.
+  // Appends a piece. Errors: DATA_LOSS if its name is not a plain file name;
+  // INTERNAL if it cannot be written.
   [[nodiscard]] absl::Status Add(const v1::FileChunk& chunk);
-  // Moves the files, replacing those of their names. DATA_LOSS when one of
-  // PEFT's two files did not come.
+  // Moves the files and replaces files of the same names. Errors: DATA_LOSS if
+  // one of PEFT's two files is missing.
   [[nodiscard]] absl::Status Commit();
 
  private:

@@ -17,7 +17,7 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
       absl::IsUnavailable(failure.status) ||
       (absl::IsResourceExhausted(failure.status) && failure.retry_after);
   if (!repeatable || attempt >= policy.max_attempts) return std::nullopt;
-  // 2^20 initial delays exceed any bound in use.
+  // 2^20 initial delays exceed every bound in use.
   const int doublings = std::min(attempt - 1, 20);
   absl::Duration delay =
       std::min(policy.initial_delay * (1 << doublings), policy.max_delay);

@@ -1,4 +1,4 @@
-// When a call is repeated, and how gRPC's statuses become absl's.
+// Decides when a call is repeated, and converts gRPC's statuses to absl's.
 #ifndef WEFT_CLIENT_RETRY_H_
 #define WEFT_CLIENT_RETRY_H_
 
@@ -19,22 +19,22 @@ struct RetryPolicy {
   double jitter = 0.2;  // Delays vary by this fraction up and down.
 };
 
-// What a failed attempt tells.
+// The result of a failed attempt.
 struct Failure {
   absl::Status status;
   std::optional<absl::Duration> retry_after;  // The server's hint.
 };
 
-// How long to wait after failed attempt number `attempt` (from 1); nullopt:
-// give up. Only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, are repeated,
-// and never beyond `remaining`. `draw` in [0, 1) places the jitter.
+// Returns how long to wait after failed attempt number `attempt` (from 1);
+// nullopt: give up. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a
+// hint, and never beyond `remaining`. `draw` in [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,
                                                       absl::Duration remaining,
                                                       double draw);
 
-// A number in [0, 1) for NextDelay. Threads: any.
+// Returns a random number in [0, 1) for NextDelay. Threads: any.
 [[nodiscard]] double DrawJitter();
 
 // Codes map one to one.

@@ -71,7 +71,7 @@ absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
       }
     }
   }
-  // Outside the lock: a cancelled call may finish, and come here, at once.
+  // Outside the lock, because a cancelled call may call Finish at once.
   for (const auto& cancel : cancels) cancel();
   return status;
 }

@@ -1,11 +1,11 @@
-// Numbering of an adapter's steps: pure bookkeeping, no I/O.
+// Numbers an adapter's steps, without I/O.
 //
 // A step gets its number when it is submitted, so that several can be in flight
-// and the server runs them in that order. A number that the server refused (the
-// step was never queued) must be used by another step, or everything after it
-// would wait for it: when it was the last one given out, the next step takes
-// it; otherwise the later steps in flight are withdrawn. When nobody knows
-// whether a step ran, the counter wants a Reset to what the server reports.
+// and the server runs them in that order. If the server refuses a step, the
+// step was never queued and all later steps wait for its number. If it was the
+// last number, the next step takes it. Otherwise the counter withdraws the
+// later steps in flight. If it is unknown whether a step ran, the counter needs
+// a Reset to the server's last step.
 #ifndef WEFT_CLIENT_STEP_COUNTER_H_
 #define WEFT_CLIENT_STEP_COUNTER_H_
 
@@ -28,7 +28,7 @@ enum class StepOutcome : uint8_t {
   kUnknown,  // It may have run.
 };
 
-// What a training step's status says about its number. A status with the
+// Returns the outcome that a training step's status implies. A status with the
 // payload kStepDonePayload is the answer of a step that is done.
 [[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
@@ -38,17 +38,18 @@ class StepCounter {
  public:
   explicit StepCounter(uint64_t last_step) : next_(last_step + 1) {}
 
-  // The number that the next step will carry.
+  // Returns the number of the next step.
   [[nodiscard]] uint64_t next_step() const;
 
-  // The next number. FAILED_PRECONDITION until Reset where it is not known.
+  // Takes the next number. Errors: FAILED_PRECONDITION while it is unknown,
+  // until Reset.
   [[nodiscard]] absl::StatusOr<uint64_t> Take();
 
-  // How to end the call that carries `number`, should it be withdrawn.
+  // Sets the function that cancels the call of `number` if it is withdrawn.
   void SetCancel(uint64_t number, std::function<void()> cancel);
 
-  // Records the end of a step and withdraws the later ones where needed.
-  // Returns what its caller is to see: `status`, or for a withdrawn step
+  // Records the end of a step and withdraws later ones if needed. Returns the
+  // status for its caller: `status`, or for a withdrawn step
   // FAILED_PRECONDITION with the reason.
   absl::Status Finish(uint64_t number, StepOutcome outcome,
                       const absl::Status& status);
@@ -56,7 +57,7 @@ class StepCounter {
   // FAILED_PRECONDITION while steps are in flight.
   [[nodiscard]] absl::Status CheckIdle() const;
 
-  // Starts over after `last_step`, as the server reports it.
+  // Goes on after `last_step`, which the server reported.
   void Reset(uint64_t last_step);
 
  private:
@@ -68,7 +69,7 @@ class StepCounter {
   mutable absl::Mutex mu_;
   uint64_t next_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);
-  // Not empty: why numbers cannot be given out.
+  // Not empty: the reason why Take fails.
   std::string problem_ ABSL_GUARDED_BY(mu_);
 };
 

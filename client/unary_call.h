@@ -1,4 +1,4 @@
-// One unary RPC with repetitions, all within one deadline, on gRPC's threads.
+// Runs one unary RPC with repetitions within one deadline, on gRPC's threads.
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
@@ -19,7 +19,7 @@
 
 namespace weft::client {
 
-// What a call returned.
+// The result of a call.
 template <typename Response>
 struct Reply {
   Response message;
@@ -32,7 +32,7 @@ struct CallOptions {
   std::string token;  // Sent as `authorization: Bearer ...` unless empty.
 };
 
-// The adapter that a request names; empty when it names none.
+// Returns the adapter that a request names; empty if it names none.
 template <typename Request>
 std::string AdapterOf(const Request& request) {
   if constexpr (requires { request.adapter_id(); }) {
@@ -42,8 +42,8 @@ std::string AdapterOf(const Request& request) {
   }
 }
 
-// Ownership: gRPC's callbacks keep it for as long as its call lasts; Start
-//            returns a handle that can only cancel.
+// Ownership: gRPC's callbacks own it until the call ends. Start returns a
+// handle that can only cancel.
 // Threads:   any; `done` runs once, on gRPC's thread.
 template <typename Request, typename Response>
 class UnaryCall final
@@ -79,7 +79,7 @@ class UnaryCall final
             });
   }
 
-  // Ends the call with CANCELLED unless it has ended.
+  // Ends the call with CANCELLED unless it has already ended.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     cancelled_ = true;
@@ -116,13 +116,13 @@ class UnaryCall final
   const CallOptions options_;
   const absl::Time deadline_;
   const Done done_;
-  // Touched by one attempt at a time.
+  // One attempt at a time uses it.
   Response response_;
   int attempt_ = 0;
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  // Replaced between attempts only; the callbacks of an attempt may read it.
+  // Replaced only between attempts. An attempt's callbacks may read it.
   std::unique_ptr<grpc::ClientContext> context_;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };

@@ -11,7 +11,7 @@
 namespace weft::client {
 namespace {
 
-// x86-64 and AArch64, which we build for, keep numbers as the wire does.
+// x86-64 and AArch64 have the wire's byte order.
 template <typename T>
 std::string ToRaw(const std::vector<T>& values) {
   static_assert(sizeof(T) == 4);
@@ -53,7 +53,7 @@ std::vector<float> ReadFloats(absl::string_view raw) {
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
   auto channel = OpenChannel(options.target, options.security);
   if (!channel.ok()) return channel.status();
-  // Not make_unique: the constructor is private.
+  // make_unique cannot call the private constructor.
   return std::unique_ptr<Client>(
       new Client(std::move(options), *std::move(channel)));
 }

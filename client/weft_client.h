@@ -46,8 +46,9 @@ struct ClientOptions {
                                   const std::vector<uint32_t>& targets,
                                   const std::vector<float>& weights = {});
 
-// A sequence whose every token predicts the next; the first `prompt_length` are
-// read but not learnt. INVALID_ARGUMENT under 2 tokens.
+// Makes a datum in which every token predicts the next one. The first
+// `prompt_length` tokens are not trained on. Errors: INVALID_ARGUMENT under 2
+// tokens.
 [[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
     const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
 
@@ -61,17 +62,18 @@ class Client {
       ClientOptions options);
 
   [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
-  // Whether a service is SERVING, by grpc.health.v1. Empty: the server takes
-  // work now; "liveness": its process is to be left alone. Not repeated.
+  // Returns whether a service is SERVING, by grpc.health.v1. The empty name
+  // asks whether the server takes work, "liveness" whether its process is
+  // healthy. Not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   [[nodiscard]] absl::Status Drain();
 
-  // Handles share the client's connection and may outlive the client. An empty
-  // tenant: the adapter is one of its own.
+  // Creates an adapter. Handles share the client's connection and may outlive
+  // the client. With an empty tenant the adapter is its own tenant.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "");
-  // An existing adapter; goes on after its last step.
+  // Returns a handle of an existing adapter, which goes on after its last step.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
       absl::string_view adapter_id);
   // Makes an adapter from a PEFT LoRA folder on this machine. Not repeated.
@@ -87,7 +89,7 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
-  // Requests with step 0 are not repeated: they might run twice.
+  // Requests with step 0 are not repeated, because they might run twice.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(
@@ -126,7 +128,7 @@ class Client {
       Request request, bool repeat = true);
 
   const ClientOptions options_;
-  const std::shared_ptr<grpc::Channel> channel_;  // Shared with the handles.
+  const std::shared_ptr<grpc::Channel> channel_;  // The handles share it.
   const std::unique_ptr<v1::AdapterService::Stub> adapters_;
   const std::unique_ptr<v1::SamplingService::Stub> sampling_;
   const std::unique_ptr<v1::ServerService::Stub> server_;

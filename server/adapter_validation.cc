@@ -78,7 +78,7 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
     }
     modules.push_back(module);
   }
-  // One order, so that equal configurations compare equal.
+  // Sorted, so that equal configurations compare equal.
   std::sort(out.target_modules.begin(), out.target_modules.end());
   return out;
 }
@@ -91,7 +91,7 @@ absl::StatusOr<std::string> ReadAdapterId(const Message& request,
   return request.adapter_id();
 }
 
-// Empty where the message has none: who calls decides (Caller::Qualify).
+// Empty if the message has no tenant. Caller::Qualify then sets the caller's.
 template <typename Message>
 absl::StatusOr<std::string> ReadTenant(absl::string_view field,
                                        const Message& request) {

@@ -18,14 +18,14 @@ namespace {
 constexpr char kHeader[] = "authorization";
 constexpr absl::string_view kScheme = "Bearer ";
 
-// The token; empty where the header holds none.
+// Returns the token; empty if the header has none.
 absl::string_view BearerToken(absl::string_view authorization) {
   if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
   return authorization.substr(kScheme.size());
 }
 
-// The value of a header; empty without it, or where it comes twice: which of
-// the two another program looked at is anybody's guess.
+// Returns the value of a header; empty if it is missing or comes twice. A proxy
+// may have checked the other one of two headers.
 absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
                        const char* name) {
   const auto [begin, end] = all.equal_range(name);
@@ -40,7 +40,7 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
   explicit Processor(Authenticator* authenticator)
       : authenticator_(*authenticator) {}
 
-  // Takes microseconds, so it needs no thread of its own.
+  // The check takes microseconds, so it needs no thread of its own.
   bool IsBlocking() const override { return false; }
 
   grpc::Status Process(const InputMetadata& metadata,

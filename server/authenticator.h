@@ -1,10 +1,10 @@
-// The authenticator holds bearer tokens against --auth-tokens-file: it tells
-// who calls, and whether they may.
+// The authenticator checks bearer tokens against --auth-tokens-file. It finds
+// the caller and decides whether the call is permitted.
 //
-// gRPC asks the authenticator about every call of every service, before the
-// first message is read: also about streams, reflection and methods that do not
-// exist (Processor). A handler asks once more for the caller's tenant, since
-// gRPC would keep what it is told for all calls of a connection.
+// gRPC asks the authenticator about every call of every service before it reads
+// the first message, also for streams, reflection and methods that do not exist
+// (Processor). A handler asks again to get the caller's tenant, because gRPC
+// would keep the first answer for all calls of a connection.
 #ifndef WEFT_SERVER_AUTHENTICATOR_H_
 #define WEFT_SERVER_AUTHENTICATOR_H_
 
@@ -26,34 +26,33 @@
 
 namespace weft {
 
-// Threads: any; made and destroyed by one.
+// Threads: any. One thread creates and destroys it.
 class Authenticator {
  public:
   static constexpr int kLinesPerSecond = 20;
 
-  // Follows the file: a new one counts from the next call on, within a second.
-  // One that cannot be read or parsed is logged, and the last good one stays.
-  // Errors: of the file as it is now, naming the flag.
+  // Reads the file, and reads it again within a second after a change. If the
+  // new file cannot be read or parsed, it logs that and keeps the last good
+  // one. Errors: those of the present file, naming the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
-  // Returns who the bearer is. `authorization`: the header of that name, empty
-  // if there is none.
-  // Errors: UNAUTHENTICATED without a token that is known and in date;
-  // PERMISSION_DENIED when it lacks the method's scope; UNIMPLEMENTED for
-  // methods without a policy.
+  // Returns the bearer of the token. `authorization` is the header of that
+  // name; empty if there is none. Errors: UNAUTHENTICATED without a known token
+  // that has not expired; PERMISSION_DENIED if the token lacks the method's
+  // scope; UNIMPLEMENTED for methods without a policy.
   [[nodiscard]] absl::StatusOr<Caller> Check(
       absl::string_view path, absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Refuses calls that Check refuses, with a line in the log. It outlives no
-  // server that uses it, and this object outlives both.
+  // Returns gRPC's processor, which refuses the calls that Check refuses and
+  // logs them. This object outlives the processor and all servers that use it.
   [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor();
 
  private:
   class Processor;
   using Records = std::shared_ptr<const std::vector<TokenRecord>>;
-  // Why a call was refused, as the metric has it.
+  // Why a call was refused; the metric's label.
   enum Refusal : uint8_t { kNoToken, kUnknown, kExpired, kScope, kMethod };
   struct Verdict {
     absl::Status status;
@@ -69,8 +68,8 @@ class Authenticator {
   [[nodiscard]] Verdict Judge(absl::string_view path,
                               absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Counts a refusal, and logs it unless kLinesPerSecond have been logged: a
-  // flood of calls must not become a flood of lines.
+  // Counts a refusal. Logs at most kLinesPerSecond of them, so that a flood of
+  // calls does not flood the log.
   void Note(const Verdict& verdict, absl::string_view path,
             absl::string_view certificate) ABSL_LOCKS_EXCLUDED(mu_);
   [[nodiscard]] bool MayLog() ABSL_LOCKS_EXCLUDED(mu_);
@@ -81,7 +80,7 @@ class Authenticator {
   Records records_ ABSL_GUARDED_BY(mu_);
   absl::Time second_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int lines_ ABSL_GUARDED_BY(mu_) = 0;  // Since second_.
-  // Declared last: it stops first.
+  // Declared last, so that it stops first.
   std::unique_ptr<FilePoller> poller_;
 };
 

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// Whether the call does more than look.
+// Returns whether the call changes something.
 bool Changes(Rpc rpc) {
   const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
   return policy != nullptr &&
@@ -55,7 +55,7 @@ absl::StatusOr<Caller> CallRecord::FindCaller() const {
   if (core_->authenticator == nullptr) return Caller();
   const auto& metadata = context_->client_metadata();
   const auto [begin, end] = metadata.equal_range("authorization");
-  // gRPC's question has refused a call with two of them.
+  // The processor has already refused a call with two such headers.
   absl::string_view header;
   if (begin != end) header = {begin->second.data(), begin->second.size()};
   return core_->authenticator->Check(absl::StrCat("/", RpcName(rpc_)), header);
@@ -115,7 +115,7 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
     }
     if (status.GetPayload(kReplayedPayload)) MarkReplayed();
   }
-  // A failure that is nobody's request is the operator's business.
+  // The operator must see a failure that no request caused.
   const bool is_fault = absl::IsInternal(status) || absl::IsUnknown(status) ||
                         absl::IsDataLoss(status);
   Log(is_fault ? LogLevel::kError : LogLevel::kDebug, "rpc",

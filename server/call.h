@@ -21,7 +21,7 @@
 namespace weft {
 
 // One call from its arrival to its status: metrics, log line, trailers.
-// Threads: Close exactly once, from any thread; the rest from any.
+// Threads: any. Call Close exactly once.
 class CallRecord {
  public:
   // `core` outlives the call; `context` lives until its OnDone.
@@ -30,20 +30,20 @@ class CallRecord {
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
-  // The client's deadline; InfiniteFuture when it gave none.
+  // Returns the client's deadline; InfiniteFuture if there is none.
   [[nodiscard]] absl::Time deadline() const;
 
-  // Tells who calls. Errors: those of Authenticator::Check, as a token may be
-  // revoked between gRPC's question and the handler's.
+  // Returns the caller. Errors: those of Authenticator::Check, because a token
+  // may be revoked between gRPC's check and the handler's.
   [[nodiscard]] const absl::StatusOr<Caller>& caller() const { return caller_; }
 
-  // The engine for new work. Errors of caller(); RESOURCE_EXHAUSTED when the
-  // tenant has too many calls under way; DEADLINE_EXCEEDED when the
-  // deadline has passed, UNAVAILABLE while starting or draining.
+  // Returns the engine for new work. Errors: those of caller();
+  // RESOURCE_EXHAUSTED if the tenant has too many open calls; DEADLINE_EXCEEDED
+  // if the deadline has passed; UNAVAILABLE while starting or draining.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
-  // The request as the engine takes it: validated, with the engine's names and
-  // the call's deadline. Call it after Admit.
+  // Returns the engine's form of the request: validated, with the engine's
+  // names and the call's deadline. Call it after Admit.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -59,7 +59,7 @@ class CallRecord {
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
 
-  // Notes what the call is about, for the audit line: its adapter.
+  // Notes the call's adapter, for the audit line.
   template <typename Plain>
   void SetObject(const Plain& plain) {
     if constexpr (std::is_same_v<Plain, std::string>) {
@@ -71,10 +71,10 @@ class CallRecord {
     }
   }
 
-  // Marks the reply as a stored one.
+  // Marks the reply as a stored reply.
   void MarkReplayed();
 
-  // Counts and logs the outcome; returns what to give to Finish.
+  // Counts and logs the outcome. Returns the status for Finish.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
@@ -84,8 +84,8 @@ class CallRecord {
 
  private:
   [[nodiscard]] absl::StatusOr<Caller> FindCaller() const;
-  // The tokens that the tenant's rate is about: those to be trained on, or the
-  // prompt's and all that may be drawn.
+  // Returns the tokens that count for the tenant's rate: the tokens to train
+  // on, or the prompt's tokens and all that may be drawn.
   template <typename Plain>
   [[nodiscard]] static int64_t CostOf(const Plain& plain) {
     if constexpr (requires { plain.num_tokens(); }) {
@@ -98,13 +98,14 @@ class CallRecord {
     }
   }
   [[nodiscard]] absl::Status Spend(int64_t tokens) const;
-  // Whether the quota counts this call: it has a token.
+  // Returns whether the quota counts this call, which it does if it has a
+  // token.
   [[nodiscard]] bool has_tenant() const {
     return caller_.ok() && !caller_->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
-  // A line of its own for what an operator wants to know later: deletions,
-  // drains, and all that an admin's token changes.
+  // Logs what an operator may want to know later: deletions, drains, and all
+  // changes by an admin's token.
   void Audit(const absl::Status& status) const;
 
   ServiceCore* const core_;
@@ -116,14 +117,14 @@ class CallRecord {
   std::string object_;
 };
 
-// Joins the client's cancellation with the engine's handle, which may come in
-// either order. Threads: any.
+// Cancels the engine's work when the client cancels. The client's cancellation
+// and the engine's handle may come in either order. Threads: any.
 class CancelSlot {
  public:
-  // Cancels at once when Cancel came before.
+  // Cancels at once if Cancel came before.
   void Set(CancelHandle handle) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  // Drops the handle, and with it whatever it keeps alive.
+  // Drops the handle and everything that it keeps alive.
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

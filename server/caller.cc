@@ -16,7 +16,7 @@ Caller::Caller(const TokenRecord& record)
 }
 
 void Caller::QualifyId(std::string* adapter_id) const {
-  // An empty id stands for the base model, or for all adapters.
+  // An empty id means the base model, or all adapters.
   if (!adapter_id->empty()) adapter_id->insert(0, prefix_);
 }
 
@@ -41,7 +41,7 @@ absl::Status Caller::SettleTenant(std::string* adapter_id,
     }
     *tenant = owner;
   } else if (tenant->empty()) {
-    // Without tokens, an adapter without a tenant is one of its own.
+    // Without tokens, an adapter without a tenant is its own tenant.
     *tenant = tenant_.empty() ? *adapter_id : tenant_;
   }
   return absl::OkStatus();

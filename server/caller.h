@@ -1,10 +1,9 @@
 // A caller, and the names under which it knows adapters.
 //
-// With tokens, each tenant has names of its own: what a tenant calls "a" is
-// "tenant~a" to the engine, in the log and on disk. So a tenant can name
-// nothing of another one, whatever the RPC, and two tenants may use the same
-// name. An admin, and everybody on a server without tokens, uses the engine's
-// names.
+// With tokens, each tenant has its own names. A tenant's adapter "a" is
+// "tenant~a" in the engine, in the log and on disk. So no RPC lets a tenant
+// name another tenant's adapter, and two tenants may use the same name. An
+// admin, and every caller on a server without tokens, uses the engine's names.
 #ifndef WEFT_SERVER_CALLER_H_
 #define WEFT_SERVER_CALLER_H_
 
@@ -18,22 +17,22 @@
 
 namespace weft {
 
-// Threads: as a value.
+// Threads: a plain value.
 class Caller {
  public:
-  // Anybody, on a server without tokens.
+  // The caller on a server without tokens.
   Caller() = default;
   explicit Caller(const TokenRecord& record);
 
-  // The token's; empty without tokens.
+  // The token's id; empty without tokens.
   [[nodiscard]] const std::string& token_id() const { return token_id_; }
   [[nodiscard]] const std::string& tenant() const { return tenant_; }
   [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
 
-  // The engine's names for those of a validated request: its adapter, the
-  // adapter of a checkpoint, the tenant of an adapter to be made.
-  // PERMISSION_DENIED when it names a tenant that is not the caller's;
-  // INVALID_ARGUMENT when that is not the tenant in the adapter's name.
+  // Replaces the names of a validated request by the engine's: its adapter, the
+  // adapter of a checkpoint, the tenant of a new adapter. Errors:
+  // PERMISSION_DENIED if it names another tenant than the caller's;
+  // INVALID_ARGUMENT if the tenant differs from that in the adapter's name.
   template <typename Request>
   [[nodiscard]] absl::Status Qualify(Request* request) const {
     absl::Status status;
@@ -55,8 +54,8 @@ class Caller {
     return status;
   }
 
-  // The caller's names for those of a result; other tenants' entries of a list
-  // are left out.
+  // Replaces the names of a result by the caller's. Removes other tenants'
+  // entries from a list.
   template <typename Result>
   void Reveal(Result* result) const {
     if constexpr (requires { result->adapter_id; }) {
@@ -64,7 +63,8 @@ class Caller {
     } else if constexpr (requires { result->replayed; }) {
       Reveal(&result->result);
     } else if constexpr (requires { result->more; }) {
-      // A tenant's names lie side by side: what comes after them is another's.
+      // A tenant's names are adjacent, and all names after them belong to
+      // others.
       const size_t size = result->adapters.size();
       Reveal(&result->adapters);
       result->more = result->more && result->adapters.size() == size;
@@ -76,22 +76,22 @@ class Caller {
     }
   }
 
-  // False: it is another tenant's.
+  // Returns false if the adapter is another tenant's.
   [[nodiscard]] bool Owns(absl::string_view engine_name) const;
-  // A status of the engine with the caller's names, in its message and in its
-  // reason.
+  // Returns the engine's status with the caller's names in its message and in
+  // its reason.
   [[nodiscard]] absl::Status RevealError(const absl::Status& status) const;
 
  private:
   void QualifyId(std::string* adapter_id) const;
-  // The caller's name for an adapter that it owns.
+  // Returns the caller's name for an adapter that it owns.
   [[nodiscard]] std::string NameOf(const std::string& engine_name) const;
   [[nodiscard]] absl::Status SettleTenant(std::string* adapter_id,
                                           std::string* tenant) const;
 
   std::string token_id_;
   std::string tenant_;
-  std::string prefix_;  // Begins its adapters' names; empty: sees all.
+  std::string prefix_;  // Prefix of its names; empty: sees all.
 };
 
 }  // namespace weft

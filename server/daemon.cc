@@ -26,14 +26,14 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitCutOff = 3;
 
-// How long open streams get to end after the engine has drained.
+// The time that open streams get to end after the engine has drained.
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
-// How long the rest of the process gets once the engine has failed.
+// The time that the rest of the process gets after the engine has failed.
 constexpr absl::Duration kFailureGrace = absl::Seconds(15);
-// How long loading gets to say why another rank has ended.
+// The time that loading gets to report why another rank has ended.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-// An idle engine has drained at once.
+// An idle engine drains at once.
 constexpr absl::Duration kDrainInterval = absl::Milliseconds(5);
 
 void SetUpLog(const ServerOptions& options) {
@@ -45,8 +45,8 @@ void SetUpLog(const ServerOptions& options) {
   TakeOverGrpcLog();
 }
 
-// A gRPC listener that once ran out of descriptors never accepts again
-// (CVE-2023-4785, gRPC 1.51), so have as many as the system grants.
+// A gRPC listener never accepts again after it ran out of descriptors
+// (CVE-2023-4785, gRPC 1.51). So takes as many as the system grants.
 void RaiseFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -60,7 +60,7 @@ void RaiseFileLimit() {
 // SIGTERM and SIGINT, blocked in every thread and fetched by the main one.
 class StopSignals {
  public:
-  // Before any thread is made: threads inherit the mask.
+  // Call it before any thread is created, because threads inherit the mask.
   StopSignals() {
     sigemptyset(&set_);
     sigaddset(&set_, SIGTERM);
@@ -71,7 +71,7 @@ class StopSignals {
     sigaction(SIGPIPE, &ignore, nullptr);
   }
 
-  // The signal that came within `timeout`, or 0.
+  // Returns the signal that came within `timeout`, or 0.
   int Wait(absl::Duration timeout) const {
     const timespec limit = absl::ToTimespec(timeout);
     const int signal = sigtimedwait(&set_, nullptr, &limit);
@@ -82,7 +82,7 @@ class StopSignals {
   sigset_t set_;
 };
 
-// Seconds of each stage of the start, as they pass.
+// Logs the seconds of each stage of the start.
 class StageLog {
  public:
   void Done(const char* stage) {
@@ -97,11 +97,11 @@ class StageLog {
 };
 
 // Waits until the engine has drained, the timeout has passed or a second signal
-// has come. True when all accepted work is done.
-// `health` says when waiting has become useless.
+// has come. Returns whether all accepted work is done. Stops waiting when
+// `health` returns an error.
 bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
            const std::function<absl::Status()>& health) {
-  // Shared with the callback, which may run after this function gave up.
+  // Shared with the callback, which may run after this function returned.
   const auto drained = std::make_shared<std::atomic<bool>>(false);
   engine->Drain([drained](const absl::StatusOr<bool>& /*result*/) {
     drained->store(true);
@@ -127,10 +127,10 @@ void LogFailure(const char* what, const absl::Status& status) {
        {"error", std::string(status.message())}});
 }
 
-// Starts the engine while watching for signals. A signal ends the process on
-// the spot: nothing was accepted yet, and loading cannot be interrupted. When
-// another rank ends, loading gets kReasonGrace to say why, since it would wait
-// for that rank; then the process ends too.
+// Starts the engine while watching for signals. A signal ends the process at
+// once, because no work was accepted yet and loading cannot be interrupted. If
+// another rank ends, loading would wait for that rank. So it gets kReasonGrace
+// to report why, and then the process ends too.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -157,7 +157,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
-// Ends the process even when a device or a group of ranks hangs.
+// Ends the process even if a device or a group of ranks hangs.
 void ExitLater(int status) {
   std::thread([status] {
     absl::SleepFor(kFailureGrace);
@@ -165,7 +165,8 @@ void ExitLater(int status) {
   }).detach();
 }
 
-// UNAVAILABLE when the engine has hung for so long that nobody waits any more.
+// Returns UNAVAILABLE if the engine has hung for kHeartbeatLimit and
+// kHangGrace.
 absl::Status CheckHeartbeat(const Engine& engine) {
   const absl::Duration age = absl::Now() - engine.last_heartbeat();
   if (age <= kHeartbeatLimit + kHangGrace) return absl::OkStatus();
@@ -173,8 +174,7 @@ absl::Status CheckHeartbeat(const Engine& engine) {
       absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
 }
 
-// Stops without a drain. The engine answers calls that wait, or they are cut
-// off.
+// Stops without a drain. The engine answers waiting calls, or they are cut off.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed);
@@ -223,7 +223,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
   if (!failure.ok()) return Fail(failure, frontend);
   if (!clean) ExitLater(kExitCutOff);
-  // Calls cut off are cancelled by the shutdown, which waits for their answers.
+  // The shutdown cancels remaining calls and waits for their answers.
   frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");
   return clean ? 0 : kExitCutOff;

@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
-// The head gathers and adds targets one rank at a time.
+// The head adds a token's targets one after the other.
 constexpr uint32_t kMaxTargetsPerToken = 1024;
 
 class DatumReader {
@@ -40,8 +40,8 @@ class DatumReader {
     return absl::StrCat("data[", index_, "].", field);
   }
 
-  // Copies the packed form or the raw one, whichever is set. Out is int32_t
-  // for ids (whose range is checked later), uint32_t for offsets and float for
+  // Copies the packed or the raw form, whichever is set. Out is int32_t for ids
+  // (a later check covers their range), uint32_t for offsets and float for
   // reals.
   template <typename In, typename Out>
   absl::Status Copy(absl::string_view field,
@@ -190,8 +190,8 @@ class DatumReader {
     return CheckFinite("weights", out_.weights);
   }
 
-  // logprobs and advantages. cross_entropy has no use for them: a client may
-  // send the same data to it as to a policy loss, and they are dropped.
+  // Reads logprobs and advantages. cross_entropy drops them, so that a client
+  // may send it the same data as to a policy loss.
   absl::Status ReadPolicyInputs() {
     if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(

@@ -1,4 +1,4 @@
-// One training sequence off the wire; see request_validation.h.
+// Reads one training sequence of a message; see request_validation.h.
 #ifndef WEFT_SERVER_DATUM_READER_H_
 #define WEFT_SERVER_DATUM_READER_H_
 
@@ -9,7 +9,7 @@
 
 namespace weft {
 
-// The datum at data[index] of a request with this loss. Errors:
+// Returns the datum at data[index] of a request with this loss. Errors:
 // INVALID_ARGUMENT whose message starts with "data[<index>].".
 [[nodiscard]] absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
                                               LossFunction function,

@@ -1,5 +1,5 @@
-// Where handlers find the engine: not there while the daemon starts, refused
-// while it drains.
+// Gives the engine to handlers: there is none while the daemon starts, and new
+// work is refused while it drains.
 #ifndef WEFT_SERVER_ENGINE_HOLDER_H_
 #define WEFT_SERVER_ENGINE_HOLDER_H_
 
@@ -11,21 +11,21 @@
 namespace weft {
 
 // Threads: any.
-// Ownership: the engine belongs to the caller of Set and outlives the server
-// whose handlers use this.
+// Ownership: the caller of Set owns the engine, which outlives the server.
 class EngineHolder {
  public:
-  // The engine is ready. Called once.
+  // Sets the engine when it is ready. Called once.
   void Set(Engine* engine) { engine_.store(engine); }
 
   // Refuses new work from now on.
   void StartDraining() { draining_.store(true); }
   [[nodiscard]] bool draining() const { return draining_.load(); }
 
-  // The engine for new work. UNAVAILABLE while starting or draining.
+  // Returns the engine for new work. Errors: UNAVAILABLE while starting or
+  // draining.
   [[nodiscard]] absl::StatusOr<Engine*> Get() const;
 
-  // The engine whatever its state, or nullptr while starting.
+  // Returns the engine, also while it drains; nullptr while starting.
   [[nodiscard]] Engine* Peek() const { return engine_.load(); }
 
  private:

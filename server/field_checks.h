@@ -1,8 +1,8 @@
-// Checks of single request fields. Each failure is INVALID_ARGUMENT (unless
-// said otherwise) with a message of the form
+// Checks of single request fields. Each failure is INVALID_ARGUMENT, unless a
+// comment says otherwise, with a message of the form
 //   <field path> is <value>, must be <limit>
-// Paths are built only on failure: a good request of a million tokens must not
-// pay for them.
+// Paths are built only on failure, so that a valid request of a million tokens
+// does not pay for them.
 #ifndef WEFT_SERVER_FIELD_CHECKS_H_
 #define WEFT_SERVER_FIELD_CHECKS_H_
 
@@ -15,8 +15,7 @@
 
 namespace weft {
 
-// Real values are computed with in f32 later; this bound keeps every "finite"
-// value finite there.
+// Later code computes in f32. This bound keeps every finite value finite there.
 inline constexpr double kLargestReal = 1e30;
 
 // An interval of reals. NaN lies in none.
@@ -40,7 +39,7 @@ struct Interval {
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 
-// Holds the name to IsName of src/base/name.h.
+// Checks the name by IsName of src/base/name.h.
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 
@@ -54,14 +53,14 @@ struct Interval {
 [[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,
                                       uint64_t low, uint64_t high);
 
-// Index of the first id outside [0, vocab_size), or -1. Ids are those of the
-// wire (unsigned), stored as int32: negative means 2^31 or more.
+// Returns the index of the first id outside [0, vocab_size), or -1. The wire's
+// ids are unsigned and stored as int32, so a negative id means 2^31 or more.
 [[nodiscard]] int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
 
-// Index of the first value that is NaN or infinite, or -1.
+// Returns the index of the first value that is NaN or infinite, or -1.
 [[nodiscard]] int64_t FindNonFinite(absl::Span<const float> values);
 
-// Index of the first value above zero, or -1.
+// Returns the index of the first value above zero, or -1.
 [[nodiscard]] int64_t FindPositive(absl::Span<const float> values);
 
 // "<field>[<index>] is <id>, must be in [0, <vocab_size>)" for ids[index].

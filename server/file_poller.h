@@ -1,4 +1,4 @@
-// Tells when files of the operator have changed: certificates, tokens.
+// Reports changes of the operator's files: certificates, tokens.
 #ifndef WEFT_SERVER_FILE_POLLER_H_
 #define WEFT_SERVER_FILE_POLLER_H_
 
@@ -13,18 +13,18 @@
 
 namespace weft {
 
-// The whole file; links are followed. NOT_FOUND or INTERNAL without the path,
-// RESOURCE_EXHAUSTED above 16 MiB: no file of these kinds is that large.
+// Reads the whole file and follows links. Errors: NOT_FOUND or INTERNAL without
+// the path; RESOURCE_EXHAUSTED above 16 MiB, which no such file needs.
 [[nodiscard]] absl::StatusOr<std::string> ReadOperatorFile(
     const std::string& path);
 
-// Looks every half second. Polls rather than inotify: Kubernetes swaps links to
-// folders, and network file systems tell nobody.
-// Threads: `changed` runs on the poller's own, never after the destructor.
+// Checks every half second. It does not use inotify, because Kubernetes swaps
+// links to folders and network file systems report no changes. Threads:
+// `changed` runs on the poller's thread, never after the destructor.
 class FilePoller {
  public:
-  // The first round always reports: nothing is missed that changed while the
-  // caller read the files for the first time.
+  // The first round always reports, so that no change is missed while the
+  // caller reads the files for the first time.
   FilePoller(std::vector<std::string> paths, std::function<void()> changed);
   ~FilePoller();
   FilePoller(const FilePoller&) = delete;
@@ -32,7 +32,7 @@ class FilePoller {
 
  private:
   void Loop() ABSL_LOCKS_EXCLUDED(mu_);
-  // What tells one state of the files from another.
+  // Returns a value that differs when the files differ.
   [[nodiscard]] std::string Signature() const;
 
   const std::vector<std::string> paths_;

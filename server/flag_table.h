@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// One flag: where its value lives, and what to say about it.
+// One flag: the place of its value, and its help.
 struct Flag {
   const char* group = nullptr;
   std::string name;
@@ -20,7 +20,7 @@ struct Flag {
   bool is_bool = false;
   bool is_action = false;  // Not a setting: no environment variable.
   std::string default_value;
-  // False when the text is no such value.
+  // Returns false if the text is not a value of this flag.
   std::function<bool(absl::string_view, Settings*)> read;
   // The value as `read` takes it.
   std::function<std::string(Settings)> show;
@@ -33,7 +33,7 @@ struct Flag {
            std::vector<std::string>* errors) const;
 };
 
-// Threads: any; made once.
+// Threads: any. Created once.
 [[nodiscard]] const std::vector<Flag>& FlagTable();
 
 // Null: there is none of this name.

@@ -27,7 +27,7 @@ using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
 [[nodiscard]] const EnumNames<LogStyle>& NamesOf(LogStyle tag);
 [[nodiscard]] const EnumNames<LogLevel>& NamesOf(LogLevel tag);
 
-// Turns text into a value; false when the text is no such value.
+// Turns text into a value. Returns false if the text is not such a value.
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, std::string* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int64_t* out);
@@ -45,7 +45,7 @@ requires std::is_enum_v<Enum>
   return false;
 }
 
-// What --help writes where a value is expected.
+// Returns the placeholder for a value in --help.
 template <typename T>
 [[nodiscard]] std::string FlagValueName(const T& /*tag*/) {
   if constexpr (std::is_enum_v<T>) {
@@ -64,7 +64,7 @@ template <typename T>
   }
 }
 
-// A value as --help writes it.
+// Returns a value as --help writes it.
 template <typename T>
 [[nodiscard]] std::string ShowFlagValue(const T& value) {
   if constexpr (std::is_enum_v<T>) {

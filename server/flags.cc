@@ -25,7 +25,7 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
     const std::string name = flag.environment();
     const std::optional<std::string> value = environment(name);
     if (!value.has_value()) continue;
-    // Kubernetes sets such values for every Service of the name space.
+    // Kubernetes sets such values for every Service of the namespace.
     if (absl::StrContains(*value, "://")) {
       errors->push_back(
           absl::StrCat(name, "=", *value,
@@ -37,7 +37,7 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
   }
 }
 
-// Reads the flag at args[i]; returns the number of arguments used.
+// Reads the flag at args[i]. Returns the number of arguments used.
 size_t ReadFlag(const std::vector<std::string>& args, size_t i,
                 Settings* settings, std::vector<std::string>* errors) {
   const absl::string_view arg = args[i];

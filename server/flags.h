@@ -5,7 +5,7 @@
 // The parser is weftd's own because a start lists every mistake at once, with
 // near names. CLI11, which Debian has, stops at the first mistake.
 //
-// Nothing here touches Torch or the network: --help must be quick.
+// This code uses neither Torch nor network, so that --help is quick.
 #ifndef WEFT_SERVER_FLAGS_H_
 #define WEFT_SERVER_FLAGS_H_
 
@@ -21,7 +21,7 @@
 
 namespace weft {
 
-// What the command line asks for.
+// The settings of the command line and the environment.
 struct Settings {
   EngineOptions engine;
   ServerOptions server;
@@ -30,7 +30,7 @@ struct Settings {
   bool check_config = false;
   bool print_config = false;
   std::string config_file;          // Empty: none.
-  int64_t device_memory_bytes = 0;  // For check_config; 0: of no device.
+  int64_t device_memory_bytes = 0;  // For check_config; 0: none.
   // Where values are from that are not defaults, by flag: "--max-rank",
   // "WEFT_MAX_RANK" or the name of the file.
   std::map<std::string, std::string> sources;
@@ -47,11 +47,11 @@ struct Settings {
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Every complaint of both Validate functions, and of --device-memory-bytes, one
-// per line.
+// Returns every complaint of both Validate functions and about
+// --device-memory-bytes, one per line.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
-// Grouped, at most 100 columns.
+// Returns the help, grouped, in at most 100 columns.
 [[nodiscard]] std::string HelpText();
 
 }  // namespace weft

@@ -20,8 +20,7 @@ namespace {
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
 
-// Bytes that gRPC may hold for messages on their way, as messages of the
-// largest size.
+// gRPC may hold so many messages of the largest size in flight.
 constexpr int64_t kQuotaMessages = 32;
 
 void SetKeepalive(grpc::ServerBuilder* builder) {
@@ -42,14 +41,14 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
 void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(
       static_cast<int>(options.max_message_bytes));
-  // Unlimited: an answer that is too long must not be lost after its step ran.
-  // Its size follows from the request's.
+  // Unlimited, so that no answer is lost after its step ran. The size of an
+  // answer is bounded by its request's.
   builder->SetMaxSendMessageSize(-1);
-  // A compressed message is inflated before its size is checked.
+  // gRPC inflates a compressed message before it checks the size.
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  // Enough that steps sent ahead of a missing one cannot keep it out.
+  // High enough that steps sent ahead of a missing one cannot block it.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
   grpc::ResourceQuota quota("weftd");
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
@@ -58,7 +57,7 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 
 constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
 // How long gRPC waits for clients to close their connections. A client without
-// an open call does not read, so gRPC would wait for it as long as it may.
+// an open call does not read, so gRPC would always wait for the whole time.
 constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 // `listen` with its port replaced.
@@ -97,8 +96,9 @@ Frontend::MakeCredentials() {
     WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options));
     credentials = tls_->MakeCredentials();
   } else if (!options.auth_tokens_file.empty()) {
-    // Plaintext that gRPC asks the authenticator about, unlike its insecure
-    // credentials; it takes connections of this machine alone.
+    // With these plaintext credentials gRPC calls the authenticator, which it
+    // does not with insecure ones. They accept only connections of this
+    // machine.
     credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
   } else {
     credentials = grpc::InsecureServerCredentials();
@@ -155,7 +155,7 @@ absl::Status Frontend::StartMetrics() {
 absl::Status Frontend::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
-  // Renamed into place, so that a reader never finds half of it.
+  // Renamed into place, so that a reader never sees a part of it.
   const std::string draft = absl::StrCat(path, ".tmp");
   std::FILE* const file = std::fopen(draft.c_str(), "w");
   bool written = file != nullptr;

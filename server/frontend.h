@@ -1,5 +1,5 @@
-// Everything that listens: the gRPC server with its services, health and
-// reflection, and the metrics endpoint.
+// All listeners: the gRPC server with its services, health and reflection, and
+// the metrics endpoint.
 #ifndef WEFT_SERVER_FRONTEND_H_
 #define WEFT_SERVER_FRONTEND_H_
 
@@ -22,27 +22,26 @@
 
 namespace weft {
 
-// How old the engine's heartbeat gets before the engine counts as hanging. It
-// beats between micro-batches: one takes a second on a GPU, and minutes at most
-// where a large model runs on a CPU. deploy/prometheus warns before that.
+// If the engine's heartbeat is older, the engine counts as hanging. It beats
+// between micro-batches. One takes a second on a GPU, and at most minutes for a
+// large model on a CPU. deploy/prometheus warns before that.
 inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
-// How long it may hang on before the process ends, for a supervisor to start
-// it again. Liveness is red meanwhile: a probe may restart it sooner, and
-// somebody may look.
+// If the engine hangs for this time longer, the process ends, so that a
+// supervisor starts it again. Liveness is NOT_SERVING meanwhile, so that a
+// probe may restart it sooner and an operator may look.
 inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
-// Health services: "" and "weft.v1.TrainingService" tell readiness; "liveness"
-// is SERVING while the model loads, and then for as long as the engine's
-// heartbeat is younger than kHeartbeatLimit.
+// Health services: "" and "weft.v1.TrainingService" are readiness. "liveness"
+// is SERVING while the model loads, and later while the engine's heartbeat is
+// younger than kHeartbeatLimit.
 //
-// Threads: any, Shutdown once.
+// Threads: any. Call Shutdown once.
 class Frontend {
  public:
   // Listens at once; every RPC but GetInfo answers UNAVAILABLE until SetEngine.
-  // Errors: UNAVAILABLE when an address cannot be listened on; those of
-  // TlsRotation; INTERNAL.
-  // Writes options.port_file. `registry` is shared with the metrics endpoint,
-  // which only observes it.
+  // Errors: UNAVAILABLE if an address cannot be bound; those of TlsRotation;
+  // INTERNAL. Writes options.port_file. The metrics endpoint holds `registry`
+  // weakly.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry);
@@ -51,30 +50,28 @@ class Frontend {
   Frontend(const Frontend&) = delete;
   Frontend& operator=(const Frontend&) = delete;
 
-  // HOST:PORT with the ports that were chosen; metrics_address is empty when
-  // there is no endpoint.
+  // HOST:PORT with the chosen ports. metrics_address is empty without an
+  // endpoint.
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] const std::string& metrics_address() const {
     return metrics_address_;
   }
 
-  // Shows on the metrics page that the engine is being started.
+  // Shows on the metrics page that the engine starts.
   void SetLoading();
 
   // Serves with `engine`, which outlives Shutdown.
   void SetEngine(Engine* engine);
 
-  // Has liveness tell what the engine's heartbeat says at `now`. To be called
-  // again and again.
+  // Sets liveness from the engine's heartbeat at `now`. Call it periodically.
   void UpdateLiveness(absl::Time now);
 
-  // Readiness turns NOT_SERVING, new work is refused. May be repeated.
+  // Turns readiness NOT_SERVING and refuses new work. May be repeated.
   void StartDraining();
   [[nodiscard]] bool draining() const { return core_.engine.draining(); }
 
-  // Ends open calls after `grace`, sooner when there are none, and then the
-  // connections. The engine must be able to answer or cancel what it has
-  // accepted.
+  // Ends open calls after `grace`, or sooner if there are none, and then the
+  // connections. The engine can still answer or cancel accepted work.
   void Shutdown(absl::Duration grace);
 
  private:
@@ -90,7 +87,7 @@ class Frontend {
   void SetLive(bool live);
 
   ServiceCore core_;
-  // Shared with the metrics page, which holds them weakly.
+  // The metrics page holds the registry weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<ProcessCollector> process_collector_;
   std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.

@@ -1,11 +1,11 @@
-// gRPC's own messages, such as failed handshakes, as lines of this log.
+// Writes gRPC's own messages, such as failed handshakes, to this log.
 #ifndef WEFT_SERVER_GRPC_LOG_H_
 #define WEFT_SERVER_GRPC_LOG_H_
 
 namespace weft {
 
 // From now on gRPC's messages are lines "grpc" at level warning, at most ten a
-// second: a stranger who fails to shake hands must not fill the disk.
+// second, so that failed handshakes cannot fill the disk.
 void TakeOverGrpcLog();
 
 }  // namespace weft

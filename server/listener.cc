@@ -49,7 +49,7 @@ int Open(const addrinfo& address, int* port) {
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) return -1;
   const int on = 1;
-  // A port whose connections linger may be used again; not one with a listener.
+  // Allows a port with lingering connections, but not one with a listener.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_storage name = {};
   std::memcpy(&name, address.ai_addr, address.ai_addrlen);
@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
     }
     return addresses != nullptr;
   };
-  // The wildcard of both families, where the machine has both.
+  // The wildcard of both families, if the machine has both.
   bool opened = place.host == "0.0.0.0" && open_all("::");
   if (!opened) opened = open_all(place.host);
   // "localhost" may name an address of a family that the machine lacks.
@@ -150,8 +150,8 @@ void Listener::Loop() {
   }
   bool has_descriptors = true;
   for (;;) {
-    // Without descriptors it looks at nothing but its end: a listener with
-    // somebody waiting is always readable.
+    // Without descriptors it waits only for its end, because a listener with a
+    // waiting connection is always readable.
     const size_t count = has_descriptors ? waited.size() : 1;
     poll(waited.data(), count, has_descriptors ? kIdleMillis : kBackOffMillis);
     if ((waited[0].revents & POLLIN) != 0) return;
@@ -170,7 +170,7 @@ bool Listener::Accept(int listener) {
   UniqueFd fd(
       accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (fd.get() < 0) {
-    // The rest is the affair of one connection, which is gone.
+    // Other errors concern one connection, which is gone.
     const bool exhausted = errno == EMFILE || errno == ENFILE ||
                            errno == ENOBUFS || errno == ENOMEM;
     if (exhausted) refused_[kNoDescriptor].Increment();

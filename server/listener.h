@@ -1,6 +1,6 @@
 // The sockets on which clients arrive. gRPC 1.51's own listener never accepts
-// again once the process has run out of descriptors (CVE-2023-4785), and takes
-// connections without end; this one waits, and has a limit.
+// again after the process ran out of descriptors (CVE-2023-4785), and has no
+// limit on connections. This one waits for descriptors and has a limit.
 #ifndef WEFT_SERVER_LISTENER_H_
 #define WEFT_SERVER_LISTENER_H_
 
@@ -21,20 +21,20 @@
 
 namespace weft {
 
-// Threads: one makes, starts and destroys it; connections are accepted on a
-// thread of its own.
+// Threads: one thread creates, starts and destroys it. It accepts connections
+// on a thread of its own.
 class Listener {
  public:
-  // Binds HOST:PORT, every address of the host; 0.0.0.0 and [::] stand for all
+  // Binds HOST:PORT on every address of the host. 0.0.0.0 and [::] mean all
   // addresses of both families. Connections wait in the kernel until Start.
   // max_connections 0: half of the open files that the process may have, at
   // most 10000.
-  // Errors: UNAVAILABLE when no address can be listened on.
+  // Errors: UNAVAILABLE if no address can be bound.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
       const std::string& listen, int max_connections,
       prometheus::Registry* registry);
 
-  // Stops accepting; connections stay.
+  // Stops accepting. Open connections stay.
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -49,9 +49,10 @@ class Listener {
   Listener(int max_connections, prometheus::Registry* registry);
 
   void Loop();
-  // False: no descriptor is left, so wait before the next try.
+  // Returns false if no descriptor is left. The caller then waits before the
+  // next try.
   [[nodiscard]] bool Accept(int listener);
-  // Forgets connections that are closed by now.
+  // Removes connections that are closed by now.
   void Sweep();
 
   const size_t max_connections_;
@@ -59,10 +60,10 @@ class Listener {
   LabelledCounters refused_;
   std::vector<UniqueFd> sockets_;
   int port_ = 0;
-  UniqueFd stop_;  // Readable once the thread is to end.
+  UniqueFd stop_;  // Readable when the thread must end.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
-  // Open connections: descriptor to the number of its socket, which is never
-  // that of a later socket with the same descriptor. The thread's own.
+  // Open connections: descriptor to the inode of its socket, which a later
+  // socket with the same descriptor does not have. Used by the thread only.
   std::unordered_map<int, ino_t> open_;
   absl::Time swept_ = absl::InfinitePast();
   std::thread thread_;

@@ -28,8 +28,8 @@ absl::Status SystemError(const char* what) {
                                              ": ", std::strerror(errno)));
 }
 
-// A socket on any free port of the loopback interface, so that no other program
-// can take it before the ranks meet there.
+// Binds a free port of the loopback interface, so that no other program can
+// take it before the ranks meet there.
 absl::Status BindLoopback(World* world) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return SystemError("socket");
@@ -111,7 +111,8 @@ LocalRanks::~LocalRanks() {
 }
 
 void LocalRanks::Kill() {
-  // waitpid tells which processes have ended: their ids may be in use again.
+  // waitpid reports the processes that have ended. Their ids may be in use
+  // again.
   for (const Process& process : std::exchange(processes_, {})) {
     int status = 0;
     if (waitpid(process.pid, &status, WNOHANG) != 0) continue;

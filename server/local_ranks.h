@@ -1,4 +1,4 @@
-// The other ranks of a group that one command starts on one machine.
+// Starts the other ranks of a group on this machine.
 #ifndef WEFT_SERVER_LOCAL_RANKS_H_
 #define WEFT_SERVER_LOCAL_RANKS_H_
 
@@ -15,23 +15,23 @@ namespace weft {
 // Threads: the main thread.
 class LocalRanks {
  public:
-  // None.
+  // No other ranks.
   LocalRanks() = default;
-  // Starts this program again with the same arguments as ranks 1 to size - 1 of
-  // a world that is told to them through the environment. They end with this
-  // process, however it ends. `world` becomes that of rank 0.
-  // Threads: before any other is made, for it forks.
-  // Errors: UNAVAILABLE when a socket or a process cannot be had.
+  // Starts this program again with the same arguments, as ranks 1 to size - 1.
+  // The environment gives them their world. They end with this process, even if
+  // it crashes. `world` becomes that of rank 0. Threads: call it before any
+  // other thread is created, because it forks. Errors: UNAVAILABLE if a socket
+  // or a process cannot be created.
   [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(char** argv, int size,
                                                         World* world);
-  // Gives those that still run some seconds to end by themselves.
+  // Gives ranks that still run some seconds to end by themselves.
   ~LocalRanks();
-  // Ends them now.
+  // Kills the ranks now.
   void Kill();
   LocalRanks(LocalRanks&& other) noexcept;
   LocalRanks& operator=(LocalRanks&& other) noexcept;
 
-  // UNAVAILABLE naming one that has ended, and how.
+  // Returns UNAVAILABLE naming a rank that has ended, and how.
   [[nodiscard]] absl::Status Check();
 
  private:

@@ -1,4 +1,4 @@
-// weftd: flags; then the service, out of weftd.so.
+// weftd: reads flags, then runs the service of weftd.so.
 #include <dlfcn.h>
 
 #include <array>
@@ -32,19 +32,20 @@ void PrintLines(const absl::Status& status) {
   }
 }
 
-// Set before LibTorch and its libraries look; what the operator has set stays.
+// Sets variables before LibTorch and its libraries read them. The operator's
+// own values stay.
 void SetLibraryDefaults() {
-  // oneDNN and LibTorch's layer above it keep up to 1024 compiled products
-  // each, 0.3 MB apiece, and every new length of a batch is a new product.
+  // oneDNN and LibTorch's layer above it each keep up to 1024 compiled products
+  // of 0.3 MB, and every new batch length is a new product.
   ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
   ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
-  // Threads that wait for each other spin for some microseconds, then sleep:
-  // spinning longer gains nothing on idle cores and takes shared ones away.
+  // Threads that wait for each other spin for some microseconds, then sleep.
+  // Longer spinning gains nothing on idle cores and takes time of shared ones.
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
-// Has the libraries of the torch package in `folder` used by weftd.so, which
-// then finds them loaded.
+// Loads the libraries of the torch package in `folder`, so that weftd.so uses
+// them.
 bool LoadTorch(const std::string& folder) {
 #if WEFT_WITH_CUDA
   constexpr std::array kLibraries = {"libc10.so", "libtorch_cpu.so",
@@ -63,11 +64,12 @@ bool LoadTorch(const std::string& folder) {
   return true;
 }
 
-// Finds out which rank this is. Starts the other ranks when nobody else has.
+// Finds the world of this process. Starts the other ranks unless torchrun or
+// another launcher did.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
                                       char** argv, weft::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;
-  // A job's variables are not about a server that one of its ranks starts.
+  // A job's variables do not apply to a server of one rank inside the job.
   if (size == 1) return weft::World();
   absl::StatusOr<std::optional<weft::World>> given =
       weft::WorldFromEnvironment(weft::ProcessEnvironment());
@@ -86,14 +88,14 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
   return world;
 }
 
-// The function of this name in weftd.so, with LibTorch. Null: said why on
-// stderr.
+// Returns the function of this name in weftd.so, and loads LibTorch. Returns
+// null after a message on stderr if that fails.
 void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // Found through this binary's RUNPATH; global, as LibTorch's own libraries
-  // look for each other's symbols.
+  // Found through this binary's RUNPATH. Global, because LibTorch's own
+  // libraries use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());
@@ -158,8 +160,8 @@ int main(int argc, char** argv) {
   }
   if (settings->check_config) return CheckConfig(*settings);
   const int status = Serve(*settings, argv);
-  // LibTorch's static destructors take a third of a second, and give back what
-  // the end of the process gives back anyway.
+  // Skips LibTorch's static destructors. They take a third of a second and free
+  // only what the end of the process frees anyway.
   std::fflush(nullptr);
   std::_Exit(status);
 }

@@ -16,14 +16,14 @@
 namespace weft {
 namespace {
 
-// With fewer, two idle connections block every scrape for 30 s (civetweb's
-// request timeout).
+// With fewer threads, two idle connections would block every scrape for 30 s
+// (civetweb's request timeout).
 constexpr size_t kThreads = 8;
 
 constexpr absl::Duration kKnockInterval = absl::Milliseconds(5);
 
-// Connects and hangs up. Waits for nothing: the connection is queued at the
-// listener or it is not.
+// Connects and closes without waiting. If the connection is queued, the
+// listener wakes up.
 void Knock(const addrinfo& address) {
   const int fd =
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     const std::string& listen,
     const std::vector<std::shared_ptr<prometheus::Collectable>>& collectables) {
   std::unique_ptr<prometheus::Exposer> exposer;
-  // civetweb speaks in exceptions.
+  // civetweb throws exceptions.
   try {
     exposer = std::make_unique<prometheus::Exposer>(listen, kThreads);
   } catch (const std::exception& error) {
@@ -59,8 +59,8 @@ MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
                              std::string address)
     : exposer_(std::move(exposer)), address_(std::move(address)) {}
 
-// civetweb's listening thread looks every 2 s whether it is to stop, which no
-// option changes, and whenever somebody connects.
+// civetweb's listening thread checks whether to stop every 2 s and at each
+// connection. No option changes that, so the destructor connects.
 MetricsServer::~MetricsServer() {
   absl::Notification stopped;
   std::thread stop([&] {

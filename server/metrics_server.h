@@ -12,12 +12,12 @@
 
 namespace weft {
 
-// Threads: any, destroyed once.
+// Threads: any.
 class MetricsServer {
  public:
-  // Listens on HOST:PORT and shows what the collectables, which are observed
-  // only, have at each scrape.
-  // Errors: UNAVAILABLE when the address cannot be listened on.
+  // Listens on HOST:PORT and collects from the collectables at each scrape.
+  // Holds the collectables weakly. Errors: UNAVAILABLE if the address cannot be
+  // bound.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       const std::string& listen,
       const std::vector<std::shared_ptr<prometheus::Collectable>>&
@@ -29,7 +29,7 @@ class MetricsServer {
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
-  // HOST:PORT with the port that was chosen.
+  // HOST:PORT with the chosen port.
   [[nodiscard]] const std::string& address() const { return address_; }
 
  private:

@@ -48,7 +48,7 @@ class ExportCall final
   }
 
  private:
-  // An empty file is one empty piece, so that the client learns of it.
+  // An empty file is sent as one empty piece, so that the client gets its name.
   void SendNext() {
     if (file_ == files_.size()) return End(absl::OkStatus());
     const auto& [name, contents] = files_[file_];
@@ -116,7 +116,7 @@ class ImportCall final
     StartRead(&message_);
   }
 
-  // Counts bytes against the limit that all imports share.
+  // Counts bytes against the common limit of all imports.
   absl::Status Hold(size_t bytes) {
     ServiceCore* const core = record_.core();
     const auto count = static_cast<int64_t>(bytes);

@@ -14,8 +14,8 @@ namespace weft {
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ExportAdapterRequest& request);
 
-// Takes files until the client half-closes. RESOURCE_EXHAUSTED when all imports
-// under way hold more than ServerOptions::max_import_bytes together.
+// Takes files until the client half-closes. Fails with RESOURCE_EXHAUSTED if
+// all open imports together hold more than ServerOptions::max_import_bytes.
 [[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     v1::ImportAdapterResponse* response);

@@ -1,13 +1,13 @@
-// Wire messages to plain requests. A plain request that exists is valid: later
-// layers do not check again, so every field is checked here, on the CPU, before
-// anything is queued.
+// Converts wire messages to plain requests. Every plain request is valid: each
+// field is checked here, before the request is queued, and later layers do not
+// check again.
 //
 // Errors: INVALID_ARGUMENT naming the field's path, its value and the limit
 // (data[3].targets[17] is 50000, must be in [0, 49152)); FAILED_PRECONDITION
 // for byte-string stops without a tokenizer.
-// Units: time O(bytes of the message), about 1 ns a token; no more memory than
-// the result.
-// Threads: any. Deadlines are left at infinity: the caller knows them.
+// Units: time O(bytes of the message), about 1 ns a token; the only memory is
+// the result's. Threads: any. The caller sets deadlines, which stay at infinity
+// here.
 #ifndef WEFT_SERVER_REQUEST_VALIDATION_H_
 #define WEFT_SERVER_REQUEST_VALIDATION_H_
 
@@ -28,7 +28,7 @@
 
 namespace weft {
 
-// What the running model and the operator allow.
+// The limits of the running model and of the operator.
 struct RequestLimits {
   int vocab_size = 0;
   int context_length = 0;
@@ -50,19 +50,19 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<OptimStepRequest> Validate(
     const v1::OptimStepRequest& request, const RequestLimits& limits);
 
-// Fills in what is absent: max_tokens, a drawn seed.
+// Sets absent fields: max_tokens, a random seed.
 [[nodiscard]] absl::StatusOr<SampleRequest> Validate(
     const v1::SampleRequest& request, const RequestLimits& limits);
 
-// An absent seed is derived from the id, so that repeating the call asks for
-// the same adapter and is answered as the first one.
+// An absent seed is derived from the id, so that a repeated call asks for the
+// same adapter and gets the same answer.
 [[nodiscard]] absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits);
 
 [[nodiscard]] absl::StatusOr<ListAdaptersRequest> Validate(
     const v1::ListAdaptersRequest& request, const RequestLimits& limits);
 
-// The adapter's id; for ListCheckpoints it may be empty.
+// Returns the adapter's id. For ListCheckpoints it may be empty.
 [[nodiscard]] absl::StatusOr<std::string> Validate(
     const v1::GetAdapterRequest& request, const RequestLimits& limits);
 [[nodiscard]] absl::StatusOr<std::string> Validate(
@@ -75,7 +75,7 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<LoadCheckpointRequest> Validate(
     const v1::LoadCheckpointRequest& request, const RequestLimits& limits);
 
-// (adapter id, checkpoint name).
+// Returns (adapter id, checkpoint name).
 [[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DeleteCheckpointRequest& request, const RequestLimits& limits);
 
@@ -86,22 +86,23 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<ExportAdapterRequest> Validate(
     const v1::ExportAdapterRequest& request, const RequestLimits& limits);
 
-// Puts the messages of an import together.
+// Assembles the messages of an import.
 class ImportAssembler {
  public:
-  // `engine_names`: as RequestLimits has it.
+  // `engine_names`: see RequestLimits.
   explicit ImportAssembler(bool engine_names = true)
       : engine_names_(engine_names) {}
 
   static constexpr size_t kMaxFiles = 16;
   static constexpr size_t kMaxChunkBytes = 1 << 20;
 
-  // INVALID_ARGUMENT when the message breaks the order (options first, the
-  // pieces of a file together), a name or a size is bad.
+  // Returns INVALID_ARGUMENT if the message breaks the order (options first,
+  // the pieces of a file together), or a name or a size is bad.
   [[nodiscard]] absl::Status Add(const v1::ImportAdapterRequest& message);
 
-  // The request, once the stream has ended. INVALID_ARGUMENT when options or
-  // adapter_config.json are missing. Leaves the assembler empty.
+  // Returns the request after the end of the stream. Leaves the assembler
+  // empty. Errors: INVALID_ARGUMENT if options or adapter_config.json are
+  // missing.
   [[nodiscard]] absl::StatusOr<ImportAdapterRequest> Finish();
 
  private:

@@ -1,7 +1,7 @@
-// Plain results to wire messages.
+// Converts plain results to wire messages.
 //
-// `out` is filled from empty. Nothing here can fail: results come from the
-// engine, not from a client. Threads: any.
+// `out` is empty before. The functions cannot fail, because results come from
+// the engine, not from a client. Threads: any.
 #ifndef WEFT_SERVER_RESPONSE_CONVERSION_H_
 #define WEFT_SERVER_RESPONSE_CONVERSION_H_
 

@@ -37,7 +37,7 @@ constexpr RpcMethod kRpcMethods[] = {
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
-// gRPC's spellings in Go, where the names of the metrics come from.
+// The codes' names in gRPC for Go, as the metrics' names.
 constexpr const char* kCodeNames[] = {"OK",
                                       "Canceled",
                                       "Unknown",

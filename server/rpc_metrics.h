@@ -1,5 +1,6 @@
-// Counters and latencies of the RPCs, under the names that go-grpc-prometheus
-// made common, so that stock dashboards and alerts work; and the server's own.
+// Counters and latencies of the RPCs, and the server's own metrics. The RPCs'
+// names are those of go-grpc-prometheus, so that stock dashboards and alerts
+// work.
 #ifndef WEFT_SERVER_RPC_METRICS_H_
 #define WEFT_SERVER_RPC_METRICS_H_
 
@@ -40,8 +41,8 @@ enum class Rpc : uint8_t {
 // "weft.v1.TrainingService/ForwardBackward".
 [[nodiscard]] std::string RpcName(Rpc rpc);
 
-// Why a call was refused without running. kTooLarge is what this server counts
-// itself; a message above --max-message-bytes is refused by gRPC unseen.
+// Why a call was refused without running. kTooLarge counts only the server's
+// own refusals. gRPC itself refuses a message above --max-message-bytes.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
@@ -52,12 +53,12 @@ enum class RejectReason : uint8_t {
   kCount,
 };
 
-// The reason that a failed status stands for, or kCount when the call ran.
+// Returns the reason of a failed status, or kCount if the call ran.
 [[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };
 
-// Threads: any. Lives shorter than its registry.
+// Threads: any. The registry outlives it.
 class RpcMetrics {
  public:
   explicit RpcMetrics(prometheus::Registry* registry);

@@ -1,4 +1,4 @@
-// Which scope each RPC wants: the one table of who may call what.
+// The table of the scope that each RPC needs.
 #ifndef WEFT_SERVER_RPC_POLICY_H_
 #define WEFT_SERVER_RPC_POLICY_H_
 
@@ -13,7 +13,7 @@ struct RpcPolicy {
   Scope scope = Scope::kAdmin;
 };
 
-// Null: no policy, so nobody may call it.
+// Returns null if there is no policy. Then no caller may use the method.
 [[nodiscard]] const RpcPolicy* FindPolicy(absl::string_view path);
 
 }  // namespace weft

@@ -74,12 +74,12 @@ class SampleStreamCall final
       too_slow = waiting_values_ > kMaxWaitingValues;
       if (too_slow) Drop();
     }
-    // A write that the reader holds up ends only with the call.
+    // A write that a slow reader blocks ends only with the call.
     if (too_slow) record_.context()->TryCancel();
     Pump();
   }
 
-  // The engine is done: what waits is still sent, unless it failed.
+  // The engine is done. Waiting messages are still sent unless it failed.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(&mu_);
@@ -89,7 +89,7 @@ class SampleStreamCall final
     Pump();
   }
 
-  // Sends the next message, or the status when nothing is left to send.
+  // Sends the next message, or the status if no message waits.
   void Pump() ABSL_LOCKS_EXCLUDED(mu_) {
     bool is_last = false;
     absl::Status outcome;
@@ -105,7 +105,7 @@ class SampleStreamCall final
         waiting_.pop_front();
         waiting_values_ -= NumValues(current_);
       }
-      busy_ = true;  // For good when it is the status.
+      busy_ = true;  // Stays set after the status.
     }
     if (is_last) {
       Finish(record_.Close(outcome));
@@ -142,10 +142,10 @@ class SampleStreamCall final
   Mutex mu_;
   std::deque<v1::SampleStreamResponse> waiting_ ABSL_GUARDED_BY(mu_);
   size_t waiting_values_ ABSL_GUARDED_BY(mu_) = 0;
-  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // Nothing more will be sent.
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // A write or Finish is under way.
+  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // No message follows.
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;     // A write or Finish runs.
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mu_);
-  v1::SampleStreamResponse current_;  // Belongs to gRPC while busy_.
+  v1::SampleStreamResponse current_;  // gRPC uses it while busy_.
   std::shared_ptr<SampleStreamCall> self_;
 };
 

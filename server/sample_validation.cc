@@ -24,7 +24,7 @@ constexpr uint32_t kMaxTopLogprobs = 20;
 uint64_t DrawSeed() {
   uint64_t seed = 0;
   if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) {
-    // Only an early boot or a signal gets here; any seed will do.
+    // This happens only early in the boot or after a signal. Any seed will do.
     seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   }
   return seed;

@@ -1,5 +1,5 @@
-// weft.v1.ServerService: GetInfo, Drain. Unlike the others these answer while
-// the daemon starts or drains.
+// weft.v1.ServerService: GetInfo, Drain. Unlike other RPCs these work while the
+// daemon starts or drains.
 #include <memory>
 
 #include "server/services.h"
@@ -50,7 +50,7 @@ class ServerService final : public v1::ServerService::CallbackService {
       call->Reply(absl::OkStatus());
       return call.get();
     }
-    // How many others there are is no affair of this tenant.
+    // A tenant must not learn how many adapters others have.
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
     (void)call->record().caller()->Qualify(&own);
@@ -86,7 +86,7 @@ class ServerService final : public v1::ServerService::CallbackService {
   }
 
  private:
-  // What is known without the engine.
+  // Sets the fields that are known without the engine.
   void FillOptions(v1::ServerInfo* info) const {
     const ServerOptions& options = core_->options;
     info->set_version(kVersion);

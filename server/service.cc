@@ -1,4 +1,4 @@
-// Entry point of weftd.so, which weftd opens in order to serve.
+// Entry point of weftd.so, which weftd opens to serve.
 #include "server/service.h"
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// The symbols between weftd, which must answer --help within milliseconds,
-// and weftd.so beside it, which brings LibTorch.
+// The functions of weftd.so that weftd calls. weftd.so loads LibTorch; weftd
+// alone answers --help within milliseconds.
 #ifndef WEFT_SERVER_SERVICE_H_
 #define WEFT_SERVER_SERVICE_H_
 
@@ -7,16 +7,16 @@
 #include "server/local_ranks.h"
 #include "src/config/world.h"
 
-// Serves until a signal, or computes for rank 0 until rank 0 ends; returns the
+// Serves until a signal, or computes for rank 0 until rank 0 ends. Returns the
 // exit status of the process (see RunDaemon and RunFollower). `others` are the
-// ranks that rank 0 has started.
+// ranks that rank 0 started.
 // Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);
 
-// Prints how the memory of the settings' device would be shared out, or why a
-// start would fail. Returns the exit status: 0, 2 for a value that is refused,
-// 1 for any other failure.
+// Prints how the memory of the settings' device would be divided, or why a
+// start would fail. Returns the exit status: 0, or 2 for a refused value, or 1
+// for any other failure.
 extern "C" int WeftDescribeMemory(const weft::Settings* settings);
 
 #endif  // WEFT_SERVER_SERVICE_H_

@@ -1,4 +1,4 @@
-// What every service needs to answer a call.
+// The objects that every service needs to answer a call.
 #ifndef WEFT_SERVER_SERVICE_CORE_H_
 #define WEFT_SERVER_SERVICE_CORE_H_
 
@@ -16,9 +16,9 @@
 
 namespace weft {
 
-// Shared by all handlers and outlives the gRPC server. Members other than
-// `options`, `authenticator` and `begin_drain` are safe to use from any thread;
-// those are set before the server starts.
+// All handlers share it, and it outlives the gRPC server. `options`,
+// `authenticator` and `begin_drain` are set before the server starts. The other
+// members may be used from any thread.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options, prometheus::Registry* registry)
       : options(std::move(server_options)),
@@ -33,7 +33,7 @@ struct ServiceCore {
   EngineHolder engine;
   // Calls of weft.v1 whose status has not been sent.
   std::atomic<int> open_calls{0};
-  // Bytes held by imports under way, all together.
+  // Bytes that all open imports together hold.
   std::atomic<int64_t> import_bytes{0};
   // Turns health to NOT_SERVING and refuses new work.
   std::function<void()> begin_drain = [] {};

@@ -1,4 +1,4 @@
-// The one place where a Status becomes a gRPC status.
+// The only place that converts a Status to a gRPC status.
 #ifndef WEFT_SERVER_STATUS_CONVERSION_H_
 #define WEFT_SERVER_STATUS_CONVERSION_H_
 
@@ -18,12 +18,11 @@ inline constexpr int kRetryPushbackMillis = 1000;
 // kMaxStatusMessageBytes. A Reason becomes the details (weft/v1/errors.proto).
 [[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Whether the same call may succeed when time has passed: UNAVAILABLE, and
+// Returns whether the same call may succeed later: after UNAVAILABLE, and after
 // RESOURCE_EXHAUSTED unless only a deletion makes room.
 [[nodiscard]] bool MaySucceedLater(const absl::Status& status);
 
-// What a failed call sends beside its status: `grpc-retry-pushback-ms` where it
-// may succeed later.
+// Adds `grpc-retry-pushback-ms` to a failed call that may succeed later.
 void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);
 
 }  // namespace weft

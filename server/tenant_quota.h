@@ -1,5 +1,5 @@
-// What one tenant may ask for at a time and per second, with tokens on: beside
-// the limits of the queue, which count what waits.
+// Limits the open calls and the tokens per second of one tenant, if tokens are
+// on. The limits of the queue count waiting work and apply too.
 #ifndef WEFT_SERVER_TENANT_QUOTA_H_
 #define WEFT_SERVER_TENANT_QUOTA_H_
 
@@ -17,19 +17,19 @@ namespace weft {
 // Threads: any.
 class TenantQuota {
  public:
-  // Each 0: no limit.
+  // A 0 means no limit.
   TenantQuota(int max_calls, int64_t tokens_per_second)
       : max_calls_(max_calls), tokens_per_second_(tokens_per_second) {}
 
-  // A call begins. RESOURCE_EXHAUSTED when as many are under way; it counts
-  // until Leave all the same.
+  // A call begins. Returns RESOURCE_EXHAUSTED if too many calls are open. Leave
+  // must follow in both cases.
   [[nodiscard]] absl::Status Enter(const std::string& tenant)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Leave(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Takes tokens. RESOURCE_EXHAUSTED when the tenant has had more than its rate
-  // allows. A tenant in credit gets any request, however large, and is then in
-  // debt: so a large one is served late, not never. Credit grows for at most
+  // Takes tokens. Returns RESOURCE_EXHAUSTED if the tenant is in debt. A tenant
+  // in credit may send a request of any size, which may put it in debt. So a
+  // large request is served late, but it is served. Credit grows for at most
   // kBurst.
   [[nodiscard]] absl::Status Spend(const std::string& tenant, int64_t tokens,
                                    absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
@@ -46,7 +46,7 @@ class TenantQuota {
   const int max_calls_;
   const int64_t tokens_per_second_;
   Mutex mu_;
-  // Tenants of tokens: as many as the operator has named.
+  // One account per tenant of the token file.
   std::map<std::string, Account> accounts_ ABSL_GUARDED_BY(mu_);
 };
 

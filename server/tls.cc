@@ -35,7 +35,7 @@ Bio Open(const std::string& pem) {
   return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// The first certificate of the file, or null.
+// Returns the first certificate of the file, or null.
 Certificate ReadCertificate(const std::string& pem) {
   return Certificate(
       PEM_read_bio_X509(Open(pem).get(), nullptr, nullptr, nullptr));
@@ -58,7 +58,8 @@ absl::Status CheckDates(absl::string_view flag, const X509* certificate) {
   return absl::OkStatus();
 }
 
-// A file without a name. Whoever has its descriptor reads it by this path.
+// Creates a file without a name. This process reads it by its descriptor's
+// path.
 absl::StatusOr<UniqueFd> MemoryFile(const std::string& contents) {
   UniqueFd fd(memfd_create("weft-tls", MFD_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "making a file in memory");
@@ -75,7 +76,7 @@ std::string PathOf(const UniqueFd& fd) {
   return fd.get() < 0 ? "" : absl::StrCat("/proc/self/fd/", fd.get());
 }
 
-// Makes `fd` stand for another file at once: readers open the old or the new.
+// Replaces the file of `fd` atomically. Readers open the old or the new file.
 absl::Status Replace(const std::string& contents, UniqueFd* fd) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd fresh, MemoryFile(contents));
   if (fd->get() < 0) {
@@ -143,7 +144,7 @@ absl::StatusOr<TlsFiles> TlsRotation::Read() const {
           absl::StrCat(file.flag, ": ", contents.status().message()));
     }
     *file.contents = *std::move(contents);
-    // An empty file of authorities must not stand for "none asked for".
+    // An empty file of authorities must not mean that none was asked for.
     if (file.contents->empty()) return Bad(file.flag, "the file is empty");
   }
   return files;

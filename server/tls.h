@@ -18,26 +18,27 @@ namespace weft {
 
 // The files of --tls-cert, --tls-key and --tls-client-ca, in PEM.
 struct TlsFiles {
-  std::string certificates;  // The server's, then those that signed it.
-  std::string key;           // Without a passphrase.
+  std::string certificates;  // The server's, then its issuers'.
+  std::string key;           // Has no passphrase.
   std::string client_ca;     // Empty: clients need no certificate.
 };
 
-// FAILED_PRECONDITION naming the flag when a file holds no certificate or no
-// key, the key is of another certificate, or the certificate is out of date.
+// Returns FAILED_PRECONDITION naming the flag if a file has no certificate or
+// no key, the key belongs to another certificate, or the certificate is not
+// valid now.
 [[nodiscard]] absl::Status CheckTlsFiles(const TlsFiles& files);
 
-// Follows the files while the server runs. New ones count from the next
-// connection on; open connections stay. Files that do not pass CheckTlsFiles
-// are logged and the last good ones stay, so it is no matter in which order a
-// key and its certificate are replaced.
+// Reads the files again when they change. New files count for new connections.
+// Open connections stay. If files do not pass CheckTlsFiles, it logs that and
+// keeps the last good ones, so a key and its certificate may be replaced in any
+// order.
 class TlsRotation {
  public:
   // Errors: those of CheckTlsFiles; NOT_FOUND and INTERNAL naming the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TlsRotation>> Start(
       const ServerOptions& options);
 
-  // Mutual TLS where --tls-client-ca is given.
+  // Returns credentials for mutual TLS if --tls-client-ca is set, else for TLS.
   [[nodiscard]] std::shared_ptr<grpc::ServerCredentials> MakeCredentials()
       const;
 
@@ -45,14 +46,14 @@ class TlsRotation {
   explicit TlsRotation(const ServerOptions& options) : options_(options) {}
 
   [[nodiscard]] absl::StatusOr<TlsFiles> Read() const;
-  // Shows the files to gRPC.
+  // Makes gRPC use these files.
   [[nodiscard]] absl::Status Publish(const TlsFiles& files);
   void Reload();
 
   const ServerOptions options_;
   TlsFiles current_;  // The poller's thread, after Start.
-  // What gRPC reads: files in memory, so that it never meets a key without its
-  // certificate, and no copy of the key reaches a disk.
+  // The files that gRPC reads. They are in memory, so that a key always matches
+  // its certificate and no copy of the key reaches a disk.
   UniqueFd identity_;
   UniqueFd client_ca_;
   // Declared last: it stops first.

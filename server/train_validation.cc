@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// A temperature nearer to zero turns logits into infinities in f32.
+// A lower temperature makes logits infinite in f32.
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
@@ -63,7 +63,7 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
   return out;
 }
 
-// Fills loss and data, which ForwardBackward and Forward share.
+// Sets loss and data, which ForwardBackward and Forward have in common.
 template <typename Message>
 absl::Status ReadData(const Message& in, const RequestLimits& limits,
                       TrainRequest* out) {
@@ -124,7 +124,7 @@ absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
 
 absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
                                           const RequestLimits& limits) {
-  // An eps below the smallest normal f32 divides zero by zero.
+  // An eps below the smallest normal f32 would divide zero by zero.
   constexpr Interval kEps = {.low = 1e-37, .high = 1e6};
   constexpr Interval kRate = {.high = 1e3};
   constexpr Interval kBeta = {.high = 1, .high_open = true};

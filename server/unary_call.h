@@ -1,4 +1,4 @@
-// The life of a unary call, written once:
+// Runs a unary call:
 //   token -> deadline -> engine there? -> validate, the engine's names ->
 //   engine -> status, metrics -> reply.
 //
@@ -21,8 +21,7 @@
 namespace weft {
 
 // Threads: Reply exactly once, from any thread.
-// Ownership: shared by gRPC (until OnDone) and the engine's callback, whichever
-// ends last.
+// Ownership: shared by gRPC (until OnDone) and the engine's callback.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   [[nodiscard]] static std::shared_ptr<UnaryCall> Start(
@@ -52,7 +51,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryCall> self_;
 };
 
-// Hands a result to `fill`, without the wrapper of stepped calls.
+// Passes a result to `fill`, without the wrapper of stepped calls.
 template <typename Result, typename Fill>
 void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill) {
   fill(result);
@@ -64,9 +63,9 @@ void FillReply(CallRecord& record, const StepReply<Result>& reply,
   fill(reply.result);
 }
 
-// `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle or nothing;
-// `fill(const T&)` writes the response, T being Result or what StepReply wraps.
-// Plain is what Validate makes of `request`.
+// `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle or nothing.
+// `fill(const T&)` writes the response. T is Result, or the type that StepReply
+// wraps. Plain is the type that Validate returns for `request`.
 template <typename Result, typename Request, typename StartFn, typename FillFn>
 grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
                                    grpc::CallbackServerContext* context,

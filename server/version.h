@@ -1,4 +1,4 @@
-// What this build is, for --version, GetInfo and weft_build_info.
+// The version of this build, for --version, GetInfo and weft_build_info.
 #ifndef WEFT_SERVER_VERSION_H_
 #define WEFT_SERVER_VERSION_H_
 

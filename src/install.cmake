@@ -7,7 +7,7 @@ if(NOT TARGET weftd)
   return()
 endif()
 
-# DT_RPATH, which holds for the libraries of libraries too: RUNPATH does not.
+# DT_RPATH also applies to the libraries of libraries. RUNPATH does not.
 target_link_options(weftd PRIVATE -Wl,--disable-new-dtags)
 target_link_options(weftctl PRIVATE -Wl,--disable-new-dtags)
 target_link_options(weftd_service PRIVATE -Wl,--disable-new-dtags)

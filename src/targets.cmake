@@ -1,15 +1,15 @@
 # One helper per kind of target, so that a module's CMakeLists.txt is a list of
-# names. Dependencies are explicit; tests/lint/layering_test.py checks that the
-# includes agree with src/layers.txt, which CMake cannot.
+# names. Dependencies are explicit. tests/lint/layering_test.py checks that the
+# includes agree with src/layers.txt.
 
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED)
 find_package(PkgConfig REQUIRED)
-# By another name than re2, of which gRPC's own search would then find no target.
+# The prefix is not re2, because gRPC's own search for re2 would then fail.
 pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
-# Threads come by Threads::Threads; -pthread would not agree with the precompiled
+# Threads::Threads adds threads. -pthread would not agree with the precompiled
 # headers.
 set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
 # CRC32C by the processor's instructions.
@@ -21,9 +21,9 @@ endif()
 add_library(weft_protobuf INTERFACE)
 target_link_libraries(weft_protobuf INTERFACE protobuf::libprotobuf)
 if(WEFT_SANITIZER STREQUAL "thread")
-  # Its map fields have two more members where a source says that it is
-  # instrumented, which the library is not. What libstdc++ asks for is said
-  # another way.
+  # protobuf's map fields have two more members in instrumented sources, but the
+  # library is not instrumented. So protobuf is told that sources are not, and
+  # libstdc++ is told in another way.
   target_compile_options(weft_protobuf INTERFACE
     -U__SANITIZE_THREAD__ -D_GLIBCXX_TSAN=1)
 endif()
@@ -44,13 +44,13 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
       ${CCACHE_PROGRAM})
-  # nvcc preprocesses a source once for each architecture: what it depends on
-  # identifies it, not one of those texts.
+  # nvcc preprocesses a source once for each architecture, so ccache identifies
+  # it by the files that it depends on.
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
   list(INSERT CMAKE_CUDA_COMPILER_LAUNCHER 3 CCACHE_DEPEND=1)
 endif()
 
-# Flags every target of ours is compiled with; third-party headers are SYSTEM.
+# The flags of every target of Weft. Third-party headers are SYSTEM.
 add_library(weft_flags INTERFACE)
 target_include_directories(weft_flags INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(weft_flags INTERFACE
@@ -61,15 +61,15 @@ if(WEFT_SANITIZER)
   string(REPLACE ";" "," _weft_sanitizers "${WEFT_SANITIZER}")
   target_compile_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all
-                         # No loop with checks in it becomes vectors.
+                         # Clang does not vectorise loops with checks.
                          $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
   target_link_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers})
 endif()
 
 # LibTorch from the wheel of the project's .venv (deploy/setup.sh). The wheel's
-# own CMake files want a whole CUDA toolkit even for a CPU build, so the target
-# is written here. Its include folder carries old protobuf headers: it comes
-# last (-idirafter), so that the system's win.
+# own CMake files need a whole CUDA toolkit even for a CPU build, so the target
+# is written here. Its include folder has old protobuf headers. It comes last
+# (-idirafter), so that the system's headers come first.
 if(WEFT_WITH_TORCH)
   file(GLOB _weft_torch_candidates
        ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
@@ -87,12 +87,12 @@ if(WEFT_WITH_TORCH)
     message(FATAL_ERROR "No libgomp in ${WEFT_TORCH_DIR}/lib.")
   endif()
   add_library(weft_torch INTERFACE)
-  # at::parallel_for is a template: without OpenMP in its callers they run on one
+  # at::parallel_for is a template. Callers without OpenMP would run on one
   # thread. The runtime is LibTorch's own, so that there is one pool of threads.
   target_compile_options(weft_torch INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>
     $<$<COMPILE_LANGUAGE:CXX>:-idirafter${WEFT_TORCH_DIR}/include>)
-  # The wheel's libraries name CUDA libraries that a CPU host lacks; they are
+  # The wheel's libraries name CUDA libraries that a CPU host lacks. They are
   # resolved at run time, and only for the parts that are used.
   target_link_options(weft_torch INTERFACE -Wl,--allow-shlib-undefined
     -Wl,--no-as-needed)
@@ -117,10 +117,10 @@ function(weft_link_only name target)
 endfunction()
 
 # weft_asks_for_cuda(FILE...)
-# Sources of this folder that depend on whether the build has CUDA: for them,
-# and for no others, WEFT_WITH_CUDA is 0 or 1 and CUDA's headers are there. All
-# other objects of the two builds come from the same commands, so that the
-# compiler cache of one serves the other.
+# Names the sources of this folder that depend on whether the build has CUDA.
+# Only for them WEFT_WITH_CUDA is 0 or 1 and CUDA's headers are found. All other
+# objects of the two builds have the same compile commands, so that both share
+# the compiler cache.
 function(weft_asks_for_cuda)
   if(WEFT_WITH_CUDA)
     set(definition WEFT_WITH_CUDA=1)
@@ -190,7 +190,8 @@ function(weft_cc_test)
     set(A_LABELS unit)
   endif()
   add_executable(${A_NAME} ${A_SRCS})
-  # A fifth less time to compile; what is tested keeps the product's flags.
+  # Saves a fifth of the compile time. The tested code keeps the product's
+  # flags.
   target_compile_options(${A_NAME} PRIVATE -O1)
   if(A_TORCH)
     set(A_PCH weft_torch_pch)

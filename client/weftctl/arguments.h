@@ -16,17 +16,19 @@ namespace weft::weftctl {
 
 struct FlagSpec {
   std::string name;   // Without dashes.
-  std::string value;  // What the value is, for --help; empty: a switch.
+  std::string value;  // The value's name in --help; empty: a switch.
   std::string help;
   std::string default_value;
 };
 
-// INVALID_ARGUMENT that tells a wrong command line from a refusing server.
+// Returns an INVALID_ARGUMENT that differs from a server's: the command line is
+// wrong.
 [[nodiscard]] absl::Status UsageError(absl::string_view message);
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
-// The flags and words given. Getters fall back to the flag's default and
-// return a UsageError, naming the flag, where the value does not parse.
+// The flags and words of a command line. Getters return the flag's default if
+// it is not given, and a UsageError naming the flag if the value does not
+// parse.
 class Arguments {
  public:
   // Takes `--flag value`, `--flag=value` and `-o value`, also between words.

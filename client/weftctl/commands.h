@@ -1,4 +1,4 @@
-// The commands of weftctl. Each file of commands gives its own table.
+// The commands of weftctl. Each file of commands has its own table.
 #ifndef WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 #define WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 
@@ -13,7 +13,7 @@
 
 namespace weft::weftctl {
 
-// What a command works with.
+// The environment of a command.
 struct Session {
   Client& client;
   const Arguments& arguments;
@@ -30,10 +30,10 @@ struct Command {
   std::vector<FlagSpec> flags;
   std::function<absl::Status(const Session&)> run;
   bool last_word_optional = false;
-  bool offline = false;  // Works on files: the client reaches nobody.
+  bool offline = false;  // Uses only files, no server.
 };
 
-// --tenant of the commands that make adapters.
+// The flag --tenant of the commands that create adapters.
 [[nodiscard]] inline FlagSpec TenantFlag() {
   return {"tenant", "NAME", "tenant of a new adapter; one of its own", ""};
 }

@@ -18,8 +18,8 @@ struct Example {
 };
 
 // Reads lines {"tokens": [1, 2, 3]} with an optional "prompt_length"; empty
-// lines are skipped. UsageError names `name` and the line; for lines
-// with "text" it says how to tokenize them.
+// lines are skipped. Errors: UsageError naming `name` and the line. For lines
+// with "text" it explains how to tokenize them.
 [[nodiscard]] absl::StatusOr<std::vector<Example>> ReadExamples(
     std::istream& input, const std::string& name);
 

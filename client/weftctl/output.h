@@ -12,11 +12,11 @@ namespace weft::weftctl {
 
 using Row = std::vector<std::string>;
 
-// One JSON document, field names as in the .proto files; 64-bit integers are
-// strings, as protobuf's JSON mapping has them.
+// Prints one JSON document with the field names of the .proto files. 64-bit
+// integers are strings, as in protobuf's JSON mapping.
 void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 
-// Columns wide enough for their longest cell; the first row is the heading.
+// Prints columns as wide as their longest cell. The first row is the heading.
 void PrintTable(const std::vector<Row>& rows, std::ostream& out);
 
 // "12.3 MB".

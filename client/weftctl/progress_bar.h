@@ -1,4 +1,4 @@
-// How training goes: a bar on a terminal, a line per step otherwise.
+// Shows the progress of training: a bar on a terminal, else a line per step.
 #ifndef WEFT_CLIENT_WEFTCTL_PROGRESS_BAR_H_
 #define WEFT_CLIENT_WEFTCTL_PROGRESS_BAR_H_
 
@@ -27,7 +27,7 @@ class ProgressBar {
   ProgressBar(std::ostream& out, bool is_terminal)
       : out_(out), is_terminal_(is_terminal) {}
   void Show(const TrainProgress& progress);
-  // Leaves the bar's last state on its own line.
+  // Ends the line of the bar's last state.
   void Finish();
 
  private:

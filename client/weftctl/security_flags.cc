@@ -16,7 +16,7 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// The file that the flag names; "" where it names none.
+// Returns the content of the flag's file; "" without a file.
 absl::StatusOr<std::string> ReadFile(const Arguments& arguments,
                                      const std::string& flag) {
   const std::string path = arguments.GetString(flag);
@@ -62,7 +62,7 @@ absl::StatusOr<client::Security> ReadSecurity(const Arguments& arguments) {
     if (!contents.ok()) return contents.status();
     *file.contents = *std::move(contents);
   }
-  // A flag beats the environment, and there the token beats its file.
+  // A flag goes before the environment, and there the token before its file.
   const std::string token = FromEnvironment("WEFT_TOKEN");
   if (!token.empty() && !arguments.Has("token-file")) security.token = token;
   absl::StripAsciiWhitespace(&security.token);

@@ -1,4 +1,4 @@
-// The flags that say how weftctl reaches a server, and with which token.
+// The flags for weftctl's connection to a server, and for its token.
 #ifndef WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_
 #define WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_
 
@@ -10,8 +10,8 @@
 
 namespace weft::weftctl {
 
-// Each has an environment variable, which is its default. There is no flag for
-// the token itself: everybody on the machine sees command lines.
+// Each flag's default is an environment variable. There is no flag for the
+// token itself, because everybody on the machine sees command lines.
 [[nodiscard]] std::vector<FlagSpec> SecurityFlags();
 
 // Reads the files that the flags name, and WEFT_TOKEN.

@@ -27,7 +27,7 @@ absl::StatusOr<std::string> FilePath(const Session& session) {
   return path;
 }
 
-// No file holds no tokens, so that `create` can make the first one.
+// A missing file has no tokens, so that `create` can make the first one.
 absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
   std::ifstream file(path, std::ios::binary);
   if (!file && may_lack) return Records();

@@ -89,7 +89,7 @@ void PrintHelp(const Command& command, std::ostream& out) {
   PrintFlags(common, out);
 }
 
-// The command whose words open the line; `rest` gets what follows.
+// Returns the command whose words begin the line. `rest` gets the other words.
 const Command* Find(const std::vector<Command>& commands,
                     const std::vector<std::string>& given,
                     std::vector<std::string>& rest) {
@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
                                                 absl::Duration timeout) {
   client::ClientOptions options;
   options.timeout = timeout;
-  options.retry.max_attempts = 4;  // A person waits.
+  options.retry.max_attempts = 4;  // Few, because a person waits.
   if (command.offline) return Client::Connect(std::move(options));
   options.target = arguments.GetString("server");
   absl::StatusOr<client::Security> security = ReadSecurity(arguments);
@@ -135,7 +135,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
 
 int RunCommand(const Command& command, const std::vector<std::string>& rest,
                const Streams& streams) {
-  // A command may give a common flag a meaning of its own.
+  // A command may redefine a common flag.
   std::vector<FlagSpec> flags = command.flags;
   const std::vector<FlagSpec> common = CommonFlags();
   flags.insert(flags.end(), common.begin(), common.end());

@@ -8,7 +8,7 @@
 
 namespace weft::weftctl {
 
-// Where results and messages go.
+// The streams for results and messages.
 struct Streams {
   std::ostream& out;
   std::ostream& err;

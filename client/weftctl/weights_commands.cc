@@ -1,4 +1,4 @@
-// Commands that look into model folders: no server, no GPU, no Torch.
+// Commands that read model folders. They need no server, GPU or Torch.
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -103,7 +103,7 @@ absl::Status Inspect(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
   const CheckpointReport report = model::InspectCheckpoint(model_dir);
   if (session.json) {
-    // Paths may have any bytes.
+    // Paths may have any bytes, also invalid UTF-8.
     session.out << ToJson(report).dump(-1, ' ', /*ensure_ascii=*/false,
                                        Json::error_handler_t::replace)
                 << "\n";

@@ -96,9 +96,9 @@ void GatedBackwardRow(const float* dout, int64_t features, float* gate,
   }
 }
 
-// A plain loop that the compiler vectorises: the vector extension has no square
-// root. weights_out may be weights: no element is read after another one was
-// written, so the iterations are independent.
+// A plain loop that the compiler vectorises, because the vector extension has
+// no square root. The iterations are independent, so weights_out may be
+// weights.
 void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
            const float* gradient, float* moment1, float* moment2,
            float* weights_out) {

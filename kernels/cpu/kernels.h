@@ -1,7 +1,7 @@
-// Kernels of the CPU path: raw pointers and sizes, one table of functions per
-// instruction set. No Torch, no Abseil, no threads inside: callers split rows
-// between threads. Every kernel treats its rows (or elements) alone: a NaN
-// stays in its row, and the result does not depend on how rows are split.
+// Kernels for the CPU on raw pointers and sizes, one table of functions per
+// instruction set. They use no Torch, no Abseil and no threads; callers split
+// rows between threads. Every kernel handles each row (or element) by itself: a
+// NaN stays in its row, and the result does not depend on how rows are split.
 //
 // Legend: D features of a row, C head features, F feed-forward features, V
 // vocabulary, N elements.
@@ -20,14 +20,14 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
 // Longest vocabulary that `vocab_row` takes.
 inline constexpr int64_t kMaxVocab = int64_t{1} << 22;
 
-// How one row of logits becomes a distribution: z = softcap(x) / temperature.
+// The options for one row of logits: z = softcap(x) / temperature.
 struct VocabRowOptions {
   float softcap = 0;      // 0: none; else x -> softcap * tanh(x / softcap).
   float temperature = 1;  // > 0.
   bool write_softmax = false;  // Row becomes softmax(z) * softcap'(x).
 };
 
-// The numbers of one AdamW update, already combined by the caller.
+// The constants of one AdamW update, computed by the caller.
 struct AdamWScalars {
   float gradient_scale = 1;  // Clipping.
   float beta1 = 0;
@@ -89,8 +89,8 @@ struct KernelTable {
   // y = x W^T + bias for few rows of x and the item's range of outputs. The
   // weight W [O, I] is f32, or bf16 (its bits) widened in registers; products
   // are added up in f32. Every weight row is read from memory once for all rows
-  // of x; y must overlap nothing. An element of y has the same bits whatever
-  // the other rows and the range; NaN stays in its row of x or output.
+  // of x. y does not overlap other operands. The bits of an element of y do not
+  // depend on other rows or on the range. NaN stays in its row of x or output.
   void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
   void (*skinny_product_bf16)(const SkinnyProduct& item,
                               const uint16_t* weight);
@@ -105,11 +105,11 @@ struct KernelTable {
   void (*exp)(const float* x, int64_t count, float* y);
 };
 
-// The best table this processor runs. Threads: any; chosen once.
+// Returns the best table for this processor. Threads: any. Chosen once.
 [[nodiscard]] const KernelTable& Kernels();
 
-// The table of one instruction set; null when the processor or the build lacks
-// it. For tests and benches.
+// Returns the table of one instruction set; null if the processor or the build
+// lacks it. For tests and benches.
 [[nodiscard]] const KernelTable* KernelsFor(Isa isa);
 
 }  // namespace weft::kernels::cpu

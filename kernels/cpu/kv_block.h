@@ -13,7 +13,7 @@ namespace {
 // head of the group uses them: 2 * 16 * C floats. A multiple of every kWidth.
 constexpr int64_t kBlockTokens = 16;
 
-// Lanes whose sum is the dot product of all whole vectors of a and b.
+// Returns lanes whose sum is the dot product of all whole vectors of a and b.
 WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   Vec even{}, odd{};
   int64_t i = 0;
@@ -25,7 +25,7 @@ WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   return even + odd;
 }
 
-// Adds the products of what is left to a sum of DotLanes.
+// Adds the products of the remaining elements to a sum of DotLanes.
 WEFT_INLINE float AddDotRest(const float* a, const float* b, int64_t size,
                              float sum) {
   for (int64_t i = size / kWidth * kWidth; i < size; ++i) sum += a[i] * b[i];
@@ -66,7 +66,7 @@ WEFT_INLINE void DotKeys(const KvBlock& block, const float* q_C, int64_t size,
 WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
                            int64_t size, float* out) {
   int64_t c = 0;
-  // Four sums at a time: one alone waits for its own last addition.
+  // Four sums at a time, because one sum would wait for its last addition.
   for (; c + kStride <= size; c += kStride) {
     Vec sums[kUnroll];
     for (int64_t u = 0; u < kUnroll; ++u) sums[u] = Load(out + c + u * kWidth);
@@ -105,8 +105,9 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
   return {item.k_pages + offset, item.v_pages + offset, size, stride};
 }
 
-// The weights of the model have passed through the caches since this sequence's
-// last token, and no processor foresees the rows of one head in pages.
+// Prefetches a block. The model's weights have evicted it from the caches since
+// this sequence's last token, and the hardware prefetcher does not predict one
+// head's rows in pages.
 WEFT_INLINE void FetchBlock(const KvBlock& block, int64_t head_features) {
   constexpr int64_t kLineFloats = 16;
   for (int64_t t = 0; t < block.num_tokens; ++t) {

@@ -13,11 +13,11 @@ void LseMergeRows(const float* part, const float* part_lse, int64_t num_rows,
   for (int64_t row = 0; row < num_rows; ++row) {
     const float ours = lse[row];
     const float theirs = part_lse[row];
-    // Keeps -inf minus -inf, which is NaN, out of a row without keys.
+    // Skips a part without keys, for which -inf minus -inf would be NaN.
     if (theirs == -__builtin_inff()) continue;
     const float high = ours > theirs ? ours : theirs;
-    // Weights from the sum, not from the new lse: that one is rounded to its
-    // own magnitude, which may be large.
+    // Computes weights from the sum. The new lse may be large, and its rounding
+    // error with it.
     const float our_share = __builtin_expf(ours - high);
     const float their_share = __builtin_expf(theirs - high);
     const float sum = our_share + their_share;

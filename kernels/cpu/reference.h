@@ -1,5 +1,5 @@
-// What the kernels of kernels.h compute, as obvious loops in f64. The oracle of
-// their tests; too slow for anything else.
+// The functions of kernels.h as plain loops in f64, for their tests. They are
+// too slow for other uses.
 #ifndef WEFT_KERNELS_CPU_REFERENCE_H_
 #define WEFT_KERNELS_CPU_REFERENCE_H_
 
@@ -15,7 +15,7 @@ namespace weft::kernels::cpu::reference {
                                              const std::vector<float>& weight,
                                              double eps);
 
-// dLoss/dx alone, before it is added to anything.
+// Returns dLoss/dx itself, without adding it.
 [[nodiscard]] std::vector<double> RmsNormBackwardRow(
     const std::vector<float>& dy, const std::vector<float>& x,
     const std::vector<float>& weight, double eps);

@@ -1,9 +1,9 @@
 // Vectors of floats for the kernel bodies, by the compiler's vector extension:
 // plain C++ operators, as wide as the instruction set this file is compiled
-// for. Included once per ISA inside that ISA's namespace (WEFT_KERNEL_ISA), so
-// that no linker can pick an AVX-512 copy of an inline function for a processor
-// without it; for the same reason nothing here includes a header with inline
-// functions.
+// for. It is included once per ISA inside that ISA's namespace
+// (WEFT_KERNEL_ISA), so that the linker cannot pick an AVX-512 copy of an
+// inline function for a processor without it. For the same reason it includes
+// no header with inline functions.
 #ifndef WEFT_KERNELS_CPU_SIMD_H_
 #define WEFT_KERNELS_CPU_SIMD_H_
 
@@ -15,7 +15,7 @@
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
-// Before a loop: no iteration reads what another one writes.
+// Before a loop whose iterations are independent.
 #ifdef __clang__
 #define WEFT_INDEPENDENT_ITERATIONS \
   _Pragma("clang loop vectorize(assume_safety)")
@@ -62,7 +62,7 @@ WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = v[i];
 }
 
-// Four floats: what sums end in.
+// Four floats; sums are reduced to this.
 typedef float Quad __attribute__((vector_size(16)));
 
 WEFT_INLINE Quad LoadQuad(const float* p) {
@@ -87,7 +87,7 @@ WEFT_INLINE Quads SplitToQuads(Vec v) {
   return q;
 }
 
-// Adds the upper half of the lanes to the lower until four are left.
+// Adds the upper half of the lanes to the lower half until four lanes are left.
 WEFT_INLINE Quad FoldToQuad(Vec v) {
 #if defined(__AVX512F__)
   typedef float Half __attribute__((vector_size(32)));

@@ -8,7 +8,7 @@ namespace weft::kernels::cpu {
 
 // A product of few rows with a range of a weight's outputs.
 // Legend: B rows, I inputs, O outputs. Strides are in elements, from row to
-// row; within a row elements are neighbours.
+// row. Elements of a row are adjacent.
 struct SkinnyProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;
@@ -24,11 +24,10 @@ struct SkinnyProduct {
   int64_t end = 0;
 };
 
-// Outputs that are computed together: ranges that begin at a multiple of it
-// waste nothing.
+// Outputs that are computed together. Ranges should begin at a multiple of it.
 inline constexpr int64_t kSkinnyOutputs = 4;
 
-// Rows up to which callers prefer these kernels, in one call.
+// The most rows in one call for which callers use these kernels.
 inline constexpr int64_t kSkinnyRows = 32;
 
 }  // namespace weft::kernels::cpu

@@ -11,8 +11,8 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // Cuts the rows of x into tiles of nearly equal size and multiplies each with
-// kSkinnyOutputs rows of the weight. In between it fetches the `next_rows` rows
-// that follow these.
+// kSkinnyOutputs rows of the weight. Meanwhile it prefetches the `next_rows`
+// rows that follow.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
@@ -52,7 +52,7 @@ WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
 template <typename Weight>
 WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
                        const Weight* weight) {
-  // The latency of memory, in bytes.
+  // Prefetches this far ahead, to hide the latency of memory.
   constexpr int64_t kAheadBytes = 4096;
   Vec sum{};
   for (int64_t i = 0; i + kWidth <= p.num_inputs; i += kWidth) {
@@ -62,7 +62,7 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// One row of x reads the weight as one stream, faster than any tile.
+// One row of x reads the weight as one stream, which is faster than a tile.
 template <typename Weight>
 WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
                            int64_t output) {

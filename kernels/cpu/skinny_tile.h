@@ -1,9 +1,9 @@
 // A tile of a skinny product. Part of table_*.cc.
 //
-// A tile is kSkinnyOutputs weight rows by a few rows of x; the weight rows are
-// in the first-level cache after the first tile, so that memory gives them
-// once however many rows x has. Each element of y has one vector of sums, over
-// the inputs in order, whatever the tile: it does not depend on its neighbours.
+// A tile is kSkinnyOutputs weight rows by a few rows of x. The first tile
+// brings the weight rows into the first-level cache, so that they are read from
+// memory once for all rows of x. Each element of y has one vector of sums over
+// the inputs in order, so it does not depend on the tile or on other elements.
 #ifndef WEFT_KERNELS_CPU_SKINNY_TILE_H_
 #define WEFT_KERNELS_CPU_SKINNY_TILE_H_
 
@@ -13,7 +13,7 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Rows of x in a tile: its sums, the weights and one x fit the registers (32,
+// Rows of x in a tile. Its sums, the weights and one x fit the registers (32,
 // or 16 before AVX-512).
 inline constexpr int64_t kTileRows = kWidth == 16 ? 6 : 2;
 
@@ -35,8 +35,8 @@ WEFT_INLINE float LoadWeight(const uint16_t* p) {
   return __builtin_bit_cast(float, uint32_t{*p} << 16);
 }
 
-// Adds the products from input `begin` on, one by one. Spelled as fused
-// operations: whether the compiler fuses by itself depends on the code around.
+// Adds the products from input `begin` on, one by one, by explicit fused
+// operations, because the compiler's own fusion depends on the code around.
 template <typename Weight>
 WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
                           const Weight* weight, int64_t begin, float sum) {
@@ -46,15 +46,15 @@ WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// Memory that will be wanted next, asked for line by line in the order of its
-// addresses, which is what the processor's own prefetcher goes on with: left
-// alone it does not follow four rows side by side (Zen 4, one core: 13 GB/s of
-// 30). To the second-level cache: with x in it the first has no room.
+// Prefetches the next memory line by line in the order of addresses, so that
+// the hardware prefetcher follows. By itself it does not follow four parallel
+// rows (Zen 4, one core: 13 of 30 GB/s). The target is the second-level cache,
+// because x fills the first.
 struct Fetch {
   static constexpr int64_t kLineBytes = 64;
   const char* at;
   const char* end;
-  int64_t step_bytes;  // Asked for by one Step.
+  int64_t step_bytes;  // Prefetched by one Step.
 
   WEFT_INLINE void Step() {
     const char* stop = end - at < step_bytes ? end : at + step_bytes;

@@ -67,7 +67,7 @@ struct ExpBlock {
     const Vec e = Exp(d);
     exps[u] += e;
     if constexpr (kEntropy) {
-      // A logit of -inf adds 0 * inf = NaN unless it is left out.
+      // Leaves out logits of -inf, which would add 0 * inf = NaN.
       weighted[u] += e > Vec{} ? d * e : Vec{};
     }
     if constexpr (kSoftcap) {

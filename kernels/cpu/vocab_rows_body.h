@@ -1,11 +1,11 @@
 // Body of the vocabulary row; see kernels.h. Part of table_*.cc.
 //
-// The row is walked in blocks that stay in the L1 cache: maximum of the block,
-// then its exponentials against the running maximum m (kept, when the softmax
-// is wanted, in place of the logits). A block that raises m rescales what was
-// summed before. At the end one multiply per block, by e^(m_block - m) / sum,
-// turns the kept exponentials into probabilities: no exponential is computed
-// twice. Sums are f32 inside a block and f64 between blocks.
+// The row is processed in blocks that stay in the L1 cache: first the block's
+// maximum, then its exponentials against the running maximum m. If the softmax
+// is wanted, the exponentials replace the logits. A block that raises m
+// rescales the earlier sums. At the end one multiply per block, by e^(m_block -
+// m) / sum, turns the exponentials into probabilities. So no exponential is
+// computed twice. Sums are f32 inside a block and f64 between blocks.
 #ifndef WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 
@@ -94,7 +94,7 @@ RowSums SumRowOf(float* row, int64_t vocab, const VocabRowOptions& options) {
 void VocabRow(float* logits, int64_t vocab, const VocabRowOptions& options,
               const int64_t* targets, int64_t num_targets, float* logprobs,
               float* entropy) {
-  // Read before the softmax overwrites them.
+  // Reads the targets before the softmax overwrites them.
   for (int64_t i = 0; i < num_targets; ++i) {
     logprobs[i] = SoftcapOne(logits[targets[i]], options.softcap);
   }

@@ -1,4 +1,5 @@
-// Sums in order over a warp and a block, and which of several blocks ends last.
+// Prefix sums over a warp and a block, and detection of the last of several
+// blocks.
 #ifndef WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 #define WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 
@@ -6,7 +7,7 @@
 
 namespace weft::kernels::cuda {
 
-// Sum over the lanes up to and with this one. All lanes call it.
+// Returns the sum over the lanes up to this one. All lanes call it.
 __device__ inline uint64_t WarpScan(uint64_t value) {
   for (int offset = 1; offset < kWarp; offset *= 2) {
     const uint64_t other = __shfl_up_sync(kAllLanes, value, offset);
@@ -15,7 +16,8 @@ __device__ inline uint64_t WarpScan(uint64_t value) {
   return value;
 }
 
-// Sum over the threads before this one, and over all. All threads call it.
+// Returns the sums over the threads before this one and over all threads. All
+// threads call it.
 __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
   __shared__ uint64_t sums[kMaxWarps];
   const uint64_t in_warp = WarpScan(value);
@@ -32,14 +34,14 @@ __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
   return before;
 }
 
-// An item of a list, and what is left of a target there.
+// An item of a list, and the rest of a target there.
 struct Place {
   int item;
   uint64_t rest;  // 1 to the item's own measure.
 };
 
-// The first of `size` items up to and with which measure(item) sums up to
-// `target`, 1 to the whole sum. All threads call it.
+// Returns the first of `size` items at which the running sum of measure(item)
+// reaches `target`, which is from 1 to the whole sum. All threads call it.
 template <typename Measure>
 __device__ Place FindInOrder(int size, uint64_t target, Measure measure) {
   __shared__ Place found;
@@ -65,9 +67,9 @@ __device__ Place FindInOrder(int size, uint64_t target, Measure measure) {
   return place;
 }
 
-// True in the last of `num_blocks` blocks that share a counter, which sees
-// what the others have written before; 0 is in the counter at first and again
-// afterwards. All threads call it.
+// Returns true in the last of `num_blocks` blocks that share a counter. That
+// block sees what the others wrote before. The counter is 0 before and after.
+// All threads call it.
 __device__ inline bool IsLastBlock(unsigned* counter, unsigned num_blocks) {
   __shared__ bool is_last;
   __syncthreads();

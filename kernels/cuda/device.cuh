@@ -17,8 +17,8 @@ namespace weft::kernels::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxWarps = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-// The lowest finite float: a maximum that starts here, not at -inf, never leads
-// to -inf - -inf.
+// The lowest finite float. A maximum that starts here never leads to -inf -
+// -inf.
 inline constexpr float kLowest = -3.402823466e+38F;
 // Blocks of a launch in x, and of it in y and z.
 inline constexpr int64_t kMaxGrid = 2147483647;
@@ -45,13 +45,13 @@ struct Add {
     return a + b;
   }
 };
-// Ignores NaN. Where a NaN must stay visible, the sum beside this is NaN.
+// Ignores NaN. If a NaN must stay visible, the sum next to this maximum is NaN.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// The combination of all lanes' values, the same bits in every lane. All lanes
-// call it.
+// Returns the combination of all lanes' values, with the same bits in every
+// lane. All lanes call it.
 template <typename T, typename Combine>
 __device__ T WarpReduce(T value, Combine combine) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -60,8 +60,8 @@ __device__ T WarpReduce(T value, Combine combine) {
   return value;
 }
 
-// The same over the block. All threads call it; what they wrote to shared
-// memory before is visible to all after it.
+// The same over the block. All threads call it. Afterwards all threads see
+// earlier writes to shared memory.
 template <typename T, typename Combine>
 __device__ T BlockReduce(T value, Combine combine) {
   __shared__ T partial[kMaxWarps];
@@ -79,9 +79,9 @@ __device__ T BlockReduce(T value, Combine combine) {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Starts the kernel, its blocks with so much dynamic shared memory, and does
-// not wait. cudaErrorInvalidConfiguration, and nothing started, when the grid
-// is beyond what a device takes.
+// Starts the kernel with this dynamic shared memory per block, and does not
+// wait. Returns cudaErrorInvalidConfiguration, and starts nothing, if the grid
+// is too large for a device.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
                              int64_t grid_y, unsigned threads,
@@ -98,7 +98,7 @@ cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
       &config, kernel, static_cast<Parameters>(arguments)...);
-  // The runtime keeps an error until it is asked: the next launch is not this.
+  // Clears the error, which the runtime would report for the next launch.
   const cudaError_t last = cudaGetLastError();
   return status == cudaSuccess ? last : status;
 }

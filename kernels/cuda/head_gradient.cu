@@ -6,7 +6,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Block (row, part of its features); a thread has kN of them.
+// One block per row and part of its features. A thread has kN features.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     HeadGradientKernel(HeadGradientRows rows) {

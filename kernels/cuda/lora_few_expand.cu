@@ -6,12 +6,12 @@ namespace {
 
 constexpr int kExpandWarps = 4;
 constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
-// Products side by side, so that a lane has 8 neighbouring features of y.
+// Adjacent products, so that a lane has 8 adjacent features of y.
 constexpr int kTiles = 4;
 constexpr int kWarpFeatures = kTiles * kColumns;
 constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
-// A slab of ranks, whose B is on its way at once, is so many steps: 1 where no
-// rank is larger, so that more warps fit on a device, or 2.
+// Steps of a slab of ranks, whose B is loaded at once: 2, or 1 if no rank is
+// larger, so that more warps fit on a device.
 constexpr int kMostSteps = 2;
 
 __device__ void KeepShrunk(const LoraFewRowsProduct& product,
@@ -36,7 +36,7 @@ union Quad {
   float values[kQuad];
 };
 
-// Parts whose loads are on their way at once.
+// Parts that are loaded at once.
 constexpr int kPartsAtOnce = 4;
 
 __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
@@ -69,7 +69,7 @@ __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
       for (int j = 0; j < kQuad; ++j) sum.values[j] += parts[i].values[j];
     }
   }
-  // The wide load has read ranks of the next matrix, or of none.
+  // The wide load may have read ranks beyond this matrix.
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
     if (rank + j >= matrix.rank) sum.values[j] = 0;
@@ -79,13 +79,13 @@ __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
 
 // S of a slab of ranks in shared memory.
 struct Slab {
-  // Rows start at other banks.
+  // Padded, so that rows start at different banks.
   Chunk chunks[kRows][kMostSteps * kDepth / kChunk + 1];
 };
 
-// Fills the slab from rank `first` of a projection on, with as many ranks as
-// are multiplied. Rows that no segment has keep old values; nobody reads the
-// results of these rows.
+// Fills the slab from rank `first` of a projection on, with all ranks that are
+// multiplied. Rows outside segments keep old values, and their results are not
+// used.
 template <int kSteps>
 __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, bool keeps,
@@ -114,8 +114,8 @@ __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
 struct FeatureTile {
   int64_t slot;
   int64_t column;  // Where the projection begins in y.
-  int features;    // How many the projection has.
-  int first;       // The tile's first of these.
+  int features;    // The projection's.
+  int first;       // The tile's first.
 };
 
 template <bool kAligned>
@@ -199,7 +199,7 @@ __host__ __device__ inline int TilesOf(const LoraProjection& projection) {
                           kBlockFeatures);
 }
 
-// The tiles of one projection lie after those of the one before.
+// Tiles are numbered projection by projection.
 __device__ FeatureTile TileAt(const LoraFewRowsProduct& product, int number) {
   int which = 0;
   while (number >= TilesOf(product.projections[which])) {
@@ -216,8 +216,8 @@ template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   __shared__ Slab slab;
   const LoraFewRowsProduct& product = task.product;
-  // The table has memory for the most entries that there may be. So the first
-  // one is on its way before it is known to exist.
+  // The table has memory for the largest number of entries, so the first entry
+  // can be loaded before the kernel knows whether it exists.
   LoraFewRows rows = product.table.few[blockIdx.x / task.tiles];
   const auto num_items =
       static_cast<unsigned>(*product.table.num_few * task.tiles);

@@ -1,4 +1,4 @@
-// What the two kernels of lora_few_rows.h share.
+// The common parts of the two kernels of lora_few_rows.h.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 
@@ -10,17 +10,16 @@ namespace weft::kernels::cuda::few_rows {
 
 using Bf16 = __nv_bfloat16;
 
-// A product of a warp: 16 rows, 8 columns, summed over 2 x 16 elements. Lane
-// (g, t), which is lane 4 g + t, has 16 bytes of row g, of row g + 8 and of
-// column g, the t-th of each: sums do not care in which order the depth is
-// multiplied, as long as both operands have the same.
+// A product of a warp: 16 rows, 8 columns, summed over 2 x 16 elements. Lane 4
+// g + t has the t-th 16 bytes of row g, of row g + 8 and of column g. The order
+// of the depth may be any, if both operands have the same one.
 inline constexpr int kRows = kLoraFewRows;
 inline constexpr int kColumns = 8;
 inline constexpr int kChunk = 8;
 inline constexpr int kDepth = 4 * kChunk;
 static_assert(kRows == 16);
 
-// Features of a part at least, and parts at most.
+// The least features of a part, and the most parts.
 inline constexpr int64_t kPartFeatures = 1024;
 inline constexpr int64_t kMaxParts = 16;
 
@@ -50,7 +49,7 @@ __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
   return chunk;
 }
 
-// True when 16-byte loads reach all rows of a matrix.
+// Returns whether all rows of a matrix can be read by 16-byte loads.
 __device__ inline bool IsAligned(const Bf16* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
 }
@@ -69,7 +68,7 @@ __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 
-// A launch: the product, and what the host makes of its widths.
+// A launch: the product, and sizes that the host computes from its widths.
 struct Task {
   LoraFewRowsProduct product;
   int inputs = 0;

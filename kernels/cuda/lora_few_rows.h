@@ -1,16 +1,16 @@
-// The adapters' part of a linear layer for segments of few rows, as decoding
-// has them: bound by latency and by the bytes of the matrices, not by products.
+// The adapters' part of a linear layer for segments of few rows, as in
+// decoding. Its time depends on latency and on the bytes of the matrices, not
+// on the products.
 //
 //   shrink   parts = x A^T, of some features each
 //   expand   S = sum of the parts; y += scale S B^T for all projections
 //
-// Two launches. A part's block is done after one reduction, and no block waits
-// for another: the expansion adds up what it needs of the parts, in their
-// order.
+// There are two launches. A part's block ends after one reduction, and no block
+// waits for another one. The expansion adds the parts that it needs, in order.
 //
 // Rounding: parts and sums are f32; S is rounded to bf16 before it is
-// multiplied with B, and y after the addition, as in lora_product.h. What a row
-// gets depends on that row, on its adapter and on the widths alone.
+// multiplied with B, and y after the addition, as in lora_product.h. A row's
+// result depends only on that row, its adapter and the widths.
 //
 // Legend: as lora_table.h. I inputs, O outputs of the (fused) layer.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_
@@ -52,12 +52,12 @@ struct LoraFewRowsProduct {
 [[nodiscard]] cudaError_t RunLoraFewRowsShrink(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Adds to y from the parts and, when it is kept, writes S for the entries' rows
-// and the projections' ranks; the rest keeps its bits. One launch.
+// Adds to y from the parts. If S is kept, writes S for the entries' rows and
+// the projections' ranks, and leaves the rest of S. One launch.
 [[nodiscard]] cudaError_t RunLoraFewRowsExpand(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Writes S from the parts and leaves y alone. One launch.
+// Writes S from the parts and does not change y. One launch.
 [[nodiscard]] cudaError_t RunLoraFewRowsSum(const LoraFewRowsProduct& product,
                                             cudaStream_t stream);
 

@@ -6,11 +6,11 @@ namespace {
 
 constexpr int kShrinkWarps = 8;
 constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
-// Products of a warp whose operands are on their way at once: all of a part,
-// or one where they come in single elements.
+// Products of a warp whose operands are loaded at once: all of a part, or one
+// if they are loaded by single elements.
 constexpr int kShrinkSteps = 4;
-// Blocks of a multiprocessor. Without the number the compiler saves registers,
-// of which there are plenty, and puts loads behind the products.
+// Blocks per multiprocessor. Without this number the compiler saves registers
+// unnecessarily and moves loads after the products.
 constexpr int kShrinkBlocks = 3;
 static_assert(kPartFeatures == kShrinkWarps * kShrinkSteps * kDepth);
 
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
     ShrinkKernel(Task task) {
   const LoraTable& table = task.product.table;
   const unsigned per_entry = task.tiles * task.num_parts;
-  // There is memory for as many entries as there may be, so that the first is
-  // on its way before it is known to exist.
+  // The table has memory for the largest number of entries, so the first entry
+  // can be loaded before the kernel knows whether it exists.
   LoraFewRows rows = table.few[blockIdx.x / per_entry];
   const auto num_items = static_cast<unsigned>(*table.num_few * per_entry);
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {

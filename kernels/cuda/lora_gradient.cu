@@ -29,7 +29,7 @@ struct GradientView {
   int num_columns;
 };
 
-// Makes the wait for what is added to shorter.
+// Prefetches the gradient that is added to.
 template <typename Tile>
 __device__ void PrefetchGradient(const GradientView& gradient) {
   typename Tile::Sums none = {};
@@ -60,8 +60,8 @@ __device__ void AddToGradient(const GradientView& gradient, float scale,
   });
 }
 
-// Block (tile of features of a projection and tile of ranks, ranks fastest;
-// rows).
+// One block per tile of a projection's features and tile of ranks (ranks
+// fastest), and part of the rows.
 template <typename Kind>
 __global__ void __launch_bounds__(GradientTile<Kind>::kThreads, Kind::kBlocks)
     LoraGradientKernel(LoraProduct product, int rank_tiles) {

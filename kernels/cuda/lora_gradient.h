@@ -14,9 +14,9 @@ namespace weft::kernels::cuda {
 // Floats of workspace.
 [[nodiscard]] int64_t LoraGradientWorkspace(const LoraProduct& product);
 
-// Adds to the gradients of the table's parts, which lie as the weights do, from
-// X and S, in one launch. Sums in f32 in an order that depends on the rows of
-// the segments with that gradient alone.
+// Adds to the gradients of the table's parts, from X and S, in one launch.
+// Gradients have the layout of the weights. Sums are f32 in an order that
+// depends only on the rows of the segments with that gradient.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t AddLoraGradient(const LoraProduct& product,

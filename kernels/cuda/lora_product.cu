@@ -9,8 +9,8 @@ namespace {
 constexpr int kStepDepth = 64;
 
 constexpr int kBlockRows = kLoraBlockRows;
-// Features of a block that expands. They are few, because registers hold what
-// they add to.
+// Features of a block that expands. They are few, because registers hold the
+// values that they add to.
 constexpr int kExpandFeatures = 64;
 
 template <typename Kind>
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
   });
 }
 
-// Makes of the pairs of columns that the four lanes of a row have in four
-// fragments, 0 to 3, the eight columns of the fragment that is the lane's.
+// The four lanes of a row have pairs of columns of four fragments, 0 to 3.
+// Exchanges them so that each lane has the eight columns of its own fragment.
 __device__ void TransposeInQuad(float (&pairs)[4][2]) {
 #pragma unroll
   for (int mask = 1; mask <= 2; mask *= 2) {
@@ -146,7 +146,7 @@ __device__ void TransposeInQuad(float (&pairs)[4][2]) {
   }
 }
 
-// Adds to the first `size` elements of a chunk, of a whole one at once.
+// Adds to the first `size` elements of a chunk. A whole chunk takes one access.
 __device__ void AddToChunk(const uint4& before, const float (&sums)[4][2],
                            float scale, bool is_whole, int size, Bf16* to) {
   union {
@@ -182,7 +182,8 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   const MatrixView y =
       FeaturesOf(product, projection, block).Shifted(0, tile.first);
   const bool is_aligned = y.IsAligned();
-  // One answer for the whole tile, so that all threads of a block branch alike.
+  // One condition for the whole tile, so that all threads of a block take the
+  // same branch.
   const bool is_whole = is_aligned && y.num_columns >= kExpandFeatures;
   auto* memory = static_cast<ExpandMemory<Kind>*>(DynamicShared());
   memory->before.Copy(y, is_aligned);
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   }
 }
 
-// The most parts that a projection has in a block; 0 without blocks.
+// Returns the most parts that a projection has in a block; 0 without blocks.
 int64_t MaxParts(const LoraProduct& product) {
   const LoraTable& table = product.table;
   if (table.num_blocks == 0) return 0;

@@ -4,8 +4,8 @@
 //   shrink   S = X A^T          dS = scale dY B
 //   expand   Y += scale S B^T   dX += dS A
 //
-// Legend: as lora_table.h. X [T, F]: the features' side of a product, x, y or a
-// gradient of them; of a stacked layer one projection has F of its columns.
+// Legend: as lora_table.h. X [T, F] is the features' side of a product: x, y or
+// a gradient of them. In a stacked layer one projection has F of its columns.
 #ifndef WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 #define WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 
@@ -17,14 +17,14 @@
 
 namespace weft::kernels::cuda {
 
-// The matrices of one slot, and which columns of X are theirs.
+// The matrices of one slot, and their columns of X.
 struct LoraProjection {
   int64_t slot = 0;
   int64_t column = 0;
   int64_t features = 0;  // F.
 };
 
-// How a matrix lies, contiguous: A [R, F] or B [F, R].
+// The layout of a contiguous matrix: A [R, F] or B [F, R].
 enum class LoraOrder { kRankByFeatures, kFeaturesByRank };
 
 struct LoraProduct {
@@ -37,20 +37,20 @@ struct LoraProduct {
   int64_t features_stride = 0;
   void* shrunk_TR = nullptr;
   int64_t shrunk_stride = 0;
-  // What the function's own ...Workspace says, and LoraCounters zeros, which
-  // are so again after each launch.
+  // As many floats as the function's ...Workspace returns, and LoraCounters
+  // zeros. Each launch leaves the counters zero.
   float* workspace = nullptr;
   unsigned* counters = nullptr;
 };
 
 // Floats of workspace.
 [[nodiscard]] int64_t LoraShrinkWorkspace(const LoraProduct& product);
-// Counters that a shrink or a gradient takes.
+// Returns the counters that a shrink or a gradient takes.
 [[nodiscard]] int64_t LoraCounters(const LoraProduct& product);
 
-// Writes S for the segments' rows and ranks; the rest keeps its bits. One
-// launch. Sums in f32 in an order that depends on the segment's rows and the
-// features alone; a NaN stays in its row of X or its rank.
+// Writes S for the segments' rows and ranks, and leaves the rest of S. One
+// launch. Sums are f32 in an order that depends only on the segment's rows and
+// the features. A NaN stays in its row of X or its rank.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,

@@ -1,6 +1,6 @@
-// What the kernels of the adapters read about a batch: which rows belong to
-// whom, and where each matrix lies. One table, uploaded once, serves every
-// linear layer of a pass: a launch only names slots.
+// The adapters' kernels read a batch's table: which rows belong to which
+// adapter, and the place of each matrix. One table, uploaded once, serves every
+// linear layer of a pass. A launch only names slots.
 //
 // Legend: T packed rows; F features, inputs of A or outputs of B; R the rank; S
 // the shrunk rows, x A^T, or their gradient.
@@ -15,8 +15,9 @@ namespace weft::kernels::cuda {
 inline constexpr int kMaxLoraProjections = 3;
 // Rows of a LoraRowBlock at most.
 inline constexpr int64_t kLoraBlockRows = 128;
-// Features and ranks of a gradient that one block of threads computes: what the
-// largest rank of the launch needs, of 16, 32, 64 and kLoraMaxRankTile.
+// Features and ranks of a gradient that one block of threads computes. Ranks
+// are the least of 16, 32, 64 and kLoraMaxRankTile that holds the launch's
+// largest rank.
 inline constexpr int64_t kLoraTileFeatures = 128;
 inline constexpr int64_t kLoraMaxRankTile = 128;
 constexpr int64_t LoraRankTile(int64_t max_rank) {
@@ -24,18 +25,18 @@ constexpr int64_t LoraRankTile(int64_t max_rank) {
   while (tile < kLoraMaxRankTile && tile < max_rank) tile *= 2;
   return tile;
 }
-// Sums over features are cut into parts of so many, or, in segments of few
-// rows, into up to kLoraMaxCuts times as many parts; but in all into no more
-// than kLoraMaxParts.
+// Sums over features are cut into parts of this size. Segments of few rows are
+// cut into up to kLoraMaxCuts times as many parts. No sum has more than
+// kLoraMaxParts parts.
 inline constexpr int64_t kLoraSpan = 1024;
 inline constexpr int64_t kLoraMaxCuts = 4;
 inline constexpr int64_t kLoraMaxParts = 16;
-// Blocks of threads that fill a device: where a segment has that many, more
-// parts only cost the traffic of their sums.
+// Blocks of threads that fill a device. If a segment has so many, more parts
+// only add traffic for their sums.
 inline constexpr int64_t kLoraEnoughBlocks = 128;
-// Sums over rows are cut into parts of so many.
+// Sums over rows are cut into parts of this size.
 inline constexpr int64_t kLoraPartRows = 2048;
-// A segment of at most so many rows goes forwards through lora_few_rows.h.
+// The forward pass of a segment of at most this many rows uses lora_few_rows.h.
 inline constexpr int64_t kLoraFewRows = 16;
 
 // A or B of one linear layer, the same place in all adapters of a layout.
@@ -52,7 +53,7 @@ struct LoraRowBlock {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t cuts = 1;       // The fewer rows the segment has, the more.
+  int32_t cuts = 1;       // More for segments of fewer rows.
   int32_t max_parts = 1;  // The same.
 };
 
@@ -85,8 +86,8 @@ struct alignas(16) LoraFewRows {
 struct LoraTable {
   const LoraMatrix* matrices = nullptr;  // [layouts, num_slots].
   int64_t num_slots = 0;
-  // All segments: first the long ones, then those of few rows, which only go
-  // backwards as tiles.
+  // All segments: first the long ones, then those of few rows, which run as
+  // tiles only in the backward pass.
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
   int64_t num_long_blocks = 0;
@@ -98,14 +99,15 @@ struct LoraTable {
   const LoraPartialSum* sums = nullptr;
   int64_t num_sums = 0;
   int64_t num_partials = 0;
-  // The count of entries is on the device, so that a launch that was recorded
-  // serves other batches: grids come from the two limits alone.
+  // The number of entries is on the device, and grids depend only on the two
+  // limits, so that a recorded launch serves other batches.
   const LoraFewRows* few = nullptr;
   const int64_t* num_few = nullptr;
   int64_t max_few = 0;
   int64_t max_few_rows = 0;
 
-  // The table without segments of few rows: the rest goes forwards as tiles.
+  // Returns the table without segments of few rows, for the forward pass by
+  // tiles.
   [[nodiscard]] LoraTable LongOnes() const {
     LoraTable table = *this;
     table.num_blocks = num_long_blocks;

@@ -1,4 +1,4 @@
-// Makes what lora_table.h describes: bytes on the host, for one upload.
+// Builds the tables of lora_table.h as bytes on the host, for one upload.
 #ifndef WEFT_KERNELS_CUDA_LORA_TABLE_BUILDER_H_
 #define WEFT_KERNELS_CUDA_LORA_TABLE_BUILDER_H_
 
@@ -11,47 +11,46 @@
 
 namespace weft::kernels::cuda {
 
-// What a table of a fixed size has room for: one that is written anew for every
-// step of decoding, at the same place.
+// The capacity of a table of fixed size, which is rewritten at the same place
+// for every decode step.
 struct LoraTableCapacity {
   int64_t num_slots = 0;
   int64_t max_layouts = 0;
   int64_t max_rows = 0;
 
   [[nodiscard]] size_t num_bytes() const;
-  // The table, given where the device has the bytes.
-  // Arguments: as of LoraTableBuilder::At.
+  // Returns the table for the device address of the bytes. Arguments: see
+  // LoraTableBuilder::At.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 };
 
-// Makes a table. How a segment is cut depends on its own rows, and how its
-// gradient is on the rows of the segments that share it: the bits of a result
-// do not depend on other adapters.
-// Threads: one at a time.
+// Makes a table. The cuts of a segment depend only on its own rows, and the
+// cuts of a gradient only on the rows of the segments that share it. So the
+// bits of a result do not depend on other adapters. Threads: not thread-safe.
 class LoraTableBuilder {
  public:
   explicit LoraTableBuilder(int64_t num_slots) : num_slots_(num_slots) {}
 
-  // The next layout, counted from 0. `slots` has num_slots entries.
+  // Adds the next layout, counted from 0. `slots` has num_slots entries.
   void AddLayout(const std::vector<LoraMatrix>& slots);
   // Segments are disjoint. `weights` and `gradient` are on the device;
-  // `gradient` may be null, and may be that of an earlier segment of the same
-  // layout.
+  // `gradient` may be null, and segments of one layout may share it.
   void AddSegment(int64_t row, int64_t num_rows, int layout,
                   const void* weights, float* gradient);
-  // A segment that only goes forwards, as entries of few rows whatever its
+  // Adds a segment for the forward pass only, as entries of few rows for any
   // length.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
 
-  // The arrays' bytes, one after the other. Nothing is added after this.
+  // Returns the arrays' bytes, one after the other. Nothing may be added after
+  // this.
   [[nodiscard]] std::vector<std::byte> Finish();
-  // The finished table, given where the device has the bytes.
-  // Arguments: a multiple of 16.
+  // Returns the finished table for the device address of the bytes. Arguments:
+  // a multiple of 16.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 
-  // Instead of Finish: writes what layouts and AddFewRows gave to the bytes of
-  // `capacity`, which they must fit.
+  // Replaces Finish: writes the layouts and the segments of AddFewRows to the
+  // bytes of `capacity`. REQUIRES: they fit.
   void WriteTo(const LoraTableCapacity& capacity,
                std::span<std::byte> bytes) const;
 

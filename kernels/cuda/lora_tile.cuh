@@ -1,5 +1,5 @@
-// What the launches of the adapters' products share: the tiles that a product
-// is made of, and the kernel of a rank.
+// The common parts of the launches of the adapters' products: the tiles of a
+// product, and the choice of a kernel by rank.
 #ifndef WEFT_KERNELS_CUDA_LORA_TILE_CUH_
 #define WEFT_KERNELS_CUDA_LORA_TILE_CUH_
 
@@ -9,7 +9,7 @@
 
 namespace weft::kernels::cuda {
 
-// What a launch and its blocks find out about their part of the work.
+// The part of the work of a launch and of its blocks.
 
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table, int layout,
                                       int64_t slot) {
@@ -20,8 +20,7 @@ inline int64_t RankTiles(const LoraProduct& product) {
   return CeilDiv(product.max_rank, LoraRankTile(product.max_rank));
 }
 
-// Tiles, so many features wide, of all projections, those of one after the
-// other's.
+// Returns the number of tiles of this many features, over all projections.
 __host__ __device__ inline int64_t TilesOf(const LoraProjection& projection,
                                            int width) {
   return (projection.features + width - 1) / width;
@@ -52,7 +51,7 @@ template <LoraOrder kTheOrder, int kTheRank>
 struct TileKind {
   static constexpr LoraOrder kOrder = kTheOrder;
   static constexpr int kRank = kTheRank;  // A LoraRankTile.
-  // Blocks beside each other on a processor, by their registers.
+  // Blocks per multiprocessor, by their registers.
   static constexpr int kBlocks = kRank <= 16 ? 3 : kRank <= 64 ? 2 : 1;
 };
 // run(TileKind) of the kind that a launch needs.

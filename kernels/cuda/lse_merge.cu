@@ -6,7 +6,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// `lanes` neighbouring threads per row: a power of two, one warp at most.
+// `lanes` adjacent threads per row: a power of two, at most a warp.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     LseMergeKernel(int64_t num_rows, int head_features, int lanes,
@@ -19,14 +19,14 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_row = row < num_rows;
   const float theirs = is_row ? part_lse_N[row] : -INFINITY;
   const float ours = is_row ? lse_N[row] : -INFINITY;
-  // All lanes have read the old one.
+  // All lanes have read the old value.
   __syncwarp();
-  // Keeps -inf minus -inf, which is NaN, out of a row without keys.
+  // Skips a part without keys, for which -inf minus -inf would be NaN.
   if (theirs == -INFINITY) return;
-  // fmaxf passes over NaN, the shares below do not.
+  // fmaxf ignores NaN, but the shares below keep it.
   const float high = fmaxf(ours, theirs);
-  // Weights from the sum, not from the new lse: that one is rounded to its own
-  // magnitude, which may be large.
+  // Computes weights from the sum. The new lse may be large, and its rounding
+  // error with it.
   const float our_share = expf(ours - high);
   const float their_share = expf(theirs - high);
   const float sum = our_share + their_share;

@@ -1,7 +1,7 @@
-// Tensor cores and asynchronous copies, an inline function for each instruction
-// that CUDA C++ has no name for: what they do is in the PTX ISA, the fragments'
-// layouts too. All lanes of a warp call the first four together. Tests on the
-// host run stand-ins of the same names.
+// Tensor cores and asynchronous copies: one inline function for each
+// instruction that CUDA C++ does not offer. The PTX ISA describes the
+// instructions and the fragments' layouts. All lanes of a warp call the first
+// four together. Tests on the host replace the functions.
 //
 // Legend: lane l has g = l / 4 and t = l % 4.
 #ifndef WEFT_KERNELS_CUDA_MMA_CUH_
@@ -75,8 +75,8 @@ __device__ inline unsigned PackBf16(float low, float high) {
   return word;
 }
 
-// Starts to copy 16 bytes to shared memory, of which the first `num_bytes` are
-// read and the others become 0. Both addresses are multiples of 16.
+// Starts a copy of 16 bytes to shared memory. Reads only the first `num_bytes`;
+// the others become 0. Both addresses are multiples of 16.
 __device__ inline void CopyAsync(const void* from, int num_bytes,
                                  void* shared) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -90,19 +90,19 @@ __device__ inline void EndCopyGroup() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// Waits until all but the last kPending groups of the thread are there, for
-// itself: others see them after a barrier.
+// Waits until all but the last kPending groups of the thread are copied. Other
+// threads see them after a barrier.
 template <int kPending>
 __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
-// Brings the line of the address nearer.
+// Prefetches the line of the address.
 __device__ inline void Prefetch(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" : : "l"(global));
 }
 
-// The launch's shared memory, of the size that it asks for.
+// Returns the launch's dynamic shared memory.
 __device__ inline void* DynamicShared() {
   extern __shared__ uint4 dynamic_shared[];
   return dynamic_shared;

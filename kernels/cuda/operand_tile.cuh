@@ -1,8 +1,8 @@
-// An operand of a product on tensor cores on its way from global memory through
+// Brings an operand of a product on tensor cores from global memory through
 // shared memory to the fragments of a warp.
 //
 // Legend: an operand has an outer index (row or column of the product) and the
-// depth that is summed over. It lies in memory with either of them as rows.
+// depth that is summed over. Either of them may be the rows in memory.
 #ifndef WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 #define WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 
@@ -18,8 +18,8 @@ inline constexpr int kChunk = 8;
 // Side of the part of an operand that one ldmatrix loads.
 inline constexpr int kFragment = 16;
 
-// A matrix in global memory, row-major; what is beyond its rows and columns
-// reads as 0.
+// A row-major matrix in global memory. Elements beyond its rows and columns
+// read as 0.
 struct MatrixView {
   const Bf16* data;
   int64_t stride;
@@ -30,12 +30,12 @@ struct MatrixView {
     return {data + row * stride + column, stride, num_rows - row,
             num_columns - column};
   }
-  // Elements of a row's chunk at `column` that are there.
+  // Returns the elements of a row's chunk at `column` inside the matrix.
   __device__ int ChunkSize(int column) const {
     const int count = num_columns - column;
     return count < 0 ? 0 : count < kChunk ? count : kChunk;
   }
-  // True when its rows' chunks can be accessed as a whole.
+  // Returns whether the chunks of its rows can be accessed as a whole.
   __device__ bool IsAligned() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
   }
@@ -51,8 +51,8 @@ struct OperandTile {
 
   uint4 chunks[kChunks];
 
-  // Chunks of a row are permuted, so that those of one column in eight rows
-  // lie in different banks.
+  // Chunks of a row are permuted, so that the chunks of one column in eight
+  // rows are in different banks.
   static __device__ int Place(int row, int chunk) {
     if constexpr (kRowChunks >= kLineChunks) {
       return row * kRowChunks + (chunk ^ row % kLineChunks);
@@ -66,10 +66,10 @@ struct OperandTile {
     return chunks[Place(row, chunk)];
   }
 
-  // Starts to copy the matrix' first rows and columns, or, of one that is not
-  // aligned, does it.
+  // Starts the copy of the matrix' first rows and columns. If the matrix is not
+  // aligned, does the whole copy.
   __device__ void Copy(const MatrixView& matrix, bool is_aligned) {
-    // A thread's chunks are all in the same columns.
+    // All chunks of a thread are in the same columns.
     constexpr int kRowStep = kThreads / kRowChunks;
     static_assert(kThreads % kRowChunks == 0);
     const auto first_row = static_cast<int>(threadIdx.x / kRowChunks);
@@ -100,8 +100,8 @@ struct OperandTile {
     }
   }
 
-  // The fragment at (outer, depth), as MultiplyAdd takes it on the left, or as
-  // it takes two beside each other on the right.
+  // Loads the fragment at (outer, depth) as MultiplyAdd's left operand, or as
+  // two adjacent right operands.
   template <bool kIsLeft>
   __device__ void Load(int outer, int depth, unsigned (&fragments)[4]) const {
     const auto lane = static_cast<int>(threadIdx.x % kWarp);

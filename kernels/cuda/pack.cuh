@@ -1,6 +1,6 @@
-// Rows, 16 bytes at a time. A kernel body is written once on packs of kN
-// elements: kWidth<T> of them where all its rows begin at multiples of 16
-// bytes and have no odd rest, one otherwise.
+// Accesses rows 16 bytes at a time. A kernel body uses packs of kN elements:
+// kWidth<T> if all its rows begin at multiples of 16 bytes and are whole packs,
+// otherwise 1.
 #ifndef WEFT_KERNELS_CUDA_PACK_CUH_
 #define WEFT_KERNELS_CUDA_PACK_CUH_
 
@@ -18,7 +18,7 @@ inline constexpr int kAccessBytes = 16;
 template <typename T>
 inline constexpr int kWidth = kAccessBytes / static_cast<int>(sizeof(T));
 
-// kN neighbouring elements. More than 16 bytes are several accesses.
+// kN adjacent elements. More than 16 bytes take several accesses.
 template <typename T, int kN>
 struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
                                              : kAccessBytes) Pack {
@@ -37,7 +37,8 @@ __device__ Pack<T, kN> LoadPack(const T* from) {
 template <int kN, typename T>
 __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   if constexpr (sizeof(pack) % kAccessBytes == 0) {
-    // Names the instruction: the compiler splits some assignments.
+    // Uses the instruction by name, because the compiler splits some
+    // assignments.
 #pragma unroll
     for (size_t i = 0; i < sizeof(pack) / kAccessBytes; ++i) {
       __stwb(reinterpret_cast<uint4*>(to) + i,
@@ -48,9 +49,9 @@ __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   }
 }
 
-// What a thread of a block has of a row of `count` packs: those from
-// threadIdx.x on, blockDim.x apart. The first kKept stay in registers from
-// Load to Finish. Part is what belongs to one pack: packs of several tensors.
+// A thread's packs of a row of `count` packs: from threadIdx.x on, blockDim.x
+// apart. The first kKept stay in registers from Load to Finish. Part holds one
+// pack of each of several tensors.
 template <typename Part, int kKept>
 class ThreadRow {
  public:
@@ -91,22 +92,23 @@ class ThreadRow {
   Part kept_[kKept];
 };
 
-// Threads that leave each about `kept` of `packs`: whole warps, at most `most`.
+// Returns the threads for about `kept` of `packs` each: whole warps, at most
+// `most`.
 inline unsigned PackThreads(int64_t packs, int64_t kept, int64_t most) {
   const int64_t warps = CeilDiv(CeilDiv(packs, kept), kWarp);
   return static_cast<unsigned>(warps * kWarp < most ? warps * kWarp : most);
 }
 
-// Neighbouring lanes of a warp for a short row of `packs`: a power of two, the
-// whole warp at most.
+// Returns the adjacent lanes of a warp for a short row of `packs`: a power of
+// two, at most the whole warp.
 inline int LanesOf(int64_t packs) {
   int lanes = 1;
   while (lanes < packs && lanes < kWarp) lanes *= 2;
   return lanes;
 }
 
-// Whether rows from `data` on, `stride` elements of T apart, begin at multiples
-// of 16 bytes.
+// Returns whether rows from `data` on, `stride` elements of T apart, begin at
+// multiples of 16 bytes.
 template <typename T>
 bool IsWide(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0 &&

@@ -7,22 +7,23 @@ namespace {
 
 constexpr int kThreads = kAttentionThreads;
 constexpr int kNumWarps = kAttentionWarps;
-// The blocks that keep a device of 132 processors busy: two on each.
+// Two blocks for each of 132 multiprocessors keep a large device busy.
 constexpr int64_t kWantedBlocks = 256;
-// What an H100 showed: a start and a merge cost 5 to 10 us, which a split of
-// fewer tokens does not win back; blocks of more tokens than the second leave
-// processors idle at the end (64 sequences of 8,192: 766 us, and 726 split).
+// Measured on an H100: a start and a merge cost 5 to 10 us, which a split of
+// fewer tokens does not save. Blocks of more tokens than the second number
+// leave multiprocessors idle at the end (64 sequences of 8,192 tokens: 766 us,
+// split 726 us).
 constexpr int kMinSplitTokens = 128;
 constexpr int kMaxSplitTokens = 2048;
 // Groups of query heads (grid.x) of a launch with splits.
 constexpr int64_t kMaxSplitItems = 8192;
 
-// How many splits of a group of heads have been added up to the workspace; 0
-// between launches.
+// Splits of a group of heads that are in the workspace so far; 0 between
+// launches.
 __device__ unsigned finished_splits[kMaxSplitItems];
 
-// Query heads of a key/value head. On the device, here and below, in 32 bits:
-// there, divisions of 64 are functions.
+// Returns the query heads of a key/value head. Device code here divides in 32
+// bits, because divisions of 64 bits are function calls.
 __host__ __device__ inline unsigned GroupSize(
     const PagedAttentionBatch& batch) {
   return static_cast<unsigned>(batch.num_heads) /
@@ -33,12 +34,12 @@ __host__ __device__ inline unsigned HeadChunks(
   return (GroupSize(batch) + kStepHeads - 1) / kStepHeads;
 }
 
-// Groups of heads: blocks of a launch without splits.
+// Returns the groups of heads, which are the blocks of a launch without splits.
 inline int64_t NumItems(const PagedAttentionBatch& batch) {
   return batch.batch * batch.num_kv_heads * HeadChunks(batch);
 }
 
-// How many splits a sequence has of which `tokens` are seen; 0 for none.
+// Returns the splits of a sequence of which `tokens` are seen; 0 for no tokens.
 __host__ __device__ inline int NumSplits(const AttentionSplits& splits,
                                          int64_t tokens) {
   const auto one_per = [&](int split_tokens) {
@@ -66,8 +67,8 @@ __device__ BlockWork HeadsOfBlock(const PagedAttentionBatch& batch) {
   return work;
 }
 
-// The length says into how many parts a sequence is split, so that a launch for
-// any length may be queued before it is known.
+// The kernel derives the splits from the sequence's length, so that a launch
+// can be queued before the length is known.
 __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
                           BlockWork* work) {
   const int hidden = batch.window > 0 && batch.window < length
@@ -78,7 +79,7 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   const auto steps =
       static_cast<unsigned>(length - hidden + kStepTokens - 1) / kStepTokens;
   const auto count = static_cast<unsigned>(work->num_splits);
-  // The first splits have the steps that are left over.
+  // The first splits take one of the remaining steps each.
   const auto bound = [&](unsigned split) {
     const unsigned rest = steps % count;
     const unsigned step = steps / count * split + (split < rest ? split : rest);
@@ -89,7 +90,7 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   work->end = bound(blockIdx.y + 1);
 }
 
-// Where a split of a row waits for its merge: all splits' means, then all
+// The places of a row's splits before the merge: all splits' means, then all
 // splits' log-sum-exps, in powers of 2.
 __device__ float* SplitMean(const PagedAttentionBatch& batch, int split,
                             int64_t row) {
@@ -114,8 +115,8 @@ __device__ void ForFeatures(const PagedAttentionBatch& batch,
   }
 }
 
-// The warps' sums to the output, or to the workspace where others follow. A
-// warp takes a head.
+// Writes the warps' sums to the output, or to the workspace if there are more
+// splits. A warp takes a head.
 template <typename T, int kChunks>
 __device__ void StoreBlock(const PagedAttentionBatch& batch,
                            const BlockWork& work,
@@ -152,15 +153,14 @@ __device__ void StoreBlock(const PagedAttentionBatch& batch,
   }
 }
 
-// True in all threads of the last block of its group of heads to come here.
+// Returns true in all threads of the last block of a group of heads.
 __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    // What the block wrote, before the barrier, is there for the one that
-    // counts it last.
+    // Makes the block's writes before the barrier visible to the last block.
     __threadfence();
     const auto last = static_cast<unsigned>(num_splits - 1);
-    // Back to 0 with the last.
+    // The last block resets it to 0.
     *is_last = atomicInc(&finished_splits[blockIdx.x], last) == last;
     __threadfence();
   }
@@ -168,7 +168,7 @@ __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   return *is_last;
 }
 
-// The splits of the block's heads, in their order, to the output. A warp takes
+// Merges the splits of the block's heads, in order, to the output. A warp takes
 // a head.
 template <typename T, int kChunks>
 __device__ void MergeSplits(const PagedAttentionBatch& batch,
@@ -193,7 +193,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
     float sums[kChunks * kFeatureChunk / kWarp] = {};
     const float* mean = SplitMean(batch, 0, row);
     const int64_t next = batch.batch * batch.num_heads * batch.head_features;
-    // Registers hold so many loads under way; nothing else hides their latency.
+    // Many loads at once in registers hide the latency of memory.
 #pragma unroll 4
     for (int split = 0; split < work.num_splits; ++split, mean += next) {
       const float weight = weights[split];
@@ -218,8 +218,8 @@ __device__ const T* QueryOf(const PagedAttentionBatch& batch,
          work.sequence * between;
 }
 
-// At least, which bounds the registers: as many as hold a step's keys and
-// values.
+// The least blocks per multiprocessor. It bounds the registers to those that a
+// step's keys and values need.
 template <typename T, int kChunks>
 inline constexpr int kBlocksOnProcessor = sizeof(T) == 4 || kChunks > 2
                                               ? 2
@@ -231,9 +231,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   __shared__ BlockMemory<T, kChunks> memory;
   BlockWork work = HeadsOfBlock(batch);
   const int length = batch.lengths_B[work.sequence];
-  // A table with room for long sequences launches splits that short ones do not
-  // have: those end before they read anything else. The first split exists, and
-  // its query is on its way while the length is.
+  // A table for long sequences launches splits that short ones do not have.
+  // These end at once. The first split always exists, so its query is loaded
+  // together with the length.
   if (blockIdx.y > 0) {
     SetTokens(batch, length, &work);
     if (static_cast<int>(blockIdx.y) >= work.num_splits) return;
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   __syncthreads();
   WarpSums<T, kChunks, kWide> sums;
   sums.Add(batch, work, memory.query);
-  // The sums take the place of the query.
+  // The sums reuse the query's memory.
   __syncthreads();
   PutSums(sums, &memory);
   __syncthreads();
@@ -254,7 +254,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   MergeSplits(batch, work, &memory);
 }
 
-// Whether rows of C features from `data` on are of whole loads of 16 bytes.
+// Returns whether rows of C features from `data` on are whole loads of 16
+// bytes.
 template <typename T>
 bool IsWide(const PagedAttentionBatch& batch) {
   const auto is_aligned = [](const void* data) {

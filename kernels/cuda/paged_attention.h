@@ -23,7 +23,7 @@ struct AttentionSplits {
   int most = 1;  // At most kMaxSplits. Blocks of the launch.
 };
 
-// All pointers are the device's.
+// All pointers are device pointers.
 struct PagedAttentionBatch {
   DType dtype = DType::kF32;    // The dtype of q, pages and out.
   int64_t batch = 0;            // B.
@@ -48,9 +48,9 @@ struct PagedAttentionBatch {
   float* workspace = nullptr;  // PagedAttentionWorkspace floats.
 };
 
-// The splits that keep a device busy: few sequences leave processors idle, and
-// one that is far longer than the others ends long after them. The lengths are
-// on the device: the table's width and the window say how long one may be.
+// Returns the splits that keep a device busy, because few sequences leave
+// multiprocessors idle, and a very long one ends long after the others. The
+// lengths are on the device, so the table's width and the window bound them.
 [[nodiscard]] AttentionSplits ChooseAttentionSplits(
     const PagedAttentionBatch& batch);
 
@@ -61,15 +61,14 @@ struct PagedAttentionBatch {
 // them; zeros for a length of 0. Table entries and page slots of other tokens
 // are not read. Keys and values are read once for up to 8 query heads that
 // share them.
-// One launch, which may be replayed: its blocks are set by `batch`, and each
-// finds its tokens by the lengths that are in memory when it runs. The splits
-// of a sequence merge in their order: its bits depend on its own tokens and on
-// `splits`, not on its neighbours.
+// One launch, which may be replayed: `batch` sets its blocks, and each block
+// reads the present lengths. The splits of a sequence merge in order, so its
+// bits depend only on its own tokens and on `splits`.
 // Errors:  cudaErrorInvalidValue for C or splits out of range, or for splits of
 //          more than 8192 groups of heads.
 // Threads: any; the work is queued on `stream`, nothing is waited for. Two
-//          launches with splits must not run on one device at a time: they
-//          count the splits that are done in one place.
+// launches with splits must not run on one device at a time, because they share
+// the counters of finished splits.
 // Source:  dense attention in f64; online softmax, Milakov and Gimelshein 2018;
 //          splits, Dao et al., Flash-Decoding 2023.
 [[nodiscard]] cudaError_t PagedAttention(const PagedAttentionBatch& batch,

@@ -1,12 +1,13 @@
-// What a warp reads for one step of paged attention, in which it multiplies 16
-// tokens with up to 8 query heads on tensor cores. Keys and values come from
-// global memory to the lanes that multiply them, 16 bytes at a time, through no
-// shared memory. A product may add up its terms in any order, so each lane
-// takes features that lie side by side.
+// The reads of a warp for one step of paged attention, in which it multiplies
+// 16 tokens with up to 8 query heads on tensor cores. Lanes read the keys and
+// values that they multiply directly from global memory, 16 bytes at a time,
+// without shared memory. A product may sum its terms in any order, so each lane
+// takes adjacent features.
 //
-// Tensor cores take bf16. A number that has more digits is a sum of parts:
-// three for f32, two for the weight of a token, whose error then is far below
-// that of the values it multiplies. Products of parts that count are added up.
+// Tensor cores take bf16. A number with more digits is a sum of parts: three
+// for f32, and two for the weight of a token, whose error is then far below
+// that of its values. All products of parts that are large enough to matter are
+// added.
 //
 // Lane 4 g + t: see mma.cuh. It reads the keys of tokens g and g + 8 and the
 // values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and has the scores and
@@ -41,7 +42,7 @@ struct Words {
   unsigned at[kPiece / 2];
 };
 
-// 8 features as they lie in memory.
+// 8 features in memory's form.
 template <typename T>
 struct Piece {
   uint4 raw[kPiece * sizeof(T) / 16];
@@ -49,9 +50,9 @@ struct Piece {
 
 // The 8 features from feature `first` of a row of `count` on, which lie at
 // `from`; zeros beyond the row. kWide: the row begins at a multiple of 16 bytes
-// and `count` is one of 8; then a piece beyond the row repeats its first one,
-// which spares a choice: it meets zeros of the query, or sums that nobody
-// stores. is_inside: the piece is known to lie within the row.
+// and `count` is a multiple of 8. Then a piece beyond the row repeats the first
+// one without a branch: it is multiplied by zeros of the query, or its sums are
+// not stored. is_inside: the piece is known to be inside the row.
 template <typename T, bool kWide>
 __device__ Piece<T> LoadPiece(const T* from, int first, int count,
                               bool is_inside) {
@@ -114,7 +115,7 @@ __device__ void SplitPiece(const Piece<T>& piece, Words (&parts)[kParts<T>]) {
   }
 }
 
-// Where one key/value head's rows are, as one lane reads them.
+// The place of one key/value head's rows, for one lane.
 template <typename T>
 struct LaneRows {
   const T* data;        // The lane's first feature in slot 0.
@@ -134,8 +135,8 @@ struct LaneRows {
   }
 };
 
-// Whether a lane reads all of a step's keys, or values, before it multiplies
-// any. What would not fit into registers so comes piece by piece.
+// Whether a lane reads all of a step's keys or values before it multiplies
+// them. If they do not fit into registers, it reads them piece by piece.
 template <typename T, int kChunks, bool kWide>
 inline constexpr bool kAtOnce = kChunks * sizeof(T) <= 8 && kWide;
 

@@ -1,5 +1,4 @@
-// One warp of paged attention: softmax and sums over its steps, which it hands
-// to its block.
+// One warp of paged attention: softmax and sums over its steps.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 
@@ -44,7 +43,7 @@ struct WarpSums {
     const int32_t* pages =
         batch.page_table_BL + work.sequence * batch.table_entries;
     const auto page_tokens = static_cast<unsigned>(batch.page_tokens);
-    // The slot of one token in each lane; past the last token, that one's.
+    // Each lane has the slot of one token; past the end, the last token's.
     const auto slots_at = [&](int step) {
       const int ahead = step + Lane() % kStepTokens;
       const auto token =
@@ -79,7 +78,7 @@ struct WarpSums {
   }
 };
 
-// What the warps of a block share: the query while they add up, then the sums.
+// Shared by the warps of a block: first the query, then the sums.
 template <typename T, int kChunks>
 struct BlockMemory {
   union {
@@ -95,7 +94,8 @@ struct BlockMemory {
   bool is_last;
 };
 
-// A warp's sums to the block's memory, for all warps to read after a barrier.
+// Writes a warp's sums to the block's memory. All warps may read them after a
+// barrier.
 template <typename T, int kChunks, bool kWide>
 __device__ void PutSums(const WarpSums<T, kChunks, kWide>& warp_sums,
                         BlockMemory<T, kChunks>* memory) {

@@ -7,8 +7,9 @@
 namespace weft::kernels::cuda {
 
 // The upper 24 of the first 32 random bits of (key seed, counter (sample_index,
-// position, 0, 0)): 2^24 times the number that sampling::CounterUniform gives.
-// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+// position, 0, 0)): 2^24 times the number that sampling::CounterUniform
+// returns. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1,
+// 2, 3".
 __device__ inline uint32_t Philox24(uint64_t seed, uint32_t sample_index,
                                     uint32_t position) {
   constexpr int kRounds = 10;

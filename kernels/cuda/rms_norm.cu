@@ -9,7 +9,7 @@ namespace {
 constexpr int kKept = 2;
 constexpr int kMaxThreads = 512;
 
-// Rows of one tensor; those of a null one are none.
+// Rows of one tensor. A null tensor has no rows.
 template <typename T>
 struct Rows {
   T* data;
@@ -75,7 +75,7 @@ struct Sums {
   float dot;
 };
 
-// Over the block, once per kernel.
+// Sums over the block. Call it once per kernel.
 __device__ Sums SumOverBlock(Sums sums) {
   __shared__ Sums partial[kMaxWarps];
   sums = {WarpReduce(sums.squares, Add()), WarpReduce(sums.dot, Add())};
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     Pack<T, kN> dy;
     Pack<T, kN> x;
     Pack<T, kN> dx;
-    // Kept as well, so that no load waits for the stores of the end.
+    // Kept too, so that no load waits for the final stores.
     Pack<W, kN> weight;
   };
   const T* dy = dy_TD.Of(blockIdx.x);

@@ -12,7 +12,7 @@
 
 namespace weft::kernels::cuda {
 
-// Rows of neighbouring features; strides in elements, from row to row.
+// Rows of adjacent features; strides in elements, from row to row.
 struct RmsNormRows {
   DType dtype = DType::kF32;         // The dtype of x, y, dy and dx.
   DType weight_dtype = DType::kF32;  // The same, or f32.

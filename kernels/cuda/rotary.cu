@@ -11,12 +11,12 @@ template <bool kNorm>
 constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
 
-// A block takes a token, `lanes` neighbouring threads a head: the pairs (c, c +
-// half) of lane l begin at c = l kN and lie `lanes` kN apart.
+// A block takes a token, and `lanes` adjacent threads take a head. The pairs
+// (c, c + half) of lane l begin at c = l kN and are `lanes` kN apart.
 struct Geometry {
   int lanes;
   int half;
-  float share;  // What a feature weighs in a mean: 1 / (2 half).
+  float share;  // 1 / (2 half), for means.
 };
 
 template <typename T, int kN>
@@ -40,7 +40,7 @@ __device__ T* HeadOf(const HeadRows& rows, int64_t token, int64_t head) {
   return static_cast<T*>(rows.data) + token * rows.token_stride +
          head * rows.head_stride;
 }
-// Head of q, or of k behind them.
+// Returns a head of q, or of k after those of q.
 template <typename T>
 __device__ T* HeadOf(const HeadRows& q, const HeadRows& k, int64_t token,
                      int64_t head) {
@@ -84,7 +84,7 @@ __device__ int FirstPair(const Geometry& geometry) {
   return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
 }
 
-// All lanes of the warp call it, those without a head with null.
+// All lanes of the warp call it; lanes without a head pass null.
 template <typename T, int kN>
 __device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
   float squares = 0;
@@ -101,7 +101,7 @@ __device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
   return rsqrtf(sum * geometry.share + eps);
 }
 
-// Heads q, k, then v where the token has a slot.
+// Heads of q, k, then of v if the token has a slot.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
@@ -163,7 +163,7 @@ struct NormSums {
 };
 
 // With d = dy * weight and n = raw * inverse: (d - n mean(d n)) * inverse. All
-// lanes of the warp make it.
+// lanes of the warp construct it.
 struct NormSlope {
   __device__ NormSlope(const NormSums& sums, const Geometry& geometry,
                        float eps) {

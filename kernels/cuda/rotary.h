@@ -1,7 +1,6 @@
-// What a layer does with the heads of its projection before attention, in one
-// launch: the norm of each head, where a model has one, rotary position
-// embedding in half-split form, both in place, and the write of keys and values
-// to their pages.
+// Prepares the heads of a projection for attention, in one launch: norms each
+// head if the model has head norms, applies rotary position embedding in
+// half-split form, both in place, and writes keys and values to their pages.
 // Legend: T tokens, Q query heads, K key/value heads, C head features, P
 // positions, S tokens of a page.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_H_
@@ -43,10 +42,10 @@ struct HeadNorms {
   const void* k_C = nullptr;
 };
 
-// Where keys and values go. Null slots: nowhere.
+// The slots of keys and values. Null: they are not written.
 struct KvSlots {
   HeadRows v;  // As many heads as k.
-  // Token t goes to row slots_T[t] of the pages; below 0: nowhere.
+  // Token t goes to row slots_T[t] of the pages. Below 0 it is not written.
   const int64_t* slots_T = nullptr;
   void* k_pages = nullptr;  // [pages * S, K, C] contiguous, as v_pages.
   void* v_pages = nullptr;
@@ -61,7 +60,7 @@ struct KvSlots {
 [[nodiscard]] cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
                                  const KvSlots& slots, cudaStream_t stream);
 
-// What the backward pass reads.
+// The inputs of the backward pass.
 struct HeadGradients {
   // dLoss/d(results); q and k may be those of the rows. v, of as many heads as
   // k or none, is copied to `v_to`.
@@ -69,7 +68,7 @@ struct HeadGradients {
   HeadRows k;
   HeadRows v;
   HeadRows v_to;
-  // What was normed; with norms alone.
+  // The inputs of the norms; only with norms.
   HeadRows raw_q;
   HeadRows raw_k;
 };

@@ -18,14 +18,14 @@ struct alignas(16) Histogram {
   uint32_t counts[kBuckets];
 };
 
-// A histogram of one block's tokens in its shared memory. Weights are stored in
-// halves, because there is no fast addition of 64 bits.
+// A histogram of one block's tokens in its shared memory. Weights are stored as
+// two halves, because there is no fast 64-bit addition.
 struct alignas(16) BlockHistogram {
   uint32_t counts[kBuckets];
   uint32_t low[kBuckets];
   uint32_t high[kBuckets];
 
-  // All threads call it. It has happened after the next barrier.
+  // All threads call it. It is complete after the next barrier.
   __device__ void Clear() {
     auto* words = reinterpret_cast<uint4*>(counts);
     for (size_t i = threadIdx.x; i < sizeof(*this) / sizeof(uint4);
@@ -47,7 +47,7 @@ struct alignas(16) BlockHistogram {
          i += kCountThreads) {
       if (counts[i] == 0) continue;
       atomicAdd(&sum->counts[i], counts[i]);
-      // CUDA has the addition for this type of 64 bits alone.
+      // CUDA has 64-bit atomic addition only for this type.
       atomicAdd(reinterpret_cast<unsigned long long*>(&sum->weights[i]),
                 static_cast<unsigned long long>(high[i]) << 32 | low[i]);
     }
@@ -85,8 +85,8 @@ class Buckets {
   [[nodiscard]] __device__ uint64_t num_tokens() const { return num_tokens_; }
   [[nodiscard]] __device__ uint64_t weight() const { return weight_; }
 
-  // The bucket with which the tokens or the weights sum up to `target`, 1 to
-  // the whole sum. All threads call it.
+  // Returns the bucket at which the running sum of tokens or weights reaches
+  // `target`, from 1 to the whole sum. All threads call it.
   [[nodiscard]] __device__ Bucket Find(bool counts, uint64_t target) const {
     __shared__ Bucket found;
     uint64_t above = counts ? count_above_ : weight_above_;
@@ -106,7 +106,7 @@ class Buckets {
     }
     __syncthreads();
     const Bucket bucket = found;
-    // Before the next call overwrites what others still read.
+    // Other threads may still read what the next call overwrites.
     __syncthreads();
     return bucket;
   }

@@ -1,4 +1,4 @@
-// A row of logits as the sampler reads it, a warp a chunk of it at a time.
+// A row of logits in the sampler. A warp reads one chunk at a time.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_
 
@@ -17,7 +17,7 @@ constexpr float kUnitsPerOne = 1099511627776.0F;
 
 // A number that is larger for a larger logit.
 __device__ inline uint32_t KeyOf(float x) {
-  // -0 and +0 are one logit.
+  // -0 and +0 are equal logits.
   const uint32_t bits = __float_as_uint(x + 0.0F);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
@@ -42,12 +42,12 @@ __device__ inline bool IsFiltered(const SampleRule& rule) {
 
 __device__ inline Row RowOf(const SampleRows& rows, const SampleRule& rule,
                             float max) {
-  // The bound keeps 0 * (1 / T) from becoming NaN for a tiny T.
+  // The bound avoids 0 * infinity, which is NaN, for a tiny T.
   return {rows.logits_MV + rule.row * rows.row_stride, rows.vocab, max,
           rule.temperature > 0 ? fminf(1 / rule.temperature, 1e30F) : 1};
 }
 
-// Whether tokens can be drawn from a row of this maximum.
+// Returns whether tokens can be drawn from a row with this maximum.
 __device__ inline bool IsDistribution(float max) {
   return max > -INFINITY && max < INFINITY;
 }
@@ -81,7 +81,8 @@ __device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
   }
 }
 
-// Where of a sum of weights a random number of 24 bits falls, 1 to `total`.
+// Maps a random number of 24 bits to a target in a sum of weights, 1 to
+// `total`.
 __device__ inline uint64_t TargetOf(uint64_t total, uint32_t random) {
   // floor(total * random / 2^24) without more than 64 bits.
   const uint64_t low = (total & 0xFFFFFFU) * random >> 24;

@@ -22,11 +22,11 @@ struct Histograms {
   Histogram range;
 };
 
-// What is searched for, one after the other.
+// The targets of the searches, in order.
 enum class Aim : int32_t { kTopK, kTopP, kDraw, kFound };
 
-// How far a rule's search has come. Its range is the keys that share their
-// upper bits with `low`: none at level 0, 11 at level 1, 22 at level 2.
+// The state of a rule's search. Its range is the keys that have the same upper
+// bits as `low`: 0 bits at level 0, 11 at level 1, 22 at level 2.
 struct Search {
   Aim aim = Aim::kTopK;
   int32_t level = 0;        // The level of the next count.
@@ -36,9 +36,9 @@ struct Search {
   uint64_t total = 0;       // Weight of all tokens.
   uint64_t kept = 0;        // Weight that the filters so far keep.
   uint64_t above = 0;       // Weight of the keys above the range.
-  // What is left of the target in the range: a number of tokens for top_k, a
-  // weight otherwise. Once the token is found: its number, from 1, among the
-  // tokens of key `low`.
+  // The rest of the target in the range: a number of tokens for top_k, else a
+  // weight. After the search: the token's number, from 1, among the tokens of
+  // key `low`.
   uint64_t rest = 0;
 };
 
@@ -50,11 +50,11 @@ __device__ inline int ShiftOf(int level) {
 // The bucket of a key, kBuckets or more outside the range.
 __device__ inline uint32_t BucketOf(const Search& search, uint32_t key) {
   const uint32_t bucket = (key - search.low) >> ShiftOf(search.level);
-  // Ten bits at the last level: what is above is another range's.
+  // The last level has ten bits. A larger bucket is outside the range.
   return search.level == 2 && bucket >= kBuckets / 2 ? kBuckets : bucket;
 }
 
-// Goes into a bucket of what the search's level has counted.
+// Narrows the search to a bucket of its level.
 __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   search->low += bucket.index << ShiftOf(search->level);
   search->above += bucket.weight_above;
@@ -68,13 +68,13 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   uint64_t target = 0;
   if (aim == Aim::kTopK) {
     target = static_cast<uint64_t>(rule.top_k);
-    // Tokens beyond num_tokens have no weight, so such a filter keeps all.
+    // Only num_tokens tokens have a weight, so a larger filter keeps all.
     if (rule.top_k <= 0 || target >= search->num_tokens) aim = Aim::kTopP;
   }
   if (aim == Aim::kTopP) {
     const double wanted = ceil(rule.top_p * static_cast<double>(search->kept));
     target = wanted < 1 ? 1 : static_cast<uint64_t>(wanted);
-    // A rounding of `kept` to f64 may have gone up.
+    // The conversion of `kept` to f64 may have rounded up.
     if (target > search->kept) target = search->kept;
     if (!(rule.top_p < 1)) aim = Aim::kDraw;
   }
@@ -89,8 +89,8 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   Narrow(first.Find(aim == Aim::kTopK, target), search);
 }
 
-// Goes on from what has been counted for the search's level. All threads call
-// it, with the same search.
+// Advances the search by the counts of its level. All threads call it with the
+// same search.
 __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
                                Search* search) {
   if (search->level == 0) {
@@ -109,7 +109,7 @@ __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
   }
   Narrow(bucket, search);
   if (search->level <= kCountsOfSearch) return;
-  // The bucket is one key; all of its tokens weigh the same.
+  // The bucket is one key, so all its tokens have the same weight.
   const uint64_t each = bucket.weight / bucket.count;
   if (!counts) search->rest = (search->rest + each - 1) / each;
   if (search->aim == Aim::kDraw) {

@@ -12,15 +12,15 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
-// Blocks of the drawing kernel on one processor. That kernel waits for memory,
-// so several share the processor.
+// Blocks of the drawing kernel per multiprocessor. The kernel waits for memory,
+// so several blocks share a multiprocessor.
 constexpr unsigned kDrawBlocks = 6;
-// Blocks that count, two for each processor of a large device. Each of them has
-// a histogram to clear and to add, so more would cost more.
+// Blocks that count, two for each multiprocessor of a large device. Each block
+// clears and adds a histogram, so more blocks would cost more.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
-// Between the kernels of one call. C: chunks of a row.
+// Passes data between the kernels of one call. C: chunks of a row.
 struct Workspace {
   Histograms* histograms_N;  // Only when there are filters.
   Search* searches_N;
@@ -30,7 +30,7 @@ struct Workspace {
   int64_t num_chunks;
 };
 
-// Hands out the parts of an area in turn.
+// Allocates the parts of an area in turn.
 class Area {
  public:
   explicit Area(void* begin) : begin_(reinterpret_cast<uintptr_t>(begin)) {}
@@ -43,7 +43,7 @@ class Area {
   [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
 
  private:
-  uintptr_t begin_;  // A number: it may be null, which is only measured.
+  uintptr_t begin_;  // A number, because null only measures.
   size_t num_bytes_ = 0;
 };
 
@@ -69,7 +69,8 @@ __device__ float RowMax(const Workspace& space, int64_t n) {
   return BlockReduce(max, Max());
 }
 
-// Every chunk's maximum, and a workspace as the next kernels want it.
+// Computes every chunk's maximum and initialises the workspace for the next
+// kernels.
 __global__ void __launch_bounds__(kThreads)
     ChunkMaxKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   if (Lane() == 0) space.chunk_max_NC[n * space.num_chunks + chunk] = max;
 }
 
-// Counts for the search of every rule with filters, and takes it further.
+// Counts for the search of every rule with filters, and advances it.
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
@@ -135,28 +136,28 @@ __global__ void __launch_bounds__(kCountThreads)
   if (threadIdx.x == 0) space.searches_N[n] = search;
 }
 
-// What a rule draws among, once its search has found the key.
+// The tokens among which a rule draws, after its search has found the key.
 struct Draw {
   Row row;
   bool greedy;
   bool filtered;
   uint32_t key;
 
-  // What a logit adds to the sum by which the token is found: one for every
-  // token that may be drawn, or the token's weight.
+  // Returns what a logit adds to the sum by which the token is found: 1 for
+  // every token that may be drawn, or the token's weight.
   [[nodiscard]] __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;
     return row.Weight(x);
   }
-  // In the sums of chunks; a greedy draw's are those of its logprob.
+  // For the sums of chunks. A greedy draw uses the weights of its logprob.
   [[nodiscard]] __device__ uint64_t ChunkMeasure(float x) const {
     return greedy ? row.Weight(x) : Measure(x);
   }
 };
 
-// Draws from the chunks' sums. It reads rule and search once more: to keep them
-// while a chunk is in registers would take too many.
+// Draws from the chunks' sums. It reads rule and search again, because
+// registers cannot hold them together with a chunk.
 __device__ void Finish(const SampleRows& rows, const Workspace& space,
                        int64_t n, const Draw& draw) {
   const SampleRule rule = rows.rules_N[n];
@@ -198,7 +199,7 @@ __device__ void Finish(const SampleRows& rows, const Workspace& space,
   rows.logprobs_N[n] = static_cast<float>(d - log_total);
 }
 
-// Every chunk's sum; the last block of a rule then draws.
+// Computes every chunk's sum. The last block of a rule then draws.
 __global__ void __launch_bounds__(kThreads, kDrawBlocks)
     DrawKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, kDrawBlocks)
     const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
     counts = KeyOf(max) >= search.low;
   }
-  // On the way while the maxima are read.
+  // Loads the chunk while the maxima are read.
   if (counts) LoadChunk(rows, rule.row, chunk, x);
   const float max = rule.row < 0 ? INFINITY : RowMax(space, n);
   if (!IsDistribution(max) || (filtered && search.aim != Aim::kFound)) {
@@ -264,7 +265,7 @@ cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
   };
   cudaError_t status = launch(ChunkMaxKernel, parts, kThreads);
   if (rows.max_filters > 0) {
-    // Every block takes `rounds` rounds of chunks, or fewer.
+    // Every block takes at most `rounds` rounds of chunks.
     const int64_t most = CeilDiv(space.num_chunks, kCountWarps);
     const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
     const int64_t rounds = CeilDiv(most, wanted < most ? wanted : most);

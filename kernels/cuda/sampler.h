@@ -1,4 +1,4 @@
-// Logits to tokens, without leaving the device.
+// Draws tokens from logits on the device.
 // Legend: N rules, M rows of logits, V vocabulary.
 #ifndef WEFT_KERNELS_CUDA_SAMPLER_H_
 #define WEFT_KERNELS_CUDA_SAMPLER_H_
@@ -20,32 +20,32 @@ struct SampleRule {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint32_t position = 0;
-  // Row of the logits that it draws from, as any number of rules may; -1: a
-  // place that no rule takes.
+  // The row of the logits that it draws from. Rules may share a row. -1: no
+  // rule.
   int32_t row = 0;
 };
 
-// All pointers are the device's. What is launched depends on num_rules, vocab
-// and max_filters alone; the rules may be others when a graph is replayed.
+// All pointers are device pointers. Launches depend only on num_rules, vocab
+// and max_filters. The rules may change before a graph is replayed.
 struct SampleRows {
   int64_t num_rules = 0;  // N.
   int64_t vocab = 0;      // V, 1 to kMaxSampleVocab.
   const float* logits_MV = nullptr;
   int64_t row_stride = 0;
   const SampleRule* rules_N = nullptr;
-  // No rule asks for more of top_k and top_p, 0 to 2; a greedy one for none.
+  // The most filters (top_k, top_p) of a rule, 0 to 2. A greedy rule has none.
   int max_filters = 2;
   void* workspace = nullptr;  // SampleWorkspaceBytes, aligned to 16.
   int32_t* tokens_N = nullptr;
   float* logprobs_N = nullptr;
 };
 
-// What SampleTokens needs beside its results; more for any filter.
+// Returns the workspace of SampleTokens in bytes. Filters need more.
 [[nodiscard]] size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab,
                                           int max_filters);
 
 // The token and its logprob under softmax(logits / T), unfiltered, T = 1 for a
-// temperature of 0; token -1 and logprob NaN where nothing can be drawn: a NaN,
+// temperature of 0; token -1 and logprob NaN if nothing can be drawn: a NaN,
 // +inf, or -inf everywhere, or no rule.
 //
 // The draw is that of src/sampling/sampler.h: by inverse cumulative
@@ -53,10 +53,10 @@ struct SampleRows {
 // logit, highest first, lower id first on a tie; top_k keeps the first k, top_p
 // then the shortest prefix whose renormalised probability reaches it. Weights
 // relative to the likeliest token are whole multiples of 2^-40, so that sums
-// are exact in any order: a rule's result depends on the rule and its row
-// alone. A token of less weight is not drawn.
-// Units:   two launches and passes over the logits; with a filter 5 more, with
-//          two 7, which skip what lies below the cut.
+// are exact in any order: a rule's result depends only on the rule and its row.
+// A token of less weight is not drawn.
+// Units: two launches, each a pass over the logits; with one filter 5 more,
+// with two 7 more, which skip logits below the cut.
 // Errors:  cudaErrorInvalidValue for V or max_filters out of range.
 // Threads: any; the work is queued on `stream`, nothing is waited for.
 // Source:  sampling::DrawToken.

@@ -1,5 +1,5 @@
 // One output tile of a product on tensor cores. Copies of several steps along
-// the depth are on their way while a step is multiplied; the sums stay in
+// the depth overlap with the multiplication of a step. The sums stay in
 // registers.
 //
 // Legend: as operand_tile.cuh.
@@ -46,7 +46,7 @@ struct Tile {
   struct Memory {
     Stage stages[kStages];
   };
-  // A thread's sums, as MultiplyAdd has them.
+  // A thread's sums, in the layout of MultiplyAdd.
   struct Sums {
     float of[kRowFragments][kColumnFragments][4];
   };
@@ -91,7 +91,7 @@ struct Tile {
                                   const MatrixView& right, int begin, int end,
                                   Memory* memory, Sums* sums) {
     constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
-    // A warp whose sums are all beyond the operands has nothing to do.
+    // A warp whose sums are all beyond the operands has no work.
     const bool has_sums =
         FirstRow() < (kLeftDepthIsRows ? left.num_columns : left.num_rows) &&
         FirstColumn() <
@@ -116,7 +116,8 @@ struct Tile {
     *sums = {};
     for (int step = 0; step < num_steps; ++step) {
       WaitForCopies<kAhead - 1>();
-      // All have what all copied, and have read the stage that is next.
+      // After this all copies are visible and the next stage may be
+      // overwritten.
       __syncthreads();
       copy(step + kAhead);
       if (has_sums) MultiplyStage(memory->stages[step % kStages], sums);

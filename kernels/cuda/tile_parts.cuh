@@ -1,4 +1,4 @@
-// The sums of a tile whose depth several blocks share.
+// Sums of a tile whose depth is split over several blocks.
 #ifndef WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 #define WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 
@@ -6,9 +6,9 @@
 
 namespace weft::kernels::cuda {
 
-// The tile's sums over all of its parts, added up in the parts' order by the
-// block that comes last, which is told so. `workspace` has kFloats for each
-// part; `counter` is 0 before and after. All threads call it.
+// Adds the tile's sums over all its parts, in order, in the last block, and
+// returns true there. `workspace` has kFloats for each part. `counter` is 0
+// before and after. All threads call it.
 template <typename Tile>
 __device__ bool AddParts(float* workspace, int part, int num_parts,
                          unsigned* counter, typename Tile::Sums* sums) {
@@ -29,7 +29,7 @@ __device__ bool AddParts(float* workspace, int part, int num_parts,
   if (!is_last) return false;
   __threadfence();
   *sums = {};
-  // Several parts' loads at once, as registers allow.
+  // Loads several parts at once, as many as registers hold.
   [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
 #pragma unroll kPartsAtOnce
   for (int p = 0; p < num_parts; ++p) {

@@ -5,8 +5,9 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 512;
-// Weights are powers of e against a logit that is found before the row is read.
-// Where the largest is further above it than this, they are written again.
+// Weights are powers of e relative to a reference logit, chosen before the row
+// is read. If the largest logit exceeds it by more than this, the weights are
+// written again.
 constexpr float kLargestPower = 60;
 
 // Sums over some of a row's logits against their maximum, in units of the
@@ -21,7 +22,7 @@ struct RowSums {
 __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
   const float shift = (sums.max - max) * inverse_temperature;
   const float factor = expf(shift);
-  // Without logits the shift may be as low as -inf, and its factor is 0.
+  // Without logits the shift may be -inf, and its factor is 0.
   const float moved =
       factor > 0 ? factor * (sums.weighted + sums.exps * shift) : 0.0F;
   return {max, sums.exps * factor, moved};
@@ -52,7 +53,7 @@ __device__ float LargestOf(const Pack<float, kN>& logits) {
   return max;
 }
 
-// One row, as the threads of its block see it.
+// One row, for the threads of its block.
 template <int kN, VocabSoftmax kSoftmax>
 class Row {
  public:
@@ -119,7 +120,7 @@ class Row {
     }
   }
 
-  // Writes e^(c - max) * factor, by the logits as they are.
+  // Writes e^(c - max) * factor of the present logits.
   __device__ void WriteAgainst(float max, float factor) {
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
@@ -142,7 +143,7 @@ class Row {
     }
   }
 
-  // What makes the weights against a logit probabilities.
+  // Returns the scale that turns the weights into probabilities.
   [[nodiscard]] __device__ float ScaleOf(float reference,
                                          const RowSums& sums) const {
     return expf((reference - sums.max) * inverse_temperature_) / sums.exps;

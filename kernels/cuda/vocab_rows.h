@@ -9,7 +9,7 @@
 
 namespace weft::kernels::cuda {
 
-// What becomes of the softmax.
+// The output of the softmax.
 enum class VocabSoftmax {
   kNone,
   // Replaces the logits, which are read twice.
@@ -20,7 +20,7 @@ enum class VocabSoftmax {
 };
 
 // One chunk of logits. Row r owns the entries [row_offsets[r], row_offsets[r +
-// 1]), counted from row_offsets[0]. All pointers are the device's.
+// 1]), counted from row_offsets[0]. All pointers are device pointers.
 struct VocabRows {
   int64_t num_rows = 0;                  // R.
   int64_t vocab = 0;                     // V.
@@ -38,7 +38,7 @@ struct VocabRows {
 };
 
 // z = softcap(x) / temperature; logprobs[e] = z[row, target] - logsumexp(z),
-// the entropy of softmax(z) in nats, and, where it is asked for, softmax(z) *
+// the entropy of softmax(z) in nats, and, if asked for, softmax(z) *
 // softcap'(x). Logits of -inf have probability 0; a NaN makes all results of
 // its row NaN and no other's (of weights and scale their product).
 // Threads: any; the work is queued on `stream`, nothing is waited for.

@@ -107,7 +107,7 @@ struct ServerOptions {
   // 0: half of the files that the process may open, at most 10000.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
-  int64_t max_import_bytes = 2LL << 30;  // For all imports that run.
+  int64_t max_import_bytes = 2LL << 30;  // Over all open imports.
   int max_data_per_request = 4096;
   int64_t max_tokens_per_request = 1 << 20;
   int max_samples = 256;

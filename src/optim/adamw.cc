@@ -22,7 +22,7 @@ constexpr int64_t kBlock = 65536;
 using ops::HasCpuKernel;
 using ops::kHasCudaKernels;
 
-// The CUDA kernels of this module take f32 alone.
+// The CUDA kernels of this module take only f32.
 bool HasCudaKernel(const at::Tensor& tensor) {
   return ops::HasCudaKernel(tensor) && tensor.scalar_type() == at::kFloat;
 }
@@ -39,7 +39,7 @@ Update MakeUpdate(const AdamWConfig& config, int64_t step, double grad_norm) {
   double scale = 1;
   if (config.max_grad_norm > 0) {
     scale = config.max_grad_norm / (grad_norm + 1e-6);
-    // Written so that a NaN norm gives a NaN scale, as clip_grad_norm_ does.
+    // A NaN norm gives a NaN scale, as in clip_grad_norm_.
     if (scale > 1) scale = 1;
   }
   const double bias1 = 1 - std::pow(config.beta1, step);
@@ -54,7 +54,7 @@ void StepReference(const AdamWConfig& config, const Update& update,
                    const at::Tensor& weights_N, const at::Tensor& gradient_N,
                    at::Tensor& moment1_N, at::Tensor& moment2_N,
                    at::Tensor& weights_out_N) {
-  // All memory is taken before the first change.
+  // Allocates all memory before the first change.
   const at::Tensor g = gradient_N * update.gradient_scale;
   at::Tensor deviation = at::empty_like(moment2_N);
   moment1_N.mul_(config.beta1).add_(g, 1 - config.beta1);

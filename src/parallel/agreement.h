@@ -1,4 +1,4 @@
-// Ranks that must come to the same conclusion.
+// Functions by which all ranks get the same result.
 #ifndef WEFT_SRC_PARALLEL_AGREEMENT_H_
 #define WEFT_SRC_PARALLEL_AGREEMENT_H_
 
@@ -10,14 +10,14 @@
 namespace weft::parallel {
 
 // All ranks of a group on the host call these two functions together. They
-// throw what the group does.
+// throw what the group throws.
 
-// OK when `own` is so on every rank. Otherwise every rank gets the error of the
-// first one that has any: its code, and of its message the first kilobyte,
-// after "rank N: ".
+// Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
+// of the first rank that has one: its code, and "rank N: " with the first
+// kilobyte of its message.
 [[nodiscard]] absl::Status Agree(Communicator& group, const absl::Status& own);
 
-// The smallest of all ranks' numbers.
+// Returns the smallest of all ranks' numbers.
 [[nodiscard]] int64_t Smallest(Communicator& group, int64_t own);
 
 }  // namespace weft::parallel

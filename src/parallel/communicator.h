@@ -1,11 +1,10 @@
 // Ranks that compute together: c10d's process groups, NCCL for tensors on CUDA
 // devices, Gloo for those of the CPU.
 //
-// All ranks of a group call the same operations in the same order. Over Gloo a
-// rank that is gone makes the others' operations throw at once; over NCCL they
-// wait on the device until its watchdog ends the process, so that whoever
-// watches the ranks should be quicker. Nothing can be done with the group from
-// then on.
+// All ranks of a group call the same operations in the same order. If a rank is
+// lost, Gloo's operations on the others throw at once. NCCL's operations wait
+// on the device until NCCL's watchdog ends the process, so the supervisor of
+// the ranks should end them earlier. The group cannot be used after that.
 #ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 #define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 
@@ -19,12 +18,12 @@
 
 namespace weft::parallel {
 
-// Where ranks find each other.
+// The place at which ranks find each other.
 class Rendezvous {
  public:
-  // Over TCP. One process serves it at `host`:`port`, or on `listen_fd`, a
-  // bound socket that it takes over, when that is not -1. Throws c10::Error
-  // after `timeout`. Only ranks that give the same `attempt` meet.
+  // Over TCP. One process serves it at `host`:`port`. If `listen_fd` is not -1,
+  // it takes over this bound socket. Throws c10::Error after `timeout`. Only
+  // ranks with the same `attempt` meet.
   static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
                                          bool serve, int listen_fd,
                                          absl::Duration timeout,
@@ -39,20 +38,20 @@ class Rendezvous {
 };
 
 struct GroupOptions {
-  // Tells the group from others at the rendezvous; the same on every rank.
+  // Identifies the group at the rendezvous. The same on every rank.
   std::string name;
-  Shard shard;  // This rank, and how many there are.
+  Shard shard;  // This rank and the group's size.
   at::Device device = at::kCPU;
-  // An operation that takes longer throws.
+  // A longer operation throws.
   absl::Duration timeout = absl::Minutes(10);
-  // Ranks are on this machine: nothing listens beyond loopback.
+  // All ranks are on this machine, and the group listens only on loopback.
   bool local = true;
 };
 
-// Threads: one at a time.
+// Threads: not thread-safe.
 class Communicator {
  public:
-  // Returns when all ranks are there.
+  // Returns when all ranks have joined.
   // Errors: throws c10::Error or std::exception.
   [[nodiscard]] static std::unique_ptr<Communicator> Join(
       const std::shared_ptr<Rendezvous>& rendezvous,
@@ -63,18 +62,18 @@ class Communicator {
 
   [[nodiscard]] const Shard& shard() const { return shard_; }
 
-  // Applies to the operations that come after it.
+  // Applies to later operations.
   void SetTimeout(absl::Duration timeout);
 
   // All operations below take contiguous tensors on the group's device, of the
   // same shape and dtype on all ranks. They throw std::exception. On CUDA they
   // only queue on the current stream, and return before they are done.
 
-  // The sum over ranks, in place, with the same bits on all of them.
+  // Sums over ranks in place, with the same bits on all ranks.
   void AllReduce(at::Tensor& tensor);
-  // [size, ...]: every rank's tensor, in the order of ranks.
+  // Returns [size, ...]: every rank's tensor, in the order of ranks.
   [[nodiscard]] at::Tensor AllGather(const at::Tensor& tensor);
-  // Rank 0's values, on all ranks.
+  // Copies rank 0's values to all ranks.
   void Broadcast(at::Tensor& tensor);
   void Send(const at::Tensor& tensor, int to);
   void Receive(at::Tensor& tensor, int from);

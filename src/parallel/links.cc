@@ -7,7 +7,7 @@ namespace {
 
 // Long, because the machines of a job may start minutes apart.
 constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
-// Commands come when clients ask for something.
+// Commands come only with clients' requests.
 constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);
 
 }  // namespace

@@ -29,7 +29,7 @@ struct Links {
   int rank = 0;
   std::shared_ptr<Rendezvous> rendezvous;
   bool local = true;  // All ranks are on this machine.
-  // All ranks, on the host: what rank 0 tells the others.
+  // All ranks, on the host: messages of rank 0.
   std::unique_ptr<Communicator> commands;
   // All ranks, on the device: weights and gradients.
   std::unique_ptr<Communicator> transfers;
@@ -40,11 +40,11 @@ struct Links {
   [[nodiscard]] int replica() const { return topology.ReplicaOf(rank); }
 };
 
-// In two parts, so that ranks can tell each other what is wrong before they
-// need a device. Both return when all ranks are there and throw c10::Error or
-// std::exception.
+// Ranks join in two parts, so that they can exchange errors before they need a
+// device. Both parts return when all ranks have joined. They throw c10::Error
+// or std::exception.
 
-// Sets up `commands` and nothing else. `topology` has as many ranks as `world`.
+// Sets up only `commands`. `topology` has as many ranks as `world`.
 [[nodiscard]] Links Meet(const World& world, const Topology& topology);
 // The same over any rendezvous.
 [[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,

@@ -1,4 +1,4 @@
-// How things are dealt out to the ranks that share a layer. Torch-free.
+// Splits things over the ranks that share a layer. Torch-free.
 #ifndef WEFT_SRC_PARALLEL_SHARD_H_
 #define WEFT_SRC_PARALLEL_SHARD_H_
 
@@ -18,8 +18,8 @@ struct Range {
 struct Shard {
   int rank = 0;
   int size = 1;
-  // Its part of `count` things: parts are contiguous, in the order of ranks,
-  // and differ by at most one.
+  // Returns its part of `count` things. Parts are contiguous, in the order of
+  // ranks, and differ by at most one.
   [[nodiscard]] Range Of(int64_t count) const {
     return {.begin = count * rank / size, .end = count * (rank + 1) / size};
   }

@@ -1,4 +1,4 @@
-// Where each LoRA matrix of an adapter lies in its flat buffers.
+// The place of each LoRA matrix of an adapter in its flat buffers.
 //
 // Weights, gradients and both moments of an adapter are four f32 buffers of the
 // same layout, so that a step, a copy or a file is one pass. Inside a layer the
@@ -33,7 +33,7 @@ struct ModelShape {
   int64_t vocab = 0;
 };
 
-// The part of these widths that one of several ranks has. All have all of
+// The part of these widths that one of several ranks has. Each rank has all of
 // `hidden`.
 struct ShapeRanges {
   parallel::Range q;
@@ -54,8 +54,8 @@ struct LoraFactor {
   int64_t b_offset = 0;
 };
 
-// Projections that read the same input. An embedding reads tokens: its A has a
-// column for each of the vocabulary.
+// Projections that read the same input. The embedding reads tokens, so its A
+// has a column for each token of the vocabulary.
 enum class ProjectionGroup : uint8_t {
   kQkv,
   kO,
@@ -68,7 +68,7 @@ inline constexpr int kGroupsPerLayer = 4;
 
 // The linear layers of a group, in the order of their outputs.
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
-// Inputs and outputs of one; an embedding's inputs are tokens.
+// Inputs and outputs of a module. The embedding's inputs are tokens.
 [[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
 [[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
 
@@ -83,7 +83,7 @@ class AdapterLayout {
  public:
   AdapterLayout(const ModelShape& shape, const LoraConfig& config);
 
-  // What it was made of.
+  // The config that it was made from.
   [[nodiscard]] const LoraConfig& config() const { return config_; }
   // The largest rank of a factor; 0 without factors.
   [[nodiscard]] int max_rank() const { return max_rank_; }
@@ -92,7 +92,7 @@ class AdapterLayout {
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Layer in [0, num_layers); of no matter to kLmHead and kEmbedTokens.
+  // Layer in [0, num_layers). kLmHead and kEmbedTokens ignore it.
   [[nodiscard]] const GroupLayout& group(int layer,
                                          ProjectionGroup group) const;
 

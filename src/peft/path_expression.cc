@@ -14,7 +14,7 @@
 namespace weft::lora {
 namespace {
 
-// For the compiled expression and the states that matching makes of it.
+// Memory for the compiled expression and its matching states.
 constexpr int64_t kMaxBytes = int64_t{2} << 20;
 
 bool IsDigit(char c) {
@@ -25,9 +25,9 @@ bool IsLetter(char c) {
   return absl::ascii_isalpha(static_cast<unsigned char>(c));
 }
 
-// Reads an expression from left to right, as far as it takes to find what the
-// two languages do not share. Each method looks at what begins at text_ and
-// takes it away; the result says what is wrong, or is empty.
+// Reads an expression from left to right to find syntax in which the two
+// languages differ. Each method consumes the beginning of text_. It returns the
+// problem, or an empty string.
 class Scanner {
  public:
   explicit Scanner(absl::string_view text) : text_(text) {}
@@ -44,7 +44,7 @@ class Scanner {
  private:
   static constexpr absl::string_view kFlags = "ims";
 
-  // Python takes flags of the whole expression at its beginning alone.
+  // Python takes flags of the whole expression only at its beginning.
   void TakeFlags() {
     if (!absl::StartsWith(text_, "(?")) return;
     const size_t end = text_.find_first_not_of(kFlags, 2);
@@ -140,7 +140,7 @@ class Scanner {
     return true;
   }
 
-  // RE2 refuses whatever else may stand after (?.
+  // RE2 refuses everything else after (?.
   absl::string_view Group() {
     text_.remove_prefix(1);
     if (!absl::StartsWith(text_, "?")) return "";
@@ -166,7 +166,7 @@ class Scanner {
   bool after_anchor_ = false;
 };
 
-// Without groups, alternatives and repetitions, matching is comparing.
+// Without groups, alternatives and repetitions a match is a comparison.
 int CostOf(const RE2& compiled, absl::string_view text) {
   const bool compares = text.find_first_of("(|*+?{") == absl::string_view::npos;
   return compares ? 0 : compiled.ProgramSize();

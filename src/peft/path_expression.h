@@ -1,6 +1,6 @@
 // Regular expressions of an adapter_config.json, which pick modules by their
-// path. PEFT runs them by Python's `re`; here RE2 does, whose time is linear in
-// the path, since a client wrote them. Private to lora/.
+// path. PEFT uses Python's `re`. Weft uses RE2, whose time is linear in the
+// path, because a client wrote the expressions. Private to peft/.
 #ifndef WEFT_SRC_PEFT_PATH_EXPRESSION_H_
 #define WEFT_SRC_PEFT_PATH_EXPRESSION_H_
 
@@ -16,13 +16,13 @@ class RE2;
 
 namespace weft::lora {
 
-// What the expressions of one file may cost together, in instructions of RE2:
-// a letter is about one of them. Those that only spell a path out are free, so
-// that each linear layer may have a rank of its own. Bounds the time to match
-// all modules of a model of 126 layers to some two seconds.
+// The most RE2 instructions that the expressions of one file may have together.
+// A letter is about one instruction. Expressions that only spell out a path are
+// free, so that each linear layer may have its own rank. The limit bounds the
+// time to match all modules of a model of 126 layers to about two seconds.
 inline constexpr int kMaxInstructions = 1 << 13;
 
-// What PEFT asks of a path.
+// How PEFT matches a path.
 enum class PathMatch : uint8_t {
   kWhole,  // re.fullmatch(text, path): target_modules, exclude_modules.
   kEnd,    // re.match(rf"(.*\.)?({text})$", path): keys of the patterns.
@@ -31,9 +31,9 @@ enum class PathMatch : uint8_t {
 // Threads: any.
 class PathExpression {
  public:
-  // `instructions_left` goes down by what the expression costs.
+  // Subtracts the expression's cost from `instructions_left`.
   // Errors: INVALID_ARGUMENT naming the field, the text and what is wrong with
-  // it: RE2 does not compile it, it is too big, or Python reads it otherwise.
+  // it: RE2 does not compile it, it is too big, or Python reads it differently.
   [[nodiscard]] static absl::StatusOr<PathExpression> Parse(
       absl::string_view field, absl::string_view text, PathMatch match,
       int& instructions_left);
@@ -47,9 +47,9 @@ class PathExpression {
   PathMatch match_;
 };
 
-// Why Python's `re` would read the expression otherwise than RE2 does, or not
-// at all; empty when it reads it alike. What RE2 does not compile is not looked
-// for: lookaround, for one.
+// Returns why Python's `re` would refuse the expression or read it differently
+// from RE2; empty if both agree. Does not look for syntax that RE2 does not
+// compile, such as lookaround.
 [[nodiscard]] absl::string_view DiffersInPython(absl::string_view text);
 
 }  // namespace weft::lora

@@ -13,25 +13,25 @@
 namespace weft::lora {
 namespace {
 
-// No more keys than patterns for every module of a large model have.
+// As many keys as patterns for every module of a large model need.
 constexpr weights::JsonLimits kConfigLimits = {
     .max_bytes = size_t{1} << 20, .max_depth = 6, .max_keys = 4096};
 
-// Read below, one by one.
+// Fields that are read below.
 constexpr absl::string_view kHonouredFields[] = {
     "peft_type",      "task_type",           "r",
     "lora_alpha",     "use_rslora",          "lora_dropout",
     "target_modules", "exclude_modules",     "rank_pattern",
     "alpha_pattern",  "layers_to_transform", "layers_pattern"};
 
-// They say where an adapter comes from, not what it computes.
+// Fields on an adapter's origin, which do not change what it computes.
 constexpr absl::string_view kBookkeepingFields[] = {
     "auto_mapping",      "base_model_name_or_path",
     "eva_config",        "inference_mode",
     "megatron_core",     "peft_version",
     "qalora_group_size", "revision"};
 
-// Initialisations that leave the base model as it is, so that A and B say all.
+// Initialisations that do not change the base model.
 constexpr absl::string_view kPlainInits[] = {"gaussian", "eva", "orthogonal"};
 
 template <typename List>
@@ -39,13 +39,13 @@ bool Contains(const List& list, absl::string_view value) {
   return std::ranges::find(list, value) != std::end(list);
 }
 
-// Whether a value switches a feature off.
+// Returns whether a value turns a feature off.
 bool IsOff(const PeftJson& value) {
   return value.is_null() || value == false ||
          (value.is_structured() && value.empty());
 }
 
-// Refuses every field whose effect we do not reproduce.
+// Refuses every field whose effect is not supported.
 absl::Status CheckOtherFields(const PeftJson& root) {
   for (const auto& [field, value] : root.items()) {
     if (Contains(kHonouredFields, field) ||

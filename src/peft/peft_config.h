@@ -14,15 +14,14 @@ namespace weft::lora {
 // Largest rank a file may ask for; the engine's own limit is lower.
 inline constexpr int kMaxFileRank = 4096;
 
-// Parses the file of a client: ranks, alphas and which layers of which modules,
-// as PEFT resolves them (src/peft/peft_targets.h). The alphas of a
-// rank-stabilised adapter come back multiplied by sqrt(rank). lora_dropout is
-// accepted and not applied.
+// Parses a client's file: ranks, alphas, and the layers and modules that PEFT
+// selects (src/peft/peft_targets.h). The alphas of a rank-stabilised adapter
+// are multiplied by sqrt(rank). lora_dropout is accepted and not applied.
 // Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
 [[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const ModelShape& shape);
 
-// The file for an adapter of ours; equal input, equal bytes.
+// Writes the file for an adapter. Equal input gives equal bytes.
 [[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
                                           const ModelShape& shape,
                                           const std::string& base_model_name);

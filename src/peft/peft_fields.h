@@ -1,4 +1,4 @@
-// Fields of adapter_config.json, and how they are refused. Private to lora/.
+// Reads and refuses fields of adapter_config.json. Private to peft/.
 #ifndef WEFT_SRC_PEFT_PEFT_FIELDS_H_
 #define WEFT_SRC_PEFT_PEFT_FIELDS_H_
 
@@ -11,12 +11,12 @@
 
 namespace weft::lora {
 
-// Keeps the order of the file: the first pattern that fits a module counts.
+// Keeps the order of the file, because the first pattern that matches counts.
 using PeftJson = nlohmann::ordered_json;
 
 inline constexpr absl::string_view kPeftConfigFile = "adapter_config.json";
 
-// The value as the file has it, cut short; never throws on damaged UTF-8.
+// Returns the value as in the file, cut if long. Does not throw on bad UTF-8.
 [[nodiscard]] std::string Shown(const PeftJson& value);
 
 // INVALID_ARGUMENT naming file, field, value and what is accepted.

@@ -81,8 +81,8 @@ absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
   return &view;
 }
 
-// Gathers the matrices into one buffer. All shapes are checked before memory is
-// taken, so that a small file cannot ask for a large buffer.
+// Gathers the matrices into one buffer. Checks all shapes before it allocates
+// memory, so that a small file cannot ask for a large buffer.
 absl::StatusOr<std::vector<float>> Gather(const TensorMap& tensors,
                                           const AdapterLayout& layout,
                                           const std::vector<Matrix>& matrices) {
@@ -98,7 +98,7 @@ absl::StatusOr<std::vector<float>> Gather(const TensorMap& tensors,
   return buffer;
 }
 
-// An adapter that starts out with NaN can only waste its owner's steps.
+// An adapter with NaN would waste its owner's steps, so it is refused.
 absl::Status CheckFinite(absl::Span<const float> buffer,
                          const std::vector<Matrix>& matrices) {
   for (const Matrix& matrix : matrices) {
@@ -112,9 +112,9 @@ absl::Status CheckFinite(absl::Span<const float> buffer,
   return absl::OkStatus();
 }
 
-// Names and shapes of the frozen weights that PEFT copies beside the factors:
-// those of adapted heads and embeddings, and with save_embedding_layers those
-// of the head and the embedding as they are.
+// Returns names and shapes of the frozen weights that PEFT copies beside the
+// factors: those of adapted heads and embeddings, and with
+// save_embedding_layers those of the base model's head and embedding.
 absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
     const AdapterLayout& layout, const ModelShape& shape) {
   const std::vector<int64_t> vocabulary = {shape.vocab, shape.hidden};
@@ -133,8 +133,9 @@ absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
   return copies;
 }
 
-// Refuses tensors that no matrix of the layout takes, but for copies of the
-// base, which are skipped. A copy of another shape is of another model.
+// Refuses tensors that are neither in the layout nor copies of the base's
+// weights. Copies are skipped. A copy with another shape belongs to another
+// model.
 absl::Status CheckNothingElse(const TensorMap& tensors,
                               const AdapterLayout& layout,
                               const ModelShape& shape,
@@ -219,7 +220,7 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
   WEFT_ASSIGN_OR_RETURN(adapter.config, ParsePeftConfig(*config_text, shape));
   auto buffer = ReadPeftTensors(*tensor_bytes, adapter.config, shape);
   if (!buffer.ok()) {
-    // A client's truncated file is a bad argument, not a loss of ours.
+    // A client's truncated file is a bad argument, not the server's data loss.
     return absl::InvalidArgumentError(
         absl::StrCat(kTensorFile, ": ", buffer.status().message()));
   }

@@ -1,5 +1,5 @@
 // Adapters as PEFT folders: adapter_config.json and adapter_model.safetensors.
-// Torch-free. Files come from clients: nothing in them is trusted.
+// Torch-free. Files come from clients and are not trusted.
 #ifndef WEFT_SRC_PEFT_PEFT_FORMAT_H_
 #define WEFT_SRC_PEFT_PEFT_FORMAT_H_
 
@@ -20,12 +20,12 @@ struct PeftAdapter {
   std::vector<float> weights;
 };
 
-// Reads a PEFT LoRA folder. rslora is honoured (folded into alpha), and so are
-// rank_pattern, alpha_pattern, layers_to_transform and exclude_modules; F32,
-// F16 and BF16 tensors are accepted; copies of the base's own weights are
-// skipped. Refused by name: DoRA, biases, modules_to_save, fan_in_fan_out and
-// every unknown field that is neither null nor its default. Every targeted
-// layer must be there with the right shape, and nothing else.
+// Reads a PEFT LoRA folder. Supports rslora (folded into alpha), rank_pattern,
+// alpha_pattern, layers_to_transform and exclude_modules, and F32, F16 and BF16
+// tensors. Skips copies of the base's own weights. Refuses, by name, DoRA,
+// biases, modules_to_save, fan_in_fan_out and every unknown field that is
+// neither null nor its default. The folder must have every targeted layer in
+// the right shape, and no other tensor.
 // Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);
@@ -37,7 +37,7 @@ struct PeftAdapter {
                                   absl::Span<const float> weights,
                                   const std::string& base_model_name);
 
-// One safetensors file of any flat buffers in the layout, each tensor named
+// Writes a safetensors file of flat buffers in the layout, each tensor named
 // `<buffer name>.<module path>.lora_A.weight`. For optimizer state.
 struct NamedBuffer {
   std::string name;

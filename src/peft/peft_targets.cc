@@ -25,17 +25,17 @@ std::vector<LoraFactor> EverySite(const ModelShape& shape) {
       .factors();
 }
 
-// As many as there can be modules to name.
+// The number of modules that can be named.
 size_t MaxEntries(const ModelShape& shape) {
   return kAllTargetModules.size() * (shape.num_layers + 1);
 }
 
-// Whether `entry` is the path, or its end at a dot.
+// Returns whether `entry` is the path, or its end after a dot.
 bool IsSuffix(absl::string_view entry, absl::string_view path) {
   return path == entry || absl::EndsWith(path, absl::StrCat(".", entry));
 }
 
-// What target_modules or exclude_modules says: a list of names, of which one
+// The value of target_modules or exclude_modules: a list of names, of which one
 // must be the path or its end, or one expression for the whole path.
 struct ModuleNames {
   std::vector<std::string> names;
@@ -108,9 +108,9 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
   return Layers(std::move(layers));
 }
 
-// PEFT transforms only modules inside the layers, except where a name is the
-// whole path. It shortens long lists of paths before that, so whole paths of
-// layers together with layers_to_transform mean two things: they are refused.
+// PEFT transforms only modules inside the layers, unless a name is the whole
+// path. It shortens long lists of paths before that. So whole paths of layers
+// together with layers_to_transform are ambiguous, and are refused.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
                             const ModelShape& shape) {
@@ -144,8 +144,8 @@ absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
   return absl::OkStatus();
 }
 
-// PEFT refuses an expression that also matches a module which holds others, or
-// a norm. These are there in every model.
+// PEFT refuses an expression that also matches a norm or a module that holds
+// others. These are in every model.
 absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
                                      const ModuleNames& excluded,
                                      const PeftJson& field,
@@ -183,7 +183,7 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
   return every;
 }
 
-// For every site whether LoRA adapts it.
+// Returns for every site whether LoRA adapts it.
 absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites, int& instructions_left) {
@@ -316,7 +316,7 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
-  // A module that is there in every layer is named once.
+  // Names a module once if every layer has it.
   for (const TargetModule module : config.target_modules) {
     const bool everywhere =
         std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {

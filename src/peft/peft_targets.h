@@ -1,5 +1,5 @@
-// Which linear layers of the model an adapter_config.json adapts, and with what
-// rank and scale. private to peft/.
+// Finds the linear layers that an adapter_config.json adapts, with rank and
+// scale. Private to peft/.
 //
 // Names in a list are ends of module paths; a string, and the keys of a
 // pattern, are regular expressions (src/peft/path_expression.h).
@@ -15,8 +15,8 @@ namespace weft::lora {
 
 // Fills target_modules and overrides of `config` from target_modules,
 // exclude_modules, layers_to_transform, layers_pattern, rank_pattern and
-// alpha_pattern of the file. `config` has r and lora_alpha of the file; when
-// `rank_stabilised` every alpha comes back times the root of its rank, so that
+// alpha_pattern of the file. `config` has r and lora_alpha of the file. If
+// `rank_stabilised`, every alpha is multiplied by the root of its rank, so that
 // LoraShape::scale() is right for both.
 // Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
 [[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
@@ -29,8 +29,8 @@ namespace weft::lora {
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root);
 
-// A JSON integer if the alpha is whole: PEFT declares one; readers take a
-// fraction as well.
+// Returns a JSON integer if the alpha is whole, as PEFT declares it. Readers
+// also take a fraction.
 [[nodiscard]] nlohmann::json AlphaToJson(double alpha);
 
 }  // namespace weft::lora

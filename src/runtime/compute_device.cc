@@ -5,7 +5,7 @@
 namespace weft::engine {
 namespace {
 
-// The host: its allocator keeps nothing back, and who breaks it is gone.
+// The host. Its allocator caches nothing, and a broken host ends the process.
 class HostDevice final : public ComputeDevice {
  public:
   [[nodiscard]] DeviceMemory Memory() const override { return {}; }

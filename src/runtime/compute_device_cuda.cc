@@ -52,17 +52,17 @@ class CudaDevice final : public ComputeDevice {
     try {
       allocator::emptyCache();
     } catch (const std::exception& error) {
-      // CheckAnswers says whether that is the device's end.
+      // CheckAnswers decides whether the device is lost.
       Log(LogLevel::kError, "cached memory could not be given back",
           {{"error", error.what()}});
     }
   }
 
   [[nodiscard]] absl::Status CheckAnswers() override {
-    // The runtime itself: LibTorch's guards throw when the device is lost.
+    // Calls the runtime, because LibTorch's guards throw if the device is lost.
     static_cast<void>(cudaSetDevice(device_.index()));
     const cudaError_t waiting = cudaDeviceSynchronize();
-    // Takes note of it, so that an error that does not stay is not met again.
+    // Clears the error, so that a temporary error is not reported again.
     static_cast<void>(cudaGetLastError());
     const cudaError_t again = cudaDeviceSynchronize();
     static_cast<void>(cudaGetLastError());
@@ -74,7 +74,7 @@ class CudaDevice final : public ComputeDevice {
   }
 
  private:
-  // LibTorch makes its allocator when it first uses CUDA.
+  // LibTorch makes its allocator at its first use of CUDA.
   static c10::Device MadeCurrent(c10::Device device) {
     at::globalContext().lazyInitDevice(at::kCUDA);
     c10::cuda::set_device(device.index());

@@ -10,8 +10,8 @@
 namespace weft::engine {
 namespace {
 
-// How soon an idle server notices that a rank is gone that somebody else has
-// started.
+// Bounds the time in which an idle server detects the loss of a rank that it
+// has not started.
 constexpr absl::Duration kPingInterval = absl::Seconds(1);
 
 }  // namespace
@@ -19,7 +19,7 @@ constexpr absl::Duration kPingInterval = absl::Seconds(1);
 absl::Status ComputeGuard::Guarded(const char* what,
                                    const std::function<void()>& body) {
   const absl::Status status = RunGuarded(what, body);
-  // The device may wait for ever for ranks that have failed.
+  // The device may wait forever for ranks that have failed.
   if (status.ok() || executor_.failed()) return status;
   if (absl::IsResourceExhausted(status)) device_.ReleaseCached();
   const absl::Status answers = device_.CheckAnswers();
@@ -34,7 +34,7 @@ absl::Status ComputeGuard::Compute(const char* what,
   if (!executor_.failed()) return status;
   const absl::Status failed =
       Fail(what, status, "the ranks of the server have lost each other");
-  // Whoever asked for more than there is must not ask the next server again.
+  // A caller that asked for too much memory must not try another server.
   return absl::IsResourceExhausted(status) ? status : failed;
 }
 

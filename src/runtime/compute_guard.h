@@ -1,6 +1,5 @@
-// Everything that may make the device or another rank fail runs through here:
-// exceptions become a status, and a device or another rank that is lost is
-// noticed once and remembered.
+// Runs all work in which the device or another rank may fail. Turns exceptions
+// into a status, and detects and remembers the loss of the device or of a rank.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 
@@ -24,20 +23,19 @@ class ComputeGuard {
 
   // Engine thread.
 
-  // As RunGuarded. After an error gives back memory that nobody uses, and asks
-  // the device whether it still computes: if not, this and all that computes
-  // from now on is UNAVAILABLE.
+  // As RunGuarded. After an error it frees cached memory and checks whether the
+  // device still computes. If it does not, this call and all later ones return
+  // UNAVAILABLE.
   [[nodiscard]] absl::Status Guarded(const char* what,
                                      const std::function<void()>& body);
-  // As Guarded, for a body that all ranks run. UNAVAILABLE, too, when another
-  // rank is gone.
+  // As Guarded, for a body that all ranks run. Also returns UNAVAILABLE if
+  // another rank is lost.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
-  // Asks the other ranks, if there are any, whether they are there; at most
-  // once a second.
+  // Checks at most once a second that the other ranks, if any, are alive.
   void PingWhenDue();
 
-  // UNAVAILABLE once nothing can be computed any more. Any thread.
+  // Returns UNAVAILABLE after the loss of the device or of a rank. Any thread.
   [[nodiscard]] absl::Status failure() const;
 
  private:

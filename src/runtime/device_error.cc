@@ -6,8 +6,8 @@
 namespace weft::engine {
 namespace {
 
-// By number: this file is read, built and tested without CUDA. Names are those
-// of driver_types.h, without the cudaError.
+// Numbers, because this file is built and tested without CUDA. Names are those
+// of driver_types.h without cudaError.
 constexpr std::array kPoisonous = {
     214,  // ECCUncorrectable
     220,  // NvlinkUncorrectable

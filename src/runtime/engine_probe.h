@@ -1,5 +1,5 @@
-// The engine's metrics. Recording one is an atomic operation; nothing here
-// locks or allocates once built.
+// The engine's metrics. Recording an event is one atomic operation and neither
+// locks nor allocates.
 #ifndef WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
 #define WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
 
@@ -19,7 +19,7 @@ class EngineProbe {
   explicit EngineProbe(prometheus::Registry* registry);
 
   void Heartbeat();
-  // The time of the last Heartbeat, at first of the construction.
+  // The time of the last Heartbeat; before the first, of the construction.
   [[nodiscard]] absl::Time last_heartbeat() const {
     return absl::FromUnixNanos(last_heartbeat_ns_.load());
   }
@@ -31,8 +31,8 @@ class EngineProbe {
   void SetDecodeGraphs(int64_t graphs, int64_t bytes);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();
-  // Tokens of a sequence that takes its pages, and those that the prefix cache
-  // had of them.
+  // Counts the tokens of a sequence that takes its pages, and how many of them
+  // the prefix cache had.
   void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
   void CountPreemption();
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);

@@ -12,7 +12,7 @@
 namespace weft::engine {
 namespace {
 
-// cudaErrorMemoryAllocation; LibTorch's CUDA headers are not for this build.
+// cudaErrorMemoryAllocation. A CPU build has no CUDA headers.
 constexpr int kCudaOutOfMemory = 2;
 
 absl::Status Internal(const char* what, const c10::Error& error) {
@@ -37,7 +37,7 @@ absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
   } catch (const c10::OutOfMemoryError&) {
     return OutOfDeviceMemory(what);
   } catch (const c10::AcceleratorError& error) {
-    // Pinned memory and libraries do not go through LibTorch's allocator.
+    // Pinned memory and libraries do not use LibTorch's allocator.
     return error.get_error_code() == kCudaOutOfMemory ? OutOfDeviceMemory(what)
                                                       : Internal(what, error);
   } catch (const std::bad_alloc&) {

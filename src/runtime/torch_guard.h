@@ -1,5 +1,5 @@
-// The one place where exceptions end. LibTorch throws; the rest of Weft returns
-// absl::Status.
+// The only place that catches exceptions. LibTorch throws; the rest of Weft
+// returns absl::Status.
 #ifndef WEFT_SRC_RUNTIME_TORCH_GUARD_H_
 #define WEFT_SRC_RUNTIME_TORCH_GUARD_H_
 
@@ -10,8 +10,8 @@
 namespace weft::engine {
 
 // Runs `body`. Out of memory becomes RESOURCE_EXHAUSTED, an operation that
-// LibTorch lacks UNIMPLEMENTED, anything else INTERNAL: validation let it by,
-// which is a bug of ours. `what` names the work in the message and the log.
+// LibTorch lacks UNIMPLEMENTED, anything else INTERNAL, because validation
+// should have refused it. `what` names the work in the message and the log.
 [[nodiscard]] absl::Status RunGuarded(const char* what,
                                       const std::function<void()>& body);
 

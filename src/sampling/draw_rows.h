@@ -1,4 +1,4 @@
-// Logits to tokens for the rows of a batch, where the logits are.
+// Draws tokens from the logits of a batch's rows, on the device of the logits.
 // Legend: R rows, V vocabulary.
 #ifndef WEFT_SRC_SAMPLING_DRAW_ROWS_H_
 #define WEFT_SRC_SAMPLING_DRAW_ROWS_H_
@@ -18,16 +18,16 @@ struct DrawRule {
   DrawConfig config;
   uint64_t seed = 0;
   uint32_t sample_index = 0;
-  uint32_t position = 0;  // Tokens that the sample has already.
+  uint32_t position = 0;  // Tokens drawn for the sample so far.
   int32_t row = 0;  // Row of the logits; samples of one prompt share a row.
 };
 
-// One draw for each rule; none from logits that are no distribution.
+// Returns a draw for each rule; none if the logits are not a distribution.
 //
 // On a CPU DrawToken draws. On a device kernels::cuda::SampleTokens draws, and
-// only tokens and log-probabilities come to the host. Rules with top_logprobs
-// are the exception: their logits come to the host too, where DrawToken draws.
-// Both draw the same token, except where rounding decides.
+// only tokens and log-probabilities are copied to the host. The logits of rules
+// with top_logprobs are copied to the host too, and DrawToken draws from them.
+// Both draw the same token, up to rounding.
 // Shapes:  logits_RV [R, V] f32 contiguous, V >= 1; rules of these rows.
 // Errors:  throws c10::Error.
 // Threads: engine thread only; waits for the device.

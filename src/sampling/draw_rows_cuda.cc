@@ -26,7 +26,7 @@ static_assert(sizeof(k::SampleRule) == kRuleBytes);
 k::SampleRule RuleOf(const DrawRule& rule) {
   auto temperature = static_cast<float>(rule.config.temperature);
   if (rule.config.temperature > 0) {
-    // A tiny temperature must not become 0 in f32: that is another rule.
+    // A tiny temperature must not become 0 in f32, which would mean greedy.
     temperature = std::max(temperature, std::numeric_limits<float>::min());
   }
   return {.temperature = temperature,
@@ -38,8 +38,7 @@ k::SampleRule RuleOf(const DrawRule& rule) {
           .row = rule.row};
 }
 
-// Draws on the host for the rules that list the likeliest tokens, each row of
-// theirs once.
+// Draws on the host for the rules with top_logprobs. Copies each row once.
 class ListedDraws {
  public:
   explicit ListedDraws(const std::vector<DrawRule>& rules) {
@@ -57,12 +56,12 @@ class ListedDraws {
     }
   }
 
-  // The rows' logits, on the device; undefined where nobody lists any.
+  // Returns the rows' logits on the device; undefined if no rule needs them.
   [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }
-  // Draws from those logits, on the host now.
+  // Draws from those logits, which are now on the host.
   void Draw(const at::Tensor& logits_LV,
             std::vector<std::optional<DrawResult>>& drawn) const {
     if (rows_.empty()) return;
@@ -154,8 +153,8 @@ std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
   std::vector<std::optional<DrawResult>> drawn;
   drawn.reserve(rules.size());
-  // A prompt may have thousands of samples: workspace is taken for some at a
-  // time.
+  // Draws some samples at a time, because a prompt may have thousands, and this
+  // bounds the workspace.
   for (size_t begin = 0; begin < rules.size(); begin += kRulesAtOnce) {
     const size_t end = std::min(rules.size(), begin + kRulesAtOnce);
     const std::vector<DrawRule> some(rules.begin() + begin,

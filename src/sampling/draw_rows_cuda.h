@@ -1,5 +1,5 @@
-// DrawRows on a device, in parts: what can be captured in a CUDA graph and what
-// cannot. Not there in a build without CUDA (src/ops/cuda_dispatch.h).
+// DrawRows on a device, in parts that a CUDA graph can and cannot capture. A
+// build without CUDA does not have it (src/ops/cuda_dispatch.h).
 // Legend: N places for rules, R rows, V vocabulary.
 #ifndef WEFT_SRC_SAMPLING_DRAW_ROWS_CUDA_H_
 #define WEFT_SRC_SAMPLING_DRAW_ROWS_CUDA_H_
@@ -19,15 +19,15 @@ namespace weft::sampling::cuda {
 // Bytes of one rule in the form that the kernels read.
 inline constexpr size_t kRuleBytes = 40;
 
-// The rules in that form, at places in which they are uploaded; the places
-// after them hold no rule. `places` has kRuleBytes for each.
+// Writes the rules in that form to `places`, from which they are uploaded.
+// Clears the remaining places. `places` has kRuleBytes for each.
 void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places);
 
-// The most filters that one of the rules has, 0 to 2. It decides what is
-// launched.
+// Returns the most filters that one of the rules has, 0 to 2. Launches depend
+// on it.
 [[nodiscard]] int MaxFilters(const std::vector<DrawRule>& rules);
 
-// What a draw writes, on the device.
+// The outputs of a draw, on the device.
 struct DrawSpace {
   at::Tensor results_2N;  // [2, N] i32: tokens, and bits of their logprobs.
   at::Tensor workspace;   // Bytes.
@@ -36,20 +36,20 @@ struct DrawSpace {
 [[nodiscard]] DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab,
                                       int max_filters, at::Device device);
 
-// Draws for all N places. It allocates nothing, waits for nothing and reads
-// nothing of the host: a graph may hold it and be replayed with other rules,
-// none of which has more filters. rules: N kRuleBytes on the device, aligned to
-// 8 bytes; logits as those of DrawRows.
+// Draws for all N places. It neither allocates nor waits, and reads no host
+// memory. So a graph may capture it and be replayed with other rules that do
+// not have more filters. rules: N kRuleBytes on the device, aligned to 8 bytes;
+// logits as in DrawRows.
 void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
                int max_filters, const DrawSpace& space);
 
-// The results of such a draw for its first rules.size() places, which held
-// these rules; with top_logprobs it reads their logits too. Waits.
+// Returns the results of the first rules.size() places, which held these rules.
+// With top_logprobs it also reads their logits. Waits.
 [[nodiscard]] std::vector<std::optional<DrawResult>> FetchDraws(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
     const DrawSpace& space);
 
-// All of it in turn: sampling::DrawRows for logits on a CUDA device.
+// Runs all parts: sampling::DrawRows for logits on a CUDA device.
 [[nodiscard]] std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules);
 

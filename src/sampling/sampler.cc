@@ -18,7 +18,7 @@ namespace {
 // short enough for f32 and make the first pass vectorisable.
 constexpr size_t kBlock = 512;
 constexpr size_t kLanes = 16;
-// Candidates of the first try when top_p filters alone; doubled until enough.
+// Candidates of the first try if only top_p filters. More follow if needed.
 constexpr size_t kFirstCandidates = 256;
 
 // softmax(logits / temperature), its weights relative to the likeliest token.
@@ -94,7 +94,8 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
   BlockWeights weights;
   double rest = uniform * total;
   size_t last = 0;
-  // rest < total (1 - 2^-24) and f64 sums err by far less: some block holds it.
+  // rest < total (1 - 2^-24), and the error of f64 sums is far smaller, so a
+  // block holds it.
   for (size_t begin = 0; begin < vocab; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, vocab);
     const double sum = FillWeights(distribution, begin, end, weights);
@@ -109,19 +110,19 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
       if (rest < weight) break;
       rest -= weight;
     }
-    // Within the block rounding may run past the last token that can be drawn.
+    // Rounding may pass the last token of the block that can be drawn.
     return last;
   }
   return last;
 }
 
-// Token ids, the `count` likeliest first, in the order that sampler.h states.
+// Returns the `count` likeliest token ids, in the order of sampler.h.
 std::vector<int32_t> LikeliestTokens(absl::Span<const float> logits,
                                      size_t count) {
   const auto is_likelier = [&](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   };
-  // The worst of the best `count` so far is on top of the heap.
+  // The top of the heap is the least likely of the best `count` so far.
   std::vector<int32_t> best;
   best.reserve(count);
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -160,7 +161,7 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
     total = kept;
   } else {
     while (kept < config.top_p * total && count < vocab) {
-      // A flat distribution: from here one sort is cheaper than a heap.
+      // In a flat distribution one sort is now cheaper than a heap.
       count = count < vocab / 16 ? 4 * count : vocab;
       tokens = LikeliestTokens(distribution.logits, count);
       kept = WeightOf(distribution, tokens);
@@ -205,7 +206,7 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   const bool is_greedy = config.temperature == 0;
   Distribution distribution{.logits = logits, .max_logit = MaxLogit(logits)};
   if (!is_greedy) {
-    // The bound keeps 0 * (1 / T) from becoming NaN for a tiny T.
+    // The bound avoids 0 * infinity, which is NaN, for a tiny T.
     distribution.inverse_temperature =
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }

@@ -1,5 +1,5 @@
-// Logits to token for one row. Plain floats: a row of logits is small beside
-// the model, and the draw must not depend on the rest of the batch.
+// Draws a token from one row of logits, in plain floats. The draw does not
+// depend on the rest of the batch.
 #ifndef WEFT_SRC_SAMPLING_SAMPLER_H_
 #define WEFT_SRC_SAMPLING_SAMPLER_H_
 
@@ -11,8 +11,8 @@
 
 namespace weft::sampling {
 
-// A number in [0, 1) that depends on these three values alone. 24 bits of
-// Philox4x32-10, key = seed, counter = (sample index, position).
+// Returns a number in [0, 1) that depends only on these three values. 24 bits
+// of Philox4x32-10, key = seed, counter = (sample index, position).
 // Source: Salmon et al. 2011; known-answer test against Random123's vectors.
 [[nodiscard]] float CounterUniform(uint64_t seed, uint32_t sample_index,
                                    uint32_t position);
@@ -40,8 +40,8 @@ struct DrawResult {
 // temperature 0 ignores `uniform` and the filters. top_logprobs has
 // min(top_logprobs, V) entries in the same order, unfiltered and
 // temperature-scaled as `logprob`.
-// Shapes:  logits [V] f32, V >= 1, finite (-inf allowed, not all); otherwise,
-//          as after a training that diverged, nothing is drawn.
+// Shapes: logits [V] f32, V >= 1, finite (-inf allowed, not all). Otherwise, as
+// after a training that diverged, returns none.
 // Units:   O(V) unfiltered; O(V log k) for top_k; top_p alone sorts as many of
 //          the likeliest tokens as it needs. Unfiltered weights are f32, summed
 //          in f32 within blocks and in f64 over blocks; filtered ones are f64.

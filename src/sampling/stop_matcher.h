@@ -36,7 +36,7 @@ class StopMatcher {
  public:
   StopMatcher(const StopRule& rule, const TokenBytes* token_bytes);
 
-  // Takes the next token; true when the sample ends with it.
+  // Takes the next token. Returns true if the sample ends with it.
   [[nodiscard]] bool Push(int32_t token);
 
  private:

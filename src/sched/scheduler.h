@@ -19,8 +19,8 @@
 // (fair_shares.h). queue_room.h limits what a tenant may queue. Training and
 // decoding share device time by SchedulerOptions::sampling_share.
 //
-// A deterministic state machine: no clock and no threads of its own. Threads:
-// not thread-safe; the dispatcher's lock guards it.
+// A deterministic state machine without clock and threads. Threads: not
+// thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
 #define WEFT_SRC_SCHED_SCHEDULER_H_
 
@@ -49,7 +49,7 @@ namespace weft::sched {
 struct SchedulerOptions {
   int64_t max_batch_tokens = 8192;  // Per micro-batch; a datum may exceed.
   QueueLimits queue;                // Limits of waiting work of all kinds.
-  double sampling_share = 0.5;      // Part of device time; in (0, 1).
+  double sampling_share = 0.5;      // Part of device time, (0, 1).
   uint64_t reorder_window = 256;    // A number's greatest lead; >= 1.
   // Weights >= 1; a tenant that is not named has 1.
   std::map<std::string, int64_t> tenant_weights = {};
@@ -75,7 +75,7 @@ class Scheduler {
   // Returns the waiting work that is gone and the work that got another number.
   AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
 
-  // Returns the last step before which all are applied; none: unknown adapter.
+  // Returns the step up to which all are applied; none: unknown adapter.
   [[nodiscard]] std::optional<uint64_t> LastStep(AdapterKey adapter) const;
 
   // Work of a held adapter may be queued but does not start.
@@ -133,8 +133,7 @@ class Scheduler {
   // sampling.
   void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
 
-  // Returns whether no work waits or is on the device. Taken samples do not
-  // count.
+  // Returns whether nothing waits or is on the device, except taken samples.
   [[nodiscard]] bool Idle() const;
 
   // Returns the number of requests that have not started.

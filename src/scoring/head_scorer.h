@@ -1,5 +1,5 @@
-// Log-probabilities of given hidden states: a model's head alone, its layers
-// neither loaded nor run.
+// Log-probabilities of given hidden states. Loads and runs only a model's head,
+// not its layers.
 //
 //   auto scorer = HeadScorer::Load("/models/Qwen3-8B", {});
 //   auto scores = scorer->Score(hidden_RH, targets, {});
@@ -22,7 +22,7 @@ namespace weft::scoring {
 struct HeadScorerOptions {
   at::ScalarType dtype = at::kFloat;  // The weights': kFloat or kBFloat16.
   at::Device device = at::kCPU;
-  int64_t chunk_rows = 1024;  // Rows whose logits exist at a time.
+  int64_t chunk_rows = 1024;  // Rows per chunk of logits.
 };
 
 struct ScoreOptions {
@@ -39,17 +39,17 @@ struct HeadScores {
 class HeadScorer {
  public:
   // Reads config.json, the embedding and the head of a Hugging Face folder, or
-  // of one that `weftctl weights head` wrote.
+  // of a folder that `weftctl weights head` wrote.
   // Errors: those of ReadModelConfig, Checkpoint::Open and LoadHeadWeights.
   [[nodiscard]] static absl::StatusOr<HeadScorer> Load(
       const std::string& model_dir, const HeadScorerOptions& options);
 
   // log p(targets[r] | hidden_RH[r]): the head's product, softcap and
   // log-softmax.
-  // Shapes: hidden_RH [R, H], what the final norm gives (transformers'
-  //         last_hidden_state), any dtype and device; targets [R] in [0, V).
-  // Errors: INVALID_ARGUMENT naming the argument, its value and the limit;
-  //         throws c10::Error when memory runs out.
+  // Shapes: hidden_RH [R, H], the final norm's output (transformers'
+  // last_hidden_state), any dtype and device; targets [R] in [0, V). Errors:
+  // INVALID_ARGUMENT naming the argument, its value and the limit;
+  //         throws c10::Error if memory runs out.
   [[nodiscard]] absl::StatusOr<HeadScores> Score(
       const at::Tensor& hidden_RH, const std::vector<int64_t>& targets,
       const ScoreOptions& options) const;

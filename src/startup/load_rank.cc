@@ -23,8 +23,8 @@
 namespace weft::engine {
 namespace {
 
-// A micro-batch long enough for full GEMM rate, short enough that nobody waits
-// long for a running one.
+// A micro-batch long enough for full GEMM rate, and short enough that other
+// requests do not wait long for it.
 constexpr int64_t kCpuBatchTokens = 2048;
 constexpr int64_t kCpuKvBytes = int64_t{1} << 30;
 constexpr uint64_t kDummySeed = 1;
@@ -42,8 +42,8 @@ absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
         absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
                      static_cast<int>(num_devices), " CUDA devices"));
   }
-  // Parts of a sum that cuBLAS splits are added up in f32, so that few rows
-  // round as many do.
+  // cuBLAS adds the parts of a split sum in f32, so that few rows are rounded
+  // as many rows are.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
 }
@@ -66,8 +66,8 @@ void FillQueueDefaults(EngineOptions& options) {
   quarter(options.max_queue_tokens_per_tenant, options.max_queue_tokens);
 }
 
-// Defaults on a CPU, where nobody knows how much memory there will be. All
-// ranks of the machine share it.
+// Defaults on a CPU, where the free memory is not known in advance. All ranks
+// of the machine share it.
 void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.max_batch_tokens == 0) options.max_batch_tokens = kCpuBatchTokens;
   if (options.kv_cache_bytes == 0) options.kv_cache_bytes = kCpuKvBytes;
@@ -77,7 +77,7 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.memory_budget_bytes == 0) {
     options.memory_budget_bytes = DefaultHostBudget() / local_size;
   }
-  // A buffer would take the memory that the adapter has given back.
+  // A host buffer would take the same memory that the adapter frees.
   options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
 }
 
@@ -112,8 +112,8 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   return decoder;
 }
 
-// Compute threads of one of several ranks on a machine must not be more than
-// its cores.
+// Sets compute threads so that all ranks of a machine together do not have more
+// than its cores.
 void SetThreads(int wanted, int local_size) {
   if (wanted == 0 && local_size > 1) {
     wanted = std::max(1, at::get_num_threads() / local_size);
@@ -121,7 +121,7 @@ void SetThreads(int wanted, int local_size) {
   if (wanted > 0) at::set_num_threads(wanted);
 }
 
-// What a rank finds out by itself, before it has met the others.
+// The facts that a rank finds by itself, before it meets the others.
 struct LocalFacts {
   at::Device device = at::kCPU;
   std::unique_ptr<ComputeDevice> compute;
@@ -175,8 +175,7 @@ void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
        {"reserve_bytes", split.reserve}});
 }
 
-// On rank 0, whose numbers they are, with the least memory of any rank's
-// device.
+// Runs on rank 0, for the least memory of any rank's device.
 absl::Status PlanDevice(LoadedRank& rank) {
   int64_t available = 0;
   WEFT_RETURN_IF_ERROR(AgreeOn(
@@ -217,7 +216,7 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
   FillQueueDefaults(rank.options);
   absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
   if (!facts.ok()) {
-    // Ranks that this process has started end with it.
+    // Ranks that this process started end with it.
     if (world.size == 1 || world.listen_fd >= 0) return facts.status();
     Log(LogLevel::kError, "the rank cannot load; it tells the others",
         {{"rank", world.rank}, {"error", facts.status().message()}});

@@ -1,5 +1,5 @@
-// What every rank does before it can compute: picks its device, meets the
-// others, loads its part of the model and settles what memory is for.
+// Every rank does this before it can compute: it picks its device, meets the
+// others, loads its part of the model and divides the memory.
 #ifndef WEFT_SRC_STARTUP_LOAD_RANK_H_
 #define WEFT_SRC_STARTUP_LOAD_RANK_H_
 
@@ -26,9 +26,9 @@ struct LoadedRank {
   std::optional<MemorySplit> memory;  // On CUDA, and on rank 0 only.
 };
 
-// Returns when every rank has its part, or, on all of them, with the error of
-// one that has not. `met`, when there is one, runs once all ranks have met.
-// Errors: those of StartEngine.
+// Returns when every rank has its part of the model. If a rank fails, all ranks
+// return its error. `met`, if set, runs when all ranks have met. Errors: those
+// of StartEngine.
 [[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
     const EngineOptions& options, const World& world,
     const std::function<void()>& met = {});

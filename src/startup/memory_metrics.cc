@@ -6,7 +6,7 @@
 namespace weft::engine {
 namespace {
 
-// What a device's memory was given to; those that memory can limit come first.
+// The parts of a device's memory. Parts that memory can limit come first.
 enum Part : size_t {
   kActivations,
   kKvCache,

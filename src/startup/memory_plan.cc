@@ -19,8 +19,8 @@ constexpr int64_t kFloatBytes = 4;
 // Weights, gradient, scratch and two moments.
 constexpr int64_t kMasterCopies = 5;
 
-// A longer micro-batch gains nothing; a small device may take a shorter one,
-// down to what is still worth a kernel launch.
+// A longer micro-batch gains nothing. A small device may take a shorter one,
+// down to the least that is worth a kernel launch.
 constexpr int64_t kMostBatchTokens = 16384;
 constexpr int64_t kBatchStep = 1024;
 constexpr int64_t kLeastBatchTokens = 512;
@@ -58,8 +58,8 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
   for (const int64_t tokens : BatchLengths(options.max_batch_tokens)) {
     needs.batches.push_back(needs_of(tokens));
   }
-  // A longer one that the operator wants comes before adapters that nobody has
-  // asked for.
+  // A longer micro-batch that the operator wants comes before adapters that
+  // nobody asked for.
   const bool wants_batch =
       options.max_batch_tokens > 0 && options.max_resident_adapters == 0;
   const int64_t longest = needs.batches.back().tokens;
@@ -92,7 +92,7 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   const lora::AdapterLayout layout(sizes.config.shape(), config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
-  // Its part of the compute copy, and of the gradient that is under way.
+  // Rank 0's part of the compute copy and of the running gradient.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }
@@ -115,10 +115,10 @@ ActivationBytes BatchActivations(const ModelSizes& sizes,
 
 int64_t DecodeGraphBytes(const ModelSizes& sizes,
                          const EngineOptions& options) {
-  // Ranks that share every layer have none.
+  // Ranks that share every layer have no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
   const lora::ModelShape shape = sizes.config.shape();
-  // Logits, and what the sampler makes of them.
+  // Logits, and the sampler's copies of them.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
   // The residual stream, norms and products of one layer.
   const int64_t rows = 4 * shape.hidden + 3 * shape.ffn +

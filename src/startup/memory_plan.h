@@ -1,5 +1,5 @@
-// Shares a CUDA device's memory out between adapters, key/value cache,
-// activations and graphs, as far as the operator has not.
+// Divides a CUDA device's memory between adapters, key/value cache, activations
+// and graphs, unless the operator has set the parts.
 #ifndef WEFT_SRC_STARTUP_MEMORY_PLAN_H_
 #define WEFT_SRC_STARTUP_MEMORY_PLAN_H_
 
@@ -14,44 +14,46 @@
 
 namespace weft::engine {
 
-// A sequence in decoding, prompt and completion: the cache is sized for
-// --max-decode-sequences of them, or of --max-context if that is less.
+// Tokens of a usual sequence in decoding, prompt and completion. The cache is
+// sized for --max-decode-sequences sequences of this length, or of
+// --max-context if that is less.
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
-// What sizes depend on.
+// The numbers on which sizes depend.
 struct ModelSizes {
   model::ModelConfig config;  // The whole model's.
   int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // In activations, cache and compute copies.
+  int64_t element_bytes = 2;  // Activations, cache, copies.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
-// Tokens of the longest sequence: what the operator wants, within what the
-// model has positions for.
+// Returns the tokens of the longest sequence: the operator's number, at most
+// the model's positions.
 [[nodiscard]] int ContextTokens(const EngineOptions& options,
                                 const model::ModelConfig& config);
 
-// What an adapter of that rank, with LoRA on everything that can have it, takes
-// of rank 0's device: weights and their compute copy, gradients, scratch,
-// moments; of several ranks also rank 0's own part.
+// Returns the bytes on rank 0's device of an adapter of that LoRA rank on every
+// module: weights and their compute copy, gradients, scratch, moments. With
+// several ranks it includes rank 0's own part.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 
-// Activations of a micro-batch of `num_tokens` in one sequence, every one
-// scored, with adapters of the largest rank that train lm_head too.
+// Returns the activations of a micro-batch of `num_tokens` in one sequence.
+// Every token is scored, and adapters have the largest LoRA rank and train
+// lm_head.
 [[nodiscard]] ActivationBytes BatchActivations(const ModelSizes& sizes,
                                                const EngineOptions& options,
                                                int64_t num_tokens);
 
-// What graphs of the decode step keep between iterations: its tensors at
-// --max-decode-sequences, which the graphs of smaller steps share. 0 where
-// there are none: ranks that share every layer, --no-decode-graphs.
+// Returns the bytes that decode graphs keep between iterations: the tensors of
+// a step of --max-decode-sequences, which smaller graphs share. Returns 0 if
+// there are no graphs: ranks share every layer, or --no-decode-graphs.
 [[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
                                        const EngineOptions& options);
 
-// Fills in max_resident_adapters, kv_cache_bytes, memory_budget_bytes and
-// max_batch_tokens where they are 0, given what the device still has.
-// Arguments: options with max_context_tokens as of ContextTokens.
+// Sets those of max_resident_adapters, kv_cache_bytes, memory_budget_bytes and
+// max_batch_tokens that are 0, from the device's free bytes. Arguments: options
+// has max_context_tokens from ContextTokens.
 // Errors: those of SplitMemory.
 [[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                                      int64_t available_bytes,

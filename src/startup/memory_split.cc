@@ -9,11 +9,11 @@
 namespace weft::engine {
 namespace {
 
-// cuBLAS, NCCL and attention ask for some hundred megabytes, whatever the
-// device; pieces that no request fits into grow with it.
+// cuBLAS, NCCL and attention take some hundred megabytes on every device.
+// Fragmentation grows with the device's memory.
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 constexpr int64_t kFragmentShare = 16;
-// Slots that come before a micro-batch of more than kGoodBatchTokens.
+// So many slots come before a micro-batch of more than kGoodBatchTokens.
 constexpr int64_t kFewAdapters = 8;
 
 struct Batch {
@@ -35,8 +35,9 @@ Batch LeastBatch(const MemoryNeeds& needs) {
   return WithRecomputed(needs, needs.batches.front(), needs.most_recomputed);
 }
 
-// The longest one within `budget`; beyond kGoodBatchTokens only without
-// recomputation, unless no other is allowed. When none fits it is LeastBatch.
+// Returns the longest micro-batch within `budget`. A batch beyond
+// kGoodBatchTokens must not recompute layers, unless all allowed batches are
+// longer. If none fits, returns LeastBatch.
 Batch LongestBatch(const MemoryNeeds& needs, int64_t budget) {
   for (auto batch = needs.batches.rbegin(); batch != needs.batches.rend();
        ++batch) {
@@ -67,7 +68,7 @@ absl::Status TooLittle(const MemoryNeeds& needs, const MemorySplit& least) {
                    least.reserve));
 }
 
-// Gives the spare bytes away, one part after another.
+// Gives the spare bytes to one part after another.
 class Sharing {
  public:
   Sharing(const MemoryNeeds& needs, MemorySplit least)

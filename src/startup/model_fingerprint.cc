@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// From the beginning, the middle and the end of a file.
+// Bytes from the beginning, the middle and the end of a file, each.
 constexpr uint64_t kSampleBytes = 256 << 10;
 
 std::string Samples(const fs::path& path) {

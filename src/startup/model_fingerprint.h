@@ -9,9 +9,10 @@
 
 namespace weft::engine {
 
-// One line: SHA-256, in hexadecimal, of config.json and of the sizes and some
-// bytes of every file of weights. A model with other contents has another one;
-// the folder's name and place do not matter. NOT_FOUND: no config.json.
+// Returns one line: the SHA-256, in hexadecimal, of config.json and of the
+// sizes and some bytes of every file of weights. Another model has another
+// fingerprint. The folder's name and place do not matter. Errors: NOT_FOUND (no
+// config.json).
 [[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
     const EngineOptions& options);
 

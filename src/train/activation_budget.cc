@@ -14,15 +14,15 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// What packing, loss and coefficients keep of one target on the host.
+// Host memory of one target in packing, loss and coefficients.
 constexpr int64_t kEntryBytes = 128;
 // Projections with a LoRA of their own: q, k, v, o, gate, up, down.
 constexpr int64_t kProjections = 7;
-// By which flash attention's backward pass pads each sequence in f32.
+// Rows by which flash attention's backward pass pads each sequence in f32.
 constexpr int64_t kFlashPadRows = 128;
 
-// The number that the file begins with, or that follows the word `key` in it;
-// -1: none, as in a control group's "max".
+// Returns the file's first number, or the number after the word `key`; -1:
+// none, as for a control group's "max".
 int64_t ReadNumber(const char* path, const std::string& key = "") {
   std::ifstream file(path);
   std::string word;
@@ -32,11 +32,11 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
   return file >> value ? value : -1;
 }
 
-// What the backward pass of a layer's attention takes beside the residual
-// stream. On CUDA, which alone computes in bf16, LibTorch's variable-length
-// flash kernels take and give whole tensors: gradients of attention's output,
-// of q, k, v and of q again in f32, k's and v's for every query head where
-// several share them, and of ancestors gathered q, k, v, output and gradient.
+// Returns the bytes of attention's backward pass beside the residual stream. On
+// CUDA, the only device that computes in bf16, LibTorch's variable-length flash
+// kernels use whole tensors: gradients of the output, of q, k and v, and of q
+// again in f32; k's and v's once per query head if query heads share them; and
+// gathered q, k, v, output and gradient of ancestors.
 int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
@@ -72,7 +72,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       4 * batch.rows * shape.hidden * element_bytes +
       std::max(3 * batch.rows * shape.ffn * element_bytes,
                AttentionBackwardBytes(config, element_bytes, batch));
-  // In bf16 the head's second product takes a copy of the softmax.
+  // In bf16 the head's second product needs a copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
   const int64_t head =
       std::min(batch.scored, batch.chunk) * config.vocab *
@@ -80,7 +80,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       4 * batch.scored * shape.hidden * kFloatBytes +
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
       batch.entries * kEntryBytes;
-  // The kernels that bf16 takes on CUDA add up gradients in parts.
+  // On CUDA the bf16 kernels sum gradients in parts.
   const int64_t lora =
       narrow_bytes == 0
           ? 0

@@ -14,7 +14,7 @@ namespace weft::engine {
 // Bytes.
 struct ActivationBytes {
   int64_t kept_layer = 0;        // One layer's tape.
-  int64_t recomputed_layer = 0;  // Its input alone.
+  int64_t recomputed_layer = 0;  // Only its input.
   int64_t working = 0;           // Alive while one layer or the head runs.
 
   [[nodiscard]] int64_t Total(int num_layers, int num_recomputed) const {
@@ -25,28 +25,29 @@ struct ActivationBytes {
 
 struct BatchRows {
   int64_t rows = 0;       // Rows of the micro-batch.
-  int64_t scored = 0;     // Those that the head scores.
+  int64_t scored = 0;     // Rows that the head scores.
   int64_t entries = 0;    // Their targets.
   int64_t chunk = 0;      // Rows of a chunk of the head.
   int64_t head_rank = 0;  // Largest of those that train lm_head; 0: none.
-  int64_t nodes = 1;      // Nodes of its prefix trees: sequences, at least.
+  int64_t nodes = 1;      // Prefix-tree nodes, >= sequences.
 };
 
-// Arguments: bytes of an element of the model dtype; the largest rank.
+// Arguments: bytes of an element of the model dtype; the largest LoRA rank.
 [[nodiscard]] ActivationBytes ActivationsOf(const model::ModelConfig& config,
                                             int64_t element_bytes, int max_rank,
                                             const BatchRows& batch);
 
-// The fewest layers to recompute within `budget` bytes (0: no limit); all or
-// none for the policies that say so.
-// Errors: RESOURCE_EXHAUSTED with the bytes needed and those there are.
+// Returns the fewest layers to recompute within `budget` bytes (0: no limit).
+// Policies kAll and kOff return all and none. Errors: RESOURCE_EXHAUSTED with
+// the needed and the available bytes.
 [[nodiscard]] absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
                                                    const ActivationBytes& bytes,
                                                    int num_layers,
                                                    int64_t budget);
 
-// Half of what this process could still allocate on the host: MemAvailable, or
-// what its control group leaves if that is less. 0 when it cannot be told.
+// Returns half of the memory that this process could still allocate on the
+// host: MemAvailable, or the rest of its control group if that is less; 0:
+// unknown.
 [[nodiscard]] int64_t DefaultHostBudget();
 
 }  // namespace weft::engine

@@ -12,7 +12,7 @@
 namespace weft::engine {
 namespace {
 
-// A target to score, before equal rows are brought together.
+// A target to score, before equal rows are merged.
 struct ScoredTarget {
   int64_t row = 0;  // Its row of the batch.
   float temperature = 1;
@@ -107,7 +107,7 @@ class Builder {
     }
   }
 
-  // Score rows are the distinct (row, temperature, filter) of what is scored.
+  // Score rows are the distinct (row, temperature, filter) of scored targets.
   void AddScoreRows() {
     const auto key = [this](size_t s) {
       return std::tuple(scored_[s].row, scored_[s].temperature,
@@ -144,7 +144,8 @@ class Builder {
     }
   }
 
-  // Score rows are in the order of the batch's rows, so segments stay runs.
+  // Score rows are in the order of the batch's rows, so segments stay
+  // contiguous.
   void RouteScoreRows() {
     const auto place = [this](int64_t row) {
       return std::ranges::lower_bound(score_index_, row) - score_index_.begin();

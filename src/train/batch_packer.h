@@ -23,8 +23,8 @@ struct TrainPiece {
   lora::AdapterVersionPtr version;  // Null: base model.
 };
 
-// Where the results of one datum lie among the score rows and entries. Data
-// that share a row of the batch also share its score rows of one temperature
+// The indices of one datum's results among the score rows and entries. Data
+// that share a row of the batch also share its score rows of equal temperature
 // and filter.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
@@ -40,12 +40,13 @@ struct PackedTrain {
   std::vector<PackedDatum> data;  // In the order of the pieces.
 };
 
-// True when a target (index into the datum's) is scored: its weight is not 0.
+// Returns whether a target (index into the datum's) is scored: its weight is
+// not 0.
 [[nodiscard]] bool IsScored(const Datum& datum, int64_t target);
 
-// Tensors are made on the host. With `share_prompts`, data of one adapter that
-// begin alike get common rows for what they have in common (prefix_tree.h);
-// gradients add up there.
+// Packs pieces into tensors on the host. With `share_prompts`, data of one
+// adapter share the rows of their common prefixes (prefix_tree.h), and
+// gradients add up in these rows.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                                     bool share_prompts);
 

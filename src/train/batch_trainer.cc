@@ -46,7 +46,7 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   progress.result.step = step.step;
   const bool backward = std::get<TrainRequest>(*step.request).backward;
   StepResult result = std::move(progress.result);
-  // A step with gradients is recorded by its batches.
+  // Batches record a step with gradients.
   if (!backward) context_.recorder.Done(step, result);
   context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
@@ -55,16 +55,16 @@ struct BatchTrainer::MicroBatch {
   // An adapter whose scratch collects gradients of the batch.
   struct Touched {
     lora::Adapter* adapter;
-    bool fresh;           // Nothing of its request has run yet.
-    bool complete;        // Nothing of it is left then.
+    bool fresh;           // The request's first slice.
+    bool complete;        // The request's last slice.
     at::Tensor before_N;  // The scratch before, unless fresh.
   };
   bool backward = false;
-  bool ran = false;  // The last try got as far as that.
+  bool ran = false;  // The last try reached this.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
-  lora::LoraGradients gradients;  // The scratches of those touched.
+  lora::LoraGradients gradients;  // The scratch of each touched.
   int64_t num_tokens = 0;
 };
 
@@ -82,8 +82,8 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
       piece.version = adapter->latest();
       if (train.backward) {
         if (batch.touched.empty() || batch.touched.back().adapter != adapter) {
-          // A slice that continues a request adds to what its earlier ones
-          // left.
+          // A slice that continues a request adds to the gradient of its
+          // earlier slices.
           batch.touched.push_back({.adapter = adapter,
                                    .fresh = slice.first_datum == 0,
                                    .complete = slice.last});
@@ -105,8 +105,8 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
                                                     Recompute recompute) {
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
   batch.ran = false;
-  // On the host a batch that needs too much ends otherwise than by an error
-  // that one could try again after.
+  // On the host a batch without memory does not end in an error after which it
+  // could be tried again.
   const bool may_retry =
       context_.device.Memory().total > 0 &&
       context_.options.gradient_checkpointing == GradientCheckpointing::kAuto;

@@ -1,5 +1,5 @@
-// Runs the micro-batches of training: a plan's slices to pieces, their results
-// to the requests.
+// Runs training micro-batches: turns a plan's slices into pieces, and gives the
+// results to the requests.
 #ifndef WEFT_SRC_TRAIN_BATCH_TRAINER_H_
 #define WEFT_SRC_TRAIN_BATCH_TRAINER_H_
 
@@ -22,17 +22,17 @@ class BatchTrainer {
   // `context` and `executor` outlive it.
   BatchTrainer(const EngineContext* context, executor::Executor* executor);
 
-  // Runs one micro-batch and ends its slices. A batch that fails fails all of
-  // its requests, leaves every adapter as it was, and its error is returned.
+  // Runs one micro-batch and ends its slices. If the batch fails, all its
+  // requests fail, every adapter stays as it was, and the error is returned.
   absl::Status Run(const dispatch::RunTrain& train);
-  // The request ended elsewhere, between two of its slices.
+  // Drops the progress of a request that ended between two of its slices.
   void Forget(uint64_t step_id) {
     progress_.erase(step_id);
     context_.recorder.Forget(step_id);
   }
 
  private:
-  // What a request has so far, over its slices.
+  // The results of a request's slices so far.
   struct Progress {
     TrainResult result;
     loss::MetricSums metrics;
@@ -42,7 +42,7 @@ class BatchTrainer {
 
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
-  // Runs it once, up to the adapters' scratch.
+  // Runs the batch once. Gradients go to the adapters' scratch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
   void FinishRequest(const dispatch::StepTask& step);

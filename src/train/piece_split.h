@@ -1,4 +1,4 @@
-// Deals the data of a micro-batch out to the replicas.
+// Splits the data of a micro-batch over the replicas.
 #ifndef WEFT_SRC_TRAIN_PIECE_SPLIT_H_
 #define WEFT_SRC_TRAIN_PIECE_SPLIT_H_
 
@@ -8,9 +8,9 @@
 
 namespace weft::engine {
 
-// At most `num_parts` lists of pieces, none of them empty, with all data in
-// their order and about as many tokens each. Data stay next to their
-// neighbours, with whom they may have a prompt in common.
+// Returns at most `num_parts` non-empty lists of pieces, with all data in order
+// and about equally many tokens each. Adjacent data stay together, because they
+// may share a prompt.
 [[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
     const std::vector<TrainPiece>& pieces, int num_parts);
 

@@ -24,8 +24,8 @@ class Builder {
       }
       return std::move(tree_);
     }
-    // Sorted, what begins alike is adjacent, and a group's common beginning is
-    // that of its first and last.
+    // After the sort sequences with a common prefix are adjacent, and a group's
+    // common prefix is that of its first and last sequence.
     std::ranges::stable_sort(order_, [&](size_t a, size_t b) {
       return std::ranges::lexicographical_compare(sequences_[a], sequences_[b]);
     });
@@ -36,8 +36,8 @@ class Builder {
  private:
   const Sequence& At(size_t place) const { return sequences_[order_[place]]; }
 
-  // Rows of the sequences order_[first, last), which agree on their first
-  // `depth` tokens; those are in `parent` and its ancestors.
+  // Adds rows of the sequences order_[first, last). Their first `depth` tokens
+  // are equal and already in `parent` and its ancestors.
   void AddGroup(size_t first, size_t last, size_t depth, int64_t parent) {
     if (first == last) return;
     if (last - first == 1) {
@@ -67,7 +67,8 @@ class Builder {
     if (shares) tree_.nodes[parent].subtree_end = num_rows();
   }
 
-  // Rows for tokens [from, to) that order_[first, last) have in common.
+  // Adds a node for tokens [from, to), which order_[first, last) have in
+  // common.
   int64_t AddNode(size_t first, size_t last, size_t from, size_t to,
                   int64_t parent) {
     const int64_t begin = num_rows();

@@ -1,5 +1,5 @@
-// Finds what sequences have in common at their beginning, so that it is run
-// once: a prompt with many completions, a conversation that branches.
+// Finds common prefixes of sequences, so that each runs once: a prompt with
+// many completions, or a conversation that branches.
 #ifndef WEFT_SRC_TRAIN_PREFIX_TREE_H_
 #define WEFT_SRC_TRAIN_PREFIX_TREE_H_
 
@@ -17,7 +17,7 @@ struct RowSpan {
   int64_t count = 0;
 };
 
-// Worked example, "abcd", "abcef" and "abc" with everything worth sharing:
+// Worked example, "abcd", "abcef" and "abc" if every prefix is worth sharing:
 //   rows    a b c | d | e f
 //   nodes   {0,3,-1,6} {3,4,0,4} {4,6,0,6}
 //   spans   {0,3}{3,1} | {0,3}{4,2} | {0,3}
@@ -28,24 +28,25 @@ struct PrefixTree {
   std::vector<int32_t> positions;           // Each row's, in its sequence.
 };
 
-// As `min_saved_rows`: nothing is worth sharing.
+// A `min_saved_rows` with which no prefix is shared.
 inline constexpr int64_t kNeverShare = INT64_MAX;
 // One more attention part per layer costs about as much as this many rows.
 inline constexpr int64_t kMinSavedRows = 16;
 
-// A common beginning becomes a node of its own when it saves at least
-// `min_saved_rows` rows, times (sequences - 1); below, an attention part more
-// costs more than the rows. With kNeverShare every sequence is one node, in
-// the given order.
+// A common prefix becomes a node of its own if it saves at least
+// `min_saved_rows` rows, times (sequences - 1). For fewer rows the additional
+// attention part costs more than it saves. With kNeverShare every sequence is
+// one node, in the given order.
 // Shapes:  sequences are not empty. Units: O(tokens + sequences log sequences).
 // Threads: any.
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
-// Rows that `sequence` adds to a tree that holds `previous`, at least one: its
-// share of a micro-batch's size when both are in it. Groups that share a prompt
-// are adjacent in a request, so that they are cut by this and stay together.
+// Returns the rows that `sequence` adds to a tree that holds `previous`, at
+// least one. This is its size in a micro-batch that holds both. Data that share
+// a prompt are adjacent in a request, so that slices by this size keep them
+// together.
 [[nodiscard]] int64_t AddedRows(absl::Span<const int32_t> previous,
                                 absl::Span<const int32_t> sequence);
 

@@ -15,7 +15,7 @@
 namespace weft::engine {
 namespace {
 
-// Buffers of the two are interchangeable. The seed does not matter.
+// Returns whether both have the same buffers. The seed does not matter.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;
@@ -118,7 +118,7 @@ void StepExecutor::Save(const dispatch::StepTask& step,
     context_.probe.ObserveCheckpoint("save", info.ok(), absl::Now() - start);
     context_.dispatcher.Post(
         [this, step, info = std::move(info)](const absl::Status& open) mutable {
-          if (!open.ok()) return;  // The step has been told.
+          if (!open.ok()) return;  // The step has already ended.
           Complete(step, std::move(info)).IgnoreError();
         });
   });
@@ -135,7 +135,7 @@ void StepExecutor::Load(const dispatch::StepTask& step,
     context_.dispatcher.Post(
         [this, step, request, image = std::move(image),
          loaded = std::move(loaded)](const absl::Status& open) mutable {
-          if (!open.ok()) return;  // The step has been told.
+          if (!open.ok()) return;  // The step has already ended.
           absl::Status status = image.status();
           if (status.ok()) {
             status = Install(step, request, *loaded, *image);

@@ -1,5 +1,5 @@
-// Runs the steps that share the device with nothing: optimizer steps, saving
-// and loading a checkpoint, publishing a snapshot.
+// Runs the steps that run alone on the device: optimizer steps, saving and
+// loading a checkpoint, publishing a snapshot.
 #ifndef WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
 #define WEFT_SRC_TRAIN_STEP_EXECUTOR_H_
 
@@ -13,14 +13,14 @@
 
 namespace weft::engine {
 
-// Threads: engine thread; files by the I/O thread.
+// Threads: engine thread. The I/O thread reads and writes the files.
 class StepExecutor {
  public:
   // `context` outlives it.
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
   // Runs the step and completes it, at once or when its files are done. Until
-  // then nothing else of its adapter runs.
+  // then no other work of its adapter runs.
   void Run(const dispatch::StepTask& step);
   // Runs an optimizer step or the publishing of a snapshot, completes it and
   // returns its result, which may be a StepFailure.
@@ -33,8 +33,8 @@ class StepExecutor {
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
-  // Puts a checkpoint that has been read, and whose copy is `image`, into the
-  // step's adapter, which may be gone, and completes the step unless it returns
+  // Loads a checkpoint that was read, and whose copy for the log is `image`, into
+  // the step's adapter, which may be gone. Completes the step unless it returns
   // an error.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,

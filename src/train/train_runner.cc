@@ -55,7 +55,7 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   return result;
 }
 
-// Keeps no tape of a pass whose backward part was not reached.
+// Drops the tape of a pass whose backward part was not reached.
 class PassGuard {
  public:
   explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}
@@ -74,8 +74,7 @@ bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
   return false;
 }
 
-// Where each datum's loss adds to the metrics, by its number among those of all
-// pieces.
+// The metrics to which each datum's loss adds, by its index over all pieces.
 class PieceMetrics {
  public:
   PieceMetrics(const std::vector<TrainPiece>& pieces,

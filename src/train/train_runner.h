@@ -13,13 +13,13 @@
 
 namespace weft::engine {
 
-// Results of one datum with what its loss adds to the request's metrics.
+// The results of every datum of the pieces.
 struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
 };
 
-// How many layers a micro-batch recomputes: as its policy and budget say, or
-// all, for one that has run out of memory nevertheless.
+// The layers that a micro-batch recomputes: by policy and budget, or all of
+// them after it ran out of memory.
 enum class Recompute { kByBudget, kAll };
 
 struct TrainRunnerOptions {
@@ -36,17 +36,17 @@ class TrainRunner {
       : executor_(*executor), options_(options) {}
 
   // Computes the results of every datum of the pieces and adds to the gradients
-  // [N] of their versions; null: no backward pass. metrics[p] collects for
-  // piece p.
-  // Errors: RESOURCE_EXHAUSTED before anything ran when the batch cannot fit;
-  //         throws what Executor does, and gradients and metrics may then hold
-  //         a part of it.
+  // [N] of their versions; null: no backward pass. metrics[p] collects the
+  // metrics of piece p. Errors: RESOURCE_EXHAUSTED, before anything ran, if the
+  // batch cannot fit. Throws what Executor throws; gradients and metrics may
+  // then hold a part of the batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
       const std::vector<loss::MetricSums*>& metrics,
       Recompute recompute = Recompute::kByBudget);
-  // Whether the last Run kept layers that Recompute::kAll would not.
+  // Returns whether the last Run kept layers that Recompute::kAll would
+  // recompute.
   [[nodiscard]] bool kept_layers() const { return kept_layers_; }
 
  private:
@@ -57,7 +57,7 @@ class TrainRunner {
   };
 
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
-  // For each part those of the gradients whose versions it runs with.
+  // Returns for each part the gradients of the versions that it runs with.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
       const std::vector<Part>& parts, const lora::LoraGradients& gradients);
 

@@ -1,4 +1,4 @@
-// Little-endian fields from the bytes of a foreign file. Torch-free.
+// Reads little-endian fields from the bytes of an untrusted file. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_BYTE_READER_H_
 #define WEFT_SRC_WEIGHTS_BYTE_READER_H_
 
@@ -9,8 +9,8 @@
 
 namespace weft::weights {
 
-// Reads from front to back. A read past the end gives zeros and clears ok() for
-// good, so that a record is read whole and checked once.
+// Reads from front to back. A read past the end returns zeros and clears ok()
+// permanently, so that a caller reads a whole record and checks once.
 class ByteReader {
  public:
   explicit ByteReader(absl::string_view bytes) : bytes_(bytes) {}

@@ -22,14 +22,14 @@ namespace {
 
 constexpr size_t kMaxIndexBytes = size_t{64} << 20;
 
-// Where families put the decoder whose canonical prefix is "model.".
+// The prefixes of the decoder, whose canonical prefix is "model.".
 constexpr absl::string_view kDecoderPrefixes[] = {"",
                                                   "model.",
                                                   "language_model.",
                                                   "language_model.model.",
                                                   "model.language_model.",
                                                   "transformer."};
-// Where they put what stands beside the decoder, such as lm_head.
+// The prefixes of tensors beside the decoder, such as lm_head.
 constexpr absl::string_view kOuterPrefixes[] = {
     "", "model.", "language_model.", "model.language_model.", "transformer."};
 

@@ -1,5 +1,5 @@
 // A Hugging Face checkpoint on disk: safetensors or torch's .bin, one file or
-// shards with an index. Torch-free; tensors are read when they are asked for.
+// shards with an index. Torch-free. Tensors are read on request.
 #ifndef WEFT_SRC_WEIGHTS_CHECKPOINT_H_
 #define WEFT_SRC_WEIGHTS_CHECKPOINT_H_
 
@@ -20,19 +20,19 @@ namespace weft::weights {
 // Threads: any, once opened. Tensors stay valid while the Checkpoint lives.
 class Checkpoint {
  public:
-  // Opens the first that there is of model.safetensors, the files of
-  // model.safetensors.index.json, pytorch_model.bin and the files of
-  // pytorch_model.bin.index.json. Headers are read and checked, tensors are
-  // not. NOT_FOUND names what is missing; other errors name file, tensor and
-  // rule: a damaged file is not passed over for the next.
+  // Opens the first of these that exists: model.safetensors, the files of
+  // model.safetensors.index.json, pytorch_model.bin, the files of
+  // pytorch_model.bin.index.json. Reads and checks headers, not tensors.
+  // Errors: NOT_FOUND names what is missing; others name file, tensor and rule.
+  // A damaged file is an error even if the next one exists.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 
   // Finds a tensor by Hugging Face's canonical name such as
-  // "model.embed_tokens.weight" or "lm_head.weight", whatever prefix the file
-  // uses (bare, "model.", "language_model.", "language_model.model.",
+  // "model.embed_tokens.weight" or "lm_head.weight", for every prefix that
+  // files use (bare, "model.", "language_model.", "language_model.model.",
   // "model.language_model.", "transformer."). NOT_FOUND names it;
-  // INVALID_ARGUMENT when two match.
+  // INVALID_ARGUMENT if two match.
   [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // All tensors, ordered by their names in the files.
@@ -41,9 +41,9 @@ class Checkpoint {
     return files_;
   }
 
-  // The canonical name of a tensor of the decoder's layers such as
-  // "model.layers.0.mlp.up_proj.weight", whatever prefix the file uses; empty
-  // for a name of another part.
+  // Returns the canonical name of a tensor of the decoder's layers, such as
+  // "model.layers.0.mlp.up_proj.weight", for every prefix that files use; empty
+  // for other tensors.
   [[nodiscard]] static std::string LayerTensorName(absl::string_view name);
 
   // Bytes read of all its files since they were opened, headers included.

@@ -10,7 +10,7 @@
 namespace weft::weights {
 namespace {
 
-// What is wrong with the opcode at hand; Run says which that is.
+// The error of the current opcode. Run adds which opcode it is.
 absl::Status Refuse(absl::string_view why) {
   return absl::InvalidArgumentError(why);
 }
@@ -73,7 +73,7 @@ absl::StatusOr<PickleValue> PickleMachine::Run() {
     if (done.ok() && in_.ok()) continue;
     const std::string where = absl::StrCat("opcode ", PickleOpcodeName(opcode_),
                                            " at byte ", opcode_offset_);
-    // What was read past the end is zeros: the end comes first.
+    // Bytes past the end read as zeros, so the end is checked first.
     if (!in_.ok()) {
       return absl::DataLossError(absl::StrCat("pickle ends inside ", where));
     }
@@ -255,8 +255,8 @@ absl::Status PickleMachine::SetItems() {
   return heap_.Insert(dict, items);
 }
 
-// Writers number their memo entries in order; so memory follows the pickle's
-// length, not the number that it names.
+// Writers number their memo entries in order, so memory grows with the pickle's
+// length, not with the number in it.
 absl::Status PickleMachine::MemoPut(uint64_t index) {
   if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
   if (index > memo_.size()) {

@@ -1,8 +1,8 @@
-// Runs the program that a pickle is, without its power. Torch-free.
+// Runs a pickle without importing or calling anything. Torch-free.
 //
 // A pickle is a program for a stack machine that may import and call any
-// function by name. This machine knows the opcodes that a dict of plain values
-// takes, protocols 2 to 5; what else happens, its PickleObjects decide.
+// function by name. This machine knows only the opcodes of a dict of plain
+// values, protocols 2 to 5. PickleObjects decides about names and calls.
 #ifndef WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
 #define WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
 
@@ -23,8 +23,8 @@ namespace weft::weights {
 inline constexpr size_t kMaxPickleString = 4096;
 inline constexpr size_t kMaxPickleStack = 65'536;
 
-// Everything that a pickle may name, and what calling it gives. Errors are
-// INVALID_ARGUMENT saying only what is wrong, to go after "opcode X at byte N".
+// The names that a pickle may use, and the results of calling them. Errors are
+// INVALID_ARGUMENT, with a message that follows "opcode X at byte N".
 class PickleObjects {
  public:
   virtual ~PickleObjects() = default;
@@ -47,8 +47,8 @@ class PickleMachine {
       : pickle_(pickle), in_(pickle), heap_(heap), objects_(objects) {}
 
   // The pickle's value. Units: time O(bytes), memory bounded by the limits.
-  // Errors: DATA_LOSS when the pickle ends early, else INVALID_ARGUMENT naming
-  //         the opcode and its offset. Never throws.
+  // Errors: DATA_LOSS if the pickle ends early, else INVALID_ARGUMENT naming
+  // the opcode and its offset. Never throws.
   absl::StatusOr<PickleValue> Run();
 
  private:
@@ -91,12 +91,12 @@ class PickleMachine {
   absl::Status Step();
   absl::Status Push(absl::StatusOr<PickleValue> value);
   absl::Status Pop(PickleValue& value);
-  // Everything above the last mark, and the mark.
+  // Pops the last mark and everything above it.
   absl::Status PopMark(std::vector<PickleValue>& items);
   // The top of the stack, which must be of `kind`.
   absl::Status Top(PickleKind kind, PickleValue& value) const;
   absl::Status MemoPut(uint64_t index);
-  // The stack's height that the values above the last mark start from.
+  // Returns the stack's height at the last mark.
   [[nodiscard]] size_t Floor() const {
     return marks_.empty() ? 0 : marks_.back();
   }

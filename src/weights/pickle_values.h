@@ -1,4 +1,4 @@
-// What a pickle's program works with. Torch-free.
+// The values that a pickle's program works with. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
 #define WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
 
@@ -22,18 +22,18 @@ enum class PickleKind : uint8_t {
   kNone,
   kBool,    // `number` is 0 or 1.
   kInt,     // `number`.
-  kFloat,   // Its value is of no use here.
+  kFloat,   // Its value is not kept.
   kString,  // `size` bytes of the pickle from `number` on.
   kTuple,   // `size` items of the heap from `number` on.
-  kList,    // Its items are of no use here.
+  kList,    // Its items are not kept.
   kDict,    // Dict `number` of the heap.
-  kGlobal,  // These three: whatever PickleObjects numbers.
+  kGlobal,  // These three: PickleObjects numbers them.
   kStorage,
   kTensor,
 };
 
-// Refers to what the heap holds, so that copies are free and nothing is ever
-// walked or freed recursively, however a pickle nests or ties itself.
+// A value refers to the heap, so that copies are cheap. Nothing is walked or
+// freed recursively, even if a pickle nests deeply or refers to itself.
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
   uint32_t size = 0;
@@ -46,8 +46,8 @@ struct PickleDict {
   std::vector<std::pair<PickleValue, PickleValue>> entries;
 };
 
-// Holds tuples and dicts until the pickle is done with. Threads: one.
-// Errors: INVALID_ARGUMENT when more than kMaxPickleItems would be held.
+// Holds tuples and dicts while the pickle runs. Threads: not thread-safe.
+// Errors: INVALID_ARGUMENT beyond kMaxPickleItems.
 class PickleHeap {
  public:
   // `pickle` outlives the heap.
@@ -65,7 +65,7 @@ class PickleHeap {
     return dicts_[static_cast<size_t>(dict.number)];
   }
 
-  // Counts what somebody is about to keep.
+  // Counts items that the caller is about to keep.
   [[nodiscard]] absl::Status Charge(size_t num_items);
   [[nodiscard]] absl::StatusOr<PickleValue> NewTuple(
       absl::Span<const PickleValue> items);

@@ -12,7 +12,7 @@
 namespace weft::weights {
 
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO without a writer would wait for ever.
+  // Without O_NONBLOCK the open of a FIFO without a writer would not return.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && errno == ELOOP) {
     return absl::InvalidArgumentError(
@@ -68,7 +68,7 @@ absl::Status RegularFile::ReadAt(uint64_t offset,
 
 absl::StatusOr<std::string> RegularFile::ReadBytes(uint64_t offset,
                                                    uint64_t num_bytes) const {
-  // Before memory is taken for them.
+  // Checks before it allocates memory for the bytes.
   WEFT_RETURN_IF_ERROR(CheckRange(offset, num_bytes));
   std::string bytes(num_bytes, '\0');
   WEFT_RETURN_IF_ERROR(

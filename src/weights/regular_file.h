@@ -1,5 +1,5 @@
-// Opening files without being caught by a FIFO, a device or a folder, and
-// reading pieces of them.
+// Opens regular files, refuses FIFOs, devices and folders, and reads pieces of
+// files.
 #ifndef WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 #define WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 
@@ -17,11 +17,11 @@ namespace weft::weights {
 
 // An open, read-only descriptor of a regular file; closes it when destroyed.
 // Never memory-mapped: a file that is cut short while it is read is an error
-// here, and the end of the process there. Threads: any may read.
+// here, but a mapping would end the process. Threads: any may read.
 class RegularFile {
  public:
-  // Errors: NOT_FOUND when there is no such file; INVALID_ARGUMENT when it is
-  // not a regular file; PERMISSION_DENIED or INTERNAL otherwise. Each names it.
+  // Errors: NOT_FOUND if there is no such file; INVALID_ARGUMENT if it is not a
+  // regular file; PERMISSION_DENIED or INTERNAL otherwise. Each names it.
   [[nodiscard]] static absl::StatusOr<RegularFile> Open(
       const std::string& path);
 
@@ -32,7 +32,7 @@ class RegularFile {
   RegularFile& operator=(RegularFile&&) = delete;
   ~RegularFile();
 
-  // Its size when it was opened.
+  // Returns the size at the time of Open.
   [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
 
   // Fills `destination` with the bytes from `offset` on.

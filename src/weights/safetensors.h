@@ -23,14 +23,14 @@ inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 using TensorMap = absl::btree_map<std::string, TensorView>;
 
 // Reads the header of a whole file held in memory. The views point into `file`.
-// Values are not looked at: there may be NaN.
+// Does not check values, which may be NaN.
 // Units:  time and memory O(header bytes), bounded by the limits above.
-// Errors: DATA_LOSS when the file is shorter than its header says, else
+// Errors: DATA_LOSS if the file is shorter than its header says, else
 //         INVALID_ARGUMENT; each names the tensor and the rule. Never throws.
 [[nodiscard]] absl::StatusOr<TensorMap> ParseSafetensors(
     absl::string_view file);
 
-// Reads the header of a file on disk, and nothing else of it.
+// Reads only the header of a file on disk.
 // Errors: as above, without the file's name.
 [[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
     const RegularFile& file);
@@ -42,9 +42,9 @@ struct TensorHeader {
   uint64_t size_bytes = 0;  // By shape and dtype.
 };
 
-// The beginning of a file with these tensors, whose bytes follow it in this
-// order, and the metadata {"format": "pt"} that Hugging Face's readers ask for.
-// Names are distinct.
+// Returns the beginning of a file with these tensors, whose bytes follow in
+// this order. It has the metadata {"format": "pt"} that Hugging Face's readers
+// need. Names are distinct.
 [[nodiscard]] std::string SafetensorsStart(
     absl::Span<const TensorHeader> tensors);
 

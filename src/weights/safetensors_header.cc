@@ -25,7 +25,7 @@ std::optional<ScalarType> ScalarTypeOf(absl::string_view name) {
   return std::nullopt;
 }
 
-// Where in the header the next event belongs.
+// The place in the header to which the next event belongs.
 enum class Place : uint8_t {
   kStart,
   kHeader,    // Expects a tensor's name or __metadata__.
@@ -234,7 +234,7 @@ absl::StatusOr<HeaderEntries> ParseHeaderJson(absl::string_view text) {
     return absl::InvalidArgumentError(
         "safetensors header does not start with '{'");
   }
-  // The parser takes a NUL byte for the end of its input.
+  // The parser would end at a NUL byte.
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError("safetensors header has a NUL byte");
   }

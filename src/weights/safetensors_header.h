@@ -13,7 +13,7 @@
 
 namespace weft::weights {
 
-// One tensor as the header declares it, nothing checked against the file yet.
+// A tensor as the header declares it, not yet checked against the file.
 struct HeaderEntry {
   ScalarType dtype = ScalarType::kF32;
   std::vector<uint64_t> shape;
@@ -23,8 +23,8 @@ struct HeaderEntry {
 
 using HeaderEntries = absl::btree_map<std::string, HeaderEntry>;
 
-// Parses the JSON text. Streams: a hostile header costs no tree, and the first
-// offence ends it. INVALID_ARGUMENT names the tensor and the rule.
+// Parses the JSON text as a stream, without a tree, and stops at the first
+// error. Errors: INVALID_ARGUMENT names the tensor and the rule.
 [[nodiscard]] absl::StatusOr<HeaderEntries> ParseHeaderJson(
     absl::string_view text);
 

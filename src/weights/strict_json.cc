@@ -14,7 +14,7 @@
 namespace weft::weights {
 namespace {
 
-// Watches the parser's events for what a document of ours never has.
+// Checks the parser's events against the limits.
 template <typename Json>
 class Watcher {
  public:
@@ -22,7 +22,7 @@ class Watcher {
 
   explicit Watcher(const JsonLimits& limits) : limits_(limits) {}
 
-  // False drops the value, so that a refused document stays small.
+  // Returning false drops the value, so that a refused document stays small.
   bool operator()(int depth, Event event, Json& value) {
     if (!problem_.empty()) return false;
     switch (event) {
@@ -87,7 +87,7 @@ absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
     return absl::InvalidArgumentError(absl::StrCat(
         what, " has ", text.size(), " bytes > limit ", limits.max_bytes));
   }
-  // The parser takes a NUL byte for the end of its input.
+  // The parser would end at a NUL byte.
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat(what, " has a NUL byte"));
   }

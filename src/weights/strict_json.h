@@ -11,17 +11,17 @@
 
 namespace weft::weights {
 
-// What a document may cost before it is refused.
+// The limits beyond which a document is refused.
 struct JsonLimits {
   size_t max_bytes = size_t{1} << 20;
   int max_depth = 8;  // The outermost object has depth 1.
-  // Keys of one object. An ordered object searches its keys for each new one.
+  // Keys of one object. An ordered object searches all keys for each new key.
   size_t max_keys = size_t{1} << 20;
   size_t max_values = size_t{1} << 20;  // In the document, with containers.
 };
 
 // Parses one JSON object. Never throws.
-// `Json` is nlohmann::json or, where the order of keys matters,
+// `Json` is nlohmann::json or, if the order of keys matters,
 // nlohmann::ordered_json.
 // Errors: INVALID_ARGUMENT starting with `what` for too many bytes, keys or
 //         values, syntax, bad UTF-8, depth, a key given twice, or anything but
@@ -32,8 +32,8 @@ template <typename Json = nlohmann::json>
                                                    const JsonLimits& limits);
 
 // Contents of a small file that the operator owns.
-// Errors: NOT_FOUND; INVALID_ARGUMENT when it is not a regular file or has more
-//         than max_bytes; DATA_LOSS when reading fails.
+// Errors: NOT_FOUND; INVALID_ARGUMENT if it is not a regular file or has more
+// than max_bytes; DATA_LOSS if reading fails.
 [[nodiscard]] absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                                         size_t max_bytes);
 

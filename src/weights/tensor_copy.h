@@ -1,4 +1,4 @@
-// Tensors of a checkpoint into a safetensors file of their own. Torch-free.
+// Copies tensors of a checkpoint to a new safetensors file. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_COPY_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_COPY_H_
 
@@ -20,12 +20,12 @@ struct CopiedTensor {
   std::optional<DiskTensor> twin;  // Must have the same bytes.
 };
 
-// Writes the tensors, in this order and as they are stored, to a new file that
-// is there whole or not at all; a file of that name is replaced. `on_copied`
-// hears of each block's bytes.
+// Writes the tensors, in this order and as they are stored, to a file that
+// replaces any file of that name. The file is written completely or not at all.
+// Calls `on_copied` with each block's bytes.
 // Units:   a few MB of memory.
-// Errors:  those of DiskTensor::Read; INVALID_ARGUMENT when a twin differs;
-//          INTERNAL or RESOURCE_EXHAUSTED naming the path when it cannot be
+// Errors: those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs;
+//          INTERNAL or RESOURCE_EXHAUSTED naming the path if it cannot be
 //          written.
 // Threads: any.
 [[nodiscard]] absl::Status CopyTensors(

@@ -1,6 +1,6 @@
-// A checkpoint file of any format: its tensors, read piece by piece. Formats
-// differ in where they say which bytes are whose; the bytes themselves lie
-// plain in all of them. Torch-free.
+// A checkpoint file of any format, whose tensors are read piece by piece.
+// Formats differ in their directories. The tensors' bytes are plain in all of
+// them. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
 
@@ -17,8 +17,9 @@
 
 namespace weft::weights {
 
-// A format: finds the tensors of a file and checks that they lie inside it.
-// Reads headers and directories, no tensor. Errors need not name the file.
+// A format's reader: finds the tensors of a file and checks that they are
+// inside it. Reads headers and directories, but no tensor. Errors need not name
+// the file.
 using DirectoryReader =
     absl::StatusOr<TensorDirectory> (*)(const RegularFile& file);
 
@@ -44,8 +45,8 @@ class TensorFile {
   const TensorDirectory tensors_;
 };
 
-// A tensor of a TensorFile, to be read as a whole or by slices. Cheap to copy;
-// valid while the file's object lives. Threads: any.
+// A tensor of a TensorFile, which is read as a whole or by slices. Cheap to
+// copy; valid while the TensorFile lives. Threads: any.
 class DiskTensor {
  public:
   DiskTensor(const TensorFile& file, const TensorDirectory::value_type& entry)
@@ -66,15 +67,15 @@ class DiskTensor {
     return entry_->second.size_bytes;
   }
 
-  // Whether both are the same bytes of the same file, in the same shape: tied
-  // tensors of a .bin share their storage.
+  // Returns whether both are the same bytes of the same file, in the same
+  // shape. Tied tensors of a .bin share their storage.
   [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
 
-  // Otherwise it cannot be read.
+  // A tensor that is not row-major cannot be read.
   [[nodiscard]] bool is_row_major() const { return entry_->second.row_major; }
 
-  // Reads as many bytes of the tensor as the destination has, from
-  // `first_byte` on. Errors: those of Read.
+  // Fills the destination with the tensor's bytes from `first_byte` on. Errors:
+  // those of Read.
   [[nodiscard]] absl::Status ReadBytes(uint64_t first_byte,
                                        absl::Span<std::byte> destination) const;
 
@@ -86,11 +87,11 @@ class DiskTensor {
     uint64_t num_bytes = 0;   // In each row.
   };
 
-  // Reads a block, which the tensor has, and no other byte: whole rows at once,
-  // pieces of rows one by one.
+  // Reads a block of the tensor, and no other byte: whole rows at once, pieces
+  // of rows one by one.
   // Shapes: destination has block.num_rows * block.num_bytes bytes.
-  // Errors: INVALID_ARGUMENT when the tensor is not row-major, DATA_LOSS when
-  //         the file was cut short since; each names file and tensor.
+  // Errors: INVALID_ARGUMENT if the tensor is not row-major, DATA_LOSS if the
+  // file was cut short since it was opened. Each names file and tensor.
   [[nodiscard]] absl::Status Read(const Block& block,
                                   absl::Span<std::byte> destination) const;
 

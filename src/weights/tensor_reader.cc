@@ -21,8 +21,8 @@
 namespace weft::weights {
 namespace {
 
-// One read: two huge pages, so that threads seldom meet in one; small enough
-// for the staging of a conversion or of a transfer to a device.
+// One read is two huge pages long, so that threads rarely share a page. It is
+// small enough for the buffer of a conversion or of a transfer to a device.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 std::optional<at::ScalarType> FloatingType(ScalarType type) {
@@ -46,7 +46,7 @@ absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
       ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
 }
 
-// A tensor as the matrix that files have it as: one row per entry of its first
+// Returns a tensor as the matrix of its file: one row per entry of its first
 // dimension.
 at::Tensor AsMatrix(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
@@ -69,7 +69,8 @@ void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
   }
 }
 
-// Where the rows of a block lie in the tensor; the slice has `columns` columns.
+// Returns the place of a block's rows in the tensor. The slice has `columns`
+// columns.
 DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
                           int64_t columns, at::ScalarType dtype) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
@@ -80,8 +81,8 @@ DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
 }
 
 // Runs `work` for every block on all compute threads, until one fails. Each
-// thread begins in a part of its own, for sequential reads and pages that no
-// two of them touch at once, and takes what is left of the others' at the end.
+// thread starts in its own part, for sequential reads and so that threads do
+// not share pages. At the end it takes blocks of other parts.
 absl::Status ForEachBlock(
     const std::vector<RowBlock>& blocks,
     const std::function<absl::Status(const RowBlock&)>& work) {
@@ -107,7 +108,7 @@ absl::Status ForEachBlock(
   return result;
 }
 
-// The integers of the same size, in which NaN equals itself.
+// Returns the integer type of the same size, in which NaN equals itself.
 at::ScalarType BitsType(const at::Tensor& tensor) {
   return tensor.element_size() == 2 ? at::kShort : at::kInt;
 }
@@ -200,7 +201,7 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                std::string_view name, const SliceBegin& begin,
                                const at::Tensor& tensor) {
   ReadPlan plan(checkpoint);
-  // Refuses what cannot be read; nothing is read with it.
+  // Only checks that the slice can be read. Does not read with it.
   WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
   if (tensor.numel() == 0) return true;

@@ -1,4 +1,4 @@
-// Tensor bytes from a checkpoint straight into their place.
+// Reads tensors of a checkpoint directly into their place.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_READER_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_READER_H_
 
@@ -15,18 +15,17 @@
 
 namespace weft::weights {
 
-// Where a slice of a tensor begins: in its first dimension, and in its second.
+// The first index of a slice of a tensor, in its first and second dimension.
 struct SliceBegin {
   int64_t row = 0;
   int64_t column = 0;
 };
 
-// Reads of tensors, checked when they are added and done together by all
+// A list of reads of tensors. Add checks a read; Run does all of them on all
 // compute threads, in blocks of a few MB. Values are converted to the dtype of
-// their destination and moved to its device; there is no second copy of a
-// tensor on the CPU, and no staging at all when dtype and device are the
-// file's.
-// Threads: one at a time; destinations are distinct.
+// their destination and moved to its device. The CPU never holds a second copy
+// of a whole tensor, and no buffer if dtype and device are the file's. Threads:
+// not thread-safe. Destinations are distinct.
 class ReadPlan {
  public:
   // `checkpoint` outlives it.
@@ -40,18 +39,18 @@ class ReadPlan {
   [[nodiscard]] absl::Status Add(std::string_view name,
                                  const at::Tensor& destination);
 
-  // Reads the slice of a matrix or vector that has the destination's shape, and
-  // no byte beside it. INVALID_ARGUMENT too when the tensor has no such slice.
+  // Reads only the slice of a matrix or vector that has the destination's
+  // shape. Also INVALID_ARGUMENT if the tensor has no such slice.
   [[nodiscard]] absl::Status AddSlice(std::string_view name,
                                       const SliceBegin& begin,
                                       const at::Tensor& destination);
 
-  // Bytes that Run reads of the files.
+  // Returns the bytes that Run reads from the files.
   [[nodiscard]] uint64_t num_bytes() const;
 
-  // Does all reads. `on_read` hears of each block's bytes, from any thread.
-  // Errors: INVALID_ARGUMENT for a tensor that is not row-major, DATA_LOSS when
-  //         a file was cut short; destinations are undefined then.
+  // Does all reads. Calls `on_read` with each block's bytes, on any thread.
+  // Errors: INVALID_ARGUMENT for a tensor that is not row-major, DATA_LOSS if a
+  // file was cut short. Destinations are then undefined.
   [[nodiscard]] absl::Status Run(
       const std::function<void(int64_t)>& on_read) const;
 
@@ -74,8 +73,8 @@ class ReadPlan {
   std::vector<Item> items_;
 };
 
-// Whether ReadPlan::AddSlice would write the bits that `tensor` (F32, F16 or
-// BF16) has already. Reads the slice in blocks.
+// Returns whether `tensor` (F32, F16 or BF16) already has the bits that
+// ReadPlan::AddSlice would write. Reads the slice in blocks.
 // Errors: those of ReadPlan.
 [[nodiscard]] absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                              std::string_view name,

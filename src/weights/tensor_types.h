@@ -1,5 +1,5 @@
-// What a tensor of a file is, whatever the format: dtype, shape, where its
-// bytes lie, and the limits that every format keeps. Torch-free.
+// A tensor of a file of any format: its dtype, shape and place, and the limits
+// of all formats. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
 
@@ -39,8 +39,8 @@ enum class ScalarType : uint8_t {
 [[nodiscard]] const char* ScalarTypeName(ScalarType type);
 [[nodiscard]] size_t ScalarTypeBytes(ScalarType type);
 
-// A tensor that lies in somebody else's memory: row-major, little-endian, at
-// any alignment.
+// A view of a tensor in memory that another object owns: row-major,
+// little-endian, at any alignment.
 struct TensorView {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
@@ -51,13 +51,13 @@ struct TensorView {
   }
 };
 
-// A tensor that lies in a file, little-endian.
+// A tensor in a file, little-endian.
 struct StoredTensor {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
   uint64_t offset = 0;      // Where the first element lies in the file.
-  uint64_t size_bytes = 0;  // As shape and dtype give it.
-  bool row_major = true;    // Otherwise it is listed, but cannot be read.
+  uint64_t size_bytes = 0;  // By shape and dtype.
+  bool row_major = true;    // False: cannot be read.
 };
 
 // The tensors of one file by name.
@@ -69,11 +69,11 @@ using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 // "tensor 'a'", escaped, for messages.
 [[nodiscard]] std::string QuotedTensor(absl::string_view name);
 
-// What is wrong with a tensor's name, such as "has a control character in its
-// name"; empty when nothing is.
+// Returns the problem of a tensor's name, such as "has a control character in
+// its name"; empty if there is none.
 [[nodiscard]] std::string TensorNameProblem(absl::string_view name);
 
-// Bytes that shape and dtype ask for. INVALID_ARGUMENT when they are more than
+// Returns the bytes that shape and dtype imply. Errors: INVALID_ARGUMENT beyond
 // 2^63.
 [[nodiscard]] absl::StatusOr<uint64_t> DeclaredBytes(
     absl::string_view name, ScalarType dtype, absl::Span<const uint64_t> shape);

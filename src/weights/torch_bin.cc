@@ -26,10 +26,10 @@ constexpr absl::string_view kPickleName = "/data.pkl";
 constexpr uint32_t kZipSignature = 0x04034b50;
 constexpr uint32_t kPickleStart = 0x80;
 constexpr size_t kMaxByteOrderBytes = 16;
-// A tar archive says so here; torch wrote those before 0.1.
+// The offset of a tar archive's mark. torch wrote tar archives before 0.1.
 constexpr size_t kTarMagicOffset = 257;
 
-// Says what a file that is no zip archive looks like.
+// Refuses a file that is not a zip archive and names what it looks like.
 absl::Status CheckIsZip(const RegularFile& file) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string start,
@@ -77,7 +77,7 @@ absl::StatusOr<std::string> ReadEntry(const RegularFile& file,
   }
   WEFT_ASSIGN_OR_RETURN(std::string bytes,
                         file.ReadBytes(entry.data_offset, entry.size_bytes));
-  // torch can be told not to compute checksums; it then writes zeros.
+  // torch can be set to compute no checksums, and then writes zeros.
   if (entry.crc32 != 0 && Crc32(bytes) != entry.crc32) {
     return absl::DataLossError(absl::StrCat(
         "zip entry '", absl::CHexEscape(name), "' fails its checksum"));
@@ -97,8 +97,8 @@ absl::Status CheckByteOrder(const RegularFile& file, const ZipDirectory& zip,
       "zip archive has byteorder '", absl::CHexEscape(order), "', not little"));
 }
 
-// Whether the last element that shape, strides and offset reach is in the
-// storage, without overflow.
+// Returns whether the last element that shape, strides and offset reach is in
+// the storage. Does not overflow.
 bool LiesInStorage(const PickledTensor& tensor) {
   uint64_t last = tensor.offset;
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -124,7 +124,7 @@ bool IsRowMajor(const PickledTensor& tensor) {
   return true;
 }
 
-// Where a tensor lies, once it is known to lie inside of its storage.
+// Returns a tensor's place, after a check that it is inside its storage.
 absl::StatusOr<StoredTensor> Locate(const std::string& name,
                                     const PickledTensor& tensor,
                                     const ZipDirectory& zip,

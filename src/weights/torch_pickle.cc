@@ -17,7 +17,7 @@ namespace {
 
 enum class Callee : uint8_t { kOrderedDict, kTensor, kParameter, kStorage };
 
-// What a pickle may name.
+// A name that a pickle may use.
 struct Global {
   absl::string_view module;
   absl::string_view name;
@@ -70,7 +70,7 @@ class TorchObjects final : public PickleObjects {
   absl::Status SetState(const PickleValue& target,
                         const PickleValue& state) override;
 
-  // The tensors of the dict that a pickle gave.
+  // Returns the tensors of a pickle's dict.
   [[nodiscard]] absl::StatusOr<PickledTensors> Tensors(
       const PickleValue& dict) const;
 
@@ -183,7 +183,7 @@ absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
   return PickleValue{.kind = PickleKind::kTensor, .number = index};
 }
 
-// A module's state_dict() carries its version as an attribute.
+// A module's state_dict() has its version as an attribute.
 absl::Status TorchObjects::SetState(const PickleValue& target,
                                     const PickleValue& state) {
   if (target.kind != PickleKind::kDict || !heap_.Dict(target).ordered ||

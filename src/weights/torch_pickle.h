@@ -1,7 +1,6 @@
-// The pickle inside a torch.save archive, as far as state dicts need it.
-// Torch-free.
-// Tensors and OrderedDicts, and nothing else: any other name is refused with
-// its offset. Nothing is imported, nothing is called.
+// The pickle inside a torch.save archive of a state dict. Torch-free. Only
+// tensors and OrderedDicts are accepted. Any other name is refused with its
+// offset. Nothing is imported or called.
 #ifndef WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 #define WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 
@@ -19,8 +18,8 @@ namespace weft::weights {
 
 inline constexpr size_t kMaxPickleBytes = size_t{64} << 20;
 
-// One tensor as the pickle declares it, nothing checked against its storage
-// yet. Offset and strides count elements.
+// A tensor as the pickle declares it, not yet checked against its storage.
+// Offset and strides count elements.
 struct PickledTensor {
   ScalarType dtype = ScalarType::kF32;
   std::string storage;  // Its record's name below data/.
@@ -35,8 +34,8 @@ using PickledTensors = absl::btree_map<std::string, PickledTensor>;
 // Runs a pickle whose result is a dict of tensors or Parameters by name, such
 // as a module's state_dict().
 // Units:  time O(bytes); memory O(bytes), bounded by the limits of all pickles.
-// Errors: DATA_LOSS when the pickle ends early, else INVALID_ARGUMENT naming
-//         the opcode and its offset, or the tensor. Never throws.
+// Errors: DATA_LOSS if the pickle ends early, else INVALID_ARGUMENT naming the
+// opcode and its offset, or the tensor. Never throws.
 [[nodiscard]] absl::StatusOr<PickledTensors> ParseTorchPickle(
     absl::string_view pickle);
 

@@ -24,11 +24,11 @@ constexpr size_t kEndBytes = 22;
 constexpr size_t kEnd64Bytes = 56;
 constexpr size_t kLocator64Bytes = 20;
 constexpr uint16_t kZip64Extra = 1;
-// Flags: sizes are in the directory only; names are UTF-8. No other is known.
+// The accepted flags: sizes are only in the directory; names are UTF-8.
 constexpr uint16_t kDeferredSizes = 1u << 3;
 constexpr uint16_t kEncrypted = 1u << 0;
 constexpr uint16_t kKnownFlags = kDeferredSizes | (1u << 11);
-// A field that says so is in the zip64 record instead.
+// A field of this value is in the zip64 record instead.
 constexpr uint32_t kIn64 = 0xffffffff;
 constexpr uint16_t kIn64Short = 0xffff;
 
@@ -49,19 +49,19 @@ absl::Status CutEntry(absl::string_view name, absl::string_view rule) {
   return absl::DataLossError(EntryMessage(name, rule));
 }
 
-// Where the central directory lies and how many entries it has.
+// The place of the central directory, and its number of entries.
 struct DirectoryRange {
   uint64_t num_entries = 0;
   uint64_t size_bytes = 0;
   uint64_t offset = 0;
 };
 
-// A field of the end record and the same of its zip64 form.
+// Compares a field of the end record with that of its zip64 form.
 bool Agree(uint64_t field, uint64_t saturated, uint64_t field64) {
   return field == saturated || field == field64;
 }
 
-// Reads the zip64 end record, which `locator` must place right before itself.
+// Reads the zip64 end record, which must be right before `locator`.
 absl::Status ReadEnd64(const RegularFile& file, ByteReader locator,
                        uint64_t locator_offset, DirectoryRange& range) {
   const uint32_t disk = locator.U32();
@@ -96,7 +96,7 @@ absl::Status ReadEnd64(const RegularFile& file, ByteReader locator,
   return absl::OkStatus();
 }
 
-// Finds the central directory: right before the end records.
+// Finds the central directory, which is right before the end records.
 absl::StatusOr<DirectoryRange> FindDirectory(const RegularFile& file) {
   const uint64_t file_bytes = file.size_bytes();
   const uint64_t tail_bytes =
@@ -139,7 +139,7 @@ absl::StatusOr<DirectoryRange> FindDirectory(const RegularFile& file) {
   return range;
 }
 
-// An entry as the central directory has it.
+// An entry of the central directory.
 struct CentralEntry {
   std::string name;
   uint16_t flags = 0;
@@ -147,7 +147,7 @@ struct CentralEntry {
   ZipEntry entry;
 };
 
-// Takes from the zip64 extra field what is too large for the entry's own.
+// Reads values that are too large for the entry from its zip64 extra field.
 absl::Status ReadExtra(absl::string_view extra, CentralEntry& central) {
   uint64_t* const fields[] = {&central.entry.size_bytes, &central.stored_bytes,
                               &central.entry.header_offset};
@@ -208,8 +208,8 @@ absl::StatusOr<CentralEntry> ReadCentral(ByteReader& reader) {
   return central;
 }
 
-// Whether a local header says what the directory says; it may leave checksum
-// and sizes to it. `extra_bytes` is what lies between the header and the data.
+// Returns whether a local header agrees with the directory. It may omit
+// checksum and sizes. `extra_bytes` are between the header and the data.
 bool LocalAgrees(ByteReader local, const CentralEntry& central,
                  uint16_t& extra_bytes) {
   const uint32_t signature = local.U32();

@@ -1,5 +1,5 @@
-// The directory of a zip archive whose entries are stored as they are, which is
-// what torch.save writes. Torch-free.
+// The directory of a zip archive with uncompressed entries, as torch.save
+// writes it. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
 #define WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
 
@@ -17,7 +17,7 @@ namespace weft::weights {
 inline constexpr size_t kMaxZipEntries = 200'000;
 inline constexpr size_t kMaxZipDirectoryBytes = size_t{64} << 20;
 
-// Where the bytes of an entry lie.
+// The place of an entry's bytes.
 struct ZipEntry {
   uint64_t header_offset = 0;
   uint64_t data_offset = 0;
@@ -28,11 +28,11 @@ struct ZipEntry {
 using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
 
 // Reads the central directory and every local header, zip64 included. Stricter
-// than the format, so that no two readers can see different archives: the
-// directory ends the file (no comment), every local header says what the
-// directory says, no entry touches another, no name is there twice, and nothing
-// is compressed, encrypted or split.
-// Errors: DATA_LOSS when something lies beyond the file's end, else
+// than the format, so that all readers see the same archive: the directory ends
+// the file (no comment), every local header agrees with the directory, entries
+// do not overlap, names are distinct, and nothing is compressed, encrypted or
+// split.
+// Errors: DATA_LOSS if something is beyond the file's end, else
 //         INVALID_ARGUMENT; each names the entry and the rule.
 [[nodiscard]] absl::StatusOr<ZipDirectory> ReadZipDirectory(
     const RegularFile& file);

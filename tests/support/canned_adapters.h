@@ -1,4 +1,4 @@
-// The adapters of the canned engine: what they are, their steps, their files.
+// The adapters of the canned engine, with their steps and files.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_ADAPTERS_H_
 #define WEFT_TESTS_SUPPORT_CANNED_ADAPTERS_H_
 
@@ -16,12 +16,12 @@
 
 namespace weft {
 
-// Threads: the methods that take a callback may be called from any; they queue
-// work, and the callback runs on the reply thread. The others belong to the
-// engine thread. Checkpoints lie in a map that only the I/O thread touches.
+// Threads: any thread may call the methods with a callback. They queue work,
+// and the callback runs on the reply thread. The other methods run on the
+// engine thread. Only the I/O thread uses the map of checkpoints.
 class CannedAdapters {
  public:
-  // All three outlive the last task that was posted to them.
+  // All three outlive the last task that is posted to them.
   CannedAdapters(dispatch::Dispatcher* dispatcher, Worker* io, Worker* replies)
       : dispatcher_(*dispatcher), io_(*io), replies_(*replies) {}
 
@@ -37,7 +37,7 @@ class CannedAdapters {
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
 
-  // Runs a step that is no training and completes it, at once or when its file
+  // Runs a step other than training and completes it, at once or when its file
   // is done.
   void Run(const dispatch::StepTask& step);
   void Run(const sched::Move& move);
@@ -66,7 +66,8 @@ class CannedAdapters {
       done(std::move(result));
     });
   }
-  // Runs `body` on the engine thread; once that has ended, replies why not.
+  // Runs `body` on the engine thread. If the engine has ended, replies an
+  // error.
   template <typename T, typename Body>
   void Post(const Callback<T>& done, Body body) {
     dispatcher_.Post(
@@ -78,7 +79,7 @@ class CannedAdapters {
           }
         });
   }
-  // Runs `task` on the I/O thread; a drain waits for it.
+  // Runs `task` on the I/O thread. A drain waits for it.
   void PostIo(std::function<void()> task) {
     io_.Post([hold = dispatcher_.Hold(), task = std::move(task)] { task(); });
   }

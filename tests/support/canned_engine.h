@@ -2,9 +2,9 @@
 // thread and a reply thread, and canned results (canned_results.h) instead of
 // computed ones. For tests of the server and of the clients.
 //
-// What the dispatcher does is real: order of steps, replays, waiting for a gap,
-// deadlines, cancellation, drain, moves of adapters. A test may have calls
-// refused, work held back, the heartbeat stopped.
+// The dispatcher is the real one: order of steps, replays, gaps, deadlines,
+// cancellation, drain, moves of adapters. A test may refuse calls, hold work
+// and stop the heartbeat.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
 #define WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
 
@@ -42,28 +42,29 @@ class CannedEngine final : public Engine {
   // Set up before the first call.
   EngineInfo* mutable_info() { return &info_; }
 
-  // The next call of that RPC, or of any, is refused at once. Refusals wait in
-  // a queue; each is given to the first call that it fits.
+  // Refuses the next call of that RPC, or of any RPC if it is empty. Refusals
+  // queue, and the first call that fits a refusal gets it.
   void FailNext(absl::Status status, std::string rpc = "");
-  // The next step of that RPC that is run fails with this.
+  // Fails the next step of that RPC that runs.
   void FailNextRun(absl::Status status, std::string rpc);
   // The next export sends these files.
   void ExportNext(PeftFiles files);
-  // While held, the engine thread does nothing: what is not done yet waits.
+  // While held, the engine thread does no work.
   void Hold();
   void Release();
-  // The heartbeat stands still at that time, or beats again.
+  // Stops the heartbeat at that time; none: it beats again.
   void HangSince(std::optional<absl::Time> since);
   void FailForGood(absl::Status status);
 
-  // Calls of Train, OptimStep and Sample that have no answer yet, and those
-  // whose answer was CANCELLED.
+  // Returns the number of calls of Train, OptimStep and Sample without an
+  // answer, and of those whose answer was CANCELLED.
   [[nodiscard]] size_t num_waiting() const;
   [[nodiscard]] size_t num_cancelled() const;
-  // Calls as they came, refused ones too, and steps as they were run.
+  // Return calls in the order of arrival, refused ones included, and steps in
+  // the order in which they ran.
   [[nodiscard]] std::vector<Call> arrived() const;
   [[nodiscard]] std::vector<Call> applied() const;
-  // What the last call of each kind was given.
+  // Return the request of the last call of each kind.
   [[nodiscard]] TrainRequest last_train() const;
   [[nodiscard]] OptimStepRequest last_optim() const;
   [[nodiscard]] SampleRequest last_sample() const;
@@ -109,21 +110,21 @@ class CannedEngine final : public Engine {
   // By RPC; an empty name fits all.
   using Refusals = std::deque<std::pair<std::string, absl::Status>>;
 
-  // A sample that tokens are drawn for.
+  // A running sample.
   struct Running {
     dispatch::SampleTask task;
     SampleResult result;
     int position = 0;
   };
 
-  // Notes the call. False, and an answer to `done`, when it is refused.
+  // Notes the call. If it is refused, answers `done` and returns false.
   template <typename Result>
   [[nodiscard]] bool Admit(const char* rpc, uint64_t step,
                            const Callback<Result>& done);
-  // UNAVAILABLE to `done` and false when draining.
+  // If the server drains, answers `done` with UNAVAILABLE and returns false.
   template <typename Result>
   [[nodiscard]] bool CheckOpen(const Callback<Result>& done) const;
-  // The first that fits, which is used up.
+  // Removes and returns the first refusal that fits.
   [[nodiscard]] static absl::Status Take(Refusals& refusals,
                                          const std::string& rpc);
   // Counts the call until its answer.
@@ -139,7 +140,7 @@ class CannedEngine final : public Engine {
   void Train(const dispatch::RunTrain& train);
   void Decode();
   void Draw(Running& running);
-  // Notes the step. False, and its end, when it is to fail.
+  // Notes the step. If it must fail, ends it and returns false.
   [[nodiscard]] bool Start(const dispatch::StepTask& step);
 
   EngineInfo info_;
@@ -168,7 +169,7 @@ class CannedEngine final : public Engine {
   OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
   SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);
 
-  // Declared last: they stop first.
+  // Declared last, so that they stop first.
   Worker replies_;
   Worker io_;
   std::thread thread_;

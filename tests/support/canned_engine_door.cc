@@ -1,4 +1,4 @@
-// The methods of Engine: what the threads of the server call.
+// The methods of Engine, which the server's threads call.
 #include "tests/support/canned_engine.h"
 
 namespace weft {

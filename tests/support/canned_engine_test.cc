@@ -1,5 +1,5 @@
-// Clients on several threads against the engine's threads: what ThreadSanitizer
-// and the thread-safety analysis see of an engine where there is no gRPC.
+// Runs clients on several threads against the engine's threads, without gRPC,
+// for ThreadSanitizer and the thread-safety analysis.
 #include "tests/support/canned_engine.h"
 
 #include <atomic>
@@ -19,7 +19,7 @@ constexpr uint64_t kRounds = 20;
 
 class CannedEngineTest : public ::testing::Test {
  protected:
-  // Counts the call, and its answer when it comes.
+  // Counts the call, and its answer later.
   template <typename Result>
   Callback<Result> Answered() {
     ++calls_;

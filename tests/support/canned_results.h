@@ -1,5 +1,5 @@
-// What the canned engine answers: fixed functions of the request, so that a
-// test can say every number. Nothing is computed.
+// The canned engine's answers: fixed functions of the request, so that a test
+// knows every number.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
 #define WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
 
@@ -20,8 +20,8 @@ inline constexpr double kCannedGradNorm = 2.5;
 // and places for four adapters.
 [[nodiscard]] EngineInfo CannedInfo();
 
-// The log-probability of target t is -(t + 1) / 8, or 0 where its weight is 0;
-// its loss is -weight times that. Entropies are 0.5.
+// The log-probability of target t is -(t + 1) / 8, or 0 if its weight is 0. Its
+// loss is -weight times that. Entropies are 0.5.
 [[nodiscard]] TrainResult CannedTrain(const TrainRequest& request,
                                       uint64_t step);
 

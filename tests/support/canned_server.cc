@@ -20,14 +20,14 @@ CannedServer::CannedServer()
   options.listen = "127.0.0.1:0";
   options.metrics_listen = "";
   options.model_name = "toy";
-  // Tests have no use for a server that cannot listen: value() says why.
+  // value() ends a test whose server cannot listen, and reports why.
   frontend_ = Frontend::Start(options, std::make_shared<prometheus::Registry>())
                   .value();
   frontend_->SetEngine(&engine_);
 }
 
 CannedServer::~CannedServer() {
-  // What is held back ends before the server waits for it.
+  // Releases held work before the server waits for it.
   engine_.Release();
   frontend_->Shutdown(absl::ZeroDuration());
 }

@@ -24,7 +24,7 @@ class CannedServer {
   }
   [[nodiscard]] CannedEngine& engine() { return engine_; }
   [[nodiscard]] WireFaults& wire() { return wire_; }
-  // Says NOT_SERVING from now on.
+  // Turns health NOT_SERVING.
   void StartDraining() { frontend_->StartDraining(); }
 
  private:

@@ -1,5 +1,5 @@
-// Two methods of gRPC's context ask its core for the call, which a direct call
-// does not have. The linker takes these here in place of the library's.
+// Two methods of gRPC's context ask its core for the call, but a direct call
+// has none. The linker uses these methods instead of the library's.
 #include "tests/support/direct_call.h"
 
 namespace grpc {

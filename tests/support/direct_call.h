@@ -1,6 +1,7 @@
-// A call of a service without a connection: a test's thread runs the handler,
-// and one thread plays gRPC's. ThreadSanitizer sees all of it, while gRPC's own
-// threads are not instrumented and drown its reports.
+// A call of a service without a connection. A test's thread runs the handler,
+// and another thread replaces gRPC's. ThreadSanitizer sees all of it. With
+// gRPC's own threads, which are not instrumented, it would report many false
+// races.
 //
 //   DirectUnary call(&wire);
 //   call.Start(service.Drain(call.context(), &request, &response));
@@ -21,27 +22,27 @@
 
 namespace weft {
 
-// What all kinds of calls have in common. `Call` is the interface by which a
-// `Reactor` speaks to gRPC.
+// The common part of all kinds of calls. `Call` is the interface by which a
+// `Reactor` uses gRPC.
 // Threads: Start from one thread, the others from any after Start. It lives
 // until Wait has returned.
 template <typename Call, typename Reactor>
 class DirectCall : public Call {
  public:
-  // `wire` runs the reactor's reactions, but for OnCancel. It outlives the
-  // call, and other calls may share it.
+  // `wire` runs the reactor's reactions, except OnCancel. It outlives the call,
+  // and calls may share it.
   explicit DirectCall(Worker* wire) : wire_(*wire) {}
 
   [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
 
-  // The handler has returned; what it did already takes effect now.
+  // The handler has returned. Its operations on the reactor now take effect.
   void Start(Reactor* reactor) {
     reactor_ = reactor;
     this->BindReactor(reactor);
     End();
   }
 
-  // The client goes away, unless the call has ended.
+  // Cancels the call as a client would, unless it has ended.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
     if (!Begin()) return;
     context_.TryCancel();
@@ -66,7 +67,8 @@ class DirectCall : public Call {
   void SendInitialMetadata() override {}
 
  protected:
-  // Something begins that the reactor outlives. False: the call has ended.
+  // Begins an operation that the reactor outlives. Returns false if the call
+  // has ended.
   bool Begin() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     if (under_way_ == 0) return false;
@@ -85,7 +87,7 @@ class DirectCall : public Call {
       changed_.NotifyAll();
     });
   }
-  // Runs `task` on the wire. The reactor asks for it, so it is there.
+  // Runs `task` on the wire. The reactor asked for it, so it is alive.
   template <typename Task>
   void OnWire(Task task) {
     (void)Begin();
@@ -123,7 +125,7 @@ class DirectWriter final
  public:
   using DirectWriter::DirectCall::DirectCall;
 
-  // What the client got. After Wait.
+  // Returns the client's messages. Call it after Wait.
   [[nodiscard]] const std::vector<Response>& received() const {
     return received_;
   }

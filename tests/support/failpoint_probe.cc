@@ -1,4 +1,4 @@
-// Passes one failpoint and says what it did.
+// Passes one failpoint and prints what it did.
 #include <cerrno>
 #include <cstring>
 #include <iostream>

@@ -89,7 +89,7 @@ bool Matches(const Action& action, const std::string& name) {
                       action.name.size() - 1) == 0;
 }
 
-// Passed by every thread that works on files; made before main.
+// Every thread that uses files passes it. Created before main.
 class Failpoints {
  public:
   Failpoints() {
@@ -106,7 +106,7 @@ class Failpoints {
     hits_.clear();
   }
 
-  // The actions that this hit of the failpoint triggers.
+  // Returns the actions that this hit of the failpoint triggers.
   std::vector<Action> Hit(const std::string& name) {
     const std::lock_guard lock(mu_);
     ++hits_[name];
@@ -134,7 +134,7 @@ class Failpoints {
   std::map<std::string, int64_t> hits_;
 };
 
-// Threads may still pass failpoints while the process ends.
+// Not destroyed, because threads may pass failpoints while the process ends.
 Failpoints& All() {
   static auto* const all = new Failpoints;
   return *all;

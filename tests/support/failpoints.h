@@ -1,4 +1,5 @@
-// What the failpoints of src/base/failpoint.h do in a process that has this:
+// Makes the failpoints of src/base/failpoint.h fail in a process with this
+// library:
 //
 //   files.write=short#3;journal.sync=sleep(50)|err(EIO)@0.1;files.*=kill#17
 //
@@ -9,9 +10,9 @@
 //   kill        the end of the process, by SIGKILL
 // with @P for a probability, #N for the N-th hit alone, #N-M for some of them.
 //
-// Tests of modules call the functions below. A program that is tested as it is
-// shipped gets libweft_failpoints.so by LD_PRELOAD, which reads WEFT_FAILPOINTS
-// and WEFT_FAILPOINTS_SEED; text that makes no sense ends it.
+// Tests of modules call the functions below. Tests of shipped programs preload
+// libweft_failpoints.so by LD_PRELOAD, which reads WEFT_FAILPOINTS and
+// WEFT_FAILPOINTS_SEED. Text that does not parse ends the program.
 #ifndef WEFT_TESTS_SUPPORT_FAILPOINTS_H_
 #define WEFT_TESTS_SUPPORT_FAILPOINTS_H_
 
@@ -20,13 +21,13 @@
 
 namespace weft {
 
-// Replaces all actions and forgets the hits. Threads: any.
+// Replaces all actions and resets the hits. Threads: any.
 void SetFailpoints(const std::string& text, uint64_t seed = 0);
 
-// How often this failpoint was passed since SetFailpoints.
+// Returns how often this failpoint was passed since SetFailpoints.
 [[nodiscard]] int64_t FailpointHits(const std::string& name);
 
-// Failpoints for as long as it lives.
+// Sets failpoints while it lives.
 class ScopedFailpoints {
  public:
   explicit ScopedFailpoints(const std::string& text) { SetFailpoints(text); }

@@ -18,7 +18,7 @@ class FailpointsTest : public testing::Test {
  protected:
   ~FailpointsTest() override { SetFailpoints(""); }
 
-  // The errno of so many hits in a row.
+  // Returns the errno of each of so many hits.
   static std::vector<int> Hits(const char* name, int count) {
     std::vector<int> errors;
     for (int i = 0; i < count; ++i) {

@@ -1,15 +1,15 @@
 // fake_weftd: the daemon over a canned engine, for tests of clients in another
 // language. Takes weftd's flags, writes its port file and ends on SIGTERM.
 //
-// A test tells it what is to go wrong: a line of JSON on stdin, answered by a
-// line of JSON on stdout once it is in effect.
+// A test sends a fault as a line of JSON on stdin. The answer is a line of JSON
+// on stdout, after the fault is set.
 //
 //   {"do": "refuse", "rpc": "OptimStep", "code": 8, "message": "full"}
 //   {"do": "fail_run", ...}   the step fails when it is run
 //   {"do": "lose_reply", ...} the call runs; its caller gets the code
-//   {"do": "hint", "ms": 20}  what refusals say of coming again; null: nothing
+//   {"do": "hint", "ms": 20} the retry hint of refusals; null: none
 //   {"do": "hold"}, {"do": "release"}
-//   {"do": "export", "files": {"name": "text"}}  what the next export sends
+//   {"do": "export", "files": {"name": "text"}} the files of the next export
 //   {"do": "calls"}           {"arrived": [["OptimStep", 1]], "applied": []}
 //
 // The end of stdin ends it too, so that it does not outlive its test.
@@ -42,7 +42,7 @@ json Calls(const CannedEngine& engine) {
   return {{"arrived", engine.arrived()}, {"applied", engine.applied()}};
 }
 
-// Does what a line says. Throws nlohmann::json's exceptions.
+// Executes a line. Throws nlohmann::json's exceptions.
 json Obey(const json& line, CannedEngine& engine) {
   const std::string what = line.at("do");
   const std::string rpc = line.value("rpc", "");

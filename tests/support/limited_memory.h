@@ -1,4 +1,4 @@
-// Memory of the host that runs out when a test says so.
+// Host memory with a limit that a test sets.
 #ifndef WEFT_TESTS_SUPPORT_LIMITED_MEMORY_H_
 #define WEFT_TESTS_SUPPORT_LIMITED_MEMORY_H_
 
@@ -16,8 +16,8 @@
 
 namespace weft::testing {
 
-// While it lives, LibTorch's allocator of the host. Counts what the allocator
-// below it gives, and tensors may outlive it.
+// Replaces LibTorch's host allocator while it lives. Counts the bytes of the
+// allocator below it. Tensors may outlive it.
 class LimitedMemory {
  public:
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -30,15 +30,15 @@ class LimitedMemory {
   LimitedMemory(const LimitedMemory&) = delete;
   LimitedMemory& operator=(const LimitedMemory&) = delete;
 
-  // Bytes of tensors made since, at most, from now on; the next one fails as a
-  // device's allocator does. Any thread.
+  // From now on tensors may take at most so many bytes. A further one fails as
+  // with a device's allocator. Any thread.
   void SetLimit(int64_t bytes) { counter_.state->limit = bytes; }
   // Runs before each allocation, and may throw. Set it while nothing allocates.
   void SetHook(std::function<void()> hook) {
     counter_.state->hook = std::move(hook);
   }
   [[nodiscard]] int64_t used() const { return counter_.state->used; }
-  // The most that was used since the last call.
+  // Returns the most bytes in use since the last call.
   [[nodiscard]] int64_t TakePeak() {
     return counter_.state->peak.exchange(counter_.state->used);
   }
@@ -50,7 +50,7 @@ class LimitedMemory {
     std::atomic<int64_t> peak = 0;
     std::function<void()> hook;
   };
-  // Before a tensor's memory, whose alignment it keeps.
+  // Precedes a tensor's memory and keeps its alignment.
   struct alignas(64) Header {
     c10::Allocator* below;
     int64_t bytes;
@@ -81,7 +81,7 @@ class LimitedMemory {
       header->~Header();
       below->raw_deallocate(header);
     }
-    // oneDNN asks for memory without its owner.
+    // oneDNN allocates without an owner.
     [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override {
       return &Free;
     }
@@ -94,7 +94,7 @@ class LimitedMemory {
   };
 
   c10::Allocator* const below_;
-  Counter& counter_;  // Never freed: tensors name their allocator.
+  Counter& counter_;  // Not freed: tensors refer to it.
 };
 
 }  // namespace weft::testing

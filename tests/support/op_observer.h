@@ -1,5 +1,5 @@
-// Records which of LibTorch's operators a piece of code runs, for tests that
-// say which must not be among them.
+// Records the LibTorch operators that a piece of code runs, for tests that
+// forbid some of them.
 #ifndef WEFT_TESTS_SUPPORT_OP_OBSERVER_H_
 #define WEFT_TESTS_SUPPORT_OP_OBSERVER_H_
 
@@ -14,8 +14,9 @@
 
 namespace weft::testing {
 
-// Records the operators that its thread calls while it lives, in order, also
-// those that others are made of: "aten::mm". A thread has one at a time.
+// Records the operators that its thread calls while it lives, in order,
+// including those that other operators call: "aten::mm". A thread has one at a
+// time.
 class OpObserver {
  public:
   OpObserver()
@@ -33,8 +34,8 @@ class OpObserver {
 
   [[nodiscard]] const std::vector<std::string>& ops() const { return ops_; }
 
-  // The operators whose result gives the host a number or a size that a device
-  // has computed: the host waits for it.
+  // Returns the operators that give the host a number or a size from a device,
+  // for which the host waits.
   [[nodiscard]] std::vector<std::string> HostReads() const {
     static const std::set<std::string> readers = {"aten::_local_scalar_dense",
                                                   "aten::_unique",

@@ -1,5 +1,5 @@
-// Time that this process has spent computing: unlike the wall clock's it does
-// not grow with what else the machine does.
+// The processor time of this process. Unlike wall-clock time it does not depend
+// on other processes.
 #ifndef WEFT_TESTS_SUPPORT_PROCESSOR_TIME_H_
 #define WEFT_TESTS_SUPPORT_PROCESSOR_TIME_H_
 
@@ -11,8 +11,8 @@ namespace weft {
 
 class ProcessorTime {
  public:
-  // Processor time of all threads since the object was made, scaled to about
-  // what a build without sanitizers would have needed.
+  // Returns the processor time of all threads since the object was made, scaled
+  // to about that of a build without sanitizers.
   [[nodiscard]] double Seconds() const {
 #if defined(ABSL_HAVE_THREAD_SANITIZER)
     constexpr double kSlowdown = 10;

@@ -1,4 +1,4 @@
-// Several ranks as threads of one process.
+// Runs several ranks as threads of one process.
 #ifndef WEFT_TESTS_SUPPORT_RANKS_H_
 #define WEFT_TESTS_SUPPORT_RANKS_H_
 
@@ -14,8 +14,8 @@
 
 namespace weft::testing {
 
-// Runs `body` on `size` threads that are a group, each of which computes on one
-// thread. An exception fails the test.
+// Runs `body` on `size` threads that form a group. Each computes on one thread.
+// An exception fails the test.
 inline void RunRanks(int size,
                      const std::function<void(parallel::Communicator&)>& body) {
   const std::shared_ptr<parallel::Rendezvous> meeting =

@@ -1,4 +1,4 @@
-// Certificates made on the spot, for tests of TLS.
+// Makes certificates for tests of TLS.
 #ifndef WEFT_TESTS_SUPPORT_TEST_CERTIFICATES_H_
 #define WEFT_TESTS_SUPPORT_TEST_CERTIFICATES_H_
 
@@ -15,8 +15,8 @@ struct Identity {
 // Signs itself, may sign others.
 [[nodiscard]] Identity MakeAuthority(const std::string& name);
 
-// For 127.0.0.1 and localhost. It is valid for `days` from now, or was for so
-// many until now where that is negative.
+// For 127.0.0.1 and localhost. It is valid for `days` from now. If `days` is
+// negative, it was valid until now.
 [[nodiscard]] Identity MakeIdentity(const Identity& authority,
                                     const std::string& name, int days = 1);
 

@@ -1,5 +1,5 @@
-// The one rule for comparing floating-point results: how far a correct
-// computation may be from the exact one.
+// The rule for comparing floating-point results: the largest error of a correct
+// computation.
 #ifndef WEFT_TESTS_SUPPORT_TOLERANCE_H_
 #define WEFT_TESTS_SUPPORT_TOLERANCE_H_
 
@@ -9,7 +9,7 @@
 
 namespace weft::testing {
 
-// Distance from 1 to the next number.
+// The distance from 1 to the next number.
 inline constexpr double kEpsilonF64 = 0x1p-52;
 inline constexpr double kEpsilonF32 = 0x1p-23;
 inline constexpr double kEpsilonBf16 = 0x1p-7;

@@ -1,6 +1,6 @@
-// What absl::Mutex orders, told to ThreadSanitizer: gRPC's reactors have one,
-// and the library's code is not instrumented. The linker takes these methods in
-// place of the library's, which they call. In preset tsan only.
+// Reports the order of absl::Mutex to ThreadSanitizer, because gRPC's reactors
+// use it and the library is not instrumented. The linker uses these methods
+// instead of the library's, which they call. Only in preset tsan.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 

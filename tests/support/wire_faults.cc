@@ -48,7 +48,7 @@ class FaultFactory final
 };
 
 // Adds the interceptor to every server that is built, as reflection adds its
-// service: the server under test need not know of it.
+// service, so that the server under test needs no change.
 class FaultPlugin final : public grpc::ServerBuilderPlugin {
  public:
   std::string name() override { return "weft_wire_faults"; }

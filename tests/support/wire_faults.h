@@ -1,6 +1,5 @@
-// What goes wrong between a server and its clients: replies that are lost,
-// other retry hints. Acts on what the servers of this process send, behind
-// their handlers.
+// Faults between a server and its clients: lost replies, other retry hints.
+// They change what the servers of this process send, after their handlers.
 #ifndef WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 #define WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 
@@ -19,21 +18,20 @@ namespace weft {
 // Threads: any.
 class WireFaults {
  public:
-  // The one of this process. The first call comes before the server starts.
+  // Returns the only object of this process. Call it before the server starts.
   static WireFaults& Install();
 
-  // As if nothing had been set.
+  // Removes all faults.
   void Reset() ABSL_LOCKS_EXCLUDED(mu_);
-  // The next call of that RPC runs, and its caller gets this instead of its
-  // reply. May be repeated for further calls.
+  // The next call of that RPC runs, and its caller gets this status instead of
+  // the reply. Repeated calls of LoseReply apply to further calls.
   void LoseReply(std::string rpc, grpc::Status instead)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Refusals tell the client to come again after so many milliseconds; none:
-  // they have no hint.
+  // Sets the retry hint of refusals in milliseconds; none: no hint.
   void SetRetryHint(std::optional<int> milliseconds) ABSL_LOCKS_EXCLUDED(mu_);
-  // The token that the last call brought.
+  // Returns the token of the last call.
   [[nodiscard]] std::string authorization() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The adapter that the last call named in its metadata; empty: it named none.
+  // Returns the adapter in the metadata of the last call; empty: none.
   [[nodiscard]] std::string adapter_id() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // For the interceptor.

@@ -51,7 +51,8 @@ struct Block {
   ucontext_t scheduler;
   unsigned running = 0;
   const std::function<void()>* thread = nullptr;
-  // New for each launch, of its own size, so that a sanitizer sees its end.
+  // Allocated for each launch with its exact size, so that a sanitizer sees
+  // accesses beyond it.
   std::unique_ptr<char[]> dynamic_shared;
   alignas(16) char slots[2][kMaxThreads * kSlotBytes];
 };
@@ -65,7 +66,7 @@ void Wait(Waits reason) {
 
 void RunThread() {
   (*block.thread)();
-  // Comes back never: the next block makes the context anew.
+  // Never returns, because the next block makes the context anew.
   Wait(Waits::kDone);
 }
 
@@ -95,7 +96,8 @@ bool AllWait(unsigned begin, unsigned end, Waits reason) {
   return true;
 }
 
-// True when the threads [begin, end) all waited for that and now go on.
+// If the threads [begin, end) all wait for this, lets them go on and returns
+// true.
 bool Release(unsigned begin, unsigned end, Waits reason) {
   if (!AllWait(begin, end, reason)) return false;
   for (unsigned i = begin; i < end; ++i) block.fibers[i].waits = Waits::kNot;

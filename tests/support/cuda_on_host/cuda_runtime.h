@@ -13,7 +13,7 @@
 #define __global__
 #define __device__
 #define __host__
-// One block runs at a time, so that its memory may be everybody's.
+// One block runs at a time, so shared memory may be static.
 #define __shared__ static
 #define __launch_bounds__(...)
 
@@ -58,13 +58,13 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// 32 bytes per lane, through which the lanes of a warp pass values. `which`
-// alternates: one barrier then parts two exchanges.
+// Returns 32 bytes per lane, by which the lanes of a warp exchange values.
+// `which` alternates, so that one barrier separates two exchanges.
 void* LaneSlot(unsigned lane, unsigned which);
 // 0 and 1 in turn, for each thread by itself.
 unsigned NextSlot();
 
-// The value that another lane gives in the same call; all lanes give one.
+// Returns the value of another lane in the same call. All lanes call it.
 template <typename T>
 T ReadLane(T value, unsigned other) {
   static_assert(sizeof(T) <= 16);
@@ -82,7 +82,7 @@ T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
   return weft::testing::cuda_on_host::ReadLane(
       value, threadIdx.x ^ static_cast<unsigned>(lane_mask));
 }
-// The lanes below `delta` keep their own.
+// The lanes below `delta` keep their own value.
 template <typename T>
 T __shfl_up_sync(unsigned /*mask*/, T value, unsigned delta) {
   const unsigned lane = threadIdx.x % 32;
@@ -95,8 +95,8 @@ T __shfl_sync(unsigned /*mask*/, T value, int from) {
                                                static_cast<unsigned>(from));
 }
 
-// Threads run one at a time, blocks one after the other: plain memory will do,
-// and what one wrote is there for the next.
+// Threads run one at a time, and blocks one after the other. So atomics are
+// plain accesses.
 template <typename T>
 T atomicAdd(T* address, T value) {
   const T before = *address;

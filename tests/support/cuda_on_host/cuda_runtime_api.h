@@ -1,14 +1,14 @@
-// What the CUDA kernels and their tests use of CUDA's runtime, on the host:
-// kernels/cuda/*.cu compile against this folder as plain C++, and their tests
-// run where there is neither a GPU nor nvcc.
+// The part of CUDA's runtime that the CUDA kernels and their tests use, on the
+// host. kernels/cuda/*.cu compile against this folder as plain C++, so their
+// tests need neither a GPU nor nvcc.
 //
 // A block's threads are fibers of one thread. They run one after the other from
-// barrier to barrier, each warp as far as it gets before the next one, forwards
-// and backwards in turn. Where a barrier is missing, one of the two orders
-// gives a wrong result. All threads (lanes) must reach a barrier or a warp
-// operation, or the process ends with a message. "Device" memory is the heap,
-// so the address sanitizer sees every access. Tests here say nothing about
-// speed, nor about what is undefined on a device but defined on a host.
+// barrier to barrier. Each warp runs as far as it can before the next one, in
+// forward and in backward order by turns. If a barrier is missing, one of the
+// two orders gives a wrong result. All threads (lanes) must reach a barrier or
+// a warp operation, or the process ends with a message. "Device" memory is the
+// heap, so the address sanitizer sees every access. Tests here do not measure
+// speed, and do not find behaviour that is undefined only on a device.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 

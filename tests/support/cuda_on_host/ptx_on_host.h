@@ -1,6 +1,6 @@
 // The instructions of kernels/cuda/mma.cuh on the host, with the fragments'
 // layouts that the PTX ISA states; see cuda_runtime_api.h. An asynchronous copy
-// happens when its thread waits for it: what is read before shows.
+// happens when its thread waits for it, so that tests detect earlier reads.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_PTX_ON_HOST_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_PTX_ON_HOST_H_
 
@@ -20,7 +20,7 @@ void WaitForCopies(size_t num_pending);
 // The memory of the launch that runs.
 void* DynamicShared();
 
-// A device takes multiples of 16 bytes alone.
+// A device takes only multiples of 16 bytes.
 inline void CheckAlignment(const void* address) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0) std::abort();
 }

@@ -1,5 +1,5 @@
-// The flash kernels for packed sequences of any lengths, which LibTorch has for
-// CUDA alone, as the textbook writes them, in f64.
+// LibTorch's flash kernels for packed sequences of any lengths, which exist
+// only for CUDA, as plain attention in f64.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

@@ -28,7 +28,7 @@ std::vector<T> Table(const std::string& bytes, uint64_t offset, uint64_t size) {
   return table;
 }
 
-// Mangled names by address in the file. dladdr knows the exported ones alone.
+// Mangled names by address in the file. dladdr knows only exported names.
 std::map<uint64_t, std::string> ReadFunctions() {
   std::map<uint64_t, std::string> functions;
   const std::string bytes = ReadFile("/proc/self/exe");
@@ -47,7 +47,7 @@ std::map<uint64_t, std::string> ReadFunctions() {
   return functions;
 }
 
-// Where the program lies, if it may lie anywhere.
+// Subtracts the load address of a position-independent program.
 uint64_t AddressInFile(const void* function) {
   Dl_info info;
   const auto address = reinterpret_cast<uint64_t>(function);

@@ -1,4 +1,4 @@
-// Names of functions of the running program, local ones too.
+// Names of functions of the running program, including local ones.
 #ifndef WEFT_TESTS_SUPPORT_HOST_DEVICE_FUNCTION_NAME_H_
 #define WEFT_TESTS_SUPPORT_HOST_DEVICE_FUNCTION_NAME_H_
 
@@ -6,8 +6,8 @@
 
 namespace weft::testing {
 
-// The function's name in the source, without namespaces and arguments, or its
-// address when the program was stripped of its symbols.
+// Returns the function's name in the source, without namespaces and arguments,
+// or its address if the program has no symbols.
 [[nodiscard]] std::string FunctionName(const void* function);
 
 }  // namespace weft::testing

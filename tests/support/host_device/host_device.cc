@@ -22,7 +22,7 @@ void* Allocate(size_t num_bytes) {
   constexpr size_t kAlignment = 256;
   void* data = std::aligned_alloc(
       kAlignment, (num_bytes + kAlignment - 1) / kAlignment * kAlignment);
-  // NaN in every dtype: what is read before it is written is seen.
+  // NaN in every dtype, so that tests detect reads before writes.
   std::memset(data, 0xFF, num_bytes);
   return data;
 }
@@ -70,7 +70,8 @@ class PinnedAllocator final : public c10::Allocator {
   }
 };
 
-// What LibTorch asks of CUDA's part. No generator: getNumGPUs() is 0.
+// The hooks that LibTorch calls for CUDA. There is no generator, because
+// getNumGPUs() is 0.
 class HostCudaHooks final : public at::CUDAHooksInterface {
  public:
   explicit HostCudaHooks(at::CUDAHooksArgs) {}

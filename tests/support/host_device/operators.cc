@@ -1,5 +1,5 @@
 // LibTorch's operators on the device of host_device.h: each runs as the CPU's
-// on tensors that share the memory of its own.
+// on host views of its tensors.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -26,7 +26,7 @@ using c10::IValue;
 constexpr c10::DispatchKeySet kDeviceKeys(c10::DispatchKey::CUDA);
 const at::Device kDevice(at::kCUDA, 0);
 
-// A tensor of the host as one of the device, which keeps it.
+// Returns a device tensor that keeps a host tensor.
 at::Tensor DeviceOf(const at::Tensor& host) {
   if (!host.defined() || host.is_cuda()) return host;
   AddLiveAllocations(1);
@@ -36,7 +36,7 @@ at::Tensor DeviceOf(const at::Tensor& host) {
       kDevice);
 }
 
-// On a device a tensor of the host takes part as a number alone.
+// On a device a host tensor may only be a single number.
 void CheckDevice(const at::Tensor& tensor, const std::string& op) {
   TORCH_CHECK(!tensor.defined() || tensor.is_cuda() || tensor.dim() == 0, op,
               " mixes tensors of the host and of the device");
@@ -97,21 +97,22 @@ std::string ShortName(const c10::OperatorHandle& op) {
   return name.substr(name.find("::") + 2);
 }
 
-// What an operator may give a size: it makes results of no elements first.
+// Returns whether an operator may size this argument. It makes empty results
+// first.
 bool IsUnsized(const c10::Argument& argument, const IValue& value) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
          value.isTensor() && value.toTensor().defined() &&
          value.toTensor().numel() == 0;
 }
 
-// The memory and the sizes of another for an unsized tensor.
+// Gives an unsized tensor the memory and the sizes of another one.
 void Become(const at::Tensor& tensor, const at::Tensor& other) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(other.storage());
   impl->set_sizes_and_strides(other.sizes(), other.strides());
 }
 
-// Puts the operator's results, of the host, in their place on the device.
+// Puts the operator's host results in their place on the device.
 void TakeResults(const c10::FunctionSchema& schema,
                  const std::vector<IValue>& arguments,
                  const std::vector<IValue>& hosts, torch::jit::Stack* stack) {
@@ -190,7 +191,7 @@ const at::Tensor& Resize(const at::Tensor& tensor, c10::IntArrayRef sizes,
   return tensor;
 }
 
-// cuBLAS alone has it.
+// Only cuBLAS has this product.
 at::Tensor WideningMm(const at::Tensor& a, const at::Tensor& b,
                       at::ScalarType dtype) {
   CurrentEvents().launches.emplace_back("mm");
