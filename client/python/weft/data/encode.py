@@ -133,7 +133,7 @@ class Encoder:
 
     def _answer(self, record: Record, name: str) -> Example:
         """record["prompt"] is read, record[name] is learnt."""
-        if isinstance(record.get(name), str):
+        if str in (type(record.get("prompt")), type(record.get(name))):
             prompt = self._tokenizer.encode(_text(record, "prompt"))
             answer = self._tokenizer.encode(_text(record, name), special=False)
             learnt = [False] * len(prompt) + [True] * len(answer)

@@ -37,7 +37,7 @@ def read(source: Source) -> Iterator[Located]:
         return _numbered(source, "record ")
     text = str(source)
     if text.startswith(HUB):
-        return _hub(text.removeprefix(HUB))
+        return _hub(text)
     path = Path(text)
     if not path.is_file():
         raise InvalidArgument(f"{path}: no such file")
@@ -81,13 +81,13 @@ def _parquet(path: Path) -> Iterator[Located]:
         yield from _numbered(present, f"{path}:")
 
 
-def _hub(name: str) -> Iterator[Located]:
+def _hub(source: str) -> Iterator[Located]:
     try:
         import datasets
     except ImportError:
         raise InvalidArgument(
-            f"{HUB}{name} needs the package datasets: pip install datasets"
+            f"{source} needs the package datasets: pip install datasets"
         ) from None
-    name, _, split = name.partition(":")
+    name, _, split = source.removeprefix(HUB).partition(":")
     records = datasets.load_dataset(name, split=split or "train", streaming=True)
-    return _numbered(records, f"{HUB}{name}:")
+    return _numbered(records, f"{source}:")

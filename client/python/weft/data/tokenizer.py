@@ -100,6 +100,8 @@ class ModelTokenizer:
             first = encoding.char_to_token(begin) if begin < end else None
             if first is None:
                 continue
+            if not marked:  # Blanks behind the turn may belong to no token.
+                end = begin + len(text[begin:end].rstrip())
             final = encoding.char_to_token(end - 1)
             stop = len(tokens) if final is None else final + 1
             if not marked:
