@@ -1,17 +1,15 @@
-"""Generates weft/_proto from proto/weft/v1/*.proto with the system's protoc.
+"""Generates weft/_proto from proto/weft/v1/*.proto with the protoc of grpcio-tools.
 
 Our files import nothing from each other, only what protobuf brings, so their
 modules can stand flat in weft._proto, and no import needs rewriting. There are
 no gRPC stubs: the table in weft/methods.py takes their place, so no plugin is needed.
 
-    python client/python/generate.py [--protoc PATH]
+    python client/python/generate.py
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -25,13 +23,17 @@ def _sources() -> list[Path]:
     return sorted((PROTO_ROOT / "weft" / "v1").glob("*.proto"))
 
 
-def generate(protoc: str = "protoc") -> None:
+def generate() -> None:
     """Writes the stubs; each file appears whole, so two runs may overlap."""
+    # Only where stubs are made: an unpacked sdist brings its own.
+    from grpc_tools import protoc
+
     OUTPUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=OUTPUT.parent) as scratch:
-        command = [protoc, "-I", str(PROTO_ROOT), f"--python_out={scratch}"]
+        command = ["protoc", "-I", str(PROTO_ROOT), f"--python_out={scratch}"]
         command += [f"--pyi_out={scratch}", *map(str, _sources())]
-        subprocess.run(command, check=True)
+        if protoc.main(command) != 0:
+            raise RuntimeError(f"protoc failed: {' '.join(command)}")
         init = Path(scratch, "weft", "v1", "__init__.py")
         init.write_text(DOCSTRING, encoding="utf-8")
         # __init__ last: its time stamp says that all the others are there.
@@ -40,7 +42,7 @@ def generate(protoc: str = "protoc") -> None:
             os.replace(path, OUTPUT / path.name)
 
 
-def ensure_stubs(protoc: str = "protoc") -> None:
+def ensure_stubs() -> None:
     """Generates unless the stubs are newer than the .proto files.
 
     Outside the repository (an unpacked wheel or sdist) there are no sources;
@@ -54,14 +56,8 @@ def ensure_stubs(protoc: str = "protoc") -> None:
         raise FileNotFoundError(f"no .proto files in {PROTO_ROOT / 'weft/v1'}")
     newest = max(path.stat().st_mtime for path in sources)
     if not init.exists() or init.stat().st_mtime < newest:
-        generate(protoc)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Generate weft._proto.")
-    parser.add_argument("--protoc", default="protoc", help="the protoc to run")
-    generate(parser.parse_args().protoc)
+        generate()
 
 
 if __name__ == "__main__":
-    main()
+    generate()

@@ -1,4 +1,7 @@
-"""Generates the protobuf stubs before setuptools looks for packages."""
+"""Generates the protobuf stubs before setuptools looks for packages.
+
+From a checkout: `python -m build --wheel client/python`.
+"""
 
 import sys
 from pathlib import Path

@@ -13,6 +13,7 @@ import weft
 from weft.__main__ import main
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six"]
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 
 
 @pytest.fixture
@@ -21,10 +22,14 @@ def model_dir(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="zero"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "six", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     return tmp_path
 
 
-def test_tokenizes_texts_and_prompts(model_dir: Path) -> None:
+def test_tokenizes_texts_and_prompts(
+    model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = model_dir / "texts.jsonl"
     records = [
         {"text": "one two"},
@@ -37,10 +42,13 @@ def test_tokenizes_texts_and_prompts(model_dir: Path) -> None:
     assert main([*base, "--input", str(texts), "--output", str(output)]) == 0
     made = [json.loads(line) for line in output.read_text().splitlines()]
     assert made == [
-        {"tokens": [1, 2]},
-        {"tokens": [1, 2, 3], "prompt_length": 1},
-        {"tokens": [5, 6]},
+        {"tokens": [1, 2, 6], "prompt_length": 0},
+        {"tokens": [1, 2, 3, 6], "prompt_length": 1},
+        {"tokens": [5, 6], "prompt_length": 0},
     ]
+    assert main([*base, "--no-eos", "--input", str(texts)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert json.loads(first) == {"tokens": [1, 2], "prompt_length": 0}
 
 
 @pytest.mark.parametrize("line", ["{}", "[1]", "{"])
@@ -48,32 +56,27 @@ def test_bad_records_fail(
     model_dir: Path, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = model_dir / "texts.jsonl"
-    texts.write_text(line + "\n")
+    texts.write_text(line + "\n" + '{"text": "one"}\n')
     base = ["tokenize", "--model-dir", str(model_dir)]
+    # The good one is written all the same.
     assert main([*base, "--input", str(texts)]) == 1
-    assert "INVALID_ARGUMENT" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"{texts}: 1 records left out" in printed.err
+    assert json.loads(printed.out)["tokens"] == [1, 6]
 
 
-def test_trains_and_samples(
+def test_samples_texts_and_chats(
     server: FakeWeftd,
     client: weft.Client,
     model_dir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    texts = model_dir / "texts.jsonl"
-    texts.write_text('{"text": "one two three"}\n')
-    common = ["--model-dir", str(model_dir), "--server", server.target]
-    train = ["train", *common, "--adapter", "a", "--data", str(texts)]
-    assert main([*train, "--steps", "2", "--batch", "1", "--tenant", "t"]) == 0
-    assert "step 2/2" in capsys.readouterr().out
-    adapter = client.adapter("a")
-    assert adapter.info().tenant == "t"
-    assert adapter.info().last_step == 4
-    assert main([*train, "--steps", "1"]) == 0
-    assert adapter.info().last_step == 6
-    sample = ["sample", *common, "--prompt", "one", "--max-tokens", "3"]
-    assert main([*sample, "--adapter", "a"]) == 0
-    assert "two three four" in capsys.readouterr().out
+    client.create_adapter("a")
+    sample = ["sample", "--model-dir", str(model_dir), "--server", server.target]
+    sample += ["--prompt", "one", "--max-tokens", "3", "--adapter", "a"]
+    for chat in ([], ["--chat"]):
+        assert main([*sample, *chat]) == 0
+        assert "two three four" in capsys.readouterr().out
 
 
 def test_missing_files_and_servers_are_said(

@@ -105,18 +105,21 @@ def test_ragged_targets_go_flat_and_come_back_per_token(
     adapter = client.create_adapter("a")
     targets = [as_array(row) for row in ([3, 4], [], [5])]
     weights = [as_array(row) for row in ([0.5, 0.0], [], [2.0])]
-    result = adapter.forward([weft.Datum([7, 8, 9], targets, weights)])
+    ragged = weft.Datum([7, 8, 9], targets, weights)
+    result = adapter.forward([ragged])
     datum = sent[-1].data[0]
     assert datum.targets_le == np.array([3, 4, 5], "<u4").tobytes()
     assert datum.weights_le == np.array([0.5, 0, 2], "<f4").tobytes()
     assert datum.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
     assert datum.targets_per_token == 0
-    logprobs, losses = result.results[0].logprobs, result.results[0].losses
+    flat = result.results[0].logprobs
+    assert flat.shape == (3,) and flat.flags.writeable
+    logprobs = ragged.per_token(flat)
+    losses = ragged.per_token(result.results[0].losses)
     assert [row.shape for row in losses] == [(2,), (0,), (1,)]
     np.testing.assert_allclose(logprobs[0], np.array([-0.5, 0], "<f4"))
     np.testing.assert_allclose(logprobs[2], np.array([-0.75], "<f4"))
     np.testing.assert_allclose(losses[2], np.array([1.5], "<f4"))
-    assert all(row.flags.writeable for row in logprobs)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -124,7 +127,8 @@ def test_targets_that_are_all_empty_are_ragged(count: int, client: weft.Client) 
     datum = weft.Datum([1] * count, [[]] * count)
     assert datum.target_offsets is not None
     result = client.create_adapter("a").forward([datum]).results[0]
-    assert [row.shape for row in result.logprobs] == [(0,)] * count
+    rows = datum.per_token(result.logprobs)
+    assert [row.shape for row in rows] == [(0,)] * count
 
 
 def test_torch_rows_may_be_ragged() -> None:
@@ -282,7 +286,7 @@ def test_custom_losses_see_ragged_targets_flat(
     message = sent[-1].data[0]
     assert np.frombuffer(message.weights_le, "<f4").tolist() == [-1, 0, 3]
     assert message.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
-    assert [row.shape for row in result.results[0].logprobs] == [(2,), (0,), (1,)]
+    assert result.results[0].logprobs.shape == (3,)
     with pytest.raises(weft.InvalidArgument):
         adapter.forward_backward_custom([datum], lambda _: (0.0, [np.ones(2)]))
 

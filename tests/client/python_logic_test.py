@@ -33,6 +33,13 @@ def test_hints_lengthen_a_delay_and_deadlines_end_it() -> None:
     assert next_delay(POLICY, 1, make_error("UNAVAILABLE", "", 7), 9) == 7
 
 
+def test_a_hinted_refusal_is_repeated_until_the_deadline() -> None:
+    full = make_error("RESOURCE_EXHAUSTED", "", 0.01)
+    assert next_delay(POLICY, 1000, full, 100) == 3
+    assert next_delay(POLICY, 1000, full, 2) is None
+    assert next_delay(weft.NO_RETRY, 1, full, 100) is None
+
+
 @pytest.mark.parametrize("code", ["INTERNAL", "ABORTED", "DEADLINE_EXCEEDED"])
 def test_other_errors_are_not_repeated(code: str) -> None:
     assert next_delay(POLICY, 1, make_error(code, ""), 100) is None

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 
 import weft
-from weft import aio, client
+from weft import adapter, aio_adapter
 
 TWINS = (
     (weft.Client, weft.AsyncClient),
     (weft.Adapter, weft.AsyncAdapter),
-    (client.Submit, aio.AsyncSubmit),
+    (adapter.Submit, aio_adapter.AsyncSubmit),
 )
 SPECIAL = ("__init__", "__enter__", "__exit__")
 

@@ -76,7 +76,8 @@ def test_ragged_soft_targets(
     folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=9)
     with daemon.client() as client:
         adapter = client.import_adapter(unique("ragged"), folder)
-        reply = adapter.forward_backward([weft.Datum(tokens, targets, weights)])
+        datum = weft.Datum(tokens, targets, weights)
+        reply = adapter.forward_backward([datum])
         measured = checkpoints.gradients(daemon, adapter)
     with reference.adapter(folder) as adapted:
         wanted = torch.zeros(len(tokens), reference.vocab, dtype=torch.float64)
@@ -90,8 +91,8 @@ def test_ragged_soft_targets(
     for row, ids, logprobs, losses, values in zip(
         scores.detach().numpy(),
         targets,
-        reply.results[0].logprobs,
-        reply.results[0].losses,
+        datum.per_token(reply.results[0].logprobs),
+        datum.per_token(reply.results[0].losses),
         weights,
         strict=True,
     ):

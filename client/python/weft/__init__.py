@@ -3,16 +3,19 @@
 import weft
 
 with weft.Client("127.0.0.1:50051") as client:
-    adapter = client.create_adapter("mine", rank=16)
+    adapter = client.get_or_create("mine", rank=16)
     adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
     adapter.optim_step(learning_rate=1e-4)
     print(adapter.sample([1, 2], max_tokens=8).samples[0].tokens)
 """
 
-from weft.aio import AsyncAdapter, AsyncClient
+from weft.adapter import Adapter
+from weft.aio import AsyncClient
+from weft.aio_adapter import AsyncAdapter
 from weft.channel import Security
-from weft.client import Adapter, Client
+from weft.client import Client
 from weft.custom_loss import LossFn, torch_loss
+from weft.datum import Datum
 from weft.errors import (
     Aborted,
     AlreadyExists,
@@ -35,7 +38,6 @@ from weft.retry import NO_RETRY, RetryPolicy
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
-    Datum,
     DatumResult,
     LoraConfig,
     ModelInfo,

@@ -1,77 +1,49 @@
-"""`python -m weft`: tokenize, train and sample with text."""
+"""`python -m weft`: train adapters, sample from them, make token ids of texts."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import cycle, islice
 
-from weft import text
-from weft.client import Adapter, Client
-from weft.errors import InvalidArgument, NotFound, WeftError
-from weft.types import Datum, SampleOptions
+from weft import data
+from weft.client import Client
+from weft.errors import InvalidArgument, WeftError
+from weft.recipes import grpo, sft
+from weft.types import SampleOptions
 
 
 def _tokenize(options: argparse.Namespace) -> None:
-    tokenizer = text.load_tokenizer(options.model_dir)
+    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    encoder = data.Encoder(tokenizer, loss_on="last", eos=not options.no_eos)
+
+    def encode(record: data.Record) -> dict[str, object]:
+        example = encoder.example(record)
+        return {"tokens": example.tokens, "prompt_length": example.prompt_length}
+
+    source = "/dev/stdin" if options.input == "-" else options.input
+    dataset = data.Dataset(source, encode)
     with ExitStack() as files:
-        source, target = sys.stdin, sys.stdout
-        if options.input != "-":
-            source = files.enter_context(open(options.input, encoding="utf-8"))
+        target = sys.stdout
         if options.output != "-":
             target = files.enter_context(open(options.output, "w", encoding="utf-8"))
-        for record in text.read_records(source, options.input):
-            json.dump(text.tokenize_record(record, tokenizer), target)
+        for record in dataset:
+            json.dump(record, target)
             target.write("\n")
-
-
-def _open_or_create(client: Client, options: argparse.Namespace) -> Adapter:
-    try:
-        return client.adapter(options.adapter)
-    except NotFound:
-        return client.create_adapter(
-            options.adapter, rank=options.rank, tenant=options.tenant
-        )
-
-
-def _num_scored(datum: Datum) -> int:
-    if datum.weights is None:
-        return int(datum.targets.size)
-    return int((datum.weights != 0).sum())
-
-
-def _train(options: argparse.Namespace) -> None:
-    tokenizer = text.load_tokenizer(options.model_dir)
-    with open(options.data, encoding="utf-8") as file:
-        data = [
-            text.record_datum(text.tokenize_record(record, tokenizer))
-            for record in text.read_records(file, options.data)
-        ]
-    if not data:
-        raise InvalidArgument(f"{options.data}: no data")
-    stream = cycle(data)
-    with Client(options.server) as client:
-        adapter = _open_or_create(client, options)
-        for step in range(1, options.steps + 1):
-            batch = list(islice(stream, options.batch))
-            gradient = adapter.submit.forward_backward(batch)
-            update = adapter.submit.optim_step(learning_rate=options.lr)
-            loss = gradient.result().metrics["loss:sum"]
-            norm = update.result().grad_norm
-            mean = loss / max(sum(map(_num_scored, batch)), 1)
-            print(
-                f"step {step}/{options.steps} loss {mean:.4f} grad {norm:.3g}",
-                flush=True,
-            )
+    if dataset.num_bad:
+        raise InvalidArgument(f"{options.input}: {dataset.num_bad} records left out")
 
 
 def _sample(options: argparse.Namespace) -> None:
-    tokenizer = text.load_tokenizer(options.model_dir)
-    prompt = tokenizer.encode(options.prompt).ids
+    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    if options.chat:
+        prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
+    else:
+        prompt = tokenizer.encode(options.prompt)
     settings: SampleOptions = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
@@ -87,7 +59,7 @@ def _sample(options: argparse.Namespace) -> None:
         shown = ""
         for delta in stream:
             tokens += delta.tokens
-            decoded: str = tokenizer.decode(tokens)
+            decoded = tokenizer.decode(tokens)
             # A character may still lack its last bytes.
             if decoded.startswith(shown) and not decoded.endswith("\ufffd"):
                 print(decoded[len(shown) :], end="", flush=True)
@@ -98,45 +70,46 @@ def _sample(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-
-    def add(
-        name: str, run: Callable[[argparse.Namespace], None], summary: str
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(run=run)
-        command.add_argument(
-            "--model-dir", required=True, help="folder with tokenizer.json"
+    for name, recipe in (("sft", sft), ("grpo", grpo)):
+        command = commands.add_parser(
+            name,
+            help=recipe.SUMMARY,
+            description=recipe.SUMMARY,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        return command
+        recipe.add_arguments(command)
+        command.set_defaults(run=recipe.run)
 
-    tokenize = add("tokenize", _tokenize, "Texts (JSONL) to token ids (JSONL).")
-    tokenize.add_argument("--input", default="-", help="- = standard input")
-    tokenize.add_argument("--output", default="-", help="- = standard output")
-
-    train = add("train", _train, "Train an adapter on texts (JSONL).")
-    train.add_argument("--data", required=True, help="texts or token ids")
-    train.add_argument("--adapter", required=True, help="made if it is new")
-    train.add_argument("--steps", type=int, default=10)
-    train.add_argument("--batch", type=int, default=8)
-    train.add_argument("--lr", type=float, default=1e-4)
-    train.add_argument("--rank", type=int, default=32, help="of a new adapter")
-    train.add_argument("--tenant", help="of a new adapter; one of its own")
-
-    sample = add("sample", _sample, "Continue a text.")
+    summary = "Continue a text, or answer it."
+    sample = commands.add_parser("sample", help=summary, description=summary)
+    sample.set_defaults(run=_sample)
+    sample.add_argument("--model-dir", required=True, help="folder with tokenizer.json")
     sample.add_argument("--prompt", required=True)
+    sample.add_argument("--chat", action="store_true", help="a user's message")
     sample.add_argument("--adapter", default="", help="default: base model")
     sample.add_argument("--max-tokens", type=int, default=64)
     sample.add_argument("--temperature", type=float, default=1.0)
     sample.add_argument("--seed", type=int)
+    server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
+    sample.add_argument("--server", default=server, help="or WEFT_SERVER")
 
-    for command in (train, sample):
-        command.add_argument("--server", default=server, help="or WEFT_SERVER")
+    summary = "Records of text (JSONL, Parquet) to token ids (JSONL) for weftctl."
+    tokenize = commands.add_parser("tokenize", help=summary, description=summary)
+    tokenize.set_defaults(run=_tokenize)
+    tokenize.add_argument(
+        "--model-dir", required=True, help="folder with tokenizer.json"
+    )
+    tokenize.add_argument("--input", default="-", help="- = standard input")
+    tokenize.add_argument("--output", default="-", help="- = standard output")
+    tokenize.add_argument(
+        "--no-eos", action="store_true", help="texts do not end: teach no end"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line: 0 done, 1 failed, 2 (argparse) wrong usage."""
+    logging.basicConfig(format="weft: %(message)s")
     options = _parser().parse_args(argv)
     try:
         options.run(options)

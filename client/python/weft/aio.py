@@ -5,196 +5,30 @@ Make it inside the event loop that uses it; it is not for other threads.
 
 from __future__ import annotations
 
-from asyncio import Task
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Unpack
 
-from weft import convert, custom_loss, methods
-from weft._proto import sampling_pb2
+from weft.aio_adapter import AsyncAdapter
 from weft.channel import Security
-from weft.core import AdapterCore, ClientCore
-from weft.folders import FolderWriter, StrPath
+from weft.core import ClientCore
+from weft.datum import Datum
+from weft.folders import StrPath
 from weft.operations import Caller
 from weft.retry import RetryPolicy
+from weft.sampling import InFlight
 from weft.tasks import TaskDriver
 from weft.types import (
     AdapterInfo,
     ArrayLike,
     CheckpointInfo,
-    Datum,
+    FloatArray,
     LossOptions,
-    OptimOptions,
-    OptimResult,
     SampleDelta,
     SampleOptions,
     SampleResult,
     ServerInfo,
     TrainResult,
 )
-
-
-class AsyncSubmit:
-    """Steps numbered at the call, so that several can be in flight.
-
-    Cancelling a task leaves it open whether its step ran.
-    """
-
-    def __init__(self, core: AdapterCore, driver: TaskDriver) -> None:
-        self._core = core
-        self._driver = driver
-
-    def forward_backward(
-        self,
-        data: Iterable[Datum],
-        loss: str = "cross_entropy",
-        **options: Unpack[LossOptions],
-    ) -> Task[TrainResult]:
-        """Adds the gradient of the summed loss to the accumulator."""
-        return self._driver.submit(
-            self._core.train(data, loss, options, backward=True, submit=True)
-        )
-
-    def forward(
-        self,
-        data: Iterable[Datum],
-        loss: str = "cross_entropy",
-        **options: Unpack[LossOptions],
-    ) -> Task[TrainResult]:
-        """The same numbers without a gradient."""
-        return self._driver.submit(
-            self._core.train(data, loss, options, backward=False, submit=True)
-        )
-
-    def optim_step(self, **options: Unpack[OptimOptions]) -> Task[OptimResult]:
-        """Applies AdamW to the accumulated gradient and clears it."""
-        return self._driver.submit(self._core.optim_step(options, submit=True))
-
-
-class AsyncAdapter:
-    """One adapter on the server. Made by the AsyncClient's methods."""
-
-    def __init__(self, client: AsyncClient, core: AdapterCore) -> None:
-        self._client = client
-        self._core = core
-        self._driver = client._driver
-        self.submit = AsyncSubmit(core, client._driver)
-
-    def __repr__(self) -> str:
-        return f"AsyncAdapter({self.id!r}, next_step={self.next_step})"
-
-    @property
-    def id(self) -> str:
-        """The adapter's name on the server."""
-        return self._core.adapter_id
-
-    @property
-    def next_step(self) -> int:
-        """The number that the next step will carry."""
-        return self._core.counter.next_step
-
-    async def resync(self) -> int:
-        """Learns the next step's number from the server and returns it.
-
-        Needed after an error that says so. FailedPrecondition while steps are
-        in flight.
-        """
-        return await self._driver.run(self._core.resync())
-
-    async def forward_backward(
-        self,
-        data: Iterable[Datum],
-        loss: str = "cross_entropy",
-        **options: Unpack[LossOptions],
-    ) -> TrainResult:
-        """Adds the gradient of the summed loss to the accumulator."""
-        return await self._driver.run(
-            self._core.train(data, loss, options, backward=True)
-        )
-
-    async def forward(
-        self,
-        data: Iterable[Datum],
-        loss: str = "cross_entropy",
-        **options: Unpack[LossOptions],
-    ) -> TrainResult:
-        """The same numbers without a gradient."""
-        return await self._driver.run(
-            self._core.train(data, loss, options, backward=False)
-        )
-
-    async def forward_backward_custom(
-        self, data: Sequence[Datum], loss_fn: custom_loss.LossFn
-    ) -> TrainResult:
-        """A loss of the log-probabilities that this process computes.
-
-        loss_fn gets one array per datum and returns the loss and its gradient
-        for each; `weft.torch_loss` makes one from torch code. Takes two steps.
-        """
-        forward = await self.forward(data)
-        surrogate = custom_loss.surrogate(data, forward, loss_fn)
-        return surrogate.finish(forward, await self.forward_backward(surrogate.data))
-
-    async def optim_step(self, **options: Unpack[OptimOptions]) -> OptimResult:
-        """Applies AdamW to the accumulated gradient and clears it."""
-        return await self._driver.run(self._core.optim_step(options))
-
-    async def sample(
-        self,
-        prompt: ArrayLike,
-        *,
-        snapshot: str | None = None,
-        **options: Unpack[SampleOptions],
-    ) -> SampleResult:
-        """Samples from the latest version, or from a snapshot."""
-        core = self._client._core
-        return await self._driver.run(core.sample(prompt, options, self.id, snapshot))
-
-    def sample_stream(
-        self,
-        prompt: ArrayLike,
-        *,
-        snapshot: str | None = None,
-        **options: Unpack[SampleOptions],
-    ) -> AsyncIterator[SampleDelta]:
-        """The same tokens as they are made. Not repeated on errors."""
-        return self._client._stream(prompt, options, self.id, snapshot)
-
-    async def save(self, name: str, overwrite: bool = False) -> CheckpointInfo:
-        """Writes a checkpoint on the server."""
-        return await self._driver.run(self._core.save(name, overwrite))
-
-    async def load(
-        self, name: str, source: str | None = None, weights_only: bool = False
-    ) -> AdapterInfo:
-        """Replaces the state by a checkpoint (of adapter `source`)."""
-        return await self._driver.run(self._core.load(name, source, weights_only))
-
-    async def snapshot(self, name: str) -> int:
-        """Pins the current weights under a name; returns their version."""
-        return await self._driver.run(self._core.snapshot(name))
-
-    async def release_snapshot(self, name: str) -> None:
-        """Frees the snapshot once no sample uses it any more."""
-        await self._driver.run(self._core.release_snapshot(name))
-
-    async def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
-        """Writes a PEFT folder on this machine."""
-        request = self._core.export_request(snapshot)
-        timeout = self._core.caller.timeout
-        with FolderWriter(folder) as writer:
-            async for message in self._driver.stream(
-                methods.EXPORT_ADAPTER, request, timeout
-            ):
-                writer.add(message.chunk)
-            writer.commit()
-
-    async def info(self) -> AdapterInfo:
-        """What the server says about the adapter."""
-        return await self._driver.run(self._core.info())
-
-    async def delete(self) -> None:
-        """Forgets the adapter. Its checkpoints stay."""
-        await self._client.delete_adapter(self.id)
 
 
 class AsyncClient:
@@ -250,19 +84,40 @@ class AsyncClient:
     ) -> AsyncAdapter:
         """Makes a new adapter.
 
-        target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens".
-        tenant: with whose other adapters it shares; None: a tenant of its own.
+        target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens"; None:
+        the server's default. tenant: with whose other adapters it shares; None: a
+        tenant of its own. AlreadyExists where the name is taken.
         """
         operation = self._core.create_adapter(
             adapter_id, rank, alpha, target_modules, seed, tenant
         )
-        return AsyncAdapter(self, await self._driver.run(operation))
+        return AsyncAdapter(await self._driver.run(operation), self._driver)
+
+    async def get_or_create(
+        self,
+        adapter_id: str,
+        *,
+        rank: int = 32,
+        alpha: float = 32.0,
+        target_modules: Iterable[str] | None = None,
+        seed: int | None = None,
+        tenant: str | None = None,
+    ) -> AsyncAdapter:
+        """The adapter of that name, made if there is none: for a program that may
+        run twice. An existing one goes on after its last step.
+
+        FailedPrecondition where it exists with another rank, alpha or
+        target_modules; seed and tenant are for a new one.
+        """
+        operation = self._core.get_or_create(
+            adapter_id, rank, alpha, target_modules, seed, tenant
+        )
+        return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
-        """An existing adapter; goes on after its last step."""
-        return AsyncAdapter(
-            self, await self._driver.run(self._core.adapter(adapter_id))
-        )
+        """An existing adapter; goes on after its last step. NotFound without it."""
+        core = await self._driver.run(self._core.adapter(adapter_id))
+        return AsyncAdapter(core, self._driver)
 
     async def adapters(self) -> list[AdapterInfo]:
         """All adapters, ordered by id."""
@@ -277,7 +132,7 @@ class AsyncClient:
     ) -> AsyncAdapter:
         """Makes an adapter from a PEFT LoRA folder on this machine."""
         operation = self._core.import_adapter(adapter_id, folder, tenant)
-        return AsyncAdapter(self, await self._driver.run(operation))
+        return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def checkpoints(self, adapter_id: str | None = None) -> list[CheckpointInfo]:
         """Newest first; of all adapters unless one is named."""
@@ -290,14 +145,32 @@ class AsyncClient:
     async def sample(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> SampleResult:
-        """Samples from the base model."""
-        return await self._driver.run(self._core.sample(prompt, options))
+        """Samples from the base model. prompt: [P] token ids, 1 <= P < context."""
+        return await self._driver.run(self._core.sampler.sample(prompt, options))
+
+    async def sample_many(
+        self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
+    ) -> list[SampleResult]:
+        """Samples of each prompt from the base model, in the prompts' order; see
+        `Adapter.sample_many`."""
+        bound = InFlight()
+        each = self._core.sampler.sample_each(prompts, options, None, bound)
+        return await self._driver.run_many(each, lambda: bound.limit)
 
     def sample_stream(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> AsyncIterator[SampleDelta]:
         """The same tokens as they are made. Not repeated on errors."""
-        return self._stream(prompt, options)
+        request = self._core.sampler.stream_request(prompt, options)
+        return self._driver.deltas(request, self._core.caller.timeout)
+
+    async def compute_logprobs(self, tokens: ArrayLike) -> FloatArray:
+        """The base model's log-probability of each token after those before it, [N].
+
+        tokens: [N], 1 <= N < the model's context. The first is 0 and means
+        nothing: nothing predicts it.
+        """
+        return await self._driver.run(self._core.sampler.compute_logprobs(tokens))
 
     async def forward(
         self,
@@ -305,25 +178,5 @@ class AsyncClient:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> TrainResult:
-        """Scores with the base model."""
+        """Scores with the base model; results in the data's order."""
         return await self._driver.run(self._core.forward(data, loss, options))
-
-    def _stream(
-        self,
-        prompt: ArrayLike,
-        options: SampleOptions,
-        adapter_id: str = "",
-        snapshot: str | None = None,
-    ) -> AsyncIterator[SampleDelta]:
-        request = self._core.stream_request(prompt, options, adapter_id, snapshot)
-        messages = self._driver.stream(
-            methods.SAMPLE_STREAM, request, self._core.caller.timeout
-        )
-        return self._deltas(messages)
-
-    @staticmethod
-    async def _deltas(
-        messages: AsyncIterator[sampling_pb2.SampleStreamResponse],
-    ) -> AsyncIterator[SampleDelta]:
-        async for message in messages:
-            yield convert.to_sample_delta(message)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+from weft.datum import Datum
 from weft.errors import InvalidArgument
 from weft.operations import Reply
 from weft.types import (
     AdapterInfo,
-    ArrayLike,
     CheckpointInfo,
-    Datum,
     DatumResult,
     FinishReason,
     FloatArray,
@@ -203,8 +202,8 @@ def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> Train
         entropies = result.entropies_le
         results.append(
             DatumResult(
-                logprobs=datum.per_target(_array(result.logprobs_le)),
-                losses=datum.per_target(_array(result.losses_le)),
+                logprobs=_array(result.logprobs_le).reshape(datum.targets.shape),
+                losses=_array(result.losses_le).reshape(datum.targets.shape),
                 entropies=_array(entropies) if entropies else None,
             )
         )
@@ -250,7 +249,7 @@ def stop_rule(stop: Stop) -> sampling_pb2.StopRule:
 
 
 def sample_request(
-    prompt: ArrayLike,
+    prompt: Sequence[int],
     options: SampleOptions,
     adapter_id: str = "",
     snapshot: str | None = None,
@@ -268,7 +267,7 @@ def sample_request(
     return sampling_pb2.SampleRequest(
         adapter_id=adapter_id,
         snapshot=snapshot or "",
-        prompt=[int(token) for token in prompt],
+        prompt=prompt,
         num_samples=options.get("num_samples", 1),
         config=config,
         prompt_logprobs=options.get("prompt_logprobs", False),
@@ -286,20 +285,24 @@ def _top(
     return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
 
 
-def to_sample_result(message: sampling_pb2.SampleResponse) -> SampleResult:
+def to_sample_result(
+    message: sampling_pb2.SampleResponse, prompt: Sequence[int]
+) -> SampleResult:
+    """`prompt` is what the request asked to continue."""
     samples = [
         Sample(
             tokens=list(sample.tokens),
             logprobs=_floats(sample.logprobs),
             finish_reason=_FINISH.get(int(sample.finish_reason)),
             top_logprobs=_top(sample.top_logprobs),
+            prompt=prompt,
         )
         for sample in message.samples
     ]
-    prompt = message.prompt_logprobs
+    scores = message.prompt_logprobs
     return SampleResult(
         samples=samples,
-        prompt_logprobs=_floats(prompt) if prompt else None,
+        prompt_logprobs=_floats(scores) if scores else None,
         version=message.version,
     )
 

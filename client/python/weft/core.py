@@ -7,23 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from weft import convert, methods
-from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+from weft._proto import adapters_pb2, server_pb2, training_pb2
 from weft.convert import TrainRequest, TrainResponse
-from weft.errors import WeftError
+from weft.datum import Datum
+from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
 from weft.folders import StrPath, import_requests
 from weft.methods import Method, RequestT, ResponseT
 from weft.operations import REFUSALS, Caller, Operation, Reply
+from weft.sampling import SamplerCore
 from weft.steps import StepCounter
 from weft.types import (
     AdapterInfo,
-    ArrayLike,
     CheckpointInfo,
-    Datum,
     LossOptions,
     OptimOptions,
     OptimResult,
-    SampleOptions,
-    SampleResult,
     ServerInfo,
     TrainResult,
 )
@@ -44,6 +42,7 @@ class AdapterCore:
         self.caller = caller
         self.adapter_id = adapter_id
         self.tenant = tenant
+        self.sampler = SamplerCore(caller, adapter_id)
         self.counter = StepCounter(adapter_id, last_step)
 
     def _step(
@@ -106,7 +105,9 @@ class AdapterCore:
 
         return self._step(submit, methods.OPTIM_STEP, build, convert.to_optim_result)
 
-    def save(self, name: str, overwrite: bool) -> Operation[CheckpointInfo]:
+    def save(
+        self, name: str, overwrite: bool, *, submit: bool = False
+    ) -> Operation[CheckpointInfo]:
         def build(step: int) -> adapters_pb2.SaveCheckpointRequest:
             return adapters_pb2.SaveCheckpointRequest(
                 adapter_id=self.adapter_id,
@@ -121,7 +122,7 @@ class AdapterCore:
             return convert.to_checkpoint_info(reply.message.checkpoint)
 
         return self._step(
-            False, methods.SAVE_CHECKPOINT, build, convert_reply, _NO_REFUSALS
+            submit, methods.SAVE_CHECKPOINT, build, convert_reply, _NO_REFUSALS
         )
 
     def load(
@@ -144,7 +145,7 @@ class AdapterCore:
         self.counter.reset(info.last_step)
         return info
 
-    def snapshot(self, name: str) -> Operation[int]:
+    def snapshot(self, name: str, *, submit: bool = False) -> Operation[int]:
         def build(step: int) -> adapters_pb2.PublishSnapshotRequest:
             return adapters_pb2.PublishSnapshotRequest(
                 adapter_id=self.adapter_id, name=name, step=step
@@ -156,7 +157,7 @@ class AdapterCore:
             return reply.message.version
 
         return self._step(
-            False, methods.PUBLISH_SNAPSHOT, build, convert_reply, _NO_REFUSALS
+            submit, methods.PUBLISH_SNAPSHOT, build, convert_reply, _NO_REFUSALS
         )
 
     def release_snapshot(self, name: str) -> Operation[None]:
@@ -175,6 +176,9 @@ class AdapterCore:
     def resync(self) -> Operation[int]:
         return self.caller.resync(self.counter)
 
+    def delete(self) -> Operation[None]:
+        return ClientCore(self.caller).delete_adapter(self.adapter_id)
+
     def export_request(self, snapshot: str | None) -> adapters_pb2.ExportAdapterRequest:
         return adapters_pb2.ExportAdapterRequest(
             adapter_id=self.adapter_id, snapshot=snapshot or ""
@@ -186,6 +190,7 @@ class ClientCore:
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
+        self.sampler = SamplerCore(caller)
 
     def adapter_core(self, adapter: adapters_pb2.Adapter) -> AdapterCore:
         return AdapterCore(
@@ -235,6 +240,41 @@ class ClientCore:
         reply = yield from self.caller.call(methods.GET_ADAPTER, request)
         return self.adapter_core(reply.message.adapter)
 
+    def get_or_create(
+        self,
+        adapter_id: str,
+        rank: int,
+        alpha: float,
+        target_modules: Iterable[str] | None,
+        seed: int | None,
+        tenant: str | None,
+    ) -> Operation[AdapterCore]:
+        """Two clients that ask at once get one adapter."""
+        modules = None if target_modules is None else list(target_modules)
+        request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        try:
+            reply = yield from self.caller.call(methods.GET_ADAPTER, request)
+        except NotFound:
+            try:
+                return (
+                    yield from self.create_adapter(
+                        adapter_id, rank, alpha, modules, seed, tenant
+                    )
+                )
+            except AlreadyExists:
+                reply = yield from self.caller.call(methods.GET_ADAPTER, request)
+        config = convert.to_adapter_info(reply.message.adapter).config
+        found: dict[str, object] = {"rank": config.rank, "alpha": config.alpha}
+        asked: dict[str, object] = {"rank": rank, "alpha": alpha}
+        if modules is not None:
+            found["target_modules"] = sorted(config.target_modules)
+            asked["target_modules"] = sorted(modules)
+        if found != asked:
+            raise FailedPrecondition(
+                f"adapter {adapter_id!r} exists with {found}, asked for {asked}"
+            )
+        return self.adapter_core(reply.message.adapter)
+
     def adapters(self) -> Operation[list[AdapterInfo]]:
         found: list[AdapterInfo] = []
         token = ""
@@ -270,28 +310,6 @@ class ClientCore:
         yield from self.caller.call(
             methods.DELETE_CHECKPOINT, request, gone_is_done=True
         )
-
-    def sample(
-        self,
-        prompt: ArrayLike,
-        options: SampleOptions,
-        adapter_id: str = "",
-        snapshot: str | None = None,
-    ) -> Operation[SampleResult]:
-        """Changes nothing on the server, so it may be repeated."""
-        request = convert.sample_request(prompt, options, adapter_id, snapshot)
-        reply = yield from self.caller.call(methods.SAMPLE, request)
-        return convert.to_sample_result(reply.message)
-
-    def stream_request(
-        self,
-        prompt: ArrayLike,
-        options: SampleOptions,
-        adapter_id: str = "",
-        snapshot: str | None = None,
-    ) -> sampling_pb2.SampleStreamRequest:
-        request = convert.sample_request(prompt, options, adapter_id, snapshot)
-        return sampling_pb2.SampleStreamRequest(request=request)
 
     def forward(
         self, data: Sequence[Datum], loss: str, options: LossOptions

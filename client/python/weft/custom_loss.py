@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.datum import Datum
 from weft.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import torch
 
-from weft.types import ArrayLike, Datum, FloatArray, PerTarget, TrainResult
+from weft.types import ArrayLike, FloatArray, TrainResult
 
 # Per-datum logprobs -> (loss, per-datum dloss/dlogprob). Those of ragged targets
 # are one flat array here.
-LossFn = Callable[[list[FloatArray]], tuple[float, list[ArrayLike]]]
+LossFn = Callable[[list[FloatArray]], tuple[float, Sequence[ArrayLike]]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def surrogate(
     data: Sequence[Datum], forward: TrainResult, loss_fn: LossFn
 ) -> Surrogate:
     """Evaluates `loss_fn`. Tokens of weight 0 stay out of the gradient."""
-    logprobs = [_flat(result.logprobs) for result in forward.results]
+    # Copies, so that the loss may write to them.
+    logprobs = [result.logprobs.copy() for result in forward.results]
     loss, gradients = loss_fn(logprobs)
     if len(gradients) != len(data):
         raise InvalidArgument(
@@ -76,14 +78,6 @@ def _with_gradient(datum: Datum, gradient: ArrayLike) -> Datum:
     if datum.weights is not None and weights.shape == datum.weights.shape:
         weights = np.where(datum.weights == 0, np.float32(0), weights)
     return datum.with_weights(weights)
-
-
-def _flat(logprobs: PerTarget) -> FloatArray:
-    """A copy, so that the loss may write to it."""
-    if isinstance(logprobs, list):
-        return np.concatenate(logprobs)
-    copy: FloatArray = logprobs.copy()
-    return copy
 
 
 def torch_loss(fn: Callable[[list[torch.Tensor]], torch.Tensor]) -> LossFn:

@@ -82,11 +82,13 @@ class Caller:
         retry: bool = True,
         slot: StepSlot | None = None,
         gone_is_done: bool = False,
+        on_refusal: Callable[[], None] | None = None,
     ) -> Operation[Reply[ResponseT]]:
         """One RPC with repetitions, all within one deadline.
 
         gone_is_done: NOT_FOUND to a repetition means that the first attempt,
-        whose reply got lost, did the work.
+        whose reply got lost, did the work. on_refusal: called where the server
+        has no room now.
         """
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -106,6 +108,8 @@ class Caller:
                 delay = next_delay(policy, attempt, error, remaining)
                 if delay is None:
                     raise
+                if on_refusal is not None and error.code == "RESOURCE_EXHAUSTED":
+                    on_refusal()
             attempt += 1
             yield Sleep(delay)
 

@@ -13,7 +13,8 @@ from weft.errors import ResourceExhausted, Unavailable, WeftError
 class RetryPolicy:
     """Bounded exponential back-off with jitter.
 
-    The default outlasts about 20 seconds without a connection.
+    The default outlasts about 20 seconds without a connection. Where a server
+    that is full says when to come again, only the deadline bounds the attempts.
     """
 
     max_attempts: int = 8  # Calls in all; 1 = never repeat.
@@ -37,18 +38,17 @@ def next_delay(
 
     None: give up, because the error does not allow a repetition, the attempts
     are used up or the deadline (`remaining` seconds away) would pass.
-    RESOURCE_EXHAUSTED is repeated only where the server says when.
+    RESOURCE_EXHAUSTED is repeated only where the server says when, and then
+    however often: it is the server that sets the pace.
     """
-    if attempt >= policy.max_attempts:
+    paced = isinstance(error, ResourceExhausted) and error.retry_after is not None
+    if policy.max_attempts <= 1 or not (paced or isinstance(error, Unavailable)):
         return None
-    delay = policy.initial_delay * policy.multiplier ** (attempt - 1)
+    if attempt >= policy.max_attempts and not paced:
+        return None
+    # Attempts without end must not overflow.
+    delay = policy.initial_delay * policy.multiplier ** min(attempt - 1, 60)
     delay = min(delay, policy.max_delay)
     delay *= uniform(1 - policy.jitter, 1 + policy.jitter)
-    hinted = error.retry_after is not None
-    if not (
-        isinstance(error, Unavailable)
-        or (isinstance(error, ResourceExhausted) and hinted)
-    ):
-        return None
     delay = max(delay, error.retry_after or 0.0)
     return delay if delay < remaining else None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
 
+from weft import methods
+from weft._proto import sampling_pb2
 from weft.channel import Security
+from weft.convert import to_sample_delta
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
 from weft.routing import adapter_metadata
+from weft.types import SampleDelta
 
 T = TypeVar("T")
 
@@ -41,6 +45,36 @@ class TaskDriver:
         # cancelled before its first turn.
         effect = operation.send(None)
         return asyncio.ensure_future(self._drive(operation, effect))
+
+    async def run_many(
+        self, operations: Iterable[Operation[T]], limit: Callable[[], int]
+    ) -> list[T]:
+        """Results in the operations' order, with at most limit() in flight.
+
+        The first error ends those in flight and is raised.
+        """
+        waiting = enumerate(operations)
+        tasks: dict[asyncio.Task[T], int] = {}
+        results: dict[int, T] = {}
+        more = True
+        try:
+            while more or tasks:
+                while more and len(tasks) < limit():
+                    index, operation = next(waiting, (-1, None))
+                    if operation is None:
+                        more = False
+                        break
+                    tasks[self.submit(operation)] = index
+                if tasks:
+                    ended, _ = await asyncio.wait(
+                        tasks, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in ended:
+                        results[tasks.pop(task)] = task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [results[index] for index in range(len(results))]
 
     async def _drive(self, operation: Operation[T], effect: Call | Sleep) -> T:
         try:
@@ -98,6 +132,13 @@ class TaskDriver:
             raise from_rpc_error(error) from None
         finally:
             call.cancel()
+
+    async def deltas(
+        self, request: sampling_pb2.SampleStreamRequest, timeout: float
+    ) -> AsyncIterator[SampleDelta]:
+        """The messages of a stream of samples."""
+        async for message in self.stream(methods.SAMPLE_STREAM, request, timeout):
+            yield to_sample_delta(message)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -8,17 +8,23 @@ thread is held while a step waits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from weft import methods
+from weft._proto import sampling_pb2
 from weft.channel import Security
+from weft.convert import to_sample_delta
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
 from weft.routing import adapter_metadata
+from weft.types import SampleDelta
 
 T = TypeVar("T")
 # Both a grpc.Future and a grpc.Call, which have no common type.
@@ -101,6 +107,10 @@ class _Run(Generic[T]):
             self.resume(Reply(call.result(), trailers))
 
 
+def _put(ended: SimpleQueue[int], index: int, _: Future[T]) -> None:
+    ended.put(index)
+
+
 class ThreadDriver:
     """A grpc channel and the ways to run operations on it."""
 
@@ -140,6 +150,37 @@ class ThreadDriver:
             run.cancel()
             raise
 
+    def run_many(
+        self, operations: Iterable[Operation[T]], limit: Callable[[], int]
+    ) -> list[T]:
+        """Results in the operations' order, with at most limit() in flight.
+
+        The first error ends those in flight and is raised.
+        """
+        waiting = enumerate(operations)
+        ended: SimpleQueue[int] = SimpleQueue()
+        runs: dict[int, _Run[T]] = {}
+        results: dict[int, T] = {}
+        more = True
+        try:
+            while more or runs:
+                while more and len(runs) < limit():
+                    index, operation = next(waiting, (-1, None))
+                    if operation is None:
+                        more = False
+                        break
+                    runs[index] = _Run(self, operation)
+                    runs[index].future.add_done_callback(partial(_put, ended, index))
+                    runs[index].resume()
+                if runs:
+                    index = ended.get()
+                    results[index] = runs.pop(index).future.result()
+        except BaseException:
+            for run in runs.values():
+                run.cancel()
+            raise
+        return [results[index] for index in range(len(results))]
+
     def stream(
         self,
         method: Method[RequestT, ResponseT],
@@ -155,6 +196,14 @@ class ThreadDriver:
             raise from_rpc_error(error) from None
         finally:
             call.cancel()
+
+    def deltas(
+        self, request: sampling_pb2.SampleStreamRequest, timeout: float
+    ) -> Iterator[SampleDelta]:
+        """The messages of a stream of samples."""
+        return map(
+            to_sample_delta, self.stream(methods.SAMPLE_STREAM, request, timeout)
+        )
 
     def close(self) -> None:
         self._channel.close()

@@ -1,0 +1,32 @@
+"""Records of text to token ids: what a loop reads its training data with.
+
+tokenizer = weft.data.ModelTokenizer.from_folder("models/smollm2-135m-instruct")
+encode = weft.data.Encoder(tokenizer)
+for example in weft.data.Dataset("chats.jsonl", encode):
+    adapter.forward_backward([example.datum()])
+
+Needs the packages `tokenizers` and, for chats, `jinja2`: the extra `cli` or `train`.
+Sequences are not packed here: the server packs what it gets.
+"""
+
+from weft.data.chat import ChatTemplate, Message
+from weft.data.dataset import BadRecord, Dataset, log_bad_record
+from weft.data.encode import Encoder, Example, Pair
+from weft.data.sources import Located, Record, Source, read
+from weft.data.tokenizer import ModelTokenizer
+
+__all__ = [
+    "BadRecord",
+    "ChatTemplate",
+    "Dataset",
+    "Encoder",
+    "Example",
+    "Located",
+    "Message",
+    "ModelTokenizer",
+    "Pair",
+    "Record",
+    "Source",
+    "log_bad_record",
+    "read",
+]

@@ -1,0 +1,167 @@
+"""A model's own chat template, as transformers renders it, without transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NoReturn
+
+from weft.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import jinja2
+
+# {"role": ..., "content": ...} and whatever else the template reads.
+Message = Mapping[str, object]
+Span = tuple[int, int]  # Characters [begin, end) of a rendered chat.
+
+
+def _refuse(message: str) -> NoReturn:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    # Jinja's own filter escapes characters for HTML.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
+    """What templates of Hugging Face models are written for. `spans` gets those of
+    {% generation %} blocks; `pieces` is what has been rendered before each."""
+    try:
+        from jinja2 import nodes
+    except ImportError:
+        raise InvalidArgument(
+            "chats need the package jinja2: pip install jinja2"
+        ) from None
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.runtime import Macro
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 (jinja's own form)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_note")
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _note(self, caller: Macro) -> str:
+            text = str(caller())
+            begin = sum(map(len, pieces))
+            spans.append((begin, begin + len(text)))
+            return text
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+class ChatTemplate:
+    """Renders chats as `apply_chat_template` of transformers does.
+
+    source: the Jinja template. special: names that it may use, as bos_token. Raises
+    InvalidArgument where the template is broken or jinja2 is missing.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._pieces: list[str] = []
+        self._spans: list[Span] = []
+        environment = _environment(self._pieces, self._spans)
+        import jinja2
+
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise InvalidArgument(f"chat template: {error}") from error
+        self._special = dict(special)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The chat as text. InvalidArgument for a chat that the template refuses."""
+        return self._render(messages, tools, add_generation_prompt)[0]
+
+    def spans(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, last: bool
+    ) -> tuple[str, list[Span], bool]:
+        """The chat, and the characters that the assistant wrote: what the template
+        marks by {% generation %}, or, where it marks nothing (third result False),
+        what each turn adds to what a model is given to answer.
+
+        last: of the last message alone, which must be the assistant's.
+        InvalidArgument where the template renders a turn in one way at the end of
+        a chat and in another within it: then only the last can be told apart.
+        """
+        text, marked = self._render(messages, tools, False)
+        turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
+        if not turns or (last and turns[-1] != len(messages) - 1):
+            raise InvalidArgument(
+                "the last message is not the assistant's"
+                if last and turns
+                else "no message of the assistant"
+            )
+        if marked:
+            return text, marked[-1:] if last else marked, True
+        return text, list(self._added(text, messages, tools, turns, last)), False
+
+    def _added(
+        self,
+        text: str,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        turns: Sequence[int],
+        last: bool,
+    ) -> Iterator[Span]:
+        for turn in turns[-1:] if last else turns:
+            before = self._render(messages[:turn], tools, True)[0]
+            after = text
+            if turn + 1 < len(messages):
+                after = self._render(messages[: turn + 1], tools, False)[0]
+            if not (text.startswith(after) and after.startswith(before)):
+                raise InvalidArgument(
+                    f"messages[{turn}]: the chat template renders this turn in another "
+                    "way within the chat than at its end, and marks no {% generation %}"
+                    "; learn the last turn alone"
+                )
+            yield len(before), len(after)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        add_generation_prompt: bool,
+    ) -> tuple[str, list[Span]]:
+        import jinja2
+
+        self._pieces.clear()
+        self._spans.clear()
+        try:
+            for piece in self._template.generate(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special,
+            ):
+                self._pieces.append(piece)
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidArgument(f"chat template: {error}") from error
+        return "".join(self._pieces), list(self._spans)

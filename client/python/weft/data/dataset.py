@@ -1,0 +1,78 @@
+"""A source read as examples: what is bad is reported and counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from weft.data.sources import Record, Source, read
+from weft.errors import InvalidArgument
+
+T = TypeVar("T")
+_log = logging.getLogger("weft.data")
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that is left out, and why."""
+
+    where: str  # As "chats.jsonl:17".
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+def log_bad_record(bad: BadRecord) -> None:
+    """Warns through `logging`, as "weft.data"."""
+    _log.warning("left out: %s", bad)
+
+
+class Dataset(Generic[T]):
+    """Streams a source through an encoder; each iteration reads it again.
+
+    source: a path, "hf:NAME[:SPLIT]" or an iterable of mappings (a list, a dataset
+    of Hugging Face). encode: raises InvalidArgument for a record that it cannot
+    use; an `Encoder` does. on_bad: called for each such record. The counts are of
+    the iteration that began last. Iterating raises InvalidArgument where the source
+    cannot be read at all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        encode: Callable[[Record], T],
+        *,
+        on_bad: Callable[[BadRecord], None] = log_bad_record,
+    ) -> None:
+        self._source = source
+        self._encode = encode
+        self._on_bad = on_bad
+        self.num_good = 0
+        self.num_bad = 0
+
+    def __iter__(self) -> Iterator[T]:
+        """One example at a time, in the source's order."""
+        self.num_good = self.num_bad = 0
+        for located in read(self._source):
+            try:
+                if located.record is None:
+                    raise InvalidArgument(located.problem)
+                example = self._encode(located.record)
+            except InvalidArgument as error:
+                self.num_bad += 1
+                self._on_bad(BadRecord(located.where, error.message))
+                continue
+            self.num_good += 1
+            yield example
+
+    def load(self) -> list[T]:
+        """All examples. InvalidArgument where there is none."""
+        examples = list(self)
+        if not examples:
+            raise InvalidArgument(
+                f"{self._source}: no usable record, {self.num_bad} bad ones"
+            )
+        return examples

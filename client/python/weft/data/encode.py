@@ -1,0 +1,206 @@
+"""One record of text to token ids and which of them are learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from weft.data.chat import Message
+from weft.data.sources import Record
+from weft.data.tokenizer import ModelTokenizer
+from weft.datum import Datum
+from weft.errors import InvalidArgument
+
+LossOn = Literal["all", "last"]
+Truncate = Literal["end", "start", "never"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sequence [N], and which of its tokens are learnt [N].
+
+    The first token is never learnt: nothing predicts it.
+    """
+
+    tokens: list[int]
+    learnt: list[bool]
+
+    @property
+    def num_learnt(self) -> int:
+        """How many tokens the loss counts."""
+        return sum(self.learnt[1:])
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first learnt one, where all after it are learnt.
+
+        InvalidArgument where some are not, as in a chat of several turns.
+        """
+        first = self.learnt.index(True) if any(self.learnt) else len(self.tokens)
+        if not all(self.learnt[first:]):
+            raise InvalidArgument("learns several stretches: no single prompt_length")
+        return first
+
+    def datum(self, weight: float = 1.0) -> Datum:
+        """Training data [N - 1]: each token predicts the next one. weight: of each
+        learnt token in the loss, which is a sum."""
+        weights = np.asarray(self.learnt[1:], dtype="<f4") * np.float32(weight)
+        return Datum(self.tokens[:-1], self.tokens[1:], weights)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A preference: two answers to one prompt."""
+
+    chosen: Example
+    rejected: Example
+
+
+class Encoder:
+    """Turns records into examples. Call it with one record.
+
+    | record | learnt |
+    | --- | --- |
+    | {"text"} | all of it |
+    | {"prompt", "completion"} | the completion; lists of messages will do |
+    | {"messages"} (and "tools") | the assistant's turns |
+    | {"tokens"} (and "prompt_length") | what follows the prompt |
+    | {"prompt", "chosen", "rejected"} | a Pair; lists of messages will do |
+
+    loss_on: "all" turns of the assistant in "messages", or the "last". eos: end what
+    is learnt with the model's end of sequence; tokens stay as they are. max_tokens:
+    of an example; a longer one loses its "end" or its "start", or is refused
+    ("never"). Raises InvalidArgument for a record that gives nothing to learn.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        *,
+        loss_on: LossOn = "all",
+        eos: bool = True,
+        max_tokens: int | None = None,
+        truncate: Truncate = "end",
+    ) -> None:
+        if eos and not tokenizer.eos_ids:
+            raise InvalidArgument(
+                "the model folder names no end of sequence: say that data has none"
+            )
+        self._tokenizer = tokenizer
+        self._loss_on = loss_on
+        self._eos = eos
+        self._max_tokens = max_tokens
+        self._truncate = truncate
+
+    def __call__(self, record: Record) -> Example | Pair:
+        """The record's example, or its pair."""
+        if "chosen" in record or "rejected" in record:
+            return self.pair(record)
+        return self.example(record)
+
+    def example(self, record: Record) -> Example:
+        """One sequence to learn. InvalidArgument for a record of another kind."""
+        if "messages" in record:
+            messages = _messages(record, "messages")
+            return self._chat(messages, record, self._loss_on == "last")
+        if "prompt" in record and "completion" in record:
+            return self._answer(record, "completion")
+        if "text" in record:
+            tokens = self._tokenizer.encode(_text(record, "text"))
+            return self._ended(tokens, [True] * len(tokens))
+        if "tokens" in record:
+            return self._from_tokens(record)
+        raise InvalidArgument(
+            'a record needs "messages", "prompt" and "completion", "text", "tokens", '
+            f'or "prompt", "chosen" and "rejected"; it has {sorted(record)}'
+        )
+
+    def pair(self, record: Record) -> Pair:
+        """Two answers to learn from. InvalidArgument where one is missing."""
+        return Pair(self._answer(record, "chosen"), self._answer(record, "rejected"))
+
+    def prompt(self, record: Record) -> list[int]:
+        """What a model is asked, [P]: {"messages"} or {"prompt"}, a text or a list
+        of messages. InvalidArgument for anything else."""
+        name = "messages" if "messages" in record else "prompt"
+        if name == "prompt" and isinstance(record.get("prompt"), str):
+            return self._tokenizer.encode(_text(record, "prompt"))
+        messages = _messages(record, name)
+        return self._tokenizer.chat_prompt(messages, tools=_tools(record))
+
+    def _answer(self, record: Record, name: str) -> Example:
+        """record["prompt"] is read, record[name] is learnt."""
+        if str in (type(record.get("prompt")), type(record.get(name))):
+            prompt = self._tokenizer.encode(_text(record, "prompt"))
+            answer = self._tokenizer.encode(_text(record, name), special=False)
+            learnt = [False] * len(prompt) + [True] * len(answer)
+            return self._ended(prompt + answer, learnt)
+        before = _messages(record, "prompt") if "prompt" in record else []
+        return self._chat([*before, *_messages(record, name)], record, True)
+
+    def _chat(self, messages: Sequence[Message], record: Record, last: bool) -> Example:
+        tokens, learnt = self._tokenizer.chat(messages, tools=_tools(record), last=last)
+        # What follows the last learnt token has no effect.
+        while learnt and not learnt[-1]:
+            tokens.pop()
+            learnt.pop()
+        if messages[-1].get("role") != "assistant":
+            return self._checked(tokens, learnt)
+        return self._ended(tokens, learnt)
+
+    def _from_tokens(self, record: Record) -> Example:
+        tokens, length = record["tokens"], record.get("prompt_length", 0)
+        if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
+            raise InvalidArgument('"tokens" is not a list of token ids')
+        if not isinstance(length, int) or not 0 <= length <= len(tokens):
+            raise InvalidArgument(f'"prompt_length" is not in 0..{len(tokens)}')
+        learnt = [position >= length for position in range(len(tokens))]
+        return self._checked(tokens, learnt)
+
+    def _ended(self, tokens: list[int], learnt: list[bool]) -> Example:
+        ends = self._tokenizer.eos_ids
+        if self._eos and (not tokens or tokens[-1] not in ends):
+            tokens, learnt = [*tokens, ends[0]], [*learnt, True]
+        return self._checked(tokens, learnt)
+
+    def _checked(self, tokens: list[int], learnt: list[bool]) -> Example:
+        most = self._max_tokens
+        if most is not None and len(tokens) > most:
+            if self._truncate == "never":
+                raise InvalidArgument(f"{len(tokens)} tokens > max_tokens {most}")
+            kept = slice(-most, None) if self._truncate == "start" else slice(most)
+            tokens, learnt = tokens[kept], learnt[kept]
+        example = Example(tokens, learnt)
+        if example.num_learnt == 0:
+            within = "" if most is None else f" within max_tokens {most}"
+            raise InvalidArgument(f"nothing to learn{within}")
+        return example
+
+
+def _text(record: Record, name: str) -> str:
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise InvalidArgument(f'"{name}" is not a text')
+    return value
+
+
+def _messages(record: Record, name: str) -> list[Message]:
+    value = record.get(name)
+    if not isinstance(value, list) or not value:
+        raise InvalidArgument(f'"{name}" is not a list of messages')
+    for index, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidArgument(f"{name}[{index}]: no object with a role")
+        if "content" not in message and "tool_calls" not in message:
+            raise InvalidArgument(f"{name}[{index}]: no content")
+    return cast(list[Message], value)
+
+
+def _tools(record: Record) -> Sequence[Message] | None:
+    value = record.get("tools")
+    if value is not None and not isinstance(value, list):
+        raise InvalidArgument('"tools" is not a list')
+    return value

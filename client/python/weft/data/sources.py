@@ -1,0 +1,93 @@
+"""Where records come from: JSONL, Parquet, Hugging Face datasets, any iterable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import InvalidArgument
+from weft.folders import StrPath
+
+Record = Mapping[str, object]
+# A path (.parquet, or lines of JSON), "hf:NAME" or "hf:NAME:SPLIT", or records.
+Source = StrPath | Iterable[Record]
+
+HUB = "hf:"
+ROWS = 1024  # Of a Parquet file, in memory at once.
+
+
+@dataclass(frozen=True)
+class Located:
+    """A record and where it stands, or what is wrong there."""
+
+    where: str  # As "chats.jsonl:17".
+    record: Record | None
+    problem: str = ""
+
+
+def read(source: Source) -> Iterator[Located]:
+    """Streams a source's records, one at a time; what is no record, too.
+
+    InvalidArgument where the source as a whole cannot be read: no such file, a
+    package that is missing.
+    """
+    if not isinstance(source, str) and isinstance(source, Iterable):
+        return _numbered(source, "record ")
+    text = str(source)
+    if text.startswith(HUB):
+        return _hub(text)
+    path = Path(text)
+    if not path.is_file():
+        raise InvalidArgument(f"{path}: no such file")
+    return _parquet(path) if path.suffix == ".parquet" else _lines(path)
+
+
+def _located(where: str, value: object) -> Located:
+    if isinstance(value, Mapping):
+        return Located(where, value)
+    return Located(where, None, "not an object")
+
+
+def _numbered(records: Iterable[object], prefix: str) -> Iterator[Located]:
+    for number, record in enumerate(records, start=1):
+        yield _located(f"{prefix}{number}", record)
+
+
+def _lines(path: Path) -> Iterator[Located]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                yield _located(where, json.loads(line))
+            except ValueError as error:
+                yield Located(where, None, f"not JSON: {error}")
+
+
+def _parquet(path: Path) -> Iterator[Located]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise InvalidArgument(
+            f"{path}: Parquet needs the package pyarrow: pip install pyarrow"
+        ) from None
+    with parquet.ParquetFile(path) as file:
+        rows = (row for batch in file.iter_batches(ROWS) for row in batch.to_pylist())
+        # A column that the record lacks is null there.
+        present = ({k: v for k, v in row.items() if v is not None} for row in rows)
+        yield from _numbered(present, f"{path}:")
+
+
+def _hub(source: str) -> Iterator[Located]:
+    try:
+        import datasets
+    except ImportError:
+        raise InvalidArgument(
+            f"{source} needs the package datasets: pip install datasets"
+        ) from None
+    name, _, split = source.removeprefix(HUB).partition(":")
+    records = datasets.load_dataset(name, split=split or "train", streaming=True)
+    return _numbered(records, f"{source}:")

@@ -1,0 +1,163 @@
+"""A model folder's tokenizer, with what ends a text and the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.data.chat import ChatTemplate, Message
+from weft.errors import InvalidArgument
+from weft.folders import StrPath
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class ModelTokenizer:
+    """Token ids of texts and chats, as the model was trained on them.
+
+    tokenizer: of the package `tokenizers`. eos_ids: what ends the model's output;
+    the first is what data ends with. template: None for a model without chats.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int] = (),
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self.eos_ids = tuple(eos_ids)
+
+    @classmethod
+    def from_folder(cls, folder: StrPath) -> ModelTokenizer:
+        """Reads tokenizer.json and, where they are there, tokenizer_config.json,
+        generation_config.json, config.json and chat_template.jinja.
+
+        InvalidArgument without a tokenizer.json, or without the package.
+        """
+        path = Path(folder, "tokenizer.json")
+        if not path.is_file():
+            raise InvalidArgument(f"no tokenizer.json in {folder}")
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise InvalidArgument(
+                "text needs the package tokenizers: pip install tokenizers"
+            ) from None
+        tokenizer = Tokenizer.from_file(str(path))
+        config = _json(Path(folder, "tokenizer_config.json"))
+        special = {
+            name: text
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if (text := _token_text(config.get(name))) is not None
+        }
+        source = _template_source(Path(folder), config)
+        template = None if source is None else ChatTemplate(source, special)
+        eos_ids: list[int] = []
+        own = tokenizer.token_to_id(special.get("eos_token", ""))
+        for entry in (own, *_eos_entries(Path(folder))):
+            if isinstance(entry, int) and entry not in eos_ids:
+                eos_ids.append(entry)
+        return cls(tokenizer, eos_ids, template)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text, [N]. special: with what the tokenizer puts around a
+        text of its own, as a first token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids. special: also tokens that are not text."""
+        text: str = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=not special
+        )
+        return text
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        last: bool = False,
+    ) -> tuple[list[int], list[bool]]:
+        """A chat's token ids [N], and which of them the assistant wrote [N].
+
+        Equal to transformers' `apply_chat_template` with
+        `return_assistant_tokens_mask`. Where the template marks nothing, a turn is
+        what it adds to the prompt, up to its last end of sequence.
+        last: the last message alone. InvalidArgument for a chat without a message
+        of the assistant, one that the template refuses, or without a template.
+        """
+        text, spans, marked = self._chat_template().spans(messages, tools, last)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        tokens: list[int] = encoding.ids
+        written = [False] * len(tokens)
+        for begin, end in spans:
+            first = encoding.char_to_token(begin) if begin < end else None
+            if first is None:
+                continue
+            if not marked:  # Blanks behind the turn may belong to no token.
+                end = begin + len(text[begin:end].rstrip())
+            final = encoding.char_to_token(end - 1)
+            stop = len(tokens) if final is None else final + 1
+            if not marked:
+                stop = self._after_last_eos(tokens, first, stop)
+            written[first:stop] = [True] * (stop - first)
+        return tokens, written
+
+    def chat_prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
+    ) -> list[int]:
+        """Token ids of a chat that the assistant is to answer, [P]."""
+        template = self._chat_template()
+        text = template.render(messages, tools=tools, add_generation_prompt=True)
+        return self.encode(text, special=False)
+
+    def _after_last_eos(self, tokens: Sequence[int], first: int, stop: int) -> int:
+        """A model that has stopped does not write the line break behind it."""
+        ends = [i for i in range(first, stop) if tokens[i] in self.eos_ids]
+        return ends[-1] + 1 if ends else stop
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise InvalidArgument("the model folder has no chat template")
+        return self._template
+
+
+def _json(path: Path) -> Mapping[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _token_text(entry: object) -> str | None:
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None
+
+
+def _eos_entries(folder: Path) -> list[object]:
+    entries: list[object] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _json(folder / name).get("eos_token_id")
+        entries += value if isinstance(value, list) else [value]
+    return entries
+
+
+def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # Several by name.
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None

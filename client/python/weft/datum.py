@@ -1,0 +1,205 @@
+"""Training data: token ids and numpy arrays, without protobuf."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from weft.errors import InvalidArgument
+from weft.types import ArrayLike, FloatArray, Sample, TokenArray
+
+
+def _tokens(name: str, values: ArrayLike) -> TokenArray:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidArgument(f"{name}: token ids are integers, got {array.dtype}")
+    if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):
+        raise InvalidArgument(f"{name}: token ids lie in [0, 2**32)")
+    return np.ascontiguousarray(array, dtype="<u4")
+
+
+def token_list(name: str, values: ArrayLike) -> list[int]:
+    """Token ids in a row. Raises InvalidArgument for anything else."""
+    array = _tokens(name, values)
+    if array.ndim != 1:
+        raise InvalidArgument(f"{name}: token ids in a row, got shape {array.shape}")
+    return [int(token) for token in array]
+
+
+def _floats(
+    name: str, values: ArrayLike | None, shape: tuple[int, ...]
+) -> FloatArray | None:
+    if values is None:
+        return None
+    array = np.ascontiguousarray(values, dtype="<f4")
+    if array.shape != shape:
+        raise InvalidArgument(
+            f"{name}: shape {array.shape} differs from the targets' {shape}"
+        )
+    return array
+
+
+def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
+    """The targets and, for ragged ones (then flat), their offsets [N + 1]."""
+    name = "datum.targets"
+    array = None
+    with contextlib.suppress(ValueError):  # Rows of several lengths.
+        array = np.asarray(values)
+    if array is not None and array.dtype.kind != "O" and array.shape[1:] != (0,):
+        return _tokens(name, array), None
+    rows = [np.asarray(row) for row in cast(Sequence[ArrayLike], values)]
+    if any(row.ndim != 1 for row in rows):
+        raise InvalidArgument(f"{name}: an id per token, or a list of ids per token")
+    offsets = np.zeros(len(rows) + 1, dtype="<u4")
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    # Each by itself: an empty list is one of floats to numpy.
+    return np.concatenate([_tokens(name, row) for row in rows]), offsets
+
+
+def _ragged_floats(
+    name: str, values: ArrayLike | None, offsets: TokenArray
+) -> FloatArray | None:
+    if values is None:
+        return None
+    rows: list[FloatArray] = [
+        np.asarray(row, dtype="<f4") for row in cast(Sequence[ArrayLike], values)
+    ]
+    lengths = np.diff(offsets).tolist()
+    if len(rows) != len(lengths):
+        raise InvalidArgument(f"{name}: {len(rows)} lists for {len(lengths)} tokens")
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if row.shape != (length,):
+            raise InvalidArgument(
+                f"{name}[{i}]: shape {row.shape} differs from the targets' {(length,)}"
+            )
+    return np.concatenate(rows)
+
+
+class Datum:
+    """One training sequence.
+
+    tokens: [N] input tokens. targets: [N], scored by the model's output at the
+    same position; or soft targets (cross_entropy only): [N, K], or ragged, a
+    list of ids for each token, which may be empty. weights, logprobs,
+    advantages: shape of the targets. Lists, numpy arrays and CPU tensors will
+    do. Ragged ones are kept flat, with target_offsets [N + 1], else None. Raises
+    InvalidArgument where the shapes do not fit.
+    """
+
+    __slots__ = (
+        "tokens",
+        "targets",
+        "target_offsets",
+        "weights",
+        "logprobs",
+        "advantages",
+    )
+
+    def __init__(
+        self,
+        tokens: ArrayLike,
+        targets: ArrayLike,
+        weights: ArrayLike | None = None,
+        logprobs: ArrayLike | None = None,
+        advantages: ArrayLike | None = None,
+    ) -> None:
+        self.tokens = _tokens("datum.tokens", tokens)
+        self.targets, self.target_offsets = _targets(targets)
+        if self.tokens.ndim != 1 or self.targets.ndim not in (1, 2):
+            raise InvalidArgument(
+                "datum: tokens are [N], targets [N], [N, K] or N lists"
+            )
+        offsets = self.target_offsets
+        positions = len(self.targets) if offsets is None else len(offsets) - 1
+        if len(self.tokens) != positions:
+            raise InvalidArgument(
+                f"datum.targets: {positions} positions for {len(self.tokens)} tokens"
+            )
+
+        def floats(name: str, values: ArrayLike | None) -> FloatArray | None:
+            if offsets is None:
+                return _floats(name, values, self.targets.shape)
+            return _ragged_floats(name, values, offsets)
+
+        self.weights = floats("datum.weights", weights)
+        self.logprobs = floats("datum.logprobs", logprobs)
+        self.advantages = floats("datum.advantages", advantages)
+
+    def with_weights(self, weights: ArrayLike) -> Datum:
+        """The same tokens and targets, with weights of the shape of `targets`
+        (flat for ragged ones) and nothing else."""
+        datum = copy.copy(self)
+        datum.weights = _floats("datum.weights", weights, self.targets.shape)
+        datum.logprobs = datum.advantages = None
+        return datum
+
+    def per_token(self, values: FloatArray) -> list[FloatArray]:
+        """One view for each token of what a result has for each target.
+
+        values: of the shape of `targets`, as in a DatumResult.
+        """
+        if self.target_offsets is None:
+            return list(values)
+        return np.split(values, self.target_offsets[1:-1])
+
+    @classmethod
+    def next_token(cls, tokens: ArrayLike, *, prompt_length: int = 0) -> Datum:
+        """A sequence to learn by heart: each token predicts the next one.
+
+        The first `prompt_length` tokens are read but not learnt.
+        """
+        array = _tokens("tokens", tokens)
+        if array.ndim != 1 or len(array) < 2:
+            raise InvalidArgument("tokens: next_token needs at least 2 in a row")
+        if not 0 <= prompt_length <= len(array):
+            raise InvalidArgument(
+                f"prompt_length {prompt_length} is not in 0..{len(array)}"
+            )
+        weights = np.ones(len(array) - 1, dtype="<f4")
+        weights[: max(prompt_length - 1, 0)] = 0.0
+        return cls(array[:-1], array[1:], weights)
+
+    @classmethod
+    def from_sample(
+        cls,
+        sample: Sample,
+        *,
+        advantage: ArrayLike | None = None,
+        weight: ArrayLike = 1.0,
+    ) -> Datum:
+        """What was sampled as training data: the prompt is read, what was drawn
+        is scored, with the sampler's log-probabilities as `logprobs`.
+
+        advantage, weight: one number, or one for each drawn token, [S]. Without an
+        advantage the datum is for cross_entropy, or scores the sample again:
+        Forward at the sample's temperature gives `sample.logprobs`. Raises
+        InvalidArgument for a sample without prompt or of another length.
+        """
+        if not sample.prompt or not sample.tokens:
+            raise InvalidArgument("sample: needs a prompt and at least one drawn token")
+        tokens = _tokens("sample", [*sample.prompt, *sample.tokens])
+        # Target i is token i + 1: the prompt's last position predicts the first
+        # drawn token.
+        first = len(sample.prompt) - 1
+
+        def scored(name: str, values: ArrayLike) -> FloatArray:
+            row = np.zeros(len(tokens) - 1, dtype="<f4")
+            array = np.asarray(values, dtype="<f4")
+            if array.shape not in ((), (len(sample.tokens),)):
+                raise InvalidArgument(
+                    f"{name}: shape {array.shape} for {len(sample.tokens)} drawn tokens"
+                )
+            row[first:] = array
+            return row
+
+        return cls(
+            tokens[:-1],
+            tokens[1:],
+            scored("weight", weight),
+            scored("sample.logprobs", sample.logprobs),
+            None if advantage is None else scored("advantage", advantage),
+        )

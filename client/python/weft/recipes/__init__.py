@@ -1,0 +1,21 @@
+"""Training loops: `python -m weft sft` and `python -m weft grpo`.
+
+Each is one file that reads top to bottom, to run as it is or to copy; what they share
+is in the others. Needs the extra `train`.
+"""
+
+from weft.recipes.batches import BatchOrder, requests
+from weft.recipes.grpo import Reply, Reward, advantages
+from weft.recipes.schedule import SCHEDULES, learning_rate
+from weft.recipes.watch import Watch
+
+__all__ = [
+    "BatchOrder",
+    "Reply",
+    "Reward",
+    "SCHEDULES",
+    "Watch",
+    "advantages",
+    "learning_rate",
+    "requests",
+]

@@ -1,0 +1,53 @@
+"""Which examples a step takes, and how a batch is cut into requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from weft.datum import Datum
+from weft.types import ServerInfo
+
+BYTES_PER_TOKEN = 24  # A datum's arrays at most, and what frames them.
+
+
+class BatchOrder:
+    """Shuffled epochs, cut into batches; a batch may span two epochs.
+
+    What step n takes follows from the seed alone, so that a run that is resumed
+    goes on where it was. count: examples there are, at least 1.
+    """
+
+    def __init__(self, count: int, batch: int, seed: int) -> None:
+        self._count = count
+        self._batch = batch
+        self._seed = seed
+
+    def indices(self, step: int) -> list[int]:
+        """The examples of step `step`, counted from 0, as [batch] indices."""
+        first = step * self._batch
+        return [self._at(position) for position in range(first, first + self._batch)]
+
+    def _at(self, position: int) -> int:
+        epoch, offset = divmod(position, self._count)
+        order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+        return int(order[offset])
+
+
+def requests(data: Sequence[Datum], info: ServerInfo) -> Iterator[list[Datum]]:
+    """The data in order, in as few requests as the server's limits allow."""
+    most_tokens = min(
+        info.max_tokens_per_request, info.max_message_bytes // BYTES_PER_TOKEN
+    )
+    request: list[Datum] = []
+    tokens = 0
+    for datum in data:
+        full = len(request) >= info.max_data_per_request
+        if request and (full or tokens + len(datum.tokens) > most_tokens):
+            yield request
+            request, tokens = [], 0
+        request.append(datum)
+        tokens += len(datum.tokens)
+    if request:
+        yield request

@@ -1,0 +1,234 @@
+"""GRPO: an adapter learns from a program that scores its replies."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from weft import data
+from weft.adapter import Adapter
+from weft.client import Client
+from weft.datum import Datum
+from weft.errors import InvalidArgument
+from weft.recipes import adapters
+from weft.recipes.batches import BatchOrder
+from weft.recipes.schedule import learning_rate
+from weft.recipes.watch import Watch
+from weft.types import FloatArray, Sample
+
+SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
+LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply to be scored."""
+
+    text: str
+    finished: bool  # False: cut off at --max-tokens.
+    record: Mapping[str, object]  # The line of --data that it answers.
+
+
+# A file of --reward defines one of these, by the name `reward`.
+Reward = Callable[[Reply], float]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A record and its token ids, [P]."""
+
+    record: Mapping[str, object]
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt, and what each is worth."""
+
+    samples: list[Sample]
+    rewards: list[float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m weft grpo`."""
+    adapters.add_arguments(parser)
+    add = parser.add_argument
+    add("--data", required=True, help='records with "messages" or "prompt"')
+    add("--reward", required=True, help="FILE.py[:FUNCTION], of a Reply")
+    add("--eval-data", help="prompts that are answered greedily and not learnt")
+    add("--steps", type=int, default=50)
+    add("--prompts", type=int, default=8, help="in a step")
+    add("--samples", type=int, default=8, help="of each prompt")
+    add("--max-tokens", type=int, default=128, help="of a reply")
+    add("--temperature", type=float, default=1.0)
+    add("--loss", choices=LOSSES, default="importance_sampling")
+
+
+def advantages(rewards: Sequence[float]) -> FloatArray:
+    """How far each reward lies above its group's mean, in standard deviations.
+
+    rewards: [S], those of one prompt. All zero where they are equal: such a group
+    has nothing to teach.
+    """
+    above = np.asarray(rewards, dtype=np.float64) - np.mean(rewards)
+    spread = float(above.std())
+    if spread <= 1e-6:
+        above, spread = np.zeros_like(above), 1.0
+    return (above / spread).astype(np.float32)
+
+
+def load_reward(argument: str) -> Reward:
+    """The function that FILE.py[:FUNCTION] names. InvalidArgument without it."""
+    file, _, name = argument.partition(":")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise InvalidArgument(f"--reward {file}: no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name or "reward", None)
+    if not callable(function):
+        raise InvalidArgument(f"--reward {file}: no function {name or 'reward'}")
+    return cast(Reward, function)
+
+
+def load_prompts(
+    source: str, tokenizer: data.ModelTokenizer, most: int
+) -> list[Prompt]:
+    """Reads prompts of at most `most` tokens. InvalidArgument where there is none."""
+    encoder = data.Encoder(tokenizer, eos=False)
+
+    def encode(record: Mapping[str, object]) -> Prompt:
+        tokens = encoder.prompt(record)
+        if len(tokens) > most:
+            raise InvalidArgument(f"a prompt of {len(tokens)} tokens > {most}")
+        return Prompt(record, tokens)
+
+    return data.Dataset(source, encode).load()
+
+
+class Player:
+    """Asks and scores."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        tokenizer: data.ModelTokenizer,
+        reward: Reward,
+        max_tokens: int,
+    ) -> None:
+        self._adapter = adapter
+        self._tokenizer = tokenizer
+        self._reward = reward
+        self._max_tokens = max_tokens
+
+    def play(
+        self, prompts: Sequence[Prompt], samples: int, temperature: float, seed: int
+    ) -> list[Group]:
+        """A scored group of replies to each prompt."""
+        results = self._adapter.sample_many(
+            [prompt.tokens for prompt in prompts],
+            num_samples=samples,
+            max_tokens=self._max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+        return [
+            Group(result.samples, [self._score(prompt, one) for one in result.samples])
+            for prompt, result in zip(prompts, results, strict=True)
+        ]
+
+    def _score(self, prompt: Prompt, sample: Sample) -> float:
+        text = self._tokenizer.decode(sample.tokens)
+        finished = sample.finish_reason == "stop"
+        return float(self._reward(Reply(text, finished, prompt.record)))
+
+
+def make_batch(groups: Sequence[Group]) -> list[Datum]:
+    """The groups that teach something. Losses are sums on the server; these
+    weights make this one the mean over all tokens of their replies."""
+    scored = [(group, advantages(group.rewards)) for group in groups]
+    used = [(group, values) for group, values in scored if values.any()]
+    num_tokens = sum(len(s.tokens) for group, _ in used for s in group.samples)
+    return [
+        Datum.from_sample(sample, advantage=advantage, weight=1.0 / num_tokens)
+        for group, values in used
+        for sample, advantage in zip(group.samples, values, strict=True)
+    ]
+
+
+def mean_reward(groups: Sequence[Group]) -> float:
+    """Over all replies."""
+    return float(np.mean([group.rewards for group in groups]))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Draws, scores, learns, evaluates, saves; raises WeftError."""
+    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    reward = load_reward(options.reward)
+    with Client(options.server) as client:
+        info = adapters.server_info(client)
+        most = info.model.context_length - options.max_tokens
+        prompts = load_prompts(options.data, tokenizer, most)
+        held_out = (
+            load_prompts(options.eval_data, tokenizer, most)
+            if options.eval_data
+            else []
+        )
+        adapter, done = adapters.open_adapter(client, options)
+        player = Player(adapter, tokenizer, reward, options.max_tokens)
+        order = BatchOrder(len(prompts), options.prompts, options.seed)
+        total: int = options.steps
+        with Watch(options.output, total, options.log_format) as watch:
+
+            def evaluate(step: int) -> None:
+                if held_out:
+                    groups = player.play(held_out, 1, 0.0, options.seed)
+                    watch.note(step, "eval_reward", mean_reward(groups))
+
+            if done == 0:
+                evaluate(0)
+            for step in range(done, total):
+                chosen = [prompts[i] for i in order.indices(step)]
+                # Prompt i of a step takes seed + i; steps must not share any.
+                seed = options.seed + step * options.prompts
+                groups = player.play(chosen, options.samples, options.temperature, seed)
+                batch = make_batch(groups)
+                values = {"reward": mean_reward(groups)}
+                rate = learning_rate(
+                    step,
+                    total,
+                    options.lr,
+                    schedule=options.schedule,
+                    warmup=options.warmup,
+                )
+                if batch:
+                    result = adapters.update(
+                        adapter,
+                        [batch],
+                        info,
+                        options.loss,
+                        {"temperature": options.temperature},
+                        adapters.optim_options(options, rate),
+                    )
+                    values["loss"] = result.loss
+                    values["grad_norm"] = result.grad_norm
+                    # Rounding alone moves it from 0.
+                    values["kl"] = float(
+                        np.mean([m["kl_sample_train_v1:mean"] for m in result.metrics])
+                    )
+                drawn = [len(s.tokens) for group in groups for s in group.samples]
+                values["length"] = float(np.mean(drawn))
+                watch.step(step + 1, sum(drawn), {**values, "lr": rate})
+                if adapters.is_due(step + 1, options.eval_every, total):
+                    evaluate(step + 1)
+                if adapters.is_due(step + 1, options.save_every, total):
+                    adapters.save(adapter, step + 1)
+            watch.plot(["reward", "eval_reward"], f"{options.adapter}: mean reward")
+        if options.export:
+            adapter.export(options.export)

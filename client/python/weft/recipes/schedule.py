@@ -1,0 +1,30 @@
+"""Learning rates by step. Pure functions."""
+
+from __future__ import annotations
+
+import math
+
+from weft.errors import InvalidArgument
+
+SCHEDULES = ("constant", "cosine", "linear")
+
+
+def learning_rate(
+    step: int, total: int, peak: float, *, schedule: str = "constant", warmup: int = 0
+) -> float:
+    """The rate of step `step` of `total`, counted from 0.
+
+    It rises in a line to `peak` over the first `warmup` steps. Then it stays
+    (constant), or falls to 0 behind the last step along half a cosine (cosine) or a
+    line (linear). InvalidArgument for another schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise InvalidArgument(f"schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(total - warmup, 1)
+    if schedule == "cosine":
+        return peak * 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+    if schedule == "linear":
+        return peak * max(1.0 - done, 0.0)
+    return peak

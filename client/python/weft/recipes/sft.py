@@ -1,0 +1,132 @@
+"""Supervised fine-tuning: an adapter learns the answers in a file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weft import data
+from weft.adapter import Adapter
+from weft.client import Client
+from weft.recipes import adapters
+from weft.recipes.batches import BatchOrder, requests
+from weft.recipes.schedule import learning_rate
+from weft.recipes.watch import Watch
+from weft.types import ServerInfo
+
+SUMMARY = "Train an adapter on chats, prompts with completions, or texts."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m weft sft`."""
+    adapters.add_arguments(parser)
+    add = parser.add_argument
+    add("--data", required=True, help=".jsonl, .parquet or hf:NAME[:SPLIT]")
+    add("--eval-data", help="held out; default: a part of --data")
+    add("--eval-fraction", type=float, default=0.1, help="of --data, held out")
+    add("--epochs", type=float, default=1.0)
+    add("--steps", type=int, help="optimizer steps; default: by --epochs")
+    add("--batch", type=int, default=8, help="examples in a batch")
+    add("--accumulate", type=int, default=1, help="batches in a step")
+    add("--loss-on", choices=("all", "last"), default="all", help="assistant turns")
+    add("--max-tokens", type=int, help="of an example; default: the model's context")
+    add("--truncate", choices=("end", "start", "never"), default="end")
+
+
+class Examples(NamedTuple):
+    """What is learnt, and what is held out."""
+
+    train: list[data.Example]
+    held_out: list[data.Example]
+
+
+def load(options: argparse.Namespace, context: int) -> Examples:
+    """Reads the files. InvalidArgument where nothing is usable."""
+    encoder = data.Encoder(
+        data.ModelTokenizer.from_folder(options.model_dir),
+        loss_on=options.loss_on,
+        max_tokens=min(options.max_tokens or context, context),
+        truncate=options.truncate,
+    )
+
+    def read(source: str) -> list[data.Example]:
+        dataset = data.Dataset(source, encoder.example)
+        examples = dataset.load()
+        print(f"{source}: {dataset.num_good} records, {dataset.num_bad} left out")
+        return examples
+
+    examples = read(options.data)
+    if options.eval_data:
+        return Examples(examples, read(options.eval_data))
+    order = np.random.default_rng(options.seed).permutation(len(examples))
+    num_held_out = min(int(len(examples) * options.eval_fraction), len(examples) - 1)
+    return Examples(
+        [examples[i] for i in sorted(order[num_held_out:])],
+        [examples[i] for i in sorted(order[:num_held_out])],
+    )
+
+
+def evaluate(
+    adapter: Adapter, examples: Sequence[data.Example], info: ServerInfo
+) -> float:
+    """Mean loss of a learnt token, without learning it."""
+    batch = [example.datum() for example in examples]
+    sums = [adapter.forward(r).metrics["loss:sum"] for r in requests(batch, info)]
+    return sum(sums) / sum(example.num_learnt for example in examples)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains, evaluates, saves; raises WeftError."""
+    with Client(options.server) as client:
+        info = adapters.server_info(client)
+        examples = load(options, info.model.context_length)
+        adapter, done = adapters.open_adapter(client, options)
+        per_step = options.batch * options.accumulate
+        total = options.steps or max(
+            round(options.epochs * len(examples.train) / per_step), 1
+        )
+        order = BatchOrder(len(examples.train), per_step, options.seed)
+        with Watch(options.output, total, options.log_format) as watch:
+            if examples.held_out and done == 0:
+                watch.note(0, "eval_loss", evaluate(adapter, examples.held_out, info))
+            for step in range(done, total):
+                chosen = [examples.train[i] for i in order.indices(step)]
+                # Losses are sums: these weights make a mean over learnt tokens.
+                weight = 1.0 / sum(example.num_learnt for example in chosen)
+                batch = [example.datum(weight) for example in chosen]
+                rate = learning_rate(
+                    step,
+                    total,
+                    options.lr,
+                    schedule=options.schedule,
+                    warmup=options.warmup,
+                )
+                result = adapters.update(
+                    adapter,
+                    [
+                        batch[i : i + options.batch]
+                        for i in range(0, per_step, options.batch)
+                    ],
+                    info,
+                    "cross_entropy",
+                    {},
+                    adapters.optim_options(options, rate),
+                )
+                watch.step(
+                    step + 1,
+                    sum(len(datum.tokens) for datum in batch),
+                    {"loss": result.loss, "grad_norm": result.grad_norm, "lr": rate},
+                )
+                if examples.held_out and adapters.is_due(
+                    step + 1, options.eval_every, total
+                ):
+                    loss = evaluate(adapter, examples.held_out, info)
+                    watch.note(step + 1, "eval_loss", loss)
+                if adapters.is_due(step + 1, options.save_every, total):
+                    adapters.save(adapter, step + 1)
+            watch.plot(["loss", "eval_loss"], f"{options.adapter}: loss per token")
+        if options.export:
+            adapter.export(options.export)

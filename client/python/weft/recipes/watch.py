@@ -1,0 +1,168 @@
+"""What a run shows and keeps: progress lines, a log, TensorBoard, a plot."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from weft.errors import InvalidArgument
+
+Row = dict[str, float]
+FORMATS = ("jsonl", "csv")
+SMOOTHED = 10  # Steps in the plot's moving average, at most a fifth of the run.
+
+
+class _Board(Protocol):
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Watch:
+    """Prints a line for each step, and writes log.jsonl or log.csv to the folder.
+
+    A log that is there is continued. With the package tensorboard (and torch) or
+    tensorboardX the folder also gets event files; `plot` draws a PNG where
+    matplotlib is there. total: steps of the run. Also a context manager.
+    """
+
+    def __init__(self, folder: Path, total: int, form: str = "jsonl") -> None:
+        if form not in FORMATS:
+            raise InvalidArgument(f"log format {form!r}: one of {', '.join(FORMATS)}")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._path = folder / f"log.{form}"
+        self._total = total
+        self._rows = _read(self._path)
+        self._board = _open_board(folder)
+        self._start = self._last = time.monotonic()
+        self._num_new = 0
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, float]]:
+        """What is logged, a row per step, of runs before this one, too."""
+        return self._rows
+
+    def step(self, step: int, num_tokens: int, values: Mapping[str, float]) -> None:
+        """Step `step`, counted from 1, has ended; num_tokens went through it."""
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        self._num_new += 1
+        rate = num_tokens / max(seconds, 1e-9)
+        row = {"step": step, **values, "tokens_per_second": rate, "seconds": seconds}
+        self._rows.append(row)
+        self._write()
+        left = (now - self._start) / self._num_new * (self._total - step)
+        shown = [f"{name} {value:.4g}" for name, value in values.items()]
+        shown += [f"{rate:.0f} tokens/s", f"ETA {_clock(left)}"]
+        print(f"step {step}/{self._total}", *shown, sep="  ", flush=True)
+        self._to_board(step, row)
+
+    def note(self, step: int, name: str, value: float) -> None:
+        """A value that is not there at each step, as of an evaluation.
+
+        It joins the row of its step, or a row of its own before the first.
+        """
+        if not self._rows or self._rows[-1]["step"] != step:
+            self._rows.append({"step": step})
+        self._rows[-1][name] = value
+        self._write()
+        print(f"step {step}/{self._total}  {name} {value:.4f}", flush=True)
+        self._to_board(step, {name: value})
+        self._last = time.monotonic()
+
+    def plot(self, names: Sequence[str], title: str) -> Path | None:
+        """Draws these values by step into plot.png; None without matplotlib."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return None
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2, 4.0), dpi=110, layout="constrained")
+        axes = figure.add_subplot()
+        for index, name in enumerate(names):
+            pairs = [(row["step"], row[name]) for row in self._rows if name in row]
+            if not pairs:
+                continue
+            steps = [step for step, _ in pairs]
+            values = [value for _, value in pairs]
+            color = f"C{index}"
+            if len(pairs) < len(self._rows) // 2:  # Now and then: an evaluation.
+                axes.plot(steps, values, "o-", color=color, linewidth=2, label=name)
+                continue
+            width = max(1, min(SMOOTHED, len(values) // 5))
+            axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.9)
+            axes.plot(
+                steps, _average(values, width), color=color, linewidth=2, label=name
+            )
+        axes.set(title=title, xlabel="step")
+        axes.legend()
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        path = self._folder / "plot.png"
+        figure.savefig(path)
+        return path
+
+    def _write(self) -> None:
+        """Anew each time: a value may join a row that is there."""
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        with self._path.open("w", encoding="utf-8", newline="") as file:
+            if self._path.suffix == ".csv":
+                writer = csv.DictWriter(file, names)
+                writer.writeheader()
+                writer.writerows(self._rows)
+            else:
+                file.writelines(json.dumps(row) + "\n" for row in self._rows)
+
+    def _to_board(self, step: int, row: Mapping[str, float]) -> None:
+        if self._board is not None:
+            for name, value in row.items():
+                if name != "step":
+                    self._board.add_scalar(name, value, step)
+
+
+def _average(values: Sequence[float], width: int) -> list[float]:
+    """Means of the last `width` values; of fewer at the start."""
+    ends = range(1, len(values) + 1)
+    parts = [values[max(end - width, 0) : end] for end in ends]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix != ".csv":
+            return [json.loads(line) for line in file]
+        return [
+            {name: float(text) for name, text in row.items() if text}
+            for row in csv.DictReader(file)
+        ]
+
+
+def _open_board(folder: Path) -> _Board | None:
+    if importlib.util.find_spec("tensorboardX") is not None:
+        from tensorboardX import SummaryWriter
+    elif importlib.util.find_spec("tensorboard") and importlib.util.find_spec("torch"):
+        from torch.utils.tensorboard import SummaryWriter
+    else:
+        return None
+    board: _Board = SummaryWriter(str(folder))
+    return board

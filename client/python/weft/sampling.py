@@ -1,0 +1,119 @@
+"""Operations that draw: single prompts, many at once, and scores of a sequence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from weft import convert, methods
+from weft._proto import sampling_pb2
+from weft.datum import token_list
+from weft.errors import InvalidArgument
+from weft.operations import Caller, Operation
+from weft.types import ArrayLike, FloatArray, SampleOptions, SampleResult
+
+FIRST_LIMIT = 16
+MOST = 4096  # Calls in flight, whatever the server admits.
+
+
+class InFlight:
+    """How many calls may be in flight: what the server admits, found by trying.
+
+    Each answer raises the bound by one, so that it doubles as fast as answers
+    come; from the first refusal on by one per round of answers. A refusal halves
+    it, once for all calls that were in flight then. Threads: any.
+    """
+
+    def __init__(self, first: int = FIRST_LIMIT) -> None:
+        self._lock = threading.Lock()
+        self._limit = float(first)
+        self._cuts = 0
+
+    @property
+    def limit(self) -> int:
+        """The bound now; at least 1."""
+        return int(self._limit)
+
+    def answered(self) -> None:
+        """A call has its answer."""
+        with self._lock:
+            step = 1.0 / self._limit if self._cuts else 1.0
+            self._limit = min(self._limit + step, MOST)
+
+    def watch(self) -> Callable[[], None]:
+        """For one call that starts now: what to call at each refusal of it."""
+        seen = self._cuts
+
+        def refused() -> None:
+            nonlocal seen
+            with self._lock:
+                if seen == self._cuts:
+                    self._limit = max(1.0, self._limit / 2)
+                    self._cuts += 1
+                seen = self._cuts
+
+        return refused
+
+
+class SamplerCore:
+    """Sampling from one adapter, or from the base model ("")."""
+
+    def __init__(self, caller: Caller, adapter_id: str = "") -> None:
+        self.caller = caller
+        self._adapter_id = adapter_id
+
+    def sample(
+        self,
+        prompt: ArrayLike,
+        options: SampleOptions,
+        snapshot: str | None = None,
+        in_flight: InFlight | None = None,
+    ) -> Operation[SampleResult]:
+        """Changes nothing on the server, so it may be repeated."""
+        tokens = token_list("prompt", prompt)
+        request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
+        on_refusal = None if in_flight is None else in_flight.watch()
+        reply = yield from self.caller.call(
+            methods.SAMPLE, request, on_refusal=on_refusal
+        )
+        if in_flight is not None:
+            in_flight.answered()
+        return convert.to_sample_result(reply.message, tokens)
+
+    def sample_each(
+        self,
+        prompts: Iterable[ArrayLike],
+        options: SampleOptions,
+        snapshot: str | None,
+        in_flight: InFlight,
+    ) -> Iterator[Operation[SampleResult]]:
+        """One operation per prompt. Prompt i is drawn with seed + i: prompts of
+        one seed would share their random numbers."""
+        seed = options.get("seed")
+        for index, prompt in enumerate(prompts):
+            own: SampleOptions = {**options}
+            if seed is not None:
+                own["seed"] = seed + index
+            yield self.sample(prompt, own, snapshot, in_flight)
+
+    def compute_logprobs(
+        self, tokens: ArrayLike, snapshot: str | None = None
+    ) -> Operation[FloatArray]:
+        """The log-probability of each token after those before it."""
+        options: SampleOptions = {
+            "prompt_logprobs": True,
+            "max_tokens": 1,
+            "temperature": 0.0,
+        }
+        result = yield from self.sample(tokens, options, snapshot)
+        if result.prompt_logprobs is None:
+            raise InvalidArgument("the server returned no scores of the prompt")
+        return result.prompt_logprobs
+
+    def stream_request(
+        self, prompt: ArrayLike, options: SampleOptions, snapshot: str | None = None
+    ) -> sampling_pb2.SampleStreamRequest:
+        """What starts a stream of the same draws."""
+        tokens = token_list("prompt", prompt)
+        request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
+        return sampling_pb2.SampleStreamRequest(request=request)

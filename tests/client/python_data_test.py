@@ -1,0 +1,274 @@
+"""weft.data: formats, ends, truncation, sources, and what becomes of bad records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import weft
+from weft import data
+
+WORDS = "end user assistant one two three four five six seven".split()
+EOS = 0
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role + ' ' + m.content }}"
+    "{% if m.role == 'assistant' %}{{ ' end' }}{% endif %}{{ ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+# The last turn is rendered in a way of its own.
+UNSTABLE = TEMPLATE.replace("m.content", "(m.content if loop.last else 'seven')")
+USER = {"role": "user", "content": "one two"}
+ANSWER = {"role": "assistant", "content": "three"}
+OTHER = {"role": "assistant", "content": "four five"}
+
+
+def folder_with(tmp_path: Path, template: str | None) -> Path:
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": {"content": "end"}}
+    if template is not None:
+        config["chat_template"] = [{"name": "default", "template": template}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    generation = {"eos_token_id": [EOS, 9]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return tmp_path
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> data.ModelTokenizer:
+    return data.ModelTokenizer.from_folder(folder_with(tmp_path, TEMPLATE))
+
+
+def ids(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.split()]
+
+
+def learnt(example: data.Example | data.Pair) -> str:
+    """The words that are learnt, in capitals."""
+    assert isinstance(example, data.Example)
+    pairs = zip(example.tokens, example.learnt, strict=True)
+    return " ".join(WORDS[t].upper() if one else WORDS[t] for t, one in pairs)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"text": "one two"}, "ONE TWO END"),
+        ({"text": "one two end"}, "ONE TWO END"),
+        ({"prompt": "one two", "completion": "three"}, "one two THREE END"),
+        (
+            {"messages": [USER, ANSWER, USER, OTHER]},
+            "user one two assistant THREE END user one two assistant FOUR FIVE END",
+        ),
+        (
+            {"prompt": [USER], "completion": [ANSWER]},
+            "user one two assistant THREE END",
+        ),
+        ({"messages": [USER, ANSWER, USER]}, "user one two assistant THREE END"),
+        ({"tokens": ids("one two three"), "prompt_length": 1}, "one TWO THREE"),
+    ],
+)
+def test_formats_learn_what_they_should_and_end(
+    tokenizer: data.ModelTokenizer, record: dict[str, Any], expected: str
+) -> None:
+    assert learnt(data.Encoder(tokenizer)(record)) == expected
+
+
+def test_the_last_turn_alone_can_be_learnt(tokenizer: data.ModelTokenizer) -> None:
+    encode = data.Encoder(tokenizer, loss_on="last")
+    example = encode.example({"messages": [USER, ANSWER, USER, OTHER]})
+    assert learnt(example).endswith("three end user one two assistant FOUR FIVE END")
+    with pytest.raises(weft.InvalidArgument, match="last message"):
+        encode({"messages": [USER, ANSWER, USER]})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "one", "chosen": "two", "rejected": "three"},
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+    ],
+)
+def test_preferences_are_two_answers_to_one_prompt(
+    tokenizer: data.ModelTokenizer, record: dict[str, Any]
+) -> None:
+    pair = data.Encoder(tokenizer)(record)
+    assert isinstance(pair, data.Pair)
+    length = pair.chosen.prompt_length
+    assert pair.chosen.tokens[:length] == pair.rejected.tokens[:length]
+    assert length > 0 and pair.chosen.tokens != pair.rejected.tokens
+    assert pair.chosen.tokens[-1] == pair.rejected.tokens[-1] == EOS
+
+
+def test_ends_can_be_left_out_and_are_asked_for_where_there_are_none(
+    tokenizer: data.ModelTokenizer,
+) -> None:
+    encode = data.Encoder(tokenizer, eos=False)
+    assert learnt(encode({"text": "one two"})) == "ONE TWO"
+    nameless = data.ModelTokenizer(Tokenizer(models.WordLevel({"one": 0}, "one")))
+    with pytest.raises(weft.InvalidArgument, match="end of sequence"):
+        data.Encoder(nameless)
+    data.Encoder(nameless, eos=False)
+
+
+def test_truncation_follows_its_rule(tokenizer: data.ModelTokenizer) -> None:
+    record = {"prompt": "one two", "completion": "three four"}
+
+    def cut(rule: data.encode.Truncate, most: int = 3) -> str:
+        encode = data.Encoder(tokenizer, max_tokens=most, truncate=rule)
+        return learnt(encode(record))
+
+    assert cut("end") == "one two THREE"  # A text that is cut teaches no end.
+    assert cut("start") == "THREE FOUR END"
+    with pytest.raises(weft.InvalidArgument, match="5 tokens > max_tokens 3"):
+        cut("never")
+    with pytest.raises(weft.InvalidArgument, match="nothing to learn"):
+        cut("end", most=2)
+
+
+def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
+    example = data.Example([5, 6, 7], [True, False, True])
+    assert example.num_learnt == 1  # Nothing predicts the first.
+    datum = example.datum(0.5)
+    assert datum.tokens.tolist() == [5, 6] and datum.targets.tolist() == [6, 7]
+    assert datum.weights is not None and datum.weights.tolist() == [0, 0.5]
+    with pytest.raises(weft.InvalidArgument, match="several stretches"):
+        _ = data.Example([5, 6, 7], [True, False, True]).prompt_length
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({}, "a record needs"),
+        ({"text": 3}, '"text" is not a text'),
+        ({"prompt": 3, "completion": "one"}, '"prompt" is not a text'),
+        ({"messages": []}, "not a list of messages"),
+        ({"messages": ["one"]}, "no object with a role"),
+        ({"messages": [{"role": "user"}]}, "no content"),
+        ({"messages": [USER]}, "no message of the assistant"),
+        ({"messages": [{"role": "user", "content": 3}, ANSWER]}, "chat template"),
+        ({"messages": [USER, ANSWER], "tools": 3}, '"tools"'),
+        ({"tokens": [1.5]}, "token ids"),
+        ({"tokens": [1, 2], "prompt_length": 3}, "0..2"),
+        ({"tokens": [1]}, "nothing to learn"),
+        ({"prompt": "one", "chosen": "two"}, '"rejected"'),
+    ],
+)
+def test_bad_records_say_why(
+    tokenizer: data.ModelTokenizer, record: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(weft.InvalidArgument, match=reason):
+        data.Encoder(tokenizer)(record)
+
+
+def test_a_template_that_changes_turns_teaches_the_last_alone(tmp_path: Path) -> None:
+    tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, UNSTABLE))
+    record = {"messages": [USER, ANSWER, USER, OTHER]}
+    with pytest.raises(weft.InvalidArgument, match=r"messages\[1\]"):
+        data.Encoder(tokenizer)(record)
+
+
+def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
+    tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, None))
+    with pytest.raises(weft.InvalidArgument, match="no chat template"):
+        data.Encoder(tokenizer)({"messages": [USER, ANSWER]})
+    with pytest.raises(weft.InvalidArgument, match="chat template: "):
+        data.ModelTokenizer.from_folder(folder_with(tmp_path, "{% if %}"))
+
+
+def test_lines_are_streamed_and_bad_ones_reported_and_counted(
+    tokenizer: data.ModelTokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.jsonl"
+    lines = [b'{"text": "one"}', b"", b"{", b"[1]", b"\xff", b'{"text": ""}']
+    path.write_bytes(b"\n".join([*lines, b'{"text": "two"}']))
+    bad: list[data.BadRecord] = []
+    encode = data.Encoder(tokenizer, eos=False)
+    dataset = data.Dataset(path, encode.example, on_bad=bad.append)
+    # Words of one token have nothing that predicts them.
+    assert list(dataset) == [] and dataset.num_bad == 6
+    assert [one.where for one in bad] == [f"{path}:{n}" for n in (1, 3, 4, 5, 6, 7)]
+    assert "not JSON" in bad[1].reason and "not an object" in bad[2].reason
+    with_end = data.Dataset(path, data.Encoder(tokenizer), on_bad=bad.append)
+    assert len(with_end.load()) == 2
+    assert (with_end.num_good, with_end.num_bad) == (2, 4)
+    assert next(iter(with_end)) and with_end.num_good == 1  # One at a time.
+
+
+def test_bad_records_are_logged_unless_told_otherwise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(record: data.Record) -> int:
+        raise weft.InvalidArgument("too odd")
+
+    with pytest.raises(weft.InvalidArgument, match="no usable record, 1 bad"):
+        data.Dataset([{"text": "one"}], refuse).load()
+    assert "left out: record 1: too odd" in caplog.text
+
+
+def test_parquet_is_read_in_batches(
+    tokenizer: data.ModelTokenizer, tmp_path: Path
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "data.parquet"
+    rows = [{"messages": [USER, ANSWER]}, {"messages": None, "text": "one two"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    found = list(data.read(path))
+    assert [one.where for one in found] == [f"{path}:1", f"{path}:2"]
+    made = data.Dataset(path, data.Encoder(tokenizer)).load()
+    assert learnt(made[0]) == "user one two assistant THREE END"
+
+
+def test_hugging_face_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(*args: Any, **options: Any) -> list[dict[str, str]]:
+        asked.append((args, options))
+        return [{"text": "one"}]
+
+    fake = SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    found = list(data.read("hf:owner/name:test"))
+    assert found == [data.Located("hf:owner/name:test:1", {"text": "one"})]
+    assert asked == [(("owner/name",), {"split": "test", "streaming": True})]
+    list(data.read("hf:owner/name"))
+    assert asked[1][1]["split"] == "train"
+
+
+@pytest.mark.parametrize(
+    ("missing", "read", "advice"),
+    [
+        ("tokenizers", lambda p: data.ModelTokenizer.from_folder(p), "tokenizers"),
+        ("jinja2", lambda p: data.ModelTokenizer.from_folder(p), "jinja2"),
+        ("pyarrow", lambda p: list(data.read(p / "a.parquet")), "pyarrow"),
+        ("datasets", lambda p: list(data.read("hf:x")), "datasets"),
+    ],
+)
+def test_what_is_missing_is_named_by_a_package_that_exists(
+    missing: str,
+    read: Callable[[Path], object],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    (folder / "a.parquet").touch()
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(weft.InvalidArgument, match=f"pip install {advice}$"):
+        read(folder)
+
+
+def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(weft.InvalidArgument, match="no such file"):
+        data.Dataset(tmp_path / "none.jsonl", dict).load()

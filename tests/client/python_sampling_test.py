@@ -1,0 +1,200 @@
+"""Sampling for training: many prompts at once, futures, data from samples."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from conftest import FAST
+from fake_weftd import FakeWeftd
+
+import weft
+from weft.sampling import FIRST_LIMIT, InFlight
+
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_the_bound_doubles_until_a_refusal_then_creeps() -> None:
+    bound = InFlight(first=4)
+    for _ in range(4):
+        bound.answered()
+    assert bound.limit == 8
+    refused, other = bound.watch(), bound.watch()
+    refused()
+    other()  # The same crowd: cut once.
+    assert bound.limit == 4
+    for _ in range(3):
+        bound.answered()
+    assert bound.limit == 4
+    for _ in range(2):
+        bound.answered()
+    assert bound.limit == 5
+    for _ in range(9):
+        refused()
+    assert bound.limit == 1
+    bound.answered()
+    assert bound.limit == 2
+
+
+def test_many_prompts_come_back_in_order(
+    client: weft.Client, sent: list[Any], server: FakeWeftd
+) -> None:
+    with weft.Client(server.target, retry=FAST) as spied:
+        adapter = spied.create_adapter("a")
+        prompts = [[n, n + 1] for n in range(3 * FIRST_LIMIT)]
+        results = adapter.sample_many(prompts, num_samples=2, max_tokens=3, seed=7)
+    assert [list(r.samples[1].prompt) for r in results] == prompts
+    assert all(len(r.samples) == 2 for r in results)
+    requests = [m for m in sent if type(m).__name__ == "SampleRequest"]
+    # One seed for all would draw the same random numbers for each.
+    assert [m.config.seed for m in requests] == [7 + n for n in range(len(prompts))]
+    alone = client.adapter("a").sample([5, 6], num_samples=2, max_tokens=3, seed=12)
+    assert [s.tokens for s in alone.samples] == [s.tokens for s in results[5].samples]
+    assert client.sample_many([]) == []
+
+
+def test_no_more_is_in_flight_than_the_bound(
+    server: FakeWeftd, client: weft.Client
+) -> None:
+    server.hold()
+    from threading import Thread
+
+    results: list[Any] = []
+    thread = Thread(target=lambda: results.extend(client.sample_many([[1]] * 99)))
+    thread.start()
+
+    def arrived() -> int:
+        return sum(rpc == "Sample" for rpc, _ in server.arrived())
+
+    while arrived() < FIRST_LIMIT:
+        pass
+    assert arrived() == FIRST_LIMIT
+    server.release()
+    thread.join(20)
+    assert len(results) == 99
+
+
+def test_refusals_with_a_hint_are_waited_out(
+    server: FakeWeftd, client: weft.Client
+) -> None:
+    server.retry_hint(1)
+    for _ in range(3 * FAST.max_attempts):
+        server.refuse("Sample", FULL, "the queue is full")
+    assert len(client.sample_many([[1], [2], [3]], max_tokens=2)) == 3
+
+
+def test_an_error_ends_the_rest(client: weft.Client, server: FakeWeftd) -> None:
+    with pytest.raises(weft.InvalidArgument, match="prompt"):
+        client.sample_many([[1], [], [2]])
+    server.refuse("Sample", grpc.StatusCode.INTERNAL, "broken")
+    with pytest.raises(weft.Internal, match="broken"):
+        client.sample_many([[1]] * 40)
+    assert len(client.sample_many([[1]] * 3)) == 3
+
+
+def test_asyncio_samples_many(server: FakeWeftd) -> None:
+    async def run() -> None:
+        async with weft.AsyncClient(server.target, retry=FAST) as client:
+            adapter = await client.get_or_create("a")
+            prompts = [[n + 1] for n in range(40)]
+            server.retry_hint(1)
+            server.refuse("Sample", FULL, "the queue is full")
+            results = await adapter.sample_many(prompts, max_tokens=2)
+            assert [list(r.samples[0].prompt) for r in results] == prompts
+            with pytest.raises(weft.InvalidArgument):
+                await client.sample_many([[1], []])
+            saved = adapter.submit.save("first")
+            version = adapter.submit.snapshot("best")
+            drawn = adapter.submit.sample([1], max_tokens=2)
+            assert (await saved).last_step == 1 and await version >= 1
+            assert (await drawn).samples[0].tokens
+
+    asyncio.run(run())
+
+
+def test_saves_snapshots_and_samples_have_futures(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    data = [weft.Datum.next_token([1, 2, 3])]
+    gradient = adapter.submit.forward_backward(data)
+    update = adapter.submit.optim_step()
+    saved = adapter.submit.save("first")
+    version = adapter.submit.snapshot("best")
+    drawn = adapter.submit.sample([1], max_tokens=2)
+    assert gradient.result(20).step == 1 and update.result(20).step == 2
+    # In the order of the calls: the checkpoint has both steps in it.
+    assert saved.result(20).last_step == 3 and saved.result().optim_steps == 1
+    assert version.result(20) == update.result().version
+    assert len(drawn.result(20).samples[0].tokens) == 2
+    assert adapter.next_step == 5
+    assert adapter.submit.sample([1], snapshot="best").result(20).samples
+
+
+def test_an_adapter_is_made_once(client: weft.Client) -> None:
+    first = client.get_or_create("a", rank=4, target_modules=["q_proj", "v_proj"])
+    first.optim_step()
+    again = client.get_or_create("a", rank=4)
+    assert again.next_step == 2
+    assert client.get_or_create("a", rank=4, target_modules=["v_proj", "q_proj"])
+    for options in ({"rank": 8}, {"alpha": 1.0}, {"target_modules": ["q_proj"]}):
+        with pytest.raises(weft.FailedPrecondition, match="exists with"):
+            client.get_or_create("a", **{"rank": 4, **options})  # type: ignore[arg-type]
+
+
+def test_another_client_may_make_it_first(
+    client: weft.Client, server: FakeWeftd
+) -> None:
+    client.create_adapter("a")
+    server.refuse("GetAdapter", grpc.StatusCode.NOT_FOUND, "not yet")
+    assert client.get_or_create("a").next_step == 1
+
+
+def drawn(**values: Any) -> weft.Sample:
+    fields: dict[str, Any] = {
+        "tokens": [7, 8],
+        "logprobs": np.array([-0.5, -0.25], "<f4"),
+        "finish_reason": "stop",
+        "top_logprobs": [],
+        "prompt": [4, 5, 6],
+    }
+    return weft.Sample(**{**fields, **values})
+
+
+def test_a_sample_becomes_a_datum() -> None:
+    datum = weft.Datum.from_sample(drawn(), advantage=2.0, weight=0.5)
+    assert datum.tokens.tolist() == [4, 5, 6, 7]
+    assert datum.targets.tolist() == [5, 6, 7, 8]
+    assert datum.weights is not None and datum.weights.tolist() == [0, 0, 0.5, 0.5]
+    assert datum.logprobs is not None
+    assert datum.logprobs.tolist() == [0, 0, -0.5, -0.25]
+    assert datum.advantages is not None and datum.advantages.tolist() == [0, 0, 2, 2]
+    each = weft.Datum.from_sample(drawn(), advantage=[1.0, 3.0])
+    assert each.advantages is not None and each.advantages.tolist() == [0, 0, 1, 3]
+    assert weft.Datum.from_sample(drawn()).advantages is None
+
+
+@pytest.mark.parametrize(
+    ("sample", "options", "reason"),
+    [
+        (drawn(prompt=()), {}, "prompt"),
+        (drawn(tokens=[]), {}, "drawn token"),
+        (drawn(), {"advantage": [1.0]}, "advantage"),
+        (drawn(), {"weight": [1.0, 1.0, 1.0]}, "weight"),
+        (drawn(logprobs=np.zeros(3, "<f4")), {}, "logprobs"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(
+    sample: weft.Sample, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(weft.InvalidArgument, match=reason):
+        weft.Datum.from_sample(sample, **options)
+
+
+def test_a_sequence_is_scored(client: weft.Client) -> None:
+    scores = client.compute_logprobs([1, 2, 3])
+    assert scores.shape == (3,) and scores[0] == 0
+    adapter = client.create_adapter("a")
+    np.testing.assert_array_equal(adapter.compute_logprobs([1, 2, 3]), scores)
+    assert adapter.next_step == 1
