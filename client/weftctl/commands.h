@@ -45,6 +45,7 @@ struct Command {
 [[nodiscard]] std::vector<Command> TrainCommands();
 [[nodiscard]] std::vector<Command> SampleCommands();
 [[nodiscard]] std::vector<Command> WeightsCommands();
+[[nodiscard]] std::vector<Command> StateCommands();
 
 }  // namespace weft::weftctl
 

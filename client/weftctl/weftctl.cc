@@ -24,7 +24,8 @@ std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (std::vector<Command> some :
        {ServerCommands(), AdapterCommands(), TrainCommands(), SampleCommands(),
-        CheckpointCommands(), WeightsCommands(), TokenCommands()}) {
+        CheckpointCommands(), WeightsCommands(), TokenCommands(),
+        StateCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;

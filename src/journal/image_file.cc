@@ -68,6 +68,12 @@ absl::StatusOr<UniqueFd> OpenImage(const StateFolder& folder,
   return fd;
 }
 
+absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& name) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading " + name);
+  return static_cast<uint64_t>(info.st_size);
+}
+
 // The table of an image with `num_blocks` blocks.
 absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
                                       const std::string& name) {
@@ -137,13 +143,28 @@ absl::Status ReadImage(const StateFolder& folder, const std::string& name,
     WEFT_RETURN_IF_ERROR(ReadBlock(fd.get(), rows, block, name, &offset));
     rows.remove_prefix(kBlockBytes);
   }
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0)
-    return ErrnoStatus(errno, "reading " + name);
-  if (static_cast<uint64_t>(info.st_size) != offset) {
-    return Damaged(name, "is longer than its blocks");
-  }
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
+  if (size != offset) return Damaged(name, "is longer than its blocks");
   return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
+                                    const std::string& name,
+                                    size_t num_blocks) {
+  std::vector<std::vector<float>> values;
+  uint64_t size = 0;
+  {
+    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
+    WEFT_ASSIGN_OR_RETURN(const std::string rows,
+                          ReadTable(fd.get(), num_blocks, name));
+    WEFT_ASSIGN_OR_RETURN(size, SizeOf(fd.get(), name));
+    for (size_t at = 0; at < rows.size(); at += kBlockBytes) {
+      values.emplace_back(NumberAt<uint64_t>(rows, at));
+    }
+  }
+  const std::vector<std::span<float>> blocks(values.begin(), values.end());
+  WEFT_RETURN_IF_ERROR(ReadImage(folder, name, blocks));
+  return size;
 }
 
 absl::Status RemoveImage(const StateFolder& folder, const std::string& name) {

@@ -8,11 +8,14 @@
 #ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 #define WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "src/journal/state_folder.h"
 
 namespace weft::journal {
@@ -29,6 +32,12 @@ namespace weft::journal {
 [[nodiscard]] absl::Status ReadImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<float>>& blocks);
+
+// Reads all of an image of so many blocks, of any size, and returns its
+// bytes. Errors: as ReadImage.
+[[nodiscard]] absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
+                                                  const std::string& name,
+                                                  size_t num_blocks);
 
 // NOT_FOUND.
 [[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,

@@ -43,7 +43,7 @@ absl::Status MakeFolder(int parent, const std::string& name,
 }
 
 absl::Status CheckFormatText(const std::string& text,
-                             const std::string& model) {
+                             const std::optional<std::string>& model) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("format_version") ||
       !json["format_version"].is_number_integer() || !json.contains("model") ||
@@ -56,10 +56,11 @@ absl::Status CheckFormatText(const std::string& text,
         absl::StrCat("the state folder has format version ", version,
                      "; this program knows ", kFormatVersion));
   }
-  if (const auto stored = json["model"].get<std::string>(); stored != model) {
+  if (const auto stored = json["model"].get<std::string>();
+      model && stored != *model) {
     return absl::FailedPreconditionError(
         absl::StrCat("the state folder belongs to the base model \"", stored,
-                     "\", not to \"", model, "\""));
+                     "\", not to \"", *model, "\""));
   }
   return absl::OkStatus();
 }
@@ -109,6 +110,19 @@ absl::StatusOr<std::vector<uint64_t>> StateFolder::Snapshots() const {
 absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::Open(
     const std::string& path, const std::string& model) {
   WEFT_RETURN_IF_ERROR(MakeFolder(AT_FDCWD, path, "the state folder"));
+  return OpenAs(path, model);
+}
+
+absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenExisting(
+    const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
+                        OpenDirectory(path, "the state folder"));
+  WEFT_RETURN_IF_ERROR(ReadFileAt(root.get(), kFormat).status());
+  return OpenAs(path, std::nullopt);
+}
+
+absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenAs(
+    const std::string& path, const std::optional<std::string>& model) {
   std::unique_ptr<StateFolder> folder(new StateFolder(path));
   WEFT_ASSIGN_OR_RETURN(folder->root_, OpenDirectory(path, "the state folder"));
   WEFT_RETURN_IF_ERROR(folder->Lock());
@@ -143,10 +157,11 @@ absl::Status StateFolder::OpenFolders() {
   return absl::OkStatus();
 }
 
-absl::Status StateFolder::CheckFormat(const std::string& model) const {
+absl::Status StateFolder::CheckFormat(
+    const std::optional<std::string>& model) const {
   const absl::StatusOr<std::string> text = ReadFileAt(root_.get(), kFormat);
   if (text.ok()) return CheckFormatText(*text, model);
-  if (!absl::IsNotFound(text.status())) return text.status();
+  if (!model || !absl::IsNotFound(text.status())) return text.status();
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
   if (!segments.empty() || !snapshots.empty()) {
@@ -159,7 +174,7 @@ absl::Status StateFolder::CheckFormat(const std::string& model) const {
                         OpenDirectory(path_ + "/..", kParent));
   WEFT_RETURN_IF_ERROR(SyncDirectory(parent.get(), kParent));
   const nlohmann::json json = {{"format_version", kFormatVersion},
-                               {"model", model}};
+                               {"model", *model}};
   const std::string written =
       json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   return PublishFileAt(root_.get(), kFormat, {written}, false);

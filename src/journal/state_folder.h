@@ -44,6 +44,9 @@ class StateFolder {
   // folder), FAILED_PRECONDITION (another format version or model; names both).
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
       const std::string& path, const std::string& model);
+  // Opens a folder that exists, of whatever base model. NOT_FOUND.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>
+  OpenExisting(const std::string& path);
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
@@ -83,7 +86,11 @@ class StateFolder {
 
   [[nodiscard]] absl::Status Lock();
   [[nodiscard]] absl::Status OpenFolders();
-  [[nodiscard]] absl::Status CheckFormat(const std::string& model) const;
+  // The base model is unchecked if it is none.
+  [[nodiscard]] absl::Status CheckFormat(
+      const std::optional<std::string>& model) const;
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(
+      const std::string& path, const std::optional<std::string>& model);
   [[nodiscard]] absl::Status CutLog(uint64_t next_sequence) const;
   [[nodiscard]] absl::Status CutImages(const std::set<std::string>& keep) const;
 

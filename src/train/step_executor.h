@@ -33,7 +33,7 @@ class StepExecutor {
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
-  // Loads a checkpoint that was read, and whose copy for the log is `image`, into
+  // Loads a checkpoint that was read, with the copy `image` for the log, into
   // the step's adapter, which may be gone. Completes the step unless it returns
   // an error.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,

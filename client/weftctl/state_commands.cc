@@ -1,0 +1,85 @@
+// Commands on the folder of weftd's --state-dir, on the machine that has it.
+#include "absl/strings/str_cat.h"
+#include "client/weftctl/commands.h"
+#include "client/weftctl/output.h"
+#include "nlohmann/json.hpp"
+#include "src/journal/backup.h"
+#include "src/records/verify.h"
+
+namespace weft::weftctl {
+namespace {
+
+using nlohmann::json;
+
+void Print(const Session& session, const json& fields) {
+  if (session.json) {
+    session.out << fields.dump() << "\n";
+    return;
+  }
+  std::vector<Row> rows;
+  for (const auto& [name, value] : fields.items()) {
+    rows.push_back({name, name == "bytes" || name == "torn_bytes"
+                              ? FormatBytes(value.get<uint64_t>())
+                              : value.dump()});
+  }
+  PrintTable(rows, session.out);
+}
+
+absl::Status CopyState(const Session& session) {
+  const absl::StatusOr<journal::BackupReport> report =
+      journal::BackUp(session.arguments.word(0), session.arguments.word(1));
+  if (!report.ok()) return report.status();
+  Print(session, {{"files", report->files}, {"bytes", report->bytes}});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<json> ReadState(const std::string& path) {
+  const absl::StatusOr<records::StateReport> report =
+      records::VerifyState(path);
+  if (!report.ok()) return report.status();
+  return json{{"adapters", report->adapters},
+              {"records", report->records},
+              {"images", report->images},
+              {"bytes", report->bytes},
+              {"torn_bytes", report->torn_bytes}};
+}
+
+absl::Status Verify(const Session& session) {
+  const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
+  if (!state.ok()) return state.status();
+  Print(session, *state);
+  return absl::OkStatus();
+}
+
+absl::Status Restore(const Session& session) {
+  // A damaged backup must not look like a state folder that was restored.
+  const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
+  return state.ok() ? CopyState(session) : state.status();
+}
+
+}  // namespace
+
+std::vector<Command> StateCommands() {
+  return {
+      {.name = "state backup",
+       .help = "copies a --state-dir, also while its server runs",
+       .words = {"DIR", "TO"},
+       .flags = {},
+       .run = CopyState,
+       .offline = true},
+      {.name = "state verify",
+       .help = "reads all of a --state-dir or of a backup, without a server",
+       .words = {"DIR"},
+       .flags = {},
+       .run = Verify,
+       .offline = true},
+      {.name = "state restore",
+       .help = "verifies a backup and copies it to a new --state-dir",
+       .words = {"BACKUP", "DIR"},
+       .flags = {},
+       .run = Restore,
+       .offline = true},
+  };
+}
+
+}  // namespace weft::weftctl

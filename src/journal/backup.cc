@@ -1,0 +1,163 @@
+#include "src/journal/backup.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
+#include "src/files/file_io.h"
+
+namespace weft::journal {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kTries = 5;
+constexpr size_t kPieceBytes = size_t{4} << 20;
+constexpr char kSnapshots[] = "SNAPSHOT-";
+
+// Returns the names in a folder, sorted, without temporaries.
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator it(path, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    std::string name = it->path().filename().string();
+    if (!absl::StartsWith(name, kTemporaryPrefix)) {
+      names.push_back(std::move(name));
+    }
+  }
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("listing ", path));
+  std::ranges::sort(names);
+  return names;
+}
+
+// Returns the name of the newest snapshot; empty: there is none.
+absl::StatusOr<std::string> NewestSnapshot(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path));
+  std::string newest;
+  for (const std::string& name : names) {
+    if (absl::StartsWith(name, kSnapshots)) newest = name;
+  }
+  return newest;
+}
+
+class Copy {
+ public:
+  Copy(std::string from, std::string to)
+      : from_(std::move(from)), to_(std::move(to)) {}
+
+  // Returns false if a snapshot was written meanwhile, which may have removed
+  // files of this copy.
+  [[nodiscard]] absl::StatusOr<bool> Run() {
+    WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
+    for (const char* folder : {"", "/log", "/images"}) {
+      if (::mkdir((to_ + folder).c_str(), 0700) != 0) {
+        return ErrnoStatus(errno, absl::StrCat("making ", to_, folder));
+      }
+    }
+    WEFT_RETURN_IF_ERROR(File("FORMAT"));
+    if (!snapshot.empty()) WEFT_RETURN_IF_ERROR(File(snapshot));
+    // The log before the images that its records name.
+    WEFT_RETURN_IF_ERROR(Folder("log"));
+    WEFT_RETURN_IF_ERROR(Folder("images"));
+    for (const char* folder : {"/log", "/images", ""}) {
+      WEFT_ASSIGN_OR_RETURN(const UniqueFd fd,
+                            OpenDirectory(to_ + folder, "the copy"));
+      WEFT_RETURN_IF_ERROR(SyncDirectory(fd.get(), "the copy"));
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string now, NewestSnapshot(from_));
+    return now == snapshot;
+  }
+
+  [[nodiscard]] const BackupReport& report() const { return report_; }
+
+ private:
+  [[nodiscard]] absl::Status Folder(const std::string& folder) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                          NamesIn(absl::StrCat(from_, "/", folder)));
+    for (const std::string& name : names) {
+      const absl::Status status = File(absl::StrCat(folder, "/", name));
+      // A file that no record names may go at any time; if a snapshot made it
+      // go, the copy is made again.
+      if (!status.ok() && !absl::IsNotFound(status)) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Copies as many bytes as the file has now: the server appends to the last
+  // segment of the log, and only what it has written in full counts.
+  [[nodiscard]] absl::Status File(const std::string& name) {
+    const UniqueFd in(
+        ::open(absl::StrCat(from_, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
+    struct stat info {};
+    if (in.get() < 0 || ::fstat(in.get(), &info) != 0) {
+      return ErrnoStatus(errno, absl::StrCat("opening ", name));
+    }
+    const UniqueFd out(::open(absl::StrCat(to_, "/", name).c_str(),
+                              O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (out.get() < 0) return ErrnoStatus(errno, absl::StrCat("making ", name));
+    const auto size = static_cast<uint64_t>(info.st_size);
+    std::string piece;
+    for (uint64_t offset = 0; offset < size; offset += piece.size()) {
+      piece.resize(std::min<uint64_t>(kPieceBytes, size - offset));
+      WEFT_ASSIGN_OR_RETURN(const size_t read,
+                            ReadAt(in.get(), offset, piece, name));
+      if (read < piece.size()) {
+        return absl::DataLossError(absl::StrCat(name, " became shorter"));
+      }
+      WEFT_RETURN_IF_ERROR(WriteAt(out.get(), offset, piece, name));
+    }
+    if (::fsync(out.get()) != 0) {
+      return ErrnoStatus(errno, absl::StrCat("syncing ", name));
+    }
+    ++report_.files;
+    report_.bytes += size;
+    return absl::OkStatus();
+  }
+
+  const std::string from_;
+  const std::string to_;
+  BackupReport report_;
+};
+
+}  // namespace
+
+absl::StatusOr<BackupReport> BackUp(const std::string& from,
+                                    const std::string& to) {
+  std::error_code error;
+  if (fs::exists(to, error)) {
+    return absl::AlreadyExistsError(absl::StrCat(to, " exists"));
+  }
+  if (!fs::exists(absl::StrCat(from, "/FORMAT"), error)) {
+    return absl::NotFoundError(absl::StrCat(from, " is no state folder"));
+  }
+  const std::string draft = absl::StrCat(to, ".partial");
+  for (int i = 0; i < kTries; ++i) {
+    fs::remove_all(draft, error);
+    Copy copy(from, draft);
+    const absl::StatusOr<bool> whole = copy.Run();
+    if (!whole.ok()) {
+      fs::remove_all(draft, error);
+      return whole.status();
+    }
+    if (!*whole) continue;
+    fs::rename(draft, to, error);
+    if (error) return ErrnoStatus(error.value(), absl::StrCat("making ", to));
+    return copy.report();
+  }
+  fs::remove_all(draft, error);
+  return absl::UnavailableError(absl::StrCat(
+      "the server wrote a snapshot during each of ", kTries,
+      " tries to copy; raise --snapshot-log-bytes or copy when it does less"));
+}
+
+}  // namespace weft::journal

@@ -1,0 +1,30 @@
+// Copies a state folder, also one that a server is using.
+#ifndef WEFT_SRC_JOURNAL_BACKUP_H_
+#define WEFT_SRC_JOURNAL_BACKUP_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace weft::journal {
+
+struct BackupReport {
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+};
+
+// Copies the state folder `from` to the new folder `to`, on whatever disk. The
+// copy is the folder of one moment: it has every record that was durable when
+// the call began. It is on disk when this returns; a call that fails removes
+// what it copied.
+// Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from`, or no state folder),
+// UNAVAILABLE (a snapshot was written during each of several tries), and those
+// of file_io.h.
+// Blocks on both disks. Threads: any.
+[[nodiscard]] absl::StatusOr<BackupReport> BackUp(const std::string& from,
+                                                  const std::string& to);
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_JOURNAL_BACKUP_H_
