@@ -16,21 +16,8 @@ using dispatch::NoSuchAdapter;
 
 void AdapterManager::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
-  // A repeated call gets the same answer as the first one.
-  auto once = [this, request,
-               done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
-    if (absl::IsAlreadyExists(info.status())) {
-      absl::StatusOr<AdapterInfo> existing =
-          context_.dispatcher.adapters().Info(request.adapter_id);
-      if (existing.ok() && existing->tenant == request.tenant &&
-          existing->config == request.config && existing->last_step == 0 &&
-          existing->version == 1) {
-        info = std::move(existing);
-      }
-    }
-    done(std::move(info));
-  };
-  const Callback<AdapterInfo> reply = std::move(once);
+  const Callback<AdapterInfo> reply =
+      context_.dispatcher.adapters().AnswerRepeats(request, std::move(done));
   Post(reply, [this, request = std::move(request), reply] {
     MakeWhenRoom({.request = request}, reply);
   });
@@ -94,23 +81,24 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                                   const Callback<AdapterInfo>& done) {
   // Reads the tensors only when the adapter has a slot, because many may wait.
-  WhenSlot({.adapter_id = request.adapter_id, .tenant = request.tenant},
-           [this, request, done](const absl::Status& room) {
-             if (!room.ok()) {
-               Reply<AdapterInfo>(done, room);
-               return;
-             }
-             context_.PostIo([this, request, done] {
-               Post(done, [this, done, read = ReadLoad(request)] {
-                 if (read.ok()) {
-                   Reply(done, Make(*read));
-                 } else {
-                   context_.dispatcher.adapters().ReturnSlot();
-                   Reply<AdapterInfo>(done, read.status());
-                 }
-               });
-             });
-           });
+  context_.dispatcher.adapters().WhenSlotFor(
+      request.adapter_id, request.tenant,
+      [this, request, done](const absl::Status& room) {
+        if (!room.ok()) {
+          Reply<AdapterInfo>(done, room);
+          return;
+        }
+        context_.PostIo([this, request, done] {
+          Post(done, [this, done, read = ReadLoad(request)] {
+            if (read.ok()) {
+              Reply(done, Make(*read));
+            } else {
+              context_.dispatcher.adapters().ReturnSlot();
+              Reply<AdapterInfo>(done, read.status());
+            }
+          });
+        });
+      });
 }
 
 absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
@@ -163,26 +151,16 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
   return adapter;
 }
 
-void AdapterManager::WhenSlot(const CreateAdapterRequest& request,
-                              dispatch::EngineTask task) {
-  // Checks first, so that no adapter leaves for one that cannot be made.
-  dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-  const absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
-  if (status.ok()) {
-    desk.WhenSlot(std::move(task));
-  } else {
-    task(status);
-  }
-}
-
 void AdapterManager::MakeWhenRoom(NewAdapter adapter,
                                   Callback<AdapterInfo> done) {
   const CreateAdapterRequest request = adapter.request;
-  WhenSlot(request, [this, adapter = std::move(adapter),
-                     done = std::move(done)](const absl::Status& room) {
-    if (!room.ok()) DropState(context_, adapter.image);
-    Reply(done, room.ok() ? Make(adapter) : room);
-  });
+  context_.dispatcher.adapters().WhenSlotFor(
+      request.adapter_id, request.tenant,
+      [this, adapter = std::move(adapter),
+       done = std::move(done)](const absl::Status& room) {
+        if (!room.ok()) DropState(context_, adapter.image);
+        Reply(done, room.ok() ? Make(adapter) : room);
+      });
 }
 
 absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {

@@ -91,9 +91,6 @@ class AdapterManager {
 
   // Engine thread.
 
-  // Runs the task when there is a slot for a new adapter. The task uses or
-  // returns the slot. Runs it at once with an error if no adapter can be made.
-  void WhenSlot(const CreateAdapterRequest& request, dispatch::EngineTask task);
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
   // Creates an adapter in the slot that the task got, or returns the slot.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);

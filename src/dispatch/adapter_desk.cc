@@ -79,10 +79,9 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
         {.name = "ALL_ADAPTER_SLOTS_IN_USE",
          .values = {{"limit", absl::StrCat(s_.options.max_adapters)}}});
   }
-  const auto of_tenant = std::ranges::count_if(s_.adapters, [&](const auto& a) {
-    return a.second.info.tenant == tenant;
-  });
-  if (of_tenant >= s_.options.max_adapters_per_tenant) {
+  const auto of_tenant = s_.adapters_of_tenant.find(tenant);
+  if (of_tenant != s_.adapters_of_tenant.end() &&
+      of_tenant->second >= s_.options.max_adapters_per_tenant) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "all ", s_.options.max_adapters_per_tenant,
@@ -114,13 +113,12 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
                       const std::string& tenant, uint64_t last_step,
                       const AdapterFacts& facts) {
   MutexLock lock(&s_.mu);
-  s_.keys.emplace(id, key);
-  AdapterRecord& record = s_.adapters[key];
-  record.info.adapter_id = id;
-  record.info.tenant = tenant;
   const uint64_t epoch = facts.info.epoch;
-  record.info.epoch = epoch > 0 ? epoch : s_.NewEpoch();
-  record.info.last_used_at = s_.env.clock->Now();
+  AdapterRecord& record =
+      s_.AddRecord(key, {.adapter_id = id,
+                         .tenant = tenant,
+                         .epoch = epoch > 0 ? epoch : s_.NewEpoch(),
+                         .last_used_at = s_.env.clock->Now()});
   s_.SetFacts(record, facts);
   s_.residency.Add(key);
   s_.scheduler.AddAdapter(key, id, tenant, last_step);
@@ -139,8 +137,7 @@ std::vector<uint64_t> AdapterDesk::Remove(AdapterKey key) {
         "adapter_id: '", record->info.adapter_id, "' was deleted"));
     tasks = s_.TakeTasks(key);
     s_.ForgetReplies(*record);
-    s_.keys.erase(record->info.adapter_id);
-    s_.adapters.erase(key);
+    s_.RemoveRecord(key);
     s_.residency.Remove(key);
     for (const uint64_t id : s_.scheduler.RemoveAdapter(key)) {
       const auto step = s_.steps.find(id);
@@ -180,6 +177,32 @@ void AdapterDesk::WhenSlot(EngineTask task) {
   const uint64_t ticket = s_.next_id++;
   s_.slot_tasks.emplace(ticket, std::move(task));
   s_.residency.WantSlot(ticket);
+}
+
+void AdapterDesk::WhenSlotFor(const std::string& id, const std::string& tenant,
+                              EngineTask task) {
+  const absl::Status status = CheckNew(id, tenant);
+  if (status.ok()) {
+    WhenSlot(std::move(task));
+  } else {
+    task(status);
+  }
+}
+
+Callback<AdapterInfo> AdapterDesk::AnswerRepeats(
+    const CreateAdapterRequest& request, Callback<AdapterInfo> done) const {
+  return [this, request,
+          done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
+    if (absl::IsAlreadyExists(info.status())) {
+      absl::StatusOr<AdapterInfo> existing = Info(request.adapter_id);
+      if (existing.ok() && existing->tenant == request.tenant &&
+          existing->config == request.config && existing->last_step == 0 &&
+          existing->version == 1) {
+        info = std::move(existing);
+      }
+    }
+    done(std::move(info));
+  };
 }
 
 void AdapterDesk::ReturnSlot() {

@@ -29,10 +29,15 @@ class AdapterDesk {
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Returns the adapter's id, for messages; empty when the adapter is gone.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, are
-  // in use).
+  // Errors: ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the
+  // tenant's, are in use).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
+  // Returns a callback for the result of a create: if the adapter exists, has
+  // this tenant and this config and was never trained, `done` gets its info
+  // instead of ALREADY_EXISTS. So a repeated call gets the same answer.
+  [[nodiscard]] Callback<AdapterInfo> AnswerRepeats(
+      const CreateAdapterRequest& request, Callback<AdapterInfo> done) const;
 
   // Engine thread.
 
@@ -61,6 +66,10 @@ class AdapterDesk {
   // Runs `task` when a new adapter has a slot. The task calls Add or
   // ReturnSlot.
   void WhenSlot(EngineTask task);
+  // The same if CheckNew accepts the adapter; otherwise runs `task` at once with
+  // CheckNew's error, so that no adapter leaves for one that cannot be added.
+  void WhenSlotFor(const std::string& id, const std::string& tenant,
+                   EngineTask task);
   void ReturnSlot();
 
   // Returns whether the adapter still makes this move and was not removed.

@@ -27,9 +27,7 @@ void RecoveryDesk::AddOnDisk(AdapterKey key, const AdapterHistory& history,
   const AdapterInfo& info = history.info;
   {
     MutexLock lock(&s_.mu);
-    s_.keys.emplace(info.adapter_id, key);
-    AdapterRecord& record = s_.adapters[key];
-    record.info = info;
+    AdapterRecord& record = s_.AddRecord(key, info);
     record.origin = history.origin;
     s_.SetFacts(record, facts);
     s_.residency.AddOnDisk(key);

@@ -136,8 +136,28 @@ void State::ForgetReplies(const AdapterRecord& record) {
   env.metrics->SetStoredReplies(replies.bytes());
 }
 
+AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info) {
+  keys.emplace(info.adapter_id, adapter);
+  ++adapters_of_tenant[info.tenant];
+  resident_bytes += info.resident_bytes;
+  AdapterRecord& record = adapters[adapter];
+  record.info = info;
+  return record;
+}
+
+void State::RemoveRecord(AdapterKey adapter) {
+  const AdapterInfo& info = adapters.at(adapter).info;
+  keys.erase(info.adapter_id);
+  const auto of_tenant = adapters_of_tenant.find(info.tenant);
+  if (--of_tenant->second == 0) adapters_of_tenant.erase(of_tenant);
+  resident_bytes -= info.resident_bytes;
+  adapters.erase(adapter);
+}
+
 void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   const bool shown = record.info.resident_bytes == facts.info.resident_bytes;
+  resident_bytes -= record.info.resident_bytes;
+  resident_bytes += facts.info.resident_bytes;
   AdapterInfo info = facts.info;
   info.adapter_id = record.info.adapter_id;
   info.tenant = record.info.tenant;
@@ -150,10 +170,7 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
 }
 
 void State::ShowAdapters() {
-  uint64_t bytes = 0;
-  for (const auto& [key, record] : adapters)
-    bytes += record.info.resident_bytes;
-  env.metrics->SetAdapters(residency.Counts(), bytes);
+  env.metrics->SetAdapters(residency.Counts(), resident_bytes);
 }
 
 }  // namespace weft::dispatch

@@ -84,6 +84,10 @@ struct State {
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ForgetReplies(const AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Adds the record of a new adapter; removes the record of one that exists.
+  AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void RemoveRecord(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -97,6 +101,9 @@ struct State {
   sched::Residency residency ABSL_GUARDED_BY(mu);
   std::map<std::string, AdapterKey> keys ABSL_GUARDED_BY(mu);
   std::map<AdapterKey, AdapterRecord> adapters ABSL_GUARDED_BY(mu);
+  // The number of adapters by tenant, and the sum of their resident_bytes.
+  std::map<std::string, int> adapters_of_tenant ABSL_GUARDED_BY(mu);
+  uint64_t resident_bytes ABSL_GUARDED_BY(mu) = 0;
   std::unordered_map<uint64_t, std::unique_ptr<StepWork>> steps
       ABSL_GUARDED_BY(mu);
   std::unordered_map<uint64_t, std::unique_ptr<SampleWork>> samples

@@ -8,11 +8,21 @@ namespace weft::sched {
 void Residency::Add(AdapterKey adapter) {
   --granted_;
   entries_[adapter] = {.last_use = ++uses_};
+  ++CountAt(Location::kDevice);
+}
+
+void Residency::AddOnDisk(AdapterKey adapter) {
+  entries_[adapter] = {.location = Location::kDisk};
+  ++CountAt(Location::kDisk);
 }
 
 bool Residency::Remove(AdapterKey adapter) {
   DropWaiter(adapter);
-  return entries_.erase(adapter) > 0;
+  const auto it = entries_.find(adapter);
+  if (it == entries_.end()) return false;
+  --CountAt(it->second.location);
+  entries_.erase(it);
+  return true;
 }
 
 void Residency::DropWaiter(AdapterKey adapter) {
@@ -51,14 +61,6 @@ bool Residency::CanRun(AdapterKey adapter) const {
   const auto it = entries_.find(adapter);
   return it != entries_.end() && it->second.location == Location::kDevice &&
          it->second.move_id == 0;
-}
-
-std::array<int, kNumAdapterLocations> Residency::Counts() const {
-  std::array<int, kNumAdapterLocations> counts{};
-  for (const auto& [adapter, entry] : entries_) {
-    ++counts[static_cast<size_t>(entry.location)];
-  }
-  return counts;
 }
 
 int Residency::UsedSlots() const {
@@ -216,6 +218,8 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   Entry& entry = entries_.at(move.adapter);
   entry.move_id = 0;
   if (ok) {
+    --CountAt(entry.location);
+    ++CountAt(move.to);
     entry.location = move.to;
     if (move.to == Location::kDevice) {
       entry.served = 0;

@@ -75,9 +75,7 @@ class Residency {
   // Adds a new adapter on the device. It takes over the slot of a ticket.
   void Add(AdapterKey adapter);
   // Adds an adapter of an earlier process. Its tensors are on disk.
-  void AddOnDisk(AdapterKey adapter) {
-    entries_[adapter] = {.location = Location::kDisk};
-  }
+  void AddOnDisk(AdapterKey adapter);
   // Returns a ticket's slot in which no adapter was made.
   void ReturnSlot() { --granted_; }
   // Removes an adapter, also while it moves. Returns false if it is unknown.
@@ -111,7 +109,9 @@ class Residency {
   [[nodiscard]] bool has_waiters() const { return !waiters_.empty(); }
   // Returns the number of adapters by location. A moving one counts at its
   // origin.
-  [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const;
+  [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const {
+    return counts_;
+  }
 
  private:
   struct Entry {
@@ -125,6 +125,10 @@ class Residency {
   };
   using Entries = std::map<AdapterKey, Entry>;
 
+  // Returns the number of entries at the location.
+  [[nodiscard]] int& CountAt(Location location) {
+    return counts_[static_cast<size_t>(location)];
+  }
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
   // Returns whether the waiter cannot come in yet because it is still leaving.
@@ -146,6 +150,7 @@ class Residency {
 
   const ResidencyOptions options_;
   Entries entries_;
+  std::array<int, kNumAdapterLocations> counts_{};  // Entries by location.
   std::deque<SlotWaiter> waiters_;
   int granted_ = 0;  // Slots given to tickets and not taken over yet.
   uint64_t uses_ = 0;

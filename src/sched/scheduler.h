@@ -1,13 +1,13 @@
 // Decides what the device does next: which training requests share a
-// micro-batch, which optimizer step runs alone, and when decoding runs.
+// micro-batch, which step runs alone, and when decoding runs.
 //
 // Order. Numbered work of an adapter runs in number order from last_step + 1;
 // a gap waits until the missing number arrives or the waiting work expires.
 // kTrain and kOptim without a number take the next one after the highest
-// accepted. kAdapterOp without a number stays without one and runs after
-// everything accepted before it. kOptim and kAdapterOp are barriers: they start
-// when all work before them has finished, and no work after them starts before
-// they finish. Work on the base model is not ordered.
+// accepted. kAdapterOp without a number runs after everything accepted before
+// it. kOptim and kAdapterOp are barriers: they start when all work before them
+// has finished, and no work after them starts before they finish. Work on the
+// base model is not ordered.
 //
 // Numbers. Work that fails or leaves the queue frees its number, so that the
 // caller can send it again. If the scheduler chose the number and later work
@@ -129,8 +129,7 @@ class Scheduler {
   // false, the whole request has failed and its remaining slices are dropped.
   void Finished(uint64_t work_id, bool ok);
 
-  // Charges device time: kTrain and kExclusive to training, kDecode to
-  // sampling.
+  // Charges device time to training (kTrain, kExclusive) or sampling (kDecode).
   void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
 
   // Returns whether nothing waits or is on the device, except taken samples.

@@ -1,6 +1,7 @@
-// Calls and step numbers of the client used from several threads, without a
-// connection: what ThreadSanitizer sees of the client.
+// Calls and step numbers of the client, used by several threads without a
+// connection, for ThreadSanitizer.
 #include <atomic>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,16 +18,21 @@ namespace {
 
 constexpr int kThreads = 4;
 constexpr int kRounds = 100;
+constexpr int kNumbersPerThread = 1000;
 
 TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
   StepCounter counter(0);
   std::atomic<uint64_t> sum = 0;
+  std::latch start(kThreads);
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
-      for (int round = 0; round < kRounds; ++round) {
+      start.arrive_and_wait();
+      for (int round = 0; round < kNumbersPerThread; ++round) {
         const uint64_t number = *counter.Take();
         counter.SetCancel(number, [] {});
+        // Another thread goes on before this one takes the lock again.
+        std::this_thread::yield();
         sum += number;
         EXPECT_TRUE(counter.Finish(number, StepOutcome::kDone, {}).ok());
         (void)counter.CheckIdle();
@@ -34,7 +40,7 @@ TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  constexpr uint64_t kNumbers = kThreads * kRounds;
+  constexpr uint64_t kNumbers = kThreads * kNumbersPerThread;
   EXPECT_EQ(sum, kNumbers * (kNumbers + 1) / 2);
   EXPECT_EQ(counter.next_step(), kNumbers + 1);
   EXPECT_TRUE(counter.CheckIdle().ok());

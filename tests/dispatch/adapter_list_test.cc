@@ -1,9 +1,11 @@
-// Adapters are listed page by page: nobody holds the lock for all of them.
+// The list of adapters, page by page, and the numbers that are counted over
+// all of them.
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "src/metrics/metrics.h"
 #include "tests/dispatch/fake_engine_thread.h"
 
 namespace weft::dispatch {
@@ -66,6 +68,23 @@ TEST_F(AdapterListTest, APageOfManyHoldsNoMoreThanWasAskedFor) {
   EXPECT_THAT(List({.size = 2, .after = "a10499"}),
               ElementsAre("a10500", "a10501"));
   EXPECT_TRUE(more_);
+}
+
+TEST_F(AdapterListTest, TheMetricOfBytesFollowsEachAdapter) {
+  const prometheus::Gauge& bytes =
+      AddGauge(&engine_.registry(), "weft_adapter_bytes",
+               "Bytes of all adapters on the device.");
+  for (const char* id : {"a", "b", "c"}) Create(id);
+  EXPECT_EQ(bytes.Value(), 30);
+  const AdapterKey a = *desk_.KeyOf("a");
+  desk_.Publish(a, {.info = {.resident_bytes = 25}});
+  EXPECT_EQ(bytes.Value(), 45);
+  desk_.Publish(a, {.info = {.resident_bytes = 0}});
+  EXPECT_EQ(bytes.Value(), 20);
+  (void)desk_.Remove(*desk_.KeyOf("b"));
+  EXPECT_EQ(bytes.Value(), 10);
+  (void)desk_.Remove(a);
+  EXPECT_EQ(bytes.Value(), 10);
 }
 
 }  // namespace

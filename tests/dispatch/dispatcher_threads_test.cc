@@ -156,7 +156,8 @@ class DispatcherThreadsTest : public ::testing::Test {
     const std::string id = absl::StrCat("b", number);
     for (int life = 0; life < kShortLives; ++life) {
       Create(id);
-      for (uint64_t step = 1; step <= 6; ++step) Send(id, step);
+      for (uint64_t step = 1; step <= 6; ++step) (void)Send(id, step);
+      Send(id, 7).Cancel();
       Sample(id).Cancel();
       (void)Sample(id);
       List();
@@ -177,13 +178,13 @@ class DispatcherThreadsTest : public ::testing::Test {
     const std::string id = absl::StrCat("a", number);
     Create(id);
     for (uint64_t step = 1; step <= kSteps; ++step) {
-      for (int time = 0; time < 2; ++time) Send(id, step);
+      for (int time = 0; time < 2; ++time) (void)Send(id, step);
       const CancelHandle handle = Sample(id);
       if (step % 7 == 0) handle.Cancel();
     }
   }
 
-  void Send(const std::string& id, uint64_t step) {
+  CancelHandle Send(const std::string& id, uint64_t step) {
     ++calls_;
     StepRequest request = OneDatum(id, step);
     sched::WorkItem item = TrainItem();
@@ -191,7 +192,7 @@ class DispatcherThreadsTest : public ::testing::Test {
       request = OptimStepRequest{.adapter_id = id, .step = step};
       item = {.kind = sched::WorkKind::kOptim, .tokens = 1};
     }
-    dispatcher_.steps().Submit(
+    return dispatcher_.steps().Submit(
         std::move(request), std::move(item),
         [this, id](const absl::StatusOr<StepResultPtr>& result, bool) {
           if (result.ok() && id.starts_with("a")) ++successes_;

@@ -43,6 +43,7 @@ class FakeEngineThread {
 
   Dispatcher& dispatcher() { return dispatcher_; }
   FakeClock& clock() { return clock_; }
+  prometheus::Registry& registry() { return registry_; }
 
   // What there is to do now, after all tasks.
   std::optional<Work> Next(int active_samples = 0) {
@@ -69,33 +70,31 @@ class FakeEngineThread {
   // adapter has ten bytes.
   void Create(const std::string& id, const std::string& tenant,
               Callback<AdapterKey> done, uint64_t last_step = 0) {
-    dispatcher_.Post(
-        [this, id, tenant, done, last_step](const absl::Status& open) {
-          AdapterDesk& desk = dispatcher_.adapters();
-          absl::Status status = open;
-          if (status.ok()) status = desk.CheckNew(id, tenant);
-          if (!status.ok()) {
-            done(status);
-            return;
-          }
-          desk.WhenSlot([this, id, tenant, done, last_step](absl::Status room) {
-            AdapterDesk& owner = dispatcher_.adapters();
+    dispatcher_.Post([this, id, tenant, done,
+                      last_step](const absl::Status& open) {
+      if (!open.ok()) {
+        done(open);
+        return;
+      }
+      dispatcher_.adapters().WhenSlotFor(
+          id, tenant, [this, id, tenant, done, last_step](absl::Status room) {
+            AdapterDesk& desk = dispatcher_.adapters();
             if (!room.ok()) {
               done(room);
               return;
             }
-            room = owner.CheckNew(id, tenant);
+            room = desk.CheckNew(id, tenant);
             if (!room.ok()) {
-              owner.ReturnSlot();
+              desk.ReturnSlot();
               done(room);
               return;
             }
-            const AdapterKey key = owner.NewKey();
-            owner.Add(key, id, tenant, last_step,
-                      {.info = {.resident_bytes = 10}, .image_bytes = 10});
+            const AdapterKey key = desk.NewKey();
+            desk.Add(key, id, tenant, last_step,
+                     {.info = {.resident_bytes = 10}, .image_bytes = 10});
             done(key);
           });
-        });
+    });
   }
 
   // Ends a move at once, as the owner of the tensors does.

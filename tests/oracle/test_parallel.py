@@ -3,11 +3,11 @@ one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import itertools
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import checkpoints
 import daemon as daemon_module
@@ -24,44 +24,37 @@ from texts import next_token, sequences
 KINDS = ("llama-tied", "qwen3", "gemma2", SMOLLM2)
 
 
-@pytest.fixture(scope="module")
-def ranks_for(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[str, str], daemon_module.Daemon]]:
-    """Daemons of a model and a size, one at a time: they share the cores."""
-    with ExitStack() as stack:
-        last: dict[tuple[str, str], daemon_module.Daemon] = {}
+class Group(NamedTuple):
+    """A daemon of several ranks and its model."""
 
-        def get(kind: str, size: str) -> daemon_module.Daemon:
-            need_devices(SIZES[size])
-            if (kind, size) not in last:
-                stack.pop_all().close()
-                last.clear()
-                last[kind, size] = stack.enter_context(
-                    daemon_module.running(
-                        model_folder(kind),
-                        tmp_path_factory.mktemp("weftd-ranks"),
-                        *SIZES[size],
-                    )
-                )
-            return last[kind, size]
-
-        yield get
+    kind: str
+    daemon: daemon_module.Daemon
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
+# The tests of one group run one after the other, so that each daemon starts once
+# and has the cores to itself.
+@pytest.fixture(
+    scope="module",
+    params=list(itertools.product(KINDS, SIZES)),
+    ids=lambda group: f"{group[0]}-{group[1]}",
+)
+def group(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Group]:
+    kind, size = request.param
+    need_devices(SIZES[size])
+    folder = tmp_path_factory.mktemp("weftd-ranks")
+    with daemon_module.running(model_folder(kind), folder, *SIZES[size]) as daemon:
+        yield Group(kind, daemon)
+
+
 def test_losses_and_gradients_of_a_mixed_batch(
-    kind: str,
-    size: str,
-    ranks_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    group: Group, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     """Twice: the second batch runs with weights that an optimizer step has made on
     rank 0."""
-    reference, daemon = reference_for(kind), ranks_for(kind, size)
+    kind, daemon = group
+    reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)
@@ -98,12 +91,8 @@ def test_losses_and_gradients_of_a_mixed_batch(
                     adapter.export(folders[index])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
 def test_sampling_is_that_of_one_rank(
-    kind: str,
-    size: str,
-    ranks_for: Any,
+    group: Group,
     daemon_for: Any,
     reference_for: Any,
     unique: Any,
@@ -111,12 +100,13 @@ def test_sampling_is_that_of_one_rank(
 ) -> None:
     """Base and adapter, several samples of a prompt, which is in a page's middle:
     pages are copied, and found again the second time."""
+    kind = group.kind
     reference = reference_for(kind)
     prompt = sequences(kind, model_folder(kind), reference.vocab)[3]
     folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=5)
     options = {"max_tokens": 6, "temperature": 0.0, "stop": [], "num_samples": 3}
     drawn = []
-    for daemon in (ranks_for(kind, size), daemon_for(kind)):
+    for daemon in (group.daemon, daemon_for(kind)):
         with daemon.client() as client:
             adapter = client.import_adapter(unique("ranks"), folder)
             for source in (client, adapter):

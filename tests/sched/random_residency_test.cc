@@ -1,7 +1,8 @@
 // Random work, failures and deletions against the residency policy, beside a
-// record of who is where, who asked when and who was used when. Whatever
-// happens, memory limits hold, the right one moves, and all are served.
+// model of the locations, the requests for slots and the uses. Memory limits
+// always hold, the right adapter moves, and every adapter is served.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -230,13 +231,16 @@ class World {
   void CheckLimits() {
     int slots = 0;
     uint64_t host = 0;
+    std::array<int, kNumAdapterLocations> counts{};
     for (const auto& [name, model] : models_) {
+      ++counts[static_cast<size_t>(model.location)];
       EXPECT_EQ(residency_.LocationOf(Key(name)), model.location);
       const bool comes = model.move && model.move->to == kDevice;
       if (model.location == kDevice || comes) ++slots;
       const bool goes_to_host = model.move && model.move->to == kHost;
       if (model.location == kHost || goes_to_host) host += model.bytes;
     }
+    EXPECT_EQ(residency_.Counts(), counts);
     EXPECT_LE(slots, max_resident_);
     EXPECT_LE(host, host_bytes_);
   }

@@ -12,19 +12,8 @@ using dispatch::NoSuchAdapter;
 
 void CannedAdapters::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
-  auto once = [this, request,
-               done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
-    if (absl::IsAlreadyExists(info.status())) {
-      const absl::StatusOr<AdapterInfo> existing =
-          dispatcher_.adapters().Info(request.adapter_id);
-      if (existing.ok() && existing->tenant == request.tenant &&
-          existing->config == request.config && existing->last_step == 0) {
-        info = existing;
-      }
-    }
-    done(std::move(info));
-  };
-  const Callback<AdapterInfo> reply = std::move(once);
+  const Callback<AdapterInfo> reply =
+      dispatcher_.adapters().AnswerRepeats(request, std::move(done));
   Post(reply, [this, request = std::move(request), reply] {
     MakeWhenRoom({.request = request, .adapter = {request.config}}, reply);
   });
@@ -76,16 +65,12 @@ void CannedAdapters::Import(ImportAdapterRequest request,
 
 void CannedAdapters::MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done) {
   const CreateAdapterRequest request = made.request;
-  dispatch::AdapterDesk& desk = dispatcher_.adapters();
-  const absl::Status taken = desk.CheckNew(request.adapter_id, request.tenant);
-  if (!taken.ok()) {
-    Reply<AdapterInfo>(done, taken);
-    return;
-  }
-  desk.WhenSlot([this, made = std::move(made),
-                 done = std::move(done)](const absl::Status& room) {
-    Reply(done, room.ok() ? Make(made) : room);
-  });
+  dispatcher_.adapters().WhenSlotFor(
+      request.adapter_id, request.tenant,
+      [this, made = std::move(made),
+       done = std::move(done)](const absl::Status& room) {
+        Reply(done, room.ok() ? Make(made) : room);
+      });
 }
 
 absl::StatusOr<AdapterInfo> CannedAdapters::Make(const NewAdapter& made) {

@@ -15,14 +15,17 @@
 #include "src/train/train_runner.h"
 #include "tests/model/tiny_model.h"
 #include "tests/train/group_data.h"
+#include "tests/train/step_pieces.h"
 
 namespace weft::engine {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::ExpectGradientsNear;
 using ::weft::testing::Group;
 using ::weft::testing::Join;
 using ::weft::testing::MakeDatum;
+using ::weft::testing::PiecesOf;
 using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
@@ -32,7 +35,7 @@ constexpr double kPromised = 1e-5;
 
 struct Step {
   std::vector<DatumResult> data;
-  std::vector<at::Tensor> gradients;  // One per request.
+  lora::LoraGradients gradients;  // One per request.
   int64_t num_rows = 0;
 };
 
@@ -50,21 +53,12 @@ class SharedPromptTest : public ::testing::Test {
   // Request i trains adapter i.
   Step Train(const std::vector<TrainRequest>& requests,
              const TrainRunnerOptions& options) {
-    std::vector<TrainPiece> pieces;
+    auto [pieces, gradients] = PiecesOf(requests, versions_);
     std::vector<loss::MetricSums> sums(requests.size());
     std::vector<loss::MetricSums*> metrics;
+    for (loss::MetricSums& sum : sums) metrics.push_back(&sum);
     Step step;
-    lora::LoraGradients gradients;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      step.gradients.push_back(at::zeros_like(versions_[i]->weights_N));
-      pieces.push_back(
-          {.request = &requests[i],
-           .num_data = static_cast<int64_t>(requests[i].data.size()),
-           .version = versions_[i]});
-      gradients.push_back(
-          {.version = versions_[i], .gradient_N = step.gradients.back()});
-      metrics.push_back(&sums[i]);
-    }
+    step.gradients = gradients;
     TrainRunner runner(&executor_, options);
     step.data = runner.Run(pieces, &gradients, metrics).value().data;
     step.num_rows =
@@ -107,13 +101,7 @@ class SharedPromptTest : public ::testing::Test {
         ExpectNear(a.losses[i], e.losses[i]);
       }
     }
-    for (size_t i = 0; i < actual.gradients.size(); ++i) {
-      const at::Tensor a = actual.gradients[i].to(at::kDouble);
-      const at::Tensor e = expected.gradients[i].to(at::kDouble);
-      EXPECT_GT(e.norm().item<double>(), 0);
-      EXPECT_LE((a - e).norm().item<double>(),
-                kPromised * e.norm().item<double>());
-    }
+    ExpectGradientsNear(actual.gradients, expected.gradients, kPromised);
   }
 
   const model::Decoder decoder_;
