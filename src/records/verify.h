@@ -11,9 +11,9 @@ namespace weft::records {
 
 struct StateReport {
   uint64_t adapters = 0;  // At the end of the log.
-  uint64_t records = 0;   // Of the log, after the snapshot.
+  uint64_t records = 0;   // In the log after the snapshot.
   uint64_t images = 0;
-  uint64_t bytes = 0;       // Of log and images.
+  uint64_t bytes = 0;       // In log and images.
   uint64_t torn_bytes = 0;  // At the log's end; a start cuts them.
 };
 
