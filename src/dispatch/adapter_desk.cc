@@ -79,9 +79,13 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
         {.name = "ALL_ADAPTER_SLOTS_IN_USE",
          .values = {{"limit", absl::StrCat(s_.options.max_adapters)}}});
   }
-  const auto of_tenant = std::ranges::count_if(s_.adapters, [&](const auto& a) {
-    return a.second.info.tenant == tenant;
-  });
+  int of_tenant = 0;
+  uint64_t bytes = 0;
+  for (const auto& [key, record] : s_.adapters) {
+    if (record.info.tenant != tenant) continue;
+    ++of_tenant;
+    bytes += record.image_bytes;
+  }
   if (of_tenant >= s_.options.max_adapters_per_tenant) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
@@ -91,6 +95,17 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
         {.name = "ALL_ADAPTER_SLOTS_IN_USE",
          .values = {{"limit", absl::StrCat(s_.options.max_adapters_per_tenant)},
                     {"tenant", tenant}}});
+  }
+  const uint64_t most = s_.options.max_adapter_bytes_per_tenant;
+  if (most > 0 && bytes >= most) {
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                          "the adapters of tenant '", tenant, "' hold ", bytes,
+                          " bytes, it may have ", most,
+                          " (--max-adapter-bytes-per-tenant); delete one")),
+                      {.name = "ADAPTER_BYTES",
+                       .values = {{"limit", absl::StrCat(most)},
+                                  {"held", absl::StrCat(bytes)},
+                                  {"tenant", tenant}}});
   }
   return absl::OkStatus();
 }

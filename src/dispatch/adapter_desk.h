@@ -30,7 +30,7 @@ class AdapterDesk {
   // Returns the adapter's id, for messages; empty when the adapter is gone.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the tenant, are
-  // in use).
+  // in use; its adapters hold all the bytes that it may have).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
 

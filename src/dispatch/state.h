@@ -31,6 +31,7 @@ struct Options {
   sched::ResidencyOptions residency;
   int max_adapters = 1024;
   int max_adapters_per_tenant = 1024;
+  uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
   bool records_steps = false;  // Steps are recorded and post_durable is set.
 };
