@@ -16,13 +16,19 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
   const bool repeatable =
       absl::IsUnavailable(failure.status) ||
       (absl::IsResourceExhausted(failure.status) && failure.retry_after);
-  if (!repeatable || attempt >= policy.max_attempts) return std::nullopt;
-  // 2^20 initial delays exceed every bound in use.
-  const int doublings = std::min(attempt - 1, 20);
-  absl::Duration delay =
-      std::min(policy.initial_delay * (1 << doublings), policy.max_delay);
-  delay *= 1 + policy.jitter * (2 * draw - 1);
-  if (failure.retry_after) delay = std::max(delay, *failure.retry_after);
+  if (!repeatable || policy.max_attempts == 1) return std::nullopt;
+  absl::Duration delay;
+  if (failure.retry_after) {
+    // Later by the jitter, so that many who were refused do not come at once.
+    delay = std::max(*failure.retry_after, policy.initial_delay);
+    delay *= 1 + policy.jitter * draw;
+  } else {
+    if (attempt >= policy.max_attempts) return std::nullopt;
+    // 2^20 initial delays exceed any bound in use.
+    const int doublings = std::min(attempt - 1, 20);
+    delay = std::min(policy.initial_delay * (1 << doublings), policy.max_delay);
+    delay *= 1 + policy.jitter * (2 * draw - 1);
+  }
   if (delay >= remaining) return std::nullopt;
   return delay;
 }

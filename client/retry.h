@@ -10,10 +10,11 @@
 
 namespace weft::client {
 
-// Bounded exponential back-off with jitter. The default outlasts a restart of
-// the daemon of about 20 seconds.
+// Bounded exponential back-off with jitter, where the server does not say when
+// to come again; where it does, repetitions go on until the call's deadline.
+// The default outlasts a restart of the daemon of about 20 seconds.
 struct RetryPolicy {
-  int max_attempts = 8;  // Calls in all; 1 = never repeat.
+  int max_attempts = 8;  // Calls in a row without a hint; 1 = never repeat.
   absl::Duration initial_delay = absl::Milliseconds(200);
   absl::Duration max_delay = absl::Seconds(5);
   double jitter = 0.2;  // Delays vary by this fraction up and down.
@@ -25,9 +26,10 @@ struct Failure {
   std::optional<absl::Duration> retry_after;  // The server's hint.
 };
 
-// Returns how long to wait after failed attempt number `attempt` (from 1);
-// nullopt: give up. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a
-// hint, and never beyond `remaining`. `draw` in [0, 1) sets the jitter.
+// Returns how long to wait after a call failed, or nullopt to give up.
+// `attempt`: how many calls in a row have failed without a hint, this one
+// included. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, and
+// never beyond `remaining`. `draw` in [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,

@@ -66,7 +66,6 @@ class UnaryCall final
     grpc::ClientContext* context = nullptr;
     {
       absl::MutexLock lock(&mu_);
-      ++attempt_;
       context_ = std::make_unique<grpc::ClientContext>();
       context = context_.get();
       if (cancelled_) context->TryCancel();
@@ -96,7 +95,8 @@ class UnaryCall final
       return;
     }
     const Failure failure = ReadFailure(status, *context_);
-    const auto delay = NextDelay(options_.retry, attempt_, failure,
+    unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
+    const auto delay = NextDelay(options_.retry, unanswered_, failure,
                                  deadline_ - absl::Now(), DrawJitter());
     {
       absl::MutexLock lock(&mu_);
@@ -118,7 +118,7 @@ class UnaryCall final
   const Done done_;
   // One attempt at a time uses it.
   Response response_;
-  int attempt_ = 0;
+  int unanswered_ = 0;  // Attempts in a row after which there was no hint.
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;

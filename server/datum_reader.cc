@@ -19,7 +19,6 @@ static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
 // The head adds a token's targets one after the other.
-constexpr uint32_t kMaxTargetsPerToken = 1024;
 
 class DatumReader {
  public:

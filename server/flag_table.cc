@@ -99,6 +99,11 @@ std::vector<Flag> AdapterFlags() {
       MakeFlag(kGroup, "max-adapters-per-tenant",
                WEFT_ENGINE(max_adapters_per_tenant),
                "Adapters of one tenant, at most --max-adapters. 0: as many."),
+      MakeFlag(kGroup, "max-adapter-bytes-per-tenant",
+               WEFT_ENGINE(max_adapter_bytes_per_tenant),
+               "A tenant whose adapters hold so much, with optimizer state, "
+               "gets no new one. 0: no limit.",
+               "BYTES"),
       MakeFlag(kGroup, "max-resident-adapters",
                WEFT_ENGINE(max_resident_adapters),
                "Adapters on the device at a time, [0, 100000]; the others "
@@ -154,16 +159,17 @@ std::vector<Flag> QueueFlags() {
                WEFT_ENGINE(max_queue_requests),
                "Waiting requests before new ones are refused, >= 1."),
       MakeFlag(kWorkGroup, "max-queue-tokens", WEFT_ENGINE(max_queue_tokens),
-               "Tokens of waiting requests before new ones are refused, >= 1.",
+               "Tokens of waiting requests, of samples those of the prompt, "
+               "before new ones are refused, >= 1.",
                "TOKENS"),
       MakeFlag(kWorkGroup, "max-queue-requests-per-tenant",
                WEFT_ENGINE(max_queue_requests_per_tenant),
                "The same for the requests of one tenant, at most "
-               "--max-queue-requests. 0: a quarter of it."),
+               "--max-queue-requests. 0: that."),
       MakeFlag(kWorkGroup, "max-queue-tokens-per-tenant",
                WEFT_ENGINE(max_queue_tokens_per_tenant),
-               "The same for their tokens, at most --max-queue-tokens. 0: a "
-               "quarter of it.",
+               "The same for their tokens, at most --max-queue-tokens. 0: "
+               "that.",
                "TOKENS"),
       MakeFlag(kWorkGroup, "max-stored-reply-bytes",
                WEFT_ENGINE(max_stored_reply_bytes),

@@ -9,6 +9,7 @@
 #include "server/call.h"
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
+#include "src/base/reason.h"
 
 namespace weft {
 namespace {
@@ -123,11 +124,13 @@ class ImportCall final
     held_bytes_ += count;
     const int64_t total = core->import_bytes += count;
     if (total <= core->options.max_import_bytes) return absl::OkStatus();
-    core->metrics.Rejected(RejectReason::kTooLarge);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("imports under way hold ", total,
-                     " bytes, must be at most --max-import-bytes ",
-                     core->options.max_import_bytes));
+    const int64_t most = core->options.max_import_bytes;
+    return WithReason(
+        absl::ResourceExhaustedError(
+            absl::StrCat("imports under way hold ", total,
+                         " bytes, must be at most --max-import-bytes ", most)),
+        {.name = held_bytes_ > most ? "TOO_LARGE" : "IMPORTS_UNDER_WAY",
+         .values = {{"limit", absl::StrCat(most)}}});
   }
 
   void HandOver() {

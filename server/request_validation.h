@@ -28,6 +28,11 @@
 
 namespace weft {
 
+// The most targets of a token, entries of a StopRule, and top_logprobs.
+inline constexpr uint32_t kMaxTargetsPerToken = 1024;
+inline constexpr size_t kMaxStopEntries = 64;
+inline constexpr uint32_t kMaxTopLogprobs = 20;
+
 // The limits of the running model and of the operator.
 struct RequestLimits {
   int vocab_size = 0;

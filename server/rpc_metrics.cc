@@ -1,9 +1,12 @@
 #include "server/rpc_metrics.h"
 
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/version.h"
+#include "src/base/reason.h"
 
 namespace weft {
 namespace {
@@ -65,6 +68,21 @@ bool HasStep(Rpc rpc) {
 
 size_t Index(auto value) { return static_cast<size_t>(value); }
 
+RejectReason ReasonOfExhausted(const absl::Status& status) {
+  static const auto& reasons = *new std::map<std::string, RejectReason>{
+      {"QUEUE_FULL", RejectReason::kQueueFull},
+      {"CALLS_UNDER_WAY", RejectReason::kQuota},
+      {"TOKEN_RATE", RejectReason::kQuota},
+      {"IMPORTS_UNDER_WAY", RejectReason::kQuota},
+      {"ALL_ADAPTER_SLOTS_IN_USE", RejectReason::kAdapterRoom},
+      {"ADAPTER_BYTES", RejectReason::kAdapterRoom},
+      {"STATE_DISK_FULL", RejectReason::kDiskFull},
+      {"TOO_LARGE", RejectReason::kTooLarge}};
+  const std::optional<Reason> reason = FindReason(status);
+  const auto known = reason ? reasons.find(reason->name) : reasons.end();
+  return known == reasons.end() ? RejectReason::kNoRoom : known->second;
+}
+
 }  // namespace
 
 std::string RpcName(Rpc rpc) {
@@ -77,7 +95,7 @@ RejectReason ReasonOf(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
       return RejectReason::kInvalid;
     case absl::StatusCode::kResourceExhausted:
-      return RejectReason::kQueueFull;
+      return ReasonOfExhausted(status);
     case absl::StatusCode::kUnavailable:
       return RejectReason::kDraining;
     case absl::StatusCode::kAlreadyExists:
@@ -91,8 +109,8 @@ RejectReason ReasonOf(const absl::Status& status) {
 RpcMetrics::RpcMetrics(prometheus::Registry* registry)
     : rejected_(registry, "weft_requests_rejected_total",
                 "Calls refused without running.", "reason",
-                {"invalid", "too_large", "queue_full", "starting", "draining",
-                 "order"}),
+                {"invalid", "too_large", "queue_full", "quota", "adapter_room",
+                 "disk_full", "no_room", "starting", "draining", "order"}),
       phase_(registry, "weft_startup_phase",
              "1 for the phase the server is in, 0 for the others.", "phase",
              {"listening", "loading", "serving", "draining"}),

@@ -43,10 +43,16 @@ enum class Rpc : uint8_t {
 
 // Why a call was refused without running. kTooLarge counts only the server's
 // own refusals. gRPC itself refuses a message above --max-message-bytes.
+// kQuota: calls, tokens per second or imports. kAdapterRoom: slots or bytes of
+// adapters. kDiskFull: --state-dir. kNoRoom: memory, or another disk.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
   kQueueFull,
+  kQuota,
+  kAdapterRoom,
+  kDiskFull,
+  kNoRoom,
   kStarting,
   kDraining,
   kOrder,

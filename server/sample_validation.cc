@@ -16,10 +16,8 @@ namespace weft {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 128;
-constexpr size_t kMaxStopEntries = 64;
 constexpr int kMaxStopTokens = 64;
 constexpr size_t kMaxStopBytes = 256;
-constexpr uint32_t kMaxTopLogprobs = 20;
 
 uint64_t DrawSeed() {
   uint64_t seed = 0;
@@ -49,7 +47,7 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
                     absl::StrCat("has ", entries, " entries, must be at most ",
                                  kMaxStopEntries));
   }
-  StopRule out;
+  StopRule out{.ignore_eos = in.ignore_eos()};
   WEFT_ASSIGN_OR_RETURN(
       out.token_ids,
       ReadIds("config.stop.token_ids", in.token_ids(), limits.vocab_size));
@@ -78,8 +76,9 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
   }
   if (!out.byte_strings.empty() && !limits.has_byte_decoder) {
     return absl::FailedPreconditionError(
-        "config.stop.byte_strings needs a byte-level tokenizer.json in the "
-        "model folder; use token_ids or token_sequences");
+        "config.stop.byte_strings needs a tokenizer.json in the model folder "
+        "that is byte-level or has byte fallback; use token_ids or "
+        "token_sequences");
   }
   return out;
 }
@@ -112,9 +111,7 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   WEFT_RETURN_IF_ERROR(CheckReal("config.top_p", out.top_p,
                                  {.low = 0, .high = 1, .low_open = true}));
   out.seed = in.has_seed() ? in.seed() : DrawSeed();
-  if (in.has_stop()) {
-    WEFT_ASSIGN_OR_RETURN(out.stop, ReadStop(in.stop(), limits));
-  }
+  WEFT_ASSIGN_OR_RETURN(out.stop, ReadStop(in.stop(), limits));
   return out;
 }
 

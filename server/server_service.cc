@@ -2,10 +2,14 @@
 // daemon starts or drains.
 #include <memory>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/strip.h"
+#include "server/request_validation.h"
 #include "server/services.h"
 #include "server/unary_call.h"
 #include "server/version.h"
 #include "weft/v1/server.grpc.pb.h"
+#include "weft/v1/training.pb.h"
 
 namespace weft {
 namespace {
@@ -20,6 +24,33 @@ void FillModel(const EngineInfo& info, v1::ModelInfo* out) {
                                     info.eos_token_ids.end());
   out->set_num_parameters(info.num_parameters);
   out->set_dtype(info.dtype);
+}
+
+void FillLosses(v1::ServerInfo* out) {
+  const auto& losses = *v1::LossFunction_descriptor();
+  for (int i = 0; i < losses.value_count(); ++i) {
+    const auto& loss = *losses.value(i);
+    if (loss.number() == v1::LOSS_FUNCTION_UNSPECIFIED) continue;
+    out->add_losses(absl::AsciiStrToLower(
+        absl::StripPrefix(loss.name(), "LOSS_FUNCTION_")));
+  }
+}
+
+void FillLimits(const EngineInfo& info, v1::ServerInfo* out) {
+  const auto queue = [](int64_t limit) { return static_cast<uint64_t>(limit); };
+  out->set_max_adapters(static_cast<uint32_t>(info.max_adapters));
+  out->set_max_adapters_per_tenant(
+      static_cast<uint32_t>(info.max_adapters_per_tenant));
+  out->set_max_adapter_bytes_per_tenant(info.max_adapter_bytes_per_tenant);
+  out->set_max_rank(static_cast<uint32_t>(info.max_rank));
+  out->set_max_queue_requests(queue(info.max_queue_requests));
+  out->set_max_queue_tokens(queue(info.max_queue_tokens));
+  out->set_max_queue_requests_per_tenant(
+      queue(info.max_queue_requests_per_tenant));
+  out->set_max_queue_tokens_per_tenant(queue(info.max_queue_tokens_per_tenant));
+  out->set_reorder_window(static_cast<uint32_t>(info.reorder_window));
+  out->set_replay_window(static_cast<uint32_t>(info.replay_window));
+  out->set_string_stops(info.has_byte_decoder);
 }
 
 class ServerService final : public v1::ServerService::CallbackService {
@@ -42,8 +73,7 @@ class ServerService final : public v1::ServerService::CallbackService {
       return call.get();
     }
     info->set_device(engine->info().device);
-    info->set_max_adapters(static_cast<uint32_t>(engine->info().max_adapters));
-    info->set_max_rank(static_cast<uint32_t>(engine->info().max_rank));
+    FillLimits(engine->info(), info);
     FillModel(engine->info(), info->mutable_model());
     if (call->record().caller()->sees_all()) {
       info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
@@ -98,6 +128,10 @@ class ServerService final : public v1::ServerService::CallbackService {
     info->set_max_samples(static_cast<uint32_t>(options.max_samples));
     info->set_max_message_bytes(
         static_cast<uint64_t>(options.max_message_bytes));
+    info->set_max_targets_per_token(kMaxTargetsPerToken);
+    info->set_max_stop_entries(static_cast<uint32_t>(kMaxStopEntries));
+    info->set_max_top_logprobs(kMaxTopLogprobs);
+    FillLosses(info);
     info->set_draining(core_->engine.draining());
   }
 

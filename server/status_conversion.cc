@@ -1,8 +1,11 @@
 #include "server/status_conversion.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 #include "weft/v1/errors.pb.h"
@@ -41,18 +44,29 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   return {code, message, details.SerializeAsString()};
 }
 
-bool MaySucceedLater(const absl::Status& status) {
-  if (absl::IsUnavailable(status)) return true;
+std::optional<int> RetryMillis(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return kRetryPushbackMillis;
   const std::optional<Reason> reason = FindReason(status);
-  return absl::IsResourceExhausted(status) &&
-         !(reason && reason->name == "ALL_ADAPTER_SLOTS_IN_USE");
+  if (!reason || !absl::IsResourceExhausted(status)) return std::nullopt;
+  constexpr const char* kPassing[] = {"QUEUE_FULL", "CALLS_UNDER_WAY",
+                                      "TOKEN_RATE", "IMPORTS_UNDER_WAY",
+                                      "STATE_DISK_FULL"};
+  if (std::ranges::find(kPassing, reason->name) == std::end(kPassing)) {
+    return std::nullopt;
+  }
+  const auto told = reason->values.find("retry_ms");
+  int millis = 0;
+  if (told != reason->values.end() && absl::SimpleAtoi(told->second, &millis)) {
+    return millis;
+  }
+  return kRetryPushbackMillis;
 }
 
 void AddRetryHint(const absl::Status& status,
                   grpc::ServerContextBase* context) {
-  if (MaySucceedLater(status)) {
+  if (const std::optional<int> millis = RetryMillis(status)) {
     context->AddTrailingMetadata("grpc-retry-pushback-ms",
-                                 absl::StrCat(kRetryPushbackMillis));
+                                 absl::StrCat(*millis));
   }
 }
 

@@ -2,6 +2,8 @@
 #ifndef WEFT_SERVER_STATUS_CONVERSION_H_
 #define WEFT_SERVER_STATUS_CONVERSION_H_
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "grpcpp/grpcpp.h"
 
@@ -11,18 +13,20 @@ namespace weft {
 // clients limit to 8 KiB in all.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
-// Milliseconds after which a refused call may be tried again.
+// Milliseconds until a refused call may be tried again, where no reason says
+// more.
 inline constexpr int kRetryPushbackMillis = 1000;
 
 // Codes map one to one. The message is cut at a UTF-8 character within
 // kMaxStatusMessageBytes. A Reason becomes the details (weft/v1/errors.proto).
 [[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Returns whether the same call may succeed later: after UNAVAILABLE, and after
-// RESOURCE_EXHAUSTED unless only a deletion makes room.
-[[nodiscard]] bool MaySucceedLater(const absl::Status& status);
+// Returns after how many milliseconds the same call may succeed: waiting helps
+// after UNAVAILABLE, and after RESOURCE_EXHAUSTED for a reason that passes by
+// itself. Returns nullopt for all others.
+[[nodiscard]] std::optional<int> RetryMillis(const absl::Status& status);
 
-// Adds `grpc-retry-pushback-ms` to a failed call that may succeed later.
+// Adds `grpc-retry-pushback-ms` to a failed call for which waiting helps.
 void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/reason.h"
 
 namespace weft {
 
@@ -10,9 +11,12 @@ absl::Status TenantQuota::Enter(const std::string& tenant) {
   MutexLock lock(&mu_);
   const int calls = ++accounts_[tenant].calls;
   if (max_calls_ == 0 || calls <= max_calls_) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("tenant '", tenant, "' has ", max_calls_,
-                   " calls under way, as many as --max-calls-per-tenant"));
+  return WithReason(
+      absl::ResourceExhaustedError(
+          absl::StrCat("tenant '", tenant, "' has ", max_calls_,
+                       " calls under way, as many as --max-calls-per-tenant")),
+      {.name = "CALLS_UNDER_WAY",
+       .values = {{"limit", absl::StrCat(max_calls_)}, {"tenant", tenant}}});
 }
 
 void TenantQuota::Leave(const std::string& tenant) {
@@ -36,12 +40,19 @@ absl::Status TenantQuota::Spend(const std::string& tenant, int64_t tokens,
   account.credit = std::min(most, account.credit + std::max(0.0, grown));
   account.updated = now;
   if (account.credit <= 0) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "tenant '", tenant, "' has had more than its ", tokens_per_second_,
-        " tokens per second (--max-tokens-per-second-per-tenant); in credit "
-        "again in ",
-        absl::FormatDuration(absl::Ceil(absl::Seconds(-account.credit / rate),
-                                        absl::Milliseconds(100)))));
+    const absl::Duration wait = absl::Ceil(
+        absl::Seconds(-account.credit / rate), absl::Milliseconds(100));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "tenant '", tenant, "' has had more than its ", tokens_per_second_,
+            " tokens per second (--max-tokens-per-second-per-tenant); in "
+            "credit again in ",
+            absl::FormatDuration(wait))),
+        {.name = "TOKEN_RATE",
+         .values = {
+             {"limit", absl::StrCat(tokens_per_second_)},
+             {"tenant", tenant},
+             {"retry_ms", absl::StrCat(absl::ToInt64Milliseconds(wait))}}});
   }
   account.credit -= static_cast<double>(tokens);
   return absl::OkStatus();

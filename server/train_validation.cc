@@ -47,6 +47,7 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
   if (in.has_temperature()) out.temperature = in.temperature();
   out.return_entropy = in.return_entropy();
   out.gradient_filter = in.gradient_filter();
+  out.score_all = in.score_all();
   WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_low", out.clip_low, {}));
   WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_high", out.clip_high, {}));
   if (out.clip_low > out.clip_high) {
@@ -116,8 +117,20 @@ absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
     WEFT_RETURN_IF_ERROR(CheckAdapterId("adapter_id", request.adapter_id(),
                                         limits.engine_names));
   }
+  if (request.unnumbered() && request.step() != 0) {
+    return BadField("step", absl::StrCat("is ", request.step(),
+                                         ", must be 0 when unnumbered"));
+  }
+  if (!request.snapshot().empty()) {
+    if (!request.unnumbered() || request.adapter_id().empty()) {
+      return BadField("snapshot", "wants an adapter and `unnumbered`");
+    }
+    WEFT_RETURN_IF_ERROR(CheckName("snapshot", request.snapshot()));
+  }
   TrainRequest out;
   out.backward = false;
+  out.unnumbered = request.unnumbered();
+  out.snapshot = request.snapshot();
   WEFT_RETURN_IF_ERROR(ReadData(request, limits, &out));
   return out;
 }

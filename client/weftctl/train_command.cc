@@ -131,6 +131,28 @@ class Trainer {
   std::deque<Step> in_flight_;
 };
 
+// Under the number after the training's last step, so that it may be repeated.
+absl::Status SaveAtEnd(const Session& session,
+                       const client::AdapterHandle& adapter) {
+  v1::SaveCheckpointRequest request;
+  request.set_adapter_id(adapter.id());
+  request.set_name(session.arguments.GetString("save"));
+  if (request.name().empty()) return absl::OkStatus();
+  request.set_overwrite(true);
+  request.set_step(adapter.next_step());
+  const auto saved = session.client.SaveCheckpoint(request);
+  if (!saved.ok()) return saved.status();
+  if (session.json) {
+    const nlohmann::json line = {{"checkpoint", saved->name()},
+                                 {"step", saved->last_step()}};
+    session.out << line.dump() << "\n";
+  } else {
+    session.out << "saved " << adapter.id() << " as " << saved->name()
+                << " at step " << saved->last_step() << "\n";
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Train(const Session& session) {
   const auto options = ReadOptions(session.arguments);
   if (!options.ok()) return options.status();
@@ -148,24 +170,30 @@ absl::Status Train(const Session& session) {
         id, options->config, session.arguments.GetString("tenant"));
   }
   if (!adapter.ok()) return adapter.status();
-  return Trainer(session, **adapter, *options, *examples).Run();
+  const absl::Status trained =
+      Trainer(session, **adapter, *options, *examples).Run();
+  if (!trained.ok()) return trained;
+  return SaveAtEnd(session, **adapter);
 }
 
 }  // namespace
 
 std::vector<Command> TrainCommands() {
-  return {{"train",
-           "Train an adapter on token ids; makes the adapter if it is new.",
-           {"ADAPTER"},
-           {{"data", "FILE.jsonl", "lines {\"tokens\": [...]}", ""},
-            {"steps", "N", "optimizer steps", "10"},
-            {"batch", "N", "sequences per step, taken in turn", "8"},
-            {"lr", "RATE", "learning rate", "1e-4"},
-            {"max-grad-norm", "G", "clip the gradient; 0: off", "0"},
-            {"rank", "R", "rank of a new adapter", "32"},
-            {"alpha", "A", "alpha of a new adapter", "32"},
-            TenantFlag()},
-           Train}};
+  return {
+      {"train",
+       "Train an adapter on token ids and save it; makes the adapter if it is "
+       "new.",
+       {"ADAPTER"},
+       {{"data", "FILE.jsonl", "lines {\"tokens\": [...]}", ""},
+        {"steps", "N", "optimizer steps", "10"},
+        {"batch", "N", "sequences per step, taken in turn", "8"},
+        {"lr", "RATE", "learning rate", "1e-4"},
+        {"max-grad-norm", "G", "clip the gradient; 0: off", "0"},
+        {"save", "NAME", "checkpoint at the end; empty: none", "latest"},
+        {"rank", "R", "rank of a new adapter", "32"},
+        {"alpha", "A", "alpha of a new adapter", "32"},
+        TenantFlag()},
+       Train}};
 }
 
 }  // namespace weft::weftctl

@@ -1,5 +1,6 @@
 #include "src/config/options.h"
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,9 @@ absl::Status EngineOptions::Validate() const {
   complaints.InRange("data-parallel-size", data_parallel_size, 1, 64);
   complaints.InRange("threads", num_threads, 0, 4096);
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
+  complaints.InRange<int64_t>("max-adapter-bytes-per-tenant",
+                              max_adapter_bytes_per_tenant, 0,
+                              std::numeric_limits<int64_t>::max());
   complaints.InRange("max-adapters-per-tenant", max_adapters_per_tenant, 0,
                      max_adapters);
   complaints.InRange("max-resident-adapters", max_resident_adapters, 0, 100000);

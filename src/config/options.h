@@ -50,6 +50,8 @@ struct EngineOptions {
   int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // At most max_adapters; 0: max_adapters.
+  // A tenant whose adapters hold so much gets no new one; 0: no limit.
+  int64_t max_adapter_bytes_per_tenant = 0;
   // Adapters that the device holds at a time, [0, 100000]. 0: 64, or fewer if a
   // CUDA device has no memory for 64.
   int max_resident_adapters = 0;
@@ -66,8 +68,8 @@ struct EngineOptions {
   double device_memory_share = 0.9;
   bool share_prompts = true;           // Compute equal prefixes of data once.
   int64_t max_queue_requests = 1024;   // Requests that may wait; >= 1.
-  int64_t max_queue_tokens = 4 << 20;  // Tokens that may wait; >= 1.
-  // The same limits for one tenant, at most those above. 0: a quarter of them.
+  int64_t max_queue_tokens = 4 << 20;  // Tokens that they hold; >= 1.
+  // The same limits for one tenant, at most those above. 0: those above.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
   // Bytes of replies that are kept for repeated calls, over all adapters. The

@@ -13,8 +13,12 @@ namespace {
 
 StopRule StopOf(const SampleRequest& request,
                 const model::ModelConfig& config) {
-  if (request.config.stop.has_value()) return *request.config.stop;
-  return {.token_ids = config.eos_token_ids};
+  StopRule stop = request.config.stop;
+  if (!stop.ignore_eos) {
+    stop.token_ids.insert(stop.token_ids.end(), config.eos_token_ids.begin(),
+                          config.eos_token_ids.end());
+  }
+  return stop;
 }
 
 }  // namespace

@@ -79,9 +79,10 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
         {.name = "ALL_ADAPTER_SLOTS_IN_USE",
          .values = {{"limit", absl::StrCat(s_.options.max_adapters)}}});
   }
-  const auto of_tenant = s_.adapters_of_tenant.find(tenant);
-  if (of_tenant != s_.adapters_of_tenant.end() &&
-      of_tenant->second >= s_.options.max_adapters_per_tenant) {
+  const auto found = s_.tenants.find(tenant);
+  const TenantAdapters held =
+      found == s_.tenants.end() ? TenantAdapters() : found->second;
+  if (held.count >= s_.options.max_adapters_per_tenant) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "all ", s_.options.max_adapters_per_tenant,
@@ -90,6 +91,17 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
         {.name = "ALL_ADAPTER_SLOTS_IN_USE",
          .values = {{"limit", absl::StrCat(s_.options.max_adapters_per_tenant)},
                     {"tenant", tenant}}});
+  }
+  const uint64_t most = s_.options.max_adapter_bytes_per_tenant;
+  if (most > 0 && held.bytes >= most) {
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                          "the adapters of tenant '", tenant, "' hold ", held.bytes,
+                          " bytes, it may have ", most,
+                          " (--max-adapter-bytes-per-tenant); delete one")),
+                      {.name = "ADAPTER_BYTES",
+                       .values = {{"limit", absl::StrCat(most)},
+                                  {"held", absl::StrCat(held.bytes)},
+                                  {"tenant", tenant}}});
   }
   return absl::OkStatus();
 }

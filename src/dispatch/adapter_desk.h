@@ -30,7 +30,7 @@ class AdapterDesk {
   // Returns the adapter's id, for messages; empty when the adapter is gone.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // Errors: ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the
-  // tenant's, are in use).
+  // tenant's, are in use; the tenant's adapters hold all its bytes).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
   // Returns a callback for the result of a create: if the adapter exists, has

@@ -21,6 +21,9 @@ namespace weft::dispatch {
 // Immutable. The table and the replies that carry the result share it.
 using StepResultPtr = std::shared_ptr<const StepResult>;
 
+// Of how many latest steps an adapter keeps the results.
+inline constexpr size_t kReplayWindow = 64;
+
 class ReplayTable {
  public:
   // A done step. Its digest covers the payload's type, so equal digests mean
@@ -39,7 +42,7 @@ class ReplayTable {
   };
 
   // Keeps the results of the last `window` steps.
-  explicit ReplayTable(size_t window = 64) : window_(window) {}
+  explicit ReplayTable(size_t window = kReplayWindow) : window_(window) {}
 
   // Returns whether a call with this number and payload is new, in flight or
   // done. Step 0 is always new. Errors: ALREADY_EXISTS (another payload has the

@@ -39,19 +39,19 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   if (!key) return NoSuchAdapter(request.adapter_id);
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   const uint64_t id = s_.next_id++;
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
   const auto drawn =
       static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
   const absl::Time now = s_.env.clock->Now();
-  WEFT_RETURN_IF_ERROR(
-      s_.scheduler
-          .Enqueue(
-              {.id = id,
-               .kind = sched::WorkKind::kSample,
-               .adapter = *key,
-               .tokens = static_cast<int64_t>(request.prompt.size()) + drawn,
-               .deadline = request.deadline},
-              now)
-          .status());
+  WEFT_RETURN_IF_ERROR(s_.scheduler
+                           .Enqueue({.id = id,
+                                     .kind = sched::WorkKind::kSample,
+                                     .adapter = *key,
+                                     .tokens = prompt + drawn,
+                                     .held_tokens = prompt,
+                                     .deadline = request.deadline},
+                                    now)
+                           .status());
   s_.WantAdapter(*key);
   auto work = std::make_unique<SampleWork>();
   work->request = std::move(request);

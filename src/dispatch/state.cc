@@ -138,7 +138,7 @@ void State::ForgetReplies(const AdapterRecord& record) {
 
 AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info) {
   keys.emplace(info.adapter_id, adapter);
-  ++adapters_of_tenant[info.tenant];
+  ++tenants[info.tenant].count;
   resident_bytes += info.resident_bytes;
   AdapterRecord& record = adapters[adapter];
   record.info = info;
@@ -146,10 +146,12 @@ AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info) {
 }
 
 void State::RemoveRecord(AdapterKey adapter) {
-  const AdapterInfo& info = adapters.at(adapter).info;
+  const AdapterRecord& record = adapters.at(adapter);
+  const AdapterInfo& info = record.info;
   keys.erase(info.adapter_id);
-  const auto of_tenant = adapters_of_tenant.find(info.tenant);
-  if (--of_tenant->second == 0) adapters_of_tenant.erase(of_tenant);
+  const auto tenant = tenants.find(info.tenant);
+  tenant->second.bytes -= record.image_bytes;
+  if (--tenant->second.count == 0) tenants.erase(tenant);
   resident_bytes -= info.resident_bytes;
   adapters.erase(adapter);
 }
@@ -165,6 +167,8 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   info.durable_step = record.info.durable_step;
   info.last_used_at = record.info.last_used_at;
   record.info = std::move(info);
+  uint64_t& held = tenants[record.info.tenant].bytes;
+  held += facts.image_bytes - record.image_bytes;
   record.image_bytes = facts.image_bytes;
   if (!shown) ShowAdapters();
 }

@@ -31,6 +31,7 @@ struct Options {
   sched::ResidencyOptions residency;
   int max_adapters = 1024;
   int max_adapters_per_tenant = 1024;
+  uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
   bool records_steps = false;  // Steps are recorded and post_durable is set.
 };
@@ -49,6 +50,12 @@ struct Environment {
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Empty: each
   // can.
   std::function<absl::Status()> check_room = {};
+};
+
+// What the adapters of one tenant are together.
+struct TenantAdapters {
+  int count = 0;
+  uint64_t bytes = 0;  // As AdapterRecord::image_bytes.
 };
 
 struct State {
@@ -101,8 +108,8 @@ struct State {
   sched::Residency residency ABSL_GUARDED_BY(mu);
   std::map<std::string, AdapterKey> keys ABSL_GUARDED_BY(mu);
   std::map<AdapterKey, AdapterRecord> adapters ABSL_GUARDED_BY(mu);
-  // The number of adapters by tenant, and the sum of their resident_bytes.
-  std::map<std::string, int> adapters_of_tenant ABSL_GUARDED_BY(mu);
+  // By name; and the sum of all adapters' resident_bytes.
+  std::map<std::string, TenantAdapters> tenants ABSL_GUARDED_BY(mu);
   uint64_t resident_bytes ABSL_GUARDED_BY(mu) = 0;
   std::unordered_map<uint64_t, std::unique_ptr<StepWork>> steps
       ABSL_GUARDED_BY(mu);

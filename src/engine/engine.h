@@ -43,7 +43,16 @@ struct EngineInfo {
   std::vector<int32_t> eos_token_ids;
   uint64_t num_parameters = 0;
   int max_adapters = 0;
+  int max_adapters_per_tenant = 0;
+  uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int max_rank = 0;
+  // Limits of what may wait, of all tenants and of one.
+  int64_t max_queue_requests = 0;
+  int64_t max_queue_tokens = 0;
+  int64_t max_queue_requests_per_tenant = 0;
+  int64_t max_queue_tokens_per_tenant = 0;
+  uint64_t reorder_window = 0;    // Steps that a number may run ahead.
+  uint64_t replay_window = 0;     // Latest steps whose replies are kept.
   bool has_byte_decoder = false;  // Byte stops work.
 };
 

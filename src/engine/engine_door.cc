@@ -15,7 +15,8 @@ constexpr int64_t kTargetsOfOneRow = 64;
 // Returns the cost of a training request, datum by datum.
 sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
-                       .backward = request.backward};
+                       .backward = request.backward,
+                       .unnumbered = request.unnumbered};
   item.datum_tokens.reserve(request.data.size());
   item.datum_prefix.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {

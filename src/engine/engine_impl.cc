@@ -43,6 +43,8 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
                             static_cast<uint64_t>(options.adapter_host_bytes)},
           .max_adapters = options.max_adapters,
           .max_adapters_per_tenant = options.max_adapters_per_tenant,
+          .max_adapter_bytes_per_tenant =
+              static_cast<uint64_t>(options.max_adapter_bytes_per_tenant),
           .max_stored_reply_bytes = options.max_stored_reply_bytes,
           .records_steps = !options.state_dir.empty()};
 }

@@ -32,20 +32,35 @@ std::string LastPathPart(const std::string& path) {
 EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
                     bool has_byte_decoder) {
   const model::ModelConfig& config = decoder.config();
-  return {.device = decoder.device().is_cuda() ? "cuda" : "cpu",
-          .dtype = decoder.weights().embedding_VH.scalar_type() == at::kBFloat16
-                       ? "bf16"
-                       : "f32",
-          .architecture = config.model_type,
-          .num_layers = config.num_layers,
-          .hidden_size = static_cast<int>(config.hidden),
-          .vocab_size = static_cast<int>(config.vocab),
-          .context_length = options.max_context_tokens,
-          .eos_token_ids = config.eos_token_ids,
-          .num_parameters = config.num_parameters(),
-          .max_adapters = options.max_adapters,
-          .max_rank = options.max_rank,
-          .has_byte_decoder = has_byte_decoder};
+  const auto own = [](int64_t limit, int64_t of_all) {
+    return limit == 0 ? of_all : limit;
+  };
+  return {
+      .device = decoder.device().is_cuda() ? "cuda" : "cpu",
+      .dtype = decoder.weights().embedding_VH.scalar_type() == at::kBFloat16
+                   ? "bf16"
+                   : "f32",
+      .architecture = config.model_type,
+      .num_layers = config.num_layers,
+      .hidden_size = static_cast<int>(config.hidden),
+      .vocab_size = static_cast<int>(config.vocab),
+      .context_length = options.max_context_tokens,
+      .eos_token_ids = config.eos_token_ids,
+      .num_parameters = config.num_parameters(),
+      .max_adapters = options.max_adapters,
+      .max_adapters_per_tenant = options.max_adapters_per_tenant,
+      .max_adapter_bytes_per_tenant =
+          static_cast<uint64_t>(options.max_adapter_bytes_per_tenant),
+      .max_rank = options.max_rank,
+      .max_queue_requests = options.max_queue_requests,
+      .max_queue_tokens = options.max_queue_tokens,
+      .max_queue_requests_per_tenant = own(
+          options.max_queue_requests_per_tenant, options.max_queue_requests),
+      .max_queue_tokens_per_tenant =
+          own(options.max_queue_tokens_per_tenant, options.max_queue_tokens),
+      .reorder_window = sched::SchedulerOptions().reorder_window,
+      .replay_window = dispatch::kReplayWindow,
+      .has_byte_decoder = has_byte_decoder};
 }
 
 absl::Status PrepareDirectory(const std::string& path) {

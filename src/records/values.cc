@@ -58,6 +58,7 @@ void Put(const TrainRequest& request, log::Request* out) {
   train->set_temperature(loss.temperature);
   train->set_return_entropy(loss.return_entropy);
   train->set_gradient_filter(loss.gradient_filter);
+  train->set_score_all(loss.score_all);
   for (const Datum& datum : request.data) Put(datum, train->add_data());
 }
 
@@ -70,7 +71,8 @@ TrainRequest Get(const log::Train& in) {
                   .beta = in.beta(),
                   .temperature = in.temperature(),
                   .return_entropy = in.return_entropy(),
-                  .gradient_filter = in.gradient_filter()};
+                  .gradient_filter = in.gradient_filter(),
+                  .score_all = in.score_all()};
   for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
   return request;
 }

@@ -81,6 +81,8 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
+  // Nothing where it is not set: logs hold digests from before it was there.
+  if (loss.score_all) hasher << std::string_view("score_all");
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
            << datum.targets << datum.weights << datum.logprobs

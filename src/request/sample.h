@@ -12,8 +12,10 @@
 
 namespace weft {
 
-// Ends a sample before max_tokens. The match stays in the output.
+// Ends a sample before max_tokens, beside the model's end-of-sequence tokens.
+// The match stays in the output.
 struct StopRule {
+  bool ignore_eos = false;  // These do not.
   std::vector<int32_t> token_ids;
   std::vector<std::vector<int32_t>> token_sequences;
   std::vector<std::string> byte_strings;
@@ -25,7 +27,7 @@ struct SamplingConfig {
   int top_k = 0;             // 0: all.
   double top_p = 1.0;
   uint64_t seed = 0;
-  std::optional<StopRule> stop;  // Absent: the model's end-of-sequence tokens.
+  StopRule stop;
 };
 
 struct SampleRequest {

@@ -28,6 +28,7 @@ struct LossConfig {
   double temperature = 1.0;
   bool return_entropy = false;
   double gradient_filter = 0;  // 0: exact.
+  bool score_all = false;      // Also the targets of weight 0.
 
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };
@@ -72,6 +73,9 @@ struct TrainRequest {
   uint64_t step = 0;       // 0: next free number.
   uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;
+  // Forward beside the adapter's steps: no number, no order.
+  bool unnumbered = false;
+  std::string snapshot;  // Only unnumbered. Empty: the latest version.
   LossConfig loss;
   std::vector<Datum> data;
   absl::Time deadline = absl::InfiniteFuture();

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
+#include "src/base/reason.h"
 
 namespace weft::engine {
 namespace {
@@ -22,10 +23,14 @@ absl::Status Internal(const char* what, const c10::Error& error) {
       absl::StrCat(what, ": ", error.what_without_backtrace()));
 }
 
+absl::Status OutOfMemory(const std::string& message) {
+  return WithReason(absl::ResourceExhaustedError(message),
+                    {.name = "OUT_OF_MEMORY", .values = {}});
+}
+
 absl::Status OutOfDeviceMemory(const char* what) {
   Log(LogLevel::kError, "out of device memory", {{"work", what}});
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": out of device memory"));
+  return OutOfMemory(absl::StrCat(what, ": out of device memory"));
 }
 
 }  // namespace
@@ -42,7 +47,7 @@ absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
                                                       : Internal(what, error);
   } catch (const std::bad_alloc&) {
     Log(LogLevel::kError, "out of memory", {{"work", what}});
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": out of memory"));
+    return OutOfMemory(absl::StrCat(what, ": out of memory"));
   } catch (const c10::NotImplementedError& error) {
     Log(LogLevel::kError, "not implemented",
         {{"work", what}, {"error", error.what_without_backtrace()}});

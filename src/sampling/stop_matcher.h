@@ -16,9 +16,11 @@ namespace weft::sampling {
 // Immutable after Load; shared by the engine and every matcher.
 class TokenBytes {
  public:
-  // Reads byte-level BPE vocabularies (GPT-2, Llama 3, Qwen, SmolLM) and added
-  // tokens. NOT_FOUND without the file, UNIMPLEMENTED for another kind of
-  // tokenizer, INVALID_ARGUMENT for a damaged file.
+  // Reads added tokens and BPE vocabularies: byte-level ones (GPT-2, Llama 3,
+  // Qwen, SmolLM), and SentencePiece's with byte fallback (Llama 2, Mistral,
+  // Gemma). The bytes are those within a text: at its beginning the second kind
+  // drops a space. NOT_FOUND without the file, UNIMPLEMENTED for other kinds of
+  // tokenizers, INVALID_ARGUMENT for a damaged file.
   [[nodiscard]] static absl::StatusOr<TokenBytes> Load(
       const std::string& model_dir);
 

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,7 +11,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/sampling/stop_matcher.h"
@@ -65,6 +70,27 @@ class ByteAlphabet {
   std::vector<int16_t> byte_of_;
 };
 
+// SentencePiece's vocabularies write a space as one character, and a byte that
+// no other token has as `<0xE2>`.
+class PieceAlphabet {
+ public:
+  // `space`: what a space is written as; empty: as itself.
+  explicit PieceAlphabet(std::string space) : space_(std::move(space)) {}
+
+  [[nodiscard]] std::string Decode(absl::string_view token) const {
+    int byte = 0;
+    if (token.size() == 6 && absl::StartsWith(token, "<0x") &&
+        token.back() == '>' && absl::SimpleHexAtoi(token.substr(3, 2), &byte)) {
+      return std::string(1, static_cast<char>(byte));
+    }
+    if (space_.empty()) return std::string(token);
+    return absl::StrReplaceAll(token, {{space_, " "}});
+  }
+
+ private:
+  std::string space_;
+};
+
 absl::Status Damaged(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", what));
 }
@@ -86,16 +112,63 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-// Whether a decoder, or one step of a sequence of them, is of this type.
-bool DecoderHas(const Json& decoder, const char* type) {
-  if (!decoder.is_object()) return false;
-  if (decoder.value("type", Json()) == type) return true;
+// A decoder, or the steps of a sequence of them; no step for what is neither.
+std::vector<Json> DecoderSteps(const Json& decoder) {
+  if (!decoder.is_object()) return {};
   const auto steps = decoder.find("decoders");
-  if (steps == decoder.end() || !steps->is_array()) return false;
-  for (const Json& step : *steps) {
-    if (step.is_object() && step.value("type", Json()) == type) return true;
+  if (steps == decoder.end()) return {decoder};
+  if (!steps->is_array()) return {};
+  return {steps->begin(), steps->end()};
+}
+
+absl::Status Unsupported() {
+  return absl::UnimplementedError(
+      "tokenizer.json: not a BPE tokenizer that is byte-level or has byte "
+      "fallback; string stops need one");
+}
+
+// What a step of a byte fallback decoder replaces by a space; empty: nothing.
+absl::StatusOr<std::string> SpaceOf(const Json& step) {
+  const Json type = step.is_object() ? step.value("type", Json()) : Json();
+  // Strip changes the beginning of a text, Fuse nothing.
+  if (type == "ByteFallback" || type == "Fuse" || type == "Strip") return "";
+  if (type == "Metaspace") {
+    const Json space = step.value("replacement", Json());
+    if (space.is_string()) return space.get<std::string>();
   }
-  return false;
+  if (type == "Replace" && step.value("content", Json()) == " ") {
+    const Json pattern = step.value("pattern", Json::object());
+    const Json space =
+        pattern.is_object() ? pattern.value("String", Json()) : Json();
+    if (space.is_string()) return space.get<std::string>();
+  }
+  return Unsupported();
+}
+
+using Decode = std::function<std::string(absl::string_view)>;
+
+// How the tokens of the vocabulary become bytes.
+absl::StatusOr<Decode> DecodeOf(const Json& root) {
+  const std::vector<Json> steps = DecoderSteps(root.value("decoder", Json()));
+  const auto has = [&steps](const char* type) {
+    return std::ranges::any_of(steps, [type](const Json& step) {
+      return step.is_object() && step.value("type", Json()) == type;
+    });
+  };
+  if (has("ByteLevel")) {
+    return [alphabet = ByteAlphabet()](absl::string_view token) {
+      return alphabet.Decode(token);
+    };
+  }
+  if (!has("ByteFallback")) return Unsupported();
+  std::string space;
+  for (const Json& step : steps) {
+    WEFT_ASSIGN_OR_RETURN(std::string own, SpaceOf(step));
+    if (!own.empty()) space = std::move(own);
+  }
+  return [alphabet = PieceAlphabet(space)](absl::string_view token) {
+    return alphabet.Decode(token);
+  };
 }
 
 absl::Status Place(const Json& id, std::string bytes,
@@ -113,18 +186,13 @@ absl::Status Place(const Json& id, std::string bytes,
 absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
   const Json model = root.value("model", Json());
   if (!model.is_object()) return Damaged("no model");
-  if (model.value("type", Json("BPE")) != "BPE" ||
-      !DecoderHas(root.value("decoder", Json()), "ByteLevel")) {
-    return absl::UnimplementedError(
-        "tokenizer.json: not a byte-level BPE tokenizer; string stops need "
-        "one");
-  }
+  if (model.value("type", Json("BPE")) != "BPE") return Unsupported();
+  WEFT_ASSIGN_OR_RETURN(const Decode decode, DecodeOf(root));
   const auto vocab = model.find("vocab");
   if (vocab == model.end() || !vocab->is_object()) return Damaged("no vocab");
-  const ByteAlphabet alphabet;
   std::vector<std::string> table;
   for (const auto& [token, id] : vocab->items()) {
-    WEFT_RETURN_IF_ERROR(Place(id, alphabet.Decode(token), table));
+    WEFT_RETURN_IF_ERROR(Place(id, decode(token), table));
   }
   const Json added = root.value("added_tokens", Json::array());
   if (!added.is_array()) return Damaged("added_tokens is not a list");

@@ -23,7 +23,7 @@ AdapterQueue::AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
       last_step_(last_step) {}
 
 absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
-  if (key_ == AdapterKey::kBaseModel) return 0;
+  if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
   const uint64_t step = item.step;
   if (step == 0) {
     return item.kind == WorkKind::kAdapterOp ? 0 : HighestAccepted() + 1;
@@ -54,6 +54,11 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
 }
 
 void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
+  if (item.unnumbered) {
+    Entry entry{.item = std::move(item), .arrival = arrival};
+    unnumbered_.emplace(arrival, std::move(entry));
+    return;
+  }
   const bool automatic = number != 0 && item.step == 0;
   Place place{.number = number, .after = 0};
   if (number == 0) {
@@ -61,10 +66,32 @@ void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
              .after = arrival};
   }
   item.step = number;
-  PutWaiting(place, Entry{.item = std::move(item), .automatic = automatic});
+  PutWaiting(place, Entry{.item = std::move(item),
+                          .arrival = arrival,
+                          .automatic = automatic});
 }
 
 const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
+  const Entry* ordered = ReadyInOrder(now);
+  const Entry* unnumbered = ReadyUnnumbered(now);
+  if (ordered == nullptr || unnumbered == nullptr) {
+    return ordered == nullptr ? unnumbered : ordered;
+  }
+  if (ordered->next_datum > 0) return ordered;
+  // All slices of a request see the same weights.
+  if (unnumbered->next_datum > 0) return unnumbered;
+  return unnumbered->arrival < ordered->arrival ? unnumbered : ordered;
+}
+
+const AdapterQueue::Entry* AdapterQueue::ReadyUnnumbered(absl::Time now) const {
+  if (unnumbered_.empty()) return nullptr;
+  const Entry& head = unnumbered_.begin()->second;
+  const bool blocked = std::ranges::any_of(
+      running_, [](const Running& running) { return running.entry.barrier(); });
+  return blocked || Expired(head, now) ? nullptr : &head;
+}
+
+const AdapterQueue::Entry* AdapterQueue::ReadyInOrder(absl::Time now) const {
   if (waiting_.empty()) return nullptr;
   const Entry& head = waiting_.begin()->second;
   if (Expired(head, now)) return nullptr;
@@ -89,7 +116,7 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
   const auto num_data = static_cast<int64_t>(tokens.size());
   if (head->item.tokens <= max_batch_tokens) {
     if (head->item.tokens > room) return std::nullopt;
-    return StartData(num_data);
+    return StartData(*head, num_data);
   }
   // The plan already holds whole requests of this adapter, so it takes no
   // slice.
@@ -105,13 +132,24 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
   while (end < num_data && tokens[end] - room <= head->prefix(end)) {
     room -= tokens[end++];
   }
-  return StartData(end - head->next_datum);
+  return StartData(*head, end - head->next_datum);
 }
 
-AdapterQueue::Started AdapterQueue::StartData(int64_t num_data) {
+AdapterQueue::Running AdapterQueue::TakeReady(const Entry& ready) {
+  if (ready.item.unnumbered) {
+    return {
+        .place = {},
+        .entry = std::move(unnumbered_.extract(unnumbered_.begin()).mapped())};
+  }
   auto node = waiting_.extract(waiting_.begin());
-  Entry& entry = node.mapped();
-  waiting_places_.erase(entry.item.id);
+  waiting_places_.erase(node.mapped().item.id);
+  return {.place = node.key(), .entry = std::move(node.mapped())};
+}
+
+AdapterQueue::Started AdapterQueue::StartData(const Entry& ready,
+                                              int64_t num_data) {
+  Running running = TakeReady(ready);
+  Entry& entry = running.entry;
   entry.in_flight = num_data;
   const auto first = entry.item.datum_tokens.begin() + entry.next_datum;
   const Started started{
@@ -121,19 +159,18 @@ AdapterQueue::Started AdapterQueue::StartData(int64_t num_data) {
                 .last = entry.done_after_flight()},
       .tokens = std::accumulate(first, first + num_data,
                                 entry.prefix(entry.next_datum))};
-  running_.push_back({.place = node.key(), .entry = std::move(entry)});
+  running_.push_back(std::move(running));
   return started;
 }
 
 AdapterQueue::Started AdapterQueue::StartBarrier() {
-  auto node = waiting_.extract(waiting_.begin());
-  const WorkItem& item = node.mapped().item;
+  Running running = TakeReady(waiting_.begin()->second);
+  const WorkItem& item = running.entry.item;
   // Work always has a cost. Otherwise a stream of free work would starve
   // others.
   const Started started{.slice = {.work_id = item.id},
                         .tokens = std::max<int64_t>(item.tokens, 1)};
-  waiting_places_.erase(item.id);
-  running_.push_back({.place = node.key(), .entry = std::move(node.mapped())});
+  running_.push_back(std::move(running));
   return started;
 }
 
@@ -147,7 +184,12 @@ bool AdapterQueue::Finish(uint64_t id, bool ok) {
   Entry& entry = running.entry;
   if (ok && !entry.done_after_flight()) {
     entry.next_datum += std::exchange(entry.in_flight, 0);
-    PutWaiting(running.place, std::move(entry));
+    if (entry.item.unnumbered) {
+      const uint64_t arrival = entry.arrival;
+      unnumbered_.emplace(arrival, std::move(entry));
+    } else {
+      PutWaiting(running.place, std::move(entry));
+    }
     return false;
   }
   if (!ok) {
@@ -159,6 +201,13 @@ bool AdapterQueue::Finish(uint64_t id, bool ok) {
 }
 
 bool AdapterQueue::RemoveWaiting(uint64_t id) {
+  const auto beside = std::ranges::find_if(
+      unnumbered_, [id](const auto& e) { return e.second.item.id == id; });
+  if (beside != unnumbered_.end()) {
+    if (beside->second.next_datum > 0) return false;
+    unnumbered_.erase(beside);
+    return true;
+  }
   const auto place = waiting_places_.find(id);
   if (place == waiting_places_.end()) return false;
   const auto it = waiting_.find(place->second);
@@ -216,6 +265,9 @@ std::vector<uint64_t> AdapterQueue::Unfinishable() const {
       ids.push_back(running.entry.item.id);
   }
   for (const auto& [place, entry] : waiting_) ids.push_back(entry.item.id);
+  for (const auto& [arrival, entry] : unnumbered_) {
+    ids.push_back(entry.item.id);
+  }
   return ids;
 }
 

@@ -28,6 +28,7 @@ class AdapterQueue {
  public:
   struct Entry {
     WorkItem item;           // item.step is its number, 0 when it has none.
+    uint64_t arrival = 0;    // Unique over all adapters.
     bool automatic = false;  // This queue chose the number.
     int64_t next_datum = 0;  // Earlier data are done; > 0: started.
     int64_t in_flight = 0;   // Data on the device now (kTrain).
@@ -68,7 +69,8 @@ class AdapterQueue {
 
   // Returns the item that may start now, or null. No number before it is
   // missing, its deadline is after `now` and, if it is a barrier, all before it
-  // is finished.
+  // is finished. If an unnumbered item and one in order may both start, returns
+  // the one that has started, or else the one that arrived first.
   [[nodiscard]] const Entry* Ready(absl::Time now) const;
 
   // Starts the ready kTrain item if it has the given `backward`. Takes the
@@ -97,10 +99,15 @@ class AdapterQueue {
 
   [[nodiscard]] AdapterKey key() const { return key_; }
   [[nodiscard]] bool on_device() const { return !running_.empty(); }
-  [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
+  [[nodiscard]] bool has_waiting() const {
+    return !waiting_.empty() || !unnumbered_.empty();
+  }
   // Returns whether the first request is between two slices.
   [[nodiscard]] bool has_started() const {
-    return has_waiting() && waiting_.begin()->second.next_datum > 0;
+    const auto started = [](const auto& line) {
+      return !line.empty() && line.begin()->second.next_datum > 0;
+    };
+    return started(waiting_) || started(unnumbered_);
   }
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
 
@@ -117,21 +124,26 @@ class AdapterQueue {
     Entry entry;
   };
 
+  [[nodiscard]] const Entry* ReadyInOrder(absl::Time now) const;
+  [[nodiscard]] const Entry* ReadyUnnumbered(absl::Time now) const;
+  // Takes what Ready returned out of its line.
+  [[nodiscard]] Running TakeReady(const Entry& ready);
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;
   [[nodiscard]] uint64_t LowestFree() const;
   // Frees or skips the number of removed work.
   void Release(const Entry& entry);
   void Apply(uint64_t number);
-  Started StartData(int64_t num_data);
+  Started StartData(const Entry& ready, int64_t num_data);
   void PutWaiting(const Place& place, Entry entry);
 
   const AdapterKey key_;
   const std::string name_;
   const uint64_t reorder_window_;
   uint64_t last_step_;
-  std::set<uint64_t> applied_ahead_;  // Applied or skipped, above a gap.
-  std::map<Place, Entry> waiting_;
+  std::set<uint64_t> applied_ahead_;      // Applied or skipped, above a gap.
+  std::map<Place, Entry> waiting_;        // In order.
+  std::map<uint64_t, Entry> unnumbered_;  // By arrival.
   std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.
   std::vector<Running> running_;
 };

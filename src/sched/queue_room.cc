@@ -46,11 +46,13 @@ absl::Status TooManyTokens(const Load& load, const std::string& whose,
 absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens) const {
   const Load own = LoadOf(tenant);
   const std::string of_tenant = absl::StrCat(" of tenant \"", tenant, "\"");
-  if (!RequestFits(own, limits_.max_requests_per_tenant)) {
+  if (limits_.max_requests_per_tenant > 0 &&
+      !RequestFits(own, limits_.max_requests_per_tenant)) {
     return TooManyRequests(own, of_tenant, "max_queue_requests_per_tenant",
                            limits_.max_requests_per_tenant);
   }
-  if (!TokensFit(own, tokens, limits_.max_tokens_per_tenant)) {
+  if (limits_.max_tokens_per_tenant > 0 &&
+      !TokensFit(own, tokens, limits_.max_tokens_per_tenant)) {
     return TooManyTokens(own, of_tenant, tokens, "max_queue_tokens_per_tenant",
                          limits_.max_tokens_per_tenant);
   }

@@ -1,12 +1,13 @@
 // Limits of the queue, over all tenants and for each one.
 //
-// No tenant may fill the queue alone. A full queue still takes work of a tenant
-// below its guaranteed share, which is the limits of the whole queue divided by
-// the number of tenants that wait, and at least one request. So a tenant below
-// its share is never refused because of others. A tenant with nothing waiting
-// may queue one request of any size, because a big request could never run
-// otherwise. Therefore n tenants can fill the queue to at most 2 + ln(n) times
-// its limits, and one request more each. Threads: not thread-safe.
+// A tenant that is alone may fill the queue. A full queue still takes work of a
+// tenant below its guaranteed share, which is the limits of the whole queue
+// divided by the number of tenants that wait, and at least one request. So a
+// tenant below its share is never refused because of others. A tenant with
+// nothing waiting may queue one request of any size, because a big request
+// could never run otherwise. Therefore n tenants can fill the queue to at most
+// 2 + ln(n) times its limits, and one request more each. Threads: not thread-
+// safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 
@@ -18,12 +19,12 @@
 
 namespace weft::sched {
 
-// All >= 1.
 struct QueueLimits {
-  int64_t max_requests = 1024;
-  int64_t max_tokens = 4 << 20;
-  int64_t max_requests_per_tenant = 256;
-  int64_t max_tokens_per_tenant = 1 << 20;
+  int64_t max_requests = 1024;   // >= 1
+  int64_t max_tokens = 4 << 20;  // >= 1
+  // Of one tenant; 0: those of all.
+  int64_t max_requests_per_tenant = 0;
+  int64_t max_tokens_per_tenant = 0;
 };
 
 class QueueRoom {

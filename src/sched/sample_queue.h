@@ -23,7 +23,8 @@ class SampleQueue {
   struct Entry {
     uint64_t id = 0;
     AdapterKey adapter = AdapterKey::kBaseModel;
-    int64_t tokens = 0;  // Cost.
+    int64_t tokens = 0;       // Cost.
+    int64_t held_tokens = 0;  // Room that it takes in the queue.
     absl::Time deadline;
     uint64_t arrival = 0;  // Unique; orders the adapter's requests.
   };

@@ -122,9 +122,13 @@ absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
       item.datum_prefix.size() != item.datum_tokens.size()) {
     return invalid("has prefixes of another number of data");
   }
-  if (item.tokens < 0) return invalid("has a negative cost");
+  if (item.tokens < 0 || item.held_tokens < 0)
+    return invalid("has a negative cost");
   if (item.step != 0 && (sample || item.adapter == AdapterKey::kBaseModel)) {
     return invalid("has a step but no place in an order of steps");
+  }
+  if (item.unnumbered && (!train || item.backward || item.step != 0)) {
+    return invalid("is unnumbered but no Forward without a step");
   }
   if (item.adapter == AdapterKey::kBaseModel && !sample &&
       (!train || item.backward)) {
@@ -152,15 +156,17 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   if (!sample) {
     WEFT_ASSIGN_OR_RETURN(number, queue.NumberFor(item));
   }
-  WEFT_RETURN_IF_ERROR(room_.Check(TenantOf(item.adapter), item.tokens));
+  const int64_t held = sample ? item.held_tokens : item.tokens;
+  WEFT_RETURN_IF_ERROR(room_.Check(TenantOf(item.adapter), held));
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
-                        .tokens = item.tokens,
+                        .held_tokens = held,
                         .deadline = item.deadline});
   if (sample) {
     samples_.Add({.id = item.id,
                   .adapter = std::move(item.adapter),
                   .tokens = item.tokens,
+                  .held_tokens = held,
                   .deadline = item.deadline,
                   .arrival = ++arrivals_});
     return 0;
@@ -246,7 +252,7 @@ bool Scheduler::PutBack(uint64_t id) {
   if (it == taken_.end() || work_.contains(id)) return false;
   NoteWaiting(id, {.adapter = it->adapter,
                    .kind = WorkKind::kSample,
-                   .tokens = it->tokens,
+                   .held_tokens = it->held_tokens,
                    .deadline = it->deadline});
   samples_.PutBack(*it);
   taken_.erase(it);
@@ -281,7 +287,7 @@ const std::string& Scheduler::TenantOf(AdapterKey adapter) const {
 
 void Scheduler::NoteWaiting(uint64_t id, Queued queued) {
   ++depth_[static_cast<size_t>(queued.kind)];
-  room_.Add(TenantOf(queued.adapter), queued.tokens);
+  room_.Add(TenantOf(queued.adapter), queued.held_tokens);
   if (queued.deadline != absl::InfiniteFuture()) {
     deadlines_.emplace(queued.deadline, id);
   }
@@ -294,7 +300,7 @@ void Scheduler::NoteLeft(uint64_t id) {
   Queued& queued = it->second;
   queued.waiting = false;
   --depth_[static_cast<size_t>(queued.kind)];
-  room_.Remove(TenantOf(queued.adapter), queued.tokens);
+  room_.Remove(TenantOf(queued.adapter), queued.held_tokens);
   deadlines_.erase({queued.deadline, id});
 }
 

@@ -7,7 +7,8 @@
 // accepted. kAdapterOp without a number runs after everything accepted before
 // it. kOptim and kAdapterOp are barriers: they start when all work before them
 // has finished, and no work after them starts before they finish. Work on the
-// base model is not ordered.
+// base model is not ordered, nor is unnumbered kTrain: it takes turns by
+// arrival, waits for no gap and is not cut by other work.
 //
 // Numbers. Work that fails or leaves the queue frees its number, so that the
 // caller can send it again. If the scheduler chose the number and later work
@@ -84,12 +85,10 @@ class Scheduler {
   // While set, requests between two slices go on, but no other training starts.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
-  // Returns the kinds of the adapter's work that could start if it were not
-  // held.
+  // Returns the kinds of the adapter's work that could start if not held.
   [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
-  // Returns whether the adapter has training work on the device or between two
-  // slices.
+  // Whether the adapter has training work on the device or between two slices.
   [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
 
   // Cancels all work of the adapter that has not started; returns its ids.
@@ -146,7 +145,7 @@ class Scheduler {
   struct Queued {
     AdapterKey adapter = AdapterKey::kBaseModel;
     WorkKind kind = WorkKind::kTrain;
-    int64_t tokens = 0;
+    int64_t held_tokens = 0;  // Room that it takes in the queue.
     absl::Time deadline;
     bool waiting = true;  // Not started.
   };

@@ -29,15 +29,20 @@ struct WorkItem {
   AdapterKey adapter = AdapterKey::kBaseModel;  // Has no order.
   uint64_t step = 0;      // > 0: its place in the adapter's order.
   bool backward = false;  // kTrain: gradients are wanted.
+  // kTrain without backward: has no number and waits for no gap.
+  bool unnumbered = false;
   // kTrain: tokens of each datum, >= 1, without its common prefix (below).
   std::vector<int64_t> datum_tokens;
   // kTrain: length of the prefix that each datum has in common with the datum
   // before. It costs nothing in the same slice, and it runs again at the start
   // of a slice. Empty: no common prefixes.
   std::vector<int64_t> datum_prefix;
-  // Cost for admission and fairness. kTrain ignores it and costs the sum of
-  // datum_tokens. kSample: prompt and tokens that may be drawn.
+  // Cost for fairness. kTrain ignores it and costs the sum of datum_tokens.
+  // kSample: prompt and tokens that may be drawn.
   int64_t tokens = 0;
+  // kSample: tokens that it holds while it waits, which count for admission:
+  // its prompt. Other kinds: ignored, their cost counts.
+  int64_t held_tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 

@@ -55,15 +55,10 @@ at::ScalarType PickDtype(Dtype dtype, at::Device device) {
   return dtype == Dtype::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-void FillQueueDefaults(EngineOptions& options) {
+void FillTenantDefaults(EngineOptions& options) {
   if (options.max_adapters_per_tenant == 0) {
     options.max_adapters_per_tenant = options.max_adapters;
   }
-  const auto quarter = [](int64_t& limit, int64_t of_all) {
-    if (limit == 0) limit = std::max<int64_t>(of_all / 4, 1);
-  };
-  quarter(options.max_queue_requests_per_tenant, options.max_queue_requests);
-  quarter(options.max_queue_tokens_per_tenant, options.max_queue_tokens);
 }
 
 // Defaults on a CPU, where the free memory is not known in advance. All ranks
@@ -213,7 +208,7 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                                     const World& world,
                                     const std::function<void()>& met) {
   LoadedRank rank{.options = options};
-  FillQueueDefaults(rank.options);
+  FillTenantDefaults(rank.options);
   absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
   if (!facts.ok()) {
     // Ranks that this process started end with it.

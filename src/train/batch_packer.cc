@@ -96,7 +96,7 @@ class Builder {
       for (int64_t r = 0; r < span.count; ++r, ++i) {
         const TargetSpan own = datum.targets_of(i);
         for (int64_t t = own.begin; t < own.end; ++t) {
-          if (!IsScored(datum, t)) continue;
+          if (!IsScored(packed.request->loss, datum, t)) continue;
           scored_.push_back({.row = base + span.begin + r,
                              .temperature = temperature,
                              .filter = filter,
@@ -168,8 +168,9 @@ class Builder {
 
 }  // namespace
 
-bool IsScored(const Datum& datum, int64_t target) {
-  return datum.weights.empty() || datum.weights[target] != 0.0f;
+bool IsScored(const LossConfig& loss, const Datum& datum, int64_t target) {
+  return loss.score_all || datum.weights.empty() ||
+         datum.weights[target] != 0.0f;
 }
 
 PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,

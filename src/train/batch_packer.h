@@ -41,8 +41,9 @@ struct PackedTrain {
 };
 
 // Returns whether a target (index into the datum's) is scored: its weight is
-// not 0.
-[[nodiscard]] bool IsScored(const Datum& datum, int64_t target);
+// not 0, or `loss` scores all.
+[[nodiscard]] bool IsScored(const LossConfig& loss, const Datum& datum,
+                            int64_t target);
 
 // Packs pieces into tensors on the host. With `share_prompts`, data of one
 // adapter share the rows of their common prefixes (prefix_tree.h), and

@@ -18,8 +18,33 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
                .checkpointing = context->options.gradient_checkpointing,
                .memory_budget_bytes = context->options.memory_budget_bytes}) {}
 
-absl::Status BatchTrainer::Run(const dispatch::RunTrain& train) {
+dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
+  dispatch::RunTrain runnable{.backward = train.backward};
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const dispatch::StepTask& step = train.steps[i];
+    const absl::Status found = VersionOf(step).status();
+    if (!found.ok()) {
+      Forget(step.id);
+      context_.dispatcher.steps().Complete(step.id, found);
+      continue;
+    }
+    runnable.slices.push_back(train.slices[i]);
+    runnable.steps.push_back(step);
+  }
+  return runnable;
+}
+
+absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
+    const dispatch::StepTask& step) const {
+  if (step.adapter == AdapterKey::kBaseModel) return nullptr;
+  return context_.adapters.Version(
+      step.adapter, std::get<TrainRequest>(*step.request).snapshot);
+}
+
+absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   dispatch::StepDesk& desk = context_.dispatcher.steps();
+  const dispatch::RunTrain train = Runnable(given);
+  if (train.slices.empty()) return absl::OkStatus();
   const absl::Status status = RunSlices(train);
   if (status.ok()) {
     desk.CountTokens(train);
@@ -46,8 +71,9 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   progress.result.step = step.step;
   const bool backward = std::get<TrainRequest>(*step.request).backward;
   StepResult result = std::move(progress.result);
-  // Batches record a step with gradients.
-  if (!backward) context_.recorder.Done(step, result);
+  // Batches record a step with gradients. A score without a number leaves
+  // nothing to record.
+  if (!backward && step.step > 0) context_.recorder.Done(step, result);
   context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
 
@@ -77,19 +103,18 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
     TrainPiece piece{.request = &request,
                      .first_datum = slice.first_datum,
                      .num_data = slice.num_data};
+    piece.version = *VersionOf(train.steps[i]);
     if (lora::Adapter* adapter =
             context_.adapters.Find(train.steps[i].adapter)) {
-      piece.version = adapter->latest();
-      if (train.backward) {
-        if (batch.touched.empty() || batch.touched.back().adapter != adapter) {
-          // A slice that continues a request adds to the gradient of its
-          // earlier slices.
-          batch.touched.push_back({.adapter = adapter,
-                                   .fresh = slice.first_datum == 0,
-                                   .complete = slice.last});
-          batch.gradients.push_back(
-              {.version = piece.version, .gradient_N = adapter->scratch()});
-        }
+      if (train.backward &&
+          (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
+        // A slice that continues a request adds to the gradient of its earlier
+        // slices.
+        batch.touched.push_back({.adapter = adapter,
+                                 .fresh = slice.first_datum == 0,
+                                 .complete = slice.last});
+        batch.gradients.push_back(
+            {.version = piece.version, .gradient_N = adapter->scratch()});
       }
     }
     for (int64_t d = 0; d < slice.num_data; ++d) {

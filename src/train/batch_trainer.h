@@ -40,6 +40,12 @@ class BatchTrainer {
   // A plan's slices, ready to run.
   struct MicroBatch;
 
+  // Ends the slices that have no weights to run with; returns the others.
+  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
+  // The weights that a request is run with; null: the base model's alone.
+  // NOT_FOUND: its snapshot is gone.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
+      const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
   // Runs the batch once. Gradients go to the adapters' scratch.

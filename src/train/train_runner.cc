@@ -33,7 +33,7 @@ DatumResult ScatterDatum(const PackedDatum& packed,
     const size_t before = scored.size();
     const TargetSpan own = datum.targets_of(i);
     for (int64_t t = own.begin; t < own.end; ++t) {
-      if (!IsScored(datum, t)) continue;
+      if (!IsScored(config, datum, t)) continue;
       result.logprobs[t] = logprobs[packed.entries[scored.size()]];
       scored.push_back(t);
     }

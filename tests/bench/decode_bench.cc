@@ -140,7 +140,7 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   for (int64_t b = 0; b < arguments.batch; ++b) {
     requests[b].config = {.max_tokens = static_cast<int>(arguments.tokens),
                           .seed = static_cast<uint64_t>(b),
-                          .stop = weft::StopRule()};
+                          .stop = {.ignore_eos = true}};
     for (int64_t t = 0; t < arguments.prompt; ++t) {
       requests[b].prompt.push_back(
           static_cast<int32_t>((b * 131 + t * 7) % decoder.config().vocab));

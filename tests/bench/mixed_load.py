@@ -188,7 +188,7 @@ class MixedLoad:
         """Seconds from the call to its first token; the rest is drawn as well."""
         start = time.perf_counter()
         tokens = self._options.sample_tokens
-        stream = client.sample_stream(row, max_tokens=tokens, stop=[])
+        stream = client.sample_stream(row, max_tokens=tokens, ignore_eos=True)
         next(stream)
         seconds = time.perf_counter() - start
         for _ in stream:

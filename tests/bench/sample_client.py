@@ -102,7 +102,9 @@ class SampleClient:
     ) -> list[list[int]]:
         def one(call: tuple[Any, np.ndarray]) -> list[int]:
             source, row = call
-            drawn = source.sample(row, max_tokens=tokens, temperature=0.0, stop=[])
+            drawn = source.sample(
+                row, max_tokens=tokens, temperature=0.0, ignore_eos=True
+            )
             return [int(token) for token in drawn.samples[0].tokens]
 
         return list(self._pool.map(one, calls))
@@ -123,6 +125,10 @@ class SampleClient:
         row = self._fresh(self._group[0])
         return timing.once(
             lambda: self._client.sample(
-                row, num_samples=GROUP_SIZE, max_tokens=tokens, temperature=0.0, stop=[]
+                row,
+                num_samples=GROUP_SIZE,
+                max_tokens=tokens,
+                temperature=0.0,
+                ignore_eos=True,
             )
         )

@@ -143,7 +143,7 @@ class Client:
             try:
                 if self._random.random() < 0.3:
                     adapter = await client.adapter(name)
-                    await adapter.sample(self._tokens(), max_tokens=3, stop=[])
+                    await adapter.sample(self._tokens(), max_tokens=3, ignore_eos=True)
                     self._samples += 1
                 else:
                     await self._train(client, name)

@@ -145,3 +145,7 @@ class FakeWeftd:
     def applied(self) -> list[tuple[str, int]]:
         """RPCs and numbers of the steps, in the order in which they were run."""
         return [(rpc, step) for rpc, step in self._say(do="calls")["applied"]]
+
+    def iterations(self) -> int:
+        """Decode iterations so far, the clock of an engine that samples."""
+        return int(self._say(do="calls")["iterations"])

@@ -12,6 +12,7 @@ import pytest
 from fake_weftd import GRAD_NORM, FakeWeftd, canned_logprobs
 
 import weft
+from weft._proto import sampling_pb2
 
 Code = grpc.StatusCode
 DATA = [weft.Datum.next_token([1, 2, 3, 4], prompt_length=2)]
@@ -63,6 +64,30 @@ def test_trains_and_returns_arrays(client: weft.Client) -> None:
     assert (optim.step, optim.version, optim.grad_norm) == (2, 2, GRAD_NORM)
     assert adapter.next_step == 3
     assert adapter.info().config.target_modules == ["q_proj"]
+
+
+def test_scores_beside_the_steps(sent: list[Any], client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    adapter.forward_backward(DATA)
+    result = adapter.score(DATA, snapshot="best", score_all=True)
+    request = sent[-1]
+    assert request.unnumbered and request.snapshot == "best" and request.step == 0
+    assert np.all(result.results[0].logprobs != 0)
+    assert adapter.next_step == 2
+    client.adapter("a").submit.forward(DATA).result()
+    assert adapter.info().last_step == 2
+
+
+def test_a_score_does_not_wait_for_a_missing_step(client: weft.Client) -> None:
+    client.create_adapter("a")
+    trainer, evaluator = client.adapter("a"), client.adapter("a")
+    missing = trainer._core.counter.take()
+    ahead = trainer.submit.forward(DATA)
+    assert evaluator.score(DATA).step == 0
+    assert not ahead.done()
+    trainer._core.counter.finish(missing, weft.steps.Outcome.DONE)
+    assert evaluator.forward_backward(DATA).step == 1
+    assert ahead.result().step == 2
 
 
 def test_sends_raw_arrays_and_only_what_was_given(
@@ -321,11 +346,14 @@ def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -
     assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
 
 
-def test_stop_absent_and_empty_differ(sent: list[Any], client: weft.Client) -> None:
-    client.sample([1])
-    assert not sent[-1].config.HasField("stop")
-    client.sample([1], stop=[])
-    assert sent[-1].config.HasField("stop")
+def test_an_empty_stop_list_leaves_the_end_of_sequence(
+    sent: list[Any], client: weft.Client
+) -> None:
+    for options in ({}, {"stop": None}, {"stop": []}, {"ignore_eos": False}):
+        client.sample([1], **options)
+        assert sent[-1].config.stop == sampling_pb2.StopRule()
+    client.sample([1], stop=[5], ignore_eos=True)
+    assert sent[-1].config.stop.ignore_eos
 
 
 def test_streams_samples(client: weft.Client) -> None:

@@ -25,19 +25,18 @@ def test_delays_grow_to_their_bound_and_end() -> None:
     assert delays == [1, 2, 3, None]
 
 
-def test_hints_lengthen_a_delay_and_deadlines_end_it() -> None:
+def test_hints_are_followed_until_the_deadline() -> None:
     full = make_error("RESOURCE_EXHAUSTED", "", 2.5)
-    assert next_delay(POLICY, 1, full, 100) == 2.5
-    assert next_delay(POLICY, 1, full, 2) is None
+    assert next_delay(POLICY, 0, full, 100) == 2.5
+    assert next_delay(POLICY, 0, full, 2) is None
+    assert next_delay(POLICY, 0, full, 100, lambda low, high: high) == 2.5
+    late = weft.RetryPolicy(jitter=0.2)
+    assert next_delay(late, 0, full, 100, lambda low, high: high) == 3
+    assert next_delay(weft.NO_RETRY, 0, full, 100) is None
     assert next_delay(POLICY, 1, make_error("RESOURCE_EXHAUSTED", ""), 9) is None
-    assert next_delay(POLICY, 1, make_error("UNAVAILABLE", "", 7), 9) == 7
-
-
-def test_a_hinted_refusal_is_repeated_until_the_deadline() -> None:
-    full = make_error("RESOURCE_EXHAUSTED", "", 0.01)
-    assert next_delay(POLICY, 1000, full, 100) == 3
-    assert next_delay(POLICY, 1000, full, 2) is None
-    assert next_delay(weft.NO_RETRY, 1, full, 100) is None
+    assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 7), 9) == 7
+    # A server that asks to come again at once is not taken at its word.
+    assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 0), 9) == 1
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "ABORTED", "DEADLINE_EXCEEDED"])

@@ -34,9 +34,19 @@ TEST(NextDelayTest, VariesByTheJitter) {
 
 TEST(NextDelayTest, WaitsAsLongAsTheServerSays) {
   const Failure hinted{absl::ResourceExhaustedError(""), absl::Seconds(9)};
-  EXPECT_EQ(Delay(1, hinted), absl::Seconds(9));
+  EXPECT_EQ(Delay(0, hinted, 0), absl::Seconds(9));
+  EXPECT_EQ(Delay(0, hinted), absl::Seconds(9.9));
   EXPECT_EQ(NextDelay(Policy(), 1, hinted, absl::Seconds(9), kMiddle),
             std::nullopt);
+}
+
+// However often it was refused: the deadline ends it.
+TEST(NextDelayTest, CountsNoAttemptThatWasHinted) {
+  RetryPolicy policy = Policy();
+  const Failure hinted{absl::UnavailableError(""), absl::Seconds(2)};
+  EXPECT_TRUE(NextDelay(policy, 4, hinted, absl::Seconds(100), kMiddle));
+  policy.max_attempts = 1;
+  EXPECT_FALSE(NextDelay(policy, 0, hinted, absl::Seconds(100), kMiddle));
 }
 
 TEST(NextDelayTest, DoesNotRepeatOtherErrors) {

@@ -123,13 +123,21 @@ TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {
             0)
       << err_.str();
   EXPECT_THAT(err_.str(), HasSubstr("3/3 loss 0.5417 grad 2.5"));
-  EXPECT_EQ(server_.engine().applied().back(), Step("OptimStep", 6));
+  EXPECT_EQ(out_.str(), "saved a as latest at step 6\n");
+  EXPECT_EQ(server_.engine().applied().back(), Step("SaveCheckpoint", 7));
   EXPECT_EQ(Run({"adapters", "get", "a", "-o", "json"}), 0);
   EXPECT_EQ(Json()["config"]["rank"], 4);
-  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps=1", "-o", "json"}), 0);
+  const std::vector<std::string> more = {"train",     "a",  "--data", path,
+                                         "--steps=1", "-o", "json"};
+  EXPECT_EQ(Run(more), 0);
+  EXPECT_THAT(out_.str(),
+              HasSubstr("\n{\"checkpoint\":\"latest\",\"step\":9}\n"));
+  std::vector<std::string> unsaved = more;
+  unsaved.emplace_back("--save=");
+  EXPECT_EQ(Run(unsaved), 0);
   EXPECT_EQ(Json()["step"], 1);
   EXPECT_EQ(Json()["loss:sum"], 6.5);
-  EXPECT_EQ(server_.engine().applied().back(), Step("OptimStep", 8));
+  EXPECT_EQ(server_.engine().applied().back(), Step("OptimStep", 12));
 }
 
 TEST_F(WeftctlTest, ReportsARefusedStepOfTraining) {

@@ -106,7 +106,7 @@ TEST_F(SampleLifecycleTest, StopsAtAStopTokenAndKeepsIt) {
   const SampleRequest free = Request(1, 9, 24, 7);
   const std::vector<int32_t> drawn = Alone(free).samples[0].tokens;
   SampleRequest stopped = free;
-  stopped.config.stop = StopRule{.token_ids = {drawn[5]}};
+  stopped.config.stop.token_ids = {drawn[5]};
   const SampleResult result = Alone(stopped);
   const auto first = std::ranges::find(drawn, drawn[5]) - drawn.begin();
   EXPECT_EQ(result.samples[0].tokens,

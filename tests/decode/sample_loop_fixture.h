@@ -39,8 +39,9 @@ inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
 // A prompt of `length` tokens that begins with `first`.
 inline SampleRequest Request(int32_t first, int length, int max_tokens,
                              uint64_t seed) {
-  SampleRequest request{
-      .config = {.max_tokens = max_tokens, .seed = seed, .stop = StopRule()}};
+  SampleRequest request{.config = {.max_tokens = max_tokens,
+                                   .seed = seed,
+                                   .stop = {.ignore_eos = true}}};
   for (int32_t i = 0; i < length; ++i) {
     request.prompt.push_back((first + 7 * i) % 53);
   }

@@ -63,7 +63,7 @@ def serve(
     model = models.tiny_model("llama-tied")
     with daemon_module.running(model, folder, *flags) as process:
         with process.client() as client:
-            drawn = client.sample([5, 6, 7], max_tokens=4, stop=[])
+            drawn = client.sample([5, 6, 7], max_tokens=4, ignore_eos=True)
             assert len(drawn.samples[0].tokens) == 4
         maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8")
         status = subprocess.run(

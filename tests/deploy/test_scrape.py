@@ -90,7 +90,7 @@ def work(process: Any) -> None:
             adapter = client.create_adapter(name, rank=4)
             adapter.forward_backward([weft.Datum.next_token([5, 6, 7, 8])])
             adapter.optim_step(learning_rate=1e-3)
-            adapter.sample([5, 6, 7], max_tokens=4, stop=[])
+            adapter.sample([5, 6, 7], max_tokens=4, ignore_eos=True)
         adapter.save("first")
         adapter.load("first")
 

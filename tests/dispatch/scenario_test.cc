@@ -60,6 +60,8 @@ class Interpreter {
         static_cast<int>(Number(Option(words, "adapters", "100")));
     options.max_adapters_per_tenant =
         static_cast<int>(Number(Option(words, "tenant_adapters", "100")));
+    options.max_adapter_bytes_per_tenant =
+        Number(Option(words, "tenant_bytes", "0"));
     options.max_stored_reply_bytes =
         Number(Option(words, "reply_bytes", "1000000"));
     engine_ = std::make_unique<FakeEngineThread>(options);

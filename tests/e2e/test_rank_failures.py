@@ -78,7 +78,7 @@ class Work(threading.Thread):
         self.saved.append(name)
 
     def _sample(self, adapter: Any) -> None:
-        drawn = adapter.sample([5, 6, 7], max_tokens=48, num_samples=3, stop=[])
+        drawn = adapter.sample([5, 6, 7], max_tokens=48, num_samples=3, ignore_eos=True)
         assert [len(sample.tokens) for sample in drawn.samples] == [48] * 3
 
 

@@ -37,7 +37,7 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     process.start_with(*agent, "--standalone", "--nproc-per-node=2")
     try:
         with process.client() as client:
-            drawn = client.sample([5, 6, 7], max_tokens=4, stop=[])
+            drawn = client.sample([5, 6, 7], max_tokens=4, ignore_eos=True)
         assert len(drawn.samples[0].tokens) == 4
         ranks = children(process.pid)
         assert len(ranks) == 2

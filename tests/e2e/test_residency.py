@@ -82,7 +82,9 @@ def _use(daemon: Any, tenant: int, barrier: threading.Barrier | None) -> list[An
 
 
 def _sampled(adapter: Any, snapshot: str | None) -> tuple[list[int], list[float], int]:
-    result = adapter.sample([5, 6, 7], snapshot=snapshot, max_tokens=6, seed=3, stop=[])
+    result = adapter.sample(
+        [5, 6, 7], snapshot=snapshot, max_tokens=6, seed=3, ignore_eos=True
+    )
     sample = result.samples[0]
     return list(sample.tokens), list(sample.logprobs), result.version
 

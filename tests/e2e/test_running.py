@@ -192,7 +192,7 @@ def test_metrics_are_well_formed_and_move(daemon_for: Any, unique: Any) -> None:
         adapter = client.create_adapter(unique("counted"), rank=4)
         adapter.forward_backward([next_token(random_tokens(VOCAB, 41, 1))])
         adapter.optim_step()
-        client.sample([5, 6, 7], num_samples=2, max_tokens=9, stop=[])
+        client.sample([5, 6, 7], num_samples=2, max_tokens=9, ignore_eos=True)
     page = daemon.scrape()
     after = _values(page)
     assert _moved(before, after, "weft_train_tokens_total") == 40

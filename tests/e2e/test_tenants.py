@@ -67,7 +67,7 @@ def test_served_tokens_are_counted_by_tenant(daemon: Any, unique: Any) -> None:
         for tenant in ("alice", "eve"):
             adapter = client.create_adapter(unique("counted"), rank=4, tenant=tenant)
             adapter.forward_backward([next_token(random_tokens(VOCAB, 41, 1))])
-            adapter.sample([5, 6, 7], num_samples=2, max_tokens=9, stop=[])
+            adapter.sample([5, 6, 7], num_samples=2, max_tokens=9, ignore_eos=True)
     after = daemon.scrape()
     for name, tokens in ((train, 40.0), (sample, 21.0)):
         old, new = by_tenant(before, name), by_tenant(after, name)

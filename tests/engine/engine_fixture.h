@@ -160,12 +160,13 @@ class EngineFixture : public ::testing::Test {
   absl::StatusOr<SampleResult> Sample(const std::string& id,
                                       const std::string& snapshot = "") {
     return Wait<SampleResult>([&](auto done) {
-      engine_->Sample(
-          {.adapter_id = id,
-           .snapshot = snapshot,
-           .prompt = {1, 2, 3},
-           .config = {.max_tokens = 12, .seed = 9, .stop = StopRule()}},
-          /*on_delta=*/{}, done);
+      engine_->Sample({.adapter_id = id,
+                       .snapshot = snapshot,
+                       .prompt = {1, 2, 3},
+                       .config = {.max_tokens = 12,
+                                  .seed = 9,
+                                  .stop = {.ignore_eos = true}}},
+                      /*on_delta=*/{}, done);
     });
   }
 

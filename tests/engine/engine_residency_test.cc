@@ -238,7 +238,7 @@ TEST_F(EngineResidencyTest, ADecodingSequenceKeepsItsWeights) {
   const SampleRequest request{
       .adapter_id = "a",
       .prompt = {1, 2, 3},
-      .config = {.max_tokens = 50, .seed = 9, .stop = StopRule()}};
+      .config = {.max_tokens = 50, .seed = 9, .stop = {.ignore_eos = true}}};
   ASSERT_THAT(Create("a"), IsOk());
   Learn("a", 2);
   const absl::StatusOr<SampleResult> expected = Wait<SampleResult>(

@@ -136,9 +136,10 @@ class OutOfMemoryTest : public ::testing::Test {
 
   absl::Status Sample() {
     return Wait<SampleResult>([&](auto done) {
-             engine_->Sample({.prompt = {1, 2, 3},
-                              .config = {.max_tokens = 4, .stop = StopRule()}},
-                             /*on_delta=*/{}, done);
+             engine_->Sample(
+                 {.prompt = {1, 2, 3},
+                  .config = {.max_tokens = 4, .stop = {.ignore_eos = true}}},
+                 /*on_delta=*/{}, done);
            })
         .status();
   }

@@ -16,6 +16,8 @@ from models import TINY
 from reference import MIXED
 from texts import next_token, sequences
 
+import weft
+
 KINDS = (SMOLLM2, *TINY)
 
 
@@ -66,6 +68,74 @@ def test_adapters_mixed_in_one_batch(
     assert tolerance.max_difference(replies[0].results[0].logprobs, base) > 1e-2
 
 
+def test_score_all_returns_what_weights_hide(
+    daemon_for: Any, reference_for: Any, unique: Any
+) -> None:
+    """The reference's log-probabilities at weight 0 too, and no part in the loss."""
+    kind = "llama-tied"
+    reference = reference_for(kind)
+    tokens = sequences(kind, model_folder(kind), reference.vocab)[0]
+    whole = next_token(tokens)
+    weights = np.zeros(len(tokens) - 1, np.float32)
+    weights[len(weights) // 2 :] = 0.5
+    hidden = weft.Datum(whole.tokens, whole.targets, weights=weights)
+    with daemon_for(kind).client() as client:
+        replies, norms = [], []
+        for score_all in (False, True):
+            adapter = client.create_adapter(unique("all"), rank=4, seed=3)
+            options = {"score_all": score_all, "return_entropy": True}
+            replies.append(adapter.forward_backward([hidden], **options))
+            norms.append(adapter.optim_step().grad_norm)
+    few, all_ = (reply.results[0] for reply in replies)
+    expected = reference.logprobs(tokens[:-1], tokens[1:])
+    assert tolerance.max_difference(all_.logprobs, expected) <= tolerance.LOGPROBS
+    assert np.all(few.logprobs[weights == 0] == 0) and np.all(all_.entropies > 0)
+    assert np.all(all_.losses[weights == 0] == 0)
+    scored = tolerance.max_difference(all_.losses, few.losses)
+    assert scored <= tolerance.LOGPROBS
+    assert replies[0].metrics.keys() == replies[1].metrics.keys()
+    assert replies[1].metrics["tokens:sum"] == np.count_nonzero(weights)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_scores_beside_the_steps(daemon_for: Any, unique: Any) -> None:
+    """A snapshot's and the latest weights, without a number."""
+    kind = "llama-tied"
+    rows = [next_token(list(range(3 + i, 30 + 2 * i))) for i in range(3)]
+    with daemon_for(kind).client() as client:
+        adapter = client.create_adapter(unique("beside"), rank=4, seed=3)
+
+        def train() -> list[Any]:
+            adapter.forward_backward(rows)
+            adapter.optim_step(learning_rate=0.1)
+            return [r.logprobs for r in adapter.forward(rows).results]
+
+        then = train()
+        adapter.snapshot("then")
+        now = train()
+        last_step = adapter.next_step
+        tasks = [
+            partial(adapter.score, rows, snapshot="then"),
+            partial(adapter.score, rows),
+            partial(client.forward, rows),
+        ]
+        old, new, base = together(client, tasks)
+        with pytest.raises(weft.NotFound, match="snapshot"):
+            adapter.score(rows, snapshot="never")
+        assert adapter.next_step == last_step
+        assert adapter.info().last_step == last_step - 1
+    assert old.step == new.step == 0
+    for reply, expected in ((old, then), (new, now)):
+        for result, row in zip(reply.results, expected, strict=True):
+            bound = tolerance.logprobs(DTYPE, row)
+            assert tolerance.max_difference(result.logprobs, row) <= bound
+    moved = [
+        tolerance.max_difference(now[0], other)
+        for other in (then[0], base.results[0].logprobs)
+    ]
+    assert min(moved) > 1e-3
+
+
 @pytest.mark.parametrize("kind", (SMOLLM2, "llama-untied"))
 def test_temperature_divides_the_logits(
     kind: str, daemon_for: Any, reference_for: Any
@@ -87,8 +157,6 @@ def test_temperature_divides_the_logits(
 
 
 def test_soft_targets(daemon_for: Any, reference_for: Any) -> None:
-    import weft
-
     kind = "llama-tied"
     reference = reference_for(kind)
     sequence = sequences(kind, model_folder(kind), reference.vocab)[2]
@@ -123,7 +191,7 @@ def test_most_likely_tokens_have_the_references_logprobs(
             prompt,
             max_tokens=4,
             temperature=0.0,
-            stop=[],
+            ignore_eos=True,
             prompt_logprobs=True,
             top_logprobs=20,
         )

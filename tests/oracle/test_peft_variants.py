@@ -251,7 +251,7 @@ def test_sampling_with_the_embedding(
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("sampled"), folder)
         calls = [
-            partial(s.sample, p, max_tokens=24, temperature=0.0, stop=[])
+            partial(s.sample, p, max_tokens=24, temperature=0.0, ignore_eos=True)
             for p in prompts
             for s in (adapter, client)
         ]

@@ -50,7 +50,8 @@ def test_greedy_equals_generate(daemon_for: Any, reference_for: Any) -> None:
     values: dict[str, Any] = {"max_tokens": GREEDY_TOKENS, "temperature": 0.0}
     with daemon_for(SMOLLM2).client() as client:
         results = together(
-            client, [partial(client.sample, p, stop=[], **values) for p in prompts]
+            client,
+            [partial(client.sample, p, ignore_eos=True, **values) for p in prompts],
         )
         stopped = [client.sample(p, **values).samples[0] for p in prompts[2:5]]
     assert [list(result.samples[0].tokens) for result in results] == expected
@@ -76,7 +77,7 @@ def test_seeded_samples_are_the_same_alone_and_in_company(
                 max_tokens=16,
                 seed=1000 + i,
                 top_k=40 * (i % 3),
-                stop=[],
+                ignore_eos=True,
             )
             for i, prompt in enumerate(prompts)
         ]
@@ -93,8 +94,12 @@ def test_seeded_samples_are_the_same_alone_and_in_company(
 def test_samples_of_one_prompt_do_not_depend_on_their_number(daemon_for: Any) -> None:
     with daemon_for("llama-tied").client() as client:
         prompt = random_tokens(320, 9, 1)
-        few = client.sample(prompt, num_samples=2, max_tokens=20, seed=3, stop=[])
-        many = client.sample(prompt, num_samples=6, max_tokens=20, seed=3, stop=[])
+        few = client.sample(
+            prompt, num_samples=2, max_tokens=20, seed=3, ignore_eos=True
+        )
+        many = client.sample(
+            prompt, num_samples=6, max_tokens=20, seed=3, ignore_eos=True
+        )
     texts = [tuple(sample.tokens) for sample in many.samples]
     assert texts[:2] == [tuple(sample.tokens) for sample in few.samples]
     assert len(set(texts)) == 6
@@ -117,7 +122,7 @@ def test_sampled_logprobs_equal_forwards(
         adapter = client.import_adapter(unique("consistent"), folder)
         for source in (client, adapter):
             result = source.sample(
-                prompt, max_tokens=20, temperature=temperature, seed=5, stop=[]
+                prompt, max_tokens=20, temperature=temperature, seed=5, ignore_eos=True
             )
             sample = result.samples[0]
             expected = scored(source, prompt, sample.tokens, temperature)
@@ -139,7 +144,9 @@ def test_a_prefix_from_the_cache_changes_no_logprob(
         adapter = client.import_adapter(unique("cached"), folder)
 
         def check(source: Any) -> None:
-            sample = source.sample(prompt, max_tokens=20, seed=5, stop=[]).samples[0]
+            sample = source.sample(
+                prompt, max_tokens=20, seed=5, ignore_eos=True
+            ).samples[0]
             expected = scored(source, prompt, sample.tokens, 1.0)
             difference = tolerance.max_difference(sample.logprobs, expected)
             assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
@@ -202,7 +209,7 @@ def test_stop_rules(daemon_for: Any) -> None:
     with daemon_for("llama-tied").client() as client:
         prompt = random_tokens(320, 6, 4)
         values: dict[str, Any] = {"max_tokens": 24, "seed": 2}
-        full = client.sample(prompt, stop=[], **values).samples[0]
+        full = client.sample(prompt, ignore_eos=True, **values).samples[0]
         tokens = [int(token) for token in full.tokens]
         assert len(tokens) == 24
         for rule in ([tokens[5]], [tokens[4:6]]):
@@ -217,7 +224,7 @@ def test_stop_rules(daemon_for: Any) -> None:
         tokenizer = Tokenizer.from_file(str(model_folder(SMOLLM2) / "tokenizer.json"))
         prompt = passages(model_folder(SMOLLM2))[0][:PROMPT_TOKENS]
         values = {"max_tokens": 24, "temperature": 0.0}
-        full = client.sample(prompt, stop=[], **values).samples[0]
+        full = client.sample(prompt, ignore_eos=True, **values).samples[0]
         text = tokenizer.decode([int(token) for token in full.tokens])
         needle = text[len(text) // 2 - 3 : len(text) // 2 + 3]
         cut = client.sample(prompt, stop=[needle], **values).samples[0]

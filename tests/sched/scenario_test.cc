@@ -118,8 +118,8 @@ class Interpreter {
         .max_requests = Number(requests),
         .max_tokens = Number(tokens),
         .max_requests_per_tenant =
-            Number(Option(words, "tenant_requests", requests)),
-        .max_tokens_per_tenant = Number(Option(words, "tenant_tokens", tokens)),
+            Number(Option(words, "tenant_requests", "0")),
+        .max_tokens_per_tenant = Number(Option(words, "tenant_tokens", "0")),
     };
     options.sampling_share =
         static_cast<double>(Number(Option(words, "percent", "50"))) / 100;
@@ -156,6 +156,8 @@ class Interpreter {
       if (!prefix.empty()) item.datum_prefix = DataTokens(prefix);
     }
     item.tokens = Number(Option(words, "tokens", "0"));
+    item.unnumbered = Has(words, "unnumbered");
+    item.held_tokens = Number(Option(words, "held", "0"));
     const std::string deadline = Option(words, "deadline", "");
     if (!deadline.empty()) {
       item.deadline = absl::UnixEpoch() + Seconds(deadline);

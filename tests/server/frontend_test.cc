@@ -143,6 +143,21 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   EXPECT_EQ(info.max_data_per_request(), 3u);
   EXPECT_EQ(info.max_tokens_per_request(), 40u);
   EXPECT_EQ(info.max_samples(), 8u);
+  EXPECT_THAT(info.losses(),
+              ::testing::ElementsAre("cross_entropy", "importance_sampling",
+                                     "ppo", "cispo", "dro", "gspo"));
+  EXPECT_FALSE(info.string_stops());
+  EXPECT_EQ(info.max_adapters_per_tenant(), 3u);
+  EXPECT_EQ(info.max_adapter_bytes_per_tenant(), 1u << 30);
+  EXPECT_EQ(info.max_queue_requests(), 1024u);
+  EXPECT_EQ(info.max_queue_tokens(), 4u << 20);
+  EXPECT_EQ(info.max_queue_requests_per_tenant(), 512u);
+  EXPECT_EQ(info.max_queue_tokens_per_tenant(), 1u << 20);
+  EXPECT_EQ(info.reorder_window(), 256u);
+  EXPECT_EQ(info.replay_window(), 64u);
+  EXPECT_EQ(info.max_targets_per_token(), 1024u);
+  EXPECT_EQ(info.max_stop_entries(), 64u);
+  EXPECT_EQ(info.max_top_logprobs(), 20u);
   EXPECT_FALSE(info.draining());
 }
 

@@ -91,7 +91,7 @@ TEST(RefusalTest, StopRules) {
         [=](Ask& r) { stop(r)->add_byte_strings(std::string(257, 'x')); },
         "config.stop.byte_strings[0] has 257 bytes"},
        {"no tokenizer", [=](Ask& r) { stop(r)->add_byte_strings("x"); },
-        "config.stop.byte_strings needs a byte-level tokenizer.json",
+        "config.stop.byte_strings needs a tokenizer.json",
         absl::StatusCode::kFailedPrecondition}});
 }
 

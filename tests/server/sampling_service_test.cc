@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 
 namespace weft {
@@ -59,21 +60,20 @@ TEST_F(SamplingServiceTest, FillsInDefaults) {
   EXPECT_EQ(seen.config.temperature, 1.0);
   EXPECT_EQ(seen.config.top_p, 1.0);
   EXPECT_EQ(seen.config.top_k, 0);
-  EXPECT_FALSE(seen.config.stop.has_value());
+  EXPECT_FALSE(seen.config.stop.ignore_eos);
   EXPECT_EQ(response.version(), 0u);
   grpc::ClientContext second;
   ASSERT_TRUE(sampling_->Sample(&second, request, &response).ok());
   EXPECT_NE(engine_.last_sample().config.seed, seen.config.seed);
 }
 
-TEST_F(SamplingServiceTest, EmptyStopRuleMeansNeverStop) {
+TEST_F(SamplingServiceTest, AStopRuleMayLeaveOutTheEndOfSequence) {
   v1::SampleRequest request = GoodPrompt();
-  request.mutable_config()->mutable_stop();
+  request.mutable_config()->mutable_stop()->set_ignore_eos(true);
   grpc::ClientContext context;
   v1::SampleResponse response;
   ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
-  ASSERT_TRUE(engine_.last_sample().config.stop.has_value());
-  EXPECT_TRUE(engine_.last_sample().config.stop->token_ids.empty());
+  EXPECT_TRUE(engine_.last_sample().config.stop.ignore_eos);
 }
 
 TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
@@ -91,9 +91,10 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
   const SamplingConfig seen = engine_.last_sample().config;
   EXPECT_EQ(seen.top_k, 100);
   EXPECT_EQ(seen.temperature, 0);
-  EXPECT_THAT(seen.stop->token_ids, ElementsAre(7));
-  EXPECT_THAT(seen.stop->token_sequences, ElementsAre(ElementsAre(8)));
-  EXPECT_THAT(seen.stop->byte_strings, ElementsAre("\n\n"));
+  EXPECT_FALSE(seen.stop.ignore_eos);
+  EXPECT_THAT(seen.stop.token_ids, ElementsAre(7));
+  EXPECT_THAT(seen.stop.token_sequences, ElementsAre(ElementsAre(8)));
+  EXPECT_THAT(seen.stop.byte_strings, ElementsAre("\n\n"));
 }
 
 TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {
@@ -139,7 +140,8 @@ TEST_F(SamplingServiceTest, StreamRefusesLikeSample) {
 }
 
 TEST_F(SamplingServiceTest, StreamPassesTheEnginesError) {
-  engine_.FailNext(absl::ResourceExhaustedError("the queue is full"));
+  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the queue is full"),
+                              {.name = "QUEUE_FULL", .values = {}}));
   v1::SampleStreamRequest request;
   *request.mutable_request() = GoodPrompt();
   grpc::ClientContext context;

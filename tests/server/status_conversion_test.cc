@@ -52,12 +52,25 @@ TEST(StatusConversionTest, AReasonIsInTheDetails) {
 }
 
 TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
-  EXPECT_TRUE(MaySucceedLater(absl::UnavailableError("")));
-  EXPECT_TRUE(MaySucceedLater(absl::ResourceExhaustedError("")));
-  EXPECT_FALSE(MaySucceedLater(absl::FailedPreconditionError("")));
-  EXPECT_FALSE(MaySucceedLater(
-      WithReason(absl::ResourceExhaustedError(""),
-                 {.name = "ALL_ADAPTER_SLOTS_IN_USE", .values = {}})));
+  const auto full = [](const char* reason) {
+    return WithReason(absl::ResourceExhaustedError(""),
+                      {.name = reason, .values = {}});
+  };
+  EXPECT_EQ(RetryMillis(absl::UnavailableError("")), kRetryPushbackMillis);
+  for (const char* reason : {"QUEUE_FULL", "CALLS_UNDER_WAY", "TOKEN_RATE",
+                             "IMPORTS_UNDER_WAY", "STATE_DISK_FULL"}) {
+    EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
+  }
+  for (const char* reason : {"ALL_ADAPTER_SLOTS_IN_USE", "ADAPTER_BYTES",
+                             "TOO_LARGE", "OUT_OF_MEMORY"}) {
+    EXPECT_EQ(RetryMillis(full(reason)), std::nullopt) << reason;
+  }
+  EXPECT_EQ(RetryMillis(absl::ResourceExhaustedError("")), std::nullopt);
+  EXPECT_EQ(RetryMillis(absl::FailedPreconditionError("")), std::nullopt);
+  EXPECT_EQ(RetryMillis(WithReason(
+                absl::ResourceExhaustedError(""),
+                {.name = "TOKEN_RATE", .values = {{"retry_ms", "4100"}}})),
+            4100);
 }
 
 }  // namespace

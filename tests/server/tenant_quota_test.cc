@@ -2,6 +2,7 @@
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
+#include "src/base/reason.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -14,6 +15,8 @@ TEST(TenantQuotaTest, CountsCallsOfEachTenant) {
   EXPECT_THAT(quota.Enter("a"), IsOk());
   EXPECT_THAT(quota.Enter("a"), IsOk());
   EXPECT_THAT(quota.Enter("a"), IsStatus(kExhausted, "tenant 'a' has 2 calls"));
+  EXPECT_EQ(FindReason(quota.Enter("a"))->name, "CALLS_UNDER_WAY");
+  quota.Leave("a");
   EXPECT_THAT(quota.Enter("b"), IsOk());
   quota.Leave("a");
   quota.Leave("a");
@@ -27,6 +30,10 @@ TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
   EXPECT_THAT(quota.Spend("a", 1500, start), IsOk());
   EXPECT_THAT(quota.Spend("a", 1, start),
               IsStatus(kExhausted, "in credit again in 5s"));
+  const std::optional<Reason> reason = FindReason(quota.Spend("a", 1, start));
+  ASSERT_TRUE(reason);
+  EXPECT_EQ(reason->name, "TOKEN_RATE");
+  EXPECT_EQ(reason->values.at("retry_ms"), "5000");
   EXPECT_THAT(quota.Spend("b", 1, start), IsOk());
   EXPECT_THAT(quota.Spend("a", 1, start + absl::Seconds(4.9)),
               IsStatus(kExhausted, "in 100ms"));

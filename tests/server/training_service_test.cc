@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "gmock/gmock.h"
+#include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 
 namespace weft {
@@ -236,7 +237,8 @@ TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
 }
 
 TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
-  engine_.FailNext(absl::ResourceExhaustedError("the queue is full"));
+  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the queue is full"),
+                              {.name = "QUEUE_FULL", .values = {}}));
   grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
   const grpc::Status status = Step(GoodStep(), &response, &context);
@@ -245,6 +247,28 @@ TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
   EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
   EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"queue_full\"}"),
             1);
+}
+
+TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
+  const std::map<std::string, std::string> counted = {
+      {"CALLS_UNDER_WAY", "quota"},
+      {"TOKEN_RATE", "quota"},
+      {"ALL_ADAPTER_SLOTS_IN_USE", "adapter_room"},
+      {"ADAPTER_BYTES", "adapter_room"},
+      {"STATE_DISK_FULL", "disk_full"},
+      {"TOO_LARGE", "too_large"},
+      {"OUT_OF_MEMORY", "no_room"}};
+  for (const auto& [reason, label] : counted) {
+    const std::string series =
+        absl::StrCat("weft_requests_rejected_total{reason=\"", label, "\"}");
+    const double before = MetricValue(series);
+    engine_.FailNext(WithReason(absl::ResourceExhaustedError("why"),
+                                {.name = reason, .values = {}}));
+    grpc::ClientContext context;
+    v1::ForwardBackwardResponse response;
+    EXPECT_FALSE(Step(GoodStep(), &response, &context).ok());
+    EXPECT_EQ(MetricValue(series), before + 1) << reason;
+  }
 }
 
 TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {

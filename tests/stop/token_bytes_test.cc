@@ -63,6 +63,25 @@ TEST(TokenBytes, ReadsADecoderThatIsASequence) {
   EXPECT_THAT(TokenBytes::Load(folder.path()), IsOk());
 }
 
+TEST(TokenBytes, ReadsByteFallback) {
+  const TokenizerFolder folder;
+  folder.Write(
+      R"({"decoder":{"type":"Sequence","decoders":[{"type":"Replace",)"
+      R"("pattern":{"String":"\u2581"},"content":" "},{"type":"ByteFallback"},)"
+      R"({"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},)"
+      R"("model":{"type":"BPE","byte_fallback":true,"vocab":{"<unk>":0,)"
+      R"("<0x0A>":1,"<0xE2>":2,"\u2581the":3,"\u2581\u2581":4,"<0xZZ>":5}},)"
+      R"("added_tokens":[{"id":6,"content":"</s>","special":true}]})");
+  const auto bytes = TokenBytes::Load(folder.path());
+  ASSERT_THAT(bytes, IsOk());
+  EXPECT_EQ(bytes->Bytes(1), "\n");
+  EXPECT_EQ(bytes->Bytes(2), "\xe2");
+  EXPECT_EQ(bytes->Bytes(3), " the");
+  EXPECT_EQ(bytes->Bytes(4), "  ");
+  EXPECT_EQ(bytes->Bytes(5), "<0xZZ>");
+  EXPECT_EQ(bytes->Bytes(6), "</s>");
+}
+
 TEST(TokenBytes, RefusesOtherTokenizers) {
   const TokenizerFolder folder;
   for (const char* json :
@@ -71,7 +90,10 @@ TEST(TokenBytes, RefusesOtherTokenizers) {
         R"({"model":{"type":"BPE","vocab":{"a":0}}})",
         R"({"model":{"type":"BPE","vocab":{"a":0}},"decoder":null})",
         R"({"model":{"type":"BPE","vocab":{"a":0}},"decoder":)"
-        R"({"type":"Sequence","decoders":[{"type":"ByteFallback"}]}})"}) {
+        R"({"type":"Sequence","decoders":[{"type":"Fuse"}]}})",
+        R"({"model":{"type":"BPE","vocab":{"a":0}},"decoder":)"
+        R"({"type":"Sequence","decoders":[{"type":"ByteFallback"},)"
+        R"({"type":"WordPiece"}]}})"}) {
     folder.Write(json);
     EXPECT_THAT(TokenBytes::Load(folder.path()),
                 IsStatus(kUnsupported, "byte-level"))

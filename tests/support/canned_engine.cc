@@ -23,10 +23,12 @@ const char* RpcOf(const dispatch::StepTask& step) {
 
 }  // namespace
 
-CannedEngine::CannedEngine(EngineInfo info)
+CannedEngine::CannedEngine(EngineInfo info, CannedLimits limits)
     : info_(std::move(info)),
+      limits_(limits),
       metrics_(&registry_),
-      dispatcher_({.residency = {.max_resident = kPlacesOnDevice,
+      dispatcher_({.scheduler = {.queue = limits.queue},
+                   .residency = {.max_resident = kPlacesOnDevice,
                                  .host_bytes = 1 << 20},
                    .max_adapters = info_.max_adapters,
                    .max_adapters_per_tenant = info_.max_adapters},
@@ -111,6 +113,11 @@ std::vector<CannedEngine::Call> CannedEngine::arrived() const {
 std::vector<CannedEngine::Call> CannedEngine::applied() const {
   MutexLock lock(&mu_);
   return applied_;
+}
+
+int64_t CannedEngine::num_iterations() const {
+  MutexLock lock(&mu_);
+  return num_iterations_;
 }
 
 TrainRequest CannedEngine::last_train() const {
@@ -209,6 +216,10 @@ bool CannedEngine::Start(const dispatch::StepTask& step) {
 void CannedEngine::Decode() {
   dispatch::SampleDesk& desk = dispatcher_.samples();
   while (const std::optional<dispatch::SampleTask> task = desk.Take()) {
+    if (!HasPlace(*task->request)) {
+      desk.PutBack(*task);
+      break;
+    }
     const absl::StatusOr<uint64_t> version =
         adapters_.Version(task->adapter, *task->request);
     if (!version.ok()) {
@@ -222,6 +233,10 @@ void CannedEngine::Decode() {
     running.result.version = *version;
     desk.Start(*task);
   }
+  if (!running_.empty()) {
+    MutexLock lock(&mu_);
+    ++num_iterations_;
+  }
   for (Running& running : running_) Draw(running);
   std::erase_if(running_, [&desk](Running& running) {
     if (running.position < running.task.request->config.max_tokens)
@@ -229,6 +244,15 @@ void CannedEngine::Decode() {
     desk.Finish(running.task.id, std::move(running.result));
     return true;
   });
+}
+
+bool CannedEngine::HasPlace(const SampleRequest& request) const {
+  if (limits_.max_decode_sequences == 0 || running_.empty()) return true;
+  int sequences = request.num_samples;
+  for (const Running& running : running_) {
+    sequences += running.task.request->num_samples;
+  }
+  return sequences <= limits_.max_decode_sequences;
 }
 
 void CannedEngine::Draw(Running& running) {

@@ -31,12 +31,20 @@
 
 namespace weft {
 
+// How much work there is room for.
+struct CannedLimits {
+  sched::QueueLimits queue = {};
+  // Samples that are drawn together; one request may exceed. 0: any number.
+  int max_decode_sequences = 0;
+};
+
 class CannedEngine final : public Engine {
  public:
   // An RPC's name and the number of its step, 0 for none.
   using Call = std::pair<std::string, uint64_t>;
 
-  explicit CannedEngine(EngineInfo info = CannedInfo());
+  explicit CannedEngine(EngineInfo info = CannedInfo(),
+                        CannedLimits limits = {});
   ~CannedEngine() override;
 
   // Set up before the first call.
@@ -64,6 +72,8 @@ class CannedEngine final : public Engine {
   // the order in which they ran.
   [[nodiscard]] std::vector<Call> arrived() const;
   [[nodiscard]] std::vector<Call> applied() const;
+  // Returns the number of decode iterations that drew tokens.
+  [[nodiscard]] int64_t num_iterations() const;
   // Return the request of the last call of each kind.
   [[nodiscard]] TrainRequest last_train() const;
   [[nodiscard]] OptimStepRequest last_optim() const;
@@ -139,11 +149,13 @@ class CannedEngine final : public Engine {
   void Run(dispatch::Work& work);
   void Train(const dispatch::RunTrain& train);
   void Decode();
+  [[nodiscard]] bool HasPlace(const SampleRequest& request) const;
   void Draw(Running& running);
   // Notes the step. If it must fail, ends it and returns false.
   [[nodiscard]] bool Start(const dispatch::StepTask& step);
 
   EngineInfo info_;
+  const CannedLimits limits_;
   prometheus::Registry registry_;
   dispatch::DispatchMetrics metrics_;
   const RealClock clock_;
@@ -157,6 +169,7 @@ class CannedEngine final : public Engine {
   Refusals run_failures_ ABSL_GUARDED_BY(mu_);
   std::optional<PeftFiles> next_export_ ABSL_GUARDED_BY(mu_);
   bool held_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t num_iterations_ ABSL_GUARDED_BY(mu_) = 0;
   bool parked_ ABSL_GUARDED_BY(mu_) = false;  // The engine thread, by Hold.
   size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
   size_t num_cancelled_ ABSL_GUARDED_BY(mu_) = 0;

@@ -61,7 +61,8 @@ CancelHandle CannedEngine::Train(TrainRequest request,
     last_train_ = request;
   }
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
-                       .backward = request.backward};
+                       .backward = request.backward,
+                       .unnumbered = request.unnumbered};
   for (const Datum& datum : request.data) {
     item.datum_tokens.push_back(datum.num_tokens());
   }

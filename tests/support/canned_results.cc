@@ -20,7 +20,15 @@ EngineInfo CannedInfo() {
           .eos_token_ids = {2},
           .num_parameters = 12345,
           .max_adapters = 4,
+          .max_adapters_per_tenant = 3,
+          .max_adapter_bytes_per_tenant = 1 << 30,
           .max_rank = 64,
+          .max_queue_requests = 1024,
+          .max_queue_tokens = 4 << 20,
+          .max_queue_requests_per_tenant = 512,
+          .max_queue_tokens_per_tenant = 1 << 20,
+          .reorder_window = 256,
+          .replay_window = 64,
           .has_byte_decoder = false};
 }
 
@@ -31,8 +39,9 @@ TrainResult CannedTrain(const TrainRequest& request, uint64_t step) {
     DatumResult& out = result.data.emplace_back();
     for (size_t i = 0; i < datum.targets.size(); ++i) {
       const float weight = datum.weights.empty() ? 1.0F : datum.weights[i];
-      const float logprob =
-          weight == 0 ? 0.0F : -static_cast<float>(datum.targets[i] + 1) / 8;
+      const float logprob = weight == 0 && !request.loss.score_all
+                                ? 0.0F
+                                : -static_cast<float>(datum.targets[i] + 1) / 8;
       out.logprobs.push_back(logprob);
       out.losses.push_back(-weight * logprob);
       sum += out.losses.back();

@@ -10,7 +10,8 @@
 //   {"do": "hint", "ms": 20} the retry hint of refusals; null: none
 //   {"do": "hold"}, {"do": "release"}
 //   {"do": "export", "files": {"name": "text"}} the files of the next export
-//   {"do": "calls"}           {"arrived": [["OptimStep", 1]], "applied": []}
+//   {"do": "calls"}           {"arrived": [["OptimStep", 1]], "applied": [],
+//                              "iterations": 0}
 //
 // The end of stdin ends it too, so that it does not outlive its test.
 #include <signal.h>
@@ -39,7 +40,9 @@ using nlohmann::json;
 constexpr int kExitBadConfig = 2;
 
 json Calls(const CannedEngine& engine) {
-  return {{"arrived", engine.arrived()}, {"applied", engine.applied()}};
+  return {{"arrived", engine.arrived()},
+          {"applied", engine.applied()},
+          {"iterations", engine.num_iterations()}};
 }
 
 // Executes a line. Throws nlohmann::json's exceptions.
@@ -76,6 +79,16 @@ json Obey(const json& line, CannedEngine& engine) {
   return {{"ok", true}};
 }
 
+CannedLimits LimitsOf(const EngineOptions& options) {
+  return {
+      .queue = {.max_requests = options.max_queue_requests,
+                .max_tokens = options.max_queue_tokens,
+                .max_requests_per_tenant =
+                    options.max_queue_requests_per_tenant,
+                .max_tokens_per_tenant = options.max_queue_tokens_per_tenant},
+      .max_decode_sequences = options.max_decode_sequences};
+}
+
 void ObeyLines(CannedEngine& engine) {
   for (std::string line; std::getline(std::cin, line);) {
     json answer;
@@ -103,9 +116,10 @@ int Serve(const std::vector<std::string>& arguments) {
   LocalRanks none;
   return RunDaemon(
       *settings,
-      [](const EngineOptions&,
+      [](const EngineOptions& options,
          prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        auto engine = std::make_unique<CannedEngine>(RoomyInfo());
+        auto engine =
+            std::make_unique<CannedEngine>(RoomyInfo(), LimitsOf(options));
         std::thread([&engine = *engine] { ObeyLines(engine); }).detach();
         return engine;
       },

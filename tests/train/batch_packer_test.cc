@@ -153,9 +153,10 @@ TEST(PackTrainTest, GivesARowOneEntryForEachScoredTarget) {
   EXPECT_THAT(packed.rows.targets, ElementsAre(10, 12, 31));
   EXPECT_THAT(packed.rows.row_offsets, ElementsAre(0, 2, 3));
   EXPECT_THAT(Values<int64_t>(packed.score_index_R), ElementsAre(0, 2));
-  EXPECT_TRUE(IsScored(datum, 0));
-  EXPECT_FALSE(IsScored(datum, 1));
-  EXPECT_TRUE(IsScored(datum, 7));
+  EXPECT_TRUE(IsScored({}, datum, 0));
+  EXPECT_FALSE(IsScored({}, datum, 1));
+  EXPECT_TRUE(IsScored({.score_all = true}, datum, 1));
+  EXPECT_TRUE(IsScored({}, datum, 7));
 }
 
 TEST(PackTrainTest, TakesAsManyTargetsAsATokenHas) {

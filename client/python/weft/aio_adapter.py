@@ -145,6 +145,19 @@ class AsyncAdapter:
             self._core.train(data, loss, options, backward=False)
         )
 
+    async def score(
+        self,
+        data: Iterable[Datum],
+        loss: str = "cross_entropy",
+        *,
+        snapshot: str | None = None,
+        **options: Unpack[LossOptions],
+    ) -> TrainResult:
+        """As forward, beside the steps: it takes no number and waits for none that is
+        missing, so that an evaluator disturbs no trainer. Without a snapshot it sees
+        the latest weights when it runs."""
+        return await self._driver.run(self._core.score(data, loss, options, snapshot))
+
     async def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: custom_loss.LossFn
     ) -> TrainResult:

@@ -153,6 +153,19 @@ def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
         max_samples=info.max_samples,
         max_message_bytes=info.max_message_bytes,
         draining=info.draining,
+        losses=list(info.losses),
+        string_stops=info.string_stops,
+        max_adapters_per_tenant=info.max_adapters_per_tenant,
+        max_adapter_bytes_per_tenant=info.max_adapter_bytes_per_tenant,
+        max_queue_requests=info.max_queue_requests,
+        max_queue_tokens=info.max_queue_tokens,
+        max_queue_requests_per_tenant=info.max_queue_requests_per_tenant,
+        max_queue_tokens_per_tenant=info.max_queue_tokens_per_tenant,
+        reorder_window=info.reorder_window,
+        replay_window=info.replay_window,
+        max_targets_per_token=info.max_targets_per_token,
+        max_stop_entries=info.max_stop_entries,
+        max_top_logprobs=info.max_top_logprobs,
     )
 
 
@@ -232,9 +245,9 @@ def to_optim_result(
     )
 
 
-def stop_rule(stop: Stop) -> sampling_pb2.StopRule:
+def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
     """Sorts the entries by kind."""
-    rule = sampling_pb2.StopRule()
+    rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
     for entry in stop:
         if isinstance(entry, str):
             rule.byte_strings.append(entry.encode())
@@ -255,14 +268,13 @@ def sample_request(
     snapshot: str | None = None,
 ) -> sampling_pb2.SampleRequest:
     _check_names(SampleOptions, options)
-    stop = options.get("stop")
     config = sampling_pb2.SamplingConfig(
         max_tokens=options.get("max_tokens") or 0,
         temperature=options.get("temperature"),
         top_k=options.get("top_k", 0),
         top_p=options.get("top_p"),
         seed=options.get("seed"),
-        stop=None if stop is None else stop_rule(stop),
+        stop=stop_rule(options.get("stop") or (), options.get("ignore_eos", False)),
     )
     return sampling_pb2.SampleRequest(
         adapter_id=adapter_id,

@@ -93,6 +93,26 @@ class AdapterCore:
 
         return self._step(submit, method, build, convert_reply)
 
+    def score(
+        self,
+        data: Iterable[Datum],
+        loss: str,
+        options: LossOptions,
+        snapshot: str | None,
+    ) -> Operation[TrainResult]:
+        """Forward without a number; it changes nothing, so it may be repeated."""
+        batch = list(data)
+        messages = [convert.datum_message(datum) for datum in batch]
+        request = training_pb2.ForwardRequest(
+            adapter_id=self.adapter_id,
+            data=messages,
+            loss=convert.loss_config(loss, options),
+            unnumbered=True,
+            snapshot=snapshot or "",
+        )
+        reply = yield from self.caller.call(methods.FORWARD, request)
+        return convert.to_train_result(batch, reply)
+
     def optim_step(
         self, options: OptimOptions, *, submit: bool = False
     ) -> Operation[OptimResult]:

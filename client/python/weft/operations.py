@@ -92,7 +92,8 @@ class Caller:
         """
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
-        attempt = 1
+        repeated = False
+        unanswered = 0  # Attempts in a row after which the server gave no hint.
         while True:
             remaining = deadline - time.monotonic()
             try:
@@ -101,16 +102,17 @@ class Caller:
                 reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
                 return reply
             except WeftError as error:
-                if gone_is_done and attempt > 1 and error.code == "NOT_FOUND":
+                if gone_is_done and repeated and error.code == "NOT_FOUND":
                     return Reply(method.response_type())
                 remaining = deadline - time.monotonic()
                 policy = self.policy if retry else NO_RETRY
-                delay = next_delay(policy, attempt, error, remaining)
+                unanswered = unanswered + 1 if error.retry_after is None else 0
+                delay = next_delay(policy, unanswered, error, remaining)
                 if delay is None:
                     raise
                 if on_refusal is not None and error.code == "RESOURCE_EXHAUSTED":
                     on_refusal()
-            attempt += 1
+            repeated = True
             yield Sleep(delay)
 
     def submit_step(

@@ -11,13 +11,14 @@ from weft.errors import ResourceExhausted, Unavailable, WeftError
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Bounded exponential back-off with jitter.
+    """Bounded exponential back-off with jitter, where the server does not say when
+    to come again; where it does, repetitions go on until the call's deadline.
 
     The default outlasts about 20 seconds without a connection. Where a server
     that is full says when to come again, only the deadline bounds the attempts.
     """
 
-    max_attempts: int = 8  # Calls in all; 1 = never repeat.
+    max_attempts: int = 8  # Calls in a row without an answer; 1 = never repeat.
     initial_delay: float = 0.2  # Seconds before the first repetition.
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
@@ -34,21 +35,24 @@ def next_delay(
     remaining: float,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> float | None:
-    """Seconds to wait after failed attempt number `attempt` (from 1).
+    """Seconds to wait after a call failed; `attempt`: how many in a row have, this
+    one included, without a hint of the server.
 
     None: give up, because the error does not allow a repetition, the attempts
     are used up or the deadline (`remaining` seconds away) would pass.
     RESOURCE_EXHAUSTED is repeated only where the server says when, and then
     however often: it is the server that sets the pace.
     """
-    paced = isinstance(error, ResourceExhausted) and error.retry_after is not None
-    if policy.max_attempts <= 1 or not (paced or isinstance(error, Unavailable)):
+    if policy.max_attempts == 1:
         return None
-    if attempt >= policy.max_attempts and not paced:
+    hint = error.retry_after
+    if isinstance(error, (Unavailable, ResourceExhausted)) and hint is not None:
+        # Later by the jitter, so that many who were refused do not come at once.
+        delay = max(hint, policy.initial_delay) * uniform(1, 1 + policy.jitter)
+    elif isinstance(error, Unavailable) and attempt < policy.max_attempts:
+        delay = policy.initial_delay * policy.multiplier ** (attempt - 1)
+        delay = min(delay, policy.max_delay)
+        delay *= uniform(1 - policy.jitter, 1 + policy.jitter)
+    else:
         return None
-    # Attempts without end must not overflow.
-    delay = policy.initial_delay * policy.multiplier ** min(attempt - 1, 60)
-    delay = min(delay, policy.max_delay)
-    delay *= uniform(1 - policy.jitter, 1 + policy.jitter)
-    delay = max(delay, error.retry_after or 0.0)
     return delay if delay < remaining else None

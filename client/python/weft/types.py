@@ -25,6 +25,8 @@ class LossOptions(TypedDict, total=False):
     beta: float | None  # dro; default 0.05.
     temperature: float | None  # Logits are divided by it; default 1.
     return_entropy: bool  # Also return entropies; default False.
+    # Also return what tokens of weight 0 have; their losses are 0. Default False.
+    score_all: bool
     # Backward leaves out what is less likely than this; default 0, exact.
     gradient_filter: float
 
@@ -49,9 +51,10 @@ class SampleOptions(TypedDict, total=False):
     top_k: int  # 0 = all; default 0.
     top_p: float  # Default 1.
     seed: int | None  # None: drawn by the server.
-    # None: the model's end of sequence; []: never stop. Otherwise token ids,
-    # sequences of token ids, and text or bytes of the decoded output.
+    # What ends a sample beside the model's end of sequence: token ids, sequences
+    # of token ids, and text or bytes of the decoded output.
     stop: Stop | None
+    ignore_eos: bool  # The end of sequence does not end a sample; default False.
     prompt_logprobs: bool  # Also score the prompt; default False.
     top_logprobs: int  # Most likely tokens per position; default 0.
 
@@ -86,6 +89,19 @@ class ServerInfo:
     max_samples: int
     max_message_bytes: int
     draining: bool
+    losses: list[str]  # Those that training takes.
+    string_stops: bool  # Stops may be text.
+    max_adapters_per_tenant: int
+    max_adapter_bytes_per_tenant: int  # 0 = no limit.
+    max_queue_requests: int  # That may wait, of all tenants.
+    max_queue_tokens: int
+    max_queue_requests_per_tenant: int
+    max_queue_tokens_per_tenant: int
+    reorder_window: int  # Steps that a number may run ahead.
+    replay_window: int  # Latest steps whose replies are kept.
+    max_targets_per_token: int
+    max_stop_entries: int
+    max_top_logprobs: int
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def sample(client: Any, adapter: Any, tokens: Tokens) -> None:
         prompts = [tokens.draw(PROMPT) for _ in range(count)]
         for who, source in (("base", client), ("adapter", adapter)):
             one = partial(
-                source.sample, max_tokens=NEW_TOKENS, temperature=0.0, stop=[]
+                source.sample, max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True
             )
             with ThreadPoolExecutor(count) as pool:
                 timed(

@@ -1,0 +1,86 @@
+"""What a batch of reinforcement learning asks at once: 128 prompts, 8 samples of each
+and 2,048 tokens of each sample, from a server that decodes 64 sequences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from fake_weftd import FakeWeftd
+
+import weft
+
+NUM_PROMPTS, NUM_SAMPLES, MAX_TOKENS = 128, 8, 2048
+PROMPT = np.arange(64)
+# Room for the prompts, not for a hundredth of what they may produce.
+FLAGS = ("--max-queue-tokens", str(NUM_PROMPTS * PROMPT.size))
+
+
+def sample(client: weft.Client, max_tokens: int) -> weft.SampleResult:
+    return client.sample(PROMPT, num_samples=NUM_SAMPLES, max_tokens=max_tokens)
+
+
+def offer(server: FakeWeftd, client: weft.Client, threads: int) -> int:
+    """Decode iterations that the batch takes with so many calls in flight."""
+    before = server.iterations()
+    with ThreadPoolExecutor(threads) as pool:
+        results: Sequence[weft.SampleResult] = list(
+            pool.map(lambda _: sample(client, MAX_TOKENS), range(NUM_PROMPTS))
+        )
+    for result in results:
+        assert [len(s.tokens) for s in result.samples] == [MAX_TOKENS] * NUM_SAMPLES
+    return server.iterations() - before
+
+
+def test_a_whole_batch_at_once_is_as_fast_as_in_pieces() -> None:
+    with (
+        FakeWeftd(*FLAGS) as server,
+        weft.Client(server.target, retry=weft.NO_RETRY) as client,
+    ):
+        in_pieces, at_once = (offer(server, client, n) for n in (16, NUM_PROMPTS))
+    assert in_pieces / at_once >= 0.95, (in_pieces, at_once)
+
+
+def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
+    with (
+        FakeWeftd(*FLAGS) as server,
+        weft.Client(server.target, retry=weft.NO_RETRY) as client,
+        ThreadPoolExecutor(NUM_PROMPTS) as pool,
+    ):
+        flooder = client.create_adapter("flooder", rank=4, tenant="alice")
+        polite = client.create_adapter("polite", rank=4, tenant="bob")
+        server.hold()
+        flood = [
+            pool.submit(
+                flooder.sample, PROMPT, num_samples=NUM_SAMPLES, max_tokens=MAX_TOKENS
+            )
+            for _ in range(NUM_PROMPTS)
+        ]
+        while len([c for c in server.arrived() if c[0] == "Sample"]) < NUM_PROMPTS:
+            time.sleep(0.01)
+        asked = pool.submit(polite.sample, PROMPT, max_tokens=16)
+        server.release()
+        asked.result(60)
+        assert sum(call.done() for call in flood) <= NUM_PROMPTS // 4
+        for call in flood:
+            call.result(60)
+
+
+def test_calls_are_repeated_while_the_server_says_so() -> None:
+    """More calls than the queue has room for, for longer than eight attempts."""
+    policy = weft.RetryPolicy(max_attempts=2, initial_delay=0.01)
+    with (
+        FakeWeftd("--max-queue-requests", "8") as server,
+        weft.Client(server.target, retry=policy, timeout=60) as client,
+        ThreadPoolExecutor(32) as pool,
+    ):
+        server.retry_hint(20)
+        server.hold()
+        calls = [pool.submit(sample, client, 4) for _ in range(32)]
+        while len(server.arrived()) < 9 * 32:
+            time.sleep(0.05)
+        server.release()
+        for call in calls:
+            call.result(60)
