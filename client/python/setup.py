@@ -1,6 +1,6 @@
 """Generates the protobuf stubs before setuptools looks for packages.
 
-From a checkout: `python -m build --wheel client/python`.
+From a checkout: `python -m build client/python`.
 """
 
 import sys

@@ -45,7 +45,7 @@ def test_next_token_masks_the_prompt() -> None:
     ],
 )
 def test_datum_refuses_what_does_not_fit(
-    tokens: object, targets: object, weights: object
+    tokens: Any, targets: Any, weights: Any
 ) -> None:
     with pytest.raises(weft.InvalidArgument):
         weft.Datum(tokens, targets, weights)
@@ -322,8 +322,9 @@ def test_torch_loss_differentiates() -> None:
     logprobs = np.array([-1, -2], "<f4")
     loss, gradients = loss_fn([logprobs, np.array([-3], "<f4")])
     assert loss == pytest.approx(float(np.exp(logprobs).sum()))
-    np.testing.assert_allclose(gradients[0], np.exp(logprobs), rtol=1e-6)
-    np.testing.assert_allclose(gradients[1], [0])
+    first, second = map(np.asarray, gradients)
+    np.testing.assert_allclose(first, np.exp(logprobs), rtol=1e-6)
+    np.testing.assert_allclose(second, [0])
 
 
 def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -> None:

@@ -1,7 +1,8 @@
-"""The GRPO example's arithmetic: what it rewards and what it learns from."""
+"""The GRPO example's verifier, and what the loop makes of its rewards."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 import weft
+from weft.recipes import Reply, grpo
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-import grpo  # noqa: E402
+import five_words  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -34,39 +36,27 @@ import grpo  # noqa: E402
     ],
 )
 def test_rewards_five_words_about_the_topic(reply: str, expected: float) -> None:
-    assert grpo.reward(reply, True, "rain") == pytest.approx(expected)
+    scored = five_words.reward(Reply(reply, True, {"topic": "rain"}))
+    assert scored == pytest.approx(expected)
 
 
 def test_a_reply_cut_off_earns_nothing() -> None:
-    assert grpo.reward("Rain is water from clouds.", False, "rain") == 0.0
+    reply = Reply("Rain is water from clouds.", False, {"topic": "rain"})
+    assert five_words.reward(reply) == 0.0
 
 
 def test_topics_of_the_test_are_not_trained_on() -> None:
-    assert not set(grpo.TRAIN_TOPICS) & set(grpo.TEST_TOPICS)
+    def topics(name: str) -> set[str]:
+        lines = (EXAMPLES / "data" / name).open(encoding="utf-8")
+        return {json.loads(line)["topic"] for line in lines}
 
-
-def test_advantages_are_standard_deviations_above_the_mean() -> None:
-    np.testing.assert_allclose(grpo.advantages([0.0, 1.0, 0.0, 1.0]), [-1, 1, -1, 1])
-    uneven = grpo.advantages([0.2, 0.2, 0.2, 1.0])
-    assert uneven.mean() == pytest.approx(0.0)
-    assert uneven.std() == pytest.approx(1.0)
-    assert uneven.argmax() == 3
-
-
-@pytest.mark.parametrize("value", [0.0, 0.2, 0.6, 1.0])
-def test_equal_rewards_have_no_advantages(value: float) -> None:
-    # Taking the mean of 0.2 or 0.6 away leaves rounding behind.
-    assert not grpo.advantages([value] * 7).any()
-
-
-def test_the_moving_average_starts_with_what_there_is() -> None:
-    averages = grpo.moving_average([2.0, 4.0, 6.0, 8.0], 2)
-    np.testing.assert_allclose(averages, [2, 3, 5, 7])
+    assert topics("topics.jsonl") and topics("topics_test.jsonl")
+    assert not topics("topics.jsonl") & topics("topics_test.jsonl")
 
 
 def sample(*tokens: int) -> weft.Sample:
     logprobs = np.full(len(tokens), -0.5, dtype=np.float32)
-    return weft.Sample(list(tokens), logprobs, "stop", [])
+    return weft.Sample(list(tokens), logprobs, "stop", [], prompt=[5, 6, 7])
 
 
 def expect(array: weft.types.FloatArray | None, values: list[float]) -> None:
@@ -75,13 +65,9 @@ def expect(array: weft.types.FloatArray | None, values: list[float]) -> None:
 
 
 def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:
-    group = grpo.Group(
-        prompt=[5, 6, 7],
-        samples=[sample(8, 9), sample(10)],
-        replies=["", ""],
-        rewards=[1.0, 0.0],
-    )
-    first, second = grpo.make_batch([group])
+    group = grpo.Group(samples=[sample(8, 9), sample(10)], rewards=[1.0, 0.0])
+    useless = grpo.Group(samples=[sample(11), sample(12)], rewards=[0.5, 0.5])
+    first, second = grpo.make_batch([useless, group])
     assert first.tokens.tolist() == [5, 6, 7, 8]
     assert first.targets.tolist() == [6, 7, 8, 9]
     expect(first.weights, [0, 0, 1 / 3, 1 / 3])

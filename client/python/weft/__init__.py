@@ -9,6 +9,7 @@ with weft.Client("127.0.0.1:50051") as client:
     print(adapter.sample([1, 2], max_tokens=8).samples[0].tokens)
 """
 
+from weft import data
 from weft.adapter import Adapter
 from weft.aio import AsyncClient
 from weft.aio_adapter import AsyncAdapter
@@ -87,5 +88,6 @@ __all__ = [
     "Unavailable",
     "Unimplemented",
     "WeftError",
+    "data",
     "torch_loss",
 ]

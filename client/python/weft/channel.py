@@ -125,6 +125,7 @@ class Security:
         return secure(target, credentials, options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call carries: the token, where there is one."""
         if self.token is None:
             return ()
         return (("authorization", f"Bearer {self.token}"),)

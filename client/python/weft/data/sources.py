@@ -15,7 +15,7 @@ Record = Mapping[str, object]
 Source = StrPath | Iterable[Record]
 
 HUB = "hf:"
-ROWS = 1024  # Of a Parquet file, in memory at once.
+ROWS = 1024  # A Parquet file has so many in memory at once.
 
 
 @dataclass(frozen=True)

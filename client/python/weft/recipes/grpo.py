@@ -20,9 +20,11 @@ from weft.recipes import adapters
 from weft.recipes.batches import BatchOrder
 from weft.recipes.schedule import learning_rate
 from weft.recipes.watch import Watch
-from weft.types import FloatArray, Sample
+from weft.types import FloatArray, Sample, ServerInfo
 
 SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
+# KL(sampler || trainer) of a token: rounding alone moves it from 0.
+KL = "kl_sample_train_v1:mean"
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
 
 
@@ -167,6 +169,32 @@ def mean_reward(groups: Sequence[Group]) -> float:
     return float(np.mean([group.rewards for group in groups]))
 
 
+def learn(
+    adapter: Adapter,
+    groups: Sequence[Group],
+    info: ServerInfo,
+    options: argparse.Namespace,
+    rate: float,
+) -> dict[str, float]:
+    """One optimizer step on what the groups teach; nothing where that is nothing."""
+    batch = make_batch(groups)
+    if not batch:
+        return {}
+    result = adapters.update(
+        adapter,
+        [batch],
+        info,
+        options.loss,
+        {"temperature": options.temperature},
+        adapters.optim_options(options, rate),
+    )
+    values = {"loss": result.loss, "grad_norm": result.grad_norm}
+    kl = [metrics[KL] for metrics in result.metrics if KL in metrics]
+    if kl:
+        values["kl"] = float(np.mean(kl))
+    return values
+
+
 def run(options: argparse.Namespace) -> None:
     """Draws, scores, learns, evaluates, saves; raises WeftError."""
     tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
@@ -198,8 +226,6 @@ def run(options: argparse.Namespace) -> None:
                 # Prompt i of a step takes seed + i; steps must not share any.
                 seed = options.seed + step * options.prompts
                 groups = player.play(chosen, options.samples, options.temperature, seed)
-                batch = make_batch(groups)
-                values = {"reward": mean_reward(groups)}
                 rate = learning_rate(
                     step,
                     total,
@@ -207,21 +233,8 @@ def run(options: argparse.Namespace) -> None:
                     schedule=options.schedule,
                     warmup=options.warmup,
                 )
-                if batch:
-                    result = adapters.update(
-                        adapter,
-                        [batch],
-                        info,
-                        options.loss,
-                        {"temperature": options.temperature},
-                        adapters.optim_options(options, rate),
-                    )
-                    values["loss"] = result.loss
-                    values["grad_norm"] = result.grad_norm
-                    # Rounding alone moves it from 0.
-                    values["kl"] = float(
-                        np.mean([m["kl_sample_train_v1:mean"] for m in result.metrics])
-                    )
+                values = {"reward": mean_reward(groups)}
+                values |= learn(adapter, groups, info, options, rate)
                 drawn = [len(s.tokens) for group in groups for s in group.samples]
                 values["length"] = float(np.mean(drawn))
                 watch.step(step + 1, sum(drawn), {**values, "lr": rate})

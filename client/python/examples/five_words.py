@@ -1,0 +1,32 @@
+"""GRPO with a verifier: a chat model learns to say what a thing is in five words.
+
+The loop is `python -m weft grpo`; this file is the program that scores replies:
+
+    python -m weft grpo --reward examples/five_words.py --model-dir MODEL \
+      --data examples/data/topics.jsonl --eval-data examples/data/topics_test.jsonl \
+      --adapter five-words --prompts 4 --samples 12 --max-tokens 16
+"""
+
+from __future__ import annotations
+
+import string
+
+from weft.recipes import Reply
+
+WORDS = 5
+QUESTION = {"in", "five", "words", "what"}
+
+
+def reward(reply: Reply) -> float:
+    """1 for five words, a quarter less for each word too few or too many.
+
+    Nothing unless the reply came to its end, opens with the topic, says no word
+    twice and takes none from the question. Laxer rules are soon gamed: without
+    the last one the adapter learns to answer "rain is in five words".
+    """
+    words = [word.strip(string.punctuation) for word in reply.text.lower().split()]
+    plain = all(map(str.isalpha, words)) and len(set(words)) == len(words)
+    echo = QUESTION.intersection(words)
+    if not reply.finished or not plain or echo or words[:1] != [reply.record["topic"]]:
+        return 0.0
+    return max(0.0, 1.0 - abs(len(words) - WORDS) / 4)

@@ -1,0 +1,66 @@
+"""The wheel: built by one command, installed into an empty environment, used there."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import CLIENT
+from fake_weftd import FakeWeftd
+from wheels import build_wheel, install, requirements, run
+
+VERSION = "0.1.0"
+PROGRAM = """
+import sys, weft
+assert weft.__file__.startswith(sys.prefix), weft.__file__
+with weft.Client(sys.argv[1]) as client:
+    adapter = client.get_or_create("a", rank=4)
+    data = [weft.Datum.next_token([1, 2, 3])]
+    print(adapter.forward_backward(data).metrics["loss:sum"])
+try:
+    weft.data.ModelTokenizer.from_folder(sys.argv[2])
+except weft.InvalidArgument as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("venv"))
+
+
+def test_the_wheel_has_stubs_and_types(wheel: Path) -> None:
+    assert wheel.name == f"weftd-{VERSION}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for stub in ("adapters", "errors", "sampling", "server", "training"):
+        assert {f"weft/_proto/{stub}_pb2.py", f"weft/_proto/{stub}_pb2.pyi"} <= names
+    sources = {str(p.relative_to(CLIENT)) for p in CLIENT.glob("weft/**/*.py")}
+    assert {*sources, "weft/py.typed"} <= names
+    assert {name for name in names if name.endswith(".py")} == sources
+    assert {name.split("/")[0] for name in names} == {
+        "weft",
+        f"weftd-{VERSION}.dist-info",
+    }
+
+
+def test_the_wheel_works_with_nothing_but_what_it_asks_for(
+    python: Path, server: FakeWeftd, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    printed = run(python, "-c", PROGRAM, server.target, tmp_path, cwd=tmp_path)
+    loss, advice = printed.splitlines()
+    assert float(loss) > 0
+    assert advice.endswith("pip install tokenizers")
+    assert "sft" in run(python, "-m", "weft", "--help", cwd=tmp_path)
+    assert "grpo" in run(python.parent / "weft", "--help", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("extra", ["cli", "train"])
+def test_extras_bring_what_data_needs(wheel: Path, extra: str) -> None:
+    assert {"jinja2", "tokenizers"} <= set(requirements(wheel, extra))

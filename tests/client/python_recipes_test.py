@@ -1,0 +1,279 @@
+"""The training loops against fake_weftd: what they send, show, keep and take up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from fake_weftd import FakeWeftd
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import weft
+from weft.__main__ import main
+from weft.recipes import BatchOrder, Watch, advantages, grpo, learning_rate, requests
+
+WORDS = ["end", *(f"w{n}" for n in range(1, 12))]
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
+REWARD = (
+    "def reward(reply):\n    return float(len(reply.text) + reply.record['bonus'])\n"
+)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "end", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> list[str]:
+    """What both recipes are given here."""
+    return [
+        *("--model-dir", str(model_dir), "--server", server.target),
+        *("--adapter", "a", "--output", str(tmp_path / "run"), "--rank", "4"),
+    ]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"w{n} w{n + 1} w{n + 2}"}) for n in range(1, 9)]
+    path.write_text("\n".join([*lines, "{"]))
+    return ["--data", str(path)]
+
+
+def log(tmp_path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (tmp_path / "run/log.jsonl").open()]
+
+
+def test_rates_rise_and_fall() -> None:
+    def rates(schedule: str) -> list[float]:
+        return [
+            learning_rate(step, 6, 1.0, schedule=schedule, warmup=2)
+            for step in range(6)
+        ]
+
+    assert rates("constant") == [0.5, 1, 1, 1, 1, 1]
+    assert rates("linear") == [0.5, 1, 1, 0.75, 0.5, 0.25]
+    np.testing.assert_allclose(rates("cosine")[2:], [1, 0.853553, 0.5, 0.146447], 1e-5)
+    with pytest.raises(weft.InvalidArgument, match="one of constant"):
+        learning_rate(0, 1, 1.0, schedule="steps")
+
+
+def test_each_epoch_is_shuffled_anew_and_a_step_knows_its_place() -> None:
+    order = BatchOrder(5, 2, seed=3)
+    taken = [i for step in range(5) for i in order.indices(step)]
+    assert sorted(taken[:5]) == sorted(taken[5:]) == list(range(5))
+    assert taken[:5] != taken[5:]
+    assert BatchOrder(5, 2, seed=3).indices(4) == order.indices(4)
+    assert [BatchOrder(5, 5, seed=s).indices(0) for s in (1, 2)] != [taken[:5]] * 2
+
+
+def test_batches_keep_to_the_servers_limits(client: weft.Client) -> None:
+    info = client.info()
+    small = SimpleNamespace(
+        max_data_per_request=3, max_tokens_per_request=10, max_message_bytes=1 << 20
+    )
+    assert info.max_data_per_request > 0
+    data = [weft.Datum.next_token([1] * n) for n in (3, 3, 3, 3, 10, 12, 2)]
+    cut = list(requests(data, small))  # type: ignore[arg-type]
+    # What is too long alone is for the server to refuse.
+    assert [len(r) for r in cut] == [3, 1, 1, 1, 1]
+    assert [d for r in cut for d in r] == data
+
+
+def test_sft_trains_evaluates_saves_and_logs(
+    base: list[str],
+    texts: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = ["--steps", "4", "--batch", "2", "--accumulate", "2"]
+    options += ["--eval-fraction", "0.25", "--eval-every", "2", "--save-every", "3"]
+    options += ["--warmup", "2", "--lr", "0.5", "--schedule", "linear"]
+    assert main(["sft", *base, *texts, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "texts.jsonl:9: not JSON" in caplog.text
+    assert "8 records, 1 left out" in printed
+    assert "tokens/s" in printed and "ETA" in printed
+    rows = log(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [("eval_loss" in row) for row in rows] == [True, False, True, False, True]
+    assert [row["lr"] for row in rows[1:]] == [0.25, 0.5, 0.5, 0.25]
+    assert (tmp_path / "run/plot.png").read_bytes().startswith(PNG)
+    saved = {c.name: c.optim_steps for c in client.checkpoints("a")}
+    assert saved == {"step-3": 3, "step-4": 4}
+
+    steps = [m for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+    assert len(steps) == 2 * 4 and all(len(m.data) == 2 for m in steps)
+    weights = [
+        np.frombuffer(datum.weights_le, "<f4")
+        for message in steps[:2]
+        for datum in message.data
+    ]
+    assert sum(w.sum() for w in weights) == pytest.approx(1.0)  # A mean.
+    updates = [m for m in sent if type(m).__name__ == "OptimStepRequest"]
+    assert all(m.adamw.max_grad_norm == 1.0 for m in updates)
+
+
+def test_a_trained_adapter_is_taken_up_only_where_asked(
+    base: list[str],
+    texts: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["sft", *base, *texts, "--batch", "2"]
+    assert main([*command, "--steps", "5"]) == 0
+    whole = [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+    client.adapter("a").delete()
+    sent.clear()
+
+    assert main([*command, "--steps", "2"]) == 0
+    assert main([*command, "--steps", "5"]) == 1
+    assert "has had 2 steps: give --resume" in capsys.readouterr().err
+    assert main([*command, "--steps", "3", "--resume"]) == 0
+    # The server has lost it: it comes back from its last checkpoint.
+    client.adapter("a").delete()
+    client.delete_checkpoint("a", "step-5")
+    assert main([*command, "--steps", "5", "--resume"]) == 0
+    assert client.adapter("a").info().optim_steps == 5
+    parts = [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+    assert parts == whole
+    assert [row["step"] for row in log(tmp_path) if "loss" in row][-3:] == [3, 4, 5]
+
+
+def test_csv_is_a_log_too(base: list[str], texts: list[str], tmp_path: Path) -> None:
+    command = ["sft", *base, *texts, "--log-format", "csv", "--eval-data", texts[1]]
+    assert main([*command, "--steps", "1"]) == 0
+    assert main([*command, "--steps", "2", "--resume"]) == 0
+    with (tmp_path / "run/log.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["step"]) for row in rows] == [0, 1, 2]
+    assert float(rows[1]["loss"]) > 0 and rows[0]["loss"] == ""
+
+
+def test_tensorboard_is_written_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Board:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            written.append((tag, scalar_value, global_step))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    fake = SimpleNamespace(SummaryWriter=Board, __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
+    with Watch(tmp_path, 2) as watch:
+        watch.step(1, 10, {"loss": 0.5})
+        watch.note(1, "eval_loss", 0.25)
+    assert ("loss", 0.5, 1) in written and ("eval_loss", 0.25, 1) in written
+    assert written[-1][0] == "closed"
+
+
+def test_a_log_has_one_of_two_forms(tmp_path: Path) -> None:
+    with pytest.raises(weft.InvalidArgument, match="one of jsonl, csv"):
+        Watch(tmp_path, 1, "xml")
+
+
+def test_advantages_are_standard_deviations_above_the_mean() -> None:
+    np.testing.assert_allclose(advantages([0.0, 1.0, 0.0, 1.0]), [-1, 1, -1, 1])
+    uneven = advantages([0.2, 0.2, 0.2, 1.0])
+    assert uneven.mean() == pytest.approx(0.0, abs=1e-6)
+    assert uneven.std() == pytest.approx(1.0) and uneven.argmax() == 3
+    for value in (0.0, 0.2, 0.6, 1.0):  # Rounding must not become an advantage.
+        assert not advantages([value] * 7).any()
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> list[str]:
+    """Prompts and a reward."""
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": f"w{n}"}], "bonus": 5})
+        for n in range(1, 9)
+    ]
+    path.write_text("\n".join(lines))
+    (tmp_path / "score.py").write_text(REWARD)
+    return ["--data", str(path), "--reward", str(tmp_path / "score.py")]
+
+
+def test_grpo_draws_scores_and_learns(
+    base: list[str],
+    play: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    sent: list[Any],
+) -> None:
+    options = ["--steps", "2", "--prompts", "4", "--samples", "3", "--max-tokens", "3"]
+    options += ["--eval-data", play[1], "--temperature", "0.5"]
+    assert main(["grpo", *base, *play, *options]) == 0
+    rows = log(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert "eval_reward" in rows[0] and "eval_reward" in rows[2]
+    assert rows[1]["reward"] > 5 and rows[1]["length"] == 3
+    drawn = [m for m in sent if type(m).__name__ == "SampleRequest"]
+    learnt = [m for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+    assert sum(m.num_samples == 3 for m in drawn) == 8 and len(learnt) == 2
+    seeds = [m.config.seed for m in drawn if m.num_samples == 3]
+    assert len(set(seeds)) == len(seeds)
+    assert learnt[0].loss.temperature == 0.5
+    assert client.checkpoints("a")[0].name == "step-2"
+
+
+def test_grpo_of_equal_rewards_learns_nothing(
+    base: list[str], play: list[str], client: weft.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "score.py").write_text("def same(reply):\n    return 1.0\n")
+    play[-1] += ":same"
+    assert main(["grpo", *base, *play, "--steps", "1", "--prompts", "2"]) == 0
+    assert client.adapter("a").info().optim_steps == 0
+    assert "loss" not in log(tmp_path)[0]
+
+
+def test_grpo_of_a_large_batch_meets_no_refusal_that_it_cannot_wait_out(
+    base: list[str], play: list[str], server: FakeWeftd, tmp_path: Path
+) -> None:
+    server.retry_hint(5)
+    for _ in range(40):
+        server.refuse("Sample", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    options = ["--prompts", "64", "--samples", "8", "--max-tokens", "256"]
+    assert main(["grpo", *base, *play, *options, "--steps", "1"]) == 0
+    assert log(tmp_path)[0]["length"] == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, "no Python file"), ("x = 1\n", "no function reward")],
+)
+def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -> None:
+    path = tmp_path / "score.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(weft.InvalidArgument, match=reason):
+        grpo.load_reward(str(path))

@@ -1,0 +1,84 @@
+"""The client's wheel, and environments that have nothing but it and what it asks for.
+
+Nothing is fetched: what the wheel asks for is lent from this environment, by the
+names in its metadata, so that something it forgets to ask for is missing.
+"""
+
+from __future__ import annotations
+
+import email
+import importlib.metadata
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+CLIENT = Path(__file__).resolve().parents[2] / "client" / "python"
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build_wheel(folder: Path) -> Path:
+    """What `python -m build` makes, by way of the sdist, with the build's packages at
+    hand."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder]
+    run(*command, CLIENT)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def install(wheel: Path, folder: Path, extra: str | None = None) -> Path:
+    """Python of a new environment that has the wheel and what it asks for."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in requirements(wheel, extra):
+        _lend(name, packages)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    asked = f"{wheel}[{extra}]" if extra else wheel
+    run(*pip, "install", "--no-index", "--quiet", asked)
+    return python
+
+
+def requirements(wheel: Path, extra: str | None) -> list[str]:
+    """The names that the wheel asks for, with one of its extras or without."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith("/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    asked = metadata.get_all("Requires-Dist") or []
+    return list(_needed(asked, extra or ""))
+
+
+def _needed(requirements: Iterable[str], extra: str) -> Iterator[str]:
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": extra}):
+            yield requirement.name
+
+
+def _lend(name: str, packages: Path) -> None:
+    """Links a distribution of this environment, and what it needs, into another."""
+    found = importlib.metadata.distribution(name)
+    for file in found.files or ():
+        top = file.parts[0]
+        target = packages / top
+        if top in ("..", "__pycache__") or target.exists():
+            continue
+        target.symlink_to(Path(str(found.locate_file(top))))
+    for needed in _needed(found.requires or (), extra=""):
+        _lend(needed, packages)
