@@ -350,7 +350,9 @@ def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -
 def test_an_empty_stop_list_leaves_the_end_of_sequence(
     sent: list[Any], client: weft.Client
 ) -> None:
-    for options in ({}, {"stop": None}, {"stop": []}, {"ignore_eos": False}):
+    given: list[weft.types.SampleOptions]
+    given = [{}, {"stop": None}, {"stop": []}, {"ignore_eos": False}]
+    for options in given:
         client.sample([1], **options)
         assert sent[-1].config.stop == sampling_pb2.StopRule()
     client.sample([1], stop=[5], ignore_eos=True)

@@ -123,7 +123,7 @@ TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {
             0)
       << err_.str();
   EXPECT_THAT(err_.str(), HasSubstr("3/3 loss 0.5417 grad 2.5"));
-  EXPECT_EQ(out_.str(), "saved a as latest at step 6\n");
+  EXPECT_EQ(out_.str(), "saved a as latest at step 7\n");
   EXPECT_EQ(server_.engine().applied().back(), Step("SaveCheckpoint", 7));
   EXPECT_EQ(Run({"adapters", "get", "a", "-o", "json"}), 0);
   EXPECT_EQ(Json()["config"]["rank"], 4);
@@ -131,7 +131,7 @@ TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {
                                          "--steps=1", "-o", "json"};
   EXPECT_EQ(Run(more), 0);
   EXPECT_THAT(out_.str(),
-              HasSubstr("\n{\"checkpoint\":\"latest\",\"step\":9}\n"));
+              HasSubstr("\n{\"checkpoint\":\"latest\",\"step\":10}\n"));
   std::vector<std::string> unsaved = more;
   unsaved.emplace_back("--save=");
   EXPECT_EQ(Run(unsaved), 0);
@@ -178,7 +178,7 @@ TEST_F(WeftctlTest, SamplesTokens) {
 
 TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   const std::string path = WriteData("{\"tokens\": [1, 2, 3]}\n");
-  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "1"}), 0);
+  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "1", "--save="}), 0);
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("4.1 kB"));
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 1);

@@ -41,7 +41,7 @@ def byte_level(path: Path) -> None:
 
 def byte_fallback(path: Path, prefix: bool) -> None:
     """As Llama 2's and Mistral's, with a space before the text; or as Gemma's."""
-    steps = [normalizers.Replace(" ", SPACE)]
+    steps: list[Any] = [normalizers.Replace(" ", SPACE)]
     if prefix:
         steps.insert(0, normalizers.Prepend(SPACE))
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
@@ -95,7 +95,8 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokenizer_of(folder: Path) -> Any:
-    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_file=str(folder / "tokenizer.json"))
 
 
 def ask(folder: Path, cases: list[tuple[list[int], str]]) -> list[int]:

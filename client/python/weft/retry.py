@@ -11,14 +11,13 @@ from weft.errors import ResourceExhausted, Unavailable, WeftError
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Bounded exponential back-off with jitter, where the server does not say when
-    to come again; where it does, repetitions go on until the call's deadline.
+    """Bounded exponential back-off with jitter.
 
-    The default outlasts about 20 seconds without a connection. Where a server
-    that is full says when to come again, only the deadline bounds the attempts.
+    The default outlasts about 20 seconds without a connection. Where the server
+    says when to come again, the call does so until its deadline.
     """
 
-    max_attempts: int = 8  # Calls in a row without an answer; 1 = never repeat.
+    max_attempts: int = 8  # Calls in a row without a hint; 1 = never repeat.
     initial_delay: float = 0.2  # Seconds before the first repetition.
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
