@@ -206,7 +206,9 @@ function(weft_cc_test)
   if(A_TORCH)
     target_link_libraries(${A_NAME} PRIVATE weft_torch)
   endif()
+  # LibTorch may have to be read from the disk: the default of 5 s is too short.
   gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
+    DISCOVERY_TIMEOUT 60
     PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
     ENVIRONMENT "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp")
 endfunction()

@@ -66,8 +66,8 @@ class AdapterDesk {
   // Runs `task` when a new adapter has a slot. The task calls Add or
   // ReturnSlot.
   void WhenSlot(EngineTask task);
-  // The same if CheckNew accepts the adapter; otherwise runs `task` at once with
-  // CheckNew's error, so that no adapter leaves for one that cannot be added.
+  // The same if CheckNew accepts the adapter. Otherwise runs `task` at once
+  // with its error, so that no adapter leaves for one that cannot be added.
   void WhenSlotFor(const std::string& id, const std::string& tenant,
                    EngineTask task);
   void ReturnSlot();

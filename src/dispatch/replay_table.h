@@ -21,7 +21,7 @@ namespace weft::dispatch {
 // Immutable. The table and the replies that carry the result share it.
 using StepResultPtr = std::shared_ptr<const StepResult>;
 
-// Of how many latest steps an adapter keeps the results.
+// An adapter keeps the results of so many latest steps.
 inline constexpr size_t kReplayWindow = 64;
 
 class ReplayTable {

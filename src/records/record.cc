@@ -11,7 +11,7 @@
 namespace weft::records {
 namespace {
 
-// Protobuf counts the bytes of a message in an int.
+// Protobuf stores the size of a message in an int.
 constexpr size_t kMaxMessageBytes = std::numeric_limits<int>::max();
 
 bool Parse(absl::string_view bytes, google::protobuf::MessageLite* out) {

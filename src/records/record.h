@@ -1,10 +1,11 @@
-// What the log in --state-dir says: everything that changed an adapter, in the
-// order in which the engine thread did it. Running it again, from the state of
-// the snapshot before it, gives the same adapters.
+// The records of the log in --state-dir: every change of an adapter, in the
+// order in which the engine thread made it. A start from the snapshot that runs
+// the log again gets the same adapters.
 //
-// A training step is a BeginRecord with its payload, and the micro-batches that
-// held its data; a request that no batch ends has not happened, but what shared
-// its batches computes as it did then. A step of another kind is a DoneRecord.
+// A training step is a BeginRecord with its payload, and a BatchRecord for each
+// micro-batch with its data. A request whose last batch is missing has not
+// happened, but it runs again so that other requests of its batches compute the
+// same numbers. Any other step is a DoneRecord.
 #ifndef WEFT_SRC_RECORDS_RECORD_H_
 #define WEFT_SRC_RECORDS_RECORD_H_
 
@@ -39,8 +40,8 @@ struct ReplyRecord {
   StepResult result;
 };
 
-// An adapter that exists from now on: fresh, or with the state of a checkpoint
-// or of an imported folder. In a snapshot it exists already.
+// A new adapter, with initial weights or with the state of a checkpoint or of
+// an imported folder. In a snapshot: an adapter that exists.
 struct AdapterRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   std::string adapter_id;
@@ -58,22 +59,22 @@ struct RemovedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
 };
 
-// A training request that its first micro-batch is about to name.
+// A training request. Comes before its first micro-batch.
 struct BeginRecord {
-  uint64_t work = 0;  // Names it in the batches that follow.
+  uint64_t work = 0;  // Its id in later batches.
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
   std::string digest;
   StepRequest request;
 };
 
-// A request that had begun will not end.
+// A request that began and will not end.
 struct GivenUpRecord {
   uint64_t work = 0;
 };
 
-// A micro-batch with gradients that succeeded. Scores alone are results
-// (DoneRecord).
+// A micro-batch with gradients that succeeded. A request without gradients is a
+// DoneRecord.
 struct BatchRecord {
   std::vector<sched::TrainSlice> slices;
 };
@@ -81,14 +82,14 @@ struct BatchRecord {
 // A step that is done.
 struct DoneRecord {
   AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t step = 0;  // 0: it had no number.
+  uint64_t step = 0;  // 0: no number.
   std::string digest;
   std::optional<StepRequest> request;  // Only where it is to run again.
   StepResult result;
 };
 
-// A load has given an adapter that existed another state. The file is a copy of
-// the checkpoint, with the blocks of an image of one version.
+// A load replaced the state of an existing adapter. The file is a copy of the
+// checkpoint, with the blocks of an image of one version.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
@@ -105,7 +106,7 @@ struct ReleaseRecord {
   std::string name;
 };
 
-// What the bits of the numbers that follow depend on, besides the requests:
+// The settings on which the bits of later numbers depend, besides the requests:
 // threads, instructions, sizes of pieces. The first record of every segment.
 struct SettingsRecord {
   std::string settings;
@@ -115,7 +116,7 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
                             GivenUpRecord, BatchRecord, DoneRecord,
                             LoadedRecord, ReleaseRecord, SettingsRecord>;
 
-// All adapters at one place of the log.
+// All adapters at one point of the log.
 struct Snapshot {
   uint64_t next_key = 1;
   uint64_t last_epoch = 0;
@@ -123,13 +124,13 @@ struct Snapshot {
 };
 
 [[nodiscard]] std::string Encode(const Record& record);
-// RESOURCE_EXHAUSTED: beyond the 2 GiB that a message may have.
+// Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a message.
 [[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
 // The same without a copy of the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);
-// DATA_LOSS for bytes that are no record of this version.
+// Errors: DATA_LOSS for bytes that are not a record of this version.
 [[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
 [[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
 

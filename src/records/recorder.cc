@@ -91,8 +91,8 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
                   .digest = *step.digest,
                   .request = {},
                   .result = result};
-  // A checkpoint is on disk, scores are the result; what else a step does has
-  // to be done again. A gradient that is not finite is cleared again.
+  // A saved checkpoint is on disk, and scores are in the result. Other steps
+  // must run again, even one that only cleared a gradient that was not finite.
   if (std::holds_alternative<OptimStepRequest>(*step.request) ||
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;

@@ -1,7 +1,7 @@
-// Writes down what the engine thread does to adapters, as it does it.
+// Records the engine thread's changes of adapters.
 //
-// Until Start nothing is recorded and everything counts as durable: without
-// --state-dir for ever, with it while the log is run again.
+// Until Start nothing is recorded and everything counts as durable. Without
+// --state-dir Start is never called; with it, after the log has run again.
 //
 // Threads: the engine thread, unless a group of functions says "Any thread".
 #ifndef WEFT_SRC_RECORDS_RECORDER_H_
@@ -26,7 +26,7 @@
 
 namespace weft::records {
 
-// What a start has to do again: bytes of the log to read, and device time.
+// The cost of running the log again: bytes to read, and device time.
 struct ReplayCost {
   uint64_t bytes = 0;
   absl::Duration time;
@@ -34,46 +34,47 @@ struct ReplayCost {
 
 class Recorder {
  public:
-  // Records from now on. `cost`: of the log that is there already. `settings`:
+  // Starts to record. `cost`: the cost of the existing log. `settings`: see
   // SettingsRecord.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
              std::string settings);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   void Write(const Record& record);
-  // A micro-batch with gradients that has succeeded.
+  // Records a micro-batch with gradients that succeeded.
   void Batch(const dispatch::RunTrain& train);
-  // A step that has ended without an error, or with a StepFailure. Its adapter
-  // may be gone by now.
+  // Records a step that ended without an error or with a StepFailure. Its
+  // adapter may be gone.
   void Done(const dispatch::StepTask& step, const StepResult& result);
-  // The request was given up, perhaps between two slices.
+  // Records that the request was given up, perhaps between two slices.
   void Forget(uint64_t work);
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
-  // Since the newest snapshot on disk.
+  // The cost of the log since the newest snapshot on disk.
   [[nodiscard]] const ReplayCost& cost() const { return cost_; }
-  // A snapshot begins: returns the first sequence that it does not contain.
+  // Begins a snapshot. Returns the first sequence that it does not contain.
   [[nodiscard]] uint64_t BeginSnapshot();
   // The snapshot is on disk.
   void FinishSnapshot();
 
   // Any thread.
 
-  // A name for an image file that no other has had.
+  // Returns a new name for an image file.
   [[nodiscard]] std::string NewImageName();
-  // The image files that the log names, or is about to, from the latest
-  // snapshot on.
+  // Returns the image files that the latest snapshot, the log since then, or a
+  // record not yet written names.
   [[nodiscard]] std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The log names the file, or a record that is about to be written does.
+  // The log, or a record not yet written, names the file.
   void AddImage(const std::string& name, bool recorded)
       ABSL_LOCKS_EXCLUDED(mu_);
   // No record will name the file.
   void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs `task` when all that was recorded is on disk, in order; its thread is
-  // the log's, or the caller's.
+  // Runs `task` when all earlier records are on disk, in order, on the log's
+  // thread or in the caller.
   void WhenDurable(std::function<void()> task);
-  // RESOURCE_EXHAUSTED while the disk is full: no new work then.
+  // Returns RESOURCE_EXHAUSTED while the disk is full. New work is then
+  // refused.
   [[nodiscard]] absl::Status CheckRoom() const;
-  // UNAVAILABLE once nothing can be recorded any more.
+  // Returns UNAVAILABLE if nothing can be recorded any more.
   [[nodiscard]] absl::Status failure() const;
 
  private:
@@ -82,12 +83,12 @@ class Recorder {
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
   std::string settings_;
-  std::set<uint64_t> begun_;  // Requests with a BeginRecord, not done.
+  std::set<uint64_t> begun_;  // Begun and not done.
   ReplayCost cost_;
-  ReplayCost before_snapshot_;  // What the snapshot under way will save.
+  ReplayCost before_snapshot_;  // Saved by the running snapshot.
   std::atomic<uint64_t> num_images_{0};
   mutable Mutex mu_;
-  // By name; true once a record names it.
+  // By name; true: a record names it.
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };
 

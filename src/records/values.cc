@@ -20,7 +20,7 @@ void PutBytes(const std::vector<T>& values, std::string* out) {
 template <typename T>
 void GetBytes(const std::string& bytes, std::vector<T>* out) {
   out->resize(bytes.size() / sizeof(T));
-  // An empty vector has no address to copy to.
+  // An empty vector may have no address to copy to.
   if (out->empty()) return;
   std::memcpy(out->data(), bytes.data(), out->size() * sizeof(T));
 }

@@ -1,5 +1,5 @@
-// Requests, results and adapters' descriptions as messages of log.proto, field
-// by field. Internal to this module.
+// Converts requests, results and adapters' configs to and from messages of
+// log.proto. Private to records/.
 #ifndef WEFT_SRC_RECORDS_VALUES_H_
 #define WEFT_SRC_RECORDS_VALUES_H_
 
@@ -15,7 +15,7 @@ void ToProto(const StepRequest& request, log::Request* out);
 void ToProto(const StepResult& result, log::Result* out);
 
 [[nodiscard]] LoraConfig FromProto(const log::Config& config);
-// DATA_LOSS: no such kind.
+// Errors: DATA_LOSS for an unknown kind.
 [[nodiscard]] absl::StatusOr<StepRequest> FromProto(const log::Request& in);
 [[nodiscard]] absl::StatusOr<StepResult> FromProto(const log::Result& in);
 

@@ -1,14 +1,15 @@
-// Puts back what the state folder holds: adapters from the newest snapshot,
-// then everything that the log says was done to them since, in that order.
+// Restores the state folder: first the adapters of the newest snapshot, then
+// all later changes in the order of the log.
 //
 // It runs on the engine thread as a chain of tasks, one record after the other,
-// so that adapters come to the device and leave it as they always do. Nobody
-// else uses the dispatcher meanwhile.
+// so that adapters move to and from the device as usual. Nothing else uses the
+// dispatcher meanwhile.
 //
-// A step that runs again ends as it did, or the start fails. Its numbers are
-// compared with those that it had: with the same build, processor and settings
-// they are equal to the bit, on CUDA up to what its kernels do not repeat. A
-// difference is a warning in weftd's log and counts in RecoveryReport.
+// A step that runs again must end as it did; otherwise the start fails. Its
+// numbers are compared with the recorded ones. With the same build, processor
+// and settings their bits are equal, except for CUDA kernels that are not
+// deterministic. A difference is a warning in weftd's log and counts in
+// RecoveryReport.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 
@@ -40,11 +41,11 @@ namespace weft::engine {
 struct RecoveryReport {
   uint64_t adapters = 0;
   uint64_t records = 0;
-  uint64_t mismatches = 0;  // Results that came out otherwise.
+  uint64_t mismatches = 0;  // Results that differ.
   uint64_t torn_bytes = 0;  // Cut from the log's end; never acknowledged.
   uint64_t log_bytes = 0;   // Read.
   uint64_t next_sequence = 0;
-  // Requests that had begun when the process ended.
+  // Requests that had begun but not ended when the process ended.
   std::vector<uint64_t> given_up;
 };
 
@@ -61,17 +62,17 @@ class Recovery {
         snapshots_(*snapshots),
         settings_(std::move(settings)) {}
 
-  // Posts the first task. `done` runs on the engine thread, once: with
-  // DATA_LOSS when the folder is damaged, naming what.
+  // Posts the first task. `done` runs once, on the engine thread. Errors:
+  // DATA_LOSS naming what is damaged.
   void Start(std::function<void(absl::StatusOr<RecoveryReport>)> done);
 
  private:
   using Next = std::function<void(const absl::Status&)>;
 
   [[nodiscard]] absl::Status ReadSnapshot();
-  // An adapter whose tensors are in an image.
+  // Restores an adapter whose tensors are in an image.
   void Restore(const records::AdapterRecord& adapter);
-  // Takes the next record; the chain goes on when `Apply` calls `next`.
+  // Reads the next record. The chain goes on when `Apply` calls `next`.
   void Advance();
   void Finish(const absl::Status& status);
   [[nodiscard]] absl::Status FinishLog();
@@ -91,8 +92,8 @@ class Recovery {
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // FAILED_PRECONDITION: these and those that are pinned never fit on the
-  // device together.
+  // Returns FAILED_PRECONDITION if these and the pinned adapters do not fit on
+  // the device together.
   [[nodiscard]] absl::Status CheckSlots(
       const std::vector<AdapterKey>& keys) const;
   // Runs `body` with all these adapters on the device, then `next`.
@@ -114,15 +115,15 @@ class Recovery {
   RecoveryReport report_;
   struct Begun {
     dispatch::StepTask step;
-    bool between_slices = false;  // Its gradients are on the device.
+    bool between_slices = false;  // Gradients are on the device.
   };
   using BegunRequests = std::map<uint64_t, Begun>;
 
   void GiveUp(BegunRequests::iterator begun);
-  // An adapter with gradients in the making stays where they are.
+  // An adapter whose gradients are not complete stays on the device.
   void Unpin(AdapterKey key);
 
-  // Requests that have begun and not ended, by their name in the log.
+  // Requests that have begun and not ended, by their `work` in the log.
   BegunRequests begun_;
   std::unique_ptr<Progress> progress_;
 };

@@ -1,4 +1,4 @@
-// What recovery does with each kind of record.
+// Applies each kind of record.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace weft::engine {
 namespace {
 
-// Equal to the bit, not a number included.
+// Compares bits, so that NaN equals NaN.
 bool SameBits(double a, double b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
@@ -29,7 +29,7 @@ bool SameResult(const StepResult& a, const StepResult& b) {
          SameBits(optim->grad_norm, other.grad_norm);
 }
 
-// How a step ended, for a message.
+// Describes how a step ended, for a message.
 std::string EndOf(const absl::StatusOr<StepResult>& result) {
   if (!result.ok()) return result.status().ToString();
   const auto* failure = std::get_if<StepFailure>(&*result);

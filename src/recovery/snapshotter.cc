@@ -15,10 +15,10 @@
 namespace weft::engine {
 namespace {
 
-// Copies that wait for the disk; beyond that the engine waits, too.
+// The most bytes of copies that wait for the disk. Beyond it the engine waits.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
-// At most so many copies are being written when GoOn makes another one.
-// BeforeChange does not keep to it.
+// GoOn makes a copy only if fewer files are being written. BeforeChange has no
+// such limit.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
 // What a modest disk writes, to weigh a last snapshot against a longer start.
@@ -65,7 +65,7 @@ void Snapshotter::WriteLast() {
 
 void Snapshotter::GoOn() {
   if (phase_ == Phase::kIdle) {
-    // A request of several slices belongs to one side of the snapshot.
+    // All slices of a request must be on one side of the snapshot.
     if (IsDue() && !context_.dispatcher.recovery().FinishSlices()) Begin();
     return;
   }
@@ -175,8 +175,8 @@ void Snapshotter::Copy(AdapterKey key) {
     ++files_in_flight_;
   }
   const ImageFile spilled = context_.adapters.File(key);
-  // On a CPU the image shares the adapter's tensors, and these may change
-  // before it is written.
+  // On a CPU the image shares the adapter's tensors, which may change before it
+  // is written.
   const bool shared = context_.device.Memory().total == 0;
   lora::AdapterImage image;
   absl::Status copied = context_.guard.Guarded("copying an adapter", [&] {

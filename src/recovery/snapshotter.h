@@ -1,12 +1,12 @@
-// Writes all adapters to the state folder now and then, so that the log that a
-// start has to run again stays short, and cuts the log.
+// Writes snapshots of all adapters to the state folder and cuts the log, so
+// that a start has only a short log to run again.
 //
-// A snapshot is of one moment: the log begins a new segment, and each adapter
-// that changed since its last image is copied as it was then. It is copied when
-// it is its turn, or just before it changes (BeforeChange), whichever is first;
-// so the engine goes on meanwhile. The I/O thread writes the copies.
+// A snapshot shows all adapters at one moment: when it begins, the log begins a
+// new segment. Each adapter that changed since its last image is copied when it
+// is its turn, or just before it changes (BeforeChange), whichever comes first.
+// So the engine goes on meanwhile. The I/O thread writes the copies.
 //
-// Threads: engine thread; files by the I/O thread.
+// Threads: engine thread. The I/O thread writes the files.
 #ifndef WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
 #define WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
 
@@ -29,19 +29,19 @@ namespace weft::engine {
 
 class Snapshotter {
  public:
-  // All outlive it. `folder` may be null: then nothing is ever written.
+  // All outlive the snapshotter. If `folder` is null, nothing is written.
   Snapshotter(const EngineContext* context, journal::StateFolder* folder,
               const SpillFolder* spill)
       : context_(*context), folder_(folder), spill_(*spill) {}
 
-  // An adapter that was read from the newest snapshot.
+  // Adds an adapter that was restored from the newest snapshot.
   void Restored(AdapterKey key, const records::ImageRecord& image) {
     images_[key] = image;
   }
-  // The adapter is about to change.
+  // Call before the adapter changes.
   void BeforeChange(AdapterKey key);
-  // Between two pieces of work: begins a snapshot that is due, or goes on with
-  // the one under way.
+  // Call between two pieces of work. Begins a snapshot if one is due, or goes
+  // on with the running one.
   void GoOn();
   // At the end of a process that has drained: writes a snapshot if running the
   // log again would take longer than that. Returns when it is on disk, or has
@@ -50,22 +50,22 @@ class Snapshotter {
 
  private:
   [[nodiscard]] bool IsDue() const;
-  // Bytes of the adapters that have changed since their images.
+  // Returns the bytes of the adapters that changed since their last images.
   [[nodiscard]] uint64_t ChangedBytes() const;
   void Begin();
-  // What the adapter is, without its image.
+  // Returns the adapter's record without its image.
   [[nodiscard]] records::AdapterRecord Describe(AdapterKey key) const;
   [[nodiscard]] records::ImageRecord RecordOf(
       AdapterKey key, const std::string& file,
       const lora::AdapterImage& image) const;
-  // Copies the adapter and has the copy written.
+  // Copies the adapter and posts the write of the copy.
   void Copy(AdapterKey key);
-  // I/O thread: writes the copy, whose tensors may be in a spill file.
+  // Writes the copy, whose tensors may be in a spill file. I/O thread.
   [[nodiscard]] absl::Status Write(const std::string& name, int64_t size,
                                    lora::AdapterImage& image,
                                    const ImageFile& spilled) const;
   void Finish();
-  // The snapshot under way failed.
+  // Ends a snapshot that failed.
   void GiveUp(const absl::Status& status);
 
   const EngineContext& context_;
@@ -76,12 +76,13 @@ class Snapshotter {
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
-  absl::Time not_before_;        // When a snapshot failed: none before this.
-  uint64_t first_sequence_ = 0;  // The first record it does not contain.
-  std::map<AdapterKey, records::AdapterRecord> adapters_;  // As they were then.
+  absl::Time not_before_;        // No snapshot before this.
+  uint64_t first_sequence_ = 0;  // The first it does not contain.
+  // At the snapshot's moment.
+  std::map<AdapterKey, records::AdapterRecord> adapters_;
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // To be copied.
-  std::vector<std::string> new_images_;  // Copies that it has made.
+  std::vector<std::string> new_images_;  // Images of this snapshot.
 
   Mutex mu_;
   CondVar written_;

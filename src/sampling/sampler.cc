@@ -38,9 +38,9 @@ struct Distribution {
 
 using BlockWeights = std::array<float, kBlock>;
 
-// Weights of the tokens [begin, end), at most kBlock; returns their sum, added
-// up in independent lanes because float additions keep their order unless the
-// code spells the lanes out.
+// Computes the weights of the tokens [begin, end), at most kBlock, and returns
+// their sum. The sum has explicit independent lanes, because a compiler does
+// not reorder float additions.
 double FillWeights(const Distribution& distribution, size_t begin, size_t end,
                    BlockWeights& weights) {
   const size_t size = end - begin;

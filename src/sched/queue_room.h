@@ -22,7 +22,7 @@ namespace weft::sched {
 struct QueueLimits {
   int64_t max_requests = 1024;   // >= 1
   int64_t max_tokens = 4 << 20;  // >= 1
-  // Of one tenant; 0: those of all.
+  // For one tenant. 0: the limits of the whole queue.
   int64_t max_requests_per_tenant = 0;
   int64_t max_tokens_per_tenant = 0;
 };

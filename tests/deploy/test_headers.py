@@ -1,9 +1,9 @@
-"""Every public header stands alone.
+"""Headers stand alone, also those that preset asan does not compile.
 
-Preset asan compiles each header of the modules without LibTorch and gRPC by itself.
-The headers of the other modules, of the server and of the clients are compiled here,
-each without precompiled headers, through ccache: two minutes of CPU time from nothing,
-seconds with a warm cache.
+Preset asan compiles every header of the modules without LibTorch and gRPC by itself.
+Most other headers have a source of the same name, which includes them first
+(clang-format keeps that order), so they are compiled with it. The rest is compiled
+here. All headers without precompiled ones would take five minutes of CPU time.
 """
 
 from __future__ import annotations
@@ -26,51 +26,34 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-BUILD = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-_CCACHE = [found] if (found := shutil.which("ccache")) else []
-
-
 def _headers() -> dict[Path, list[str]]:
     """Headers that are compiled here, with the flags of a source beside them."""
+    build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
     found: dict[Path, list[str]] = {}
-    for name, flags in sorted(compile_flags(BUILD / "compile_commands.json").items()):
+    for name, flags in sorted(compile_flags(build / "compile_commands.json").items()):
         folder = name.split("/")[0]
         torch = folder == "src" and includes_torch(flags)
-        if torch or folder in ("server", "client"):
-            for header in (ROOT / name).parent.glob("*.h"):
+        if not torch and folder not in ("server", "client"):
+            continue
+        for header in (ROOT / name).parent.glob("*.h"):
+            if not header.with_suffix(".cc").exists():
                 found.setdefault(header, flags)
     return found
 
 
-def _errors(header: Path, flags: list[str], folder: Path) -> str:
-    """What the compiler says of a source that includes only this header."""
-    name = os.path.relpath(header, ROOT)
-    source = folder / f"{name.replace('/', '_')}.cc"
-    source.write_text(f'#include "{name}"\n')
-    path = os.path.relpath(source, ROOT)
-    command = [*_CCACHE, "clang++", *flags, "-w", "-c", path, "-o", f"{path}.o"]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"},
-        capture_output=True,
-        text=True,
-    ).stderr
+def _errors(header: Path, flags: list[str]) -> str:
+    command = ["clang++", *flags, "-fsyntax-only", "-w", "-x", "c++", str(header)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
 
 
-def test_headers_stand_alone() -> None:
-    folder = BUILD / "headers"
-    folder.mkdir(exist_ok=True)
+def test_headers_without_a_source_stand_alone() -> None:
     headers = _headers()
-    assert {"plan.h", "engine.h", "call.h"} <= {path.name for path in headers}
+    assert {"plan.h", "engine.h", "unary_call.h"} <= {path.name for path in headers}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        errors = pool.map(lambda item: _errors(*item, folder), headers.items())
-        assert "".join(errors) == ""
+        assert "".join(pool.map(_errors, headers, headers.values())) == ""
 
 
 def test_a_header_that_lacks_an_include_is_found(tmp_path: Path) -> None:
     header = tmp_path / "a.h"
     header.write_text("inline std::string f() { return {}; }\n")
-    assert "undeclared identifier 'std'" in _errors(
-        header, ["-std=c++20", "-I."], tmp_path
-    )
+    assert "undeclared identifier 'std'" in _errors(header, ["-std=c++20"])
