@@ -79,6 +79,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "sampling-share",
                                        "listen",
                                        "metrics-listen",
+                                       "tinker-listen",
                                        "port-file",
                                        "max-connections",
                                        "max-message-bytes",
