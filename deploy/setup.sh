@@ -22,7 +22,7 @@ readonly BUILD_PACKAGES=(
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc
   libprotobuf-dev libprotoc-dev libabsl-dev libre2-dev nlohmann-json3-dev
   prometheus-cpp-dev libssl-dev zlib1g-dev libgoogle-perftools-dev libgloo-dev
-  libisal-dev
+  libisal-dev libboost-dev libzstd-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 readonly TEST_PACKAGES=(
@@ -35,8 +35,8 @@ usage() {
   cat <<'EOF'
 Usage: deploy/setup.sh [--tests] [--image] [--cuda]
   --tests  also install what the tests need: linters, transformers, peft,
-           matplotlib, and the full torch wheel set, which Python needs to
-           import torch
+           matplotlib, the Tinker SDK (in build/tinker-venv), and the full torch
+           wheel set, which Python needs to import torch
   --image  also install what building an image needs
   --cuda   install the full torch wheel set (implied where nvcc is found)
 Without options the smallest set is installed: enough to build and run weftd on
@@ -176,6 +176,17 @@ client_key() {
   digest proto/weft/v1/*.proto client/python/pyproject.toml client/python/*.py
 }
 
+# The SDK wants other versions than the tests do, so it has an environment of its
+# own, which borrows the torch of the other one.
+install_tinker() {
+  local venv="${ROOT}/build/tinker-venv"
+  "${VENV}/bin/python" -m venv --clear "${venv}" &&
+    "${venv}/bin/python" -m pip install --disable-pip-version-check --no-input \
+      --quiet --no-deps -r "${ROOT}/deploy/requirements-tinker.txt" &&
+    "${VENV}/bin/python" -c 'import site; print(site.getsitepackages()[0])' \
+      >"$("${venv}/bin/python" -c 'import site; print(site.getsitepackages()[0])')/weft.pth"
+}
+
 client_stage() {
   [[ -f client/python/pyproject.toml ]] || return 0
   # Without its stubs (after a git clean) the client is not installed.
@@ -205,6 +216,9 @@ fi
 if [[ "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "Test packages" "${key}" \
     pip_install -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
+  # Without its environment (after a clean of build) the SDK is not installed.
+  [[ -x build/tinker-venv/bin/python ]] || rm -f "${STAMPS}/Tinker-SDK"
+  stamped_stage "Tinker SDK" "${key}" install_tinker
 fi
 client_stage
 say "all stages" "done" "${SECONDS}"

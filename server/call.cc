@@ -19,56 +19,68 @@ bool Changes(Rpc rpc) {
          (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
 }
 
+absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
+                                const grpc::CallbackServerContext& context,
+                                Rpc rpc) {
+  if (core.authenticator == nullptr) return Caller();
+  const auto& metadata = context.client_metadata();
+  const auto [begin, end] = metadata.equal_range("authorization");
+  // The processor has already refused a call with two such headers.
+  absl::string_view header;
+  if (begin != end) header = {begin->second.data(), begin->second.size()};
+  return core.authenticator->Check(absl::StrCat("/", RpcName(rpc)), header);
+}
+
+CallOrigin OriginOf(const ServiceCore& core,
+                    const grpc::CallbackServerContext& context, Rpc rpc) {
+  CallOrigin origin{.caller = CallerOf(core, context, rpc),
+                    .peer = context.peer()};
+  const auto deadline = context.deadline();
+  if (deadline != std::chrono::system_clock::time_point::max()) {
+    origin.deadline = absl::FromChrono(deadline);
+  }
+  return origin;
+}
+
 }  // namespace
 
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
-                       Rpc rpc)
+                       CallOrigin origin, Rpc rpc)
     : core_(core),
       context_(context),
       rpc_(rpc),
       start_(absl::Now()),
-      caller_(FindCaller()) {
+      origin_(std::move(origin)) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
-  if (has_tenant()) entered_ = core_->quota.Enter(caller_->tenant());
+  if (has_tenant()) entered_ = core_->quota.Enter(caller()->tenant());
 }
 
+CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
+                       Rpc rpc)
+    : CallRecord(core, context, OriginOf(*core, *context, rpc), rpc) {}
+
+CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
+    : CallRecord(core, nullptr, std::move(origin), rpc) {}
+
 CallRecord::~CallRecord() {
-  if (has_tenant()) core_->quota.Leave(caller_->tenant());
+  if (has_tenant()) core_->quota.Leave(caller()->tenant());
   core_->open_calls.fetch_sub(1);
 }
 
 absl::Status CallRecord::Spend(int64_t tokens) const {
   if (!has_tenant() || tokens == 0) return absl::OkStatus();
-  return core_->quota.Spend(caller_->tenant(), tokens, absl::Now());
-}
-
-absl::Time CallRecord::deadline() const {
-  const auto deadline = context_->deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) {
-    return absl::InfiniteFuture();
-  }
-  return absl::FromChrono(deadline);
-}
-
-absl::StatusOr<Caller> CallRecord::FindCaller() const {
-  if (core_->authenticator == nullptr) return Caller();
-  const auto& metadata = context_->client_metadata();
-  const auto [begin, end] = metadata.equal_range("authorization");
-  // The processor has already refused a call with two such headers.
-  absl::string_view header;
-  if (begin != end) header = {begin->second.data(), begin->second.size()};
-  return core_->authenticator->Check(absl::StrCat("/", RpcName(rpc_)), header);
+  return core_->quota.Spend(caller()->tenant(), tokens, absl::Now());
 }
 
 RequestLimits CallRecord::limits(const Engine& engine) const {
   RequestLimits limits = MakeLimits(engine.info(), core_->options);
-  limits.engine_names = caller_->sees_all();
+  limits.engine_names = caller()->sees_all();
   return limits;
 }
 
 absl::StatusOr<Engine*> CallRecord::Admit() const {
-  if (!caller_.ok()) return caller_.status();
+  if (!caller().ok()) return caller().status();
   if (!entered_.ok()) return entered_;
   if (deadline() <= absl::Now()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
@@ -77,7 +89,9 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
 }
 
 void CallRecord::MarkReplayed() {
-  context_->AddTrailingMetadata("weft-replayed", "1");
+  if (context_ != nullptr) {
+    context_->AddTrailingMetadata("weft-replayed", "1");
+  }
   core_->metrics.Replayed(rpc_);
 }
 
@@ -93,26 +107,22 @@ void CallRecord::Audit(const absl::Status& status) const {
   const bool removes = rpc_ == Rpc::kDrain || rpc_ == Rpc::kDeleteAdapter ||
                        rpc_ == Rpc::kDeleteCheckpoint;
   const bool admin =
-      core_->authenticator != nullptr && caller_.ok() && caller_->sees_all();
+      core_->authenticator != nullptr && caller().ok() && caller()->sees_all();
   if (!removes && !(admin && Changes(rpc_))) return;
   Log(LogLevel::kInfo, "audit",
       {{"outcome", absl::StatusCodeToString(status.code())},
        {"method", RpcName(rpc_)},
        {"object", object_},
-       {"token", caller_.ok() ? caller_->token_id() : ""},
-       {"tenant", caller_.ok() ? caller_->tenant() : ""},
-       {"peer", context_->peer()}});
+       {"token", caller().ok() ? caller()->token_id() : ""},
+       {"tenant", caller().ok() ? caller()->tenant() : ""},
+       {"peer", origin_.peer}});
 }
 
-grpc::Status CallRecord::Close(const absl::Status& status) {
+absl::Status CallRecord::Settle(const absl::Status& status) {
   const absl::Duration elapsed = absl::Now() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);
   if (!status.ok()) {
     CountRefusal(status);
-    AddRetryHint(status, context_);
-    if (status.GetPayload(kStepDonePayload)) {
-      context_->AddTrailingMetadata("weft-step-done", "1");
-    }
     if (status.GetPayload(kReplayedPayload)) MarkReplayed();
   }
   // The operator must see a failure that no request caused.
@@ -122,10 +132,20 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
       {{"rpc", RpcName(rpc_)},
        {"code", absl::StatusCodeToString(status.code())},
        {"ms", absl::ToDoubleMilliseconds(elapsed)},
-       {"peer", context_->peer()},
+       {"peer", origin_.peer},
        {"error", std::string(status.message())}});
   Audit(status);
-  return ToGrpcStatus(caller_.ok() ? caller_->RevealError(status) : status);
+  return caller().ok() ? caller()->RevealError(status) : status;
+}
+
+grpc::Status CallRecord::Close(const absl::Status& status) {
+  if (!status.ok()) {
+    AddRetryHint(status, context_);
+    if (status.GetPayload(kStepDonePayload)) {
+      context_->AddTrailingMetadata("weft-step-done", "1");
+    }
+  }
+  return ToGrpcStatus(Settle(status));
 }
 
 void CancelSlot::Set(CancelHandle handle) {

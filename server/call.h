@@ -20,22 +20,34 @@
 
 namespace weft {
 
+// What a call brings with it. It is the same for every protocol.
+struct CallOrigin {
+  // The caller. Errors: those of Authenticator::Check.
+  absl::StatusOr<Caller> caller = Caller();
+  std::string peer;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
 // One call from its arrival to its status: metrics, log line, trailers.
-// Threads: any. Call Close exactly once.
+// Threads: any. Call Settle or Close exactly once.
 class CallRecord {
  public:
   // `core` outlives the call; `context` lives until its OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
+  // Makes the record of a call that did not come by gRPC. context() is null.
+  CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc);
   ~CallRecord();
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
   // Returns the client's deadline; InfiniteFuture if there is none.
-  [[nodiscard]] absl::Time deadline() const;
+  [[nodiscard]] absl::Time deadline() const { return origin_.deadline; }
 
   // Returns the caller. Errors: those of Authenticator::Check, because a token
   // may be revoked between gRPC's check and the handler's.
-  [[nodiscard]] const absl::StatusOr<Caller>& caller() const { return caller_; }
+  [[nodiscard]] const absl::StatusOr<Caller>& caller() const {
+    return origin_.caller;
+  }
 
   // Returns the engine for new work. Errors: those of caller();
   // RESOURCE_EXHAUSTED if the tenant has too many open calls; DEADLINE_EXCEEDED
@@ -49,7 +61,7 @@ class CallRecord {
       -> decltype(Validate(request, RequestLimits())) {
     auto plain = Validate(request, limits(engine));
     if (!plain.ok()) return plain;
-    const absl::Status own = caller_->Qualify(&*plain);
+    const absl::Status own = caller()->Qualify(&*plain);
     if (!own.ok()) return own;
     if constexpr (requires { plain->deadline; }) plain->deadline = deadline();
     SetObject(*plain);
@@ -74,7 +86,9 @@ class CallRecord {
   // Marks the reply as a stored reply.
   void MarkReplayed();
 
-  // Counts and logs the outcome. Returns the status for Finish.
+  // Counts and logs the outcome. Returns the status with the caller's names.
+  [[nodiscard]] absl::Status Settle(const absl::Status& status);
+  // Does what Settle does for a gRPC call. Returns the status for Finish.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
@@ -83,7 +97,8 @@ class CallRecord {
   }
 
  private:
-  [[nodiscard]] absl::StatusOr<Caller> FindCaller() const;
+  CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
+             CallOrigin origin, Rpc rpc);
   // Returns the tokens that count for the tenant's rate: the tokens to train
   // on, or the prompt's tokens and all that may be drawn.
   template <typename Plain>
@@ -101,7 +116,7 @@ class CallRecord {
   // Returns whether the quota counts this call, which it does if it has a
   // token.
   [[nodiscard]] bool has_tenant() const {
-    return caller_.ok() && !caller_->tenant().empty();
+    return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
   // Logs what an operator may want to know later: deletions, drains, and all
@@ -112,7 +127,7 @@ class CallRecord {
   grpc::CallbackServerContext* const context_;
   const Rpc rpc_;
   const absl::Time start_;
-  const absl::StatusOr<Caller> caller_;
+  const CallOrigin origin_;
   absl::Status entered_;
   std::string object_;
 };

@@ -261,7 +261,10 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
       {{"version", kVersion}, {"git", kGitRevision}});
   StageLog stages;
   const auto registry = std::make_shared<prometheus::Registry>();
-  const auto frontend = Frontend::Start(settings.server, registry);
+  ServerOptions options = settings.server;
+  options.state_dir = settings.engine.state_dir;
+  options.checkpoint_dir = settings.engine.checkpoint_dir;
+  const auto frontend = Frontend::Start(options, registry);
   if (!frontend.ok()) {
     Log(LogLevel::kError, "cannot listen",
         {{"error", std::string(frontend.status().message())}});

@@ -212,9 +212,12 @@ std::vector<Flag> ServerFlags() {
       MakeFlag(kGroup, "metrics-listen", WEFT_SERVER(metrics_listen),
                "Address of the Prometheus page /metrics. Empty: none.",
                "HOST:PORT"),
+      MakeFlag(kGroup, "tinker-listen", WEFT_SERVER(tinker_listen),
+               "Address of the Tinker API, in plaintext. Empty: none.",
+               "HOST:PORT"),
       MakeFlag(kGroup, "port-file", WEFT_SERVER(port_file),
                "File to write the addresses to once listening: gRPC, then "
-               "metrics, one per line.",
+               "metrics, then the Tinker API if it is on, one per line.",
                "PATH"),
       MakeFlag(kGroup, "max-connections", WEFT_SERVER(max_connections),
                "Open connections of clients; further ones are turned away, "

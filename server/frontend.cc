@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
       new Frontend(options, std::move(registry)));
   WEFT_RETURN_IF_ERROR(frontend->StartGrpc());
   WEFT_RETURN_IF_ERROR(frontend->StartMetrics());
+  WEFT_RETURN_IF_ERROR(frontend->StartTinker());
   WEFT_RETURN_IF_ERROR(frontend->WritePortFile());
   return frontend;
 }
@@ -152,6 +153,12 @@ absl::Status Frontend::StartMetrics() {
   return absl::OkStatus();
 }
 
+absl::Status Frontend::StartTinker() {
+  if (core_.options.tinker_listen.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(tinker_, tinker::TinkerFront::Start(&core_));
+  return absl::OkStatus();
+}
+
 absl::Status Frontend::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
@@ -162,6 +169,9 @@ absl::Status Frontend::WritePortFile() const {
   if (written) {
     written = std::fprintf(file, "%s\n%s\n", address_.c_str(),
                            metrics_address_.c_str()) > 0;
+    if (written && tinker_ != nullptr) {
+      written = std::fprintf(file, "%s\n", tinker_->address().c_str()) > 0;
+    }
     written = std::fclose(file) == 0 && written;
   }
   if (written && std::rename(draft.c_str(), path.c_str()) == 0) {
@@ -188,6 +198,7 @@ void Frontend::SetEngine(Engine* engine) {
   core_.engine.Set(engine);
   if (draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
+  if (tinker_ != nullptr) tinker_->EngineIsReady();
   SetReady(true);
 }
 
@@ -216,6 +227,7 @@ void Frontend::Shutdown(absl::Duration grace) {
   while (core_.open_calls.load() > 0 && absl::Now() < limit) {
     absl::SleepFor(kCallInterval);
   }
+  tinker_.reset();
   listener_.reset();
   server_->Shutdown(
       absl::ToChronoTime(std::min(limit, absl::Now() + kConnectionGrace)));

@@ -1,5 +1,5 @@
-// All listeners: the gRPC server with its services, health and reflection, and
-// the metrics endpoint.
+// All listeners: the gRPC server with its services, health and reflection, the
+// metrics endpoint, and the Tinker API.
 #ifndef WEFT_SERVER_FRONTEND_H_
 #define WEFT_SERVER_FRONTEND_H_
 
@@ -16,6 +16,7 @@
 #include "server/listener.h"
 #include "server/metrics_server.h"
 #include "server/service_core.h"
+#include "server/tinker/tinker_front.h"
 #include "server/tls.h"
 #include "src/config/options.h"
 #include "src/metrics/process_collector.h"
@@ -82,6 +83,7 @@ class Frontend {
   [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
   MakeCredentials();
   [[nodiscard]] absl::Status StartMetrics();
+  [[nodiscard]] absl::Status StartTinker();
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
   void SetLive(bool live);
@@ -95,6 +97,7 @@ class Frontend {
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<MetricsServer> metrics_;
+  std::unique_ptr<tinker::TinkerFront> tinker_;  // Null: not wanted.
   std::string address_;
   std::string metrics_address_;
   std::atomic<bool> live_{false};

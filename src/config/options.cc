@@ -130,6 +130,25 @@ absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
   return weights;
 }
 
+namespace {
+
+// The Tinker front speaks plaintext, whatever gRPC speaks.
+void CheckTinker(const ServerOptions& options, Complaints* complaints) {
+  const auto address = ParseHostPort("tinker-listen", options.tinker_listen);
+  if (!address.ok()) {
+    complaints->Add(std::string(address.status().message()));
+  } else if (!IsLoopback(address->host) &&
+             (!options.insecure || !options.auth_tokens_file.empty())) {
+    complaints->Add(absl::StrCat(
+        "--tinker-listen=", options.tinker_listen,
+        " is not a loopback address, and this port speaks plaintext: listen on "
+        "127.0.0.1 behind a proxy that speaks TLS, or give --insecure without "
+        "tokens"));
+  }
+}
+
+}  // namespace
+
 absl::Status ServerOptions::Validate() const {
   Complaints complaints;
   const auto address = ParseHostPort("listen", listen);
@@ -155,6 +174,7 @@ absl::Status ServerOptions::Validate() const {
   if (!tls_client_ca.empty() && tls_cert.empty()) {
     complaints.Add("--tls-client-ca goes with --tls-cert and --tls-key");
   }
+  if (!tinker_listen.empty()) CheckTinker(*this, &complaints);
   if (!metrics_listen.empty()) {
     const auto metrics = ParseHostPort("metrics-listen", metrics_listen);
     if (!metrics.ok()) complaints.Add(std::string(metrics.status().message()));

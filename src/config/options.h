@@ -103,6 +103,7 @@ enum class LogStyle { kAuto, kText, kJson };
 struct ServerOptions {
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
+  std::string tinker_listen;                      // Empty: no Tinker API.
   std::string port_file;   // Written when weftd listens: a HOST:PORT a line.
   std::string model_name;  // Empty: last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
@@ -127,6 +128,9 @@ struct ServerOptions {
   int64_t max_tokens_per_second_per_tenant = 0;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
+  // These are no flags: they are the engine's folders, for the Tinker front.
+  std::string state_dir;
+  std::string checkpoint_dir;
 
   // As EngineOptions::Validate. It also refuses --listen beyond loopback
   // without TLS or --insecure, and tokens in plaintext on any host other than

@@ -1,0 +1,131 @@
+#include "server/tinker/archives.h"
+
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/tinker/models.h"
+#include "server/tinker/runs.h"
+#include "src/base/status_macros.h"
+#include "src/files/file_io.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr const char* kFiles[] = {"adapter_config.json",
+                                  "adapter_model.safetensors"};
+
+// Which file, and until when.
+struct Ticket {
+  int64_t expires = 0;  // Unix seconds.
+  std::string adapter;  // The engine's name.
+  std::string checkpoint;
+  std::string file;
+
+  // As a path; no part has a slash.
+  [[nodiscard]] std::string Path() const {
+    return absl::StrCat(expires, "/", adapter, "/", checkpoint, "/", file);
+  }
+};
+
+absl::StatusOr<std::string> Sign(const Ticket& ticket) {
+  using Secret = std::array<unsigned char, 32>;
+  static const std::pair<Secret, int> secret = [] {
+    std::pair<Secret, int> made;
+    made.second = RAND_bytes(made.first.data(), made.first.size());
+    return made;
+  }();
+  if (secret.second != 1) {
+    return absl::InternalError("no randomness for signatures");
+  }
+  const std::string text = ticket.Path();
+  unsigned char digest[32];
+  unsigned size = sizeof(digest);
+  HMAC(EVP_sha256(), secret.first.data(), secret.first.size(),
+       reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest,
+       &size);
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest), size));
+}
+
+absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
+  std::string adapter = AdapterOfModel(path.run);
+  WEFT_RETURN_IF_ERROR(call.caller.Qualify(&adapter));
+  const absl::Time expires = absl::Now() + kUrlLifetime;
+  Json urls = Json::object();
+  for (const char* const file : kFiles) {
+    const Ticket ticket{.expires = absl::ToUnixSeconds(expires),
+                        .adapter = adapter,
+                        .checkpoint = path.WeftName(),
+                        .file = file};
+    WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket));
+    urls[file] = absl::StrCat("http://", call.http.host, "/api/v1/files/",
+                              ticket.Path(), "/", signature);
+  }
+  return Json{{"urls", urls},
+              {"expires", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires,
+                                           absl::UTCTimeZone())}};
+}
+
+absl::StatusOr<std::string> ReadTicketFile(const std::string& checkpoint_dir,
+                                           const Ticket& ticket) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
+                        OpenDirectory(checkpoint_dir, "the checkpoints"));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd adapter,
+                        OpenDirectoryAt(root.get(), ticket.adapter));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
+                        OpenDirectoryAt(adapter.get(), ticket.checkpoint));
+  return ReadFileAt(checkpoint.get(), ticket.file);
+}
+
+}  // namespace
+
+absl::Status GetArchive(Front& front, const CallPtr& call,
+                        const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(
+      const CheckpointPath path,
+      ParseCheckpointId(call->args[0],
+                        absl::StrCat(call->args[1], "/", call->args[2])));
+  if (path.kind != CheckpointKind::kExternal) {
+    return absl::InvalidArgumentError(
+        "only checkpoints of save_weights_external can be downloaded");
+  }
+  return FindCheckpoint(
+      front, call, path,
+      [call, path, respond](const absl::StatusOr<CheckpointInfo>& info) {
+        absl::StatusOr<Json> urls = info.status();
+        if (info.ok()) urls = UrlsOf(*call, path);
+        respond(urls.ok() ? JsonReply(*urls) : ErrorReply(urls.status()));
+      });
+}
+
+absl::Status DownloadFile(Front& front, const CallPtr& call,
+                          const Respond& respond) {
+  Ticket ticket{.adapter = call->args[1],
+                .checkpoint = call->args[2],
+                .file = call->args[3]};
+  const bool numbered = absl::SimpleAtoi(call->args[0], &ticket.expires);
+  WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket));
+  const std::string& given = call->args[4];
+  const bool genuine =
+      numbered && given.size() == signature.size() &&
+      CRYPTO_memcmp(given.data(), signature.data(), signature.size()) == 0;
+  if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
+    return absl::NotFoundError("the URL is not valid, or has expired");
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::string contents,
+      ReadTicketFile(front.port.core()->options.checkpoint_dir, ticket));
+  respond({.content_type = "application/octet-stream",
+           .body = std::move(contents)});
+  return absl::OkStatus();
+}
+
+}  // namespace weft::tinker

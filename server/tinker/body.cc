@@ -1,0 +1,73 @@
+#include "server/tinker/body.h"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::tinker {
+namespace {
+
+absl::Status TooLarge(size_t max_bytes) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the body has more than ", max_bytes, " bytes"));
+}
+
+struct FreeStream {
+  void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
+};
+
+// Windows above 8 MiB are refused, as memory that no body needs.
+constexpr int kMaxWindowLog = 23;
+
+absl::Status Inflate(size_t max_bytes, std::string* body) {
+  const std::unique_ptr<ZSTD_DStream, FreeStream> stream(ZSTD_createDStream());
+  ZSTD_DCtx_setParameter(stream.get(), ZSTD_d_windowLogMax, kMaxWindowLog);
+  std::string out;
+  ZSTD_inBuffer from{body->data(), body->size(), 0};
+  size_t wanted = 1;
+  while (wanted != 0) {
+    const size_t begin = out.size();
+    if (begin > max_bytes) return TooLarge(max_bytes);
+    out.resize(begin + ZSTD_DStreamOutSize());
+    ZSTD_outBuffer to{out.data(), out.size(), begin};
+    const size_t consumed = from.pos;
+    wanted = ZSTD_decompressStream(stream.get(), &to, &from);
+    out.resize(to.pos);
+    const bool stuck = from.pos == consumed && to.pos == begin;
+    if (ZSTD_isError(wanted) != 0 || (wanted != 0 && stuck)) {
+      return absl::InvalidArgumentError("the body is not zstd");
+    }
+  }
+  if (from.pos != from.size) {
+    return absl::InvalidArgumentError("the body goes on behind its zstd frame");
+  }
+  if (out.size() > max_bytes) return TooLarge(max_bytes);
+  *body = std::move(out);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Decode(absl::string_view encoding, size_t max_bytes,
+                    std::string* body) {
+  if (encoding.empty() || encoding == "identity") return absl::OkStatus();
+  if (encoding == "zstd") return Inflate(max_bytes, body);
+  return absl::InvalidArgumentError("Content-Encoding must be zstd or absent");
+}
+
+absl::StatusOr<nlohmann::json> ParseObject(absl::string_view text) {
+  if (text.size() > kMaxJsonBytes) return TooLarge(kMaxJsonBytes);
+  if (text.empty()) return nlohmann::json::object();
+  auto parsed = nlohmann::json::parse(text.begin(), text.end(), /*cb=*/nullptr,
+                                      /*allow_exceptions=*/false);
+  if (!parsed.is_object()) {
+    return absl::InvalidArgumentError("the body is not a JSON object");
+  }
+  return parsed;
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,104 @@
+#include "server/tinker/checkpoint_extras.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/field_checks.h"
+#include "server/tinker/runs.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+// Two tenants may call a run alike.
+std::string KeyOf(const Caller& caller, const CheckpointPath& path) {
+  return absl::StrCat(OwnerKey(caller), " ", path.ToString());
+}
+
+void Drop(Front& front, const std::string& key) {
+  front.extras.erase(key);
+  front.ledger.Erase(EntryKind::kCheckpoint, key);
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body) {
+  CheckpointExtras extras;
+  const Json* const metadata = Find(body, "user_metadata");
+  if (metadata != nullptr) extras.user_metadata = *metadata;
+  if (Find(body, "ttl_seconds") == nullptr) return extras;
+  WEFT_ASSIGN_OR_RETURN(const int64_t ttl, IntField(body, "ttl_seconds"));
+  if (ttl < kMinTtlSeconds || ttl > kMaxTtlSeconds) {
+    return BadField("ttl_seconds",
+                    absl::StrCat("is ", ttl, ", must be in [", kMinTtlSeconds,
+                                 ", ", kMaxTtlSeconds, "]"));
+  }
+  extras.expires_at =
+      absl::FromUnixSeconds(absl::ToUnixSeconds(absl::Now()) + ttl);
+  return extras;
+}
+
+void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
+                const CheckpointExtras& extras) {
+  const std::string key = KeyOf(caller, path);
+  if (extras.user_metadata.is_null() && !extras.expires_at) {
+    return Drop(front, key);
+  }
+  Json fields = {{"caller", CallerToJson(caller)},
+                 {"path", path.ToString()},
+                 {"user_metadata", extras.user_metadata}};
+  if (extras.expires_at) {
+    fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
+  }
+  const absl::Status kept =
+      front.ledger.Put(EntryKind::kCheckpoint, {.id = key, .fields = fields});
+  if (!kept.ok()) {
+    Log(LogLevel::kError, "a checkpoint's metadata will not outlive the server",
+        {{"error", std::string(kept.message())}});
+  }
+  front.extras[key] = std::move(fields);
+}
+
+CheckpointExtras FindExtras(const Front& front, const Caller& caller,
+                            const CheckpointPath& path) {
+  const auto found = front.extras.find(KeyOf(caller, path));
+  if (found == front.extras.end()) return {};
+  CheckpointExtras extras;
+  extras.user_metadata = found->second.value("user_metadata", Json());
+  if (found->second.contains("expires_at")) {
+    extras.expires_at =
+        absl::FromUnixSeconds(found->second["expires_at"].get<int64_t>());
+  }
+  return extras;
+}
+
+void SweepCheckpoints(Front& front, absl::Time now) {
+  std::vector<Json> over;
+  for (const auto& [key, fields] : front.extras) {
+    if (fields.contains("expires_at") &&
+        fields["expires_at"].get<int64_t>() <= absl::ToUnixSeconds(now)) {
+      over.push_back(fields);
+    }
+  }
+  for (const Json& fields : over) {
+    const auto path = ParseCheckpointPath(fields.value("path", ""));
+    const Caller caller = CallerFromJson(fields.value("caller", Json()));
+    if (!path.ok()) continue;
+    const absl::Status deleted =
+        DeleteRunCheckpoint(front, {.caller = caller}, *path,
+                            [](const absl::StatusOr<bool>& /*result*/) {});
+    if (!deleted.ok() && !absl::IsNotFound(deleted)) continue;
+    Drop(front, KeyOf(caller, *path));
+  }
+}
+
+void RestoreExtras(Front& front) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kCheckpoint)) {
+    front.extras[entry.id] = std::move(entry.fields);
+  }
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,97 @@
+#include "server/tinker/checkpoint_path.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "server/field_checks.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr absl::string_view kScheme = "tinker://";
+
+struct KindNames {
+  CheckpointKind kind;
+  absl::string_view segment;
+  const char* type;
+};
+constexpr KindNames kKinds[] = {
+    {CheckpointKind::kTraining, "weights", "training"},
+    {CheckpointKind::kSampler, "sampler_weights", "sampler"},
+    {CheckpointKind::kExternal, "external_weights", "external"}};
+
+const KindNames& NamesOf(CheckpointKind kind) {
+  return kKinds[static_cast<size_t>(kind)];
+}
+
+absl::Status BadPath(absl::string_view path) {
+  return BadField("path", absl::StrCat("is ", Quoted(path),
+                                       ", must be "
+                                       "tinker://RUN/KIND/NAME, KIND being "
+                                       "weights, sampler_weights or "
+                                       "external_weights"));
+}
+
+}  // namespace
+
+std::string CheckpointPath::Id() const {
+  return absl::StrCat(NamesOf(kind).segment, "/", name);
+}
+
+std::string CheckpointPath::ToString() const {
+  return absl::StrCat(kScheme, run, "/", Id());
+}
+
+std::string CheckpointPath::WeftName() const {
+  if (kind == CheckpointKind::kTraining) return name;
+  return absl::StrCat(NamesOf(kind).segment, ".", name);
+}
+
+const char* CheckpointPath::KindName() const { return NamesOf(kind).type; }
+
+CheckpointPath PathOfWeft(absl::string_view run, absl::string_view weft_name) {
+  CheckpointPath path{.run = std::string(run), .name = std::string(weft_name)};
+  for (const KindNames& names : kKinds) {
+    const std::string prefix = absl::StrCat(names.segment, ".");
+    if (names.kind == CheckpointKind::kTraining ||
+        !absl::StartsWith(weft_name, prefix)) {
+      continue;
+    }
+    path.kind = names.kind;
+    path.name = std::string(weft_name.substr(prefix.size()));
+  }
+  return path;
+}
+
+absl::StatusOr<CheckpointPath> ParseCheckpointId(absl::string_view run,
+                                                 absl::string_view id) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(id, '/');
+  if (parts.size() != 2) return BadPath(id);
+  for (const KindNames& names : kKinds) {
+    if (parts[0] != names.segment) continue;
+    CheckpointPath path{.run = std::string(run),
+                        .kind = names.kind,
+                        .name = std::string(parts[1])};
+    WEFT_RETURN_IF_ERROR(CheckName("path", path.WeftName()));
+    if (PathOfWeft(run, path.WeftName()).kind == path.kind) return path;
+    return BadField("path", absl::StrCat("has the name ", Quoted(path.name),
+                                         ", which begins as another kind's"));
+  }
+  return BadPath(id);
+}
+
+absl::StatusOr<CheckpointPath> ParseCheckpointPath(absl::string_view path) {
+  absl::string_view rest = path;
+  if (!absl::ConsumePrefix(&rest, kScheme)) return BadPath(path);
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(rest, absl::MaxSplits('/', 1));
+  if (parts.first.empty()) return BadPath(path);
+  return ParseCheckpointId(parts.first, parts.second);
+}
+
+}  // namespace weft::tinker

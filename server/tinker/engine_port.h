@@ -1,0 +1,121 @@
+// Calls to the engine, as the gRPC services make them: the same tokens, quotas,
+// validation, names, metrics and log lines (server/call.h). Results come back
+// on the front's thread.
+#ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
+#define WEFT_SERVER_TINKER_ENGINE_PORT_H_
+
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "server/call.h"
+#include "server/tinker/http_server.h"
+
+namespace weft::tinker {
+
+// Threads: the front's. `core` outlives it and all calls.
+class EnginePort {
+ public:
+  EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server)
+      : core_(core), server_(std::move(server)) {}
+
+  [[nodiscard]] ServiceCore* core() const { return core_; }
+  // Errors: UNAVAILABLE while it starts or drains.
+  [[nodiscard]] absl::StatusOr<Engine*> engine() const {
+    return core_->engine.Get();
+  }
+
+  // `start(Engine&, Plain, Callback<Result>)`, Plain being what Validate makes
+  // of `request`. `done` runs once, perhaps before this returns. An error that
+  // is found at once is returned instead, and `done` does not run: the engine
+  // has taken nothing. An error for which the step is done carries
+  // kStepDonePayload.
+  template <typename Result, typename Request, typename StartFn>
+  [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
+                                  const Request& request, StartFn start,
+                                  Callback<Result> done) const {
+    const auto call =
+        std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
+    const absl::StatusOr<Engine*> engine = call->record.Admit();
+    if (!engine.ok()) return call->record.Settle(engine.status());
+    auto plain = call->record.Read(**engine, request);
+    if (!plain.ok()) return call->record.Settle(plain.status());
+    start(**engine, *std::move(plain), Deliver<Result>(call, std::move(done)));
+    return Return(call.get());
+  }
+
+  // Call with a request that Validate would refuse: `plain` has the caller's
+  // names, and is taken as it is.
+  template <typename Result, typename Plain, typename StartFn>
+  [[nodiscard]] absl::Status CallPlain(CallOrigin origin, Rpc rpc, Plain plain,
+                                       StartFn start,
+                                       Callback<Result> done) const {
+    const auto call =
+        std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
+    const absl::StatusOr<Engine*> engine = call->record.Admit();
+    if (!engine.ok()) return call->record.Settle(engine.status());
+    const absl::Status own = call->record.caller()->Qualify(&plain);
+    if (!own.ok()) return call->record.Settle(own);
+    start(**engine, std::move(plain), Deliver<Result>(call, std::move(done)));
+    return Return(call.get());
+  }
+
+ private:
+  template <typename Result>
+  struct Pending {
+    Pending(ServiceCore* core, CallOrigin origin, Rpc rpc)
+        : record(core, std::move(origin), rpc) {}
+    CallRecord record;
+    // The front's thread alone touches these.
+    const std::thread::id thread = std::this_thread::get_id();
+    bool returned = false;
+    std::function<absl::Status()> early;
+  };
+
+  template <typename Result>
+  static absl::Status SettleResult(Pending<Result>* call,
+                                   absl::StatusOr<Result>* result) {
+    if (result->ok()) call->record.caller()->Reveal(&**result);
+    absl::Status status = call->record.Settle(result->status());
+    if (const auto done = result->status().GetPayload(kStepDonePayload)) {
+      status.SetPayload(kStepDonePayload, *done);
+    }
+    return status;
+  }
+
+  // The engine's callback: hands the result to `done` on the front's thread.
+  template <typename Result>
+  Callback<Result> Deliver(std::shared_ptr<Pending<Result>> call,
+                           Callback<Result> done) const {
+    return [call, done = std::move(done),
+            server = server_](absl::StatusOr<Result> result) {
+      const absl::Status status = SettleResult(call.get(), &result);
+      if (!status.ok()) result = status;
+      auto shared = std::make_shared<absl::StatusOr<Result>>(std::move(result));
+      const auto run = [done, shared] { done(std::move(*shared)); };
+      if (std::this_thread::get_id() == call->thread && !call->returned) {
+        call->early = [status, run] {
+          if (status.ok()) run();
+          return status;
+        };
+      } else if (const auto live = server.lock()) {
+        live->Post(run);
+      }
+    };
+  }
+
+  template <typename Result>
+  static absl::Status Return(Pending<Result>* call) {
+    call->returned = true;
+    const auto early = std::exchange(call->early, nullptr);
+    return early ? early() : absl::OkStatus();
+  }
+
+  ServiceCore* const core_;
+  const std::weak_ptr<HttpServer> server_;
+};
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_ENGINE_PORT_H_

@@ -1,0 +1,75 @@
+#include "server/tinker/errors.h"
+
+namespace weft::tinker {
+namespace {
+
+// Text of a client that is not UTF-8 is replaced, never an exception.
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+int HttpStatusOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 200;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+      return 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    // The SDK takes 409 for a passing conflict and 501 for a passing failure,
+    // and would come again.
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kUnimplemented:
+      return 400;
+    case absl::StatusCode::kAborted:
+      return 410;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kUnavailable:
+      return 503;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 504;
+    default:
+      return 500;
+  }
+}
+
+HttpReply JsonReply(const Json& body, int status) {
+  return {.status = status, .body = Dump(body)};
+}
+
+HttpReply ErrorReply(const absl::Status& status) {
+  return JsonReply({{"detail", std::string(status.message())}},
+                   HttpStatusOf(status));
+}
+
+const char* CategoryOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kUnimplemented:
+      return "user";
+    default:
+      return "server";
+  }
+}
+
+Json FailureOf(const absl::Status& status) {
+  return {{"error", std::string(status.message())},
+          {"category", CategoryOf(status)}};
+}
+
+}  // namespace weft::tinker

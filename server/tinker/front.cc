@@ -1,0 +1,60 @@
+#include "server/tinker/front.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/field_checks.h"
+
+namespace weft::tinker {
+namespace {
+
+// Results of futures that clients have yet to fetch, or may fetch again.
+constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
+
+template <typename Table>
+auto FindOwned(Table& table, const char* what, const std::string& owner,
+               const std::string& id)
+    -> absl::StatusOr<decltype(&table.begin()->second)> {
+  const auto found = table.find(id);
+  if (found != table.end() && found->second.owner == owner) {
+    return &found->second;
+  }
+  return absl::NotFoundError(absl::StrCat("no ", what, " ", Quoted(id)));
+}
+
+}  // namespace
+
+uint64_t Model::StepOf(int64_t seq) const {
+  int64_t offset = 0;
+  for (const auto& [first, value] : offsets) {
+    if (first <= seq) offset = value;
+  }
+  return static_cast<uint64_t>(seq + offset);
+}
+
+Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
+             Ledger opened, Futures::After later)
+    : port(core, server),
+      ledger(std::move(opened)),
+      futures(kMaxResultBytes, later),
+      after(std::move(later)) {}
+
+absl::StatusOr<Session*> Front::FindSession(const Call& call,
+                                            const std::string& id) {
+  return FindOwned(sessions, "session", call.owner(), id);
+}
+
+absl::StatusOr<Model*> Front::FindModel(const Call& call,
+                                        const std::string& id) {
+  return FindOwned(models, "model", call.owner(), id);
+}
+
+absl::StatusOr<Sampler*> Front::FindSampler(const Call& call,
+                                            const std::string& id) {
+  return FindOwned(samplers, "sampling session", call.owner(), id);
+}
+
+Caller Front::CallerOf(const std::string& session) const {
+  const auto found = sessions.find(session);
+  return found == sessions.end() ? Caller() : found->second.caller;
+}
+
+}  // namespace weft::tinker

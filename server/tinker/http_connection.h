@@ -1,0 +1,22 @@
+// One connection of the HTTP server; http_server.cc alone includes this.
+#ifndef WEFT_SERVER_TINKER_HTTP_CONNECTION_H_
+#define WEFT_SERVER_TINKER_HTTP_CONNECTION_H_
+
+#include <boost/asio/ip/tcp.hpp>
+#include <cstddef>
+#include <memory>
+
+#include "server/tinker/http_server.h"
+
+namespace weft::tinker {
+
+// Serves requests one after the other until the client or a limit ends it.
+// `count` has one more while the connection lives; `handler` outlives the
+// thread that runs the socket's context. Threads: that one.
+void ServeConnection(boost::asio::ip::tcp::socket socket,
+                     const HttpLimits& limits, const HttpHandler* handler,
+                     std::shared_ptr<size_t> count);
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_HTTP_CONNECTION_H_

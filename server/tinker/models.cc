@@ -1,0 +1,255 @@
+#include "server/tinker/models.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "server/field_checks.h"
+#include "server/tinker/steps.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+#include "src/request/adapter.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft::tinker {
+namespace {
+
+// create_model's place in the order of a model's requests.
+constexpr int64_t kCreateSeq = 0;
+
+absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
+  if (Find(body, "lora_config") == nullptr) {
+    return absl::UnimplementedError(
+        "lora_config is absent: only LoRA is offered");
+  }
+  WEFT_ASSIGN_OR_RETURN(const Json* const lora,
+                        ObjectField(body, "lora_config"));
+  WEFT_ASSIGN_OR_RETURN(const int64_t rank, IntOr(*lora, "rank", 32));
+  WEFT_RETURN_IF_ERROR(CheckReal("lora_config.rank", static_cast<double>(rank),
+                                 {.low = 1, .high = 1e9}));
+  out->set_rank(static_cast<uint32_t>(rank));
+  if (Find(*lora, "seed") != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const int64_t seed, IntField(*lora, "seed"));
+    out->set_seed(static_cast<uint64_t>(seed));
+  }
+  using Modules = std::vector<v1::TargetModule>;
+  const std::pair<const char*, Modules> kParts[] = {
+      {"train_attn",
+       {v1::TARGET_MODULE_Q_PROJ, v1::TARGET_MODULE_K_PROJ,
+        v1::TARGET_MODULE_V_PROJ, v1::TARGET_MODULE_O_PROJ}},
+      {"train_mlp",
+       {v1::TARGET_MODULE_GATE_PROJ, v1::TARGET_MODULE_UP_PROJ,
+        v1::TARGET_MODULE_DOWN_PROJ}},
+      {"train_unembed", {v1::TARGET_MODULE_LM_HEAD}}};
+  for (const auto& [name, modules] : kParts) {
+    WEFT_ASSIGN_OR_RETURN(const bool wanted, BoolOr(*lora, name, true));
+    if (!wanted) continue;
+    for (const v1::TargetModule module : modules) {
+      out->add_target_modules(module);
+    }
+  }
+  if (!out->target_modules().empty()) return absl::OkStatus();
+  return BadField("lora_config", "trains nothing");
+}
+
+absl::Status StartCreation(Front& front, const CallPtr& call,
+                           const Model& model, Callback<FutureResult> done) {
+  WEFT_ASSIGN_OR_RETURN(const std::string base,
+                        StringField(call->body, "base_model"));
+  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+  WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id(model.adapter);
+  WEFT_RETURN_IF_ERROR(ReadLora(call->body, request.mutable_config()));
+  return front.port.Call<AdapterInfo>(
+      call->origin(), Rpc::kCreateAdapter, request,
+      [](Engine& engine, CreateAdapterRequest plain, auto then) {
+        engine.CreateAdapter(std::move(plain), std::move(then));
+      },
+      [id = model.id, done](const absl::StatusOr<AdapterInfo>& info) {
+        if (!info.ok()) return done(info.status());
+        done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
+      });
+}
+
+void ForgetModel(Front& front, const std::string& id) {
+  EraseSteps(front, id);
+  front.ledger.Erase(EntryKind::kModel, id);
+  front.models.erase(id);
+}
+
+absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
+                             const std::string& adapter, Callback<bool> done) {
+  v1::DeleteAdapterRequest request;
+  request.set_adapter_id(adapter);
+  return front.port.Call<bool>(
+      std::move(origin), Rpc::kDeleteAdapter, request,
+      [](Engine& engine, std::string id, auto then) {
+        engine.DeleteAdapter(std::move(id), std::move(then));
+      },
+      std::move(done));
+}
+
+Json InfoOf(const Front& front, const Engine& engine, const Model& model,
+            const AdapterInfo& info) {
+  return {{"type", "get_info"},
+          {"model_id", model.id},
+          {"model_name", front.model_name()},
+          {"model_data",
+           {{"arch", engine.info().architecture},
+            {"model_name", front.model_name()},
+            {"tokenizer_id", front.model_name()}}},
+          {"is_lora", true},
+          {"lora_rank", info.config.rank},
+          {"optimizer_config", {{"type", "adamw"}}}};
+}
+
+}  // namespace
+
+std::string AdapterOfModel(absl::string_view model_id) {
+  return absl::StrReplaceAll(model_id, {{":train:", ".train."}});
+}
+
+std::string ModelOfAdapter(absl::string_view adapter_id) {
+  constexpr size_t kSessionLength = 32;
+  if (adapter_id.size() <= kSessionLength ||
+      !absl::StartsWith(adapter_id.substr(kSessionLength), ".train.")) {
+    return std::string(adapter_id);
+  }
+  return absl::StrReplaceAll(adapter_id, {{".train.", ":train:"}});
+}
+
+absl::Status CheckBaseModel(const Front& front, absl::string_view base_model) {
+  const std::string& served = front.model_name();
+  if (base_model == served ||
+      absl::EndsWith(base_model, absl::StrCat("/", served))) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "base_model ", Quoted(base_model), " is not served: use ", served));
+}
+
+absl::Status CheckOptimizer(const Json& body) {
+  if (Find(body, "optimizer_config") == nullptr) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const Json* const config,
+                        ObjectField(body, "optimizer_config"));
+  WEFT_ASSIGN_OR_RETURN(const std::string type,
+                        StringOr(*config, "type", "adamw"));
+  if (type == "adamw") return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("optimizer ", Quoted(type), " is not offered: use adamw"));
+}
+
+absl::Status KeepModel(Front& front, const Model& model) {
+  return front.ledger.Put(EntryKind::kModel,
+                          {.id = model.id,
+                           .fields = {{"session", model.session},
+                                      {"user_metadata", model.user_metadata},
+                                      {"offsets", model.offsets}}});
+}
+
+absl::StatusOr<Model*> OpenModel(Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const std::string session,
+                        StringField(call.body, "session_id"));
+  WEFT_RETURN_IF_ERROR(front.FindSession(call, session).status());
+  WEFT_ASSIGN_OR_RETURN(const int64_t number,
+                        IntField(call.body, "model_seq_id"));
+  if (number < 0) return BadField("model_seq_id", "must not be negative");
+  const std::string id = absl::StrCat(session, ":train:", number);
+  const auto [entry, added] = front.models.try_emplace(id);
+  Model& model = entry->second;
+  if (!added) return &model;
+  model.id = id;
+  model.owner = call.owner();
+  model.session = session;
+  model.adapter = AdapterOfModel(id);
+  const Json* const metadata = Find(call.body, "user_metadata");
+  if (metadata != nullptr) model.user_metadata = *metadata;
+  WEFT_RETURN_IF_ERROR(KeepModel(front, model));
+  return &model;
+}
+
+absl::Status CreateModel(Front& front, const CallPtr& call,
+                         const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const Model* const model, OpenModel(front, *call));
+  const std::string id = model->id;
+  return Promise(
+      front, call, {.model = id, .seq = kCreateSeq},
+      [&front, call, id](Callback<FutureResult> done) {
+        return StartCreation(front, call, front.models.at(id), std::move(done));
+      },
+      respond);
+}
+
+absl::Status GetModelInfo(Front& front, const CallPtr& call,
+                          const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const std::string id,
+                        StringField(call->body, "model_id"));
+  WEFT_ASSIGN_OR_RETURN(const Model* const model, front.FindModel(*call, id));
+  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  v1::GetAdapterRequest request;
+  request.set_adapter_id(model->adapter);
+  return front.port.Call<AdapterInfo>(
+      call->origin(), Rpc::kGetAdapter, request,
+      [](Engine& port, std::string adapter, auto then) {
+        port.GetAdapter(std::move(adapter), std::move(then));
+      },
+      [&front, engine, model = *model,
+       respond](const absl::StatusOr<AdapterInfo>& info) {
+        respond(info.ok() ? JsonReply(InfoOf(front, *engine, model, *info))
+                          : ErrorReply(info.status()));
+      });
+}
+
+absl::Status UnloadModel(Front& front, const CallPtr& call,
+                         const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const std::string id,
+                        StringField(call->body, "model_id"));
+  WEFT_ASSIGN_OR_RETURN(const Model* const model, front.FindModel(*call, id));
+  const std::string adapter = model->adapter;
+  return Promise(
+      front, call, {.model = id, .name = "unload"},
+      [&front, call, id, adapter](const Callback<FutureResult>& done) {
+        return DeleteAdapterOf(
+            front, call->origin(), adapter,
+            [&front, id, done](const absl::StatusOr<bool>& deleted) {
+              if (!deleted.ok()) return done(deleted.status());
+              ForgetModel(front, id);
+              done(FutureResult::Of(
+                  {{"type", "unload_model"}, {"model_id", id}}));
+            });
+      },
+      respond);
+}
+
+void UnloadModelsOf(Front& front, const std::string& session) {
+  std::vector<Model> gone;
+  for (const auto& [id, model] : front.models) {
+    if (model.session == session) gone.push_back(model);
+  }
+  for (const Model& model : gone) {
+    ForgetModel(front, model.id);
+    const absl::Status deleted = DeleteAdapterOf(
+        front, {.caller = front.CallerOf(session)}, model.adapter,
+        [](const absl::StatusOr<bool>& /*result*/) {});
+    if (deleted.ok() || absl::IsNotFound(deleted)) continue;
+    Log(LogLevel::kWarning, "the adapter of an ended session stays",
+        {{"adapter", model.adapter},
+         {"error", std::string(deleted.message())}});
+  }
+}
+
+void RestoreModels(Front& front) {
+  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kModel)) {
+    Model& model = front.models[entry.id];
+    model.id = entry.id;
+    model.session = entry.fields.value("session", "");
+    model.owner = OwnerKey(front.CallerOf(model.session));
+    model.adapter = AdapterOfModel(entry.id);
+    model.user_metadata = entry.fields.value("user_metadata", Json());
+    model.offsets = entry.fields.value("offsets", decltype(model.offsets)());
+  }
+}
+
+}  // namespace weft::tinker

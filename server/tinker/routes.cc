@@ -1,0 +1,167 @@
+#include "server/tinker/routes.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "server/tinker/archives.h"
+#include "server/tinker/body.h"
+#include "server/tinker/models.h"
+#include "server/tinker/runs.h"
+#include "server/tinker/samplers.h"
+#include "server/tinker/sampling.h"
+#include "server/tinker/sessions.h"
+#include "server/tinker/steps.h"
+#include "server/tinker/training.h"
+#include "server/tinker/url.h"
+#include "server/tinker/weights.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+// An asterisk in a path is any one part. `scope` is the call whose scope the
+// token must have before anything is parsed; a handler's own calls ask for
+// theirs.
+struct Route {
+  const char* method;
+  const char* path;
+  Rpc scope;
+  Handler handler;
+  bool open = false;  // Needs no key.
+};
+
+constexpr Rpc kRead = Rpc::kGetInfo;
+constexpr Route kRoutes[] = {
+    {"GET", "healthz", kRead, GetHealth},
+    {"GET", "get_server_capabilities", kRead, GetCapabilities},
+    {"POST", "client/config", kRead, GetClientConfig},
+    {"POST", "client/dynamic_config", kRead, GetDynamicConfig},
+    {"POST", "telemetry", kRead, TakeTelemetry},
+    {"POST", "create_session", kRead, CreateSession},
+    {"POST", "session_heartbeat", kRead, BeatSession},
+    {"POST", "sessions/*/finish", kRead, FinishSession},
+    {"GET", "sessions/*", kRead, GetSession},
+    {"POST", "create_model", Rpc::kCreateAdapter, CreateModel},
+    {"POST", "get_info", Rpc::kGetAdapter, GetModelInfo},
+    {"POST", "unload_model", Rpc::kDeleteAdapter, UnloadModel},
+    {"POST", "forward_backward", Rpc::kForwardBackward, RunForwardBackward},
+    {"POST", "forward", Rpc::kForward, RunForwardBackward},
+    {"POST", "optim_step", Rpc::kOptimStep, RunOptimStep},
+    {"POST", "save_weights", Rpc::kSaveCheckpoint, SaveWeights},
+    {"POST", "save_weights_for_sampler", Rpc::kPublishSnapshot,
+     SaveWeightsForSampler},
+    {"POST", "save_weights_external", Rpc::kSaveCheckpoint,
+     SaveWeightsExternal},
+    {"POST", "load_weights", Rpc::kLoadCheckpoint, LoadWeights},
+    {"POST", "create_sampling_session", Rpc::kSample, CreateSampler},
+    {"GET", "samplers/*", kRead, GetSampler},
+    {"POST", "asample", Rpc::kSample, RunSample},
+    {"POST", "retrieve_future", kRead, RetrieveFuture},
+    {"POST", "cancel_future", kRead, CancelFuture},
+    {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},
+    {"GET", "training_runs/*", Rpc::kListCheckpoints, GetRun},
+    {"GET", "training_runs/*/checkpoints", Rpc::kListCheckpoints,
+     ListRunCheckpoints},
+    {"DELETE", "training_runs/*/checkpoints/*/*", Rpc::kDeleteCheckpoint,
+     DeleteCheckpoint},
+    {"PUT", "training_runs/*/checkpoints/*/*/ttl", Rpc::kDeleteCheckpoint,
+     SetCheckpointTtl},
+    {"POST", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
+    {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
+    {"GET", "training_runs/*/checkpoints/*/*/external_weights_urls",
+     Rpc::kExportAdapter, GetArchive},
+    {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},
+    {"GET", "checkpoints", Rpc::kListCheckpoints, ListAllCheckpoints},
+    {"POST", "weights_info", Rpc::kListCheckpoints, GetWeightsInfo},
+    {"POST", "copy_weights", kRead, RefuseSharing},
+};
+
+bool Matches(const Route& route, const Call& call,
+             const std::vector<std::string>& parts,
+             std::vector<std::string>* args) {
+  if (call.http.method != route.method) return false;
+  const std::vector<absl::string_view> pattern =
+      absl::StrSplit(route.path, '/');
+  if (pattern.size() != parts.size()) return false;
+  args->clear();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (pattern[i] == "*") {
+      args->push_back(parts[i]);
+    } else if (pattern[i] != parts[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The route of the call, whose target it takes apart.
+absl::StatusOr<const Route*> FindRoute(Call* call) {
+  WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target));
+  call->query = std::move(url.query);
+  for (const Route& route : kRoutes) {
+    if (Matches(route, *call, url.parts, &call->args)) return &route;
+  }
+  return absl::NotFoundError("there is no such path");
+}
+
+absl::StatusOr<Caller> FindCaller(const ServiceCore& core, Rpc scope,
+                                  const std::string& key) {
+  absl::string_view token = key;
+  if (!absl::ConsumePrefix(&token, kKeyPrefix)) {
+    return absl::UnauthenticatedError("an API key begins with tml-");
+  }
+  if (core.authenticator == nullptr) return Caller();
+  return core.authenticator->Check(absl::StrCat("/", RpcName(scope)),
+                                   absl::StrCat("Bearer ", token));
+}
+
+absl::Status ReadBody(const Front& front, Call* call) {
+  HttpRequest& http = call->http;
+  const auto most =
+      static_cast<size_t>(front.port.core()->options.max_message_bytes);
+  WEFT_RETURN_IF_ERROR(Decode(http.content_encoding, most, &http.body));
+  call->body = Json::object();
+  if (absl::StrContains(http.content_type, kProtobufType)) {
+    return absl::OkStatus();
+  }
+  WEFT_ASSIGN_OR_RETURN(call->body, ParseObject(http.body));
+  return absl::OkStatus();
+}
+
+absl::Status Handle(Front& front, const std::shared_ptr<Call>& call,
+                    const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call.get()));
+  const std::string key = std::exchange(call->http.api_key, "");
+  if (!route->open) {
+    WEFT_ASSIGN_OR_RETURN(call->caller,
+                          FindCaller(*front.port.core(), route->scope, key));
+  }
+  const absl::Status read = ReadBody(front, call.get());
+  if (absl::IsResourceExhausted(read)) {
+    respond(JsonReply({{"detail", std::string(read.message())}}, 413));
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(read);
+  return route->handler(front, call, respond);
+}
+
+}  // namespace
+
+void Serve(Front& front, HttpRequest request, const Respond& respond) {
+  const auto call = std::make_shared<Call>();
+  call->http = std::move(request);
+  const absl::Status refused = Handle(front, call, respond);
+  if (!refused.ok()) respond(ErrorReply(refused));
+}
+
+absl::Status ServeAgain(Front& front, const CallPtr& call) {
+  const auto again = std::make_shared<Call>(*call);
+  WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(again.get()));
+  WEFT_RETURN_IF_ERROR(ReadBody(front, again.get()));
+  return route->handler(front, again, [](const HttpReply& /*reply*/) {});
+}
+
+}  // namespace weft::tinker

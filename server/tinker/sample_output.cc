@@ -1,0 +1,103 @@
+// Results of asample as Tinker's message; see sample_wire.h.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "server/tinker/errors.h"
+#include "server/tinker/sample_wire.h"
+#include "server/tinker/wire.pb.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr float kEmptyCell = -99999.0F;
+
+template <typename T>
+void SetRaw(const std::vector<T>& values, std::string* out) {
+  out->assign(reinterpret_cast<const char*>(values.data()),
+              values.size() * sizeof(T));
+}
+
+template <typename T>
+std::vector<T> GetRaw(const std::string& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  }
+  return values;
+}
+
+void FillTop(const std::vector<weft::TopLogprobs>& rows, TopkLogprobs* out) {
+  size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, row.size());
+  std::vector<int32_t> ids(rows.size() * width, 0);
+  std::vector<float> logprobs(rows.size() * width, kEmptyCell);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t j = 0; j < rows[i].size(); ++j) {
+      ids[i * width + j] = rows[i][j].first;
+      logprobs[i * width + j] = rows[i][j].second;
+    }
+  }
+  SetRaw(ids, out->mutable_token_ids());
+  SetRaw(logprobs, out->mutable_logprobs());
+  out->set_k(static_cast<uint32_t>(width));
+  out->set_length(static_cast<uint32_t>(rows.size()));
+}
+
+// JSON has no NaN: what is not there is null.
+Json LogprobsJson(const std::string& raw) {
+  Json out = Json::array();
+  for (const float value : GetRaw<float>(raw)) {
+    out.push_back(std::isnan(value) ? Json() : Json(value));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string SampleOutput(const SampleResult& result, int64_t last_n) {
+  SampleResponse out;
+  for (const Sample& sample : result.samples) {
+    SampledSequence* const sequence = out.add_sequences();
+    sequence->set_stop_reason(sample.finish_reason == FinishReason::kStop
+                                  ? STOP_REASON_STOP
+                                  : STOP_REASON_LENGTH);
+    SetRaw(sample.tokens, sequence->mutable_tokens());
+    SetRaw(sample.logprobs, sequence->mutable_logprobs());
+    if (!sample.top_logprobs.empty()) {
+      FillTop(sample.top_logprobs, sequence->mutable_topk_sampled_logprobs());
+    }
+  }
+  if (!result.prompt_logprobs.empty()) {
+    std::vector<float> logprobs = result.prompt_logprobs;
+    // Nothing predicts the first token.
+    const auto count = static_cast<int64_t>(logprobs.size());
+    const int64_t unscored = std::max<int64_t>(1, count - last_n);
+    std::fill_n(logprobs.begin(), unscored,
+                std::numeric_limits<float>::quiet_NaN());
+    SetRaw(logprobs, out.mutable_prompt_logprobs());
+  }
+  return out.SerializeAsString();
+}
+
+std::string SampleOutputJson(const std::string& serialized) {
+  SampleResponse output;
+  output.ParseFromString(serialized);
+  Json sequences = Json::array();
+  for (const SampledSequence& sequence : output.sequences()) {
+    sequences.push_back(
+        {{"stop_reason",
+          sequence.stop_reason() == STOP_REASON_STOP ? "stop" : "length"},
+         {"tokens", GetRaw<int32_t>(sequence.tokens())},
+         {"logprobs", LogprobsJson(sequence.logprobs())}});
+  }
+  Json reply = {{"type", "sample"}, {"sequences", std::move(sequences)}};
+  if (output.has_prompt_logprobs()) {
+    reply["prompt_logprobs"] = LogprobsJson(output.prompt_logprobs());
+  }
+  return JsonReply(reply).body;
+}
+
+}  // namespace weft::tinker

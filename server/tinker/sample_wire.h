@@ -1,0 +1,37 @@
+// asample between Tinker's messages and Weft's.
+// Errors: INVALID_ARGUMENT naming the field; UNIMPLEMENTED for what Weft does
+// not offer.
+// Threads: any.
+#ifndef WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
+#define WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/tinker/fields.h"
+#include "src/request/sample.h"
+#include "weft/v1/sampling.pb.h"
+
+namespace weft::tinker {
+
+struct TranslatedSample {
+  v1::SampleRequest request;  // Without adapter and snapshot.
+  int64_t prompt_tokens = 0;
+  // Of the prompt's log-probabilities, those of the last ones are wanted.
+  int64_t last_n = 0;
+};
+// `context_length` is what max_tokens has when it is absent, but for the
+// prompt.
+[[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
+    const Json& body, int context_length);
+
+// A serialized SampleResponse.
+[[nodiscard]] std::string SampleOutput(const SampleResult& result,
+                                       int64_t last_n);
+// The same as JSON text.
+[[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_SAMPLE_WIRE_H_

@@ -1,0 +1,165 @@
+#include "server/tinker/sessions.h"
+
+#include <openssl/rand.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/tinker/models.h"
+#include "server/tinker/samplers.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+// 128 random bits: ids name adapters and folders, so they must not repeat.
+absl::StatusOr<std::string> NewSessionId() {
+  unsigned char bytes[16];
+  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
+    return absl::InternalError("no randomness for a session id");
+  }
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
+}
+
+void EndSession(Front& front, const std::string& id) {
+  UnloadModelsOf(front, id);
+  DropSamplersOf(front, id);
+  front.ledger.Erase(EntryKind::kSession, id);
+  front.sessions.erase(id);
+}
+
+}  // namespace
+
+absl::Status GetHealth(Front& front, const CallPtr& /*call*/,
+                       const Respond& respond) {
+  WEFT_RETURN_IF_ERROR(front.port.engine().status());
+  respond(JsonReply({{"status", "ok"}}));
+  return absl::OkStatus();
+}
+
+absl::Status GetClientConfig(Front& front, const CallPtr& /*call*/,
+                             const Respond& respond) {
+  const ServerOptions& options = front.port.core()->options;
+  respond(JsonReply(
+      {{"pjwt_auth_enabled", false},
+       {"credential_default_source", "api_key"},
+       {"parallel_fwdbwd_chunks", true},
+       {"proto_compress_fwdbwd", false},
+       {"fwdbwd_max_chunk_len", std::min(1024, options.max_data_per_request)},
+       {"fwdbwd_max_chunk_bytes_count",
+        std::min<int64_t>(5'000'000, options.max_message_bytes / 2)},
+       {"sample_use_retrieve_futures", false},
+       {"custom_loss_server_side", false},
+       {"sample_join_sampling_session", false}}));
+  return absl::OkStatus();
+}
+
+absl::Status GetDynamicConfig(Front& /*front*/, const CallPtr& /*call*/,
+                              const Respond& respond) {
+  respond(JsonReply({{"refresh_interval_sec", 300},
+                     {"sample_cancel_enabled", true},
+                     {"sample_cancel_max_batch_size", 64}}));
+  return absl::OkStatus();
+}
+
+absl::Status GetCapabilities(Front& front, const CallPtr& /*call*/,
+                             const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  respond(JsonReply({{"supported_models",
+                      {{{"model_name", front.model_name()},
+                        {"max_context_length", engine->info().context_length},
+                        {"trainable", true},
+                        {"sampleable", true}}}}}));
+  return absl::OkStatus();
+}
+
+absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
+                           const Respond& respond) {
+  respond(JsonReply({{"status", "accepted"}}));
+  return absl::OkStatus();
+}
+
+absl::Status CreateSession(Front& front, const CallPtr& call,
+                           const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(std::string id, NewSessionId());
+  Session session{.id = id,
+                  .caller = call->caller,
+                  .owner = call->owner(),
+                  .fields = call->body,
+                  .last_beat = absl::Now()};
+  WEFT_RETURN_IF_ERROR(front.ledger.Put(
+      EntryKind::kSession, {.id = id,
+                            .fields = {{"caller", CallerToJson(session.caller)},
+                                       {"request", session.fields}}}));
+  front.sessions.emplace(id, std::move(session));
+  respond(JsonReply({{"type", "create_session"}, {"session_id", id}}));
+  return absl::OkStatus();
+}
+
+absl::Status BeatSession(Front& front, const CallPtr& call,
+                         const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const std::string id,
+                        StringField(call->body, "session_id"));
+  const auto session = front.FindSession(*call, id);
+  if (!session.ok()) return absl::AbortedError("the session has ended");
+  (*session)->last_beat = absl::Now();
+  respond(JsonReply({{"type", "session_heartbeat"}}));
+  return absl::OkStatus();
+}
+
+absl::Status FinishSession(Front& front, const CallPtr& call,
+                           const Respond& respond) {
+  // One that has ended already is as the client wants it.
+  if (front.FindSession(*call, call->args[0]).ok()) {
+    EndSession(front, call->args[0]);
+  }
+  respond(JsonReply(Json::object()));
+  return absl::OkStatus();
+}
+
+absl::Status GetSession(Front& front, const CallPtr& call,
+                        const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const Session* const session,
+                        front.FindSession(*call, call->args[0]));
+  Json models = Json::array();
+  for (const auto& [id, model] : front.models) {
+    if (model.session == session->id) models.push_back(id);
+  }
+  Json samplers = Json::array();
+  for (const auto& [id, sampler] : front.samplers) {
+    if (sampler.session == session->id) samplers.push_back(id);
+  }
+  Json reply = {{"training_run_ids", models}, {"sampler_ids", samplers}};
+  for (const char* const field : {"user_metadata", "display_name"}) {
+    const Json* const value = Find(session->fields, field);
+    if (value != nullptr) reply[field] = *value;
+  }
+  respond(JsonReply(reply));
+  return absl::OkStatus();
+}
+
+void SweepSessions(Front& front, absl::Time now) {
+  std::vector<std::string> over;
+  for (const auto& [id, session] : front.sessions) {
+    if (now - session.last_beat > kSessionTimeout) over.push_back(id);
+  }
+  for (const std::string& id : over) EndSession(front, id);
+}
+
+void RestoreSessions(Front& front, absl::Time now) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSession)) {
+    const Caller caller = CallerFromJson(entry.fields["caller"]);
+    Session session{.id = entry.id,
+                    .caller = caller,
+                    .owner = OwnerKey(caller),
+                    .fields = entry.fields.value("request", Json::object()),
+                    .last_beat = now};
+    front.sessions.emplace(entry.id, std::move(session));
+  }
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,221 @@
+#include "server/tinker/tensor.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/field_checks.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "raw values are copied, not swapped");
+
+template <typename T>
+absl::StatusOr<std::vector<T>> Copy(absl::string_view name,
+                                    const std::string& bytes) {
+  if (bytes.size() % sizeof(T) != 0) {
+    return BadField(name,
+                    absl::StrCat("has ", bytes.size(),
+                                 " bytes, must be a multiple of ", sizeof(T)));
+  }
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+template <typename To, typename From>
+absl::StatusOr<std::vector<To>> Convert(absl::string_view name,
+                                        const std::string& bytes) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<From> values, Copy<From>(name, bytes));
+  if constexpr (std::is_same_v<To, From>) {
+    return values;
+  } else {
+    return std::vector<To>(values.begin(), values.end());
+  }
+}
+
+// The values that are there, in their order.
+template <typename To>
+absl::StatusOr<std::vector<To>> StoredValues(absl::string_view name,
+                                             const Tensor& tensor) {
+  const std::string& bytes =
+      tensor.has_sparse_csr() ? tensor.sparse_csr().values() : tensor.dense();
+  switch (tensor.dtype()) {
+    case DTYPE_FLOAT32:
+      if constexpr (std::is_integral_v<To>) {
+        return BadField(name, "must be of whole numbers");
+      } else {
+        return Convert<To, float>(name, bytes);
+      }
+    case DTYPE_INT64:
+      return Convert<To, int64_t>(name, bytes);
+    case DTYPE_INT32:
+      return Convert<To, int32_t>(name, bytes);
+    default:
+      return BadField(name, "has a dtype other than float32, int64 and int32");
+  }
+}
+
+absl::StatusOr<int64_t> CountOf(absl::string_view name, const Tensor& tensor) {
+  int64_t count = 1;
+  for (const int64_t size : tensor.shape()) {
+    if (size < 0 || size > kMaxDenseValues || count * size > kMaxDenseValues) {
+      return BadField(name, absl::StrCat("has a shape of more than ",
+                                         kMaxDenseValues, " values"));
+    }
+    count *= size;
+  }
+  return count;
+}
+
+// Puts the values of a CSR tensor [N, K] in their places among zeros.
+template <typename To>
+absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
+                                        const Tensor& tensor,
+                                        const std::vector<To>& values) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t count, CountOf(name, tensor));
+  const SparseCsr& csr = tensor.sparse_csr();
+  WEFT_ASSIGN_OR_RETURN(const auto rows,
+                        Copy<int64_t>(name, csr.crow_indices()));
+  WEFT_ASSIGN_OR_RETURN(const auto columns,
+                        Copy<int64_t>(name, csr.col_indices()));
+  const auto stored = static_cast<int64_t>(values.size());
+  if (tensor.shape_size() != 2 || columns.size() != values.size() ||
+      std::cmp_not_equal(rows.size(), tensor.shape(0) + 1) ||
+      rows.front() != 0 || rows.back() != stored) {
+    return BadField(name, "has CSR indices that do not fit its shape");
+  }
+  const int64_t width = tensor.shape(1);
+  std::vector<To> dense(static_cast<size_t>(count));
+  for (size_t row = 0; row + 1 < rows.size(); ++row) {
+    if (rows[row] > rows[row + 1]) {
+      return BadField(name, "has CSR rows that do not ascend");
+    }
+    for (int64_t i = rows[row]; i < rows[row + 1]; ++i) {
+      // Rows ascend to `stored` at the end, but one may still lie above it.
+      if (i >= stored || columns[static_cast<size_t>(i)] < 0 ||
+          columns[static_cast<size_t>(i)] >= width) {
+        return BadField(name, "has a CSR index out of its shape");
+      }
+      dense[row * static_cast<size_t>(width) +
+            static_cast<size_t>(columns[static_cast<size_t>(i)])] =
+          values[static_cast<size_t>(i)];
+    }
+  }
+  return dense;
+}
+
+template <typename To>
+absl::StatusOr<std::vector<To>> Values(absl::string_view name,
+                                       const Tensor& tensor) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<To> values, StoredValues<To>(name, tensor));
+  if (tensor.has_sparse_csr()) return Densify(name, tensor, values);
+  return values;
+}
+
+template <typename T>
+absl::StatusOr<std::string> RawNumbers(absl::string_view name,
+                                       const Json& list) {
+  std::string raw;
+  for (const Json& value : list) {
+    if (!value.is_number() ||
+        (std::is_integral_v<T> && !value.is_number_integer())) {
+      return BadField(name, "has an entry that is not a number of its dtype");
+    }
+    const T number = value.get<T>();
+    raw.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
+  return raw;
+}
+
+absl::StatusOr<std::string> Indices(absl::string_view name, const Json& json,
+                                    const char* key) {
+  const Json* const list = Find(json, key);
+  if (list == nullptr || !list->is_array()) {
+    return BadField(absl::StrCat(name, ".", key), "must be a list");
+  }
+  return RawNumbers<int64_t>(name, *list);
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
+                                        const Tensor& tensor) {
+  if (tensor.shape_size() <= 1) return 0;
+  if (tensor.shape_size() > 2) {
+    return BadField(name, "has more than two dimensions");
+  }
+  const int64_t width = tensor.shape(1);
+  if (width < 1 || width > kMaxDenseValues) {
+    return BadField(name, absl::StrCat("has ", width, " targets per token"));
+  }
+  return width;
+}
+
+absl::StatusOr<std::vector<float>> ReadFloats(absl::string_view name,
+                                              const Tensor& tensor) {
+  return Values<float>(name, tensor);
+}
+
+absl::StatusOr<std::string> ReadIds(absl::string_view name,
+                                    const Tensor& tensor) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
+                        Values<int64_t>(name, tensor));
+  constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+  std::string raw(ids.size() * sizeof(uint32_t), '\0');
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const uint32_t id =
+        std::in_range<uint32_t>(ids[i]) ? static_cast<uint32_t>(ids[i]) : kNone;
+    std::memcpy(raw.data() + i * sizeof(id), &id, sizeof(id));
+  }
+  return raw;
+}
+
+std::string RawFloats(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()),
+          values.size() * sizeof(float)};
+}
+
+absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
+                                      const Json& json) {
+  if (!json.is_object()) return BadField(name, "must be an object");
+  const Json* const data = Find(json, "data");
+  if (data == nullptr || !data->is_array()) {
+    return BadField(absl::StrCat(name, ".data"), "must be a list");
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string dtype,
+                        StringOr(json, "dtype", "float32"));
+  Tensor out;
+  std::string raw;
+  if (dtype == "int64") {
+    out.set_dtype(DTYPE_INT64);
+    WEFT_ASSIGN_OR_RETURN(raw, RawNumbers<int64_t>(name, *data));
+  } else if (dtype == "float32") {
+    out.set_dtype(DTYPE_FLOAT32);
+    WEFT_ASSIGN_OR_RETURN(raw, RawNumbers<float>(name, *data));
+  } else {
+    return BadField(absl::StrCat(name, ".dtype"), "must be int64 or float32");
+  }
+  if (const Json* const shape = Find(json, "shape"); shape != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const auto sizes, Int32List(*shape, "shape"));
+    out.mutable_shape()->Add(sizes.begin(), sizes.end());
+  }
+  if (Find(json, "sparse_crow_indices") == nullptr) {
+    out.set_dense(std::move(raw));
+    return out;
+  }
+  SparseCsr* const csr = out.mutable_sparse_csr();
+  csr->set_values(std::move(raw));
+  WEFT_ASSIGN_OR_RETURN(*csr->mutable_crow_indices(),
+                        Indices(name, json, "sparse_crow_indices"));
+  WEFT_ASSIGN_OR_RETURN(*csr->mutable_col_indices(),
+                        Indices(name, json, "sparse_col_indices"));
+  return out;
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,113 @@
+#include "server/tinker/tinker_front.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/status_conversion.h"
+#include "server/tinker/checkpoint_extras.h"
+#include "server/tinker/models.h"
+#include "server/tinker/routes.h"
+#include "server/tinker/samplers.h"
+#include "server/tinker/sessions.h"
+#include "server/tinker/steps.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr absl::Duration kSweepInterval = absl::Minutes(1);
+constexpr absl::Duration kAgain = absl::Milliseconds(200);
+
+HttpLimits LimitsOf(const ServerOptions& options) {
+  HttpLimits limits;
+  limits.max_body_bytes = static_cast<uint64_t>(options.max_message_bytes);
+  if (options.max_connections > 0) {
+    limits.max_connections = static_cast<size_t>(options.max_connections);
+  }
+  return limits;
+}
+
+// Until the engine has room for it, which it has in the end.
+void RunAgain(Front& front, const CallPtr& call) {
+  const absl::Status run = ServeAgain(front, call);
+  if (run.ok()) return;
+  if (MaySucceedLater(run)) {
+    return front.after(kAgain, [&front, call] { RunAgain(front, call); });
+  }
+  Log(LogLevel::kWarning, "a promised step cannot run again",
+      {{"path", call->http.target}, {"error", std::string(run.message())}});
+}
+
+}  // namespace
+
+class TinkerFront::Impl {
+ public:
+  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server, Ledger ledger)
+      : server_(std::move(server)),
+        front_(core, server_, std::move(ledger),
+               [raw = server_.get()](absl::Duration delay,
+                                     std::function<void()> work) {
+                 raw->After(delay, std::move(work));
+               }) {
+    const absl::Time now = absl::Now();
+    RestoreSessions(front_, now);
+    RestoreModels(front_);
+    RestoreSamplers(front_);
+    RestoreExtras(front_);
+  }
+  ~Impl() { server_->Stop(); }
+
+  void Start() {
+    server_->Start([this](HttpRequest request, const Respond& respond) {
+      Serve(front_, std::move(request), respond);
+    });
+    Sweep();
+  }
+
+  void EngineIsReady() {
+    server_->Post([this] {
+      RestoreSteps(front_,
+                   [this](const CallPtr& call) { RunAgain(front_, call); });
+      front_.ready = true;
+    });
+  }
+
+ private:
+  void Sweep() {
+    server_->After(kSweepInterval, [this] {
+      SweepSessions(front_, absl::Now());
+      SweepCheckpoints(front_, absl::Now());
+      Sweep();
+    });
+  }
+
+  const std::shared_ptr<HttpServer> server_;
+  Front front_;
+};
+
+absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
+    ServiceCore* core) {
+  const ServerOptions& options = core->options;
+  WEFT_ASSIGN_OR_RETURN(Ledger ledger, Ledger::Open(options.state_dir));
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<HttpServer> server,
+      HttpServer::Bind(options.tinker_listen, LimitsOf(options)));
+  const std::string& listen = options.tinker_listen;
+  std::string address =
+      absl::StrCat(listen.substr(0, listen.rfind(':') + 1), server->port());
+  auto impl =
+      std::make_unique<Impl>(core, std::move(server), std::move(ledger));
+  impl->Start();
+  return std::unique_ptr<TinkerFront>(
+      new TinkerFront(std::move(impl), std::move(address)));
+}
+
+TinkerFront::TinkerFront(std::unique_ptr<Impl> impl, std::string address)
+    : impl_(std::move(impl)), address_(std::move(address)) {}
+TinkerFront::~TinkerFront() = default;
+void TinkerFront::EngineIsReady() { impl_->EngineIsReady(); }
+
+}  // namespace weft::tinker

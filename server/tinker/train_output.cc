@@ -1,0 +1,54 @@
+// Results of forward_backward as Tinker's message; see train_wire.h.
+#include <algorithm>
+
+#include "server/tinker/train_wire.h"
+
+namespace weft::tinker {
+namespace {
+
+// Lays one list of each of the data [begin, end) end to end.
+void FillField(const TrainResult& result, size_t begin, size_t end,
+               int64_t shape, std::vector<float> DatumResult::*list,
+               BatchedTensor* out) {
+  out->set_dtype(DTYPE_FLOAT32);
+  if (shape > 0) out->add_trailing_shape(shape);
+  const auto add_offset = [out] {
+    const auto offset = static_cast<int64_t>(out->data().size());
+    out->mutable_offsets()->append(reinterpret_cast<const char*>(&offset),
+                                   sizeof(offset));
+  };
+  add_offset();
+  for (size_t i = begin; i < end; ++i) {
+    const std::vector<float>& values = result.data[i].*list;
+    out->mutable_data()->append(reinterpret_cast<const char*>(values.data()),
+                                values.size() * sizeof(float));
+    add_offset();
+  }
+}
+
+}  // namespace
+
+std::string TrainOutput(const TrainResult& result, const TargetShapes& shapes) {
+  ForwardBackwardOutput out;
+  out.set_loss_fn_output_type("ArrayRecord");
+  // A record holds neighbours of one shape.
+  for (size_t begin = 0; begin < shapes.size();) {
+    const auto differs = [&](int64_t shape) { return shape != shapes[begin]; };
+    const auto next = std::find_if(shapes.begin() + static_cast<int64_t>(begin),
+                                   shapes.end(), differs);
+    const auto end = static_cast<size_t>(next - shapes.begin());
+    ArrayRecord* const record = out.add_loss_fn_outputs();
+    record->set_type_tag("ArrayRecord");
+    record->set_num_datums(static_cast<int64_t>(end - begin));
+    auto* const fields = record->mutable_fields();
+    FillField(result, begin, end, shapes[begin], &DatumResult::logprobs,
+              &(*fields)["logprobs"]);
+    FillField(result, begin, end, shapes[begin], &DatumResult::losses,
+              &(*fields)["elementwise_loss"]);
+    begin = end;
+  }
+  out.mutable_metrics()->insert(result.metrics.begin(), result.metrics.end());
+  return out.SerializeAsString();
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,139 @@
+#include "server/tinker/training.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "server/field_checks.h"
+#include "server/tinker/models.h"
+#include "server/tinker/steps.h"
+#include "server/tinker/train_wire.h"
+#include "src/base/status_macros.h"
+
+namespace weft::tinker {
+namespace {
+
+using Done = Callback<FutureResult>;
+
+absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
+  if (!absl::StrContains(call.http.content_type, kProtobufType)) {
+    return TrainFromJson(call.body);
+  }
+  ForwardBackwardRequest request;
+  if (!request.ParseFromString(call.http.body)) {
+    return absl::InvalidArgumentError(
+        "the body is not a ForwardBackwardRequest");
+  }
+  return request;
+}
+
+// `Message` is ForwardBackwardRequest or ForwardRequest: equal but for the type.
+template <typename Message>
+absl::Status StartTrain(Front& front, const CallPtr& call, Rpc rpc,
+                        TranslatedTrain train, Done done) {
+  Message request;
+  request.set_adapter_id(train.request.adapter_id());
+  request.set_step(train.request.step());
+  request.mutable_data()->Swap(train.request.mutable_data());
+  *request.mutable_loss() = train.request.loss();
+  return front.port.Call<StepReply<TrainResult>>(
+      call->origin(), rpc, request,
+      [](Engine& engine, TrainRequest plain, auto then) {
+        engine.Train(std::move(plain), std::move(then));
+      },
+      [shapes = std::move(train.shapes), done = std::move(done)](
+          const absl::StatusOr<StepReply<TrainResult>>& reply) {
+        if (!reply.ok()) return done(reply.status());
+        done(FutureResult{.body = TrainOutput(reply->result, shapes),
+                          .to_json = TrainOutputJson});
+      });
+}
+
+absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
+  if (Find(body, "optimizer_params") != nullptr) {
+    return absl::UnimplementedError(
+        "optimizer_params is not offered: use adam_params");
+  }
+  if (Find(body, "adam_params") == nullptr) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const Json* const adam,
+                        ObjectField(body, "adam_params"));
+  using Setter = void (v1::AdamWConfig::*)(double);
+  constexpr std::pair<const char*, Setter> kFields[] = {
+      {"learning_rate", &v1::AdamWConfig::set_learning_rate},
+      {"beta1", &v1::AdamWConfig::set_beta1},
+      {"beta2", &v1::AdamWConfig::set_beta2},
+      {"eps", &v1::AdamWConfig::set_eps},
+      {"weight_decay", &v1::AdamWConfig::set_weight_decay},
+      {"grad_clip_norm", &v1::AdamWConfig::set_max_grad_norm}};
+  for (const auto& [name, set] : kFields) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<double> value,
+                          NumberIfAny(*adam, name));
+    if (value) (out->*set)(*value);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StartOptim(Front& front, const CallPtr& call,
+                        const std::string& adapter, uint64_t step, Done done) {
+  v1::OptimStepRequest request;
+  request.set_adapter_id(adapter);
+  request.set_step(step);
+  WEFT_RETURN_IF_ERROR(ReadAdam(call->body, request.mutable_adamw()));
+  return front.port.Call<StepReply<OptimStepResult>>(
+      call->origin(), Rpc::kOptimStep, request,
+      [](Engine& engine, OptimStepRequest plain, auto then) {
+        engine.OptimStep(std::move(plain), std::move(then));
+      },
+      [done = std::move(done)](
+          const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
+        if (!reply.ok()) return done(reply.status());
+        done(FutureResult::Of(
+            {{"metrics", {{"grad_norm", reply->result.grad_norm}}}}));
+      });
+}
+
+}  // namespace
+
+absl::Status RunForwardBackward(Front& front, const CallPtr& call,
+                                const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(ForwardBackwardRequest in, ReadTrain(*call));
+  const std::string model = in.model_id();
+  const int64_t seq = in.seq_id();
+  const bool forward_only = in.forward_only();
+  // Refused data are the future's failure: they keep their number.
+  const auto train =
+      std::make_shared<absl::StatusOr<TranslatedTrain>>(TranslateTrain(in));
+  in.Clear();
+  return PromiseStep(
+      front, call, model, seq,
+      [&front, call, model, train, forward_only](uint64_t step, Done done) {
+        if (!train->ok()) return train->status();
+        // A copy: a step that finds no room comes again.
+        TranslatedTrain placed = **train;
+        placed.request.set_adapter_id(AdapterOfModel(model));
+        placed.request.set_step(step);
+        return forward_only ? StartTrain<v1::ForwardRequest>(
+                                  front, call, Rpc::kForward, std::move(placed),
+                                  std::move(done))
+                            : StartTrain<v1::ForwardBackwardRequest>(
+                                  front, call, Rpc::kForwardBackward,
+                                  std::move(placed), std::move(done));
+      },
+      respond);
+}
+
+absl::Status RunOptimStep(Front& front, const CallPtr& call,
+                          const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const std::string model,
+                        StringField(call->body, "model_id"));
+  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
+  return PromiseStep(
+      front, call, model, seq,
+      [&front, call, adapter = AdapterOfModel(model)](uint64_t step,
+                                                      Done done) {
+        return StartOptim(front, call, adapter, step, std::move(done));
+      },
+      respond);
+}
+
+}  // namespace weft::tinker

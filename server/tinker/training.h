@@ -1,0 +1,17 @@
+// forward_backward (and forward) and optim_step.
+// Threads: the front's.
+#ifndef WEFT_SERVER_TINKER_TRAINING_H_
+#define WEFT_SERVER_TINKER_TRAINING_H_
+
+#include "server/tinker/front.h"
+
+namespace weft::tinker {
+
+[[nodiscard]] absl::Status RunForwardBackward(Front& front, const CallPtr& call,
+                                              const Respond& respond);
+[[nodiscard]] absl::Status RunOptimStep(Front& front, const CallPtr& call,
+                                        const Respond& respond);
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_TRAINING_H_

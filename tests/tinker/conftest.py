@@ -1,0 +1,17 @@
+"""The fixture of the tests under the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tinker_daemon import SDK, TinkerDaemon
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerDaemon]:
+    if not SDK.exists():
+        pytest.skip("no Tinker SDK: deploy/setup.sh --tests installs it")
+    tinker = TinkerDaemon(tmp_path_factory.mktemp("tinker"))
+    yield tinker
+    tinker.stop()

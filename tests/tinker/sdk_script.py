@@ -1,0 +1,297 @@
+"""Runs inside the SDK's own environment (which has no Weft client): Tinker
+programs against the server that TINKER_BASE_URL names. Reads their names from
+stdin, a line each, and prints the results of each as a line of JSON for
+test_sdk.py to judge.
+
+Usage: sdk_script.py BASE_MODEL
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import tinker
+from tinker import types
+
+TOKENS = [3, 17, 5, 42, 8, 30, 11, 2]
+GREEDY = types.SamplingParams(max_tokens=6, temperature=0.0, stop=[])
+
+
+def prompt(tokens: list[int]) -> types.ModelInput:
+    return types.ModelInput.from_ints(tokens)
+
+
+def datum(tokens: list[int] = TOKENS, **inputs: Any) -> types.Datum:
+    """Predicts each next token."""
+    return types.Datum(
+        model_input=prompt(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], **inputs},
+    )
+
+
+def policy_datum() -> types.Datum:
+    count = len(TOKENS) - 1
+    return datum(
+        logprobs=[-4.0 - 0.1 * i for i in range(count)],
+        advantages=[(-1.0) ** i * 0.5 for i in range(count)],
+    )
+
+
+def logprobs(output: types.ForwardBackwardOutput) -> list[list[float]]:
+    return [list(entry["logprobs"].data) for entry in output.loss_fn_outputs]
+
+
+def new_client(base: str, **options: Any) -> tuple[Any, Any]:
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(
+        base_model=base, rank=8, seed=7, **options
+    )
+    return service, client.result() if hasattr(client, "result") else client
+
+
+def train(base: str) -> dict[str, Any]:
+    """Losses, accumulation, steps: what test_sdk.py repeats over gRPC."""
+    service, client = new_client(base)
+    out: dict[str, Any] = {"info": client.get_info().model_dump(mode="json")}
+    capabilities = service.get_server_capabilities()
+    out["models"] = [model.model_name for model in capabilities.supported_models]
+    weights = [1.0, 0.5, 0.0, -0.25, 1.0, 2.0, 1.0]
+    out["forward"] = logprobs(
+        client.forward([datum(weights=weights)], "cross_entropy").result()
+    )
+    out["losses"] = {}
+    for loss, config in (
+        ("cross_entropy", None),
+        ("importance_sampling", None),
+        ("ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
+        ("cispo", None),
+        ("dro", {"beta": 0.1}),
+    ):
+        data = datum(weights=weights) if loss == "cross_entropy" else policy_datum()
+        result = client.forward_backward([data, data], loss, config).result()
+        out["losses"][loss] = result.metrics["loss:sum"]
+    step = client.optim_step(
+        types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0)
+    ).result()
+    out["grad_norm"] = step.metrics["grad_norm"]
+    out["after"] = logprobs(
+        client.forward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+    )
+    out["model_id"] = client.model_id
+    return out
+
+
+def refused(base: str) -> dict[str, Any]:
+    """Refusals name a category and leave the client usable."""
+    _, client = new_client(base)
+    messages = []
+    bad = types.Datum(
+        model_input=prompt([1, 2]), loss_fn_inputs={"target_tokens": [1, 10**6]}
+    )
+    for data, loss in (([bad], "cross_entropy"), ([datum()], "stable_reinforce")):
+        try:
+            client.forward_backward(data, loss).result()
+        except tinker.RequestFailedError as error:
+            messages.append([str(error), str(error.error_category)])
+    # The numbers of the refused calls leave no gap.
+    result = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
+    step = client.optim_step(types.AdamParams())
+    result.result()
+    step.result()
+    return {"messages": messages}
+
+
+def custom(base: str) -> dict[str, Any]:
+    """forward_backward_custom with the loss of cross_entropy gives its gradient."""
+    norms = []
+    for own in (True, False):
+        _, client = new_client(base)
+        data = [datum(weights=[1.0] * 7)]
+        if own:
+
+            def loss(_: Any, values: list[Any]) -> tuple[Any, dict[str, float]]:
+                total = -sum(value.sum() for value in values)
+                return total, {"mine": float(total)}
+
+            first = client.forward_backward_custom(data, loss).result()
+        else:
+            second = client.forward_backward(data, "cross_entropy").result()
+        step = client.optim_step(types.AdamParams()).result()
+        norms.append(step.metrics["grad_norm"])
+    return {
+        "norms": norms,
+        "losses": [first.metrics["loss:sum"], second.metrics["loss:sum"]],
+    }
+
+
+def sample(base: str) -> dict[str, Any]:
+    """Samples of a snapshot before and after ten further steps."""
+    service, client = new_client(base)
+    params = types.AdamParams(learning_rate=1e-2)
+
+    def step() -> None:
+        client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+        client.optim_step(params).result()
+
+    step()
+    sampler = client.save_weights_and_get_sampling_client()
+
+    def greedy(source: Any) -> list[int]:
+        result = source.sample(prompt(TOKENS[:4]), 1, GREEDY).result()
+        return [int(token) for token in result.sequences[0].tokens]
+
+    before = greedy(sampler)
+    path = client.save_weights_for_sampler("kept").result().path
+    for _ in range(10):
+        step()
+    after = greedy(sampler)
+    loaded = greedy(service.create_sampling_client(model_path=path))
+    base_client = service.create_sampling_client(base_model=base)
+    drawn = base_client.sample(
+        prompt(TOKENS),
+        3,
+        types.SamplingParams(max_tokens=5, seed=3, temperature=0.8, stop=[]),
+        include_prompt_logprobs=True,
+        topk_sample_logprobs=2,
+    ).result()
+    scored = base_client.compute_logprobs(prompt(TOKENS)).result()
+    first = greedy(base_client)[0]
+    stopped = base_client.sample(
+        prompt(TOKENS[:4]),
+        1,
+        types.SamplingParams(max_tokens=6, temperature=0.0, stop=[first]),
+    ).result()
+    return {
+        "before": before,
+        "after": after,
+        "loaded": loaded,
+        "drawn": [list(map(int, s.tokens)) for s in drawn.sequences],
+        "drawn_logprobs": [list(map(float, s.logprobs)) for s in drawn.sequences],
+        "prompt_logprobs": scored,
+        "both": list(drawn.prompt_logprobs or []) == list(scored),
+        "stopped": [list(map(int, stopped.sequences[0].tokens)), first],
+        "stop_reason": stopped.sequences[0].stop_reason,
+    }
+
+
+def checkpoints(base: str) -> dict[str, Any]:
+    """Saves, loads, lists, deletes, downloads."""
+    service, client = new_client(base)
+    rest = service.create_rest_client()
+    data = [datum(weights=[1.0] * 7)]
+
+    def step(which: Any) -> float:
+        which.forward_backward(data, "cross_entropy").result()
+        return float(
+            which.optim_step(types.AdamParams(learning_rate=1e-3))
+            .result()
+            .metrics["grad_norm"]
+        )
+
+    step(client)
+    path = client.save_state("one").result().path
+    ahead = [step(client), step(client)]
+    again = service.create_training_client_from_state_with_optimizer(path)
+    repeated = [step(again), step(again)]
+    fresh = service.create_training_client_from_state(path)
+    step(fresh)
+    run = path.split("/")[2]
+    listed = rest.list_checkpoints(run).result().checkpoints
+    info = rest.get_weights_info_by_tinker_path(path).result()
+    runs = rest.list_training_runs().result()
+    found = rest.get_training_run(run).result()
+    exported = client.save_weights_external("out").result().path
+    urls = rest.get_external_weights_urls(exported).result().urls
+    sizes = {}
+    for name, url in urls.items():
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            sizes[name] = len(reply.read())
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    left = rest.list_checkpoints(run).result().checkpoints
+    return {
+        "path": path,
+        "ahead": ahead,
+        "repeated": repeated,
+        "listed": [entry.tinker_path for entry in listed],
+        "rank": info.lora_rank,
+        "runs": [entry.training_run_id for entry in runs.training_runs],
+        "run": found.training_run_id,
+        "sizes": sizes,
+        "left": [entry.tinker_path for entry in left],
+    }
+
+
+def survive(base: str) -> dict[str, Any]:
+    """Trains on while the server is killed and started again (twice: the test
+    does so when it reads a line)."""
+    _, client = new_client(base)
+    norms = []
+    for number in range(6):
+        forward = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
+        step = client.optim_step(types.AdamParams(learning_rate=1e-3))
+        if number in (2, 4):
+            print("kill", flush=True)
+        forward.result()
+        norms.append(step.result().metrics["grad_norm"])
+    sampler = client.save_weights_and_get_sampling_client()
+    print("kill", flush=True)
+    result = sampler.sample(prompt(TOKENS[:4]), 1, GREEDY).result()
+    return {"norms": norms, "tokens": [int(t) for t in result.sequences[0].tokens]}
+
+
+def calm(base: str) -> dict[str, Any]:
+    """What survive does, with nobody killed."""
+    _, client = new_client(base)
+    norms = []
+    for _ in range(6):
+        client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+        step = client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        norms.append(step.metrics["grad_norm"])
+    sampler = client.save_weights_and_get_sampling_client()
+    result = sampler.sample(prompt(TOKENS[:4]), 1, GREEDY).result()
+    return {"norms": norms, "tokens": [int(t) for t in result.sequences[0].tokens]}
+
+
+def chunks(base: str) -> dict[str, Any]:
+    """One call in many requests, which arrive in no order."""
+    _, client = new_client(base)
+    client.holder._client_config.fwdbwd_max_chunk_len = 4
+    data = [datum(weights=[1.0 / (1 + i)] * 7) for i in range(30)]
+    result = client.forward_backward(data, "cross_entropy")
+    step = client.optim_step(types.AdamParams())
+    metrics = result.result().metrics
+    return {
+        "loss": metrics["loss:sum"],
+        "count": len(result.result().loss_fn_outputs),
+        "grad_norm": step.result().metrics["grad_norm"],
+    }
+
+
+PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
+    program.__name__: program
+    for program in (
+        train,
+        refused,
+        custom,
+        sample,
+        checkpoints,
+        survive,
+        calm,
+        chunks,
+    )
+}
+
+
+def main() -> None:
+    base = sys.argv[1]
+    for line in sys.stdin:
+        result = PROGRAMS[line.strip()](base)
+        print("result " + json.dumps(result, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What a client of the Tinker API may send by mistake or on purpose: each is
+answered with its status, and the server goes on serving."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tinker_daemon import SDK, TinkerDaemon
+
+JSON = {"Content-Type": "application/json"}
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+KEY = {"X-API-Key": "tml-any"}
+ZSTD = {"Content-Encoding": "zstd"}
+MAX_BYTES = 1 << 20
+# A frame of a gigabyte of zeros, in 32 KiB.
+BOMB = "import zstandard,sys; sys.stdout.buffer.write(zstandard.compress(bytes(1<<30)))"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerDaemon]:
+    """A server that takes bodies of a mebibyte."""
+    tinker = TinkerDaemon(
+        tmp_path_factory.mktemp("hostile"),
+        *("--max-message-bytes", str(MAX_BYTES)),
+        *("--max-connections", "64"),
+    )
+    yield tinker
+    tinker.stop()
+
+
+def address(tinker: TinkerDaemon) -> tuple[str, int]:
+    host, port = tinker.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def ask(
+    tinker: TinkerDaemon,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: dict[str, str] = JSON,
+    key: dict[str, str] = KEY,
+) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(*address(tinker), timeout=20)
+    try:
+        connection.request(method, path, body, {**headers, **key})
+        reply = connection.getresponse()
+        text = reply.read()
+        return reply.status, json.loads(text) if text else None
+    finally:
+        connection.close()
+
+
+def is_alive(tinker: TinkerDaemon) -> bool:
+    return ask(tinker, "GET", "/api/v1/healthz") == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/api/v1/create_session", b"{", JSON, 400),
+        ("/api/v1/create_session", b"[]", JSON, 400),
+        ("/api/v1/create_session", b"\xff\xfe{}", JSON, 400),
+        ("/api/v1/create_session", b"[" * 500_000, JSON, 400),
+        ("/api/v1/create_model", b"{}", JSON, 400),
+        ("/api/v1/create_model", b'{"session_id": 7}', JSON, 400),
+        ("/api/v1/create_model", b'{"session_id": "x"}', JSON, 404),
+        ("/api/v1/optim_step", b'{"model_id": "x", "seq_id": 1}', JSON, 404),
+        ("/api/v1/optim_step", b'{"model_id": "x", "seq_id": 1e300}', JSON, 400),
+        ("/api/v1/forward_backward", b"\xff" * 100, PROTOBUF, 400),
+        ("/api/v1/forward_backward", b"{}", JSON, 400),
+        ("/api/v1/forward_backward", b"no zstd", {**PROTOBUF, **ZSTD}, 400),
+        ("/api/v1/create_session", b"{}", {**JSON, "Content-Encoding": "br"}, 400),
+        ("/api/v1/retrieve_future", b'{"request_id": "none"}', JSON, 410),
+        ("/api/v1/session_heartbeat", b'{"session_id": "none"}', JSON, 410),
+        ("/api/v1/nothing", b"{}", JSON, 404),
+        ("/api/v1/sessions/%zz/finish", b"{}", JSON, 400),
+        ("/api/v1/sessions/%2f/finish", b"{}", JSON, 400),
+        ("/api/v2/create_session", b"{}", JSON, 404),
+        ("/", b"", JSON, 404),
+        ("/api/v1/weights_info", b'{"tinker_path": "tinker://a/../b"}', JSON, 400),
+        (
+            "/api/v1/weights_info",
+            b'{"tinker_path": "tinker://a/weights/.."}',
+            JSON,
+            400,
+        ),
+        ("/api/v1/create_session", b"x" * (MAX_BYTES + 1), JSON, 413),
+    ],
+)
+def test_bad_requests_have_their_status(
+    small: TinkerDaemon, path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    assert ask(small, "POST", path, body, headers)[0] == status
+    assert is_alive(small)
+
+
+def test_keys_without_the_prefix_are_refused(small: TinkerDaemon) -> None:
+    for key in ({}, {"X-API-Key": "weft_x"}):
+        assert ask(small, "GET", "/api/v1/healthz", key=key)[0] == 401
+
+
+def test_methods_count(small: TinkerDaemon) -> None:
+    assert ask(small, "GET", "/api/v1/create_session")[0] == 404
+
+
+def test_urls_of_others_open_nothing(small: TinkerDaemon) -> None:
+    for path in ("9999999999/a/b/adapter_config.json/00", "x/a/b/c/d", "1/../../c/d"):
+        assert ask(small, "GET", f"/api/v1/files/{path}")[0] == 404
+
+
+def test_a_small_body_does_not_become_a_large_one(small: TinkerDaemon) -> None:
+    if not SDK.exists():
+        pytest.skip("no zstandard: deploy/setup.sh --tests installs it")
+    bomb = subprocess.run(
+        [str(SDK), "-c", BOMB], check=True, capture_output=True
+    ).stdout
+    assert len(bomb) < MAX_BYTES
+    before = small.server.peak_resident_bytes()
+    headers = {**PROTOBUF, **ZSTD}
+    assert ask(small, "POST", "/api/v1/forward_backward", bomb, headers)[0] == 413
+    assert small.server.peak_resident_bytes() < before + (64 << 20)
+
+
+def test_floods_of_headers_end_the_connection(small: TinkerDaemon) -> None:
+    with socket.create_connection(address(small), timeout=20) as peer:
+        peer.sendall(b"GET /api/v1/healthz HTTP/1.1\r\n")
+        try:
+            for number in range(20_000):
+                peer.sendall(b"X-%d: y\r\n" % number)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        with contextlib.suppress(ConnectionResetError):
+            assert b" 431 " in peer.recv(4096)
+    assert is_alive(small)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+)
+def test_what_is_not_http_is_refused(small: TinkerDaemon, text: bytes) -> None:
+    with socket.create_connection(address(small), timeout=20) as peer:
+        peer.sendall(text + b"\r\n\r\n")
+        try:
+            reply = peer.recv(4096)
+        except ConnectionResetError:
+            reply = b""
+    assert reply == b"" or b" 400 " in reply or b" 404 " in reply
+    assert is_alive(small)
+
+
+def test_connections_have_a_limit(small: TinkerDaemon) -> None:
+    held = [socket.create_connection(address(small), timeout=20) for _ in range(64)]
+    try:
+        with socket.create_connection(address(small), timeout=20) as one_more:
+            assert one_more.recv(1) == b""
+    finally:
+        for peer in held:
+            peer.close()
+    # It sees that they have gone when it reads from them.
+    time.sleep(0.5)
+    assert is_alive(small)
+
+
+def test_a_client_that_hangs_up_harms_nobody(small: TinkerDaemon) -> None:
+    for text in (
+        b"POST /api/v1/create_session HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
+    ):
+        with socket.create_connection(address(small), timeout=20) as peer:
+            peer.sendall(text)
+    assert is_alive(small)

@@ -1,0 +1,108 @@
+"""The unmodified Tinker SDK against the real daemon, and its numbers against
+those of the gRPC client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tinker_daemon import TinkerDaemon
+
+import weft
+
+TOKENS = np.array([3, 17, 5, 42, 8, 30, 11, 2])
+WEIGHTS = [1.0, 0.5, 0.0, -0.25, 1.0, 2.0, 1.0]
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+OPTIONS: dict[str, Any] = {
+    "ppo": {"clip_low": 0.9, "clip_high": 1.1},
+    "dro": {"beta": 0.1},
+}
+
+
+def test_numbers_are_those_of_the_grpc_client(server: TinkerDaemon) -> None:
+    out = server.run("train")
+    assert out["models"] == ["toy"]
+    assert out["info"]["model_id"] == out["model_id"]
+    assert out["info"]["lora_rank"] == 8
+    with server.server.client() as client:
+        adapter = client.create_adapter(
+            "twin", rank=8, seed=7, target_modules=[*MODULES, "lm_head"]
+        )
+        plain = weft.Datum(TOKENS[:-1], TOKENS[1:], weights=WEIGHTS)
+        policy = weft.Datum(
+            TOKENS[:-1],
+            TOKENS[1:],
+            logprobs=[-4.0 - 0.1 * i for i in range(7)],
+            advantages=[(-1.0) ** i * 0.5 for i in range(7)],
+        )
+        forward = adapter.forward([plain])
+        scored = np.array(WEIGHTS) != 0
+        np.testing.assert_array_equal(
+            np.float32(out["forward"][0])[scored], forward.results[0].logprobs[scored]
+        )
+        for loss, metric in out["losses"].items():
+            data = plain if loss == "cross_entropy" else policy
+            result = adapter.forward_backward(
+                [data, data], loss, **OPTIONS.get(loss, {})
+            )
+            assert result.metrics["loss:sum"] == metric, loss
+        step = adapter.optim_step(learning_rate=1e-3, max_grad_norm=1.0)
+        assert step.grad_norm == out["grad_norm"]
+        after = adapter.forward([weft.Datum(TOKENS[:-1], TOKENS[1:])])
+        np.testing.assert_array_equal(
+            np.float32(out["after"][0]), after.results[0].logprobs
+        )
+
+
+def test_refusals_have_a_category_and_leave_no_gap(server: TinkerDaemon) -> None:
+    messages = server.run("refused")["messages"]
+    assert len(messages) == 2
+    assert "1000000" in messages[0][0] or "targets" in messages[0][0]
+    assert "stable_reinforce" in messages[1][0]
+    assert all("user" in category.lower() for _, category in messages)
+
+
+def test_custom_loss_has_the_gradient_of_the_same_loss(server: TinkerDaemon) -> None:
+    out = server.run("custom")
+    assert out["norms"][0] == pytest.approx(out["norms"][1], rel=1e-5)
+    assert out["losses"][0] == pytest.approx(out["losses"][1], rel=1e-5)
+
+
+def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
+    out = server.run("sample")
+    assert out["before"] == out["after"] == out["loaded"]
+    assert [len(tokens) for tokens in out["drawn"]] == [5, 5, 5]
+    assert all(value <= 0 for row in out["drawn_logprobs"] for value in row)
+    assert out["prompt_logprobs"][0] is None
+    assert len(out["prompt_logprobs"]) == len(TOKENS)
+    assert out["both"]
+    assert out["stopped"][0] == [out["stopped"][1]]
+    assert out["stop_reason"] == "stop"
+
+
+def test_checkpoints(server: TinkerDaemon) -> None:
+    out = server.run("checkpoints")
+    assert out["repeated"] == out["ahead"]
+    assert out["path"] in out["listed"]
+    assert out["path"] not in out["left"]
+    assert out["rank"] == 8
+    assert out["run"] in out["runs"]
+    assert out["path"].startswith(f"tinker://{out['run']}/weights/")
+    assert out["sizes"]["adapter_model.safetensors"] > 1000
+
+
+def test_chunks_of_a_call_may_arrive_in_any_order(server: TinkerDaemon) -> None:
+    out = server.run("chunks")
+    assert out["count"] == 30
+    assert np.isfinite(out["loss"]) and out["grad_norm"] > 0
+
+
+def test_training_goes_on_after_the_server_is_killed(server: TinkerDaemon) -> None:
+    calm = server.run("calm")
+    server.begin("survive")
+    for _ in range(3):
+        assert server.next_line() == "kill"
+        server.server.kill()
+        server.server.start()
+    assert server.result() == calm

@@ -1,0 +1,91 @@
+"""Daemons with the Tinker API, and the SDK in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
+
+import daemon  # noqa: E402
+import models  # noqa: E402
+
+SDK = ROOT / "build" / "tinker-venv" / "bin" / "python"
+SCRIPT = Path(__file__).with_name("sdk_script.py")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class TinkerDaemon:
+    """weftd with a toy model. `url` stays the same across restarts."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.server = daemon.Daemon(
+            models.tiny_model("llama-untied"),
+            folder / "run",
+            *("--model-name", "toy"),
+            *("--tinker-listen", f"127.0.0.1:{port}"),
+            *("--state-dir", str(folder / "state")),
+            *flags,
+        )
+        self.server.start()
+        self._sdk: subprocess.Popen[str] | None = None
+
+    def environment(self, key: str = "tml-any") -> dict[str, str]:
+        return {
+            **os.environ,
+            "TINKER_BASE_URL": self.url,
+            "TINKER_API_KEY": key,
+            "TINKER_TELEMETRY": "0",
+            "PYTHONPATH": "",
+        }
+
+    def begin(self, name: str) -> None:
+        """Has the SDK's process run a program of sdk_script.py."""
+        if self._sdk is None:
+            self._sdk = subprocess.Popen(
+                [str(SDK), str(SCRIPT), "toy"],
+                env=self.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._sdk.stdin is not None
+        self._sdk.stdin.write(name + "\n")
+        self._sdk.stdin.flush()
+
+    def next_line(self) -> str:
+        """What the program says next."""
+        assert self._sdk is not None and self._sdk.stdout is not None
+        line = self._sdk.stdout.readline().strip()
+        if not line:
+            self._sdk = None
+        assert line, "the program has ended"
+        return line
+
+    def result(self) -> Any:
+        """The program's result, which is the last that it says."""
+        line = self.next_line()
+        assert line.startswith("result "), line
+        return json.loads(line.removeprefix("result "))
+
+    def run(self, name: str) -> Any:
+        self.begin(name)
+        return self.result()
+
+    def stop(self) -> None:
+        if self._sdk is not None:
+            self._sdk.kill()
+            self._sdk.communicate()
+        self.server.stop()
