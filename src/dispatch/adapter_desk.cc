@@ -95,8 +95,8 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
   const uint64_t most = s_.options.max_adapter_bytes_per_tenant;
   if (most > 0 && held.bytes >= most) {
     return WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                          "the adapters of tenant '", tenant, "' hold ", held.bytes,
-                          " bytes, it may have ", most,
+                          "the adapters of tenant '", tenant, "' hold ",
+                          held.bytes, " bytes, it may have ", most,
                           " (--max-adapter-bytes-per-tenant); delete one")),
                       {.name = "ADAPTER_BYTES",
                        .values = {{"limit", absl::StrCat(most)},
