@@ -7,7 +7,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def texts(count: int) -> Iterable[str]:
         yield " ".join(source.choice(WORDS) for _ in range(source.randint(6, 14)))
 
 
-KINDS = {
+KINDS: dict[str, Callable[[Path], None]] = {
     "byte_level": byte_level,
     "llama": lambda path: byte_fallback(path, prefix=True),
     "gemma": lambda path: byte_fallback(path, prefix=False),
