@@ -85,7 +85,7 @@ __device__ inline void CopyAsync(const void* from, int num_bytes,
                : "memory");
 }
 
-// The thread's copies since the last call are a group.
+// Ends a group: all copies of the thread since the last call.
 __device__ inline void EndCopyGroup() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }
