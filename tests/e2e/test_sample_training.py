@@ -37,7 +37,12 @@ def test_forward_gives_the_samples_logprobs(
 
 def draw(adapter: weft.Adapter, temperature: float) -> list[weft.Sample]:
     results = adapter.sample_many(
-        PROMPTS, num_samples=3, max_tokens=9, temperature=temperature, seed=5, stop=[]
+        PROMPTS,
+        num_samples=3,
+        max_tokens=9,
+        temperature=temperature,
+        seed=5,
+        ignore_eos=True,
     )
     return [sample for result in results for sample in result.samples]
 

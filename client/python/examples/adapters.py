@@ -19,7 +19,7 @@ import weft
 
 CHATS = Path(__file__).parent / "data" / "dictionary.jsonl"
 STYLES = {"plain": "{}", "loud": "{}!!!", "polite": "If you please: {}"}
-BATCH = 8
+BATCH = 4
 
 
 def records(style: str) -> list[weft.data.Record]:
@@ -62,7 +62,7 @@ async def train(
 
 async def main() -> None:
     """Trains all of them at once and lets each answer."""
-    options = arguments(__doc__, steps=12)
+    options = arguments(__doc__, steps=24)
     tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
     async with weft.AsyncClient(options.server) as client:
         answers = await asyncio.gather(

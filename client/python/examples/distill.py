@@ -19,7 +19,7 @@ import weft
 
 CHATS = Path(__file__).parent / "data" / "dictionary.jsonl"
 TOP = 8  # Targets at each position.
-BATCH = 8
+BATCH = 4
 
 
 def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
@@ -36,7 +36,7 @@ def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
 
 def main() -> None:
     """Trains the teacher, then the student on the teacher's replies."""
-    options = arguments(__doc__, steps=12)
+    options = arguments(__doc__, steps=24)
     tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
     encoder = weft.data.Encoder(tokenizer)
     chats = cycle(weft.data.Dataset(CHATS, encoder.example).load())
