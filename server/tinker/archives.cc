@@ -100,8 +100,8 @@ absl::Status GetArchive(Front& front, const CallPtr& call,
   return FindCheckpoint(
       front, call, path,
       [call, path, respond](const absl::StatusOr<CheckpointInfo>& info) {
-        absl::StatusOr<Json> urls = info.status();
-        if (info.ok()) urls = UrlsOf(*call, path);
+        if (!info.ok()) return respond(ErrorReply(info.status()));
+        const absl::StatusOr<Json> urls = UrlsOf(*call, path);
         respond(urls.ok() ? JsonReply(*urls) : ErrorReply(urls.status()));
       });
 }

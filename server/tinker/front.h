@@ -88,7 +88,7 @@ struct Front {
                                                  const std::string& id);
   [[nodiscard]] absl::StatusOr<Sampler*> FindSampler(const Call& call,
                                                      const std::string& id);
-  // Who made a session; anybody, once it is gone.
+  // Returns the caller who made a session. Once it is gone, that is anybody.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;

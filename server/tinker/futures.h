@@ -40,8 +40,8 @@ class Futures {
  public:
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
-  // Of finished futures, those of more than `max_bytes` in all are forgotten,
-  // the oldest first. `after` runs a function later.
+  // Finished futures take at most `max_bytes`: the oldest are forgotten first.
+  // `after` runs a function later.
   Futures(int64_t max_bytes, After after)
       : max_bytes_(max_bytes), after_(std::move(after)) {}
 

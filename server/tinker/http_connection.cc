@@ -102,7 +102,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
-    // Of two keys, which one counts is anybody's guess: none does.
+    // A request with two keys has none: which one would count is a guess.
     const bool one_key = message.count("X-API-Key") == 1;
     return {.method = std::string(message.method_string()),
             .target = std::string(message.target()),

@@ -1,5 +1,5 @@
-// Whose something is, as the ledger has it: enough of a caller to act for it
-// after a restart, and no token.
+// The owner of an entry of the ledger: enough of a caller to act for it after a
+// restart, and no token.
 #ifndef WEFT_SERVER_TINKER_OWNER_H_
 #define WEFT_SERVER_TINKER_OWNER_H_
 

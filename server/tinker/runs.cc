@@ -60,8 +60,8 @@ absl::Status WithRuns(
   const auto adapters = std::make_shared<std::vector<AdapterInfo>>();
   const auto finish = [adapters, respond,
                        make](const absl::StatusOr<Checkpoints>& checkpoints) {
-    absl::StatusOr<Json> reply = checkpoints.status();
-    if (checkpoints.ok()) reply = make(MakeRuns(*adapters, *checkpoints));
+    if (!checkpoints.ok()) return respond(ErrorReply(checkpoints.status()));
+    const absl::StatusOr<Json> reply = make(MakeRuns(*adapters, *checkpoints));
     respond(reply.ok() ? JsonReply(*reply) : ErrorReply(reply.status()));
   };
   return ListAdapters(
@@ -164,11 +164,9 @@ absl::Status ListAllCheckpoints(Front& front, const CallPtr& call,
   return ListCheckpoints(
       front, call, "",
       [&front, call, respond](const absl::StatusOr<Checkpoints>& found) {
-        absl::StatusOr<Json> page = found.status();
-        if (found.ok()) {
-          page = PageJson(*call, "checkpoints",
-                          CheckpointsJson(front, call->caller, *found));
-        }
+        if (!found.ok()) return respond(ErrorReply(found.status()));
+        const absl::StatusOr<Json> page = PageJson(
+            *call, "checkpoints", CheckpointsJson(front, call->caller, *found));
         respond(page.ok() ? JsonReply(*page) : ErrorReply(page.status()));
       });
 }

@@ -18,7 +18,7 @@ namespace weft::tinker {
 struct TranslatedSample {
   v1::SampleRequest request;  // Without adapter and snapshot.
   int64_t prompt_tokens = 0;
-  // Of the prompt's log-probabilities, those of the last ones are wanted.
+  // The caller wants the log-probabilities of so many last prompt tokens.
   int64_t last_n = 0;
 };
 // `context_length` is what max_tokens has when it is absent, but for the

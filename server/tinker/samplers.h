@@ -1,8 +1,9 @@
-// Sampling sessions: what a sampling client samples from, fixed when it is made.
+// Sampling sessions: what a sampling client samples from, fixed when it is
+// made.
 //
-// One that is made from a model pins a snapshot of its weights. One that is made
-// from a checkpoint has an adapter of its own, loaded from it, which all such
-// sessions of one checkpoint share and the last of them takes along.
+// A session made from a model pins a snapshot of its weights. A session made
+// from a checkpoint has an adapter of its own, which is loaded from it. All
+// such sessions of one checkpoint share the adapter; the last one deletes it.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
 #define WEFT_SERVER_TINKER_SAMPLERS_H_

@@ -1,9 +1,9 @@
 // Promises: requests that are answered at once with a future, and those among
 // them that are steps of a model.
 //
-// A model's sequence numbers are consecutive, in whatever order they arrive, and
-// each is one step of the adapter: the dispatcher puts them in order, waits for
-// gaps, and answers a repeated one as it did the first. A request that is
+// A model's sequence numbers are consecutive, in whatever order they arrive,
+// and each is one step of the adapter: the dispatcher puts them in order, waits
+// for gaps, and answers a repeated one as it did the first. A request that is
 // refused, or fails so that its step has not happened, leaves no gap: its step
 // becomes one that does nothing.
 //

@@ -34,8 +34,8 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 
 [[nodiscard]] std::string RawFloats(const std::vector<float>& values);
 
-// {"data": [...], "dtype": "int64" or "float32", "shape"?, "sparse_crow_indices"?,
-// "sparse_col_indices"?}.
+// Reads {"data": [...], "dtype": "int64" or "float32"}, with "shape",
+// "sparse_crow_indices" and "sparse_col_indices" where they are there.
 [[nodiscard]] absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                                     const Json& json);
 

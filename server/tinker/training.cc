@@ -27,7 +27,8 @@ absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
   return request;
 }
 
-// `Message` is ForwardBackwardRequest or ForwardRequest: equal but for the type.
+// `Message` is ForwardBackwardRequest or ForwardRequest, which have the same
+// fields.
 template <typename Message>
 absl::Status StartTrain(Front& front, const CallPtr& call, Rpc rpc,
                         TranslatedTrain train, Done done) {

@@ -12,7 +12,7 @@
 namespace weft::tinker {
 
 struct Url {
-  std::vector<std::string> parts;  // Of the path behind /api/v1.
+  std::vector<std::string> parts;  // The path behind /api/v1.
   std::map<std::string, std::string> query;
 };
 

@@ -96,7 +96,7 @@ def refused(base: str) -> dict[str, Any]:
         try:
             client.forward_backward(data, loss).result()
         except tinker.RequestFailedError as error:
-            messages.append([str(error), str(error.error_category)])
+            messages.append([str(error), str(error.category)])
     # The numbers of the refused calls leave no gap.
     result = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
     step = client.optim_step(types.AdamParams())
