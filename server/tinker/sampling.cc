@@ -81,7 +81,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
     const absl::Status refused = StartSample(front, call, sampler, id);
     if (!refused.ok())
       front.cancels.erase(absl::StrCat(call->owner(), "/", id));
-    if (!refused.ok() && MaySucceedLater(refused)) {
+    if (!refused.ok() && RetryMillis(refused).has_value()) {
       front.futures.Drop(id);
       return refused;
     }

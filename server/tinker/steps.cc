@@ -104,7 +104,7 @@ absl::Status RunStep(Front& front, const Model& model, const Step& step) {
   };
   const absl::Status refused = step.task(number, end);
   if (refused.ok()) return refused;
-  if (MaySucceedLater(refused)) return refused;
+  if (RetryMillis(refused).has_value()) return refused;
   end(refused);
   return absl::OkStatus();
 }
@@ -137,7 +137,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
         FinishWith(front, id, std::move(result));
       });
     }
-    if (!refused.ok() && MaySucceedLater(refused)) {
+    if (!refused.ok() && RetryMillis(refused).has_value()) {
       Forget(front, id);
       return refused;
     }

@@ -34,7 +34,7 @@ HttpLimits LimitsOf(const ServerOptions& options) {
 void RunAgain(Front& front, const CallPtr& call) {
   const absl::Status run = ServeAgain(front, call);
   if (run.ok()) return;
-  if (MaySucceedLater(run)) {
+  if (RetryMillis(run).has_value()) {
     return front.after(kAgain, [&front, call] { RunAgain(front, call); });
   }
   Log(LogLevel::kWarning, "a promised step cannot run again",

@@ -39,7 +39,8 @@ def test_numbers_are_those_of_the_grpc_client(server: TinkerDaemon) -> None:
         forward = adapter.forward([plain])
         scored = np.array(WEIGHTS) != 0
         np.testing.assert_array_equal(
-            np.float32(out["forward"][0])[scored], forward.results[0].logprobs[scored]
+            np.asarray(out["forward"][0], np.float32)[scored],
+            forward.results[0].logprobs[scored],
         )
         for loss, metric in out["losses"].items():
             data = plain if loss == "cross_entropy" else policy
