@@ -24,7 +24,8 @@ struct CheckpointExtras {
 // INVALID_ARGUMENT when that is not in [kMinTtlSeconds, kMaxTtlSeconds].
 [[nodiscard]] absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body);
 
-// Without extras the entry goes. A failure is logged: the checkpoint is there.
+// Stores the extras, or removes the entry if there are none. A failure is only
+// logged, because the checkpoint exists.
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras);
 [[nodiscard]] CheckpointExtras FindExtras(const Front& front,

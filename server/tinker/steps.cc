@@ -132,7 +132,8 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
     absl::Status refused = Keep(front, call, id);
     if (refused.ok()) {
       refused = task([&front, id](absl::StatusOr<FutureResult> result) {
-        // What made a model must not make it again, once it has trained.
+        // The request that made a model must not make it again after it has
+        // trained.
         if (id.seq) front.ledger.Erase(EntryKind::kStep, id.ToString());
         FinishWith(front, id, std::move(result));
       });
