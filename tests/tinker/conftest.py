@@ -12,6 +12,8 @@ from tinker_daemon import SDK, TinkerDaemon
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerDaemon]:
     if not SDK.exists():
         pytest.skip("no Tinker SDK: deploy/setup.sh --tests installs it")
-    tinker = TinkerDaemon(tmp_path_factory.mktemp("tinker"))
+    tinker = TinkerDaemon(
+        tmp_path_factory.mktemp("tinker"), "--max-data-per-request", "4"
+    )
     yield tinker
     tinker.stop()

@@ -257,9 +257,9 @@ def calm(base: str) -> dict[str, Any]:
 
 
 def chunks(base: str) -> dict[str, Any]:
-    """One call in many requests, which arrive in no order."""
+    """One call in many requests, which arrive in no order: the server takes four
+    data at a time, and says so in its configuration."""
     _, client = new_client(base)
-    client.holder._client_config.fwdbwd_max_chunk_len = 4
     data = [datum(weights=[1.0 / (1 + i)] * 7) for i in range(30)]
     result = client.forward_backward(data, "cross_entropy")
     step = client.optim_step(types.AdamParams())

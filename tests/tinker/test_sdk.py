@@ -52,7 +52,7 @@ def test_numbers_are_those_of_the_grpc_client(server: TinkerDaemon) -> None:
         assert step.grad_norm == out["grad_norm"]
         after = adapter.forward([weft.Datum(TOKENS[:-1], TOKENS[1:])])
         np.testing.assert_array_equal(
-            np.float32(out["after"][0]), after.results[0].logprobs
+            np.asarray(out["after"][0], np.float32), after.results[0].logprobs
         )
 
 
