@@ -48,6 +48,8 @@ absl::Status ReadLoss(const ForwardBackwardRequest& in, v1::LossConfig* loss) {
   WEFT_ASSIGN_OR_RETURN(const v1::LossFunction function,
                         ReadLossName(in.loss_fn()));
   loss->set_function(function);
+  // The SDK's losses see the logprobs of prompts, which weigh nothing.
+  loss->set_score_all(true);
   for (const auto& [name, value] : in.loss_fn_config_v2()) {
     if (value.value_case() != LossConfigValue::kNumber) {
       return BadField(absl::StrCat("loss_fn_config.", Quoted(name)),

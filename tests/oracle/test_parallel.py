@@ -104,7 +104,12 @@ def test_sampling_is_that_of_one_rank(
     reference = reference_for(kind)
     prompt = sequences(kind, model_folder(kind), reference.vocab)[3]
     folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=5)
-    options = {"max_tokens": 6, "temperature": 0.0, "stop": [], "num_samples": 3}
+    options = {
+        "max_tokens": 6,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "num_samples": 3,
+    }
     drawn = []
     for daemon in (group.daemon, daemon_for(kind)):
         with daemon.client() as client:

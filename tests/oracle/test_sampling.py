@@ -173,7 +173,7 @@ def test_snapshot_stays_what_it_was(
     reference = reference_for(kind)
     prompt = prompts_of(kind, reference.vocab)[0]
     folder = reference.make_adapter(tmp_path / "a", MIXED[0], seed=23)
-    values = {"max_tokens": 12, "seed": 8, "stop": []}
+    values = {"max_tokens": 12, "seed": 8, "ignore_eos": True}
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("pinned"), folder)
         adapter.snapshot("before")
@@ -196,7 +196,7 @@ def test_snapshot_stays_what_it_was(
 def test_streamed_tokens_are_the_unary_ones(daemon_for: Any) -> None:
     with daemon_for("qwen3").client() as client:
         prompt = random_tokens(320, 6, 4)
-        values = {"num_samples": 3, "max_tokens": 12, "seed": 9, "stop": []}
+        values = {"num_samples": 3, "max_tokens": 12, "seed": 9, "ignore_eos": True}
         unary = client.sample(prompt, **values)
         streamed: dict[int, list[int]] = {}
         for delta in client.sample_stream(prompt, **values):

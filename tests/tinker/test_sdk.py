@@ -36,16 +36,15 @@ def test_numbers_are_those_of_the_grpc_client(server: TinkerDaemon) -> None:
             logprobs=[-4.0 - 0.1 * i for i in range(7)],
             advantages=[(-1.0) ** i * 0.5 for i in range(7)],
         )
-        forward = adapter.forward([plain])
-        scored = np.array(WEIGHTS) != 0
+        forward = adapter.forward([plain], score_all=True)
+        assert 0 in WEIGHTS and (forward.results[0].logprobs < 0).all()
         np.testing.assert_array_equal(
-            np.asarray(out["forward"][0], np.float32)[scored],
-            forward.results[0].logprobs[scored],
+            np.asarray(out["forward"][0], np.float32), forward.results[0].logprobs
         )
         for loss, metric in out["losses"].items():
             data = plain if loss == "cross_entropy" else policy
             result = adapter.forward_backward(
-                [data, data], loss, **OPTIONS.get(loss, {})
+                [data, data], loss, score_all=True, **OPTIONS.get(loss, {})
             )
             assert result.metrics["loss:sum"] == metric, loss
         step = adapter.optim_step(learning_rate=1e-3, max_grad_norm=1.0)
