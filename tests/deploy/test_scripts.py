@@ -43,7 +43,9 @@ def test_every_requirement_is_pinned_and_agrees_with_the_constraints() -> None:
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
                 assert re.fullmatch(r"[\w.-]+==[\w.]+", line), line
-                assert line in pinned, f"{path.name}: {line}"
+                # The Tinker SDK lives apart and is installed without dependencies.
+                if path.name != "requirements-tinker.txt":
+                    assert line in pinned, f"{path.name}: {line}"
 
 
 def test_demo_texts_answer_every_topic_in_their_own_words() -> None:
