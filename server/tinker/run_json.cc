@@ -70,6 +70,7 @@ std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,
     run.checkpoints.push_back(info);
   }
   std::vector<Run> out;
+  out.reserve(runs.size());
   for (auto& [name, run] : runs) out.push_back(std::move(run));
   std::ranges::stable_sort(out, std::greater(), &Run::last_used_at);
   return out;

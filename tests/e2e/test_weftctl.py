@@ -47,7 +47,9 @@ def test_trains_samples_saves_and_exports(
         "json",
     )
     lines = weftctl(daemon, "train", name, "--data", str(data), *flags).splitlines()
-    losses = [json.loads(line)["loss_per_token"] for line in lines]
+    *steps, saved = map(json.loads, lines)
+    assert saved == {"checkpoint": "latest", "step": 25}
+    losses = [step["loss_per_token"] for step in steps]
     assert len(losses) == 12 and losses[-1] < losses[0]
 
     sample = (
