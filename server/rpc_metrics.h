@@ -59,7 +59,8 @@ enum class RejectReason : uint8_t {
   kCount,
 };
 
-// Returns the reason of a failed status, or kCount if the call ran.
+// Returns why a call with this failed status was rejected, or kCount if the
+// call was not rejected but failed while it ran.
 [[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };

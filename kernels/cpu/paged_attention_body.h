@@ -71,7 +71,8 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
   AddValues(block, weights, head_features, out_C);
 }
 
-// At most kMaxGroup query heads; see PagedAttention.
+// Computes the attention of one group of at most kMaxGroup query heads; see
+// PagedAttention.
 void AttendGroup(const PagedAttentionItem& item, float* out_GC, float* lse_G) {
   const int64_t features = item.head_features;
   RunningSoftmax states[kMaxGroup];

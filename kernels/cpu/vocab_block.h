@@ -61,7 +61,8 @@ struct ExpBlock {
   Vec exps[kUnroll] = {};
   Vec weighted[kUnroll] = {};
 
-  // Returns what replaces the logits: e^d, times the softcap's derivative.
+  // Returns e^d times the softcap's derivative, where
+  // d = (c - max) * inverse_temperature. It replaces the logits.
   WEFT_INLINE Vec Add(Vec c, int64_t u) {
     const Vec d = (c - max) * inverse_temperature;
     const Vec e = Exp(d);

@@ -1,5 +1,5 @@
-// Prefix sums over a warp and a block, and detection of the last of several
-// blocks.
+// Prefix sums over a warp and a block, and a test of whether a block is the
+// last of several to finish.
 #ifndef WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 #define WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 

@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
   });
 }
 
-// The four lanes of a row have pairs of columns of four fragments, 0 to 3.
-// Exchanges them so that each lane has the eight columns of its own fragment.
+// Before: each of a row's four lanes holds two columns of each of four
+// fragments. After: lane i holds all eight columns of fragment i.
 __device__ void TransposeInQuad(float (&pairs)[4][2]) {
 #pragma unroll
   for (int mask = 1; mask <= 2; mask *= 2) {

@@ -11,9 +11,9 @@
 
 namespace weft::kernels::cuda {
 
-// Matrices beside each other in one product at most.
+// The most matrices that one product computes side by side.
 inline constexpr int kMaxLoraProjections = 3;
-// Rows of a LoraRowBlock at most.
+// The most rows of a LoraRowBlock.
 inline constexpr int64_t kLoraBlockRows = 128;
 // Features and ranks of a gradient that one block of threads computes. Ranks
 // are the least of 16, 32, 64 and kLoraMaxRankTile that holds the launch's

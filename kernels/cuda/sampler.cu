@@ -199,7 +199,8 @@ __device__ void Finish(const SampleRows& rows, const Workspace& space,
   rows.logprobs_N[n] = static_cast<float>(d - log_total);
 }
 
-// Computes every chunk's sum. The last block of a rule then draws.
+// Computes the sum of each chunk. The block that finishes last for a rule draws
+// its token.
 __global__ void __launch_bounds__(kThreads, kDrawBlocks)
     DrawKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;

@@ -10,9 +10,9 @@
 
 namespace weft::tinker {
 
-// Serves requests one after the other until the client or a limit ends it.
-// `count` has one more while the connection lives; `handler` outlives the
-// thread that runs the socket's context. Threads: that one.
+// Serves the connection's requests one after the other until the client or a
+// limit ends it. *count is one higher while the connection lives. *handler
+// outlives the thread that runs the socket's context. Threads: only that one.
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      const HttpLimits& limits, const HttpHandler* handler,
                      std::shared_ptr<size_t> count);

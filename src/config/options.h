@@ -1,6 +1,6 @@
 // Every value an operator can set, with default, unit and range.
-// server/flags.cc fills these structs from flags and environment; nothing else
-// reads flags.
+// server/flags.cc fills these structs from flags, the environment and the file
+// of --config; nothing else reads them.
 #ifndef WEFT_SRC_CONFIG_OPTIONS_H_
 #define WEFT_SRC_CONFIG_OPTIONS_H_
 

@@ -80,8 +80,8 @@ class SampleLoop {
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
-  // Orders sequences by age: jobs by admission; in a job the prompt first, then
-  // the samples in the order of their start.
+  // The place of a sequence by age: jobs in the order of admission; within a
+  // job the prompt, then its samples in the order of their start.
   using Age = std::pair<uint64_t, int>;
   static Age AgeOf(const SampleSequence& sequence) {
     return {sequence.job->order, sequence.sample_index};

@@ -121,7 +121,7 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   out_BHC.view({rows, C}).copy_(scratch[0]);
 }
 
-// Rows of padding see nothing.
+// Zeroes the output of rows of padding, whose length is 0.
 void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
   const auto* lengths = lengths_B.const_data_ptr<int32_t>();
   for (int64_t b = 0; b < lengths_B.size(0); ++b) {

@@ -72,7 +72,7 @@ absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
   return result;
 }
 
-// The layers that layers_to_transform keeps; none when it is not used.
+// By layer: whether layers_to_transform keeps it. nullopt: no such field.
 using Layers = std::optional<std::vector<bool>>;
 
 absl::Status AddLayer(const PeftJson& index, std::vector<bool>& layers) {

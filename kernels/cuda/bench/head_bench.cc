@@ -21,10 +21,10 @@ constexpr int64_t kRows = 4096;
 constexpr int64_t kChunks[] = {1024, 2048, 4096};
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
-// Logits with a standard deviation of 3, as tests/bench/logprobs.py has them: a
-// softmax that is almost one token's has zeros for the second product. A logit
-// is the sum of kHidden products of numbers whose variance is a third of their
-// limit's square.
+// Logits with a standard deviation of 3, as in tests/bench/logprobs.py. With a
+// larger one softmax is almost one token's, and the second product would
+// multiply zeros. Each logit sums kHidden products of uniform numbers, and a
+// number in [-L, L] has the variance L^2 / 3.
 constexpr double kDeviation = 3;
 const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));
