@@ -20,6 +20,26 @@ struct FreeStream {
   void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
 };
 
+// Returns true if objects and lists of the text are nested deeper than
+// kMaxJsonDepth. The library copies and prints them by recursion.
+bool IsTooDeep(absl::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\') {
+      ++i;
+    } else if (c == '"') {
+      quoted = !quoted;
+    } else if (!quoted && (c == '{' || c == '[')) {
+      if (++depth > kMaxJsonDepth) return true;
+    } else if (!quoted && (c == '}' || c == ']')) {
+      --depth;
+    }
+  }
+  return false;
+}
+
 // Windows above 8 MiB are refused, as memory that no body needs.
 constexpr int kMaxWindowLog = 23;
 
@@ -62,6 +82,10 @@ absl::Status Decode(absl::string_view encoding, size_t max_bytes,
 absl::StatusOr<nlohmann::json> ParseObject(absl::string_view text) {
   if (text.size() > kMaxJsonBytes) return TooLarge(kMaxJsonBytes);
   if (text.empty()) return nlohmann::json::object();
+  if (IsTooDeep(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the body is nested deeper than ", kMaxJsonDepth));
+  }
   auto parsed = nlohmann::json::parse(text.begin(), text.end(), /*cb=*/nullptr,
                                       /*allow_exceptions=*/false);
   if (!parsed.is_object()) {

@@ -16,6 +16,7 @@ namespace weft::tinker {
 
 // JSON takes up to 16 times its text in memory. Larger data comes as protobuf.
 inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
+inline constexpr int kMaxJsonDepth = 64;
 
 // Undoes Content-Encoding "" or "zstd" in place. However small the body, no
 // more than `max_bytes` are made of it.

@@ -105,7 +105,6 @@ struct Front {
   std::map<std::string, Json> extras;
   // Samples that may be cancelled, by owner and id of the future.
   std::map<std::string, CancelHandle> cancels;
-  int64_t unnumbered = 0;  // Samples that came without a number.
   // The steps that waited when the last process ended run again.
   bool ready = false;
 };

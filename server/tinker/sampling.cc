@@ -6,6 +6,7 @@
 #include "server/status_conversion.h"
 #include "server/tinker/models.h"
 #include "server/tinker/sample_wire.h"
+#include "server/tinker/sessions.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -57,6 +58,16 @@ absl::Status StartSample(Front& front, const CallPtr& call,
       });
 }
 
+// Returns what names the request among those of its sampler. Without a number,
+// and without a session that numbers, no two requests are the same one.
+absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
+  if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
+    return NewId();
+  }
+  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntOr(call.body, "seq_id", 0));
+  return absl::StrCat(seq);
+}
+
 void RespondSamplePromise(const std::string& id, int64_t num_samples,
                           const Respond& respond) {
   Json sequences = Json::array();
@@ -71,12 +82,10 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
 absl::Status RunSample(Front& front, const CallPtr& call,
                        const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Sampler sampler, ReadSampler(front, *call));
-  // Without a number no two requests are the same one.
-  WEFT_ASSIGN_OR_RETURN(const int64_t seq,
-                        IntOr(call->body, "seq_id", -++front.unnumbered));
   WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,
                         IntOr(call->body, "num_samples", 1));
-  const std::string id = absl::StrCat(sampler.id, ":", seq);
+  WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
+  const std::string id = absl::StrCat(sampler.id, ":", number);
   if (front.futures.Open(id, call->owner())) {
     const absl::Status refused = StartSample(front, call, sampler, id);
     if (!refused.ok())

@@ -15,16 +15,6 @@
 namespace weft::tinker {
 namespace {
 
-// 128 random bits: ids name adapters and folders, so they must not repeat.
-absl::StatusOr<std::string> NewSessionId() {
-  unsigned char bytes[16];
-  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
-    return absl::InternalError("no randomness for a session id");
-  }
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
-}
-
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
   DropSamplersOf(front, id);
@@ -33,6 +23,15 @@ void EndSession(Front& front, const std::string& id) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> NewId() {
+  unsigned char bytes[16];
+  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
+    return absl::InternalError("no randomness for an id");
+  }
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
+}
 
 absl::Status GetHealth(Front& front, const CallPtr& /*call*/,
                        const Respond& respond) {
@@ -85,7 +84,7 @@ absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
 
 absl::Status CreateSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(std::string id, NewSessionId());
+  WEFT_ASSIGN_OR_RETURN(std::string id, NewId());
   Session session{.id = id,
                   .caller = call->caller,
                   .owner = call->owner(),

@@ -4,6 +4,9 @@
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
 #define WEFT_SERVER_TINKER_SESSIONS_H_
 
+#include <string>
+
+#include "absl/status/statusor.h"
 #include "server/tinker/front.h"
 
 namespace weft::tinker {
@@ -32,6 +35,10 @@ inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
                                          const Respond& respond);
 [[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,
                                       const Respond& respond);
+
+// Returns 128 random bits in hex: ids name adapters, folders and futures, so
+// they never repeat. Errors: INTERNAL. Threads: any.
+[[nodiscard]] absl::StatusOr<std::string> NewId();
 
 // Ends sessions whose time is over.
 void SweepSessions(Front& front, absl::Time now);

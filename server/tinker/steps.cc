@@ -222,6 +222,21 @@ void EraseSteps(Front& front, const std::string& model) {
   }
 }
 
+namespace {
+
+// A load sets a model back, so that its numbers begin anew. A step from before
+// the load would run as one of the steps that follow it.
+bool IsBeforeLoad(const Front& front, const LedgerEntry& entry) {
+  const auto model = front.models.find(entry.fields.value("model", ""));
+  if (model == front.models.end() || model->second.offsets.empty()) {
+    return false;
+  }
+  const int64_t load = model->second.offsets.back().first - 1;
+  return entry.fields.value("seq", int64_t{0}) < load;
+}
+
+}  // namespace
+
 void RestoreSteps(Front& front, const std::function<void(CallPtr)>& run) {
   std::vector<LedgerEntry> entries = front.ledger.ReadAll(EntryKind::kStep);
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -229,6 +244,10 @@ void RestoreSteps(Front& front, const std::function<void(CallPtr)>& run) {
            b.fields.value("seq", int64_t{0});
   });
   for (LedgerEntry& entry : entries) {
+    if (IsBeforeLoad(front, entry)) {
+      front.ledger.Erase(EntryKind::kStep, entry.id);
+      continue;
+    }
     const auto call = std::make_shared<Call>();
     call->http.method = "POST";
     call->http.target = entry.fields.value("target", "");

@@ -23,6 +23,8 @@ namespace fs = std::filesystem;
 constexpr int kTries = 5;
 constexpr size_t kPieceBytes = size_t{4} << 20;
 constexpr char kSnapshots[] = "SNAPSHOT-";
+// The folder of server/tinker/ledger.h.
+constexpr char kFrontFolder[] = "tinker";
 
 // Returns the names in a folder, sorted, without temporaries.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
@@ -65,6 +67,7 @@ class Copy {
       }
     }
     WEFT_RETURN_IF_ERROR(File("FORMAT"));
+    WEFT_RETURN_IF_ERROR(FrontFolder());
     if (!snapshot.empty()) WEFT_RETURN_IF_ERROR(File(snapshot));
     // The log before the images that its records name.
     WEFT_RETURN_IF_ERROR(Folder("log"));
@@ -81,6 +84,22 @@ class Copy {
   [[nodiscard]] const BackupReport& report() const { return report_; }
 
  private:
+  // What the HTTP front keeps, if it has run. Before the log, because a step
+  // that the log has and the front lacks is answered by the log.
+  [[nodiscard]] absl::Status FrontFolder() {
+    std::error_code error;
+    if (!fs::exists(absl::StrCat(from_, "/", kFrontFolder), error)) {
+      return absl::OkStatus();
+    }
+    const std::string folder = absl::StrCat(to_, "/", kFrontFolder);
+    if (::mkdir(folder.c_str(), 0700) != 0) {
+      return ErrnoStatus(errno, absl::StrCat("making ", folder));
+    }
+    WEFT_RETURN_IF_ERROR(Folder(kFrontFolder));
+    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory(folder, "the copy"));
+    return SyncDirectory(fd.get(), "the copy");
+  }
+
   [[nodiscard]] absl::Status Folder(const std::string& folder) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                           NamesIn(absl::StrCat(from_, "/", folder)));

@@ -256,6 +256,36 @@ def calm(base: str) -> dict[str, Any]:
     return {"norms": norms, "tokens": [int(t) for t in result.sequences[0].tokens]}
 
 
+def back_to_checkpoint(base: str, kill: bool) -> list[float]:
+    """Norms of steps after a load that set the model back, with a kill between."""
+    _, client = new_client(base)
+
+    def step(weight: float) -> float:
+        data = [datum(weights=[weight] * 7)]
+        client.forward_backward(data, "cross_entropy").result()
+        adam = types.AdamParams(learning_rate=1e-2)
+        norm: float = client.optim_step(adam).result().metrics["grad_norm"]
+        return norm
+
+    step(1)
+    path = client.save_state("early").result().path
+    for _ in range(5):
+        step(2)  # None of these may run again.
+    client.load_state_with_optimizer(path).result()
+    norms = [step(1)]
+    if kill:
+        print("kill", flush=True)
+    return [*norms, step(1), step(1)]
+
+
+def back(base: str) -> dict[str, Any]:
+    return {"norms": back_to_checkpoint(base, kill=False)}
+
+
+def back_killed(base: str) -> dict[str, Any]:
+    return {"norms": back_to_checkpoint(base, kill=True)}
+
+
 def chunks(base: str) -> dict[str, Any]:
     """One call in many requests, which arrive in no order: the server takes four
     data at a time, and says so in its configuration."""
@@ -281,6 +311,8 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         checkpoints,
         survive,
         calm,
+        back,
+        back_killed,
         chunks,
     )
 }

@@ -70,6 +70,12 @@ def is_alive(tinker: TinkerDaemon) -> bool:
         ("/api/v1/create_session", b"[]", JSON, 400),
         ("/api/v1/create_session", b"\xff\xfe{}", JSON, 400),
         ("/api/v1/create_session", b"[" * 500_000, JSON, 400),
+        (
+            "/api/v1/create_session",
+            b'{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+            JSON,
+            400,
+        ),
         ("/api/v1/create_model", b"{}", JSON, 400),
         ("/api/v1/create_model", b'{"session_id": 7}', JSON, 400),
         ("/api/v1/create_model", b'{"session_id": "x"}', JSON, 404),
