@@ -23,8 +23,6 @@ namespace fs = std::filesystem;
 constexpr int kTries = 5;
 constexpr size_t kPieceBytes = size_t{4} << 20;
 constexpr char kSnapshots[] = "SNAPSHOT-";
-// The folder of server/tinker/ledger.h.
-constexpr char kFrontFolder[] = "tinker";
 
 // Returns the names in a folder, sorted, without temporaries.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
@@ -61,22 +59,14 @@ class Copy {
   // files of this copy.
   [[nodiscard]] absl::StatusOr<bool> Run() {
     WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
-    for (const char* folder : {"", "/log", "/images"}) {
-      if (::mkdir((to_ + folder).c_str(), 0700) != 0) {
-        return ErrnoStatus(errno, absl::StrCat("making ", to_, folder));
-      }
-    }
+    WEFT_RETURN_IF_ERROR(MakeFolder(to_));
     WEFT_RETURN_IF_ERROR(File("FORMAT"));
-    WEFT_RETURN_IF_ERROR(FrontFolder());
     if (!snapshot.empty()) WEFT_RETURN_IF_ERROR(File(snapshot));
+    WEFT_RETURN_IF_ERROR(OtherFolders());
     // The log before the images that its records name.
     WEFT_RETURN_IF_ERROR(Folder("log"));
     WEFT_RETURN_IF_ERROR(Folder("images"));
-    for (const char* folder : {"/log", "/images", ""}) {
-      WEFT_ASSIGN_OR_RETURN(const UniqueFd fd,
-                            OpenDirectory(to_ + folder, "the copy"));
-      WEFT_RETURN_IF_ERROR(SyncDirectory(fd.get(), "the copy"));
-    }
+    WEFT_RETURN_IF_ERROR(Sync(to_));
     WEFT_ASSIGN_OR_RETURN(const std::string now, NewestSnapshot(from_));
     return now == snapshot;
   }
@@ -84,23 +74,32 @@ class Copy {
   [[nodiscard]] const BackupReport& report() const { return report_; }
 
  private:
-  // What the HTTP front keeps, if it has run. Before the log, because a step
-  // that the log has and the front lacks is answered by the log.
-  [[nodiscard]] absl::Status FrontFolder() {
-    std::error_code error;
-    if (!fs::exists(absl::StrCat(from_, "/", kFrontFolder), error)) {
-      return absl::OkStatus();
-    }
-    const std::string folder = absl::StrCat(to_, "/", kFrontFolder);
-    if (::mkdir(folder.c_str(), 0700) != 0) {
-      return ErrnoStatus(errno, absl::StrCat("making ", folder));
-    }
-    WEFT_RETURN_IF_ERROR(Folder(kFrontFolder));
-    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory(folder, "the copy"));
+  [[nodiscard]] static absl::Status MakeFolder(const std::string& path) {
+    if (::mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
+    return ErrnoStatus(errno, absl::StrCat("making ", path));
+  }
+
+  [[nodiscard]] static absl::Status Sync(const std::string& path) {
+    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory(path, "the copy"));
     return SyncDirectory(fd.get(), "the copy");
   }
 
+  // Folders that others keep beside the log, whose entries refer to its steps.
+  // Before the log: it answers a step that it has and they lack.
+  [[nodiscard]] absl::Status OtherFolders() {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(from_));
+    std::error_code error;
+    for (const std::string& name : names) {
+      if (name != "log" && name != "images" &&
+          fs::is_directory(absl::StrCat(from_, "/", name), error)) {
+        WEFT_RETURN_IF_ERROR(Folder(name));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   [[nodiscard]] absl::Status Folder(const std::string& folder) {
+    WEFT_RETURN_IF_ERROR(MakeFolder(absl::StrCat(to_, "/", folder)));
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                           NamesIn(absl::StrCat(from_, "/", folder)));
     for (const std::string& name : names) {
@@ -109,7 +108,7 @@ class Copy {
       // go, the copy is made again.
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
-    return absl::OkStatus();
+    return Sync(absl::StrCat(to_, "/", folder));
   }
 
   // Copies as many bytes as the file has now: the server appends to the last

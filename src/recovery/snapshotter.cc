@@ -47,12 +47,13 @@ uint64_t Snapshotter::ChangedBytes() const {
 
 void Snapshotter::WriteLast() {
   if (!context_.recorder.recording()) return;
+  const uint64_t bytes = ChangedBytes();
   const absl::Duration writing =
-      absl::Seconds(static_cast<double>(ChangedBytes()) / kDiskBytesPerSecond);
+      absl::Seconds(static_cast<double>(bytes) / kDiskBytesPerSecond);
   if (phase_ == Phase::kIdle) {
     if (context_.recorder.cost().time <= writing) return;
     Log(LogLevel::kInfo, "writing a last snapshot",
-        {{"bytes", ChangedBytes()},
+        {{"bytes", bytes},
          {"saves_seconds",
           absl::ToDoubleSeconds(context_.recorder.cost().time)}});
     Begin();

@@ -78,6 +78,12 @@ def batch(seed: int, count: int = 3) -> list[Any]:
     ]
 
 
+def train(client: Any, adapter_id: str, seed: int) -> None:
+    adapter = client.adapter(adapter_id)
+    adapter.forward_backward(batch(seed))
+    adapter.optim_step(learning_rate=1e-2)
+
+
 def image(server: Durable, adapter_id: str) -> dict[str, bytes]:
     """Weights, accumulator and moments, byte by byte."""
     with server.daemon.client() as client:

@@ -10,7 +10,7 @@ from typing import Any
 
 import daemon as daemon_module
 import pytest
-from durable import Durable, batch, facts, image
+from durable import Durable, facts, image, train
 
 WEFTCTL = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
 
@@ -18,12 +18,6 @@ WEFTCTL = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
 def weftctl(*words: Any) -> subprocess.CompletedProcess[str]:
     command = [str(WEFTCTL), "state", *map(str, words), "-o", "json"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def train(client: Any, adapter_id: str, seed: int) -> None:
-    adapter = client.adapter(adapter_id)
-    adapter.forward_backward(batch(seed))
-    adapter.optim_step(learning_rate=1e-2)
 
 
 def test_a_backup_has_what_was_answered_before_it(
@@ -37,6 +31,9 @@ def test_a_backup_has_what_was_answered_before_it(
         for seed in range(4):
             train(client, "a", seed)
         before, known = image(durable, "a"), facts(durable, "a")
+        # What another part of the server keeps there.
+        (state / "beside").mkdir()
+        (state / "beside" / "entry").write_text("kept")
         stop = threading.Event()
 
         def work() -> None:
@@ -57,6 +54,7 @@ def test_a_backup_has_what_was_answered_before_it(
     assert busy.returncode == 1 and "another process" in busy.stderr
     daemon.kill()
 
+    assert (backup / "beside" / "entry").read_text() == "kept"
     verified = weftctl("verify", backup)
     assert verified.returncode == 0, verified.stderr
     assert json.loads(verified.stdout)["adapters"] == 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import raw
 from batching import together
-from durable import Durable, batch, facts, image, raw_batch
+from durable import Durable, batch, facts, image, raw_batch, train
 
 from weft import methods
 from weft._proto import adapters_pb2, training_pb2
@@ -25,12 +25,6 @@ def optim(adapter_id: str, step: int) -> Any:
     return training_pb2.OptimStepRequest(
         adapter_id=adapter_id, step=step, adamw={"learning_rate": 1e-2}
     )
-
-
-def train(client: Any, adapter_id: str, seed: int) -> None:
-    adapter = client.adapter(adapter_id)
-    adapter.forward_backward(batch(seed))
-    adapter.optim_step(learning_rate=1e-2)
 
 
 def wait_for_snapshot(durable: Durable, before: list[Path]) -> None:
