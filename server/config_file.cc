@@ -14,6 +14,11 @@ namespace {
 
 using nlohmann::json;
 
+// A file names neither actions nor itself.
+bool IsSetting(const Flag& flag) {
+  return !flag.is_action && flag.name != "config";
+}
+
 // Takes the parser's events: names and values of one flat object.
 class Reader : public nlohmann::json_sax<json> {
  public:
@@ -46,7 +51,7 @@ class Reader : public nlohmann::json_sax<json> {
     flag_ = FindFlag(name);
     if (flag_ == nullptr) {
       Complain(absl::StrCat("unknown setting \"", name, "\"", NearFlag(name)));
-    } else if (flag_->is_action || name == "config") {
+    } else if (!IsSetting(*flag_)) {
       flag_ = nullptr;
       Complain(absl::StrCat("\"", name, "\" is no setting of a file"));
     } else if (!names_.insert(name).second) {
@@ -118,10 +123,10 @@ std::string ConfigText(const Settings& settings) {
   std::string text = "{\n";
   const Flag* last = nullptr;
   for (const Flag& flag : FlagTable()) {
-    if (!flag.is_action && flag.name != "config") last = &flag;
+    if (IsSetting(flag)) last = &flag;
   }
   for (const Flag& flag : FlagTable()) {
-    if (flag.is_action || flag.name == "config") continue;
+    if (!IsSetting(flag)) continue;
     const std::string value = flag.show(settings);
     absl::StrAppend(&text, "  \"", flag.name, "\": ",
                     flag.is_number || flag.is_bool ? value : json(value).dump(),
