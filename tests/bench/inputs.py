@@ -36,6 +36,25 @@ def group(model: Path, count: int, prompt: int, completion: int) -> np.ndarray:
     return passages
 
 
+def questions(model: Path, count: int) -> list[list[int]]:
+    """[count] prompts of a chat, through the model's template; passages of 32
+    tokens for a model that has no tokenizer."""
+    if not (model / "tokenizer.json").exists():
+        return [list(map(int, row)) for row in rows(model, count, 32)]
+    from pydoc_data.topics import topics
+
+    from weft import data
+
+    encoder = data.Encoder(data.ModelTokenizer.from_folder(str(model)), eos=False)
+    asked = [f"Explain {name} in Python." for name in sorted(topics)[:count]]
+    if len(asked) < count:
+        raise SystemExit(f"{count} questions > the {len(asked)} that there are")
+    return [
+        encoder.prompt({"messages": [{"role": "user", "content": question}]})
+        for question in asked
+    ]
+
+
 def _stream(model: Path, wanted: int) -> np.ndarray:
     """The reference manual that comes with Python; `wanted` random ids for a model
     that has no tokenizer."""

@@ -117,3 +117,13 @@ class PeakMemory:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
         raise RuntimeError(f"no {name} in {status}")
+
+
+def cpu_seconds(pid: int, besides: str = "") -> float:
+    """Processor seconds of the threads that a process has now, without those named
+    `besides`."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "comm").read_text("ascii").strip() != besides:
+            nanoseconds += int((task / "schedstat").read_text("ascii").split()[0])
+    return nanoseconds / 1e9

@@ -15,6 +15,7 @@ from typing import Any
 
 import daemon
 import inputs
+import machine
 import models
 import numpy as np
 import plot
@@ -115,21 +116,12 @@ def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
                 weft.Datum(row[:-1], row[1:], weights=np.ones(length, np.float32))
                 for row in (rows[i % len(rows)] for i in range(count))
             ]
-            before = _cpu_seconds(process.pid)
+            before = machine.cpu_seconds(process.pid, besides=ENGINE_THREADS)
             adapter.forward_backward(data)
-            spent = _cpu_seconds(process.pid) - before
+            spent = machine.cpu_seconds(process.pid, besides=ENGINE_THREADS) - before
             result[f"{count * length} tokens"] = spent
     result["cpu_seconds_outside_engine"] = spent
     return result
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Seconds of processor time of all threads but the engine's."""
-    nanoseconds = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        if (task / "comm").read_text("ascii").strip() != ENGINE_THREADS:
-            nanoseconds += int((task / "schedstat").read_text("ascii").split()[0])
-    return nanoseconds / 1e9
 
 
 def _steps(options: argparse.Namespace, work: Path) -> dict[str, Any]:

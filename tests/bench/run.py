@@ -28,6 +28,7 @@ import multi_adapter  # noqa: E402
 import residency  # noqa: E402
 import rpc_overhead  # noqa: E402
 import sample  # noqa: E402
+import sample_many  # noqa: E402
 import soak  # noqa: E402
 import train_step  # noqa: E402
 
@@ -42,6 +43,7 @@ BENCHES = {
     "residency": residency.main,
     "rpc_overhead": rpc_overhead.main,
     "sample": sample.main,
+    "sample_many": sample_many.main,
     "soak": soak.main,
     "train_step": train_step.main,
 }
