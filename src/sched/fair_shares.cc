@@ -72,7 +72,7 @@ void FairShares::Refund(AdapterKey adapter, int64_t tokens) {
   Tenant& tenant = flow.tenant->second;
   flow.place.start -= Cost(tokens, 1);
   tenant.place.start -= Cost(tokens, tenant.weight);
-  // Does not call SetActive, because the tenant was not idle: it was not served.
+  // Does not call SetActive: the tenant was not idle, it was not served.
   if (!std::exchange(flow.active, true)) ++tenant.num_active;
 }
 
