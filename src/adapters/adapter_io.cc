@@ -36,8 +36,8 @@ bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
          SameBits(a.moment2, b.moment2);
 }
 
-// The shape of the base model. A checkpoint loads only into a model of this
-// shape.
+// Describes the base model's shape. A checkpoint loads only into a model of the
+// same shape.
 json Fingerprint(const lora::ModelShape& shape) {
   return {{"num_layers", shape.num_layers},
           {"hidden", shape.hidden},
@@ -66,8 +66,8 @@ json ConfigToJson(const LoraConfig& config) {
           {"overrides", std::move(overrides)}};
 }
 
-// Each returns false if the field is missing or has another type. No checksum
-// protects the manifest itself.
+// Get returns false if the field is missing or has another type. The manifest
+// has no checksum, so its fields can be damaged.
 bool Get(const json& object, const char* key, std::string* value) {
   const auto it = object.find(key);
   if (it == object.end() || !it->is_string()) return false;
@@ -126,7 +126,7 @@ bool GetConfig(const json& config, LoraConfig* out) {
   for (const json& module : *modules) {
     if (!GetModule(module, &out->target_modules.emplace_back())) return false;
   }
-  // Older checkpoints do not have the field.
+  // Checkpoints of older servers do not have the field.
   const json overrides = config.value("overrides", json::array());
   return overrides.is_array() &&
          std::ranges::all_of(overrides, [out](const json& other) {
@@ -200,7 +200,8 @@ std::vector<std::string> AdapterIo::AdapterNames() const {
        !error && it != end; it.increment(error)) {
     std::error_code ignored;
     std::string name = it->path().filename().string();
-    // No adapter's name begins with a dot; the daemon's own files do.
+    // Adapter names never begin with a dot. Folders of the daemon's own files
+    // do.
     if (name.front() != '.' && it->is_directory(ignored)) {
       names.push_back(std::move(name));
     }

@@ -1,11 +1,12 @@
-// Adapters as files: checkpoints on the server's disk, PEFT folders for export.
+// Reads and writes adapters as files: checkpoints on the server's disk, and
+// PEFT folders for export.
 //
-// A checkpoint is <checkpoint dir>/<adapter id>/<name>/ with
+// A checkpoint is the folder <checkpoint dir>/<adapter id>/<name>/ with
 //   adapter_config.json, adapter_model.safetensors   what PEFT loads;
 //   optimizer.safetensors                            gradient and moments;
 //   trainer_state.json                               steps and shape;
-//   MANIFEST.json                                    sizes and sums of all.
-// Threads: the I/O thread. It uses no tensor of the engine.
+//   MANIFEST.json                                    sizes and checksums.
+// Threads: the I/O thread. The functions use no tensor of the engine.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 
@@ -28,7 +29,7 @@ struct LoadedCheckpoint {
 
 class AdapterIo {
  public:
-  // Exported folders name `base_model`.
+  // `base_model` is the name that exported folders give to the base model.
   AdapterIo(std::string checkpoint_dir, std::string base_model,
             const lora::ModelShape& shape)
       : checkpoint_dir_(std::move(checkpoint_dir)),
@@ -38,22 +39,22 @@ class AdapterIo {
   // Removes what an interrupted write left behind.
   void RemoveStaleFiles() const;
 
-  // If a checkpoint of this name has this very state of this step, an earlier
-  // process wrote it for the same call: returns that checkpoint.
-  // Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (disk full).
+  // If the checkpoint already exists with the same step and state, an earlier
+  // process wrote it for the same call: Save returns it unchanged. Errors:
+  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (disk full).
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
-  // With weights_only it returns the weights alone, and step 0. Errors:
-  // NOT_FOUND, DATA_LOSS (damaged files), FAILED_PRECONDITION (the model of the
-  // checkpoint has another shape).
+  // With weights_only the result has only weights, and its step is 0. Errors:
+  // NOT_FOUND, DATA_LOSS (damaged files), FAILED_PRECONDITION (the checkpoint's
+  // model has another shape).
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const LoadCheckpointRequest& request) const;
-  // Describes the checkpoint without reading its tensors. Errors: those of
-  // Load.
+  // Describes the checkpoint without reading its tensors. Errors: as for Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const std::string& adapter_id, const std::string& name) const;
-  // Newest first. Leaves out damaged folders, with a line in the log.
+  // Returns the adapter's checkpoints, newest first. Skips a damaged folder and
+  // logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
@@ -63,7 +64,7 @@ class AdapterIo {
                                  const std::vector<float>& weights) const;
 
  private:
-  // Returns the checkpoint of the request's name if it has this state.
+  // Returns the checkpoint of the request's name if it holds the same state.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;

@@ -80,7 +80,8 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
 
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                                   const Callback<AdapterInfo>& done) {
-  // Reads the tensors only when the adapter has a slot, because many may wait.
+  // Many loads may wait for a slot, so the tensors are read only when the
+  // adapter has one.
   context_.dispatcher.adapters().WhenSlotFor(
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {
@@ -140,7 +141,7 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
                                                    rank, " is above the limit ",
                                                    limit, " (--max-rank)"));
   }
-  // Nothing is written for an adapter that cannot be made.
+  // Refuses before it writes files for an adapter that cannot be created.
   WEFT_RETURN_IF_ERROR(context_.dispatcher.adapters().CheckNew(
       request.adapter_id, request.tenant));
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
@@ -167,9 +168,10 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   const CreateAdapterRequest& request = adapter.request;
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const AdapterKey key = desk.NewKey();
-  // Rounded to microseconds, as the log stores it.
+  // The log stores microseconds, so the time is rounded to them here.
   const absl::Time now = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()));
-  // Another adapter may have taken the name or the last slot meanwhile.
+  // Another adapter may have taken the name or the last slot since the first
+  // check.
   absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
   if (status.ok()) {
     status = MakeTensors(key, request.config, adapter.state, now);

@@ -1,5 +1,5 @@
-// Operations on whole adapters: create, delete, load, save, import, export.
-// They run between two plans.
+// Operations on whole adapters: create, delete, load, save, import, export. The
+// engine thread runs them between two plans.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
 
@@ -40,22 +40,24 @@ class AdapterManager {
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
-  // Creates an adapter of an earlier process again, in a slot that WhenSlot
-  // gave.
+  // Creates an adapter of an earlier process again. The task of WhenSlot calls
+  // it.
   [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
   // Removes the adapter and its work.
   void Remove(AdapterKey key);
 
  private:
-  // A new adapter. If `state` is empty, its weights are initialised.
+  // What a new adapter begins with. If `state` is empty, its weights are
+  // initialised.
   struct NewAdapter {
     CreateAdapterRequest request;
     lora::AdapterState state;
-    std::string image;  // The image that KeepState wrote.
+    std::string image;  // The image file that KeepState wrote.
     uint64_t last_step = 0;
-    std::optional<LoadCheckpointRequest> load;  // The load that creates it.
+    std::optional<LoadCheckpointRequest> load;  // The load that creates the
+                                                // adapter.
   };
 
   template <typename T>
@@ -65,7 +67,7 @@ class AdapterManager {
     });
   }
 
-  // Runs `body` on the engine thread. If the engine has ended, replies an
+  // Runs `body` on the engine thread. If the engine has ended, `done` gets an
   // error.
   template <typename T, typename Body>
   void Post(const Callback<T>& done, Body body) const {
@@ -82,17 +84,17 @@ class AdapterManager {
   // Returns the largest rank that an adapter of this config would have.
   [[nodiscard]] int MaxRank(const LoraConfig& config) const;
 
-  // Read the state that a new adapter begins with, and keep a copy for the log.
-  // I/O thread.
+  // The I/O thread calls the next two. They read the state that a new adapter
+  // begins with and keep a copy of the state for the log.
   [[nodiscard]] absl::StatusOr<NewAdapter> ReadLoad(
       const LoadCheckpointRequest& request) const;
   [[nodiscard]] absl::StatusOr<NewAdapter> ReadImport(
       const ImportAdapterRequest& request) const;
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
-  // Creates an adapter in the slot that the task got, or returns the slot.
+  // Creates an adapter in the slot that WhenSlot gave, or returns the slot.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
   [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
                                          const LoraConfig& config,
@@ -100,12 +102,13 @@ class AdapterManager {
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  // Writes down that the adapter exists; `made` says what it is.
+  // Records that the adapter exists, with the facts in `made`.
   void Record(AdapterKey key, const NewAdapter& adapter,
               const AdapterInfo& made) const;
   // Returns false if the adapter does not exist.
   bool Forget(const std::string& adapter_id);
-  // Exports the adapter, which is on the device unless `status` is an error.
+  // Exports an adapter that is on the device. If `status` is an error, `done`
+  // gets the error.
   void ExportNow(AdapterKey key, const ExportAdapterRequest& request,
                  const Callback<PeftFiles>& done, absl::Status status);
 

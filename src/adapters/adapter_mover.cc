@@ -14,7 +14,8 @@
 namespace weft::engine {
 namespace {
 
-// Allocates the image's tensors, `size` floats each, and reads them.
+// Allocates the image's tensors with `size` floats each, and reads them from
+// the file.
 absl::Status ReadImage(const SpillFolder& spill,
                        const journal::StateFolder* state, const ImageFile& file,
                        int64_t size, lora::AdapterImage& image) {
@@ -75,8 +76,8 @@ void AdapterMover::ToDisk(const sched::Move& move) {
     Finish(move, bytes, copied);
     return;
   }
-  // The adapter keeps its tensors until the file is written. Nothing changes
-  // them meanwhile.
+  // Until the file is written, the adapter keeps its tensors and nothing
+  // changes them.
   context_.PostIo([this, move, bytes, image = std::move(image)]() mutable {
     const std::string file = absl::StrCat(move.id);
     const absl::Status status = WriteImage(spill_, file, image);

@@ -1,4 +1,5 @@
-// Moves adapters between device, host and disk. src/sched/residency.h decides.
+// Moves adapters between device, host and disk. src/sched/residency.h chooses
+// the moves.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_MOVER_H_
 
@@ -18,11 +19,11 @@ class AdapterMover {
   AdapterMover(const EngineContext* context, const SpillFolder* spill)
       : context_(*context), spill_(*spill) {}
 
-  // Makes the move and reports its end to the dispatcher: at once, or when the
-  // file is done. Until then the adapter keeps its tensors and nothing changes
-  // them.
+  // Makes the move. Reports its end to the dispatcher at once, or when the file
+  // is written or read. Until then the adapter keeps its tensors and nothing
+  // changes them.
   void Run(const sched::Move& move);
-  // Removes a spill file that is no longer needed. A durable file stays.
+  // Removes a spill file that is no longer needed. Keeps a durable file.
   void RemoveFile(ImageFile file);
 
  private:

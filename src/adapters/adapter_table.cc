@@ -96,7 +96,7 @@ absl::Status AdapterTable::ReleaseSnapshot(AdapterKey key,
     return absl::NotFoundError(
         absl::StrCat("name: snapshot '", name, "' does not exist"));
   }
-  // On disk the image still describes the content of the file.
+  // For an adapter on disk, the image still describes what the file holds.
   if (entry.location() == AdapterLocation::kHost) {
     const uint64_t latest = entry.image.versions.front().number;
     std::erase_if(entry.image.versions, [&](const lora::VersionImage& version) {
@@ -185,7 +185,7 @@ void AdapterTable::MoveToDevice(AdapterKey key,
                         device_);
   std::map<uint64_t, lora::AdapterVersionPtr> versions = {
       {adapter.latest()->number, adapter.latest()}};
-  // Some versions in the file may be released by now.
+  // The file may hold versions that were released since it was written.
   for (const auto& [name, snapshot] : entry.snapshots) {
     if (versions.contains(snapshot.number)) continue;
     versions[snapshot.number] =

@@ -1,8 +1,8 @@
-// The tensors of the adapters.
+// The tensors of all adapters.
 //
-// An adapter is on the device, or its image is on the host, or the tensors of
-// its image are in a file that the table names. src/sched/residency.h decides
-// which adapter moves when. Threads: engine thread only, except shape().
+// An adapter's tensors are on the device, in an image on the host, or in a file
+// that the table names. src/sched/residency.h decides when an adapter moves.
+// Threads: engine thread only, except shape().
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_TABLE_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_TABLE_H_
 
@@ -22,10 +22,11 @@
 
 namespace weft::engine {
 
-// The file of the tensors of an adapter on disk.
+// Names the file that holds the tensors of an adapter on disk.
 struct ImageFile {
-  std::string name;      // Empty: the adapter is not on disk.
-  bool durable = false;  // In the state folder: not ours to remove.
+  std::string name;      // Empty if the adapter is not on disk.
+  bool durable = false;  // The state folder owns the file, so the table never
+                         // removes it.
 };
 
 class AdapterTable {
@@ -34,8 +35,8 @@ class AdapterTable {
                at::Device device)
       : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
 
-  // Creates an adapter on the device. May throw c10::Error; then it does not
-  // exist.
+  // Creates an adapter on the device. If it throws c10::Error, the adapter does
+  // not exist.
   lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
                         absl::Time created_at = absl::Now());
   // Adds an adapter of an earlier process. `file` has the tensors of `image`.
@@ -45,54 +46,57 @@ class AdapterTable {
                  const std::string& file, absl::Time created_at);
   // Returns null if there is no such adapter or it is not on the device.
   [[nodiscard]] lora::Adapter* Find(AdapterKey key);
-  // Returns false if there is no such adapter. Pinned versions live on.
+  // Returns false if there is no such adapter. Pinned versions stay alive.
   bool Erase(AdapterKey key);
   // Returns what clients see of an adapter that exists.
   [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
 
-  // Returns the version. Errors: ALREADY_EXISTS (the name pins another
-  // version), NOT_FOUND.
+  // Pins the latest version under the name and returns its number. REQUIRES:
+  // the adapter is on the device or unknown. Errors: ALREADY_EXISTS (the name
+  // pins another version), NOT_FOUND.
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
       AdapterKey key, const std::string& name);
   // Errors: NOT_FOUND.
   [[nodiscard]] absl::Status ReleaseSnapshot(AdapterKey key,
                                              const std::string& name);
   // Returns the snapshot's version, or the latest one if `snapshot` is empty.
-  // The adapter is on the device or unknown. Errors: NOT_FOUND.
+  // REQUIRES: the adapter is on the device or unknown. Errors: NOT_FOUND.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
-  // Moves; the adapter exists.
+  // The moves below require that the adapter exists.
 
   // Returns the bytes of the adapter's image.
   [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
-  // Returns the adapter's image. On the device it is made now, which may throw
-  // c10::Error. On the host it is shared. On disk it has no tensors.
+  // Returns the adapter's image. An adapter on the device is copied now, which
+  // may throw c10::Error. The host image is shared. An image on disk has no
+  // tensors.
   [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
   // Frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);
-  // Also frees the image's tensors, which are in `file`.
+  // Frees the memory of the image's tensors, which `file` holds.
   void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
-  // May throw c10::Error, and then changes nothing.
+  // If it throws c10::Error, nothing has changed.
   void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
   [[nodiscard]] ImageFile File(AdapterKey key) const;
   // Returns the adapter's snapshots and the versions that they pin.
   [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
 
-  // Any thread.
+  // Any thread may call this.
   [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
 
  private:
   struct Snapshot {
     uint64_t number = 0;
-    lora::AdapterVersionPtr version;  // Null off the device.
+    lora::AdapterVersionPtr version;  // Null unless the adapter is on the
+                                      // device.
   };
   struct Entry {
     LoraConfig config;
     std::shared_ptr<const lora::AdapterLayout> layout;
-    std::optional<lora::Adapter> adapter;  // On the device.
-    lora::AdapterImage image;              // Off the device.
-    ImageFile file;                        // With the image's tensors.
+    std::optional<lora::Adapter> adapter;  // Set on the device.
+    lora::AdapterImage image;              // Set off the device.
+    ImageFile file;                        // Holds the image's tensors.
     std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
 

@@ -18,7 +18,7 @@
 
 namespace weft::engine {
 
-// References to members of the engine, which outlive its parts.
+// Holds references to the engine's members, which outlive its parts.
 struct EngineContext {
   const EngineOptions& options;
   dispatch::Dispatcher& dispatcher;
@@ -28,13 +28,14 @@ struct EngineContext {
   const AdapterIo& files;
   EngineProbe& probe;
   records::Recorder& recorder;
-  const journal::StateFolder* state;  // Null: no --state-dir.
-  // Runs before an adapter changes or is removed.
+  const journal::StateFolder* state;  // Null without --state-dir.
+  // The engine calls it before an adapter changes or is removed.
   std::function<void(AdapterKey)> before_change;
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.
 
-  // Runs `task` on the I/O thread. A drain waits for it. Any thread.
+  // Runs `task` on the I/O thread. A drain waits until the task has run.
+  // Threads: any.
   void PostIo(std::function<void()> task) const {
     io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
   }
@@ -44,7 +45,7 @@ struct EngineContext {
       replies.Post(std::move(task));
     });
   }
-  // Updates what clients see of the adapter. Engine thread.
+  // Updates what clients see of the adapter. Threads: engine thread.
   void Publish(AdapterKey adapter) const {
     dispatcher.adapters().Publish(adapter, adapters.Facts(adapter));
   }

@@ -11,7 +11,7 @@
 namespace weft::engine {
 namespace {
 
-// The blocks of a file, in the order of lora::AdapterImage::Tensors().
+// The blocks of an image file, in the order of lora::AdapterImage::Tensors().
 template <typename State>
 auto BlocksOf(State& state) {
   return std::array{&state.gradient, &state.moment1, &state.moment2,
@@ -23,15 +23,15 @@ auto BlocksOf(State& state) {
 absl::StatusOr<std::string> KeepState(const EngineContext& context,
                                       const lora::AdapterState& state) {
   if (!context.recorder.recording()) return std::string();
-  // Gradient and moments that are not there are zeros.
+  // Writes zeros for a gradient or moment that is absent.
   const std::vector<float> zeros(state.weights.size());
   std::vector<std::span<const float>> blocks;
   for (const std::vector<float>* values : BlocksOf(state)) {
     blocks.emplace_back(values->empty() ? zeros : *values);
   }
   const std::string image = context.recorder.NewImageName();
-  // Before the file is there, so that Cut does not take it for one that is left
-  // over.
+  // Names the image before its file exists, because StateFolder::Cut removes
+  // files that are not named.
   context.recorder.AddImage(image, /*recorded=*/false);
   const absl::Status written =
       journal::WriteImage(*context.state, image, blocks);

@@ -1,6 +1,6 @@
-// The state that a load or an import gives to an adapter, as a file of the
-// state folder: so that its log does not depend on the checkpoint.
-// Threads: the I/O thread; DropState: any.
+// Stores the state that a load or an import gives to an adapter in a file of
+// the state folder. So the log does not depend on the checkpoint. Threads: the
+// I/O thread; DropState: any thread.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 
@@ -14,15 +14,17 @@
 namespace weft::engine {
 
 // Writes the state as an image of one version (lora::AdapterImage) and returns
-// the file's name, which the log has to name or DropState to get; an empty one
-// while nothing is recorded. RESOURCE_EXHAUSTED when the disk is full.
+// the file's name. The caller names the file in the log or passes it to
+// DropState. Returns an empty name if nothing is recorded. Errors:
+// RESOURCE_EXHAUSTED (disk full).
 [[nodiscard]] absl::StatusOr<std::string> KeepState(
     const EngineContext& context, const lora::AdapterState& state);
 
-// Removes a file that no record will name; an empty name is none.
+// Removes a file that no record will name. Does nothing for an empty name.
 void DropState(const EngineContext& context, const std::string& image);
 
-// The state of an adapter of so many parameters. NOT_FOUND, DATA_LOSS.
+// Reads the state of an adapter with `num_parameters` parameters. Errors:
+// NOT_FOUND, DATA_LOSS.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,
     int64_t num_parameters);

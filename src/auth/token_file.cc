@@ -29,7 +29,7 @@ absl::Status BadField(const char* field, const char* wanted) {
   return absl::InvalidArgumentError(absl::StrCat(field, " ", wanted));
 }
 
-// Returns the string in the field; empty if there is none.
+// Returns the string in the field; empty if the field is absent or no string.
 std::string Text(const json& object, const char* field) {
   const auto found = object.find(field);
   if (found == object.end() || !found->is_string()) return "";
@@ -76,8 +76,8 @@ absl::StatusOr<TokenRecord> ParseLine(absl::string_view line) {
   if (!object.is_object()) {
     return absl::InvalidArgumentError("is no object of JSON");
   }
-  // An unknown field may be a limit of a later version. Without it the token
-  // could do more than its file says, so the token is refused.
+  // An unknown field may be a limit of a later version. The token is refused,
+  // because otherwise it could do more than its file says.
   for (const auto& [field, value] : object.items()) {
     if (field != "id" && field != "sha256" && field != "tenant" &&
         field != "scopes" && field != "expires") {
@@ -144,7 +144,8 @@ std::string FormatTokens(const std::vector<TokenRecord>& records) {
 
 absl::Status WriteTokenFile(const std::string& path,
                             const std::vector<TokenRecord>& records) {
-  // Others read the file that the link names, so that file is replaced.
+  // If the path is a symbolic link, its target is replaced, because other
+  // programs may read the target directly.
   std::error_code ignored;
   std::filesystem::path target = std::filesystem::canonical(path, ignored);
   if (ignored) target = path;
@@ -160,8 +161,8 @@ absl::Status WriteTokenFile(const std::string& path,
   if (status.ok() &&
       (fchmodat(dir.get(), draft.c_str(), exists ? old.st_mode & 07777 : 0600,
                 0) != 0 ||
-       // Root keeps the owner, so that the daemon's user can still read the
-       // file.
+       // When root replaces the file, it keeps the owner, so that the daemon's
+       // user can still read the file.
        (exists && geteuid() == 0 &&
         fchownat(dir.get(), draft.c_str(), old.st_uid, old.st_gid, 0) != 0) ||
        renameat(dir.get(), draft.c_str(), dir.get(), name.c_str()) != 0)) {

@@ -18,16 +18,16 @@
 
 namespace weft {
 
-// Errors: INVALID_ARGUMENT that names the line and the field, but never the
-// line's content, which may be a token that was put there by mistake.
+// Errors: INVALID_ARGUMENT, which names the line and the field. It never quotes
+// the line, because the line may hold a token by mistake.
 [[nodiscard]] absl::StatusOr<std::vector<TokenRecord>> ParseTokens(
     absl::string_view text);
 
 [[nodiscard]] std::string FormatTokens(const std::vector<TokenRecord>& records);
 
 // Replaces the file atomically, so that no reader sees a part of it. A new file
-// has mode 0600, otherwise the mode stays. The last of two writers wins.
-// Errors: RESOURCE_EXHAUSTED, INTERNAL.
+// gets mode 0600; an old file's mode stays. If two processes write at once, the
+// later write wins. Errors: RESOURCE_EXHAUSTED, INTERNAL.
 [[nodiscard]] absl::Status WriteTokenFile(
     const std::string& path, const std::vector<TokenRecord>& records);
 

@@ -21,7 +21,8 @@ constexpr std::array<std::pair<Scope, const char*>, 4> kScopes = {
      {Scope::kTrain, "train"},
      {Scope::kAdmin, "admin"}}};
 
-// Without randomness or SHA-256 tokens would be weak, so the process ends.
+// Ends the process, because tokens made without randomness or SHA-256 would be
+// weak.
 void Require(bool done) {
   if (!done) std::abort();
 }

@@ -18,17 +18,18 @@
 
 namespace weft {
 
-// What a token permits. Every scope includes kRead; kAdmin includes all.
+// What a token permits. Every scope includes kRead, and kAdmin includes all
+// scopes.
 enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 
-// "read", "sample", "train", "admin".
+// Returns "read", "sample", "train" or "admin".
 [[nodiscard]] const char* ScopeName(Scope scope);
 // Errors: INVALID_ARGUMENT for any other name.
 [[nodiscard]] absl::StatusOr<Scope> ParseScope(absl::string_view name);
 
 struct TokenRecord {
   std::string id;      // For people and logs; not secret.
-  std::string sha256;  // The token's, in 64 lower-case hex digits.
+  std::string sha256;  // SHA-256 of the token, in 64 lower-case hex digits.
   std::string tenant;
   std::set<Scope> scopes;
   absl::Time expires = absl::InfiniteFuture();
@@ -36,18 +37,20 @@ struct TokenRecord {
   [[nodiscard]] bool Allows(Scope scope) const;
 };
 
-// Separates a tenant from an id in one name. It occurs in neither.
+// Joins a tenant and an id into one name. Neither a tenant nor an id contains
+// it.
 inline constexpr char kTenantSeparator = '~';
-// A folder's name holds the tenant, the separator and the adapter's id.
+// Bounded because a folder's name holds the tenant, the separator and the
+// adapter's id.
 inline constexpr size_t kMaxTenantLength = 64;
 
 // Returns a random token.
 [[nodiscard]] std::string NewToken();
-// Returns TokenRecord::sha256 of a token.
+// Returns the token's TokenRecord::sha256.
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
-// Returns the record of `token`, expired or not; null: none. It takes the same
-// time for each token, whether it resembles a record or not.
+// Returns the record of `token`, which may have expired, or null if there is
+// none. The time does not depend on how much the token resembles a record.
 [[nodiscard]] const TokenRecord* FindToken(
     const std::vector<TokenRecord>& records, absl::string_view token);
 

@@ -1,5 +1,5 @@
-// A source of time that tests replace, so that they test schedulers and
-// deadlines without waiting.
+// A source of time. Tests replace it to test schedulers and deadlines without
+// waiting.
 #ifndef WEFT_SRC_BASE_CLOCK_H_
 #define WEFT_SRC_BASE_CLOCK_H_
 

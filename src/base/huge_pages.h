@@ -1,5 +1,5 @@
-// Huge pages for large buffers that are filled once. With pages of 2 MiB the
-// kernel needs a fraction of the time to clear and map them.
+// Requests huge pages for large buffers that are filled once. The kernel clears
+// and maps pages of 2 MiB much faster than pages of 4 KiB.
 #ifndef WEFT_SRC_BASE_HUGE_PAGES_H_
 #define WEFT_SRC_BASE_HUGE_PAGES_H_
 
@@ -9,8 +9,9 @@
 
 namespace weft {
 
-// Asks for huge pages where the buffer covers whole ones. Call it before the
-// memory is first touched. It does nothing on a kernel without huge pages.
+// Asks for huge pages in the part of the buffer that covers whole ones. Call it
+// before the memory is first touched. Does nothing on a kernel without huge
+// pages.
 void PreferHugePages(absl::Span<std::byte> buffer);
 
 }  // namespace weft

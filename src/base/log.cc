@@ -82,7 +82,7 @@ void Log(LogLevel level, std::string_view message,
   std::string line =
       FormatLogLine(g_format.load(), level, time, message, fields);
   line += '\n';
-  // The service goes on when its log cannot be written.
+  // The service continues even if its log cannot be written.
   [[maybe_unused]] const ssize_t written =
       ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -1,11 +1,11 @@
-// Structured log lines on stderr: one event, a few typed fields.
+// Structured log lines on stderr: one event with a few typed fields.
 //
 //   Log(LogLevel::kInfo, "adapter created", {{"adapter", id}, {"rank", 16}});
 //
-// Text with a short time stamp by default; JSON lines when SetLogFormat says
-// so. Control characters are escaped, so a client's string cannot forge a line.
-// Never log token ids, text, authorization tokens or the contents of files.
-// Threads: any; a line is written with one write(2).
+// A line is text with a short time stamp, or JSON after SetLogFormat. Control
+// characters are escaped, so that a client's string cannot forge a line. Never
+// log token ids, text, authorization tokens or the contents of files. Threads:
+// any; each line is one write(2).
 #ifndef WEFT_SRC_BASE_LOG_H_
 #define WEFT_SRC_BASE_LOG_H_
 
@@ -22,7 +22,7 @@ namespace weft {
 enum class LogLevel { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
 enum class LogFormat { kText, kJson };
 
-// A key with a value that prints as a JSON number, boolean or string.
+// A key and a value that prints as a JSON number, boolean or string.
 struct LogField {
   template <typename T>
   requires std::is_arithmetic_v<T> LogField(std::string_view field_key,
@@ -40,8 +40,8 @@ struct LogField {
       : LogField(field_key, std::string_view(text)) {}
   LogField(std::string_view field_key, const std::string& text)
       : LogField(field_key, std::string_view(text)) {}
-  // Abseil's string_view is a type of its own if the distribution built Abseil
-  // as C++14.
+  // Needed where Abseil was built as C++14: its string_view is then a different
+  // type from std::string_view.
   template <typename T>
   requires(std::is_same_v<T, absl::string_view> &&
            !std::is_same_v<T, std::string_view>)
@@ -59,7 +59,7 @@ void SetLogFormat(LogFormat format);
 void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields = {});
 
-// The line that Log would write, without its newline. For tests.
+// Returns the line that Log would write, without its newline. For tests.
 [[nodiscard]] std::string FormatLogLine(LogFormat format, LogLevel level,
                                         std::string_view rfc3339_time,
                                         std::string_view message,

@@ -21,8 +21,8 @@ namespace weft {
 
 class Progress {
  public:
-  // `unit` is "B" for bytes (printed with SI prefixes) or a noun in the plural.
-  // With `total` 0 the total is unknown, and neither bar nor ETA is shown.
+  // `unit` is "B" for bytes (printed with SI prefixes) or a plural noun. With
+  // `total` 0 the total is unknown: neither bar nor ETA is shown.
   Progress(std::string_view label, int64_t total, std::string_view unit);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -30,7 +30,7 @@ class Progress {
 
   void Add(int64_t amount);
 
-  // The line for a given state, without control characters. For tests.
+  // Returns the line for a given state, without control characters. For tests.
   [[nodiscard]] static std::string Format(std::string_view label, int64_t done,
                                           int64_t total, std::string_view unit,
                                           absl::Duration elapsed,

@@ -1,5 +1,5 @@
-// A reason tells a program why a call failed: a name and values that the status
-// carries. Messages are for people and may change. Names and keys do not
+// A machine-readable reason for an error: a name and values that the status
+// carries. Messages are for people and may change; names and keys do not
 // change.
 #ifndef WEFT_SRC_BASE_REASON_H_
 #define WEFT_SRC_BASE_REASON_H_
@@ -13,8 +13,8 @@
 namespace weft {
 
 struct Reason {
-  std::string name;  // Such as QUEUE_FULL.
-  // Such as {"limit", "64"}. Neither has line ends.
+  std::string name;  // Such as QUEUE_FULL. Has no line breaks.
+  // Such as {"limit", "64"}. Keys and values have no line breaks.
   std::map<std::string, std::string> values;
 
   friend bool operator==(const Reason&, const Reason&) = default;

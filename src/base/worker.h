@@ -1,4 +1,5 @@
-// A thread with a queue of tasks, run one after the other in the order posted.
+// A thread with a queue of tasks. Tasks run one after the other, in the order
+// in which they were posted.
 #ifndef WEFT_SRC_BASE_WORKER_H_
 #define WEFT_SRC_BASE_WORKER_H_
 
@@ -11,8 +12,8 @@
 
 namespace weft {
 
-// Threads: Post from any. The destructor runs what was posted, then joins; it
-// must not run on the worker itself. Tasks must not throw.
+// Threads: any thread may post. The destructor runs all posted tasks and joins,
+// so the worker's own thread must not call it. Tasks must not throw.
 class Worker {
  public:
   Worker() : thread_([this] { Loop(); }) {}

@@ -18,16 +18,17 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
-// A snapshot is one Protobuf message, of less than 2 GiB.
+// Stored replies are part of a snapshot, which is one Protobuf message of less
+// than 2 GiB.
 constexpr int64_t kMaxDurableReplyBytes = int64_t{1} << 30;
 
-// Collects all complaints, so that an operator corrects a configuration at
-// once.
+// Collects all complaints, so that an operator can fix the whole configuration
+// at once.
 class Complaints {
  public:
   template <typename T>
   void InRange(const char* flag, T value, T low, T high) {
-    // NaN fails this comparison.
+    // The comparison is false for NaN, so NaN is refused.
     if (value >= low && value <= high) return;
     Add(absl::StrCat("--", flag, "=", value, " is outside [", low, ", ", high,
                      "]"));
@@ -132,7 +133,7 @@ absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
 
 namespace {
 
-// The Tinker front speaks plaintext, whatever gRPC speaks.
+// The Tinker API is plaintext even if gRPC uses TLS.
 void CheckTinker(const ServerOptions& options, Complaints* complaints) {
   const auto address = ParseHostPort("tinker-listen", options.tinker_listen);
   if (!address.ok()) {
@@ -219,8 +220,8 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
 
 bool IsLoopback(absl::string_view host) {
   if (host == "localhost" || host == "::1") return true;
-  // Only a complete dotted quad is an address. "127.example.com" is a host
-  // name, and anybody may own it.
+  // Only a complete dotted quad is an address. "127.example.com" is a host name
+  // that anybody may own.
   const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
   if (parts.size() != 4 || parts[0] != "127") return false;
   for (const absl::string_view part : parts) {

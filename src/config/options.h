@@ -17,28 +17,29 @@ namespace weft {
 
 enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
-// Where weights come from. kAuto: the files of the model's folder. kDummy:
-// random numbers, in the shapes that config.json gives.
+// Where weights come from. kAuto reads the files of the model's folder. kDummy
+// draws random numbers in the shapes that config.json gives.
 enum class LoadFormat { kAuto, kDummy };
-// The value of --max-resident-adapters=0 if so many adapters fit the device.
+// --max-resident-adapters=0 means this many, or fewer if the device has no
+// memory for them.
 inline constexpr int kDefaultResidentAdapters = 64;
 
-// The layers that keep only their input and run again in the backward pass.
-// kAuto: as few layers as the memory budget allows.
+// Selects the layers that keep only their input and run again in the backward
+// pass. kAuto: as few layers as the memory budget allows.
 enum class GradientCheckpointing { kOff, kAll, kAuto };
 
 // The model that the engine runs, and the engine's limits.
 struct EngineOptions {
   std::string model_dir;  // Hugging Face folder; required.
-  // Adapter checkpoints; created when missing. Empty: "checkpoints" in the
-  // working directory.
+  // Folder of adapter checkpoints, created if missing. Empty: "checkpoints" in
+  // the working directory.
   std::string checkpoint_dir;
-  // Folder of the log of all steps and of snapshots of the adapters, from which
-  // a restarted server goes on. Empty: a restart loses all that is in no
-  // checkpoint.
+  // Folder for the log of all steps and for snapshots of the adapters. A
+  // restarted server continues from it. Empty: a restart loses everything that
+  // is not in a checkpoint.
   std::string state_dir;
-  // A snapshot is due when the log since the last one has this many bytes, or
-  // would take this long to run again.
+  // A snapshot is written when the log since the last snapshot exceeds this
+  // many bytes, or would take this long to replay.
   int64_t snapshot_log_bytes = int64_t{1} << 30;
   int snapshot_replay_seconds = 120;
   Device device = Device::kAuto;
@@ -46,40 +47,43 @@ struct EngineOptions {
   LoadFormat load_format = LoadFormat::kAuto;
   int tensor_parallel_size = 1;  // Ranks that share every layer, [1, 64].
   int data_parallel_size = 1;    // Replicas that share the data, [1, 64].
-  // Compute threads of a rank on the CPU. 0: the rank's share of all cores.
+  // Compute threads of a rank on the CPU. 0: an equal share of all cores.
   int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]
-  int max_adapters_per_tenant = 0;  // At most max_adapters; 0: max_adapters.
-  // A tenant whose adapters hold so much gets no new one; 0: no limit.
+  int max_adapters_per_tenant = 0;  // [0, max_adapters]; 0: max_adapters.
+  // A tenant whose adapters hold this many bytes gets no new adapter. 0: no
+  // limit.
   int64_t max_adapter_bytes_per_tenant = 0;
-  // Adapters that the device holds at a time, [0, 100000]. 0: 64, or fewer if a
+  // Most adapters on the device at a time, [0, 100000]. 0: 64, or fewer if a
   // CUDA device has no memory for 64.
   int max_resident_adapters = 0;
-  // Host memory for adapters that leave the device. When it is full, they go to
-  // disk. 0: depends on the device; -1: none.
+  // Host memory for adapters that leave the device. When it is full, they move
+  // to disk. 0: the device decides; -1: no host memory.
   int64_t adapter_host_bytes = 0;
   int max_rank = 64;               // [1, 1024]
-  int max_context_tokens = 0;      // At most the model's; 0: the model's.
-  int64_t max_batch_tokens = 0;    // Per training micro-batch. 0: by device.
-  int64_t loss_chunk_size = 1024;  // Score rows per head chunk; 0 or -1: all.
+  int max_context_tokens = 0;      // 0 or above the model's: the model's.
+  int64_t max_batch_tokens = 0;    // In a training micro-batch. 0: by device.
+  int64_t loss_chunk_size = 1024;  // Score rows per chunk; 0 or -1: all.
   GradientCheckpointing gradient_checkpointing = GradientCheckpointing::kAuto;
   int64_t memory_budget_bytes = 0;  // For a micro-batch's activations; 0: auto.
-  // The part of a CUDA device's memory that weftd may use; [0.05, 1].
+  // Share of a CUDA device's memory that weftd may use; [0.05, 1].
   double device_memory_share = 0.9;
   bool share_prompts = true;           // Compute equal prefixes of data once.
   int64_t max_queue_requests = 1024;   // Requests that may wait; >= 1.
-  int64_t max_queue_tokens = 4 << 20;  // Tokens that they hold; >= 1.
-  // The same limits for one tenant, at most those above. 0: those above.
+  int64_t max_queue_tokens = 4 << 20;  // Tokens of waiting requests; >= 1.
+  // The same limits for each tenant; each is at most the limit above. 0: the
+  // limit above.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
-  // Bytes of replies that are kept for repeated calls, over all adapters. The
-  // oldest replies are dropped first.
+  // Bytes of all replies that are kept for repeated calls. The oldest replies
+  // are dropped first.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
-  std::string tenant_weights;     // See ParseTenantWeights.
-  int64_t kv_cache_bytes = 0;     // 0: sized from the machine.
-  int max_decode_sequences = 64;  // Sequences per decode iteration.
+  std::string tenant_weights;     // ParseTenantWeights reads it.
+  int64_t kv_cache_bytes = 0;     // 0: from the machine's memory.
+  int max_decode_sequences = 64;  // Most sequences in a decode iteration.
   bool decode_graphs = true;      // Run decode steps as CUDA graphs.
-  // Sampling's part of device time while training also waits; [0.01, 0.99].
+  // Sampling's share of the device's time while training also waits; [0.01,
+  // 0.99].
   double sampling_share = 0.5;
 
   // Returns INVALID_ARGUMENT that names each flag out of range, its value and
@@ -90,9 +94,9 @@ struct EngineOptions {
 // Metrics count all tenants without a weight together under this name.
 inline constexpr char kOtherTenants[] = "other";
 
-// Reads "NAME=WEIGHT,...", weights in [1, 1000]: the shares of tenants. A
-// tenant that is not named has weight 1. Errors: INVALID_ARGUMENT naming the
-// entry. kOtherTenants is not a valid name.
+// Reads the tenants' weights from "NAME=WEIGHT,...", each in [1, 1000]. A
+// tenant that is not named has weight 1. Errors: INVALID_ARGUMENT, which names
+// the entry. kOtherTenants is not a valid name.
 [[nodiscard]] absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
     absl::string_view text);
 
@@ -104,42 +108,43 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
   std::string tinker_listen;                      // Empty: no Tinker API.
-  std::string port_file;   // Written when weftd listens: a HOST:PORT a line.
-  std::string model_name;  // Empty: last part of the model folder.
+  std::string port_file;   // When weftd listens, it writes one HOST:PORT per
+                           // line here.
+  std::string model_name;  // Empty: the last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
   // 0: half of the files that the process may open, at most 10000.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
-  int64_t max_import_bytes = 2LL << 30;  // Over all open imports.
+  int64_t max_import_bytes = 2LL << 30;  // Sum over all open imports.
   int max_data_per_request = 4096;
   int64_t max_tokens_per_request = 1 << 20;
   int max_samples = 256;
   int drain_timeout_seconds = 120;
-  bool insecure = false;  // Permits plaintext beyond loopback.
-  // PEM files, read again when they change. Empty: plaintext.
+  bool insecure = false;  // Permits plaintext on hosts other than loopback.
+  // PEM files, read again when they change. Empty: the server speaks plaintext.
   std::string tls_cert;
   std::string tls_key;
-  std::string tls_client_ca;  // Not empty: clients need a certificate.
-  // Lines of JSON (src/auth/token_file.h), read again when they change. Empty:
-  // every client that reaches the port may do everything.
+  std::string tls_client_ca;  // If set, clients need a certificate.
+  // File with one JSON token record per line (src/auth/token_file.h), read
+  // again when it changes. Empty: no client needs a token.
   std::string auth_tokens_file;
-  // Needs tokens. 0: no limit.
+  // The limits per tenant need --auth-tokens-file. 0: no limit.
   int max_calls_per_tenant = 0;
   int64_t max_tokens_per_second_per_tenant = 0;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
-  // These are no flags: they are the engine's folders, for the Tinker front.
+  // Not flags: copies of the engine's folders, which the Tinker front needs.
   std::string state_dir;
   std::string checkpoint_dir;
 
-  // As EngineOptions::Validate. It also refuses --listen beyond loopback
-  // without TLS or --insecure, and tokens in plaintext on any host other than
-  // 127.0.0.1, ::1 and localhost.
+  // Validates like EngineOptions::Validate. Also refuses --listen beyond
+  // loopback without TLS or --insecure. Refuses tokens in plaintext on any host
+  // other than 127.0.0.1, ::1 and localhost.
   [[nodiscard]] absl::Status Validate() const;
 };
 
-// Splits "HOST:PORT" or "[V6]:PORT". INVALID_ARGUMENT naming `flag` when the
-// host is empty or the port is not a number in [0, 65535].
+// Splits "HOST:PORT" or "[V6]:PORT". Errors: INVALID_ARGUMENT, which names
+// `flag`, if the host is empty or the port is not a number in [0, 65535].
 struct HostPort {
   std::string host;  // Without brackets.
   int port = 0;

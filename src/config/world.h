@@ -1,4 +1,4 @@
-// The ranks that serve one model together, and which of them this process is.
+// The ranks that serve one model together, and the rank of this process.
 #ifndef WEFT_SRC_CONFIG_WORLD_H_
 #define WEFT_SRC_CONFIG_WORLD_H_
 
@@ -13,18 +13,18 @@ namespace weft {
 struct World {
   int rank = 0;
   int size = 1;
-  // The rank among those of this machine. It is also the number of its CUDA
+  // The rank's number on this machine, which is also the number of its CUDA
   // device.
   int local_rank = 0;
   int local_size = 1;
   // The address at which the ranks find rank 0.
   std::string host = "127.0.0.1";
   int port = 0;
-  int listen_fd = -1;  // Rank 0's socket on that port; -1: not bound yet.
-  // torchrun's agent already serves that address.
+  int listen_fd = -1;  // Rank 0's socket on that port; -1: not bound.
+  // torchrun's agent already serves the address.
   bool has_agent = false;
-  // Counts the starts of the group if an agent restarts it. Ranks of different
-  // attempts never join one group.
+  // Identifies the start if an agent restarts the group. Ranks of different
+  // starts never join one group.
   std::string attempt;
 
   [[nodiscard]] bool local() const { return local_size == size; }
@@ -37,8 +37,8 @@ using Environment =
 // Reads the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and
 // TORCHELASTIC_RESTART_COUNT. Returns none if RANK is not set. If
-// LOCAL_WORLD_SIZE is not set, all ranks are on this machine.
-// Errors: INVALID_ARGUMENT naming the variable, its value and the range.
+// LOCAL_WORLD_SIZE is not set, all ranks are on this machine. Errors:
+// INVALID_ARGUMENT, which names the variable, its value and the range.
 [[nodiscard]] absl::StatusOr<std::optional<World>> WorldFromEnvironment(
     const Environment& read);
 

@@ -1,6 +1,6 @@
-// The pages of the key/value cache, with the prefixes that are cached. When
-// pages are needed, cached prefixes that no sequence uses are evicted. The
-// executor owns the memory behind the pages.
+// The pages of the key/value cache and the prefixes cached in them. When no
+// page is free, cached prefixes that no sequence uses are evicted. The executor
+// owns the pages' memory.
 #ifndef WEFT_SRC_DECODE_KV_POOL_H_
 #define WEFT_SRC_DECODE_KV_POOL_H_
 
@@ -20,7 +20,7 @@ inline constexpr int64_t kPageTokens = 16;
 // Threads: engine thread only, except num_pages and bytes_per_page.
 class KvPool {
  public:
-  // The pool has at least one page, even if `bytes` are too few. `copy_page`
+  // The pool has at least one page, even if `bytes` is smaller. `copy_page`
   // copies rows from one page's memory to another's.
   KvPool(int64_t bytes_per_page, int64_t bytes,
          std::function<void(const kv::PageCopy&)> copy_page);
@@ -29,35 +29,37 @@ class KvPool {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
   }
   [[nodiscard]] int64_t num_pages() const { return num_pages_; }
-  // Pages that no sequence uses.
+  // Returns the number of pages that no sequence uses.
   [[nodiscard]] int64_t available_pages() const {
     return allocator_.num_free() + allocator_.num_idle();
   }
-  // Pages of cached prefixes, whether sequences use them or not.
+  // Returns the number of pages of cached prefixes, used by sequences or not.
   [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
   [[nodiscard]] int64_t bytes_per_page() const { return bytes_per_page_; }
 
-  // Returns a sequence that begins with the cached prefix of `tokens` under
-  // `version`, in whole pages. It is empty if no prefix is cached.
+  // Returns a sequence that begins with the longest cached prefix of `tokens`
+  // under `version`, in whole pages. The sequence is empty if no prefix is
+  // cached.
   [[nodiscard]] kv::SequencePages Begin(uint64_t version,
                                         absl::Span<const int32_t> tokens);
-  // Makes room for `count` more tokens. Returns false, and changes nothing, if
-  // there is none.
+  // Makes room for `count` more tokens. If there is no room, returns false and
+  // changes nothing.
   [[nodiscard]] bool Append(kv::SequencePages& sequence, int64_t count);
   // Returns a second sequence with the same tokens. Returns none if no page is
   // free for the copy of a partly filled last page.
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const kv::SequencePages& source);
 
-  // Caches the pages that `tokens`, the first tokens of the sequence, fill.
-  // Their keys and values are those of `version`. If others have computed the
-  // same pages meanwhile, the sequence shares theirs from now on.
+  // Caches the full pages of `tokens`, which are the sequence's first tokens,
+  // as computed by `version`. If another sequence has cached equal pages in the
+  // meantime, this sequence shares those pages from now on.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
                    kv::SequencePages& sequence);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:
-  // Evicts until `count` pages are free, as far as possible.
+  // Evicts cached prefixes until `count` pages are free or nothing can be
+  // evicted.
   void MakeFree(int64_t count);
 
   const int64_t bytes_per_page_;

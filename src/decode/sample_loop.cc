@@ -55,7 +55,7 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
   if (job.version != nullptr) versions_[job.weights_id()] = job.version;
   job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
-  // The first token has no log-probability.
+  // The prompt's first token has no log-probability.
   if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
   SampleSequence prompt{.job = &job,
                         .sample_index = kPrompt,
@@ -97,7 +97,7 @@ void SampleLoop::StartSamples() {
   };
   while (std::ranges::count_if(sequences_, is_sample) <
          options_.max_decode_sequences) {
-    // A preempted sample goes before younger ones that never ran.
+    // A preempted sample continues before younger samples start.
     const auto waiting = std::ranges::find_if(sequences_, [&](const auto& s) {
       return is_sample(s) && !s.second.pages.has_value();
     });
@@ -124,11 +124,11 @@ bool SampleLoop::StartSample(SampleJob& job) {
   SampleSequence& prompt = sequences_.at({job.order, kPrompt});
   std::optional<kv::SequencePages> pages;
   if (job.num_started + 1 < job.request->num_samples) {
-    // One page, for the copy of a partly filled page or for the next token.
+    // The page holds the copy of a partly filled page, or the next token.
     if (!MakeRoom(1, AgeOf(prompt))) return false;
     pages = pool_.Fork(*prompt.pages);
   } else {
-    // The last sample takes over the prompt's pages.
+    // The last sample needs no copy: it takes over the prompt's pages.
     pages = std::exchange(prompt.pages, std::nullopt);
   }
   const int index = job.num_started++;
@@ -156,8 +156,8 @@ void SampleLoop::Decode() {
   std::vector<SampleSequence*> rows = GrowRunning();
   if (rows.empty()) return;
   const absl::Time start = absl::Now();
-  // Rows of one adapter version are adjacent, so that each version's weights
-  // are read once.
+  // Sorts the rows by adapter version, so that each version's weights are read
+  // once.
   std::ranges::stable_sort(
       rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
 

@@ -1,4 +1,4 @@
-// Decides which sequences of the sampling loop have pages.
+// Decides which sequences of the sampling loop hold pages.
 #include <algorithm>
 #include <ranges>
 
@@ -28,13 +28,14 @@ std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
 }
 
 int64_t SampleLoop::SequenceTokens(const SampleRequest& request) const {
-  // The last token is drawn but never fed back.
+  // The last drawn token is never fed back, so it needs no slot.
   return static_cast<int64_t>(request.prompt.size()) +
          request.config.max_tokens - 1;
 }
 
 absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
-  // One more page for the copy of a page that the prompt shares with samples.
+  // Several samples share the prompt's pages, and one page more is needed to
+  // copy the partly filled one.
   const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
                          (request.num_samples > 1 ? 1 : 0);
   if (needed <= pool_.num_pages()) return absl::OkStatus();
@@ -45,8 +46,8 @@ absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
 }
 
 bool SampleLoop::HasRoom(const SampleRequest& request) const {
-  // Sequences that wait take their pages first. Running ones need one more
-  // each.
+  // Waiting sequences take their pages first. Each running sequence needs one
+  // more page.
   int64_t promised =
       KvPool::PagesFor(static_cast<int64_t>(request.prompt.size()));
   int num_sequences = 0;
@@ -86,7 +87,7 @@ std::vector<SampleSequence*> SampleLoop::GrowRunning() {
              pool_.Append(*sequence.pages, 1);
     };
     while (sequence.pages.has_value() && !has_place()) {
-      Preempt(*Youngest());  // May be the sequence itself.
+      Preempt(*Youngest());  // The youngest may be this sequence itself.
     }
     if (sequence.pages.has_value()) running.push_back(&sequence);
   }

@@ -1,4 +1,4 @@
-// Prefill of the sampling loop: runs new prompts and preempted sequences in
+// The sampling loop's prefill: runs new prompts and preempted sequences in
 // pieces.
 #include <ATen/ATen.h>
 
@@ -13,22 +13,23 @@
 namespace weft::engine {
 namespace {
 
-// Limits the keys that one pass gathers in each layer, per token that it may
-// compute. Otherwise the short rests of many long prompts would take all
+// Limits the keys that one pass gathers in each layer, per token that the pass
+// may compute. Otherwise the last pieces of many long prompts could exhaust the
 // memory.
 constexpr int64_t kMaxKeysPerToken = 8;
 
-// The rows of one pass, in the decoder's form.
+// Collects the rows of one pass in the form that the decoder reads.
 class PrefillRows {
  public:
-  // Adds tokens [begin, tokens_so_far.size()) of a sequence with these pages.
+  // Adds tokens [begin, tokens_so_far.size()) of a sequence that has these
+  // pages.
   void Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
            const kv::SequencePages& pages,
            const lora::AdapterVersionPtr& version);
-  // Scores rows [begin, begin + targets.size()) against these tokens.
+  // Scores the tokens `targets` with rows [begin, begin + targets.size()).
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
-  // Asks for the logits of a row. Returns their index among those asked for.
+  // Asks for the logits of a row. Returns the row's index in the logits.
   int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
   void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
 
@@ -123,18 +124,18 @@ std::vector<SamplePiece> SampleLoop::PlanPrefill() {
   std::vector<SamplePiece> pieces;
   int64_t budget = options_.max_prefill_tokens;
   int64_t key_budget = kMaxKeysPerToken * budget;
-  // The piece that ends a prompt also draws the first tokens of all its
+  // The piece that ends a prompt also draws the first token of each of its
   // samples.
   int64_t draw_budget = options_.max_decode_sequences;
   for (auto& [age, sequence] : sequences_) {
     if (budget == 0) break;
     if (sequence.ready()) continue;
     // Sequences take pages in order of age, so that small ones do not take the
-    // pages that a large one before them waits for. If a sequence waits, all
-    // younger ones have no pages, so no sequence stops halfway here.
+    // pages that an older large one waits for. If a sequence waits, all younger
+    // ones have no pages, so no sequence stops halfway here.
     if (!sequence.pages.has_value() && !TakePages(sequence)) break;
     const int64_t size = std::min(budget, sequence.target() - sequence.length);
-    if (size == 0) continue;  // All tokens were cached.
+    if (size == 0) continue;  // All tokens are cached.
     key_budget -= sequence.length + size;
     if (key_budget < 0 && !pieces.empty()) break;
     const SamplePiece piece = {.sequence = &sequence,
@@ -153,8 +154,8 @@ std::vector<SamplePiece> SampleLoop::PlanPrefill() {
 bool SampleLoop::TakePages(SampleSequence& sequence) {
   const SampleJob& job = *sequence.job;
   const int64_t target = sequence.target();
-  // Hidden states are not cached, so rows that are still to be scored are
-  // computed, at least the last row of a prompt.
+  // Hidden states are not cached. So rows that still need scores are computed
+  // again, and always the last row of a prompt.
   int64_t reusable = target;
   if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
     reusable = job.request->prompt_logprobs

@@ -1,4 +1,4 @@
-// Says which rows of a batch of samples run with which adapter version.
+// Assigns the rows of a batch of samples to adapter versions.
 #ifndef WEFT_SRC_DECODE_SAMPLE_ROUTING_H_
 #define WEFT_SRC_DECODE_SAMPLE_ROUTING_H_
 
@@ -9,7 +9,7 @@
 namespace weft::engine {
 
 // Adds rows [begin, end) to the routing and merges adjacent rows of one
-// version. A null version is the base model.
+// version. A null version means the base model.
 inline void AddRows(lora::LoraRouting& routing,
                     const lora::AdapterVersionPtr& version, int64_t begin,
                     int64_t end) {

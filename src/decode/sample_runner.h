@@ -1,4 +1,5 @@
-// Takes samples from the dispatcher to the decode loop and results back.
+// Takes samples from the dispatcher to the decode loop, and results back to the
+// dispatcher.
 #ifndef WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 #define WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 
@@ -16,7 +17,7 @@ class SampleRunner {
       : context_(*context), loop_(*loop) {}
 
   // Admits the samples for which there is room, then runs one decode iteration.
-  // An error fails all samples that are being prefilled or decoded.
+  // An error fails all samples that are in prefill or decode.
   void Decode();
   void Cancel(const dispatch::CancelSamples& samples);
 

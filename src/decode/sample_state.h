@@ -1,5 +1,5 @@
-// The decode loop's records of a request and of its sequences. Private to
-// decode/.
+// The decode loop's records of a request and of its sequences. Only src/decode
+// uses them.
 #ifndef WEFT_SRC_DECODE_SAMPLE_STATE_H_
 #define WEFT_SRC_DECODE_SAMPLE_STATE_H_
 
@@ -16,16 +16,16 @@
 
 namespace weft::engine {
 
-// A request and the tokens that its samples have drawn.
+// A request with the tokens that its samples have drawn so far.
 struct SampleJob {
   uint64_t work_id = 0;
-  uint64_t order = 0;  // Its number in the order of admission.
+  uint64_t order = 0;  // The request's number in the order of admission.
   const SampleRequest* request = nullptr;
   bool streams = false;
   absl::Time accepted_at;
   lora::AdapterVersionPtr version;
   StopRule stop;
-  // The first tokens of its samples. Empty until the prompt is prefilled.
+  // The first token of each sample. Empty until the prompt is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
   SampleResult result;
   int num_started = 0;
@@ -38,25 +38,25 @@ struct SampleJob {
     return !failed && num_started < request->num_samples;
   }
   [[nodiscard]] int num_running() const { return num_started - num_finished; }
-  // 0: the base model.
+  // Returns 0 for the base model.
   [[nodiscard]] uint64_t weights_id() const {
     return version == nullptr ? 0 : version->id.value();
   }
 };
 
-// The sample_index of a prompt.
+// The value of sample_index for a prompt.
 inline constexpr int kPrompt = -1;
 
-// The tokens of a sample, or of a prompt from which samples will start.
+// The tokens of a sample, or of a prompt whose samples have not started.
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
-  std::optional<kv::SequencePages> pages;  // None: waits for pages.
-  int64_t length = 0;  // Tokens whose keys are in the pages.
+  std::optional<kv::SequencePages> pages;  // None while it waits for pages.
+  int64_t length = 0;  // Number of tokens whose keys are in the pages.
   sampling::StopMatcher stop;
 
-  // Returns the number of tokens whose keys the sequence needs to go on: all of
-  // a prompt, all but the last one of a sample.
+  // Returns the number of tokens whose keys the sequence needs to continue: all
+  // tokens of a prompt, all but the last one of a sample.
   [[nodiscard]] int64_t target() const;
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();

@@ -9,16 +9,17 @@
 namespace weft::dispatch {
 namespace {
 
-// The error for clients whose work did not run. A full disk or device may have
-// room later. Any other failure is internal to the server.
+// Returns the error for clients whose work did not run because a move failed.
+// If a disk or device was full, the client may try again. Any other failure is
+// internal.
 absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
                         const absl::Status& status) {
   const std::string text =
       move.to == AdapterLocation::kDevice
           ? absl::StrCat("adapter_id: '", adapter_id,
                          "' could not be moved in: ", status.message())
-          // The adapter may be another tenant's, so the message does not name
-          // it.
+          // The adapter may belong to another tenant, so the message does not
+          // name it.
           : absl::StrCat(
                 "no room on the device: another adapter could not be moved "
                 "out: ",

@@ -19,63 +19,68 @@ class AdapterDesk {
  public:
   explicit AdapterDesk(State* state) : s_(*state) {}
 
-  // Any thread.
+  // Any thread may call the methods below.
 
   // Errors: NOT_FOUND, also for the base model, which has no info.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
-  // The time under the lock grows with the page, not with all adapters.
+  // Holds the lock for a time that grows with the page, not with the number of
+  // adapters.
   [[nodiscard]] AdapterPage List(const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
-  // Returns the adapter's id, for messages; empty when the adapter is gone.
+  // Returns the adapter's id, for messages; empty if the adapter no longer
+  // exists.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Errors: ALREADY_EXISTS, RESOURCE_EXHAUSTED (all slots, or all of the
-  // tenant's, are in use; the tenant's adapters hold all its bytes).
+  // Returns whether an adapter may be created. Errors: ALREADY_EXISTS;
+  // RESOURCE_EXHAUSTED (no slot is left, or the tenant has reached its limit of
+  // slots or bytes).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
-  // Returns a callback for the result of a create: if the adapter exists, has
-  // this tenant and this config and was never trained, `done` gets its info
-  // instead of ALREADY_EXISTS. So a repeated call gets the same answer.
+  // Wraps `done` for a create, so that a repeated call gets the same answer. If
+  // the adapter exists with the same tenant and config and was never trained,
+  // `done` gets its info instead of ALREADY_EXISTS.
   [[nodiscard]] Callback<AdapterInfo> AnswerRepeats(
       const CreateAdapterRequest& request, Callback<AdapterInfo> done) const;
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
   // Returns a key that no adapter has had before.
   [[nodiscard]] AdapterKey NewKey();
-  // Returns a new epoch, for an adapter whose state begins now.
+  // Returns a new epoch for an adapter whose state begins now.
   [[nodiscard]] uint64_t NewEpoch();
   // Adds an adapter that is on the device, in a slot that WhenSlot gave. The
-  // caller called CheckNew after it got the slot. The epoch is that of the
-  // facts; 0: a new one.
+  // caller has called CheckNew since it got the slot. The epoch comes from the
+  // facts; if that is 0, the adapter gets a new one.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
-  // Sets the load that the adapter's epoch began with. StepDesk::CompleteLoad
-  // sets it itself.
+  // Sets the load that began the adapter's epoch. StepDesk::CompleteLoad does
+  // this for its own loads.
   void SetOrigin(AdapterKey key, LoadOrigin origin);
   // Removes the adapter. Fails its work and the tasks that wait for it, except
-  // work whose last slice is on the device. Returns the ids of failed work that
-  // had started. A later adapter of the same id gets another key.
+  // work whose last slice is running. Returns the ids of failed work that had
+  // started. A later adapter with the same id gets another key.
   std::vector<uint64_t> Remove(AdapterKey key);
   // Updates the public facts if the adapter exists.
   void Publish(AdapterKey key, const AdapterFacts& facts);
 
   // Runs `task` when the adapter is on the device. Runs it at once if the
-  // adapter is there or does not exist.
+  // adapter is already there or does not exist.
   void WhenOnDevice(AdapterKey key, EngineTask task);
   // Runs `task` when a new adapter has a slot. The task calls Add or
   // ReturnSlot.
   void WhenSlot(EngineTask task);
-  // The same if CheckNew accepts the adapter. Otherwise runs `task` at once
-  // with its error, so that no adapter leaves for one that cannot be added.
+  // Like WhenSlot if CheckNew accepts the adapter. Otherwise runs `task` at
+  // once with the error. So no adapter has to leave the device for one that
+  // cannot be added.
   void WhenSlotFor(const std::string& id, const std::string& tenant,
                    EngineTask task);
   void ReturnSlot();
 
-  // Returns whether the adapter still makes this move and was not removed.
+  // Returns whether this move of the adapter is still running and the adapter
+  // exists.
   [[nodiscard]] bool IsUnderway(const sched::Move& move) const;
-  // Ends a move. Runs the tasks that waited for the adapter. If the move
-  // failed, fails the work and the tasks that get no slot because of it.
+  // Ends a move and runs the tasks that waited for the adapter. If the move
+  // failed, fails the work and the tasks that cannot get a slot without it.
   void FinishMove(const sched::Move& move, uint64_t bytes,
                   const absl::Status& status);
 

@@ -8,7 +8,7 @@
 namespace weft::dispatch {
 namespace {
 
-// In the order of sched::WorkKind.
+// The names of sched::WorkKind, in its order.
 const std::vector<std::string> kKinds = {"train", "optim", "io", "sample"};
 
 std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
@@ -16,7 +16,7 @@ std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
   return tenants;
 }
 
-// In the order of AdapterLocation.
+// The names of AdapterLocation, in its order.
 const std::vector<std::string> kLocations = {"device", "host", "disk"};
 
 enum Direction : size_t {

@@ -1,6 +1,6 @@
 // The dispatcher's metrics: queues and waiting times, work by tenant, locations
-// of adapters, bytes of stored replies.
-// Threads: any. Recording is an atomic operation, or a histogram's own lock.
+// of adapters, bytes of stored replies. Threads: any. Recording takes one
+// atomic operation or a histogram's own lock.
 #ifndef WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 #define WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 
@@ -19,7 +19,8 @@ namespace weft::dispatch {
 
 class DispatchMetrics {
  public:
-  // `tenants`: tenants with a label of their own; all others share one label.
+  // Each of `tenants` has a label of its own. All other tenants share one
+  // label.
   explicit DispatchMetrics(prometheus::Registry* registry,
                            std::vector<std::string> tenants = {});
 
@@ -28,10 +29,11 @@ class DispatchMetrics {
   // Counts the tokens of requests that ran for a tenant.
   void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
   void CountTenantSample(std::string_view tenant, int64_t num_tokens);
-  // `by_location` in the order of AdapterLocation; `bytes` on the device.
+  // `by_location` counts adapters in the order of AdapterLocation. `bytes` is
+  // their size on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
-  // `bytes` count only if the move succeeded.
+  // Adds `bytes` only if the move succeeded.
   void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
                  uint64_t bytes);
   void ObserveSwapIn(absl::Duration waited);

@@ -71,8 +71,8 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     const absl::Time now = state_.env.clock->Now();
     if (now >= give_up) return work;
     const absl::Time wake = std::min(give_up, state_.scheduler.NextDeadline());
-    // ExpireWork has handled deadlines that have passed, so the wait is
-    // positive.
+    // ExpireWork has removed work whose deadline has passed, so `wake` is in
+    // the future.
     state_.changed.WaitFor(&state_.mu, absl::ToChronoNanoseconds(std::max(
                                            wake - now, absl::Milliseconds(1))));
   }
@@ -85,7 +85,8 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
   if (std::vector<uint64_t> ids = TakeCancelled(); !ids.empty()) {
     return CancelSamples{.ids = std::move(ids)};
   }
-  // Tasks before plans: a plan may name only adapters that exist when it runs.
+  // Tasks run before plans, because a plan may name only adapters that exist
+  // when it runs.
   if (!state_.tasks.empty()) {
     return RunTasks{.tasks = std::exchange(state_.tasks, {})};
   }
@@ -123,7 +124,8 @@ std::optional<Work> Dispatcher::ChooseMove() {
   }
   if (move->from == AdapterLocation::kDevice) {
     state_.scheduler.SetHeld(move->adapter, true);
-    // If the adapter has work, its wait starts anew.
+    // The move has ended the wait. If the adapter still has work, a new wait
+    // begins.
     state_.adapters.at(move->adapter).wanted_at = state_.env.clock->Now();
   }
   return RunMove{.move = *move};
@@ -193,7 +195,8 @@ bool Dispatcher::Drained() const {
 
 void Dispatcher::AnswerDrainWhenIdle() {
   if (!Drained()) return;
-  // After the replies of all steps, which wait until the log is on disk.
+  // This runs after the replies of all steps, which wait until the log is on
+  // disk.
   for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
     state_.env.post_durable([done = std::move(done)] { done(true); });
   }

@@ -1,13 +1,13 @@
-// The dispatcher: between the threads that bring requests and the one thread
-// that computes. It owns the lock, knows no tensor and has no thread.
+// The dispatcher connects the threads that bring requests with the one thread
+// that computes. It owns the lock, uses no tensor and starts no thread.
 //
 //   any thread                         engine thread
 //   steps().Submit(...)                while (auto work = Next(...)) { run it;
 //   samples().Submit(...)                steps().Complete(id, result);
 //   Post(task)                         }
 //
-// A deterministic state machine: the calls before Next, and the clock that the
-// caller passes in, determine what Next returns.
+// It is a deterministic state machine: what Next returns depends only on the
+// calls before it and on the clock that the caller passes in.
 #ifndef WEFT_SRC_DISPATCH_DISPATCHER_H_
 #define WEFT_SRC_DISPATCH_DISPATCHER_H_
 
@@ -39,31 +39,32 @@ class Dispatcher {
   [[nodiscard]] const AdapterDesk& adapters() const { return adapters_; }
   [[nodiscard]] RecoveryDesk& recovery() { return recovery_; }
 
-  // Any thread.
+  // Any thread may call the methods below.
 
-  // Queues a task that the engine thread runs before its next plan. After Close
-  // the task runs in the caller, with Close's error.
+  // Queues a task that the engine thread runs before its next plan. After
+  // Close, the caller's thread runs the task with Close's error.
   void Post(EngineTask task);
-  // Returns UNAVAILABLE when draining.
+  // Returns UNAVAILABLE while draining.
   [[nodiscard]] absl::Status CheckOpen() const;
-  // Refuses new work from now on; `done` runs when all accepted work is done.
+  // Refuses new work from now on. Runs `done` when all accepted work is done.
   void Drain(Callback<bool> done);
-  // For work on other threads: a drain waits until the last copy is gone.
+  // Delays the end of a drain while other threads work: a drain waits until the
+  // last copy is destroyed.
   [[nodiscard]] std::shared_ptr<void> Hold();
-  // Next returns nothing from now on.
+  // Makes Next return nothing from now on.
   void Stop();
-  // Whether a drain has ended: no work is left, and none is taken in.
+  // Returns whether a drain has ended: no work is left and none is accepted.
   [[nodiscard]] bool drained() const;
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
-  // Returns the next work. Waits for it at most `patience`, then returns Idle.
-  // Returns none when stopped. `active_samples`: samples that are being
-  // prefilled or decoded. The time since the last call counts as device time of
-  // the work that it returned.
+  // Returns the next work. Waits at most `patience` for it, then returns Idle.
+  // Returns none after Stop. `active_samples` is the number of samples in
+  // prefill or decode. The time since the previous call counts as device time
+  // of the work that it returned.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
-  // Call after the last Next. Fails all that waits, and all that comes later.
+  // Fails all work that waits and all later work. Call it after the last Next.
   void Close(const absl::Status& status);
 
  private:
@@ -85,7 +86,7 @@ class Dispatcher {
   SampleDesk samples_;
   AdapterDesk adapters_;
   RecoveryDesk recovery_;
-  // The plan that runs on the device, and its start.
+  // The kind of the plan that runs on the device, and the plan's start.
   sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
       sched::Plan::Kind::kNone;
   absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);

@@ -20,7 +20,8 @@ using StepCallback =
     std::function<void(absl::StatusOr<StepResultPtr>, bool replayed)>;
 
 struct StepWork {
-  // A caller of this step: the first caller or one that repeated the call.
+  // A caller that waits for this step: the first caller, or one that repeated
+  // the call.
   struct Waiter {
     uint64_t id = 0;
     StepCallback done;
@@ -32,8 +33,8 @@ struct StepWork {
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
   bool started = false;
-  bool again = false;      // Replayed from the log, not scheduled.
-  bool cancelled = false;  // No caller waits: ends at its next slice.
+  bool again = false;      // The log brought it: it is not scheduled.
+  bool cancelled = false;  // It ends at its next slice, since no caller waits.
   std::vector<Waiter> waiters;
 };
 
@@ -42,20 +43,21 @@ struct SampleWork {
   AdapterKey adapter = AdapterKey::kBaseModel;
   std::string tenant;
   absl::Time accepted_at;
-  std::function<void(SampleDelta)> on_delta;  // May be empty.
+  std::function<void(SampleDelta)> on_delta;  // Empty if no caller streams.
   Callback<SampleResult> done;
 };
 
-// The facts that the owner of an adapter's tensors gives.
+// What the owner of an adapter's tensors tells the dispatcher.
 struct AdapterFacts {
-  // Without adapter_id, tenant, last_step, durable_step and last_used_at, which
-  // the dispatcher sets. The epoch is 0 unless a new one begins.
+  // The dispatcher itself sets adapter_id, tenant, last_step, durable_step and
+  // last_used_at. The epoch is 0 unless a new one begins.
   AdapterInfo info;
-  uint64_t image_bytes = 0;  // Bytes of the tensors off the device.
+  uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
 };
 
-// The load that began an adapter's present epoch. Its number belongs to the
-// epoch before, so a repeated call of the load is found here.
+// The load that began an adapter's present epoch. The load's step number
+// belongs to the previous epoch, so a repeated call of the load is recognised
+// here.
 struct LoadOrigin {
   uint64_t step = 0;
   std::string digest;
@@ -65,13 +67,14 @@ struct LoadOrigin {
 // The dispatcher's record of an adapter. The scheduler and the residency policy
 // have their own entries under the same key.
 struct AdapterRecord {
-  AdapterInfo info;  // Without last_step, which the scheduler knows.
+  AdapterInfo info;  // All but last_step, which the scheduler knows.
   uint64_t image_bytes = 0;
   ReplayTable replays;
   std::optional<LoadOrigin> origin;
-  std::optional<absl::Time> wanted_at;  // When work began to wait for it.
-  std::vector<EngineTask> tasks;        // To run when it is on the device.
-  bool pinned = false;                  // Stays on the device.
+  std::optional<absl::Time> wanted_at;  // Since when work has waited for it.
+  std::vector<EngineTask> tasks;        // They run when the adapter is on the
+                                        // device.
+  bool pinned = false;                  // A pinned adapter stays on the device.
 };
 
 }  // namespace weft::dispatch

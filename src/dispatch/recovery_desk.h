@@ -1,6 +1,6 @@
 // Puts the adapters and steps of an earlier process back into the dispatcher,
-// before anything else uses it. Also reads what a snapshot of the state stores.
-// Threads: engine thread.
+// before anything else uses the dispatcher. Also returns what a snapshot of the
+// state stores. Threads: engine thread.
 #ifndef WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 #define WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 
@@ -21,7 +21,8 @@ struct StoredReply {
 // The part of an adapter's record that survives a restart.
 struct AdapterHistory {
   AdapterInfo info;
-  std::vector<StoredReply> replies;  // The stored replies, by step.
+  std::vector<StoredReply> replies;  // The stored replies, in the order of
+                                     // steps.
   std::optional<LoadOrigin> origin;
 };
 
@@ -29,7 +30,8 @@ class RecoveryDesk {
  public:
   explicit RecoveryDesk(State* state) : s_(*state) {}
 
-  // Later keys are at least `next_key`, later epochs are above `last_epoch`.
+  // Ensures that later keys are at least `next_key` and later epochs exceed
+  // `last_epoch`.
   void Reserve(uint64_t next_key, uint64_t last_epoch);
   [[nodiscard]] uint64_t next_key() const;
   [[nodiscard]] uint64_t last_epoch() const;
@@ -37,23 +39,23 @@ class RecoveryDesk {
   // Adds an adapter whose tensors are on disk, as facts.info.location says.
   void AddOnDisk(AdapterKey key, const AdapterHistory& history,
                  const AdapterFacts& facts);
-  // A pinned adapter stays on the device.
+  // Pins the adapter, so that it stays on the device, or unpins it.
   void Pin(AdapterKey key, bool pinned);
 
-  // Begins a step that runs again. No caller waits for it. It ends as any
-  // other.
+  // Starts a replay of the step. No caller waits for it. It ends like any other
+  // step.
   [[nodiscard]] StepTask BeginStep(AdapterKey key, uint64_t step,
                                    std::string digest, StepRequest request);
-  // Gives up a step that will not end.
+  // Gives up a step that cannot complete.
   void AbandonStep(uint64_t id);
-  // Adds a step that is done and does not run again.
+  // Adds a completed step that is not replayed.
   void AddReply(AdapterKey key, const StoredReply& reply);
 
-  // Returns all adapters, by key.
+  // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
   // Returns whether a training request is between two slices. If so, no other
-  // one starts until a later call returns false.
+  // request starts until a later call returns false.
   [[nodiscard]] bool FinishSlices();
 
  private:

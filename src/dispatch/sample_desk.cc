@@ -71,7 +71,8 @@ void SampleDesk::Cancel(uint64_t id) {
     if (s_.scheduler.Cancel(id)) {
       s_.Drop(id, absl::CancelledError("cancelled by the client"));
     } else {
-      // The engine thread has the sample and may still put it back.
+      // The engine thread has the sample and may still put it back in the
+      // queue.
       s_.cancelled_samples.push_back(id);
     }
   }
@@ -104,7 +105,8 @@ void SampleDesk::Start(const SampleTask& sample) {
 }
 
 void SampleDesk::Finish(uint64_t id, absl::StatusOr<SampleResult> result) {
-  decltype(s_.samples)::node_type node;  // Freed without the lock.
+  decltype(s_.samples)::node_type node;  // Destroyed after the lock is
+                                         // released.
   MutexLock lock(&s_.mu);
   node = s_.samples.extract(id);
   if (node.empty()) return;

@@ -1,5 +1,5 @@
-// Accepts samples, gives them to the decode loop when it has room, and answers
-// them piece by piece.
+// Accepts samples, hands them to the decode loop when it has room, and delivers
+// their tokens.
 #ifndef WEFT_SRC_DISPATCH_SAMPLE_DESK_H_
 #define WEFT_SRC_DISPATCH_SAMPLE_DESK_H_
 
@@ -17,30 +17,29 @@ class SampleDesk {
  public:
   explicit SampleDesk(State* state) : s_(*state) {}
 
-  // Any thread.
+  // Any thread may call the method below.
 
-  // Queues a request. `on_delta` may be empty. Both callbacks run on the thread
-  // that sends replies. If the request is refused, `done` runs before this
-  // returns.
-  // Errors: NOT_FOUND, UNAVAILABLE when draining, those of Scheduler::Enqueue.
+  // Queues a request. `on_delta` may be empty. Both callbacks run on the reply
+  // thread. If the request is refused, `done` runs before this method returns.
+  // Errors: NOT_FOUND, UNAVAILABLE while draining, those of Scheduler::Enqueue.
   CancelHandle Submit(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done);
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
   // Returns the sample whose turn it is. The caller then calls PutBack, Start
   // or Finish.
   [[nodiscard]] std::optional<SampleTask> Take();
-  // There is no room for the sample. Puts it back at its old place in the
-  // queue.
+  // Returns a sample for which there is no room to its old place in the queue.
   void PutBack(const SampleTask& sample);
-  // The sample is now prefilled or decoded.
+  // Marks the sample as running: it is in prefill or decode.
   void Start(const SampleTask& sample);
   // Ends the sample.
   void Finish(uint64_t id, absl::StatusOr<SampleResult> result);
 
-  // Delivers the tokens drawn since the last call, for a request that streams.
+  // Delivers the tokens that were drawn since the last call, to a request that
+  // streams.
   void Deliver(uint64_t id, std::vector<SampleDelta> deltas);
 
  private:

@@ -17,7 +17,7 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
 
 namespace {
 
-// If nothing is recorded, replies need not wait for the disk.
+// If nothing is recorded, replies do not wait for the disk.
 Environment WithDurable(Environment environment) {
   if (!environment.post_durable) {
     environment.post_durable = environment.post_reply;
@@ -104,7 +104,7 @@ void State::DropStep(std::unique_ptr<StepWork> work,
   env.post_reply([waiters = std::move(work->waiters), status] {
     for (const StepWork::Waiter& waiter : waiters) waiter.done(status, false);
   });
-  // Work that waited behind this work may be able to run now.
+  // Work that waited behind this work may now be able to run.
   if (scheduler.ReadyKinds(work->adapter) != 0) WantAdapter(work->adapter);
 }
 

@@ -33,56 +33,58 @@ struct Options {
   int max_adapters_per_tenant = 1024;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
-  bool records_steps = false;  // Steps are recorded and post_durable is set.
+  bool records_steps = false;  // Requires post_durable.
 };
 
-// What the dispatcher uses but does not own. All of it outlives the dispatcher.
+// What the dispatcher uses but does not own. Everything here outlives the
+// dispatcher.
 struct Environment {
   const Clock* clock = nullptr;
-  // Runs the task on the thread that sends replies, in order. Any thread may
-  // call it, also while it holds the dispatcher's lock.
+  // Runs tasks in order on the reply thread. Any thread may call it, even while
+  // it holds the dispatcher's lock.
   std::function<void(std::function<void()>)> post_reply;
-  // Same, after everything that the engine thread has recorded so far is on
-  // disk. Tasks run in order among themselves. Replies of steps use it. Empty:
-  // nothing is recorded, and post_reply is used.
+  // Runs tasks in order on the reply thread. Each task runs when everything
+  // that the engine thread has recorded so far is on disk. Replies of steps use
+  // it. If it is empty, nothing is recorded and post_reply is used.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
-  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Empty: each
-  // can.
+  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If it is
+  // empty, every step can.
   std::function<absl::Status()> check_room = {};
 };
 
-// What the adapters of one tenant are together.
+// Totals over the adapters of one tenant.
 struct TenantAdapters {
   int count = 0;
-  uint64_t bytes = 0;  // As AdapterRecord::image_bytes.
+  uint64_t bytes = 0;  // The sum of AdapterRecord::image_bytes.
 };
 
 struct State {
   State(const Options& options, Environment environment);
 
-  // Shared by the desks. The lock is held.
+  // The desks call the methods below while they hold the lock.
 
   [[nodiscard]] absl::Status CheckOpen() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns the key of an adapter, and the base model's for an empty id.
-  // Returns none if there is no such adapter.
+  // Returns the adapter's key; for an empty id, the base model's key. Returns
+  // none if there is no such adapter.
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns null for the base model and for an adapter that is gone.
+  // Returns null for the base model and for an adapter that no longer exists.
   [[nodiscard]] AdapterRecord* Find(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns what clients see of an adapter that exists.
+  // Returns what clients see of an adapter. REQUIRES: the adapter exists.
   [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // The adapter has work. Asks for a device slot unless it has one.
+  // Called when the adapter has work: asks for a device slot unless the adapter
+  // has one.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns a new epoch, which is greater than all before, also those of an
+  // Returns a new epoch, greater than all earlier ones, including those of an
   // earlier process.
   [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Fails work that left the scheduler unfinished.
+  // Fails work that left the scheduler before it completed.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
@@ -91,7 +93,7 @@ struct State {
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ForgetReplies(const AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Adds the record of a new adapter; removes the record of one that exists.
+  // AddRecord adds a new adapter. RemoveRecord removes one that exists.
   AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void RemoveRecord(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -108,7 +110,8 @@ struct State {
   sched::Residency residency ABSL_GUARDED_BY(mu);
   std::map<std::string, AdapterKey> keys ABSL_GUARDED_BY(mu);
   std::map<AdapterKey, AdapterRecord> adapters ABSL_GUARDED_BY(mu);
-  // By name; and the sum of all adapters' resident_bytes.
+  // `tenants` is keyed by name. `resident_bytes` is the total over all
+  // adapters.
   std::map<std::string, TenantAdapters> tenants ABSL_GUARDED_BY(mu);
   uint64_t resident_bytes ABSL_GUARDED_BY(mu) = 0;
   std::unordered_map<uint64_t, std::unique_ptr<StepWork>> steps
@@ -117,7 +120,8 @@ struct State {
       ABSL_GUARDED_BY(mu);
   std::vector<uint64_t> cancelled_samples ABSL_GUARDED_BY(mu);
   StoredReplies replies ABSL_GUARDED_BY(mu);
-  std::map<uint64_t, EngineTask> slot_tasks ABSL_GUARDED_BY(mu);  // By ticket.
+  // Key: ticket.
+  std::map<uint64_t, EngineTask> slot_tasks ABSL_GUARDED_BY(mu);
   std::deque<EngineTask> tasks ABSL_GUARDED_BY(mu);
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
@@ -126,7 +130,7 @@ struct State {
   int64_t holds ABSL_GUARDED_BY(mu) = 0;
   bool draining ABSL_GUARDED_BY(mu) = false;
   bool stopping ABSL_GUARDED_BY(mu) = false;
-  // The error of Close; OK before it.
+  // The error given to Close; OK before Close.
   absl::Status closed ABSL_GUARDED_BY(mu);
 
  private:
@@ -134,7 +138,7 @@ struct State {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 };
 
-// "adapter_id: 'x' does not exist".
+// Returns the error "adapter_id: 'x' does not exist".
 [[nodiscard]] absl::Status NoSuchAdapter(const std::string& adapter_id);
 
 }  // namespace weft::dispatch

@@ -99,7 +99,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
     if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
-  // Stored answers need no room, so they are found first.
+  // A stored answer needs no room in the log, so it is found first.
   if (s_.env.check_room) WEFT_RETURN_IF_ERROR(s_.env.check_room());
   if (!key) return NoSuchAdapter(adapter_id);
   const uint64_t id = s_.next_id++;
@@ -140,7 +140,7 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   if (work.waiters.size() == 1) {
     work.cancelled = true;
     if (s_.scheduler.Cancel(id)) s_.Drop(id, cancelled);
-    // Work that waited for this step may run now, and a drain may end.
+    // Work that waited for this step may now run, and a drain may end.
     s_.changed.NotifyAll();
     return;
   }
@@ -206,7 +206,7 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
                        step = work.step, waiters = std::move(work.waiters),
                        result = std::move(result)] {
     if (recorded) NoteDurable(adapter, epoch, step);
-    // A caller that joined the step learns that it was not the first.
+    // Callers after the first one joined the step, and the reply says so.
     for (const StepWork::Waiter& waiter : waiters) {
       waiter.done(result, /*replayed=*/&waiter != &waiters.front());
     }

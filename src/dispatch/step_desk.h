@@ -1,4 +1,4 @@
-// Accepts, joins, replays or refuses steps, and ends them.
+// Accepts, joins, replays or refuses steps, and completes them.
 #ifndef WEFT_SRC_DISPATCH_STEP_DESK_H_
 #define WEFT_SRC_DISPATCH_STEP_DESK_H_
 
@@ -17,33 +17,34 @@ class StepDesk {
  public:
   explicit StepDesk(State* state) : s_(*state) {}
 
-  // Any thread.
+  // Any thread may call the method below.
 
   // Queues a new step. A repeated call of a step in flight waits for its
-  // result. A repeated call of a done step gets the stored result. `item` gives
-  // kind and cost; Submit fills in the rest. `done` runs on the thread that
-  // sends replies. If the step is refused, it runs before this returns.
-  // Errors: those of ReplayTable::Lookup and Scheduler::Enqueue, NOT_FOUND,
-  // FAILED_PRECONDITION (an epoch that has ended), UNAVAILABLE when draining.
+  // result. A repeated call of a completed step gets the stored result. `item`
+  // gives kind and cost; Submit fills in the rest. `done` runs on the reply
+  // thread, or before this method returns if the step is refused. Errors: those
+  // of ReplayTable::Lookup and Scheduler::Enqueue, NOT_FOUND,
+  // FAILED_PRECONDITION (an epoch that has ended), UNAVAILABLE while draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
   // Ends the step. Its result, which may be a StepFailure, goes to all callers
-  // that wait for it and to the replay table. After an error its number is free
-  // again. `facts`: the adapter's facts after the step, shown with its number.
+  // that wait for it and to the replay table. After an error the step's number
+  // is free again. `facts` are the adapter's facts after the step; they become
+  // visible together with the step's number.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
-  // Call after a slice that is not the request's last. Returns false if the
-  // caller has cancelled the request. The request has then ended.
+  // Call it after a slice that is not the request's last. Returns false if the
+  // caller has cancelled the request, which then ends here.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // Ends a load that replaced the adapter's state by the state after
-  // `last_step`. A new epoch begins: that of the facts if they have one.
-  // Waiting work and the replay table count on from `last_step`.
+  // `last_step`. A new epoch begins; its number comes from the facts if they
+  // have one. Waiting work and the replay table continue from `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
-  // Counts the micro-batch's tokens for its tenants.
+  // Counts the micro-batch's tokens for each tenant.
   void CountTokens(const RunTrain& train);
 
  private:
@@ -51,7 +52,7 @@ class StepDesk {
                                                     sched::WorkItem item,
                                                     std::string digest,
                                                     const StepCallback& done);
-  // Finds the stored answer or the step in flight that the call repeats.
+  // Returns the stored answer or the step in flight if the call repeats one.
   // Returns none if the call is new.
   [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
@@ -59,7 +60,7 @@ class StepDesk {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;
-  // Returns the entry, which the caller frees without the lock.
+  // Returns the entry, which the caller destroys after it releases the lock.
   StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step)
@@ -67,7 +68,7 @@ class StepDesk {
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Renumbers the work that waits behind the load, and the replay table.
+  // Renumbers the replay table and the work that waits behind the load.
   void RestartNumbers(const StepTask& load, uint64_t last_step,
                       AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
@@ -75,7 +76,8 @@ class StepDesk {
   State& s_;
 };
 
-// For Submit: passes `done` the alternative of StepResult that it expects.
+// Adapts `done` for Submit: passes on the alternative of StepResult that `done`
+// expects.
 template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,

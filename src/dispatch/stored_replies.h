@@ -1,6 +1,6 @@
-// Counts the bytes of the stored replies of all adapters, and finds the oldest
-// reply. The replies themselves are in the adapters' replay tables. Threads:
-// not thread-safe.
+// Counts the bytes of the stored replies of all adapters and finds the oldest
+// reply. The adapters' replay tables hold the replies themselves. Threads: not
+// thread-safe.
 #ifndef WEFT_SRC_DISPATCH_STORED_REPLIES_H_
 #define WEFT_SRC_DISPATCH_STORED_REPLIES_H_
 
@@ -26,15 +26,15 @@ class StoredReplies {
   uint64_t Add(const Reply& reply);
   void Remove(uint64_t receipt);
 
-  // Removes and returns the oldest reply if there are too many bytes. The
-  // latest reply always stays, because its caller may not have it yet.
+  // If there are too many bytes, removes and returns the oldest reply. The
+  // latest reply always stays, because its caller may not have received it yet.
   std::optional<Reply> TakeExcess();
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }
 
  private:
   const int64_t max_bytes_;
-  std::map<uint64_t, Reply> by_age_;  // Receipts ascend.
+  std::map<uint64_t, Reply> by_age_;  // Later replies have higher receipts.
   uint64_t next_receipt_ = 1;
   int64_t bytes_ = 0;
 };

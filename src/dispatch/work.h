@@ -1,6 +1,6 @@
-// The work that the dispatcher gives to the engine thread. A pointer to a
-// request stays valid until the engine thread ends the work. If a step is
-// between two slices, it also ends when the adapter is removed.
+// The work that the dispatcher gives to the engine thread. Work holds pointers
+// to requests. A pointer is valid until the engine thread ends the work or,
+// between two slices of a step, until the adapter is removed.
 #ifndef WEFT_SRC_DISPATCH_WORK_H_
 #define WEFT_SRC_DISPATCH_WORK_H_
 
@@ -20,19 +20,19 @@
 
 namespace weft::dispatch {
 
-// A step that has been started.
+// A step that has started.
 struct StepTask {
-  uint64_t id = 0;  // Its id in StepDesk.
+  uint64_t id = 0;  // The step's id in StepDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
-  uint64_t step = 0;       // Its number; 0: none.
-  uint64_t last_step = 0;  // The adapter's last step before it.
+  uint64_t step = 0;       // The step's number; 0 if it has none.
+  uint64_t last_step = 0;  // The adapter's last step before this one.
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
 };
 
-// A sample that has been taken from the queue.
+// A sample that has left the queue.
 struct SampleTask {
-  uint64_t id = 0;  // Its id in SampleDesk.
+  uint64_t id = 0;  // The sample's id in SampleDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
   const SampleRequest* request = nullptr;
   absl::Time accepted_at;
@@ -40,19 +40,20 @@ struct SampleTask {
 };
 
 // Runs on the engine thread with OK. If it cannot run there, it runs on any
-// thread with the error that says why.
+// thread with an error.
 using EngineTask = std::function<void(const absl::Status&)>;
 
 // Tasks to run between two plans, in this order.
 struct RunTasks {
   std::deque<EngineTask> tasks;
 };
-// Move an adapter's tensors. Ends with AdapterDesk::FinishMove.
+// An adapter's tensors to move. Ends with AdapterDesk::FinishMove.
 struct RunMove {
   sched::Move move;
 };
 // One micro-batch. steps[i] is the request of slices[i]. Each slice ends with
-// StepDesk::FinishSlice or, if it is the last or fails, with Complete.
+// StepDesk::FinishSlice. The last slice of a request, or one that fails, ends
+// with Complete.
 struct RunTrain {
   bool backward = false;
   std::vector<sched::TrainSlice> slices;
@@ -64,11 +65,11 @@ struct RunStep {
 };
 // Admit samples as far as there is room, then run one decode iteration.
 struct RunDecode {};
-// Samples that were cancelled. Each ends with SampleDesk::Finish.
+// Cancelled samples. Each ends with SampleDesk::Finish.
 struct CancelSamples {
   std::vector<uint64_t> ids;
 };
-// No work for a while. The engine thread may look after the device.
+// There was no work for a while. The engine thread may check the device.
 struct Idle {};
 
 using Work = std::variant<RunTasks, RunMove, RunTrain, RunStep, RunDecode,

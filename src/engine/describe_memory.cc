@@ -21,10 +21,10 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// Memory that CUDA itself takes per process: context, kernels, handles.
+// CUDA's own memory in each process: context, kernels, handles.
 constexpr int64_t kContextBytes = int64_t{640} << 20;
 
-// Bytes of the model on the rank that holds most of it.
+// Returns the model's bytes on the rank that holds the largest part.
 int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
   int64_t weights = 0;
   for (int rank = 0; rank < sizes.tensor_size; ++rank) {
@@ -32,7 +32,8 @@ int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
     weights = std::max(
         weights, model::WeightBytes(sizes.config, sizes.element_bytes, shard));
   }
-  int64_t rotary = 0;  // Cosine and sine of each position and frequency.
+  int64_t rotary = 0;  // Bytes of the cosines and sines of all positions and
+                       // frequencies.
   for (const std::vector<double>& frequencies : sizes.config.rope_tables) {
     rotary += 2 * kFloatBytes * options.max_context_tokens *
               static_cast<int64_t>(frequencies.size());

@@ -1,10 +1,11 @@
-// The engine as the server sees it: requests in, results out, no tensors.
+// The engine as the server sees it: it takes requests and gives results,
+// without tensors.
 //
 // Threads: every method may be called from any thread and never waits for the
-// device. A callback runs exactly once. It runs on the engine's reply thread,
-// in the order in which requests end. If the request is refused at once, and
-// for GetAdapter and ListAdapters, it runs on the caller's thread before the
-// method returns. Callbacks must not block.
+// device. Each callback runs exactly once, on the engine's reply thread, in the
+// order in which requests end. Exceptions: if the request is refused at once,
+// and for GetAdapter and ListAdapters, the callback runs on the caller's thread
+// before the method returns. Callbacks must not block.
 #ifndef WEFT_SRC_ENGINE_ENGINE_H_
 #define WEFT_SRC_ENGINE_ENGINE_H_
 
@@ -31,7 +32,7 @@ class Registry;
 
 namespace weft {
 
-// Facts that do not change after the start.
+// Facts that do not change while the engine runs.
 struct EngineInfo {
   std::string device;        // "cpu" or "cuda".
   std::string dtype;         // "f32" or "bf16".
@@ -46,14 +47,16 @@ struct EngineInfo {
   int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int max_rank = 0;
-  // Limits of what may wait, of all tenants and of one.
+  // Limits on waiting requests and tokens: of all tenants, then of each tenant.
   int64_t max_queue_requests = 0;
   int64_t max_queue_tokens = 0;
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
-  uint64_t reorder_window = 0;    // Steps that a number may run ahead.
-  uint64_t replay_window = 0;     // Latest steps whose replies are kept.
-  bool has_byte_decoder = false;  // Byte stops work.
+  uint64_t reorder_window = 0;    // How far ahead of the next step a step's
+                                  // number may be.
+  uint64_t replay_window = 0;     // Number of latest steps whose replies are
+                                  // kept.
+  bool has_byte_decoder = false;  // Stop strings of bytes work.
 };
 
 class Engine {
@@ -77,7 +80,7 @@ class Engine {
                               std::function<void(SampleDelta)> on_delta,
                               Callback<SampleResult> done) = 0;
 
-  // Adapters.
+  // Operations on adapters.
   virtual void CreateAdapter(CreateAdapterRequest request,
                              Callback<AdapterInfo> done) = 0;
   virtual void GetAdapter(std::string adapter_id,
@@ -104,46 +107,46 @@ class Engine {
   virtual void ImportAdapter(ImportAdapterRequest request,
                              Callback<AdapterInfo> done) = 0;
 
-  // Returns the present number of adapters. Any thread.
+  // Returns the number of adapters. Any thread may call it.
   [[nodiscard]] virtual size_t num_adapters() const = 0;
 
-  // Refuses new work from now on; `done` runs when all accepted work is done.
+  // Refuses new work from now on. Runs `done` when all accepted work is done.
   virtual void Drain(Callback<bool> done) = 0;
 
-  // Returns UNAVAILABLE if the engine can compute nothing any more. The process
-  // must then end. Any thread.
+  // Returns UNAVAILABLE if the engine can no longer compute. The process must
+  // then end. Any thread may call it.
   [[nodiscard]] virtual absl::Status failure() const = 0;
 
-  // Returns when the engine thread last finished a piece of work, at most a
-  // micro-batch, or found no work. Any thread.
+  // Returns the time when the engine thread last finished a piece of work or
+  // found no work. A piece is at most one micro-batch. Any thread may call it.
   [[nodiscard]] virtual absl::Time last_heartbeat() const = 0;
 };
 
 // Loads the base model and starts the engine thread. Shows progress on stderr.
+// In a world of several ranks this process is rank 0, and the call returns when
+// all ranks have loaded. `registry` outlives the engine. The engine's
+// destructor cancels queued work and joins its threads.
 // Errors: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED (architecture or field),
 // DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device),
 // RESOURCE_EXHAUSTED (the device's memory). Errors of another rank begin with
 // "rank N: ".
-// `registry` outlives the engine. The engine's destructor cancels queued work
-// and joins its threads. In a world of several ranks this is rank 0, and it
-// returns when all ranks have loaded.
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry);
 
-// Runs any other rank: loads its part of the model and computes until rank 0
-// ends. `met` runs when all ranks have met. Before that, this rank may end
-// without an effect on others.
-// Errors: those of StartEngine; INTERNAL when rank 0 or another rank is gone.
+// Runs a rank other than 0: loads its part of the model and computes until rank
+// 0 ends. Runs `met` when all ranks have met; until then this rank may end
+// without an effect on others. Errors: those of StartEngine; INTERNAL if
+// another rank is lost.
 [[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
                                            const World& world,
                                            const std::function<void()>& met);
 
-// Returns a table of how StartEngine would divide CUDA devices of so many
-// bytes: parts, bytes, GiB, and the limit of each. Needs no device and reads no
-// weights, only config.json and the tensors' headers.
-// Errors: those of StartEngine that config.json and headers show;
-// INVALID_ARGUMENT for --device=cpu, whose memory is not divided.
+// Returns a table of how StartEngine would divide the memory of CUDA devices
+// with `device_bytes` each. The table lists parts, bytes, GiB, and the limit of
+// each part. Needs no device, and reads only config.json and the headers of the
+// weight files. Errors: INVALID_ARGUMENT for --device=cpu, whose memory is not
+// divided; those errors of StartEngine that config.json and the headers show.
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 

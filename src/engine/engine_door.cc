@@ -1,5 +1,5 @@
-// The methods that the server's threads call. None uses a tensor or waits for
-// the device.
+// The methods that the server's threads call. They use no tensor and never wait
+// for the device.
 #include <algorithm>
 #include <utility>
 
@@ -9,10 +9,10 @@
 namespace weft::engine {
 namespace {
 
-// So many soft targets cost about the time and memory of one more token.
+// This many soft targets cost about the time and memory of one more token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
-// Returns the cost of a training request, datum by datum.
+// Returns the cost of each datum of a training request.
 sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
                        .backward = request.backward,

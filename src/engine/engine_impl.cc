@@ -21,10 +21,11 @@
 namespace weft::engine {
 namespace {
 
-// How long the thread sleeps without work. It bounds the heartbeat's age.
+// The longest sleep of the engine thread without work. It bounds the
+// heartbeat's age.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
-// The name in `top -H`. The compute threads inherit it.
+// The thread's name in `top -H`. The compute threads inherit it.
 constexpr const char* kThreadName = "weft-engine";
 
 dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
@@ -49,7 +50,7 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
           .records_steps = !options.state_dir.empty()};
 }
 
-// The tenants that have metrics of their own.
+// Returns the tenants that have metrics of their own.
 std::vector<std::string> NamedTenants(const EngineOptions& options) {
   const auto weights = ParseTenantWeights(options.tenant_weights);
   std::vector<std::string> names;
@@ -57,7 +58,8 @@ std::vector<std::string> NamedTenants(const EngineOptions& options) {
   return names;
 }
 
-// What the bits of numbers depend on besides requests and the build.
+// Describes the settings that change the bits of results, beside requests and
+// the build.
 std::string SettingsOf(const EngineOptions& options,
                        const model::Decoder& decoder) {
   return absl::StrCat("device=", decoder.device().str(),
@@ -140,7 +142,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
 EngineImpl::~EngineImpl() {
   dispatcher_.Stop();
   thread_.join();
-  // The log already names a rank that is lost.
+  // If a rank is lost, the log already names it.
   RunGuarded("stopping the other ranks", [this] {
     executor_.Stop();
   }).IgnoreError();
@@ -193,7 +195,7 @@ absl::Status EngineImpl::StartRecording(const RecoveryReport& report,
 
 void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
-  // Gradients are computed by hand, so nothing needs autograd.
+  // Gradients are computed by hand, so autograd is off.
   const at::InferenceMode no_autograd;
   // Weft's own kernels run on this thread's current device.
   const c10::DeviceGuard on_device(parts_.decoder->device());
@@ -222,7 +224,8 @@ void EngineImpl::Run(dispatch::Work& work) {
           },
           [this](dispatch::RunMove& run) { mover_.Run(run.move); },
           [this](dispatch::RunTrain& run) {
-            trainer_.Run(run).IgnoreError();  // The dispatcher has it.
+            trainer_.Run(run).IgnoreError();  // The dispatcher already has the
+                                              // error.
           },
           [this](dispatch::RunStep& run) { step_executor_.Run(run.step); },
           [this](dispatch::RunDecode&) { sample_runner_.Decode(); },
@@ -233,7 +236,7 @@ void EngineImpl::Run(dispatch::Work& work) {
 }
 
 void EngineImpl::ShowDevice() {
-  // A lost device would only fail again.
+  // On a lost device it would only fail again.
   if (!failure().ok()) return;
   const DeviceMemory memory = parts_.device->Memory();
   probe_.SetDeviceMemory(memory.total, memory.reserved, memory.allocated);

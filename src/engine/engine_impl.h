@@ -2,9 +2,9 @@
 // device.
 //
 // A method gives its request to the dispatcher and returns. The engine thread
-// asks the dispatcher for work and calls the part that does it, and that part
-// gives the result to the dispatcher. The I/O thread reads and writes files.
-// The reply thread runs callbacks.
+// asks the dispatcher for work and runs it. The part of the engine that did the
+// work gives the result back to the dispatcher. The I/O thread reads and writes
+// files. The reply thread runs callbacks.
 #ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 #define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 
@@ -44,18 +44,19 @@
 
 namespace weft::engine {
 
-// What StartEngine loads.
+// What StartEngine loads and passes to the engine.
 struct EngineParts {
   EngineOptions options;
   EngineInfo info;
-  parallel::Links links;  // ModelRunner 0's.
+  parallel::Links links;  // The communicators of rank 0.
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
-  std::unique_ptr<sampling::TokenBytes> token_bytes;  // Null: none.
+  // Null if the tokenizer has none.
+  std::unique_ptr<sampling::TokenBytes> token_bytes;
   std::string model_name;
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;            // On CUDA.
-  std::unique_ptr<journal::StateFolder> state;  // Null: no --state-dir.
+  std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.
 };
 
 class EngineImpl final : public Engine {
@@ -63,9 +64,9 @@ class EngineImpl final : public Engine {
   EngineImpl(EngineParts parts, prometheus::Registry* registry);
   ~EngineImpl() override;
 
-  // Restores the state in --state-dir and records from then on. Call it before
-  // anything else. Blocks, and shows its progress. Errors: DATA_LOSS (damaged
-  // files), those of StateFolder.
+  // Restores the state in --state-dir and records all changes from then on.
+  // Call it before any other method. Blocks and shows progress. Errors:
+  // DATA_LOSS (damaged files), those of StateFolder.
   [[nodiscard]] absl::Status Recover();
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
@@ -114,13 +115,14 @@ class EngineImpl final : public Engine {
   }
 
  private:
-  // Returns true if new work may start. Otherwise passes the error to `done`.
+  // Returns true if new work may start. Otherwise gives the error to `done`.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
-  // Returns RESOURCE_EXHAUSTED if nothing can be recorded. Any thread.
+  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Any thread may
+  // call it.
   [[nodiscard]] absl::Status CheckRoom() const;
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
   void Loop();
   void Run(dispatch::Work& work);
@@ -149,8 +151,8 @@ class EngineImpl final : public Engine {
   Recovery recovery_;
   std::optional<journal::LogMetrics> log_metrics_;
 
-  // Declared last, so that they stop first. The log posts its last tasks to
-  // replies_.
+  // The workers are declared last, so that they stop first. The log posts its
+  // last tasks to replies_.
   Worker replies_;
   records::Recorder recorder_;
   Worker io_;

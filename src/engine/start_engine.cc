@@ -1,4 +1,4 @@
-// Starts an engine from options, or another rank's worker.
+// Starts an engine from options, or the worker of a rank other than 0.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
                         SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));
-  // Opens the folder before the model, so that an unusable folder fails at
-  // once.
+  // The state folder opens before the model loads, so that an unusable folder
+  // fails at once.
   std::unique_ptr<journal::StateFolder> state;
   if (!chosen.state_dir.empty()) {
     WEFT_ASSIGN_OR_RETURN(const std::string model,

@@ -1,4 +1,4 @@
-// How messages and weights travel between the ranks.
+// Carries messages and weights between the ranks.
 #ifndef WEFT_SRC_EXECUTOR_CHANNEL_H_
 #define WEFT_SRC_EXECUTOR_CHANNEL_H_
 
@@ -10,13 +10,14 @@
 
 namespace weft::executor {
 
-// Sends from rank 0 to all other ranks, which call ReceiveMessage. Both throw
-// std::exception.
+// SendMessage sends from rank 0 to all other ranks, which call ReceiveMessage.
+// Both throw std::exception.
 void SendMessage(const Message& message, parallel::Communicator& commands);
 [[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
 
-// Makes the version that this rank's decoder runs with from weights [N], where
-// N is the size of the adapter's layout in the decoder's part of the model.
+// Makes the adapter version that this rank's decoder runs with. The weights
+// have shape [N], where N is the layout's size in the decoder's part of the
+// model.
 [[nodiscard]] lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
                                                   const LoraConfig& config,
                                                   at::Tensor compute_N);

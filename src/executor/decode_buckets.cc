@@ -5,13 +5,13 @@
 namespace weft::executor {
 namespace {
 
-// Up to this bucket sizes double.
+// Bucket sizes double up to this one.
 constexpr int64_t kLastDoubled = 16;
 constexpr int64_t kLeastTokens = 512;
 
 int64_t NextBucket(int64_t bucket) {
   if (bucket < kLastDoubled) return 2 * bucket;
-  // Buckets are 2^n and 3 * 2^(n - 1) in turn.
+  // Above it, sizes alternate between 2^n and 3 * 2^(n - 1).
   return (bucket & (bucket - 1)) == 0 ? bucket / 2 * 3 : bucket / 3 * 4;
 }
 

@@ -1,6 +1,6 @@
-// The sizes that decode steps are captured in. A CUDA graph has fixed sizes, so
-// a batch runs in the graph of the next larger size, with padding in the
-// remaining rows. Torch-free.
+// The sizes for which decode steps are captured. A CUDA graph has fixed sizes,
+// so a batch runs in the graph of the next larger size. The remaining rows are
+// padding. Torch-free.
 #ifndef WEFT_SRC_EXECUTOR_DECODE_BUCKETS_H_
 #define WEFT_SRC_EXECUTOR_DECODE_BUCKETS_H_
 
@@ -9,13 +9,13 @@
 namespace weft::executor {
 
 // Returns the smallest of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... that is at
-// least num_rows, but at most max_rows. Beyond 16 rows less than a third of
-// them is padding. 1 <= num_rows <= max_rows.
+// least `num_rows`, or `max_rows` if that is smaller. Beyond 16 rows, less than
+// a third of the rows is padding. REQUIRES: 1 <= num_rows <= max_rows.
 [[nodiscard]] int64_t RowBucket(int64_t num_rows, int64_t max_rows);
 
-// Returns the first of 512, 2048, 8192, ... that is at least num_tokens. A
-// graph is captured for this bound on a sequence's tokens, because launches
-// depend on the bound. Few bounds make few graphs.
+// Returns the smallest of 512, 2048, 8192, ... that is at least `num_tokens`. A
+// graph is captured for this bound on a sequence's tokens, because the launches
+// depend on the bound. Few bounds mean few graphs.
 [[nodiscard]] int64_t TokenBound(int64_t num_tokens);
 
 }  // namespace weft::executor

@@ -16,7 +16,8 @@
 namespace weft::executor {
 namespace {
 
-// A limit, because the driver keeps hundreds of launches for each graph.
+// Limits the number of graphs, because the driver keeps hundreds of launches
+// for each.
 constexpr size_t kMaxGraphs = 128;
 
 // Returns the exception's message in one line.
@@ -126,8 +127,8 @@ void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
   } catch (const std::exception& error) {
-    // The step falls back to launches. They report the same error to the
-    // caller, or they do not need what was missing.
+    // The step runs as launches instead. If the error recurs there, the caller
+    // gets it.
     Log(LogLevel::kWarning, "decode steps of this shape run without a graph",
         {{"rows", shape.rows},
          {"table_entries", shape.table_entries},

@@ -1,6 +1,6 @@
-// Steps as CUDA graphs. It does not use at::cuda::CUDAGraph, which leaves the
-// allocator inside its pool if a capture fails. A failed capture must cost only
-// its graph.
+// Steps as CUDA graphs. at::cuda::CUDAGraph is not used, because after a failed
+// capture it leaves the allocator inside its pool. A failed capture must cost
+// only its own graph.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -18,8 +18,8 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// While it lives, this thread's allocations on a stream come from a pool of
-// their own, so that no later work gets memory that a graph writes to.
+// While this object exists, the thread's allocations on a stream come from a
+// separate pool. So later work never gets memory that a graph writes to.
 class InPool {
  public:
   InPool(c10::DeviceIndex device, at::cuda::MempoolId_t pool,
@@ -40,7 +40,7 @@ class InPool {
 class CudaGraph final : public StepGraph {
  public:
   explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
-  // An error does not matter, because a lost device has nothing to free.
+  // The error is ignored, because a lost device has nothing to free.
   ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -53,9 +53,10 @@ class CudaGraph final : public StepGraph {
   const cudaGraphExec_t graph_;
 };
 
-// Captures what `step` queues on the current stream.
+// Captures the launches that `step` queues on the current stream.
 cudaGraph_t Capture(const std::function<void()>& step, cudaStream_t stream) {
-  // Thread-local, because other threads may allocate and copy meanwhile.
+  // The capture is thread-local, because other threads may allocate and copy
+  // during it.
   C10_CUDA_CHECK(
       cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
@@ -94,7 +95,7 @@ class CudaStepDevice final : public StepDevice {
       run();
       return;
     } catch (const c10::OutOfMemoryError&) {
-      // A pool's allocations do not use memory that is cached elsewhere.
+      // The pool cannot use memory that the allocator has cached elsewhere.
       allocator::emptyCache();
     }
     run();
@@ -153,8 +154,8 @@ class CudaStepDevice final : public StepDevice {
   }
 
  private:
-  // Calls work(stream) with the graphs' stream and memory, after what the
-  // current stream has queued, and waits for it.
+  // Runs work(stream) on the graphs' stream and in their memory, after
+  // everything that the current stream has queued. Waits for it.
   template <typename Work>
   void OnStream(const Work& work) {
     ops::cuda::WaitForStream();
@@ -164,7 +165,7 @@ class CudaStepDevice final : public StepDevice {
     try {
       work(stream_.stream());
     } catch (...) {
-      // The step falls back to launches on the other stream.
+      // If the work failed, the step runs as launches on the other stream.
       static_cast<void>(cudaStreamSynchronize(stream_.stream()));
       throw;
     }
@@ -173,8 +174,8 @@ class CudaStepDevice final : public StepDevice {
 
   const at::Device device_;
   const at::cuda::MempoolId_t pool_;
-  const c10::cuda::CUDAStream stream_;  // The stream of captures.
-  int num_pools_ = 0;                   // Times the pool was entered.
+  const c10::cuda::CUDAStream stream_;  // Captures run on this stream.
+  int num_pools_ = 0;                   // How often the pool was entered.
 };
 
 }  // namespace

@@ -11,22 +11,22 @@
 namespace weft::executor {
 namespace {
 
-// The alignment of each part, because kernels read vectors.
+// Each part is aligned, because kernels read vectors.
 constexpr int64_t kAlignment = 256;
 
-// LoRA ranks are rounded up to this times a power of two.
+// The shape's LoRA rank is this number times a power of two.
 constexpr int64_t kLeastRank = 16;
-// Distinct adapter layouts in one step; 12 KB each at 32 layers.
+// Most distinct adapter layouts in one step. A layout takes 12 KB at 32 layers.
 constexpr int64_t kMaxLayouts = 8;
 
-// Returns the next place for so many bytes.
+// Reserves `bytes` bytes and returns their place.
 int64_t Take(int64_t bytes, int64_t* end) {
   const int64_t begin = *end;
   *end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   return begin;
 }
 
-// Writes the values of a host tensor, then padding up to `count` values.
+// Writes the values of a host tensor, then `padding` up to `count` values.
 template <typename T>
 void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   auto* const end = std::copy_n(values.const_data_ptr<T>(), values.numel(),
@@ -34,8 +34,8 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   std::fill_n(end, count - values.numel(), padding);
 }
 
-// Only a step that draws one token from every row, and no top_logprobs, is
-// captured.
+// A step is captured only if it draws one token from every row, without
+// top_logprobs.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const auto all = static_cast<size_t>(num_rows);
@@ -53,7 +53,7 @@ bool DrawsFromAllRows(const CachePlan& plan) {
 }
 
 // Returns whether the adapter has LoRA only in the layers. LoRA of the
-// embedding and of the head runs segment by segment, which is not captured.
+// embedding and of the head runs segment by segment, so it cannot be captured.
 bool IsInLayersAlone(const lora::AdapterLayout& layout) {
   return layout.group(/*layer=*/0, lora::ProjectionGroup::kEmbedTokens)
              .factors.empty() &&
@@ -61,7 +61,8 @@ bool IsInLayersAlone(const lora::AdapterLayout& layout) {
              .factors.empty();
 }
 
-// Completes the shape. Returns false if the adapters do not fit a table.
+// Fills in the adapters' part of the shape. Returns false if the adapters do
+// not fit a table.
 bool AddAdapters(const lora::LoraRouting& routing,
                  const model::Decoder& decoder, DecodeShape* shape) {
   if constexpr (ops::kHasCudaKernels) {
@@ -120,7 +121,7 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
           Take(static_cast<int64_t>(adapter_table_->num_bytes()), &bytes_);
     }
   }
-  // The table comes last, so that its unused end need not be uploaded.
+  // The table comes last, so that its unused end is not uploaded.
   table_ = Take(
       shape.rows * shape.table_entries * static_cast<int64_t>(sizeof(int32_t)),
       &bytes_);

@@ -1,7 +1,7 @@
-// All values that change from one decode step to the next, in one buffer:
-// tokens, positions, slots, lengths, draw rules, the adapter table, the page
-// table. A captured step reads the buffer in place, so that an iteration
-// uploads one piece of memory and launches one graph.
+// Holds all values that change between decode steps in one buffer: tokens,
+// positions, slots, lengths, draw rules, the adapter table, the page table. A
+// captured step reads the buffer in place, so an iteration uploads one block of
+// memory and launches one graph.
 //
 // Legend: T rows, L table entries per row.
 #ifndef WEFT_SRC_EXECUTOR_DECODE_INPUTS_H_
@@ -22,40 +22,41 @@
 
 namespace weft::executor {
 
-// What a capture fixes. Steps of one shape differ only in values.
+// The sizes that a capture fixes. Steps of one shape differ only in values.
 struct DecodeShape {
   int64_t rows = 0;           // Including padding.
-  int64_t table_entries = 0;  // Most pages of a sequence.
-  int64_t max_rank = 0;       // The adapters' largest; 0: none.
+  int64_t table_entries = 0;  // Pages of the longest sequence.
+  int64_t max_rank = 0;       // The adapters' largest rank; 0: no adapter.
   int max_filters = 0;        // See sampling::cuda::MaxFilters.
 
   friend auto operator<=>(const DecodeShape&, const DecodeShape&) = default;
 };
 
-// Returns the shape that the plan runs in; none if it cannot be captured. It
-// can be if every row draws a token without top_logprobs, and the adapters have
-// LoRA only in the layers and fit into a table. max_filters stays 0. Arguments:
-// the most rows of a step, and the tokens of a page.
+// Returns the shape in which the plan runs, or none if it cannot be captured. A
+// plan can be captured if every row draws a token without top_logprobs. Its
+// adapters must have LoRA only in the layers, and must fit into a table.
+// `max_rows` bounds the rows of a step, and a page has `page_tokens` tokens.
+// The result's max_filters is 0.
 [[nodiscard]] std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                                  const model::Decoder& decoder,
                                                  int64_t max_rows,
                                                  int64_t page_tokens);
 
-// A step's arguments as views of the buffer.
+// A step's arguments, as views of the buffer.
 struct DecodeStep {
   model::PackedBatch batch;
-  model::KvAccess kv;  // Without its store.
+  model::KvAccess kv;  // The store is not set.
   at::Tensor rules;    // For sampling::cuda::QueueDraw.
 };
 
-// The places of the parts in the buffer.
+// Divides the buffer into parts.
 class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }
-  // Returns whether there is room for the plan's distinct adapter layouts.
-  // REQUIRES: the plan has this shape.
+  // Returns whether the plan's distinct adapter layouts fit. REQUIRES: the plan
+  // has this shape.
   [[nodiscard]] bool Fits(const CachePlan& plan) const;
   // Writes the plan's values, except the rules, to `to`, which has bytes()
   // bytes and is aligned to 16. Returns how many of the first bytes must be
@@ -63,7 +64,7 @@ class DecodeInputs {
   // no token. REQUIRES: the plan has this shape.
   [[nodiscard]] int64_t Write(const CachePlan& plan,
                               std::span<std::byte> to) const;
-  // Returns the places of the rules in `to`, one for each row.
+  // Returns the part of `to` that holds the rules, one for each row.
   [[nodiscard]] std::span<std::byte> RulePlaces(std::span<std::byte> to) const;
   // Returns the step that reads `buffer` [bytes()] on the decoder's device.
   // Call it once.
@@ -71,8 +72,9 @@ class DecodeInputs {
 
  private:
   DecodeShape shape_;
-  std::shared_ptr<lora::cuda::DecodeTable> adapter_table_;  // Null: none.
-  // The offset of each part; the tokens are at 0.
+  // Null without adapters.
+  std::shared_ptr<lora::cuda::DecodeTable> adapter_table_;
+  // The offset of each part. The tokens are at 0.
   int64_t slots_ = 0, positions_ = 0, lengths_ = 0, rules_ = 0, adapters_ = 0,
           table_ = 0, bytes_ = 0;
 };

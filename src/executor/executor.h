@@ -1,10 +1,10 @@
-// Runs plans on all ranks, from rank 0. The engine computes through it, also
-// when there is one rank.
+// Runs plans on all ranks, from rank 0. The engine uses it even if there is
+// only one rank.
 //
-// Rank 0 has the whole adapters, with optimizer, versions and files. Each other
-// rank has its part of the weights of the versions that plans name, and sends
-// back its part of the gradients, which the executor adds up. So the loss of
-// another rank loses only the running plan.
+// Rank 0 holds the whole adapters, with optimizer, versions and files. Every
+// other rank receives its part of the weights of the versions that plans name.
+// It sends back its part of the gradients, which the executor adds up. So the
+// loss of another rank loses only the running plan.
 //
 // Replicas share the plans of a micro-batch. Sampling runs on the first
 // replica, which has the cache.
@@ -29,11 +29,11 @@
 namespace weft::executor {
 
 // Threads: engine thread only. Methods that compute throw std::exception. If
-// that happens after a message to the other ranks, failed() is true: the ranks
+// one throws after a message to the other ranks, failed() is true: the ranks
 // are out of step, and this process must end with them.
 class Executor {
  public:
-  // `decoder` outlives it. `links` are those of rank 0.
+  // `decoder` outlives the executor. `links` are those of rank 0.
   Executor(const model::Decoder& decoder, const loss::HeadOptions& head,
            parallel::Links links);
   Executor(const Executor&) = delete;
@@ -49,30 +49,31 @@ class Executor {
   [[nodiscard]] bool failed() const { return failed_; }
 
   // Checks that the other ranks are alive, and lets them drop weights that no
-  // plan can name. Cheap. Call it when there is no other work.
+  // plan can name. Costs little. Called when there is no other work.
   void Ping();
   [[nodiscard]] bool alone() const { return links_.alone(); }
 
-  // Ends the other ranks. No call may follow.
+  // Ends the other ranks. REQUIRES: no other call follows.
   void Stop();
 
-  // Runs at most one plan for each replica. Returns scores in the order of
-  // plans. After a plan with `backward`, Backward or DropPending follows.
+  // Runs up to one plan for each replica. Returns the scores in the order of
+  // plans. After plans with `backward`, the caller calls Backward or
+  // DropPending.
   [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
-  // Takes dLoss/dlogprob [E], f32, of each plan of the last Forward. Adds to
-  // the gradients [N] of the versions in the plan's routing. Plans may share
-  // gradients.
+  // `gradients_E` has dLoss/dlogprob [E], f32, for each plan of the last
+  // Forward. Adds to the gradients [N] of the versions in the plan's routing.
+  // Plans may share gradients.
   void Backward(const std::vector<at::Tensor>& gradients_E,
                 const std::vector<lora::LoraGradients>& gradients);
   // Frees what rank 0 keeps for a Backward that will not come. The other ranks
-  // free theirs with the next plan.
+  // free theirs at the next plan.
   void DropPending();
 
-  // Makes the cache, before the first plan that uses it. A second call replaces
-  // the cache and drops its graphs.
+  // Allocates the cache; must precede the first plan that uses it. A second
+  // call replaces the cache and drops its graphs.
   void MakeCache(int64_t num_pages, int64_t page_tokens);
-  // From now on decode steps of up to max_rows rows run as graphs if the device
-  // has them.
+  // From now on decode steps of up to `max_rows` rows run as graphs, if the
+  // device has graphs.
   void UseDecodeGraphs(int64_t max_rows);
   [[nodiscard]] DecodeGraphStats decode_graphs() const {
     return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
@@ -89,36 +90,36 @@ class Executor {
   // A version that was sent to the other ranks.
   struct SentVersion {
     std::weak_ptr<const lora::AdapterVersion> whole;
-    lora::AdapterVersionPtr own;  // Rank 0's part; null: whole.
-    std::vector<Part> parts;      // Empty: every rank has the whole.
+    lora::AdapterVersionPtr own;  // Rank 0's part; null if it is whole.
+    std::vector<Part> parts;      // Empty if every rank has the whole version.
   };
-  // Checks that no call has failed before. A call that does not Succeed has
-  // failed.
+  // Fails if an earlier call has failed. A call has failed unless it ends with
+  // Succeed.
   class ScopedCall;
 
   // Sends to all other ranks. The executor counts as failed until the call
   // succeeds.
   void Broadcast(const Message& message);
-  // Sends versions to the other ranks before plans that name them.
+  // Sends versions to the other ranks before the plans that name them.
   void Announce(const lora::LoraRouting& routing);
   void AnnounceOne(const lora::AdapterVersionPtr& version);
   // Removes and returns the versions that no plan can name any more.
   [[nodiscard]] std::vector<uint64_t> TakeDead();
-  // Replaces the routing's versions by this rank's own parts.
+  // Replaces the routing's versions by this rank's parts.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
   // Runs rank 0's part of a backward pass.
   void RunOwnBackward(const at::Tensor& gradients_E,
                       const lora::LoraGradients& gradients);
   void ReceiveGradients(const lora::LoraGradients& gradients, int from);
-  // Adds the part of a rank to the whole gradient.
+  // Adds a rank's part to the whole gradient.
   void AddPart(const lora::LoraGradient& whole, int tensor_rank,
                const at::Tensor& part_N) const;
 
   ModelRunner runner_;
   parallel::Links links_;
   model::KvStore cache_;
-  std::unique_ptr<DecodeGraphs> graphs_;  // Over the cache; null: none.
+  std::unique_ptr<DecodeGraphs> graphs_;  // Runs over the cache; may be null.
   std::map<uint64_t, SentVersion> sent_versions_;
   bool failed_ = false;
 };

@@ -30,7 +30,7 @@ void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
   }
 }
 
-// One list of fields for both directions; `each` writes or reads a field.
+// Lists the fields once for both directions; `each` writes or reads a field.
 template <typename Rows, typename Each>
 void EachField(Rows& rows, const Each& each) requires
     std::is_same_v<std::remove_const_t<Rows>, loss::ScoreRows> {

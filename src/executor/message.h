@@ -15,28 +15,29 @@
 
 namespace weft::executor {
 
-// The size of the cache.
+// Sets the size of the cache.
 struct CacheSize {
   int64_t num_pages = 0;
   int64_t page_tokens = 0;
 };
-// Weights that later plans name. Each rank receives its part of them next.
+// Announces weights that later plans name. Each rank receives its part of them
+// next.
 struct NewVersion {
-  uint64_t id = 0;  // lora::WeightsId.
+  uint64_t id = 0;  // A lora::WeightsId.
   LoraConfig config;
 };
-// Versions that no plan will name any more.
+// Drops versions that no plan will name any more.
 struct DropVersions {
   std::vector<uint64_t> ids;
 };
-// One plan per replica. Replicas beyond the last plan have no work.
+// One plan for each replica. Replicas without a plan have no work.
 struct TrainCommand {
   std::vector<TrainPlan> plans;
 };
-// The backward pass of the previous plans, by replica.
+// Runs the backward pass of the previous plans, by replica.
 struct GradientsCommand {
   std::vector<at::Tensor> gradients_E;  // dLoss/dlogprob, f32.
-  // Ids of the versions whose gradients the rank sends back, in that order.
+  // Ids of the versions whose gradients the rank sends back, in this order.
   std::vector<std::vector<uint64_t>> trained;
 };
 struct CacheCommand {
@@ -51,10 +52,11 @@ using Message =
     std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
                  GradientsCommand, CacheCommand, CopyPageCommand, StopCommand>;
 
-// Returns the weights of an id; throws c10::Error if there are none.
+// Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// Messages carry the ids of a routing's weights. Decode looks up the weights.
+// A message carries the ids of a routing's weights. Decode looks up the weights
+// by id.
 [[nodiscard]] std::string Encode(const Message& message);
 // Throws c10::Error.
 [[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);

@@ -15,8 +15,9 @@
 namespace weft::executor {
 namespace {
 
-// dLoss/dx of all rows, from that of the normed rows that are scored. Runs in
-// slices, because copies of many rows could take more than a chunk of logits.
+// Computes dLoss/dx of all rows from the gradient of the normed score rows.
+// Runs in slices, because copies of many rows could take more memory than a
+// chunk of logits.
 at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
                         const at::Tensor& x_TH, const at::Tensor& index_R) {
   constexpr int64_t kSlice = 1024;
@@ -37,7 +38,7 @@ void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
   }
 }
 
-// The rows of a pass that are read afterwards.
+// The batch rows that are read after the pass, each once.
 class RowIndex {
  public:
   RowIndex(const std::vector<int64_t>& rows, int64_t num_rows,

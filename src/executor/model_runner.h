@@ -18,34 +18,35 @@ namespace weft::executor {
 // Threads: not thread-safe. All methods throw c10::Error.
 class ModelRunner {
  public:
-  // `decoder` outlives it.
+  // `decoder` outlives the runner.
   ModelRunner(const model::Decoder& decoder, const loss::HeadOptions& head)
       : decoder_(decoder), head_(head) {}
 
   [[nodiscard]] const model::Decoder& decoder() const { return decoder_; }
   [[nodiscard]] const loss::HeadOptions& head() const { return head_; }
 
-  // Returns the scores of the plan's entries. With `backward` it keeps what
+  // Returns the scores of the plan's entries. With `backward`, keeps what
   // Backward needs.
   [[nodiscard]] TrainScores Forward(TrainPlan plan);
-  // Takes dLoss/dlogprob [E], f32 on the host, and adds to the gradients [N] of
-  // the versions of the last Forward's plan.
+  // `gradients_E` is dLoss/dlogprob [E], f32, on the host. Adds to the
+  // gradients [N] of the versions in the last Forward's plan.
   void Backward(const at::Tensor& gradients_E,
                 const lora::LoraGradients& gradients);
-  // Frees what Forward kept if Backward will not come.
+  // Frees what Forward has kept, if Backward will not be called.
   void DropPending() { pending_.reset(); }
 
-  // `graphs` runs decode steps over the store and may be null.
+  // `graphs` runs decode steps over the store. It may be null.
   [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store,
                                 DecodeGraphs* graphs = nullptr) const;
 
  private:
-  // Whether this rank is the first of its replica, which has the results.
+  // Returns whether this rank is the first of its replica. Only the first has
+  // the results.
   [[nodiscard]] bool IsFirst() const {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
 
-  // Kept between Forward and Backward.
+  // What Forward keeps for Backward.
   struct Pending {
     TrainPlan plan;
     model::Tape tape;
@@ -63,15 +64,15 @@ class ModelRunner {
 [[nodiscard]] model::KvStore AllocateCache(const model::Decoder& decoder,
                                            int64_t num_pages,
                                            int64_t page_tokens);
-// Returns the bytes of a page, over all layers, on the rank with the largest
+// Returns the bytes of one page in all layers, on the rank with the largest
 // part.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
-// The same for a model that model::LargestConfig describes.
+// Same, for a model that model::LargestConfig describes.
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 
-// Copies the first rows of a page to another one, in every layer.
+// Copies the page's first rows to another page, in every layer.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor

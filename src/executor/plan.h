@@ -1,5 +1,5 @@
-// What the ranks compute together. Rank 0 makes plans. Every rank runs the same
-// plans on its part of the model. The tensors of plans are on the host.
+// The plans that all ranks compute together. Rank 0 makes a plan, and every
+// rank runs it on its part of the model. The tensors of plans are on the host.
 //
 // Legend: R score rows, E score entries, V vocabulary.
 #ifndef WEFT_SRC_EXECUTOR_PLAN_H_
@@ -17,48 +17,49 @@
 
 namespace weft::executor {
 
-// A training micro-batch, or one that is scored only.
+// A micro-batch that is trained, or only scored.
 struct TrainPlan {
   model::PackedBatch batch;
-  at::Tensor score_index_R;  // [R] i64: row of the batch of each score row.
+  at::Tensor score_index_R;  // [R] i64: the batch row of each score row.
   loss::ScoreRows rows;
   bool backward = false;
   bool wants_entropy = false;
-  int num_recomputed = 0;  // Layers that keep only their input.
+  int num_recomputed = 0;  // Number of layers that keep only their input.
 };
 
-// On the host, in f32.
+// The scores, on the host, in f32.
 struct TrainScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;  // Undefined unless asked for.
 };
 
 using DrawRules = std::vector<sampling::DrawRule>;
-// One draw for each rule; none if the logits are not a distribution.
+// One draw for each rule. A draw is none if the logits are not a distribution.
 using Draws = std::vector<std::optional<sampling::DrawResult>>;
 
-// A pass over the key/value cache: a prefill or a decode iteration.
+// One pass over the key/value cache: a prefill or a decode iteration.
 struct CachePlan {
   model::PackedBatch batch;
   model::KvAccess kv;  // Each rank has its own store.
-  // Distinct rows of the batch whose logits are wanted, with their adapters.
+  // Distinct batch rows whose logits are needed, and the adapters of these
+  // rows.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
-  // How tokens are drawn. Each rule names a row of the logits.
+  // The rules for drawing tokens. Each rule names a row of the logits.
   DrawRules draws;
-  // Distinct rows of the batch whose next tokens are scored.
+  // Distinct batch rows whose next tokens are scored.
   std::vector<int64_t> score_rows;
   loss::ScoreRows scores;
 };
 
-// On the host, in f32. Only a replica's first rank has it.
+// The result, on the host, in f32. Only a replica's first rank has it.
 struct CacheOutput {
-  at::Tensor logprobs_E;  // Undefined when none are wanted.
-  Draws drawn;            // One for each of plan.draws.
-  bool by_graph = false;  // Ran as a graph.
+  at::Tensor logprobs_E;  // Undefined if nothing is scored.
+  Draws drawn;            // One for each rule in plan.draws.
+  bool by_graph = false;  // The plan ran as a graph.
 };
 
-// The number of decode graphs, and the device memory that they take.
+// The number of decode graphs and the device memory that they take.
 struct DecodeGraphStats {
   int64_t graphs = 0;
   int64_t bytes = 0;

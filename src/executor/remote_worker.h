@@ -15,13 +15,13 @@ namespace weft::executor {
 // Threads: not thread-safe.
 class RemoteWorker {
  public:
-  // `decoder` and `links` outlive it.
+  // `decoder` and `links` outlive the worker.
   RemoteWorker(const model::Decoder& decoder, const loss::HeadOptions& head,
                parallel::Links* links)
       : runner_(decoder, head), links_(*links) {}
 
-  // Returns when rank 0 ends the group. Throws std::exception if rank 0 or
-  // another rank is lost.
+  // Returns when rank 0 ends the group. Throws std::exception if another rank
+  // is lost.
   void Run();
 
  private:
@@ -34,9 +34,9 @@ class RemoteWorker {
   void Do(const CopyPageCommand& message);
   void Do(const StopCommand& message);
 
-  // Returns weights that rank 0 has sent; throws c10::Error if there are none.
+  // Returns weights that rank 0 has sent. Throws c10::Error if there are none.
   [[nodiscard]] lora::AdapterVersionPtr VersionOf(uint64_t id) const;
-  // Only the first replica has the cache.
+  // Only the first replica has the cache, so only it samples.
   [[nodiscard]] bool samples() const { return links_.replica() == 0; }
 
   ModelRunner runner_;

@@ -1,5 +1,5 @@
-// Writes plain values as bytes, for processes of one build on machines of one
-// kind. Not a file format.
+// Encodes plain values as bytes. Reader and writer must come from one build and
+// run on machines of one kind, so this is no file format.
 #ifndef WEFT_SRC_EXECUTOR_WIRE_H_
 #define WEFT_SRC_EXECUTOR_WIRE_H_
 
@@ -31,7 +31,7 @@ class Writer {
     bytes_.append(reinterpret_cast<const char*>(values.data()),
                   values.size() * sizeof(T));
   }
-  // The tensor is on the host, or undefined.
+  // `tensor` is on the host or undefined.
   void Put(const at::Tensor& tensor);
 
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
@@ -40,8 +40,8 @@ class Writer {
   std::string bytes_;
 };
 
-// Reads what a Writer wrote, in the same order. Throws c10::Error beyond the
-// end.
+// Reads what a Writer wrote, in the same order. Throws c10::Error when it reads
+// past the end.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : bytes_(bytes) {}

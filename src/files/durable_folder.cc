@@ -36,8 +36,8 @@ absl::Status Damaged(const std::string& folder, const std::string& file,
       absl::StrCat(file, " of folder \"", folder, "\" ", how));
 }
 
-// Returns a name that no other temporary of this process has. The start removed
-// the temporaries of earlier processes, and mkdir fails if a name is still
+// Returns a name that no other temporary of this process has. Temporaries of
+// earlier processes were removed at the start; mkdir fails if the name is still
 // taken.
 std::string TemporaryName() {
   static std::atomic<uint64_t> counter{0};
@@ -113,7 +113,7 @@ absl::Status WriteContents(int dir, const DurableFolder& folder) {
 }
 
 // Renames the temporary to `name`. Afterwards `temporary` names the folder to
-// remove: the old folder if there was one.
+// remove, which is the replaced folder if there was one.
 absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
                      Temporary& temporary) {
   const char* from = temporary.name().c_str();
@@ -282,8 +282,8 @@ absl::Status RemoveDurableFolder(const std::string& parent,
   WEFT_RETURN_IF_ERROR(OpenFolder(parent, name).status());
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd,
                         OpenDirectory(parent, "the parent"));
-  // The rename to a temporary removes the folder in one step. A crash while its
-  // files are removed leaves only a temporary.
+  // First renames the folder to a temporary, which removes it in one step. A
+  // crash during the removal of its files leaves only a temporary.
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
   if (Failpoint("files.rename") ||

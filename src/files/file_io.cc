@@ -34,7 +34,8 @@ absl::Status WritePieces(UniqueFd fd, const std::string& name,
     WEFT_RETURN_IF_ERROR(WriteAt(fd.get(), offset, piece, name));
     offset += piece.size();
   }
-  // A failed sync is final: the kernel may have dropped the dirty pages.
+  // A failed sync is final, because the kernel may have dropped the dirty
+  // pages.
   if (Failpoint("files.sync") || ::fsync(fd.get()) != 0) {
     return ErrnoStatus(errno, "syncing " + name);
   }
@@ -96,7 +97,7 @@ absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent, const std::string& name) {
 
 absl::StatusOr<std::string> ReadFileAt(int dir, const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  // With O_NONBLOCK a FIFO in the file's place does not block the reader.
+  // With O_NONBLOCK, opening a FIFO of this name does not block.
   UniqueFd fd(::openat(dir, name.c_str(),
                        O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);

@@ -1,7 +1,7 @@
-// Files relative to an open directory: whole reads and durable writes that
-// follow no symbolic links.
-// Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
-// NOT_FOUND, ALREADY_EXISTS, INTERNAL; messages name `what`, never a path.
+// Reads and durable writes of files in an open directory, without following
+// symbolic links. Errors: RESOURCE_EXHAUSTED (disk or quota full, no file
+// descriptor left), NOT_FOUND, ALREADY_EXISTS, INTERNAL. Messages name `what`,
+// never a path.
 #ifndef WEFT_SRC_FILES_FILE_IO_H_
 #define WEFT_SRC_FILES_FILE_IO_H_
 
@@ -17,7 +17,7 @@
 
 namespace weft {
 
-// Owns a file descriptor; -1: none.
+// Owns a file descriptor; -1 means none.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -44,13 +44,13 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Returns the status for an errno of an operation on `what`.
+// Converts the errno of an operation on `what` to a status.
 [[nodiscard]] absl::Status ErrnoStatus(int error, const std::string& what);
 
 // Returns INVALID_ARGUMENT unless `name` is one part of a path.
 [[nodiscard]] absl::Status CheckPathPart(const std::string& name);
 
-// Follows links in `path`, which the operator chose.
+// Follows links in `path`, because the operator chose it.
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path,
                                                      const std::string& what);
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent,
@@ -59,12 +59,12 @@ class UniqueFd {
 [[nodiscard]] absl::StatusOr<std::string> ReadFileAt(int dir,
                                                      const std::string& name);
 
-// Reads from `offset` on until `bytes` is full or the file ends; returns the
+// Reads from `offset` until `bytes` is full or the file ends. Returns the
 // number of bytes read.
 [[nodiscard]] absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset,
                                             std::span<char> bytes,
                                             const std::string& what);
-// Writes all of `bytes` from `offset` on.
+// Writes all of `bytes` at `offset`.
 [[nodiscard]] absl::Status WriteAt(int fd, uint64_t offset,
                                    std::string_view bytes,
                                    const std::string& what);
@@ -76,11 +76,10 @@ class UniqueFd {
 // The names of PublishFileAt's temporaries start with this.
 inline constexpr char kTemporaryPrefix[] = ".tmp-";
 
-// Writes a file of all pieces in order. The file has a temporary name until it
-// is whole and on disk. If this succeeds, the file is durable. After an error
-// the file may exist. Errors: ALREADY_EXISTS unless `replace`; INVALID_ARGUMENT
-// for a name like a temporary's.
-// Threads: any, on different names.
+// Writes all pieces, in order, to one file. The file has a temporary name until
+// it is whole and on disk, so on success it is durable. After an error the file
+// may exist. Errors: ALREADY_EXISTS without `replace`; INVALID_ARGUMENT for a
+// name that begins with kTemporaryPrefix. Threads: any, on different names.
 [[nodiscard]] absl::Status PublishFileAt(
     int dir, const std::string& name,
     const std::vector<std::string_view>& pieces, bool replace);

@@ -19,14 +19,14 @@ namespace {
 
 constexpr mode_t kOwnerOnly = 0700;
 
-// Returns the locked folder; none if another process has it.
+// Returns the locked folder, or none if another process holds the lock.
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDirectory(path, "the spill folder"));
   if (::flock(dir.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return UniqueFd();
     return ErrnoStatus(errno, "locking the spill folder");
   }
-  // Another process may have removed it before it was locked.
+  // Another process may have removed the folder before it was locked.
   struct stat info {};
   if (::fstat(dir.get(), &info) != 0 || info.st_nlink == 0) {
     return absl::NotFoundError("the spill folder was removed");
@@ -34,7 +34,7 @@ absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   return dir;
 }
 
-// Removes the folders of processes that are gone.
+// Removes the folders of processes that have ended.
 void RemoveAbandoned(const std::string& root) {
   std::error_code error;
   for (std::filesystem::directory_iterator it(root, error), end;
@@ -119,7 +119,7 @@ absl::Status SpillFolder::Write(
   for (const std::span<const float> block : blocks) {
     if (status.ok()) status = WriteBlock(fd.get(), block, name);
   }
-  // Some file systems report a full disk only on close.
+  // Some file systems report a full disk only at close.
   if (::close(fd.Release()) != 0 && status.ok()) {
     status = ErrnoStatus(errno, "closing " + name);
   }

@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
   return names;
 }
 
-// Returns the name of the newest snapshot; empty: there is none.
+// Returns the name of the newest snapshot; empty if there is none.
 absl::StatusOr<std::string> NewestSnapshot(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path));
   std::string newest;
@@ -55,15 +55,15 @@ class Copy {
   Copy(std::string from, std::string to)
       : from_(std::move(from)), to_(std::move(to)) {}
 
-  // Returns false if a snapshot was written meanwhile, which may have removed
-  // files of this copy.
+  // Copies once. Returns false if a snapshot was written during the copy,
+  // because the snapshot may have removed files that the copy needs.
   [[nodiscard]] absl::StatusOr<bool> Run() {
     WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
     WEFT_RETURN_IF_ERROR(MakeFolder(to_));
     WEFT_RETURN_IF_ERROR(File("FORMAT"));
     if (!snapshot.empty()) WEFT_RETURN_IF_ERROR(File(snapshot));
     WEFT_RETURN_IF_ERROR(OtherFolders());
-    // The log before the images that its records name.
+    // The log is copied before the images, because its records name the images.
     WEFT_RETURN_IF_ERROR(Folder("log"));
     WEFT_RETURN_IF_ERROR(Folder("images"));
     WEFT_RETURN_IF_ERROR(Sync(to_));
@@ -84,8 +84,9 @@ class Copy {
     return SyncDirectory(fd.get(), "the copy");
   }
 
-  // Folders that others keep beside the log, whose entries refer to its steps.
-  // Before the log: it answers a step that it has and they lack.
+  // Copies folders that other parts keep beside the log, and whose entries
+  // refer to the log's steps. They are copied before the log: the log can
+  // answer for steps that they lack.
   [[nodiscard]] absl::Status OtherFolders() {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(from_));
     std::error_code error;
@@ -104,15 +105,15 @@ class Copy {
                           NamesIn(absl::StrCat(from_, "/", folder)));
     for (const std::string& name : names) {
       const absl::Status status = File(absl::StrCat(folder, "/", name));
-      // A file that no record names may go at any time; if a snapshot made it
-      // go, the copy is made again.
+      // A file that no record names may disappear at any time. If a snapshot
+      // removed it, the whole copy is repeated.
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
     return Sync(absl::StrCat(to_, "/", folder));
   }
 
-  // Copies as many bytes as the file has now: the server appends to the last
-  // segment of the log, and only what it has written in full counts.
+  // Copies only as many bytes as the file has now. The server appends to the
+  // log's last segment, and bytes that arrive later do not count.
   [[nodiscard]] absl::Status File(const std::string& name) {
     const UniqueFd in(
         ::open(absl::StrCat(from_, "/", name).c_str(), O_RDONLY | O_CLOEXEC));

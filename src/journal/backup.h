@@ -1,4 +1,4 @@
-// Copies a state folder, also one that a server is using.
+// Copies a state folder, even while a server uses it.
 #ifndef WEFT_SRC_JOURNAL_BACKUP_H_
 #define WEFT_SRC_JOURNAL_BACKUP_H_
 
@@ -14,13 +14,13 @@ struct BackupReport {
   uint64_t bytes = 0;
 };
 
-// Copies the state folder `from` to the new folder `to`, on whatever disk. The
-// copy is the folder of one moment: it has every record that was durable when
-// the call began. It is on disk when this returns; a call that fails removes
-// what it copied.
-// Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from`, or no state folder),
-// UNAVAILABLE (a snapshot was written during each of several tries), and those
-// of file_io.h.
+// Copies the state folder `from` to the new folder `to`, which may be on
+// another disk. The copy shows the folder at one moment: it has every record
+// that was durable when the call began. On success the copy is on disk; a
+// failed call removes what it copied.
+// Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
+// folder), UNAVAILABLE (a snapshot was written during each of several tries),
+// and those of file_io.h.
 // Blocks on both disks. Threads: any.
 [[nodiscard]] absl::StatusOr<BackupReport> BackUp(const std::string& from,
                                                   const std::string& to);

@@ -1,4 +1,4 @@
-// CRC32C (Castagnoli), by a library that uses the processor's instructions.
+// CRC32C (Castagnoli). The library uses the processor's own instructions.
 #ifndef WEFT_SRC_JOURNAL_CRC32C_H_
 #define WEFT_SRC_JOURNAL_CRC32C_H_
 
@@ -7,7 +7,7 @@
 
 namespace weft::journal {
 
-// Extends `crc`, the sum of earlier bytes, by `bytes`.
+// Returns the CRC of earlier bytes, whose CRC is `crc`, followed by `bytes`.
 [[nodiscard]] uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
 
 }  // namespace weft::journal

@@ -1,5 +1,7 @@
+// The file's bytes:
 // "WEFTIMG1" | number of blocks u64 | for each block: floats u64, CRC32C u32,
-// 1 when its bytes follow or 0 u32 | CRC32C of all before u32 | bytes
+// u32 that is 1 if the block's bytes follow, else 0 | CRC32C of everything
+// before u32 | bytes of the blocks
 #include "src/journal/image_file.h"
 
 #include <fcntl.h>
@@ -74,7 +76,7 @@ absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& name) {
   return static_cast<uint64_t>(info.st_size);
 }
 
-// The table of an image with `num_blocks` blocks.
+// Reads the table of an image with `num_blocks` blocks.
 absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
                                       const std::string& name) {
   std::string table(TableBytes(num_blocks), '\0');
@@ -92,7 +94,7 @@ absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
   return table.substr(head.size(), num_blocks * kBlockBytes);
 }
 
-// Fills a block and moves `offset` behind its bytes.
+// Reads a block and advances `offset` past its bytes.
 absl::Status ReadBlock(int fd, std::string_view row, std::span<float> block,
                        const std::string& name, uint64_t* offset) {
   if (NumberAt<uint64_t>(row, 0) != block.size()) {

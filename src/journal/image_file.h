@@ -1,9 +1,9 @@
-// Images: blocks of floats of one adapter in one file below images/. A file is
-// written once and whole; its table has each block's size and CRC32C, checked
-// when it is read. A block whose bytes are all zero takes no room.
+// Images: one file below images/ holds the blocks of floats of one adapter. A
+// file is written once and whole. Its table has each block's size and CRC32C,
+// which every read checks. A block whose bytes are all zero takes no room.
 //
-// Errors: those of state_folder.h, INVALID_ARGUMENT (a name with '/', "." and
-// the like), and what the functions say.
+// Errors: those of state_folder.h, INVALID_ARGUMENT (a name that is not one
+// part of a path), and those named at each function.
 // Threads: any, on different names. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 #define WEFT_SRC_JOURNAL_IMAGE_FILE_H_
@@ -20,26 +20,26 @@
 
 namespace weft::journal {
 
-// Writes an image, which is durable on success. After an error there is no such
-// image. Errors: ALREADY_EXISTS.
+// Writes an image, which is durable on success. After an error the image does
+// not exist. Errors: ALREADY_EXISTS.
 [[nodiscard]] absl::Status WriteImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<const float>>& blocks);
 
-// Fills the blocks. Errors: NOT_FOUND; DATA_LOSS if the file is incomplete or
-// its sizes or sums do not match. After an error the blocks' content is
+// Reads the blocks. Errors: NOT_FOUND; DATA_LOSS if the file is incomplete, or
+// if its sizes or checksums do not match. After an error the blocks' content is
 // undefined.
 [[nodiscard]] absl::Status ReadImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<float>>& blocks);
 
-// Reads all of an image of so many blocks, of any size, and returns its
-// bytes. Errors: as ReadImage.
+// Reads and checks a whole image of `num_blocks` blocks of any size. Returns
+// its bytes. Errors: as for ReadImage.
 [[nodiscard]] absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
                                                   const std::string& name,
                                                   size_t num_blocks);
 
-// NOT_FOUND.
+// Errors: NOT_FOUND.
 [[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,
                                        const std::string& name);
 

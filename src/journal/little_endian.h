@@ -1,5 +1,5 @@
-// Numbers in the bytes of a file. They are little-endian, as on every processor
-// that Weft runs on.
+// Numbers in the bytes of a file. They are little-endian, like every processor
+// on which Weft runs.
 #ifndef WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_
 #define WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_
 
@@ -19,7 +19,7 @@ void AppendNumber(T number, std::string* out) {
   out->append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-// REQUIRES: `bytes` has sizeof(T) bytes there.
+// REQUIRES: `bytes` has sizeof(T) bytes from `offset` on.
 template <typename T>
 requires std::is_unsigned_v<T>
 [[nodiscard]] T NumberAt(std::string_view bytes, size_t offset) {

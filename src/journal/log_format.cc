@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kMagic = "WEFTLOG1";
 
-// The offsets of the headers' fields.
+// Offsets of fields in the headers.
 constexpr size_t kSalt = 8, kFirstSequence = 16;
 constexpr size_t kPlace = 4, kSequence = 8, kLength = 16, kBytesSum = 24;
 

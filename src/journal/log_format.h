@@ -1,14 +1,16 @@
-// The bytes of a segment of the log; all numbers are little-endian.
+// The bytes of a log segment. All numbers are little-endian.
 //
 //   segment  "WEFTLOG1" | salt u64 | first sequence u64 | CRC32C u32 | 0 u32
 //   record   CRC32C of the rest of this header u32 | place in its group u32 |
 //            sequence u64 | length u64 | CRC32C of the bytes u32 | bytes
 //
-// A group is written by one write and one sync. Everything before a group was
-// on disk when the group was written. So each record of a group proves that all
-// records before the group were on disk. The sum of a record's header starts
-// with the segment's random salt. So neither old bytes on the disk nor a
-// client's bytes inside a record can pass for a record of this segment.
+// One write and one sync put a group on disk. The group is written only after
+// everything before it is on disk. So each record of a group proves that all
+// records before the group are on disk.
+//
+// The checksum of a record's header also covers the segment's random salt. So
+// neither old bytes on the disk nor a client's bytes inside a record can pass
+// for a record of this segment.
 #ifndef WEFT_SRC_JOURNAL_LOG_FORMAT_H_
 #define WEFT_SRC_JOURNAL_LOG_FORMAT_H_
 
@@ -35,15 +37,17 @@ struct RecordHeader {
 };
 
 [[nodiscard]] std::string EncodeSegmentHeader(const SegmentHeader& header);
-// Returns none unless the bytes are a header. REQUIRES: kBytes bytes.
+// Returns none if the bytes are not a header. REQUIRES: `bytes` has kBytes
+// bytes.
 [[nodiscard]] std::optional<SegmentHeader> DecodeSegmentHeader(
     std::string_view bytes);
 
-// Appends a record, header and bytes, to `out`.
+// Appends a record, which is its header and its bytes, to `out`.
 void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
                   std::string_view bytes, std::string* out);
-// Returns none unless the bytes are the header of a record of this segment. The
-// caller checks the record's bytes against `crc`. REQUIRES: kBytes bytes.
+// Returns none if the bytes are not the header of a record of this segment. The
+// caller checks the record's bytes against `crc`. REQUIRES: `bytes` has kBytes
+// bytes.
 [[nodiscard]] std::optional<RecordHeader> DecodeRecordHeader(
     uint64_t salt, std::string_view bytes);
 

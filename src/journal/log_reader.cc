@@ -49,7 +49,7 @@ absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
                                             segments.front(), "; those from ",
                                             first_sequence, " on are missing"));
   }
-  // The segment before that one holds the record.
+  // The previous segment holds the record.
   if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
   LogReader reader(&folder, std::move(segments), first_sequence);
   WEFT_RETURN_IF_ERROR(reader.SyncLastAndSumSizes());
@@ -64,13 +64,13 @@ absl::Status LogReader::SyncLastAndSumSizes() {
     WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
     total_bytes_ += size;
     if (first != segments_.back()) continue;
-    // A killed process may have left records that it did not sync. They count
-    // as soon as they are read, so they are synced first.
+    // A killed process may have left records that it did not sync. Once read,
+    // they count as durable, so they are synced first.
     if (Failpoint("journal.sync_tail") || ::fdatasync(fd.get()) != 0) {
       return ErrnoStatus(errno, "syncing " + name);
     }
-    // After a failed sync of an earlier process the page cache may differ from
-    // the disk. Drops the cache, so that the disk is read.
+    // After a failed sync in an earlier process, the page cache may differ from
+    // the disk. The cache is dropped, so that reads come from the disk.
     ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
   return absl::OkStatus();
@@ -142,7 +142,7 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   if (size < sizeof(head)) return std::nullopt;
   const std::optional<RecordHeader> decoded =
       DecodeRecordHeader(segment_.salt, {head, size});
-  // Checks the length before memory is allocated for it.
+  // Checks the length before it allocates memory for the record.
   if (!decoded || decoded->length > segment_.size - offset - size) {
     return std::nullopt;
   }
@@ -157,7 +157,7 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   return bytes;
 }
 
-// Decides whether a bad record is the end of the log or damage.
+// Decides whether a bad record marks the end of the log or damage.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const bool damaged, LaterGroupFollows());
@@ -167,8 +167,8 @@ absl::Status LogReader::EndOrDamage() {
   return absl::OkStatus();
 }
 
-// Returns whether a group starts after the bad record. If so, the bad record
-// had been on disk.
+// Returns whether a group starts after the bad record. If one does, the bad
+// record had been on disk, so it is damaged.
 absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
   std::string window;
   for (uint64_t start = segment_.offset; start < segment_.size;

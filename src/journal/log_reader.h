@@ -32,38 +32,38 @@ class LogReader {
     std::string bytes;
   };
 
-  // Reads from the record `first_sequence` on. `folder` outlives the reader.
-  // Errors: DATA_LOSS if the segment with that record is missing and later ones
-  // exist.
+  // Opens the log for reading from record `first_sequence`. `folder` outlives
+  // the reader. Errors: DATA_LOSS if the segment with that record is missing
+  // and later ones exist.
   [[nodiscard]] static absl::StatusOr<LogReader> Open(const StateFolder& folder,
                                                       uint64_t first_sequence);
 
-  // Returns the next record; none at the end.
+  // Returns the next record; none at the end of the log.
   [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
 
-  // Returns the sequence of the record that Next returns next. At the end it is
-  // the sequence of the next record to write.
+  // Returns the sequence of the record that Next will return. At the end of the
+  // log, this is the sequence of the next record to write.
   [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
 
-  // Returns the bytes of the last segment after the log's end. Call it at the
-  // end.
+  // Returns the number of bytes after the log's end in the last segment. Call
+  // it when Next has returned none.
   [[nodiscard]] uint64_t torn_bytes() const { return torn_bytes_; }
-  // Cuts the torn tail durably. REQUIRES: Next has returned none.
+  // Cuts off the torn tail durably. REQUIRES: Next has returned none.
   [[nodiscard]] absl::Status Repair();
 
-  // For a progress bar: all bytes of the segments, and the bytes read so far.
+  // For a progress bar: the bytes of all segments, and the bytes read so far.
   [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }
   [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
 
  private:
-  // A segment that is open.
+  // An open segment.
   struct Segment {
     UniqueFd fd;
     std::string name;
     uint64_t salt = 0;
     uint64_t first_sequence = 0;
     uint64_t size = 0;
-    uint64_t offset = 0;  // The first byte not yet read.
+    uint64_t offset = 0;  // Position of the first unread byte.
   };
 
   LogReader(const StateFolder* folder, std::vector<uint64_t> segments,
@@ -77,8 +77,8 @@ class LogReader {
   [[nodiscard]] absl::Status OpenSegment();
   [[nodiscard]] absl::Status ReadSegmentHeader();
   [[nodiscard]] bool IsLast() const { return opened_ == segments_.size(); }
-  // Returns the record at `offset` of the open segment, with its header; none
-  // if there is no good record.
+  // Returns the record at `offset` of the open segment, and its header. Returns
+  // none if there is no good record.
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
@@ -86,11 +86,12 @@ class LogReader {
   [[nodiscard]] absl::Status Damaged(const std::string& how) const;
 
   const StateFolder* folder_;
-  std::vector<uint64_t> segments_;  // First sequences, ascending.
-  size_t opened_ = 0;               // How many are opened so far.
+  std::vector<uint64_t> segments_;  // First sequence of each segment,
+                                    // ascending.
+  size_t opened_ = 0;               // Number of segments opened so far.
   Segment segment_;
   uint64_t first_sequence_;
-  uint64_t expected_ = 0;  // The sequence at the offset.
+  uint64_t expected_ = 0;  // Sequence of the record at the offset.
   uint64_t next_sequence_;
   bool at_end_ = false;
   uint64_t torn_bytes_ = 0;

@@ -19,7 +19,8 @@ uint64_t RandomSalt() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// Never RESOURCE_EXHAUSTED, after which a caller would try again.
+// Returns an error that is never RESOURCE_EXHAUSTED, after which a caller would
+// try again.
 absl::Status Final(const std::string& what, const std::string& name) {
   return absl::InternalError(ErrnoStatus(errno, what + name).message());
 }

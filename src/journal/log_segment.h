@@ -1,4 +1,4 @@
-// The segment of the log that is being written.
+// The log segment that is being written.
 //
 // Threads: one at a time. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_LOG_SEGMENT_H_
@@ -17,8 +17,9 @@ namespace weft::journal {
 
 class LogSegment {
  public:
-  // Makes the file with its header durably. Replaces a file of the same name,
-  // which holds no record. After RESOURCE_EXHAUSTED the caller may try again.
+  // Creates the file and writes its header durably. Replaces a file of the same
+  // name, which can hold no record. After RESOURCE_EXHAUSTED the caller may try
+  // again.
   [[nodiscard]] static absl::StatusOr<LogSegment> Create(
       const StateFolder& folder, uint64_t first_sequence);
 
@@ -37,7 +38,7 @@ class LogSegment {
   UniqueFd fd_;
   std::string name_;
   uint64_t salt_;
-  uint64_t size_;  // Whole groups only.
+  uint64_t size_;  // Bytes of whole groups.
 };
 
 }  // namespace weft::journal

@@ -15,7 +15,7 @@ namespace weft::journal {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
-// Bounds the memory of a group's copy.
+// Limits the memory for the copy of a group.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
 // Checks that a new segment would neither hide records nor leave a gap.
@@ -189,7 +189,7 @@ LogWriter::Work LogWriter::NextWork() const {
       full_.ok() || std::chrono::steady_clock::now() >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
-  // Begins a segment before it runs tasks that were posted later.
+  // A segment begins before the tasks that were posted after it.
   if (at_boundary && may_write) return Work::kBeginSegment;
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;

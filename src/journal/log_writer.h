@@ -35,51 +35,53 @@ namespace weft::journal {
 class LogWriter {
  public:
   struct Options {
-    // The log counts as stalled if more bytes wait for the disk. Append still
-    // takes records. Callers check stalled() before they accept new work.
+    // If more bytes than this wait for the disk, the log counts as stalled.
+    // Append still takes records, but callers check stalled() before they
+    // accept new work.
     int64_t max_pending_bytes = 256 << 20;
-    // Between two tries to write to a full disk.
+    // Time between two attempts to write to a full disk.
     absl::Duration retry = absl::Seconds(1);
   };
 
-  // Begins a segment at `next_sequence`, which is LogReader::next_sequence() at
-  // the log's end, after Repair(). `folder` and `metrics` outlive the writer.
-  // Errors: FAILED_PRECONDITION if the log holds that record or a torn tail.
+  // Begins a segment at `next_sequence`: the value of
+  // LogReader::next_sequence() at the log's end, after Repair(). `folder` and
+  // `metrics` outlive the writer. Errors: FAILED_PRECONDITION if the log holds
+  // that record or a torn tail.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
       const StateFolder* folder, uint64_t next_sequence, Options options,
       LogMetrics* metrics);
-  // Writes and syncs all appended records and runs the tasks. Tries a stalled
-  // log once more, then drops its records and tasks.
+  // Writes and syncs all appended records and runs the tasks. If the log is
+  // stalled, tries once more, then drops its records and tasks.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
-  // Queues the record and returns its sequence; sequences are consecutive.
-  // Never waits for the disk. The order of calls is the order in the log.
+  // Queues the record and returns its sequence. Sequences are consecutive.
+  // Never waits for the disk. Records are in the log in the order of calls.
   uint64_t Append(std::string record);
 
   // Runs `task` when all records appended before this call are on disk. Tasks
   // run in the order of calls.
   void WhenDurable(std::function<void()> task);
 
-  // Lets the next record begin a new segment. Returns that record's sequence.
+  // Makes the next record begin a new segment. Returns that record's sequence.
   uint64_t StartSegment();
 
-  // All records with lower sequences are on disk.
+  // Returns a sequence. All records with lower sequences are on disk.
   [[nodiscard]] uint64_t durable_sequence() const;
-  // Bytes of records that are not known to be on disk.
+  // Returns the bytes of records that may not be on disk yet.
   [[nodiscard]] int64_t pending_bytes() const;
 
   // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full or too
   // many bytes wait for it.
   [[nodiscard]] absl::Status stalled() const;
-  // Returns UNAVAILABLE after a final error. No task runs any more, and the
+  // Returns UNAVAILABLE after a final error. Tasks no longer run, and the
   // process must end.
   [[nodiscard]] absl::Status failure() const;
 
  private:
   struct Task {
-    uint64_t sequence;  // Runs when all records below are on disk.
+    uint64_t sequence;  // It runs when lower ones are on disk.
     std::function<void()> run;
   };
   // What the log's thread does next.
@@ -93,11 +95,12 @@ class LogWriter {
   Work WaitForWork();
   void RunTask();
   [[nodiscard]] absl::Status BeginSegment();
-  // Moves records into `group_` unless it holds a stalled group.
+  // Moves the waiting records into `group_`, unless `group_` still holds a
+  // group that stalled.
   void TakeGroup();
   [[nodiscard]] absl::Status WriteGroup();
   void GroupIsDurable();
-  // Notes the result of a try: done, stalled, or final.
+  // Records the outcome of an attempt: done, stalled, or final.
   void NoteResult(const absl::Status& status);
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   [[nodiscard]] absl::Status StalledLocked() const
@@ -107,7 +110,8 @@ class LogWriter {
   const Options options_;
   LogMetrics* const metrics_;
 
-  // The log's thread only: the segment, and what is being written to it.
+  // Only the log's thread uses these: the segment, and the group that is being
+  // written to it.
   LogSegment segment_;
   std::vector<std::string> group_;
 
@@ -115,9 +119,9 @@ class LogWriter {
   CondVar changed_;
   std::deque<std::string> records_ ABSL_GUARDED_BY(mu_);
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
-  // First records of segments to begin.
+  // First sequences of segments that will begin.
   std::deque<uint64_t> segments_ ABSL_GUARDED_BY(mu_);
-  // The first record of the latest segment, begun or not.
+  // First sequence of the latest segment, which may not have begun.
   uint64_t last_segment_ ABSL_GUARDED_BY(mu_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);

@@ -30,7 +30,7 @@ constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";
 constexpr char kSnapshotPrefix[] = "SNAPSHOT-";
-constexpr int kDigits = 20;  // As many as 2^64 has.
+constexpr int kDigits = 20;  // The number of digits of 2^64.
 constexpr mode_t kOwnerOnly = 0700;
 
 absl::Status MakeFolder(int parent, const std::string& name,
@@ -65,8 +65,8 @@ absl::Status CheckFormatText(const std::string& text,
   return absl::OkStatus();
 }
 
-// Returns the numbers of the names `prefix`number`suffix` in a folder,
-// ascending.
+// Returns the numbers in a folder's names of the form prefix, number, suffix.
+// Ascending.
 absl::StatusOr<std::vector<uint64_t>> ListNumbers(const std::string& path,
                                                   const std::string& what,
                                                   const std::string& prefix,
@@ -167,8 +167,8 @@ absl::Status StateFolder::CheckFormat(
   if (!segments.empty() || !snapshots.empty()) {
     return absl::DataLossError("FORMAT of the state folder is missing");
   }
-  // The folder is new, because FORMAT is written last. Its own name is synced
-  // first.
+  // The folder is new, because FORMAT is written last. So the folder's own name
+  // is synced first.
   constexpr char kParent[] = "the parent of the state folder";
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));

@@ -2,17 +2,19 @@
 // owns it, by a lock that ends with the process.
 //
 //   <dir>/LOCK, <dir>/FORMAT        version and base model
-//   <dir>/SNAPSHOT-<sequence>       what the log held before <sequence>
+//   <dir>/SNAPSHOT-<sequence>       the state after the records before it
 //   <dir>/log/<sequence>.log        records from <sequence> on (log_format.h)
 //   <dir>/images/<name>             blocks of floats (image_file.h)
 //
-// Every file but LOCK and the log's last segment is written under another name,
-// synced and renamed. So each exists completely or not at all.
+// LOCK and the log's last segment are written in place. Every other file is
+// written under a temporary name, synced and renamed, so it exists completely
+// or not at all.
 //
-// Errors of all functions: those of file_io.h. They name the file, not the path
-// to it.
-// Threads: ReadSnapshot, WriteSnapshot and Cut: one thread at a time. Other
-// const functions: any. All functions block on the disk.
+// Errors of all functions: those of file_io.h. They name the file, not its
+// path.
+// Threads: only one thread at a time may call ReadSnapshot, WriteSnapshot or
+// Cut. Any thread may call the other const functions. All functions block on
+// the disk.
 #ifndef WEFT_SRC_JOURNAL_STATE_FOLDER_H_
 #define WEFT_SRC_JOURNAL_STATE_FOLDER_H_
 
@@ -31,20 +33,21 @@
 namespace weft::journal {
 
 struct Snapshot {
-  // The first record of the log that the snapshot does not contain.
+  // The sequence of the first record that the snapshot does not contain.
   uint64_t next_sequence = 0;
   std::string bytes;
 };
 
 class StateFolder {
  public:
-  // Makes the folder if it does not exist (its parent does) and removes the
+  // Creates the folder if it does not exist (its parent does), and removes the
   // temporaries that a crash left. `model` is one line that identifies the base
-  // model. A new folder stores it. Errors: UNAVAILABLE (another process has the
+  // model; a new folder stores it. Errors: UNAVAILABLE (another process has the
   // folder), FAILED_PRECONDITION (another format version or model; names both).
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
       const std::string& path, const std::string& model);
-  // Opens a folder that exists, of whatever base model. NOT_FOUND.
+  // Opens an existing folder without checking its base model. Errors:
+  // NOT_FOUND.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>
   OpenExisting(const std::string& path);
   StateFolder(const StateFolder&) = delete;
@@ -53,26 +56,26 @@ class StateFolder {
   // Returns the newest snapshot; none in a new folder. Errors: DATA_LOSS.
   [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
 
-  // Writes a snapshot durably. It is now the newest, and Cut may follow.
+  // Writes a snapshot durably. It becomes the newest one, and Cut may follow.
   // Errors: FAILED_PRECONDITION if another snapshot contains more records.
   [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
 
   // Removes segments that hold only records before `next_sequence`, all
   // snapshots but the newest, and images not in `keep_images`. No other image
-  // may be written meanwhile. A crash leaves some of them. Errors:
-  // FAILED_PRECONDITION if the newest snapshot does not contain all records
-  // before `next_sequence`.
+  // may be written during the call. A crash may leave some of these files.
+  // Errors: FAILED_PRECONDITION if the newest snapshot does not contain all
+  // records before `next_sequence`.
   [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
                                  const std::set<std::string>& keep_images);
 
   // Returns the free bytes for a process that does not run as root.
   [[nodiscard]] absl::StatusOr<uint64_t> FreeBytes() const;
 
-  // First sequences of the log's segments, ascending.
+  // Returns the first sequence of each segment, ascending.
   [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Segments() const;
-  // `next_sequence` of the snapshots, ascending.
+  // Returns `next_sequence` of each snapshot, ascending.
   [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
-  // The file of the segment that begins at `first_sequence`.
+  // Returns the file name of the segment that begins at `first_sequence`.
   [[nodiscard]] static std::string SegmentName(uint64_t first_sequence);
 
   [[nodiscard]] int directory() const { return root_.get(); }
@@ -86,7 +89,7 @@ class StateFolder {
 
   [[nodiscard]] absl::Status Lock();
   [[nodiscard]] absl::Status OpenFolders();
-  // The base model is unchecked if it is none.
+  // Does not check the base model if `model` is none.
   [[nodiscard]] absl::Status CheckFormat(
       const std::optional<std::string>& model) const;
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(

@@ -1,7 +1,8 @@
 // Reads and writes snapshots, and removes the files that a snapshot replaces.
 //
-//   "WEFTSNAP" | next sequence u64 | length u64 | CRC32C of the bytes u32 |
-//   CRC32C of all before u32 | bytes
+// The file's bytes:
+// "WEFTSNAP" | next sequence u64 | length u64 | CRC32C of the bytes u32 |
+// CRC32C of everything before u32 | bytes
 #include <sys/statvfs.h>
 
 #include <cerrno>
@@ -78,7 +79,8 @@ absl::Status StateFolder::Cut(uint64_t next_sequence,
 
 absl::Status StateFolder::CutLog(uint64_t next_sequence) const {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
-  // A segment ends at the start of the next one. The last one is being written.
+  // A segment ends where the next one starts. The last one is still being
+  // written.
   for (size_t i = 0; i + 1 < segments.size(); ++i) {
     if (segments[i + 1] > next_sequence) break;
     WEFT_RETURN_IF_ERROR(RemoveFileAt(log_.get(), SegmentName(segments[i])));

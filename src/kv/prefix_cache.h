@@ -1,13 +1,13 @@
-// Knows which pages hold the keys and values of which tokens, so that a
-// sequence with the same prefix does not compute them again.
+// Finds the pages that hold the keys and values of a prefix, so that a sequence
+// with the same prefix does not compute them again.
 //
-// Keys and values depend on the weights and on every token before. So an entry
-// is a full page, and its key is the version of the weights, the page before it
-// and its own tokens. Lookups compare the tokens themselves, not hashes.
+// Keys and values depend on the weights and on all earlier tokens. So an entry
+// is a full page, and its key is the version of the weights, the previous page
+// and the page's own tokens. Lookups compare the tokens themselves, not hashes.
 //
 // The cache keeps its pages (PageAllocator::Keep). It evicts pages that no
-// sequence uses, the least recently used first, and a page only after all pages
-// that follow it.
+// sequence uses, the least recently used first. A page is evicted only after
+// all pages that follow it.
 // Threads: not thread-safe, and neither is the allocator that it shares.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
@@ -25,35 +25,37 @@ namespace weft::kv {
 
 class PrefixCache {
  public:
-  // page_size: tokens of a page, >= 1. `allocator` outlives the cache.
+  // `page_size` is the number of tokens in a page, >= 1. `allocator` outlives
+  // the cache.
   PrefixCache(PageAllocator* allocator, int32_t page_size);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // Returns the pages of the longest known prefix of `tokens`, whole pages
-  // only. The caller shares them before it allocates, evicts or drops anything.
+  // Returns the pages of the longest cached prefix of `tokens`, in whole pages.
+  // The caller shares them before it allocates, evicts or drops pages.
   // `version` identifies the weights for the life of the cache.
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 
-  // Adds the pages that `tokens`, the first tokens of the sequence, fill. If a
-  // page with the same prefix is already known, the sequence uses that page
-  // from now on. So whoever uses an entry's page uses its parent's page too.
+  // Adds the full pages of `tokens`, which are the sequence's first tokens. If
+  // a page with the same prefix is already cached, the sequence uses that page
+  // from now on. So every user of an entry's page also uses the page of the
+  // entry's parent.
   void Insert(uint64_t version, absl::Span<const int32_t> tokens,
               SequencePages& sequence);
 
-  // Frees up to `count` pages that no sequence uses, and returns their number.
+  // Frees up to `count` pages that no sequence uses. Returns how many it freed.
   int64_t Evict(int64_t count);
 
-  // Removes all pages of a version. The last user of a page frees it.
+  // Removes all pages of a version. Pages in use are freed by their last user.
   void DropVersion(uint64_t version);
 
   [[nodiscard]] int64_t num_pages() const { return num_pages_; }
 
  private:
   struct Key {
-    uint64_t parent = 0;  // Id of the entry before; 0: none.
+    uint64_t parent = 0;  // Id of the previous page's entry; 0: none.
     std::vector<int32_t> tokens;
 
     friend auto operator<=>(const Key&, const Key&) = default;
@@ -64,7 +66,7 @@ class PrefixCache {
     uint64_t version = 0;
     uint64_t last_used = 0;
     int64_t num_children = 0;
-    Entry* parent = nullptr;  // Null: this is a first page.
+    Entry* parent = nullptr;  // Null for a first page.
     const Key* key = nullptr;
   };
 
@@ -77,10 +79,10 @@ class PrefixCache {
   PageAllocator* const allocator_;
   const int32_t page_size_;
   std::map<uint64_t, std::map<Key, Entry>> versions_;
-  // Entries without children, by their last use. A use touches one path, which
-  // has at most one leaf, so no two leaves have the same time.
+  // Entries without children, by their last use. A use touches one path, and a
+  // path has at most one leaf, so no two leaves have the same time.
   std::map<uint64_t, Entry*> leaves_;
-  uint64_t now_ = 0;  // Counts uses.
+  uint64_t now_ = 0;  // Counts uses; serves as the time.
   uint64_t next_id_ = 1;
   int64_t num_pages_ = 0;
 };

@@ -1,8 +1,9 @@
-// The page table of one sequence. It says where keys and values of tokens are.
+// The page table of one sequence: maps its tokens to the slots of their keys
+// and values.
 //
 // Token t is in slot pages()[t / page_size] * page_size + t % page_size of a
 // memory with num_pages * page_size rows.
-// Threads: not thread-safe; nor are sequences of the same allocator.
+// Threads: not thread-safe; nor are two sequences of the same allocator.
 #ifndef WEFT_SRC_KV_SEQUENCE_PAGES_H_
 #define WEFT_SRC_KV_SEQUENCE_PAGES_H_
 
@@ -19,7 +20,7 @@ namespace weft::kv {
 struct PageCopy {
   PageId from = 0;
   PageId to = 0;
-  int32_t num_rows = 0;  // The first rows of the page.
+  int32_t num_rows = 0;  // Number of rows, from the page's first.
 
   friend bool operator==(const PageCopy&, const PageCopy&) = default;
 };
@@ -29,10 +30,10 @@ class SequencePages {
  public:
   struct Fork;
 
-  // page_size: rows of a page, >= 1.
+  // `page_size` is the number of rows in a page, >= 1.
   SequencePages(PageAllocator* allocator, int32_t page_size);
-  // The sequence starts with the tokens of `full_pages` and shares these pages.
-  // They are in use or kept.
+  // Starts with the tokens of `full_pages` and shares these pages, which are in
+  // use or kept.
   SequencePages(PageAllocator* allocator, int32_t page_size,
                 std::vector<PageId> full_pages);
   ~SequencePages() { Release(); }
@@ -41,20 +42,21 @@ class SequencePages {
   SequencePages(const SequencePages&) = delete;
   SequencePages& operator=(const SequencePages&) = delete;
 
-  // Makes room for `count` more tokens. Returns false, and changes nothing, if
-  // that needs more pages than are free.
+  // Makes room for `count` more tokens. If there are not enough free pages,
+  // returns false and changes nothing.
   [[nodiscard]] bool AppendMany(int64_t count);
 
-  // Returns a second sequence with the same tokens. They share full pages. If
-  // the last page has room left, the new sequence gets a copy, which the caller
-  // fills. Returns none, and changes nothing, if no page is free for the copy.
+  // Returns a second sequence with the same tokens. The two share full pages.
+  // If the last page is partly filled, the new sequence gets its own page, into
+  // which the caller copies the rows. If no page is free for that, returns none
+  // and changes nothing.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
   // Replaces pages()[index] by `page`, which is in use or kept and has the same
   // content.
   void Exchange(size_t index, PageId page);
 
-  // Releases all pages. The sequence is empty then.
+  // Releases all pages and leaves the sequence empty.
   void Release();
 
   [[nodiscard]] int64_t Slot(int64_t token) const {

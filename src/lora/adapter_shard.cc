@@ -5,7 +5,7 @@
 namespace weft::lora {
 namespace {
 
-// The first input and output feature of a projection that the rank has.
+// The first input feature and output feature of a projection that the rank has.
 struct Begin {
   int64_t in = 0;
   int64_t out = 0;

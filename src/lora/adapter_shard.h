@@ -2,10 +2,10 @@
 //
 // Each rank has an AdapterLayout with its own widths. If a projection's outputs
 // are split, a rank has all of A and some rows of B. If its inputs are split, a
-// rank has some columns of A and all of B (for the embedding: the columns of
-// its tokens). A matrix that every rank has whole has the same values on all
-// ranks. Its gradient is the sum over ranks, because each rank counts only its
-// own features.
+// rank has some columns of A and all of B. For the embedding these columns are
+// those of the rank's tokens. A matrix that every rank has whole has the same
+// values on all ranks. Its gradient is the sum over ranks, because each rank
+// counts only its own features.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_
@@ -22,20 +22,21 @@ namespace weft::lora {
 
 class AdapterShard {
  public:
-  // Layouts of one LoraConfig: of the whole model's shape, and of the rank's,
-  // whose widths are the sizes of `ranges`.
+  // Both layouts belong to one LoraConfig. `whole` has the model's shape;
+  // `local` has the rank's shape, whose widths are the sizes of `ranges`.
   AdapterShard(const AdapterLayout& whole, const AdapterLayout& local,
                const ShapeRanges& ranges);
 
-  // Returns a copy of the rank's part [M] of a flat buffer [N].
-  // Errors: throws c10::Error.   Threads: any, as for AddTo.
+  // Returns a copy of the rank's part [M] of a flat buffer [N]. Throws
+  // c10::Error. Threads: any, for AddTo too.
   [[nodiscard]] at::Tensor Slice(const at::Tensor& whole_N) const;
-  // Adds the rank's gradient to the whole one, which is complete after all
-  // ranks.
+  // Adds the rank's gradient to the whole gradient. The sum is complete after
+  // all ranks.
   void AddTo(const at::Tensor& local_M, at::Tensor& whole_N) const;
 
  private:
-  // A matrix of one layout and the block of it that is a matrix of the other.
+  // A matrix of one layout, and the block of it that is a matrix of the other
+  // layout.
   struct Piece {
     int64_t whole_offset = 0;
     int64_t whole_rows = 0;

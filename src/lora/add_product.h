@@ -6,8 +6,9 @@
 
 namespace weft::lora {
 
-// gradient += scale * a b, in the gradient's dtype whatever that of a and b.
-// Shapes: a [M, n], b [n, N], gradient [M, N], a view into a flat buffer.
+// Computes gradient += scale * a b, in the gradient's dtype, whatever the dtype
+// of a and b. Shapes: a [M, n], b [n, N]; gradient [M, N] is a view into a flat
+// buffer.
 void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
                 double scale);
 

@@ -1,9 +1,9 @@
 // The adapters' part of linear layers on CUDA. One launch of kernels/cuda
-// computes all segments, of any ranks and lengths. A build without CUDA does
-// not have these functions (src/ops/cuda_dispatch.h).
+// computes all segments, whatever their ranks and lengths. A build without CUDA
+// does not have these functions (src/ops/cuda_dispatch.h).
 //
-// Legend: as lora_linear.h. S: x A^T of all rows in one matrix [T, largest R],
-// of which a segment has its rows and its first R columns.
+// Legend: as in lora_linear.h. S is x A^T of all rows in one matrix [T, largest
+// R]; each segment uses its rows and its first R columns.
 #ifndef WEFT_SRC_LORA_LORA_CUDA_H_
 #define WEFT_SRC_LORA_LORA_CUDA_H_
 
@@ -17,23 +17,24 @@
 #include "kernels/cuda/lora_table_builder.h"
 #include "src/lora/lora_linear.h"
 
-struct CUstream_st;  // CUDA's stream.
+struct CUstream_st;  // A CUDA stream.
 
 namespace weft::kernels::cuda {
-struct LoraProduct;  // lora_product.h.
+struct LoraProduct;  // Declared in lora_product.h.
 }  // namespace weft::kernels::cuda
 
 namespace weft::lora::cuda {
 
-// Returns whether the rows (`dtype`, `device`) and every segment's weights are
-// bf16 on CUDA. Returns false if there are no segments.
+// Returns whether there are segments and all of them are bf16 on CUDA: their
+// weights, and the rows, which have `dtype` and are on `device`.
 [[nodiscard]] bool TakesSegments(const LoraRouting& routing,
                                  at::ScalarType dtype, at::Device device);
 
 // A routing on the device: the places of its rows and matrices, and of the
-// gradients that a backward pass adds to. One upload serves all layers of a
-// pass. The table points into weights and gradients, which outlive its use. The
-// addresses of its own arrays do not change. One pass at a time may use it.
+// gradients to which a backward pass adds. One upload serves all layers of a
+// pass. The table points into weights and gradients, which outlive it. The
+// addresses of its own arrays do not change. Only one pass at a time may use
+// it.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. Throws
@@ -48,8 +49,8 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Returns the end of the last segment's rows.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // The common arguments of all products of a site's stacked A, and of its
-  // projections' B.
+  // Arguments that all products of a site share: those by its stacked A, and
+  // those by B of its projections.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
       const LoraSite& site) const;
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
@@ -60,37 +61,38 @@ class RoutingTable {
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
                int64_t end_row);
 
-  // Null before there are any.
+  // Null if no product counts.
   [[nodiscard]] unsigned* Counters() const;
 
   ModelShape shape_;
-  std::vector<int32_t> max_ranks_;  // The largest of a segment, by slot.
+  std::vector<int32_t> max_ranks_;  // Largest rank in each slot, over segments.
   int64_t end_row_;
   at::Tensor bytes_;
-  // LoraCounters for every product, one launch after the other. A decode table
-  // has no product that counts.
+  // LoraCounters that all products use, one launch after the other. A decode
+  // table has none.
   at::Tensor counters_;
   kernels::cuda::LoraTable table_;
 };
 
 // The capacity of a table for decode iterations.
 struct DecodeCapacity {
-  int64_t rows = 0;     // All rows of the batch, with or without an adapter.
-  int64_t layouts = 1;  // Distinct adapter layouts.
+  int64_t rows = 0;     // Rows of the batch, with or without an adapter.
+  int64_t layouts = 1;  // Number of distinct adapter layouts.
   int64_t rank = 0;     // The largest LoRA rank.
 };
 
-// The routing of decode iterations, for forward passes without the head, at a
-// fixed place with a fixed size. Recorded launches of a LoraPass with this
-// table can be replayed with newly uploaded content. Grids, workspaces and the
-// shape of S depend only on the capacity. Sites that no adapter has are
-// launched too, and add nothing. All rows use the kernels of few rows, even if
+// The routing of decode iterations, at a fixed place and with a fixed size, for
+// forward passes without the head. Recorded launches of a LoraPass with this
+// table can be replayed after new content is uploaded. Grids, workspaces and
+// the shape of S depend only on the capacity. Sites that no adapter has are
+// launched too and add nothing. All rows use the kernels of few rows, even if
 // an adapter has many rows.
 //
 //   DecodeTable table(capacity, shape);      // Once.
-//   table.Bind(device + offset);             // table.num_bytes() are there.
-//   if (!table.Fits(routing)) ...            // Each iteration: otherwise.
-//   table.Write(routing, pinned + offset);   // Then one upload of everything.
+//   table.Bind(device + offset);             // Needs table.num_bytes() there.
+//   if (table.Fits(routing)) {               // In each iteration.
+//     table.Write(routing, pinned + offset); // Then upload these bytes.
+//   }
 //
 // Threads: engine thread only.
 class DecodeTable : public RoutingTable {
@@ -99,16 +101,16 @@ class DecodeTable : public RoutingTable {
 
   [[nodiscard]] const DecodeCapacity& capacity() const { return capacity_; }
   [[nodiscard]] size_t num_bytes() const { return layout_.num_bytes(); }
-  // Sets the device address of the bytes, a multiple of 16. Call it before the
-  // first pass.
+  // Sets the device address of the table's bytes, a multiple of 16. Call it
+  // before the first pass.
   void Bind(const void* device) { table_ = layout_.At(device); }
 
   // Returns whether the table has room for the routing. An empty routing fits.
-  // Does not check dtypes (TakesSegments) or the head.
+  // Checks neither dtypes (see TakesSegments) nor the head.
   [[nodiscard]] bool Fits(const LoraRouting& routing) const;
-  // Writes the routing as bytes. REQUIRES: it Fits. Its weights outlive the
-  // launches that read them.
-  // Shapes: host num_bytes().
+  // Writes the routing as bytes. The routing's weights outlive the launches
+  // that read the bytes. REQUIRES: Fits(routing), and `host` has num_bytes()
+  // bytes.
   void Write(const LoraRouting& routing, std::span<std::byte> host) const;
 
  private:
@@ -116,16 +118,16 @@ class DecodeTable : public RoutingTable {
   kernels::cuda::LoraTableCapacity layout_;
 };
 
-// The functions below queue their work on `stream` and do not wait. Shapes:
-// x_TI [T, I], y_TO [T, O] contiguous bf16.
+// The functions below queue their work on `stream` and do not wait.
+// Shapes:  x_TI [T, I], y_TO [T, O] contiguous bf16.
 // Errors:  throw c10::Error.
 // Threads: engine thread only.
-// Source:  lora_linear.cc's own way and the stacked and masked form; the tests
-//          compare all in f64.
+// Source:  the other path in lora_linear.cc, and the stacked and masked form.
+// The tests compare all three in f64.
 
-// y += scale_a x A_a^T B_a^T: two launches for segments of at most 16 rows, and
-// those of lora_product.h for longer ones. Returns S if `keeps_shrunk` and some
-// segment has the site; otherwise an undefined tensor.
+// y += scale_a x A_a^T B_a^T. Segments of at most 16 rows take two launches
+// together; longer ones take those of lora_product.h. Returns S if
+// `keeps_shrunk` and some segment has the site; otherwise an undefined tensor.
 at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
                    CUstream_st* stream);

@@ -12,7 +12,7 @@ namespace {
 
 // Returns null if the adapter has no LoRA of the embedding.
 const LoraFactor* FactorOf(const AdapterVersion& version) {
-  // The embedding's group ignores the layer.
+  // The embedding's group is the same for every layer.
   const GroupLayout& group =
       version.layout->group(/*layer=*/0, ProjectionGroup::kEmbedTokens);
   return group.factors.empty() ? nullptr : &group.factors.front();
@@ -22,8 +22,8 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
-// gradient[:, tokens] += scale * d. index_add_ alone would add repeated tokens
-// in any order on a GPU.
+// Computes gradient[:, tokens] += scale * d. Equal tokens are summed first,
+// because index_add_ on a GPU would add them in any order.
 void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
                 const at::Tensor& d_nR, double scale) {
   const auto [tokens_U, index_n, counts] =

@@ -1,10 +1,10 @@
 // The embedding of tokens whose rows belong to different adapters:
-//   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a,
-// with the factor s of models that scale their embeddings. Every token learns,
-// also transformers' padding token, because there is no padding here.
+//   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a.
+// The factor s is for models that scale their embeddings. Every token learns,
+// even transformers' padding token, because there is no padding here.
 //
-// Legend: T packed tokens, n tokens of a segment, U distinct ones of them, R
-// rank, H hidden. A is [R, vocabulary], B is [H, R].
+// Legend: T packed tokens, n tokens of a segment, U distinct tokens among them,
+// R rank, H hidden. A is [R, vocabulary], B is [H, R].
 #ifndef WEFT_SRC_LORA_LORA_EMBEDDING_H_
 #define WEFT_SRC_LORA_LORA_EMBEDDING_H_
 
@@ -14,19 +14,20 @@
 
 namespace weft::lora {
 
-// Adds the adapters' part to x_TH, which is s E[t].
-// Shapes:  tokens_T [T] i64; x_TH [T, H], dtype of the adapters' compute copy.
+// Adds the adapters' part to x_TH, which holds s E[t].
+// Shapes:  tokens_T [T] i64; x_TH [T, H], in the dtype of the adapters' compute
+// copy.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
                       double embedding_scale, at::Tensor& x_TH);
 
-// Returns whether some gradient belongs to an adapter with LoRA of the
+// Returns whether any of the gradients belongs to an adapter with LoRA of the
 // embedding.
 [[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
 
 // Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N].
-// Rows of one token are summed in the same order each time.
-// Shapes: dx_TH as x_TH.
+// Rows with the same token are always summed in the same order. Shapes: dx_TH
+// like x_TH.
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
                            const LoraRouting& routing,
                            const LoraGradients& gradients,

@@ -15,7 +15,7 @@ namespace {
 
 using kernels::cpu::SkinnyProduct;
 
-// Weight elements of one task, enough to be worth a thread's wake-up.
+// Weight elements in one task. A smaller task is not worth waking a thread.
 constexpr int64_t kTaskElements = 8192;
 
 struct Task {
@@ -26,7 +26,7 @@ struct Task {
 // Products of one kind, cut into tasks that threads share evenly.
 class TaskList {
  public:
-  // All `outputs` of the product; its begin and end are set here.
+  // Adds all `outputs` of the product, and sets the begin and end of each task.
   void Add(SkinnyProduct product, int64_t outputs, const float* weight_OI) {
     const int64_t inputs = std::max<int64_t>(1, product.num_inputs);
     const int64_t groups =

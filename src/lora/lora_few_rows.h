@@ -1,10 +1,10 @@
 // The adapters' part of a linear layer if each adapter has few rows, as in
 // decoding. It calls the kernels of kernels/cpu on raw pointers, because a
-// tensor operation for every adapter and projection costs more than the
+// tensor operation for every adapter and projection would cost more than the
 // products.
 //
-// Legend: as lora_linear.h. S: the floats of x A^T, [rows, R] of one segment
-// after the other.
+// Legend: as in lora_linear.h. S is the number of floats in x A^T, which is
+// stored as [rows, R] of each segment, one segment after another.
 #ifndef WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 #define WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 
@@ -14,26 +14,27 @@
 
 namespace weft::lora {
 
-// Returns whether the segment has at most 32 rows and all is f32 on the CPU.
+// Returns whether the segment has at most 32 rows and all tensors are f32 on
+// the CPU.
 [[nodiscard]] bool HasFewRows(const at::Tensor& x_TI,
                               const LoraSegment& segment);
 
-// The functions below compute the segments that HasFewRows accepts.
+// The functions below compute the segments for which HasFewRows is true.
 // Threads: engine thread only.
 // Source:  lora_linear.h; the tests compare both ways with the formula in f64.
 
-// x A^T, [S]. Shapes: x_TI [T, I] contiguous.
+// Returns x A^T, [S]. Shapes: x_TI [T, I] contiguous.
 [[nodiscard]] at::Tensor ShrinkFewRows(const at::Tensor& x_TI,
                                        const LoraRouting& routing,
                                        const LoraSite& site);
 
-// y += scale_a (x A_a^T) B_a^T. Shapes: y_TO [T, O] contiguous.
+// Computes y += scale_a (x A_a^T) B_a^T. Shapes: y_TO [T, O] contiguous.
 void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
                    at::Tensor& y_TO);
 
-// Returns views of it, one for each segment; undefined if the segment has no
-// part. Shapes: x_TI as above.
+// Returns a view of `shrunk_S` for each segment. The view is undefined if the
+// segment has no part in it. Shapes: x_TI [T, I].
 [[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
                                        const at::Tensor& x_TI,
                                        const LoraRouting& routing,

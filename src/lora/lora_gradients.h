@@ -17,15 +17,15 @@ struct LoraGradient {
   at::Tensor gradient_N;  // [N] f32, in the version's layout.
 };
 
-// Each version occurs at most once. A routing's version that does not occur
-// does not learn, but dLoss/dx still passes through its matrices.
+// Each version occurs at most once. If a version of the routing does not occur,
+// it does not learn, but dLoss/dx still passes through its matrices.
 using LoraGradients = std::vector<LoraGradient>;
 
-// Returns the version's gradient [N]; undefined if there is none.
+// Returns the version's gradient [N], or an undefined tensor if there is none.
 [[nodiscard]] at::Tensor GradientOf(const LoraGradients& gradients,
                                     const AdapterVersionPtr& version);
 
-// Returns new zero gradients of these versions, in their order.
+// Returns new zero gradients of these versions, in the same order.
 [[nodiscard]] LoraGradients ZeroGradients(
     const std::vector<AdapterVersionPtr>& versions, at::Device device);
 

@@ -9,11 +9,11 @@
 
 namespace weft::lora {
 
-// Returns weights with PEFT's distributions: A from U(-1/sqrt(in), 1/sqrt(in)),
-// which is its kaiming_uniform(sqrt(5)), and B zero. For the embedding A is
-// zero and B is from N(0, 1). Each matrix has its own stream keyed by (seed,
-// layer, module), so that an adapter with fewer targets or layers gets the same
-// numbers for those that it has.
+// Returns weights with PEFT's distributions. A is from U(-1/sqrt(in),
+// 1/sqrt(in)), which equals kaiming_uniform(sqrt(5)), and B is zero. For the
+// embedding A is zero and B is from N(0, 1). Each matrix has its own stream
+// with the key (seed, layer, module). So an adapter with fewer targets or
+// layers gets the same numbers for the matrices that it has.
 [[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,
                                                 uint64_t seed);
 

@@ -18,8 +18,8 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
-// Returns x A^T of one segment; undefined if its adapter does not have the
-// site.
+// Returns x A^T of one segment, or an undefined tensor if its adapter does not
+// have the site.
 at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
                   const LoraSite& site) {
   const GroupLayout& group = GroupOf(segment, site);
@@ -46,8 +46,8 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
   }
 }
 
-// Adds to the segment's gradient [N] and to its rows of dx, if they are
-// defined.
+// Adds to the segment's gradient [N] and to the segment's rows of dx. Skips
+// either if it is undefined.
 void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                      const LoraSegment& segment, const LoraSite& site,
                      const ModelShape& shape, const at::Tensor& input_nR,
@@ -61,7 +61,7 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
         Rows(dy_TO, segment)
             .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
     at::Tensor ds_view = ds_nR.narrow(1, column, factor.rank);
-    // ds contains the scale, so that one product by A serves all factors.
+    // ds includes the scale, so that one product by A serves all factors.
     at::addmm_out(ds_view, ds_view, dy_view,
                   version.B(version.compute_N, factor), /*beta=*/0,
                   /*alpha=*/factor.scale);
@@ -113,7 +113,7 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
 int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features, int64_t rank) {
   namespace k = kernels::cuda;
   const auto ceil = [](int64_t x, int64_t of) { return (x + of - 1) / of; };
-  // Each projection fills whole tiles.
+  // Each projection is padded to whole tiles.
   const int64_t tiles =
       ceil(features, k::kLoraTileFeatures) + k::kMaxLoraProjections;
   const int64_t rank_tile = k::LoraRankTile(rank);

@@ -1,10 +1,10 @@
 // A linear layer whose rows belong to different adapters:
 //   y = x W^T + bias + scale_a (x A_a^T) B_a^T   for the rows of adapter a.
 //
-// Rows of one adapter are contiguous, so routing is a short list of segments,
-// and no rows are sorted or gathered. Projections that share an input take one
-// base GEMM with stacked weights, one shrink with stacked A, and one expand
-// each.
+// Rows of one adapter are contiguous, so the routing is a short list of
+// segments, and no rows are sorted or gathered. Projections that share an input
+// take one base GEMM with stacked weights and one product by the stacked A
+// (shrink). Each projection then takes its own product by B (expand).
 //
 // Legend: T packed tokens, I inputs, O outputs of the (fused) base weight, R
 // the sum of the ranks of the group's adapted projections, N parameters of an
@@ -31,17 +31,17 @@ struct LoraSegment {
 };
 using LoraRouting = std::vector<LoraSegment>;
 
-// The frozen part.
+// The frozen base layer.
 struct BaseLinear {
   at::Tensor weight_OI;
-  at::Tensor bias_O;  // Undefined: none.
+  at::Tensor bias_O;  // Undefined if there is no bias.
 };
 
-// Which adapted layer, and where each of its projections writes in y.
+// Names an adapted layer, and says where each of its projections writes in y.
 struct LoraSite {
   int layer = 0;
   ProjectionGroup group = ProjectionGroup::kQkv;
-  // Column of y where the output of `module` starts.
+  // Returns the column of y where the output of `module` starts.
   [[nodiscard]] static int64_t ColumnOf(TargetModule module,
                                         const ModelShape& shape);
 };
@@ -52,24 +52,23 @@ struct LoraSite {
 }
 
 namespace cuda {
-class RoutingTable;  // lora_cuda.h.
+class RoutingTable;  // Declared in lora_cuda.h.
 }  // namespace cuda
 using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 
-// Returns the routing in the form that kernels/cuda read, with its upload
-// queued. Returns null if they do not take it. A pass through the layers makes
-// it once and keeps it to its end. A backward pass makes its own, with
-// gradients. Arguments: gradients is empty in a forward pass; dtype and device
-// are those
-//            of the rows that the layers see.
+// Returns the routing in the form that kernels/cuda read, and queues its
+// upload. Returns null if the kernels cannot take the routing. A pass through
+// the layers makes the table once and keeps it to its end. A backward pass
+// makes its own table, with gradients. Arguments: `gradients` is empty in a
+// forward pass; `dtype` and `device` are those of the rows that the layers see.
 [[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                                const LoraGradients& gradients,
                                                const ModelShape& shape,
                                                at::ScalarType dtype,
                                                at::Device device);
 
-// Returns the most bytes that a table's products take beside their operands:
-// partial sums over rows of a gradient of `features` x `rank`.
+// Returns the largest memory that a table's products need beside their
+// operands: partial sums over rows of a gradient of `features` x `rank`.
 [[nodiscard]] int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features,
                                           int64_t rank);
 
@@ -77,17 +76,18 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 struct LoraPass {
   const LoraRouting& routing;
   const ModelShape& shape;
-  const cuda::RoutingTable* table = nullptr;  // Null: segment after segment.
+  const cuda::RoutingTable* table = nullptr;  // If null, segments run one after
+                                              // another.
 };
 
 // x A^T, kept for the backward pass: [rows, R] of every segment, undefined if
 // its adapter does not have the site. With a table there is one entry for all
-// rows, the S of lora_cuda.h.
+// rows, which lora_cuda.h calls S.
 using ShrunkInputs = std::vector<at::Tensor>;
 
-// Returns y [T, O]. Sets `shrunk` when not null.
-// Shapes:  x_TI [T, I] contiguous, dtype of the base weight, or
-//          f32 beside bf16 on a CPU.
+// Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
+// Shapes:  x_TI [T, I] contiguous, in the dtype of the base weight, or in f32
+// with a bf16 weight on a CPU.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
                                     const BaseLinear& base,
@@ -99,11 +99,11 @@ using ShrunkInputs = std::vector<at::Tensor>;
                                       const LoraPass& pass,
                                       const LoraSite& site);
 
-// Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N] and
-// returns dLoss/dx [T, I], or an undefined tensor when `want_input_gradient` is
+// Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N].
+// Returns dLoss/dx [T, I], or an undefined tensor if `want_input_gradient` is
 // false.
-// Shapes:    dy_TO as y; x_TI, shrunk and the pass's routing as forwards.
-// Arguments: gradients are those that the pass's table, if any, is made of.
+// Shapes:    dy_TO like y; x_TI, `shrunk` and the routing as in LoraLinear.
+// Arguments: if the pass has a table, it was made with these gradients.
 [[nodiscard]] at::Tensor LoraLinearBackward(
     const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
     const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,

@@ -26,7 +26,8 @@ int64_t NumSlots(const ModelShape& shape) {
   return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
 }
 
-// A site's slots: its stacked A, then B of each of its projections.
+// The first slot of a site holds its stacked A. The next ones hold B of its
+// projections.
 int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
   const int64_t index =
       site.group == ProjectionGroup::kLmHead
@@ -46,7 +47,7 @@ void ForSites(const ModelShape& shape, Visit visit) {
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
 }
 
-// Returns whether both layouts are the same.
+// Returns whether the two layouts are equal.
 bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
   if (&a == &b) return true;
   const LoraConfig& x = a.config();
@@ -55,7 +56,7 @@ bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
          x.target_modules == y.target_modules && x.overrides == y.overrides;
 }
 
-// The layouts of a routing, each once, and their numbers.
+// The distinct layouts of a routing and their numbers.
 class LayoutList {
  public:
   int NumberOf(const AdapterLayout& layout) {
@@ -74,7 +75,7 @@ class LayoutList {
   std::vector<const AdapterLayout*> layouts_;
 };
 
-// The slots of one adapter's matrices.
+// Returns the slots of one adapter's matrices.
 std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
                                    const ModelShape& shape) {
   std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
@@ -102,7 +103,7 @@ std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
   return slots;
 }
 
-// Returns the counters of the table's largest product.
+// Returns the number of counters that the table's largest product needs.
 int64_t NumCounters(const RoutingTable& table) {
   int64_t most = 0;
   ForSites(table.shape(), [&](const LoraSite& site) {
@@ -112,8 +113,9 @@ int64_t NumCounters(const RoutingTable& table) {
   return most;
 }
 
-// Returns the ranks of every slot if each factor has `rank`. The head has none,
-// because its adapters do not decode through a DecodeTable.
+// Returns the largest rank in every slot if each factor has rank `rank`. The
+// head's slots have rank 0, because adapters of the head do not use a
+// DecodeTable.
 std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {

@@ -5,28 +5,28 @@
 //
 // Forward, per chunk of rows:
 //   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
-//   2. one pass over it gives logprob of each entry and the entropy;
-//   3. if a gradient is wanted, U = (softmax * D) W [R, H] is computed from
-//   that buffer, or on CUDA from a second one in bf16, and kept. D is the
-//   derivative of the softcap, 1 without. The pass sets the softmax of a row's
-//   own targets to 0.
-// Backward then needs neither logits nor a second pass over the vocabulary: for
-// any c = dLoss/dlogprob / T that is known only later, with C the sum of a
-// row's c over its targets t,
+//   2. one pass over the buffer gives each entry's logprob and the entropy;
+//   3. if a gradient is wanted, U = (softmax * D) W [R, H] is computed from the
+//      buffer (on CUDA from a second one in bf16) and kept. D is the derivative
+//      of the softcap, or 1. The softmax of a row's own targets is set to 0.
+// The backward pass then needs neither logits nor a pass over the vocabulary.
+// Let c be dLoss/dlogprob divided by the temperature, which is known only now.
+// Let C be the sum of a row's c over its targets t. Then
 //   dhidden[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
 // U leaves out the targets, because for a confident prediction p is near 1 and
 // W_t - p W_t would cancel. 1 - p is computed from the log-probability instead.
-// In all 4 R H V FLOPs and chunk * V + R * H floats.
+// The total is 4 R H V FLOPs and chunk * V + R * H floats.
 //
 // Rows of an adapter that trains lm_head see W + scale B A. Their dA and
-// dhidden follow from p B, kept beside U; dB = scale dz^T (h A^T) needs the
-// logits again, so that only such rows cost 6 H V FLOPs.
+// dhidden follow from p B, which is kept beside U. dB = scale dz^T (h A^T),
+// with dz the gradient of the logits, needs the logits again. So only such rows
+// cost 6 H V FLOPs.
 //
-// Several ranks may each have a part of the vocabulary (vocab_shard.h): one
-// small exchange per chunk of the forward pass makes the log-probabilities and
-// entropies of all, one sum over ranks of [R, H] ends the backward pass. A rank
-// then has all of lm_head's A and its part's rows of B, and its dA is one term
-// of a sum over ranks.
+// Several ranks may each have a part of the vocabulary (vocab_shard.h). Each
+// chunk of the forward pass then makes one small exchange, which gives all
+// ranks the log-probabilities and entropies. The backward pass ends with one
+// sum over ranks of [R, H]. Each rank has all of lm_head's A and its own rows
+// of B, and its dA is one term of a sum over ranks.
 #ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
 #define WEFT_SRC_LOSS_FUSED_HEAD_H_
 
@@ -42,53 +42,60 @@ namespace weft::loss {
 
 // The part of the vocabulary that a rank has.
 struct VocabShard {
-  parallel::Communicator* group = nullptr;  // Null: this rank has all.
-  // Vocabulary of all ranks together; group->shard().Of(vocab) is this rank's.
+  parallel::Communicator* group = nullptr;  // Null if this rank has the whole
+                                            // vocabulary.
+  // Size of the whole vocabulary. This rank has the part
+  // group->shard().Of(vocab).
   int64_t vocab = 0;
 };
 
 struct HeadOptions {
-  int64_t chunk_rows = 1024;  // <= 0: one chunk, the unchunked reference.
+  int64_t chunk_rows = 1024;  // <= 0: one chunk with all rows.
   double softcap = 0;         // 0: none.
   VocabShard shard;
 };
 
 // Returns the rows of a chunk. On a CPU a large vocabulary takes fewer rows
-// than asked for. Arguments: vocab is the largest part that a rank has.
+// than requested. `vocab` is the largest part that a rank has.
 [[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
                                     int64_t num_rows, int64_t vocab,
                                     bool is_cpu);
 
-// Rows to score. Row r owns entries [row_offsets[r], row_offsets[r + 1]).
+// The rows to score. Row r owns the entries [row_offsets[r], row_offsets[r +
+// 1]).
 struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  // [R] in [0, 1), or empty: all 0. U leaves out each block of a rank's
-  // vocabulary in which all the row's p D, except its targets', are below this.
+  // Gradient filters, [R] in [0, 1); empty means all 0. U leaves out a block of
+  // a rank's vocabulary if all of the row's p D in the block are below the
+  // filter. The row's targets do not count.
   std::vector<float> filters;
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
 
 struct HeadResult {
   at::Tensor logprobs_E;      // [E] f32.
-  at::Tensor entropies_R;     // [R] f32; undefined unless asked for.
+  at::Tensor entropies_R;     // [R] f32; undefined if not wanted.
   at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
   at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
   // The probability of the rank's part of the vocabulary [R]; undefined if the
-  // rank has all. U and projected_nR are the rank's terms of sums over ranks.
+  // rank has the whole vocabulary. U and projected_nR are then the rank's terms
+  // of sums over ranks.
   at::Tensor share_R;
-  // Factors that the rows of U still need [R] f32; undefined: 1.
+  // Factors by which the rows of U must still be multiplied, [R] f32. Undefined
+  // means 1.
   at::Tensor scale_R;
-  // One per segment of the routing; undefined if it does not train lm_head.
+  // h A^T.
   std::vector<at::Tensor> shrunk_nR;     // h A^T.
   std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
 };
 
-// Waits for the device only with gradient filters, whose rows are counted.
-// Shapes:  hidden_RH [R, H]; weight_VH [V, H], of the same dtype, or in bf16
-//          beside f32 on a CPU; with options.shard the rank's rows of it, and
-//          all else the same on all ranks, which call this together.
+// Waits for the device only with gradient filters, because it counts their
+// rows.
+// Shapes:  hidden_RH [R, H]; weight_VH [V, H] of the same dtype, or in bf16
+// with f32 rows on a CPU. With options.shard, weight_VH has the rank's rows.
+// All other arguments are the same on all ranks, which call this together.
 // Errors:  throws c10::Error (out of memory).
 // Threads: engine thread only.
 // Source:  derivation above; tests check it against dense f64 autograd.
@@ -98,9 +105,9 @@ struct HeadResult {
                                    const HeadOptions& options,
                                    bool want_gradient, bool want_entropy);
 
-// dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob [E]
-// f32. Adds the gradients of lm_head's LoRA to the gradients [N] of the
-// versions of rows.routing. The other arguments are those of the forward pass,
+// Returns dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob
+// [E] f32. Adds the gradients of lm_head's LoRA to the gradients [N] of the
+// versions in rows.routing. The other arguments are those of the forward pass,
 // which had want_gradient. Consumes the result: dhidden takes U's memory. Every
 // rank gets the whole dhidden. Waits for the device only if g_E, or the
 // result's logprobs_E or target_slope_E, are not on the host yet (ops::ToHost).

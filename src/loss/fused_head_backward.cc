@@ -13,10 +13,10 @@
 namespace weft::loss {
 namespace {
 
-// Rows whose targets' weights are gathered at a time.
+// The number of rows whose targets' weights are gathered at a time.
 constexpr int64_t kCombineRows = 1024;
 
-// Returns the values of a tensor on the host; none if it is undefined.
+// Returns the tensor's values on the host; none if it is undefined.
 std::vector<double> ToDoubles(const at::Tensor& values) {
   if (!values.defined()) return {};
   const at::Tensor doubles = values.to(at::kDouble).contiguous();
@@ -24,7 +24,8 @@ std::vector<double> ToDoubles(const at::Tensor& values) {
   return {data, data + doubles.numel()};
 }
 
-// Row coefficients [first, first + count) as a column beside these rows.
+// Returns the coefficients of rows [first, first + count) as a column, on the
+// device and in the dtype of `like`.
 at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
                       int64_t count, const at::Tensor& like) {
   const auto begin = coefficients.rows_R.begin() + first;
@@ -33,7 +34,8 @@ at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
       .unsqueeze(1);
 }
 
-// Turns the saved p W of rows [begin, begin + n), [n, X], into their dz W.
+// Turns the kept p W of rows [begin, begin + n), [n, X], into dz W, where dz is
+// the gradient of the logits.
 void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
              const HeadCoefficients& coefficients, int64_t begin) {
   const at::Device device = projection_nX.device();
@@ -60,8 +62,8 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
   }
 }
 
-// Combine of all rows on CUDA, in one launch, from the scaled p W; returns dz W
-// in the weight's dtype.
+// Does on CUDA, in one launch, what Combine does for all rows. Reads the scaled
+// p W and returns dz W in the weight's dtype.
 at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
                          const HeadCoefficients& coefficients) {
   at::Tensor dhidden_RH =
@@ -79,7 +81,8 @@ at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
   return dhidden_RH;
 }
 
-// The chunk's logits become dz. share_R of all rows as in HeadResult.
+// Replaces the chunk's logits by their gradient dz. share_R covers all rows, as
+// in HeadResult.
 void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
                       const at::Tensor& share_R) {
   const at::TensorOptions options = chunk.logits_RV.options();
@@ -103,7 +106,7 @@ void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
   }
 }
 
-// Adds to the gradients of lm_head's LoRA, and its part of dhidden.
+// Adds the head's LoRA part to dhidden, and to the gradients of lm_head's LoRA.
 void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
                   const at::Tensor& hidden_RH, const ScoreRows& rows,
                   const HeadCoefficients& coefficients,

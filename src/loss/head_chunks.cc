@@ -12,15 +12,17 @@
 namespace weft::loss {
 namespace {
 
-// A CPU's logits buffer is never in a cache at the sizes that GEMMs like (one
-// thread, V 49152, H 576: 84 GFLOP/s at 1024 rows, 77 at 512, 72 at 256), so
-// only its memory limits the chunk: large vocabularies take fewer rows.
+// Limits the logits buffer on a CPU, so that a large vocabulary takes fewer
+// rows per chunk. The buffer fits no cache at the sizes that are fast for
+// GEMMs. With one thread, V 49152 and H 576: 84 GFLOP/s at 1024 rows, 77 at
+// 512, 72 at 256. So only memory limits the chunk.
 constexpr int64_t kCpuBufferBytes = int64_t{256} << 20;
 constexpr int64_t kCpuMinRows = 64;
 
-// The [chunk, V] buffer. Kept between calls on a CPU, where the first touch of
-// fresh pages costs as much as the softmax; a GPU's allocator caches by itself.
-// Unchunked calls do not keep their buffer: it may be huge.
+// Returns the [chunk, V] buffer. On a CPU it is kept between calls, because the
+// first touch of fresh pages costs as much as the softmax. A GPU's allocator
+// caches memory by itself. The buffer of an unchunked call is not kept, because
+// it may be huge.
 at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
                         const at::TensorOptions& options, bool keep) {
   if (!keep) return at::empty({chunk * vocab}, options);
@@ -45,8 +47,8 @@ DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
   return uploaded;
 }
 
-// Chunks are sized by this. It is the same on all ranks, which exchange data
-// for each chunk.
+// The size of chunks follows from this number. It is the same on all ranks,
+// because the ranks exchange data for each chunk.
 int64_t LargestVocab(const at::Tensor& weight_VH, const VocabShard& shard) {
   if (shard.group == nullptr) return weight_VH.size(0);
   const int size = shard.group->shard().size;

@@ -1,5 +1,5 @@
-// The factors of the head's vectors in its backward pass, computed on the host,
-// one number per entry. Private to loss/.
+// The factors by which the head's vectors are multiplied in its backward pass.
+// The host computes one number per entry. Private to src/loss.
 //
 // Legend: R score rows, E score entries.
 #ifndef WEFT_SRC_LOSS_HEAD_COEFFICIENTS_H_
@@ -12,32 +12,32 @@
 
 namespace weft::loss {
 
-// dz of row r is `entries` at its targets, each named once, and rows_R[r] *
-// softmax(z) * D elsewhere.
+// Describes dz, the gradient of the logits. At its targets, each listed once,
+// the dz of row r is `entries`. Elsewhere it is rows_R[r] * softmax(z) * D.
 struct HeadCoefficients {
-  std::vector<int64_t> row_offsets;  // [R + 1], into the next two.
+  std::vector<int64_t> row_offsets;  // [R + 1], index into the next two.
   std::vector<int64_t> targets;
   std::vector<double> entries;
   std::vector<double> rows_R;
 };
 
-// Merges a row's entries with equal targets. Their coefficients nearly cancel
-// for confident predictions, so they are summed before the rounding to f32.
-// Arguments: gradients_E = dLoss/dlogprob; slopes_E = D at the targets, empty
+// Merges a row's entries with equal targets. For confident predictions their
+// coefficients nearly cancel, so they are summed before the rounding to f32.
+// `gradients_E` is dLoss/dlogprob. `slopes_E` is D at the targets, and is empty
 // without softcap.
 [[nodiscard]] HeadCoefficients MakeHeadCoefficients(
     const ScoreRows& rows, const std::vector<double>& gradients_E,
     const std::vector<double>& logprobs_E, const std::vector<double>& slopes_E);
 
 // Entries with the same position in their rows. A layer has at most one entry
-// of each row, so that adding a layer has no collisions and a fixed order.
+// of each row, so adding a layer has no collisions and a fixed order.
 struct EntryLayer {
   std::vector<int64_t> rows;  // Counted from `begin`.
   std::vector<int64_t> targets;
   std::vector<double> coefficients;
 };
 
-// The layers of the entries of rows [begin, begin + count).
+// Returns the layers of the entries of rows [begin, begin + count).
 [[nodiscard]] std::vector<EntryLayer> LayerEntries(
     const HeadCoefficients& coefficients, int64_t begin, int64_t count);
 

@@ -19,7 +19,7 @@ HeadLora::HeadLora(const lora::LoraRouting& routing,
     : routing_(routing), compute_type_(compute_type) {}
 
 const GroupLayout& HeadLora::Group(size_t segment) const {
-  // The head's group ignores the layer.
+  // The head's group is the same for every layer.
   return routing_[segment].version->layout->group(/*layer=*/0,
                                                   ProjectionGroup::kLmHead);
 }

@@ -1,8 +1,9 @@
-// LoRA of the output head, per segment of score rows. Private to loss/.
+// LoRA of the output head, one segment of score rows at a time. Private to
+// src/loss.
 //
 // Legend: n rows of a segment, r rank, H hidden, V vocabulary, N parameters of
-// an adapter. A [r, H], B
-// [V, r]. Products are in the head's compute type.
+// an adapter. A is [r, H], B is [V, r]. Products are in the head's compute
+// type.
 #ifndef WEFT_SRC_LOSS_HEAD_LORA_H_
 #define WEFT_SRC_LOSS_HEAD_LORA_H_
 
@@ -15,14 +16,14 @@
 
 namespace weft::loss {
 
-// The segments of a routing that train lm_head, by their index in it.
+// The segments of a routing that train lm_head, by their index in the routing.
 class HeadLora {
  public:
-  // Keeps the reference to `routing`.
+  // Keeps a reference to `routing`.
   HeadLora(const lora::LoraRouting& routing, at::ScalarType compute_type);
 
-  // Returns h A^T of every segment: [n, r], undefined if lm_head is not
-  // trained.
+  // Returns h A^T of every segment: [n, r], undefined if the segment does not
+  // train lm_head.
   [[nodiscard]] std::vector<at::Tensor> Shrink(
       const at::Tensor& hidden_RH) const;
 
@@ -30,29 +31,30 @@ class HeadLora {
   void AddLogits(const std::vector<at::Tensor>& shrunk_nR, int64_t chunk_begin,
                  at::Tensor& logits_RV) const;
 
-  // Writes p B of the chunk's rows. Allocates the segments' tensors when
-  // needed.
+  // Writes p B of the chunk's rows. Allocates the segments' tensors if needed.
   void Project(const at::Tensor& p_RV, int64_t chunk_begin,
                std::vector<at::Tensor>& projected_nR) const;
 
-  // dhidden += scale ds A, for the rows of a segment, with ds = dz B [n, r].
+  // Computes dhidden += scale ds A for the rows of a segment, with ds = dz B
+  // [n, r].
   void AddGradientOfHidden(size_t segment, const at::Tensor& ds_nR,
                            at::Tensor& dhidden_RH) const;
-  // dA += scale ds^T h, in the gradient [N] of the segment's version.
+  // Computes dA += scale ds^T h in the gradient [N] of the segment's version.
   void AddGradientOfA(size_t segment, const at::Tensor& ds_nR,
                       const at::Tensor& hidden_RH,
                       const at::Tensor& gradient_N) const;
-  // dB += scale dz^T (h A^T) there, for rows of the segment from `begin` on.
+  // Computes dB += scale dz^T (h A^T) in the same gradient, for rows of the
+  // segment from `begin` on.
   void AddGradientOfB(size_t segment, const at::Tensor& dz_RV, int64_t begin,
                       const at::Tensor& shrunk_nR,
                       const at::Tensor& gradient_N) const;
 
-  // B of a segment, in the compute type.
+  // Returns B of a segment in the compute type.
   [[nodiscard]] at::Tensor B(size_t segment) const;
   [[nodiscard]] bool Trains(size_t segment) const;
 
  private:
-  // Rows [begin, begin + count) of a segment that lie in a chunk.
+  // The rows of a segment that lie in a chunk.
   struct Overlap {
     size_t segment = 0;
     int64_t begin = 0;
@@ -61,7 +63,7 @@ class HeadLora {
   [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
                                                 int64_t chunk_rows) const;
   [[nodiscard]] const lora::GroupLayout& Group(size_t segment) const;
-  // The head's factor. The segment must train lm_head.
+  // Returns the head's factor. REQUIRES: the segment trains lm_head.
   [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
   [[nodiscard]] at::Tensor A(size_t segment) const;
 

@@ -9,20 +9,22 @@
 namespace weft::loss {
 namespace {
 
-// Logits that a CPU computes at a time, but at least kCpuSliceLength vocabulary
-// entries. So the product's workspace stays small, and its result (16 MiB) and
-// a widened bf16 weight are still in a cache when they are used.
+// The number of logits that a CPU computes at a time, but at least
+// kCpuSliceLength vocabulary entries. So the product's workspace stays small.
+// The result (16 MiB) and a widened bf16 weight are still in a cache when they
+// are read.
 constexpr int64_t kCpuSliceLogits = int64_t{4} << 20;
 constexpr int64_t kCpuSliceLength = 4096;
 
-// For fewer rows BLAS libraries take matrix-vector kernels that sum a whole
-// column one by one. Over V 49152 that has a relative error of 1e-4, and
-// blocked sums have 5e-7. So few rows are summed over this many vocabulary
-// entries at a time.
+// With fewer rows, BLAS libraries use matrix-vector kernels, which sum a whole
+// column number by number. Over V 49152 this has a relative error of 1e-4,
+// where sums by block have 5e-7. So few rows are summed over this many
+// vocabulary entries at a time.
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
-// Vocabulary entries that a filter keeps or leaves together.
+// The number of adjacent vocabulary entries that a filter keeps or drops
+// together.
 constexpr int64_t kFilterLength = 512;
 
 }  // namespace
@@ -75,7 +77,7 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   const int64_t block = few_rows ? kCpuSumLength : kCpuSliceLength;
   for (int64_t v = 0; v < vocab; v += block) {
     const int64_t count = std::min(block, vocab - v);
-    // addmm could take a matrix-vector kernel, which adds one by one.
+    // addmm could take a matrix-vector kernel, which sums number by number.
     out_RH.add_(at::mm(p_RV.narrow(1, v, count),
                        weight_VH.narrow(0, v, count).to(p_RV.scalar_type())));
   }
@@ -89,7 +91,7 @@ void ComputeFilteredProjection(const at::Tensor& p_RV,
   for (int64_t v = 0; v < vocab; v += kFilterLength) {
     const int64_t count = std::min(kFilterLength, vocab - v);
     const at::Tensor block_RV = p_RV.narrow(1, v, count);
-    // Rows with NaN are kept, so that the NaN is found later.
+    // Rows with NaN are kept, so that the result has the NaN too.
     const at::Tensor kept =
         at::amax(block_RV, 1).lt(filter_R).logical_not_().nonzero().squeeze(1);
     if (kept.numel() == 0) continue;

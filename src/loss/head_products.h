@@ -1,4 +1,4 @@
-// The matrix products of the head. Private to loss/.
+// The matrix products of the head. Private to src/loss.
 //
 // Legend: R rows, H hidden, V vocabulary.
 #ifndef WEFT_SRC_LOSS_HEAD_PRODUCTS_H_
@@ -8,25 +8,25 @@
 
 namespace weft::loss {
 
-// Dtype of logits, statistics and U: f64 for f64 weights, else f32.
+// Returns the dtype of logits, statistics and U: f64 for f64 weights, otherwise
+// f32.
 [[nodiscard]] at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
 
-// logits = hidden W^T, with products and sums of at least f32.
-// Shapes: logits_RV in the compute type; the others in the model dtype.
+// Computes logits = hidden W^T, with products and sums in f32 or wider. Shapes:
+// logits_RV in the compute type; the others in the model dtype.
 void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                    at::Tensor& logits_RV);
 
-// out = p W, a sum over the vocabulary. Its rounding errors are those of short
-// blocks for every R.
-// Shapes: out_RH in the compute type, weight_VH in the model dtype, p_RV in one
-//         of them; on a CPU in the compute type.
+// Computes out = p W, a sum over the vocabulary. Its rounding errors are those
+// of short blocks, for every R. Shapes: out_RH in the compute type; weight_VH
+// in the model dtype; p_RV in either of them, but on a CPU in the compute type.
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH);
 
-// The same without small probabilities: each block of the vocabulary adds only
-// to the rows that have a probability of at least their filter [R] there.
-// Source: the gradient filter of Wijmans et al. 2024, by rows instead of tiles,
-// so that a row's result does not depend on other rows.
+// The same without small probabilities: a block of the vocabulary adds to a row
+// only if one of the row's probabilities in the block reaches the row's filter
+// [R]. Source: the gradient filter of Wijmans et al. 2024, but by rows instead
+// of tiles, so that a row's result does not depend on other rows.
 void ComputeFilteredProjection(const at::Tensor& p_RV,
                                const at::Tensor& weight_VH,
                                const at::Tensor& filter_R, at::Tensor& out_RH);

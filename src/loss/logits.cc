@@ -10,8 +10,8 @@
 namespace weft::loss {
 namespace {
 
-// The ranks' logits side by side. Parts differ by at most one column; each rank
-// sends its part in the size of the largest.
+// Joins the ranks' logits side by side. Parts differ by at most one column, so
+// each rank sends its part padded to the largest.
 at::Tensor GatherColumns(const at::Tensor& logits_RV, const VocabShard& shard) {
   const int size = shard.group->shard().size;
   const int64_t width = (shard.vocab + size - 1) / size;

@@ -1,5 +1,4 @@
-// Logits of the rows that sample: the head for a few rows whose logits are
-// wanted as such.
+// Logits of the few rows from which tokens are drawn.
 #ifndef WEFT_SRC_LOSS_LOGITS_H_
 #define WEFT_SRC_LOSS_LOGITS_H_
 
@@ -10,11 +9,11 @@
 
 namespace weft::loss {
 
-// softcap(hidden W^T + LoRA) in f32, where hidden is; `routing` names the
-// adapters of the rows. With a shard every rank gets the logits of the whole
-// vocabulary, the same bits, from its rows of the weight.
+// Returns softcap(hidden W^T + LoRA) in f32, on the device of hidden. `routing`
+// names the adapters of the rows. With a shard, the weight has this rank's
+// rows, and every rank gets the same bits for the whole vocabulary.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,
-//          V] f32, contiguous.
+// V] f32, contiguous.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,
                                     const at::Tensor& weight_VH,

@@ -10,14 +10,15 @@ namespace {
 // e^60 times any sensible advantage and weight still fits in a float.
 constexpr double kMaxLogRatio = 60.0;
 
-// The inputs of a token's loss, and the loss. In f64, so that f32 inputs are
-// rounded only once, in the result.
+// A token's loss and its inputs. They are f64, so that f32 inputs are rounded
+// only once, in the result.
 struct Token {
   double logprob = 0;
-  double sample_logprob = 0;  // q; 0 for cross_entropy.
+  double sample_logprob = 0;  // q, the logprob that the sampler gave; 0 for
+                              // cross_entropy.
   double advantage = 0;
   double weight = 1;
-  double ratio = 1;  // The token's own; for gspo the sequence's.
+  double ratio = 1;  // The token's ratio; for gspo the sequence's.
 };
 
 struct LossAndSlope {
@@ -34,7 +35,7 @@ double Clip(const LossConfig& config, double ratio) {
   return std::clamp(ratio, config.clip_low, config.clip_high);
 }
 
-// PPO's clipped objective; the slope is that of the unclipped branch on a tie.
+// PPO's clipped objective. On a tie the slope is that of the unclipped branch.
 LossAndSlope ClippedSurrogate(const LossConfig& config, const Token& token) {
   const double unclipped = token.ratio * token.advantage;
   const double clipped = Clip(config, token.ratio) * token.advantage;
@@ -73,7 +74,7 @@ bool HasClip(LossFunction function) {
          function == LossFunction::kGspo;
 }
 
-// Sums of one datum over its scored tokens.
+// Sums over the scored tokens of one datum.
 struct DatumSums {
   double loss = 0;
   double tokens = 0;
@@ -98,7 +99,7 @@ double Weight(const Datum& datum, size_t entry) {
   return datum.weights.empty() ? 1.0 : datum.weights[entry];
 }
 
-// exp(mean(lp - q)) over the scored tokens of a datum.
+// Returns exp(mean(lp - q)) over the scored tokens of a datum.
 double SequenceRatio(const Datum& datum, absl::Span<const float> logprobs) {
   double sum = 0;
   double count = 0;

@@ -1,5 +1,5 @@
 // The losses of proto/weft/v1/training.proto as functions of log-probabilities.
-// It uses plain floats, because one number per scored token is little work
+// They use plain floats, because one number per scored token is little work
 // compared to one layer.
 #ifndef WEFT_SRC_LOSS_TOKEN_LOSSES_H_
 #define WEFT_SRC_LOSS_TOKEN_LOSSES_H_
@@ -13,15 +13,16 @@
 
 namespace weft::loss {
 
-// Sums over the data of one request; turned into `name:reduction` metrics.
-// Add() in the order of the data, then Metrics() once.
+// Sums over the data of one request. Call Add() for the data in order, then
+// Metrics() once, which names the metrics `name:reduction`.
 class MetricSums {
  public:
   void Add(const std::string& name, double value);
-  // Adds to a mean: value summed, count counted.
+  // Adds `value` and `count` to a mean, which is the sum of values over the sum
+  // of counts.
   void AddMean(const std::string& name, double value, double count);
-  // `name:sum` and `name:mean`; `loss:sum` is always there. A mean without
-  // values is left out.
+  // Returns `name:sum` and `name:mean` for each name. `loss:sum` is always
+  // there. A mean without values is left out.
   [[nodiscard]] std::map<std::string, double> Metrics() const;
 
  private:
@@ -29,9 +30,11 @@ class MetricSums {
   std::map<std::string, std::pair<double, double>> means_;
 };
 
-// Computes one datum's elementwise losses, dLoss/dlogprob, and its share of the
-// metrics, all over the scored tokens (weight not 0). Every loss gives loss:sum
-// and tokens:sum; the policy losses (all but cross_entropy) also
+// Computes one datum's elementwise losses, dLoss/dlogprob, and its part of the
+// metrics, over the scored tokens (weight w not 0). lp is a token's
+// log-probability, q the one that its sampler gave, A its advantage. Every loss
+// gives loss:sum and tokens:sum. All but cross_entropy also give
+//
 //   kl_sample_train_v1:mean  mean of q - lp;
 //   ratio:mean               mean of r = exp(lp - q);
 //   clip_fraction:mean       share of tokens whose ratio (gspo: s) lies outside
@@ -40,22 +43,22 @@ class MetricSums {
 // Derivatives, with c(r) = clip(r, clip_low, clip_high):
 //   ppo    -w r A while r A <= c(r) A, else 0: on a tie the unclipped branch.
 //   cispo  -w c(r) A; c(r) is a constant.
-//   gspo   the sequence's ratio is s = exp(mean of lp - q over scored tokens);
-//          token t has s_t = s exp(lp_t - stopgrad(lp_t)), whose value is s and
-//          whose derivative by its own lp_t, and by no other, is s. So token t
-//          has loss -w_t min(s A_t, c(s) A_t) and derivative -w_t s A_t while
-//          s A_t <= c(s) A_t, else 0: the coupling of the tokens through the
-//          mean is left out of the gradient, as GSPO-token defines it.
-// lp - q is cut to [-60, 60] before exp, in every loss: the ratio, and with
-// finite A and w the loss, stays finite, and so does the derivative, which
-// keeps its form with r at the bound. NaN is not hidden: it reaches loss and
+//   gspo   -w_t s A_t while s A_t <= c(s) A_t, else 0, for token t. The
+//          sequence's ratio is s = exp(mean of lp - q over scored tokens), and
+//          the token's ratio s_t = s exp(lp_t - stopgrad(lp_t)). Its value is
+//          s, and its derivative by lp_t is s. As GSPO-token defines it, the
+//          gradient leaves out how the mean couples the tokens.
+//
+// Every loss cuts lp - q to [-60, 60] before exp. So the ratio stays finite,
+// and with finite A and w the loss and the derivative do too. At the bound the
+// derivative keeps its form. A NaN is not hidden: it reaches the loss and the
 // derivative.
-// Shapes:  logprobs, losses, gradients as the datum's targets, flat. Targets of
-//          weight 0 give loss 0 and gradient 0 and are in no metric, whatever
-//          their logprob holds.
+// Shapes:  logprobs, losses, gradients like the datum's targets, flat. Targets
+// of weight 0 have loss 0 and gradient 0, and count in no metric, whatever
+// their logprob holds.
 // Threads: any.
 // Source:  formulas in training.proto; PPO: Schulman et al. 2017; GSPO: Zheng
-//          et al. 2025, section on GSPO-token.
+// et al. 2025, section on GSPO-token.
 void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
                         absl::Span<const float> logprobs,
                         absl::Span<float> losses, absl::Span<float> gradients,

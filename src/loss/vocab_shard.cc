@@ -13,7 +13,7 @@ namespace {
 
 using parallel::Range;
 
-// Marks an entry that another rank has. It is below all numbers.
+// Stands for an entry that another rank has. It is less than every number.
 constexpr double kAbsent = -std::numeric_limits<double>::infinity();
 
 Range RangeOf(const VocabShard& shard) {
@@ -24,7 +24,7 @@ bool Contains(const Range& range, int64_t target) {
   return target >= range.begin && target < range.end;
 }
 
-// The largest logit of each row, in units of the log-probability.
+// The largest logit of each row, after softcap and temperature.
 struct LargestLogits {
   at::Tensor index_R;
   at::Tensor value_R;  // f64.
@@ -38,8 +38,8 @@ LargestLogits FindLargest(const HeadChunk& chunk) {
   return {index_R, value_R.div_(chunk.input.temperature_R)};
 }
 
-// Puts the numbers of own entries [O] among all entries [E] of the chunk, in
-// f64.
+// Returns f64 values for all entries [E] of the chunk, with the values of this
+// rank's own entries [O] at their places.
 at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
                     int64_t num_entries) {
   const auto options = values_O.options().dtype(at::kDouble);
@@ -47,21 +47,22 @@ at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
       .index_put_({entries_O}, values_O.to(at::kDouble));
 }
 
-// The results of ops::VocabRows for the local logits.
+// What ops::VocabRows computes from the rank's own logits.
 struct LocalScores {
   at::Tensor lse_R;  // f64.
   at::Tensor logprobs_O;
-  at::Tensor entropies_R;  // Undefined: not wanted.
+  at::Tensor entropies_R;  // Undefined if not wanted.
 };
 
-// The log-sum-exp is the largest logit less its log-probability. For a
-// confident row that log-probability is small, so no digits are lost.
+// The log-sum-exp is computed as the largest logit minus its log-probability.
+// For a confident row that log-probability is small, so no digits are lost.
 LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
                          bool want_entropy) {
   const int64_t num_rows = chunk.count;
   const at::Tensor& targets_O = chunk.input.targets_E;
   const LargestLogits largest = FindLargest(chunk);
-  // The largest logit as one more target, before the others of its row.
+  // Adds the largest logit to each row as a target, before the row's other
+  // targets.
   const auto index = targets_O.options();
   ops::VocabRowsInput input = chunk.input;
   input.row_offsets = chunk.input.row_offsets - chunk.first_entry +
@@ -85,8 +86,9 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   return scores;
 }
 
-// Computes the scores from the values of all ranks S: the log-sum-exp of each
-// row, the log-probability of each entry, and slopes and entropies if wanted.
+// Computes the scores from the values that all ranks (S) sent: the log-sum-exp
+// of each row, the log-probability of each entry, and slopes and entropies if
+// wanted.
 void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
            int rank, ChunkScores& scores) {
   const auto take = [&told_SX](int64_t count) {
@@ -98,7 +100,7 @@ void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
   const at::Tensor lse_SR = take(num_rows);
   const at::Tensor log_share_SR = lse_SR - lse_SR.logsumexp(0);
   const at::Tensor share_SR = log_share_SR.exp();
-  // A maximum also passes NaN on.
+  // The maximum ignores kAbsent and keeps a NaN.
   scores.logprobs_E.copy_(
       (take(num_entries) + log_share_SR.index_select(1, rows_E)).amax(0));
   if (scores.slopes_E.defined()) {
@@ -163,14 +165,14 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
       places.own_O.narrow(0, chunk.first_entry, chunk.num_entries) - first;
   const at::Tensor rows_E =
       places.rows_E.narrow(0, first, num_entries) - chunk.begin;
-  // Reads the slopes before the softmax overwrites the logits.
+  // Computes the slopes before the softmax overwrites the logits.
   at::Tensor slopes_O;
   if (scores.slopes_E.defined()) slopes_O = chunk.TargetSlopes();
   const LocalScores local = ScoreLocally(chunk, scores.share_R.defined(),
                                          scores.entropies_R.defined());
   if (scores.share_R.defined()) {
-    // Clears own targets here, because the softmax also had the largest logit
-    // as a target.
+    // Sets the softmax of the rows' own targets to 0 here, because the pass
+    // also had the largest logit as a target.
     at::index_put_(chunk.logits_RV,
                    {chunk.RowsOfEntries(), chunk.input.targets_E},
                    at::zeros({}, chunk.logits_RV.options()));

@@ -1,13 +1,13 @@
-// The head over a part of the vocabulary: the part that a rank computes from
-// its own logits, and the exchange between ranks. Private to loss/.
+// The head over a part of the vocabulary: what a rank computes from its own
+// logits, and the exchange between ranks. Private to src/loss.
 //
-// With lse_s the log-sum-exp of the logits of rank s and lse that of all, the
-// share of a rank's part is w_s = e^(lse_s - lse). A log-probability is the
-// local one plus log w_s, the entropy the sum of w_s (local entropy - log w_s),
-// and every sum over the vocabulary with p is that of the local softmax times
-// w_s.
+// Let lse_s be the log-sum-exp of the logits of rank s, and lse that of all
+// logits. The share of the rank's part is w_s = e^(lse_s - lse). A
+// log-probability is the local one plus log w_s. The entropy is the sum of w_s
+// (local entropy - log w_s). A sum over the vocabulary with p is the sum over
+// ranks of w_s times the sum with the local softmax.
 //
-// Legend: R score rows of a chunk, E score entries, O those whose target this
+// Legend: R score rows of a chunk, E score entries, O entries whose target this
 // rank has.
 #ifndef WEFT_SRC_LOSS_VOCAB_SHARD_H_
 #define WEFT_SRC_LOSS_VOCAB_SHARD_H_
@@ -23,17 +23,17 @@
 
 namespace weft::loss {
 
-// The entries of score rows whose target a rank has.
+// The entries whose target this rank has.
 struct OwnEntries {
   ScoreRows rows;                  // Only own entries; targets count from 0.
-  std::vector<int64_t> entries_O;  // Their places among all entries.
+  std::vector<int64_t> entries_O;  // Their indices among all entries.
 };
 
 [[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
                                         const VocabShard& shard);
 
 // The index of each own entry among all entries, and the row of every entry.
-// Both count over the whole pass and are on the head's device.
+// Both cover the whole pass and are on the head's device.
 struct EntryPlaces {
   at::Tensor own_O;
   at::Tensor rows_E;
@@ -45,18 +45,19 @@ struct EntryPlaces {
 [[nodiscard]] HeadCoefficients CoefficientsOfShard(
     const HeadCoefficients& coefficients, const VocabShard& shard);
 
-// The scores of a chunk's rows and entries. Undefined: not wanted.
+// The scores of a chunk's rows and entries. A tensor is undefined if it is not
+// wanted.
 struct ChunkScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;
   at::Tensor slopes_E;
-  at::Tensor share_R;  // Defined with a gradient.
+  at::Tensor share_R;  // Defined if a gradient is wanted.
 };
 
-// Scores a chunk of OwnEntries::rows. `rows` are all rows, and `places` says
-// which entries are own. With a gradient the logits become the local softmax *
-// D, with 0 at the rows' own targets. Errors: throws c10::Error; std::exception
-// if a rank is lost.
+// Scores a chunk of OwnEntries::rows. `rows` has all rows, and `places` says
+// which entries are own. If a gradient is wanted, the logits become the local
+// softmax * D, with 0 at the rows' own targets. Errors: throws c10::Error;
+// std::exception if a rank is lost.
 void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                        const EntryPlaces& places, parallel::Communicator& group,
                        ChunkScores& scores);

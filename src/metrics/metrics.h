@@ -1,7 +1,7 @@
-// Prometheus metrics whose label values are fixed at the start. These helpers
-// create every child when the program starts, so that an event is recorded by
-// one atomic operation. A family that adds label values at run time takes a
-// lock and looks up a map for each event, and it grows without bound.
+// Prometheus metrics whose label values are fixed at the start. The helpers
+// create all children when the program starts, so that recording an event takes
+// one atomic operation. A family that added label values at run time would take
+// a lock and a map lookup for each event, and could grow without bound.
 //
 //   Counter& steps = AddCounter(registry, "weft_optim_steps_total", "...");
 //   steps.Increment();
@@ -9,8 +9,8 @@
 //                             "reason", {"invalid", "queue_full"});
 //   rejected[1].Increment();
 //
-// Naming: base units (_seconds, _bytes), counters end in _total, labels are
-// bounded (never ids, prompts or paths).
+// Names use base units (_seconds, _bytes), and counters end in _total. Labels
+// are bounded: they never hold ids, prompts or paths.
 // Threads: the references may be used from any thread and live as long as the
 // registry.
 #ifndef WEFT_SRC_METRICS_METRICS_H_
@@ -28,7 +28,7 @@
 
 namespace weft {
 
-// Returns a child of a family, the same object for equal names and labels.
+// Returns a child of a family. Equal names and labels give the same object.
 // Throws std::invalid_argument for a malformed name.
 [[nodiscard]] prometheus::Counter& AddCounter(
     prometheus::Registry* registry, const std::string& name,
@@ -41,14 +41,16 @@ namespace weft {
     const std::string& help, const std::vector<double>& buckets,
     const prometheus::Labels& labels = {});
 
-// Upper bounds for the latency of a call, 5 ms to 10 min, in seconds.
+// Returns the upper bounds of buckets for the latency of a call, from 5 ms to
+// 10 min, in seconds.
 [[nodiscard]] std::vector<double> LatencyBuckets();
 
-// `count` bounds: first, first * factor, ... Needs first > 0 and factor > 1.
+// Returns `count` bounds: first, first * factor, ... REQUIRES: first > 0 and
+// factor > 1.
 [[nodiscard]] std::vector<double> ExponentialBuckets(double first,
                                                      double factor, int count);
 
-// A family with one label of known values, addressed by their index.
+// A family with one label, whose values are known and addressed by index.
 template <typename Metric>
 class Labelled {
  public:
@@ -74,7 +76,7 @@ class LabelledGauges final : public Labelled<prometheus::Gauge> {
                  const std::string& help, const std::string& label,
                  const std::vector<std::string>& values);
 
-  // One-hot: 1 at `index`, 0 elsewhere.
+  // Sets the child at `index` to 1 and all others to 0.
   void Select(size_t index) const;
 };
 

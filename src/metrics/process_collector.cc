@@ -20,8 +20,8 @@ namespace {
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// Positions of fields in /proc/self/stat after the process name, which may
-// itself hold spaces; see proc(5).
+// Positions of fields in /proc/self/stat, counted after the process name
+// because the name may contain spaces. See proc(5).
 constexpr size_t kUserTicks = 11;
 constexpr size_t kSystemTicks = 12;
 constexpr size_t kNumThreads = 17;
@@ -54,7 +54,8 @@ std::optional<double> CountOpenFiles() {
   double count = 0;
   while (readdir(folder) != nullptr) ++count;
   closedir(folder);
-  return count - 3;  // Less ".", ".." and this folder's descriptor.
+  return count - 3;  // Subtracts ".", ".." and the descriptor of this folder
+                     // itself.
 }
 
 void Append(std::vector<MetricFamily>* families, const char* name,

@@ -1,8 +1,8 @@
 // The standard process_* metrics, which prometheus-cpp does not have: CPU
 // seconds, resident and virtual bytes, open and maximal file descriptors,
-// threads, start time. Read from /proc at each scrape.
+// threads, start time. Every scrape reads them from /proc.
 //
-// Errors: the metrics of a file that cannot be read are left out.
+// Errors: if a file cannot be read, its metrics are left out.
 // Threads: any.
 #ifndef WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_
 #define WEFT_SRC_METRICS_PROCESS_COLLECTOR_H_

@@ -26,7 +26,8 @@ double EmbeddingScale(const ModelConfig& config,
       .item<double>();
 }
 
-// Norms and biases in the dtype of the activations; matrices as they are.
+// Converts norms and biases to the dtype of the activations, and leaves
+// matrices as they are.
 DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
                                   DecoderWeights weights) {
   const auto convert = [&](at::Tensor& tensor) {
@@ -46,7 +47,7 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
   return weights;
 }
 
-// On a CPU only the weights are bf16; see decoder.h.
+// On a CPU only the weights may be bf16; see decoder.h.
 at::ScalarType ActivationType(const DecoderWeights& weights) {
   const at::Tensor& embedding_VH = weights.embedding_VH;
   return embedding_VH.is_cpu() && embedding_VH.scalar_type() == at::kBFloat16

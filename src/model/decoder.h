@@ -4,15 +4,14 @@
 // features, F feed-forward, R score rows, N parameters of an adapter.
 //
 // The backward pass is written by hand. The forward pass keeps what is
-// expensive to recompute (layer inputs, q, k, v, attention output, gate and
-// up). The backward pass recomputes norms and the gated product, and frees each
-// buffer after its use.
+// expensive to recompute: layer inputs, q, k, v, attention output, gate and up.
+// The backward pass recomputes the rest, and frees each buffer after its use.
 //
-// With a tensor group every rank runs the same calls on the same batch with its
-// part of the weights (model_shard.h) and of the adapters. The ranks' results
-// are summed after the embedding, after o and down, and in the backward pass
-// after the input gradients of q, k, v and of gate, up; the residual stream
-// then has the same bits on all of them.
+// With a tensor group, every rank makes the same calls on the same batch, with
+// its part of the weights (model_shard.h) and of the adapters. The ranks'
+// results are summed after the embedding, after o and after down. In the
+// backward pass they are summed after the input gradients of q, k, v and of
+// gate, up. So the residual stream has the same bits on all ranks.
 #ifndef WEFT_SRC_MODEL_DECODER_H_
 #define WEFT_SRC_MODEL_DECODER_H_
 
@@ -33,34 +32,35 @@ namespace weft::model {
 
 class Decoder {
  public:
-  // `config` describes the whole model, `weights` are the rank's part.
-  // `tensor_group` outlives the decoder; null: one rank has everything.
+  // `config` describes the whole model; `weights` are the rank's part.
+  // `tensor_group` outlives the decoder; it is null if there is one rank.
   Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions,
           parallel::Communicator* tensor_group = nullptr);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  // The configuration of this rank's part: its shape() is that of the rank's
-  // part of an adapter, its key/value heads are those of the rank's cache.
+  // Returns the configuration of this rank's part of the model. The rank's part
+  // of an adapter has its shape(), and the rank's cache has its heads.
   [[nodiscard]] const ModelConfig& local_config() const {
     return local_config_;
   }
   [[nodiscard]] parallel::Communicator* tensor_group() const {
     return tensor_group_;
   }
-  // Ranks of the tensor group; 1 without one.
+  // Returns the number of ranks in the tensor group; 1 without one.
   [[nodiscard]] int tensor_size() const;
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  // The dtype of activations, cache and adapters. It is the weights' dtype, but
-  // f32 on a CPU with bf16 weights: products widen the weights (ops/matmul.h),
-  // which halves memory and traffic at the speed and precision of f32.
+  // Returns the dtype of activations, cache and adapters. It is the weights'
+  // dtype, except on a CPU with bf16 weights, where it is f32. Products then
+  // widen the weights (ops/matmul.h), which halves memory and traffic at the
+  // speed and precision of f32.
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
-  // In all calls the routing's adapters, the cache and the tape are the rank's
-  // parts.
+  // In all calls below, the routing's adapters, the cache and the tape are this
+  // rank's parts.
 
-  // Runs embedding and layers; returns the residual stream [T, H] before the
-  // final norm. `tape` is filled in kTrain and must be null in kEval; the first
+  // Runs embedding and layers. Returns the residual stream [T, H] before the
+  // final norm. `tape` is filled in kTrain and must be null in kEval. The first
   // `num_recomputed` layers keep only their input. `kv` may be null.
   // Errors:  throws c10::Error.
   // Threads: engine thread only.
@@ -68,15 +68,15 @@ class Decoder {
                                          Tape* tape, int num_recomputed,
                                          KvAccess* kv) const;
 
-  // Runs the layers backwards from d_out = dLoss/d(residual stream) [T, H] and
-  // adds to the gradients [N] of the versions of batch.routing. The batch is
-  // that of the forward pass. Consumes the tape and d_out_TH's storage.
+  // Runs the layers of a forward pass backwards from d_out_TH, the gradient of
+  // the residual stream [T, H]. Adds to the gradients [N] of the versions in
+  // batch.routing. Consumes the tape and d_out_TH's storage.
   void BackwardLayers(const PackedBatch& batch, Tape& tape, at::Tensor d_out_TH,
                       const lora::LoraGradients& gradients) const;
 
-  // The final norm, for the rows that are scored: [R, H] -> [R, H].
+  // Applies the final norm to the rows that are scored: [R, H] -> [R, H].
   [[nodiscard]] at::Tensor FinalNorm(const at::Tensor& x_RH) const;
-  // dLoss/dx of the final norm.
+  // Returns dLoss/dx of the final norm.
   [[nodiscard]] at::Tensor FinalNormBackward(const at::Tensor& dy_RH,
                                              const at::Tensor& x_RH) const;
 
@@ -89,39 +89,38 @@ class Decoder {
   struct BackwardPass : Pass {
     const lora::LoraGradients& gradients;
   };
-  // The residual stream and the norm of it that the next product reads. The
+  // The residual stream, and its norm, which the next product reads. The
   // function that consumes the norm frees it.
   struct Stream {
     at::Tensor x_TH;
     at::Tensor normed_TH;
   };
-  // Takes the stream with the norm that the layer reads, and returns it with
-  // the norm that the next layer reads; the last layer returns no norm.
+  // Takes the stream with the norm that this layer reads. Returns it with the
+  // norm that the next layer reads, or without a norm after the last layer.
   Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
                   KvAccess* kv) const;
-  // Fills the tape of a checkpointed layer from its input. It runs the same
-  // code again, without the last product if its result is not needed.
+  // Fills the tape of a checkpointed layer from its input.
   void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
-  // The two halves of RunLayer, up to the last product of each. The first gives
-  // the stream with the norm that the second reads.
+  // The parts of RunLayer. RunAttention returns the norm that RunGateUp reads.
   Stream RunAttention(int layer, Stream stream, const Pass& pass,
                       LayerTape* tape, KvAccess* kv) const;
   at::Tensor RunGateUp(int layer, at::Tensor normed_TH, const Pass& pass,
                        LayerTape* tape) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
-  // Returns x + y, or x + norm(y) if the model norms outputs (`raw` gets y).
-  // Norms the sum by `next_norm_H` unless that is undefined. Consumes y.
+  // Returns x + y, or x + norm(y) if the model norms outputs (`raw` then gets
+  // y). Applies next_norm_H to the sum unless it is undefined. Consumes y.
   Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                    const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
                    at::Tensor* raw) const;
-  // dLoss/dy of AddOutput, given dLoss/d(x + norm(y)).
+  // Returns dLoss/dy of AddOutput, given dLoss/d(x + norm(y)).
   at::Tensor AddOutputBackward(const at::Tensor& d_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& raw_TH) const;
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
                     LayerTape* tape, KvAccess* kv) const;
-  // Both add to d_TH, the gradient of the residual stream.
+  // BackwardMlp and BackwardAttention add to d_TH, the gradient of the residual
+  // stream.
   void BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
                    at::Tensor& d_TH) const;
   void BackwardAttention(int layer, const BackwardPass& pass, LayerTape& tape,
@@ -131,22 +130,23 @@ class Decoder {
                                 const at::Tensor& weight_H) const;
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
-  // Adds the embedding's gradients of adapters, given those of its rows.
+  // Adds the gradients of the adapters' embeddings, given the gradient of the
+  // rows.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
-  // Tokens as rows of this rank's embedding. `foreign_T1` marks the rows of the
-  // batch whose tokens belong to other ranks; they point to row 0 and do not
-  // count. It is undefined when the rank has the whole vocabulary.
+  // Tokens as rows of this rank's embedding. `foreign_T1` marks rows of the
+  // batch whose tokens belong to other ranks. They point to row 0 and do not
+  // count. It is undefined if the rank has the whole vocabulary.
   struct VocabRows {
     at::Tensor rows_T;
     at::Tensor foreign_T1;
   };
   [[nodiscard]] VocabRows RowsOfTokens(const at::Tensor& tokens_T) const;
-  // The sum over ranks, in place.
+  // Sums over the tensor group's ranks, in place.
   void SumOverRanks(at::Tensor& partial_TH) const;
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
-  // Undefined weights for models without head norms.
+  // The weights are undefined for models without head norms.
   [[nodiscard]] ops::HeadNorms HeadNormsOf(int layer) const;
-  // Views of the heads inside a fused row, which may end before v.
+  // Returns views of the heads inside a fused row, which may end before v.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
 
   ModelConfig config_;
@@ -154,7 +154,7 @@ class Decoder {
   ModelConfig local_config_;
   // The factor of embeddings, rounded to the model's dtype as in training.
   double embedding_scale_;
-  lora::ModelShape shape_;  // This rank's part.
+  lora::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;

@@ -1,5 +1,5 @@
-// The backward pass of Decoder: each step mirrors one of decoder.cc, last
-// first.
+// The backward pass of Decoder. Each step mirrors one of decoder.cc, in reverse
+// order.
 #include <ATen/ATen.h>
 
 #include <utility>
@@ -71,7 +71,7 @@ void Decoder::BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
       pass.gradients,
       /*want_input_gradient=*/true);
   product_TF.reset();
-  // From here on gate_up_T2F holds its own gradient.
+  // This replaces gate_up_T2F by its own gradient.
   ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
   at::Tensor d_normed_TH = LoraLinearBackward(
       tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
@@ -96,7 +96,7 @@ void Decoder::BackwardAttention(int layer, const BackwardPass& pass,
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
   const ops::Heads heads = SplitHeads(tape.qkv_TW);
   const ops::Heads into = SplitHeads(dqkv_TW);
-  // On a CPU attention writes the gradients to their final place.
+  // On a CPU, attention writes the gradients directly to dqkv_TW.
   ops::Heads d_heads = dqkv_TW.is_cpu() ? into : ops::Heads();
   ops::TreeAttentionBackward(d_attended_TW.view_as(tape.attention.out_THC),
                              heads.q_TQC, heads.k_TKC, heads.v_TKC,
@@ -107,7 +107,7 @@ void Decoder::BackwardAttention(int layer, const BackwardPass& pass,
       d_heads, pass.batch.positions_T, RotaryOf(layer), HeadNormsOf(layer),
       config_.qk_norm ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
 
-  // Below the first layer only an adapter of the embedding learns.
+  // Below the first layer only an adapter of the embedding can learn.
   const bool want_input_gradient =
       layer > 0 || lora::TrainsEmbedding(pass.gradients);
   at::Tensor d_normed_TH =

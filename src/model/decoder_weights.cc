@@ -68,7 +68,7 @@ at::Tensor& FieldOf(DecoderWeights& w, const WeightEntry& entry) {
   }
 }
 
-// The matrix of a slot.
+// The matrix of a slot and its place in the buffer.
 struct SlotTensor {
   const WeightEntry* entry;  // The slot's first entry.
   std::vector<int64_t> shape;
@@ -76,8 +76,8 @@ struct SlotTensor {
   int64_t offset = 0;  // In bytes.
 };
 
-// All matrices lie in one uninitialised buffer, so that nearly all of it is in
-// huge pages.
+// Allocates all matrices in one uninitialised buffer, so that nearly all of it
+// is in huge pages.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options) {
@@ -112,7 +112,8 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   return w;
 }
 
-// Checks before memory is allocated, because config.json may name absurd sizes.
+// This check precedes the allocation, because config.json may name absurd
+// sizes.
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {
@@ -141,8 +142,8 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   return plan.Run([&](int64_t bytes) { progress.Add(bytes); });
 }
 
-// Checks a tied head that is also in the checkpoint. Depending on its release,
-// transformers would use the one or the other.
+// Checks a tied head that is also in the checkpoint. Releases of transformers
+// differ in which of the two they use.
 absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
                            const parallel::Range& vocab,
                            const at::Tensor& embedding_VH) {
@@ -171,12 +172,12 @@ void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(first.layer) * 64 +
       static_cast<uint64_t>(first.slot));
-  // A uniform distribution whose variance keeps the norm of the input.
+  // The variance of this uniform distribution keeps the norm of the input.
   const double bound = std::sqrt(3.0 / static_cast<double>(matrix_OI.size(1)));
   matrix_OI.uniform_(-bound, bound, generator);
 }
 
-// The rank's part of a slot's matrix.
+// Draws the slot's matrix and keeps the rank's part.
 void FillMatrix(Slot slot, uint64_t seed, DecoderWeights& w) {
   at::Tensor& field = FieldOf(w, slot.front());
   int64_t rows = 0;
@@ -220,7 +221,7 @@ absl::Status CheckDecoderWeights(const weights::Checkpoint& checkpoint,
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
-  // Every rank checks the tensors of all ranks, so that all get the same
+  // Every rank checks the tensors of all ranks, so that all ranks get the same
   // result.
   WEFT_RETURN_IF_ERROR(CheckDecoderWeights(checkpoint, config));
   const std::vector<WeightEntry> entries = ListWeights(config, shard);

@@ -1,7 +1,8 @@
 // The frozen weights of the decoder, loaded once. Projections that share an
-// input are stored stacked: q,k,v as one matrix, gate and up as one. Norm
-// weights are the factors themselves. If the checkpoint stores them less one,
-// they are in f32, because 1 + w does not fit a narrower dtype.
+// input are stored stacked: q, k, v as one matrix, gate and up as one. Norm
+// weights are stored as the factors themselves. If the checkpoint stores a
+// factor as w with factor 1 + w, the weight is kept in f32, because 1 + w does
+// not fit a narrower dtype.
 //
 // Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K
 // query and key/value heads.
@@ -34,36 +35,34 @@ struct LayerWeights {
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 
-// The weights of a rank: its columns of o and down, its rows of all others. The
-// biases of o and down are on rank 0 alone.
+// The weights of one rank: its columns of o and down, and its rows of all other
+// matrices. Only rank 0 has the biases of o and down.
 struct DecoderWeights {
   at::Tensor embedding_VH;
   std::vector<LayerWeights> layers;
   at::Tensor final_norm_H;
-  at::Tensor head_VH;  // embedding_VH itself when the model ties them.
+  at::Tensor head_VH;  // embedding_VH itself if the model ties them.
 };
 
-// Checks that the checkpoint has every tensor of the model, with the right
-// shape, and no other one. Reads no weights.
-// Errors: those of LoadDecoderWeights, without those of reading.
+// Checks that the checkpoint has exactly the tensors of the model, with the
+// right shapes. Reads no weights. Errors: those of LoadDecoderWeights, without
+// those of reading.
 [[nodiscard]] absl::Status CheckDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
-// Reads the rank's part of every tensor, and no other byte, directly into its
-// place, in parallel, with a progress bar. Reads nothing before all tensors are
-// found.
-// Arguments: shard as model::CheckTensorParallelSize accepts it; the default is
-//            the whole model.
-// Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor that
-// config.json does not imply (such as a bias), and for a tied head in the
-// checkpoint that differs from the embedding.
+// Reads the rank's part of every tensor, and no other byte, in parallel and
+// directly into its place. Shows a progress bar. Reads nothing before all
+// tensors are found. `shard` must pass model::CheckTensorParallelSize; the
+// default is the whole model. Errors: those of weights::ReadPlan;
+// INVALID_ARGUMENT for a tensor that config.json does not imply (such as a
+// bias), and for a tied head in the checkpoint that differs from the embedding.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {});
 
 // Makes weights of the model's shape without a checkpoint: random matrices that
 // keep activations near one, norms of one, biases of zero. Equal seeds give
-// equal weights for any number of threads, and each rank gets its part of them.
+// equal weights for any number of threads. Each rank gets its part of them.
 [[nodiscard]] DecoderWeights MakeDummyWeights(
     const ModelConfig& config, at::ScalarType dtype, at::Device device,
     uint64_t seed, const parallel::Shard& shard = {});
@@ -71,10 +70,10 @@ struct DecoderWeights {
 // Only the embedding and the head of a model.
 struct HeadWeights {
   at::Tensor embedding_VH;
-  at::Tensor head_VH;  // embedding_VH itself when the model ties them.
+  at::Tensor head_VH;  // embedding_VH itself if the model ties them.
 };
 
-// Reads embedding and head as LoadDecoderWeights does. Other tensors may be
+// Reads embedding and head like LoadDecoderWeights. Other tensors may be
 // missing.
 [[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,

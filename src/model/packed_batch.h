@@ -25,12 +25,12 @@ struct PackedBatch {
   at::Tensor positions_T;  // [T] i32.
   std::vector<ops::AttentionNode> nodes;
   lora::LoraRouting routing;
-  // The table of a recorded step, for the layers only. `routing` is then empty.
-  // Null: the table is made from `routing`.
+  // The table of a recorded step, for the layers only; `routing` is then empty.
+  // If null, the pass makes a table from `routing`.
   lora::RoutingTablePtr table;
 };
 
-// Paged keys and values of every layer. S tokens per page.
+// Paged keys and values of every layer. S is the number of tokens in a page.
 struct KvStore {
   std::vector<at::Tensor> k_pages_PSKC;  // One per layer.
   std::vector<at::Tensor> v_pages_PSKC;
@@ -47,7 +47,7 @@ struct KvStore {
 struct KvAccess {
   KvStore* store = nullptr;
   at::Tensor slots_T;  // [T] i64.
-  // Prefill only. Empty: the cache has no part of any sequence yet.
+  // Used only by prefill. Empty if the cache holds no part of any sequence.
   std::vector<ops::SuffixRows> suffixes;
   at::Tensor key_slots_S;  // [S] i64, with suffixes only.
   bool decode = false;

@@ -14,7 +14,7 @@
 
 namespace weft::model {
 
-// How a forward pass runs. kTrain keeps a tape and never touches the cache;
+// How a forward pass runs. kTrain keeps a tape and never touches the cache.
 // kEval keeps nothing and may use the cache.
 enum class Mode { kTrain, kEval };
 
@@ -23,12 +23,12 @@ enum class Mode { kTrain, kEval };
 struct LayerTape {
   at::Tensor x_in_TH;
   at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
-  at::Tensor qk_raw_TW;  // q, k before the norms; with qk_norm.
+  at::Tensor qk_raw_TW;  // q and k before the norms; only with qk_norm.
   ops::AttentionOutput attention;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
   // The outputs of attention and MLP before their output norms, if the model
-  // has these.
+  // has output norms.
   at::Tensor attention_raw_TH, mlp_raw_TH;
   lora::ShrunkInputs shrunk_qkv, shrunk_o, shrunk_gate_up, shrunk_down;
 };

@@ -17,15 +17,15 @@ constexpr int64_t kMaxWindow = 1 << 28;
 constexpr int64_t kMaxLayers = 1024;
 constexpr double kMaxScalar = 1e6;
 constexpr double kMaxSoftcap = 1e6;
-constexpr int64_t kFirstLateLayer = 28;  // When max_window_layers is absent.
+constexpr int64_t kFirstLateLayer = 28;  // If max_window_layers is absent.
 
-// 0: no layer has a window.
+// Returns 0 if no layer has a window.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   const bool off = fields.IsNull("sliding_window");
   WEFT_ASSIGN_OR_RETURN(
       const int64_t window,
       fields.IntOr("sliding_window", 1, kMaxWindow, off ? 0 : family.window));
-  // Some files of Gemma 2 use another name.
+  // Some files of Gemma 2 use this other name.
   WEFT_ASSIGN_OR_RETURN(
       const int64_t same,
       fields.IntOr("sliding_window_size", 1, kMaxWindow, window));
@@ -53,7 +53,7 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   return window;
 }
 
-// Which layers slide when there is no layer_types.
+// Returns which layers have a sliding window if the file has no layer_types.
 absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                              const Family& family,
                                              int64_t window, int num_layers) {
@@ -63,10 +63,11 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                               kMaxWindow, kFirstLateLayer));
   }
   int64_t pattern = family.pattern;
-  if (family.local_theta > 0) {  // Gemma 3. Gemma 2 has one pattern.
+  if (family.local_theta > 0) {  // Gemma 3. Gemma 2 has a fixed pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
                                                 kMaxLayers, pattern));
-    // transformers writes this one and reads the other.
+    // transformers writes "_sliding_window_pattern" and reads
+    // "sliding_window_pattern".
     WEFT_ASSIGN_OR_RETURN(
         const int64_t written,
         fields.IntOr("_sliding_window_pattern", 1, kMaxLayers, pattern));
@@ -84,7 +85,7 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
   return slides;
 }
 
-// Overwrites `slides` by layer_types if the file has it.
+// Overwrites `slides` by layer_types if the file has that field.
 absl::Status ReadLayerTypes(JsonFields& fields, const Family& family,
                             int64_t window, std::vector<bool>& slides) {
   const Json* types = fields.Find("layer_types");
@@ -119,7 +120,7 @@ absl::Status ReadLayerTypes(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Scale and softcap, which all layers share.
+// Reads the scale and the softcap, which all layers share.
 absl::StatusOr<ops::AttentionRule> ReadRule(JsonFields& fields,
                                             const Family& family,
                                             int head_dim) {

@@ -1,5 +1,5 @@
-// Windows, scales and caps of the attention layers from the fields of
-// config.json. Torch-free.
+// Reads windows, scales and softcaps of the attention layers from config.json.
+// Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_
 
@@ -10,10 +10,10 @@
 
 namespace weft::model {
 
-// Fills config.attention (one entry per layer); num_layers and head_dim are
-// already set.
-// Errors: UNIMPLEMENTED for attention that the decoder does not compute;
-//         INVALID_ARGUMENT for values out of range or fields that disagree.
+// Fills config.attention with one entry per layer. REQUIRES: num_layers and
+// head_dim are set. Errors: UNIMPLEMENTED for attention that the decoder does
+// not compute; INVALID_ARGUMENT for values out of range or fields that
+// disagree.
 [[nodiscard]] absl::Status ReadAttention(JsonFields& fields,
                                          const Family& family,
                                          ModelConfig& config);

@@ -20,7 +20,8 @@ namespace {
 using weights::Checkpoint;
 using weights::DiskTensor;
 
-// "model.layers.3.mlp.up_proj.weight" to "model.layers.*.mlp.up_proj.weight".
+// Turns "model.layers.3.mlp.up_proj.weight" into
+// "model.layers.*.mlp.up_proj.weight".
 std::string WithoutNumbers(absl::string_view name) {
   std::vector<absl::string_view> parts = absl::StrSplit(name, '.');
   int64_t number = 0;
@@ -30,7 +31,7 @@ std::string WithoutNumbers(absl::string_view name) {
   return absl::StrJoin(parts, ".");
 }
 
-// Names, as in the files, of the tensors that a daemon reads.
+// Names of the tensors that a daemon reads, as the files spell them.
 using StoredNames = absl::flat_hash_set<std::string>;
 
 void AddProblem(absl::string_view message, CheckpointReport& report) {

@@ -1,4 +1,4 @@
-// Reports what a model folder holds, which part a daemon reads, and why it
+// Reports what a model folder holds, what a daemon reads of it, and why it
 // cannot be served. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 #define WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
@@ -15,15 +15,15 @@ namespace weft::model {
 
 // Tensors that differ only in the number of their layer.
 struct TensorGroup {
-  std::string name;  // As in the files, "*" for the layer's number.
+  std::string name;  // The file's name, with "*" for the layer.
   weights::ScalarType dtype = weights::ScalarType::kF32;
   std::vector<int64_t> shape;
   int64_t count = 0;
-  uint64_t size_bytes = 0;  // All of them together.
+  uint64_t size_bytes = 0;  // The sum over the group.
   bool is_read = false;
 };
 
-// Why a model cannot be served. Tensors that differ only in the number of their
+// A reason why a model cannot be served. Tensors that differ only in their
 // layer share one problem.
 struct ModelProblem {
   std::string message;
@@ -31,19 +31,20 @@ struct ModelProblem {
 };
 
 struct CheckpointReport {
-  std::optional<ModelConfig> config;  // Empty: see problems.
+  std::optional<ModelConfig> config;  // None if config.json has a problem.
   int64_t num_files = 0;
-  std::vector<TensorGroup> groups;  // In the order of names.
+  std::vector<TensorGroup> groups;  // Sorted by name.
   int64_t num_tensors = 0;
   uint64_t size_bytes = 0;
   int64_t num_read_tensors = 0;
   uint64_t read_bytes = 0;             // Bytes that a daemon reads.
   uint64_t head_bytes = 0;             // Bytes that a head scorer reads.
-  std::vector<ModelProblem> problems;  // Empty: the model can be served.
+  std::vector<ModelProblem> problems;  // Empty if the model can be served.
 };
 
-// Reads config.json and the headers of the weights. Never fails, but reports
-// what is wrong as problems. Does not compare a tied head with the embedding.
+// Reads config.json and the headers of the weights. Never fails: the report
+// lists what is wrong as problems. Does not compare a tied head with the
+// embedding.
 [[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
 
 }  // namespace weft::model

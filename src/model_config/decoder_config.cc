@@ -13,7 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Limits above every published model, and so small that no product overflows.
+// The limits exceed every published model, and are small enough that no product
+// of them overflows.
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHidden = 1 << 17;
 constexpr int64_t kMaxFfn = 1 << 20;
@@ -25,7 +26,7 @@ constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
 constexpr double kMaxSoftcap = 1e6;
 
-// Returns the field, or the family's value if it is absent. If that is 0, the
+// Returns the field, or `fallback` if it is absent. If `fallback` is 0, the
 // field is required.
 absl::StatusOr<int64_t> SizeOf(JsonFields& fields, const char* name,
                                int64_t max, int64_t fallback) {
@@ -124,7 +125,8 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
       const std::string name,
       fields.StringOr(field, family.gemma ? "gelu_pytorch_tanh" : "silu"));
   WEFT_ASSIGN_OR_RETURN(config.activation, ActivationOf(field, name));
-  // Gemma's files may have this field, although its code does not read it.
+  // Gemma's files may have this field, although transformers' Gemma does not
+  // read it.
   WEFT_ASSIGN_OR_RETURN(const std::string other,
                         fields.StringOr("hidden_act", name));
   if (other != name && !(family.gemma && other == "gelu")) {

@@ -1,5 +1,5 @@
-// The decoder that the fields of config.json (or of its text_config) describe.
-// Torch-free.
+// Reads the decoder that the fields of config.json (or of its text_config)
+// describe. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_
 
@@ -10,7 +10,7 @@
 
 namespace weft::model {
 
-// Reads all but the end tokens; the caller calls fields.Finish.
+// Reads everything but the end tokens. The caller then calls fields.Finish.
 // Errors: those of ParseModelConfig.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
                                                       const Family& family);

@@ -1,5 +1,5 @@
-// What config.json implies by its model_type: which parts a family has, and the
-// values of absent fields. One row of data per family. Torch-free.
+// What the model_type of config.json implies: which parts a family has, and the
+// defaults of absent fields. Each family is one row of data. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_
 
@@ -10,21 +10,22 @@
 
 namespace weft::model {
 
-// The layers that have the window of sliding_window.
+// Says which layers have the window of sliding_window.
 enum class WindowScheme {
-  kNone,        // None; the field is refused.
+  kNone,        // No layer; the field is refused.
   kEveryLayer,  // All.
-  kLateLayers,  // Those from max_window_layers on, if use_sliding_window.
-  kPattern,     // All except every nth.
+  kLateLayers,  // Layers from max_window_layers on, if use_sliding_window is
+                // set.
+  kPattern,     // All layers except every nth.
 };
 
 enum class AttentionBias {
   kNone,   // Never.
-  kField,  // On q, k, v and o, when attention_bias says so.
+  kField,  // On q, k, v and o, if attention_bias is set.
   kQkv,    // Always on q, k and v.
 };
 
-// Sizes of absent fields; 0: the file must have the field.
+// Defaults of absent fields. 0: the file must have the field.
 struct DefaultSizes {
   int64_t layers = 0;
   int64_t hidden = 0;
@@ -32,7 +33,7 @@ struct DefaultSizes {
   int64_t vocab = 0;
   int64_t positions = 0;
   int64_t heads = 0;
-  int64_t kv_heads = 0;  // 0: as many as query heads.
+  int64_t kv_heads = 0;  // 0: equal to the number of query heads.
   int64_t head_dim = 0;  // 0: hidden / heads.
 };
 
@@ -43,27 +44,29 @@ struct Family {
   bool mlp_bias_field = false;
   bool qk_norm = false;
   WindowScheme windows = WindowScheme::kNone;
-  int64_t window = 0;   // When sliding_window is absent; null: no window.
-  int64_t pattern = 0;  // kPattern: every nth layer is full.
+  int64_t window = 0;   // Used if sliding_window is absent.
+  int64_t pattern = 0;  // kPattern: every nth layer has no window.
   double theta = 10000;
-  double local_theta = 0;  // > 0: sliding layers have a rotary table of theirs.
-  // Gemma: norms store their weight less one and also norm what a sublayer
-  // adds, embeddings are scaled by sqrt(hidden), embeddings tied by default,
-  // query_pre_attn_scalar in place of head_dim, its own spelling of hidden_act.
+  double local_theta = 0;  // If > 0, sliding layers have their own rotary
+                           // table.
+  // Gemma stores norm weights less one and also norms the outputs of attention
+  // and MLP. It scales embeddings by sqrt(hidden) and ties them by default. It
+  // has query_pre_attn_scalar in place of head_dim, and spells hidden_act
+  // differently.
   bool gemma = false;
-  double attention_softcap = 0;  // When the field is absent; null: no softcap.
+  double attention_softcap = 0;  // Used if the field is absent.
   double final_softcap = 0;
-  bool softcap_fields = false;  // False: fields must be null.
+  bool softcap_fields = false;  // If false, both fields must be null.
 };
 
-// Null: not built.
+// Returns null if Weft does not support the family.
 [[nodiscard]] const Family* FindFamily(absl::string_view model_type);
 
-// Returns the family of a config whose decoder is in its text_config; null:
-// none.
+// Returns the family of a config whose decoder is in its text_config, or null
+// if there is none.
 [[nodiscard]] const Family* FindWrappedFamily(absl::string_view model_type);
 
-// Returns every model_type that the two functions know, quoted.
+// Returns every model_type that the two functions above know, quoted.
 [[nodiscard]] std::string KnownFamilies();
 
 }  // namespace weft::model

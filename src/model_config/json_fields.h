@@ -1,4 +1,4 @@
-// Reads the fields of one JSON object by name, each with its range, and refuses
+// Reads the fields of one JSON object by name and checks their ranges. Refuses
 // fields that were not read. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 #define WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
@@ -15,10 +15,10 @@
 
 namespace weft::model {
 
-// Reads remember the names; Finish refuses the others. A field that is null
-// counts as absent. Wrong types and values are INVALID_ARGUMENT, naming field,
-// value and range.
-// Threads: one. `object` outlives the reader and is a JSON object.
+// Each read remembers the field's name, and Finish refuses all other fields. A
+// null field counts as absent. A wrong type or value is INVALID_ARGUMENT, which
+// names field, value and range. `object` is a JSON object and outlives the
+// reader. Threads: not thread-safe.
 class JsonFields {
  public:
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}
@@ -32,7 +32,7 @@ class JsonFields {
                                             int64_t max);
   [[nodiscard]] absl::StatusOr<int64_t> IntOr(const char* name, int64_t min,
                                               int64_t max, int64_t fallback);
-  // Both ends included; NaN is out of range.
+  // The range includes both ends. NaN is out of range.
   [[nodiscard]] absl::StatusOr<double> Number(const char* name, double min,
                                               double max);
   [[nodiscard]] absl::StatusOr<double> NumberOr(const char* name, double min,
@@ -42,8 +42,8 @@ class JsonFields {
   [[nodiscard]] absl::StatusOr<std::string> StringOr(
       const char* name, const std::string& fallback);
 
-  // Returns UNIMPLEMENTED naming the first field that was not read, is not null
-  // and is not in `ignored`.
+  // Returns UNIMPLEMENTED, naming the first field that is not null, was not
+  // read and is not in `ignored`.
   [[nodiscard]] absl::Status Finish(
       absl::Span<const absl::string_view> ignored) const;
 
@@ -52,12 +52,12 @@ class JsonFields {
   absl::flat_hash_set<std::string> read_;
 };
 
-// Returns "field is value; accepted: ...", with a long value cut.
+// Returns "field is value; accepted: ...". A long value is cut.
 [[nodiscard]] std::string FieldMessage(absl::string_view field,
                                        const nlohmann::json& value,
                                        absl::string_view accepted);
 
-// UNIMPLEMENTED with that message.
+// Returns UNIMPLEMENTED with this message.
 [[nodiscard]] absl::Status UnsupportedField(absl::string_view field,
                                             const nlohmann::json& value,
                                             absl::string_view accepted);

@@ -24,8 +24,8 @@ constexpr weights::JsonLimits kConfigLimits = {.max_bytes = size_t{4} << 20,
 
 constexpr size_t kMaxEosTokens = 256;
 
-// Fields on the model's origin, its initialisation or how transformers runs it.
-// None changes what the decoder computes.
+// Fields about the model's origin, its initialisation or how transformers runs
+// it. They do not change what the decoder computes.
 constexpr absl::string_view kBookkeepingFields[] = {
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -58,15 +58,15 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "use_cache",
 };
 
-// Fields of a model that also reads images. This server takes no images.
+// Fields of a model that also reads images, which this server does not accept.
 constexpr absl::string_view kImageFields[] = {
     "boi_token_index",     "boi_token_id",      "eoi_token_index",
     "eoi_token_id",        "image_token_index", "image_token_id",
     "mm_tokens_per_image", "vision_config",
 };
 
-// eos_token_id is a number, a list or null. Adds the ids that `ids` does not
-// have.
+// Reads eos_token_id, which is a number, a list or null. Adds the ids that
+// `ids` does not have.
 absl::Status AddEosTokens(const Json* value, int64_t vocab,
                           std::vector<int32_t>& ids) {
   if (value == nullptr || value->is_null()) return absl::OkStatus();
@@ -105,7 +105,8 @@ absl::StatusOr<ModelConfig> ReadText(JsonFields& fields, const Family& family) {
   return config;
 }
 
-// Reads the decoder of a model that wraps it. The other parts are not served.
+// Reads the decoder of a model that contains one as text_config. The model's
+// other parts are not served.
 absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
                                         const std::string& model_type,
                                         const Family& family) {

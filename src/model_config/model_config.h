@@ -1,5 +1,5 @@
-// The architecture of a base model, as config.json describes it. Torch-free.
-// One decoder is described by data; there is no class per model family.
+// The architecture of a base model, as config.json describes it. Data describes
+// the one decoder; there is no class per model family. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_
 
@@ -15,14 +15,14 @@
 
 namespace weft::model {
 
-// What differs between layers.
+// The attention settings that may differ between layers.
 struct LayerAttention {
   ops::AttentionRule rule;
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
 struct ModelConfig {
-  std::string model_type;  // "llama", "qwen3".
+  std::string model_type;  // Such as "llama" or "qwen3".
   int num_layers = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
@@ -33,30 +33,32 @@ struct ModelConfig {
   int64_t max_positions = 0;
   double rms_norm_eps = 1e-6;
   bool tied_embeddings = false;
-  bool qk_norm = false;  // RMS norm of each query and key head.
+  bool qk_norm = false;  // Each query and key head has an RMS norm.
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  // RMS norms also of the outputs of attention and MLP.
+  // The outputs of attention and MLP have RMS norms too.
   bool output_norms = false;
-  bool norms_from_one = false;  // The checkpoint has norm weights less one.
+  bool norms_from_one = false;  // Stored norm weights are less one.
   ops::Activation activation = ops::Activation::kSilu;
-  bool scaled_embeddings = false;  // By sqrt(hidden), in the model dtype.
+  bool scaled_embeddings = false;  // Scaled by sqrt(hidden), in the model
+                                   // dtype.
   double final_softcap = 0;        // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
-  // Rotary frequencies [head_dim / 2], any scaling (llama3) already applied.
+  // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   std::vector<std::vector<double>> rope_tables;
-  // config.json's eos_token_id joined with generation_config.json's.
+  // The eos_token_id of config.json and of generation_config.json, joined.
   std::vector<int32_t> eos_token_ids;
 
   [[nodiscard]] lora::ModelShape shape() const;
-  // Parameters of the base model, tied embeddings counted once.
+  // Returns the parameters of the base model. Tied embeddings count once.
   [[nodiscard]] uint64_t num_parameters() const;
 };
 
-// Parses config.json (v4 and v5 spellings). Errors name the field, the value
-// and what is accepted: INVALID_ARGUMENT for a damaged or inconsistent file,
-// UNIMPLEMENTED for an architecture or a field that is not supported.
+// Parses config.json in the spellings of transformers 4 and 5. Errors:
+// INVALID_ARGUMENT for a damaged or inconsistent file, UNIMPLEMENTED for an
+// unsupported architecture or field. They name the field, the value and what is
+// accepted.
 [[nodiscard]] absl::StatusOr<ModelConfig> ParseModelConfig(
     std::string_view config_json);
 

@@ -12,9 +12,9 @@ namespace {
 using parallel::Range;
 using parallel::Shard;
 
-// Returns whether query heads [begin, end) read each of their key/value heads
-// equally often, because attention has one number of query heads per key/value
-// head.
+// Returns whether the query heads [begin, end) divide evenly among the
+// key/value heads that they read. Attention requires the same number of query
+// heads for each.
 bool IsUniform(int64_t begin, int64_t end, int64_t group) {
   const int64_t first = begin / group;
   const int64_t last = (end - 1) / group;
@@ -24,10 +24,10 @@ bool IsUniform(int64_t begin, int64_t end, int64_t group) {
          (last - first == 1 || of_first == group);
 }
 
-// Splits the query heads over more ranks than there are key/value heads. Empty
-// if no split works. Parts differ by at most one head. The search chooses which
-// ranks get the larger parts so that all parts are uniform (as for 14 query and
-// 2 key/value heads on 3 ranks).
+// Splits the query heads when there are more ranks than key/value heads. Parts
+// differ by at most one head. The search chooses which ranks get the larger
+// parts, so that all parts are uniform (for example 14 query and 2 key/value
+// heads on 3 ranks). The result is empty if no split works.
 class HeadParts {
  public:
   HeadParts(int64_t num_heads, int64_t num_kv_heads, int size)
@@ -43,7 +43,7 @@ class HeadParts {
   }
 
  private:
-  // Gives the remaining heads to the remaining ranks.
+  // Assigns the remaining heads to the remaining ranks.
   bool Place(int64_t large_used) {
     const auto rank = static_cast<int64_t>(parts_.size());
     if (rank == size_) return large_used == num_large_;
@@ -66,7 +66,7 @@ class HeadParts {
   const int64_t num_large_;
   const int64_t group_;
   const int64_t size_;
-  std::vector<bool> dead_;  // No solution from here.
+  std::vector<bool> dead_;  // Marks positions from which no split works.
   std::vector<Range> parts_;
 };
 

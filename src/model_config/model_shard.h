@@ -1,9 +1,8 @@
-// Tensor parallelism: what each of several ranks computes of every layer.
-// Torch-free.
+// Tensor parallelism: which part of every layer each rank computes. Torch-free.
 //
 // Query and key/value heads, feed-forward features and the vocabulary are split
-// into contiguous parts. The residual stream and the norms are whole on every
-// rank. Products that read the residual stream (q, k, v, gate, up, head) are
+// into contiguous parts. Every rank has the whole residual stream and all
+// norms. Products that read the residual stream (q, k, v, gate, up, head) are
 // split by rows. Products that write to it (o, down) are split by columns, and
 // the ranks' results are summed. Source: Shoeybi et al. 2019 (Megatron-LM).
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
@@ -16,9 +15,10 @@
 
 namespace weft::model {
 
-// The parts of a rank. Together the ranks have all heads, all features and the
-// whole vocabulary. With more ranks than key/value heads, each rank has the
-// key/value heads that its query heads read, so one may be on several ranks.
+// One rank's parts. Together the ranks have all heads, all features and the
+// whole vocabulary. Each rank has the key/value heads that its query heads
+// read. So with more ranks than key/value heads, several ranks may have the
+// same one.
 struct ModelShard {
   parallel::Range heads;
   parallel::Range kv_heads;
@@ -26,15 +26,15 @@ struct ModelShard {
   parallel::Range vocab;
 };
 
-// Returns INVALID_ARGUMENT naming --tensor-parallel-size, its value and the
-// limit. There may not be more ranks than query heads, feed-forward features or
-// vocabulary entries, and on each rank every key/value head must serve the same
-// number of query heads.
+// Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
+// limit, if the model cannot be split over so many ranks. Each rank needs at
+// least one query head, one feed-forward feature and one vocabulary entry. On
+// each rank every key/value head must serve the same number of query heads.
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
-// Returns the parts of the rank `shard`. Here and in the next two functions
-// CheckTensorParallelSize must accept the number of ranks.
+// Returns the parts of rank `shard`. REQUIRES, here and in the next two
+// functions: CheckTensorParallelSize accepts the number of ranks.
 [[nodiscard]] ModelShard ShardOf(const ModelConfig& config,
                                  const parallel::Shard& shard);
 
@@ -43,11 +43,11 @@ struct ModelShard {
 [[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
                                       const parallel::Shard& shard);
 
-// Returns the config with the largest numbers that any rank has, for budgets
-// that hold on all ranks.
+// Returns the config with the largest number that any rank has in each field,
+// for budgets that hold on all ranks.
 [[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
 
-// The same parts, in features.
+// Returns the parts of LocalConfig as ranges of features.
 [[nodiscard]] lora::ShapeRanges LocalRanges(const ModelConfig& config,
                                             const parallel::Shard& shard);
 

@@ -31,8 +31,8 @@ std::vector<double> PlainFrequencies(double theta, int head_dim) {
   return frequencies;
 }
 
-// Long waves are stretched by the factor, short ones kept, those between
-// blended.
+// Divides low frequencies by the factor, keeps high ones, and blends those
+// between.
 double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength > scaling.original_positions / scaling.low_frequency_factor) {
@@ -65,7 +65,7 @@ absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope) {
   return scaling;
 }
 
-// Reads rope_type, or type, its name in older releases.
+// Reads rope_type, or `type`, which is its name in older releases.
 absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   WEFT_ASSIGN_OR_RETURN(const std::string old_spelling,
                         rope.StringOr("type", ""));
@@ -96,9 +96,9 @@ absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
                           rope.Number("factor", 1, kMaxFactor));
     for (double& frequency : frequencies) frequency /= factor;
   } else if (kind == "dynamic") {
-    // Changes nothing up to max_position_embeddings, the longest context that
-    // is served. Beyond, every frequency would follow from the longest sequence
-    // that shares the batch.
+    // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
+    // serves no longer context. Beyond that, every frequency would depend on
+    // the longest sequence in the batch.
     WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
   } else if (kind == "llama3") {
     WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
@@ -113,7 +113,8 @@ absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
   return frequencies;
 }
 
-// Returns the table of a field's object, or the plain table without one.
+// Returns the table of a field's object, or the plain table if the object is
+// absent.
 absl::StatusOr<std::vector<double>> ReadTable(const char* name,
                                               const Json* rope, double theta,
                                               int head_dim) {
@@ -126,7 +127,8 @@ absl::StatusOr<std::vector<double>> ReadTable(const char* name,
   return ReadScaled(fields, theta, head_dim);
 }
 
-// rope_parameters of a family with two tables: one object per layer type.
+// Reads the rope_parameters of a family with two tables, which have one object
+// per layer type.
 absl::StatusOr<std::vector<std::vector<double>>> ReadNested(
     const Json& parameters, double theta, double local_theta, int head_dim) {
   if (!parameters.is_object()) {

@@ -22,15 +22,15 @@ using parallel::Shard;
 
 Range Whole(int64_t count) { return {.begin = 0, .end = count}; }
 
-// A projection inside a slot: its rows, and the rows that the rank keeps.
+// A projection inside a slot: its rows, and the rows that this rank keeps.
 struct Projection {
   absl::string_view name;
   int64_t rows;
   Range part;
 };
 
-// The columns of a slot's tensors, and those that the rank keeps. None:
-// vectors.
+// The columns of a slot's tensors, and the columns that this rank keeps. None
+// for vectors.
 struct Columns {
   int64_t count = 0;
   Range part;
@@ -88,7 +88,7 @@ class LayerList {
 
   void AddMlp() {
     // Llama's post_attention_layernorm comes before the MLP. In models with
-    // output norms it is the norm of attention's output.
+    // output norms, that name belongs to the norm of attention's output.
     AddVector(config_.output_norms ? "pre_feedforward_layernorm"
                                    : "post_attention_layernorm",
               WeightSlot::kMlpNorm, config_.hidden);
@@ -119,8 +119,8 @@ class LayerList {
   void AddBiases(const std::vector<Projection>& projections, WeightSlot slot) {
     AddRows(projections, ".bias", slot, {});
   }
-  // Adds a projection to the residual stream. Its results are summed over
-  // ranks.
+  // Adds a projection that writes to the residual stream. Its results are
+  // summed over ranks.
   void AddSummed(absl::string_view name, const Columns& columns,
                  WeightSlot slot, bool has_bias, WeightSlot bias_slot) {
     const std::vector<Projection> rows = {
@@ -129,7 +129,7 @@ class LayerList {
     if (has_bias && is_first_rank_) AddBiases(rows, bias_slot);
   }
 
-  // One entry per projection.
+  // Adds one entry per projection.
   void AddRows(const std::vector<Projection>& projections,
                absl::string_view suffix, WeightSlot slot,
                const Columns& columns) {
@@ -157,7 +157,7 @@ class LayerList {
   std::vector<WeightEntry>& entries_;
 };
 
-// One of the matrices of the vocabulary.
+// Returns the entry of the embedding or of the head.
 WeightEntry VocabMatrix(const ModelConfig& config, const Shard& shard,
                         const char* name, WeightSlot slot) {
   return MakeEntry(name, slot, /*layer=*/0,
@@ -174,7 +174,8 @@ WeightEntry Head(const ModelConfig& config, const Shard& shard) {
   return VocabMatrix(config, shard, "lm_head.weight", WeightSlot::kHead);
 }
 
-// The layer of "model.layers.3.mlp.up_proj.weight".
+// Returns the layer's number in a name such as
+// "model.layers.3.mlp.up_proj.weight".
 int64_t LayerOf(absl::string_view name) {
   int64_t layer = 0;
   constexpr absl::string_view kPrefix = "model.layers.";
@@ -285,7 +286,8 @@ absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
     const std::string name =
         weights::Checkpoint::LayerTensorName(stored.name());
     if (name.empty() || known.contains(name)) continue;
-    // Tables that old releases saved; layers that a cut model left behind.
+    // Accepts tables that old releases saved, and layers that remain of a
+    // longer model.
     if (absl::EndsWith(name, ".rotary_emb.inv_freq") ||
         LayerOf(name) >= config.num_layers) {
       continue;

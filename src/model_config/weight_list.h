@@ -1,6 +1,5 @@
-// The tensors that a decoder is made of: Hugging Face's names and shapes, the
-// part of each that a rank keeps, and the matrix of Weft that it goes to.
-// Torch-free.
+// The tensors of a decoder: Hugging Face's names and shapes, the part of each
+// that a rank keeps, and the matrix of Weft to which it goes. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_
 #define WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_
 
@@ -16,8 +15,8 @@
 
 namespace weft::model {
 
-// Fields of DecoderWeights and LayerWeights. Projections that share an input
-// share a slot.
+// Names the fields of DecoderWeights and LayerWeights. Projections that share
+// an input share a slot.
 enum class WeightSlot : uint8_t {
   kEmbedding,
   kInputNorm,
@@ -41,35 +40,36 @@ enum class WeightSlot : uint8_t {
 [[nodiscard]] bool IsNorm(WeightSlot slot);
 
 struct WeightEntry {
-  std::string name;  // Canonical: "model.layers.0.mlp.up_proj.weight".
+  std::string name;  // Such as "model.layers.0.mlp.up_proj.weight".
   WeightSlot slot = WeightSlot::kEmbedding;
-  int layer = 0;               // 0 for slots outside of the layers.
-  std::vector<int64_t> shape;  // The whole tensor's.
-  // The part that the rank keeps: this shape, from this row and column on.
+  int layer = 0;               // 0 for a slot outside the layers.
+  std::vector<int64_t> shape;  // Shape of the whole tensor.
+  // The part that the rank keeps begins at this row and column and has this
+  // shape.
   std::vector<int64_t> part_shape;
   int64_t part_row = 0;
   int64_t part_column = 0;
-  // Where its rows begin in the rank's matrix of the slot, and how many rows
-  // that matrix has.
+  // The first row of this part in the slot's matrix on the rank, and the number
+  // of rows of that matrix.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
 
-  [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
+  [[nodiscard]] int64_t num_elements() const;  // Counts the whole tensor.
 };
 
-// In the order of the forward pass, entries of a slot next to each other. A
-// tied head is not listed. Biases of products that are summed over ranks are
-// listed on rank 0 alone, so that they are added once.
-// Arguments: shard as model::CheckTensorParallelSize accepts it.
+// Lists the tensors in the order of the forward pass, with the entries of a
+// slot next to each other. Does not list a tied head. Biases of products that
+// are summed over ranks are listed on rank 0 alone, so that they are added
+// once. `shard` must pass model::CheckTensorParallelSize.
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});
 
-// Lists only embedding and head.
+// Lists only the embedding and the head.
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
 // Returns the bytes of an entry's slot in the common buffer. Weights have
-// `element_bytes` each. Norms that the checkpoint stores less one are f32.
+// `element_bytes` each, but norms that the checkpoint stores less one are f32.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
                                 int64_t element_bytes);
@@ -79,14 +79,15 @@ struct WeightEntry {
                                   int64_t element_bytes,
                                   const parallel::Shard& shard = {});
 
-// Returns INVALID_ARGUMENT, with `name`, if the stored tensor has another shape
-// than the entry, a dtype other than F32, F16 and BF16, or is not row-major.
+// Returns INVALID_ARGUMENT, which quotes `name`, if the stored tensor does not
+// match the entry: it has another shape, a dtype other than F32, F16 and BF16,
+// or is not row-major.
 [[nodiscard]] absl::Status CheckStored(absl::string_view name,
                                        const WeightEntry& entry,
                                        const weights::DiskTensor& stored);
 
-// Returns INVALID_ARGUMENT naming a tensor that `config` has no place for: in a
-// layer, such as the bias of a projection, or a bias of the head or of the
+// Returns INVALID_ARGUMENT naming a tensor for which `config` has no place: one
+// in a layer, such as the bias of a projection, or a bias of the head or of the
 // final norm.
 [[nodiscard]] absl::Status CheckNoOtherTensors(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);

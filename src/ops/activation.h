@@ -4,8 +4,8 @@
 
 namespace weft::ops {
 
-// kSilu: x sigmoid(x). kGeluTanh: the tanh form of GELU,
-// x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+// kSilu is x sigmoid(x). kGeluTanh is the tanh form of GELU: x (1 + tanh(sqrt(2
+// / pi) (x + 0.044715 x^3))) / 2.
 enum class Activation { kSilu, kGeluTanh };
 
 }  // namespace weft::ops

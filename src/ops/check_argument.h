@@ -1,4 +1,4 @@
-// Checks an op's tensors before a kernel gets their raw pointers.
+// Checks an op's tensors before a kernel gets raw pointers to them.
 #ifndef WEFT_SRC_OPS_CHECK_ARGUMENT_H_
 #define WEFT_SRC_OPS_CHECK_ARGUMENT_H_
 
@@ -7,12 +7,12 @@
 
 namespace weft::ops {
 
-// kAny: the op makes it contiguous itself.
+// With kAny the op itself makes the tensor contiguous.
 enum class Layout { kContiguous, kAny };
 
 // Throws c10::Error unless the argument is defined, has this dtype and these
-// sizes, and is on the device of `like`. The message names the argument, its
-// actual and its expected form.
+// sizes, and is on the device of `like`. The message names the argument and
+// describes both its actual and its expected form.
 inline void CheckArgument(const char* name, const at::Tensor& argument,
                           const at::Tensor& like, at::ScalarType dtype,
                           at::IntArrayRef sizes,

@@ -30,8 +30,8 @@ void CheckSameType(const at::Tensor& a, const at::Tensor& b) {
               a.scalar_type(), " and ", b.scalar_type());
 }
 
-// `weight` is contiguous. It only has to live until the launch is queued,
-// because the allocator reuses memory in the order of the stream.
+// `weight` is contiguous. It may be freed once the launch is queued, because
+// the allocator reuses memory in the order of the stream.
 k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
                         double eps) {
   return {.dtype = DTypeOf(x_TD),
@@ -56,7 +56,8 @@ k::HeadRows RowsOfHeads(const at::Tensor& x_TMC) {
           .head_stride = x_TMC.stride(1)};
 }
 
-// The arguments of both passes over the heads, with the copies they point to.
+// The arguments of both passes over the heads, with the copies to which they
+// point.
 struct HeadArguments {
   HeadArguments(const Heads& heads, const at::Tensor& positions_T,
                 const RotaryTable& table, const HeadNorms& head_norms)
@@ -135,14 +136,15 @@ CUstream_st* CurrentStream() {
 }
 
 void WaitForStream() {
-  // The stream's own synchronize() would be counted by LibTorch's search for
-  // unintended waits (SyncDebugMode).
+  // Does not call LibTorch's synchronize(), because LibTorch's search for
+  // unintended waits (SyncDebugMode) would count it.
   C10_CUDA_CHECK(cudaStreamSynchronize(CurrentStream()));
 }
 
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
-  // LibTorch's own copy would make pinned memory ask the device when it is
-  // freed, and that ends the process if the device was lost in between.
+  // LibTorch's own copy would make the allocator query the device when the
+  // pinned memory is freed. If the device was lost in between, that query would
+  // end the process.
   for (const auto& [from, to] : copies) {
     C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(),
                                    from.nbytes(), cudaMemcpyDeviceToHost,
@@ -301,7 +303,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckSameType(q_BHC, k_pages_PSKC);
   CheckSameType(q_BHC, v_pages_PSKC);
   CheckSameType(q_BHC, out_BHC);
-  // Heads inside a row of q, k and v stay where they are.
+  // Heads inside a row of q, k and v are used where they are.
   const bool is_packed =
       q_BHC.stride(2) == 1 && q_BHC.stride(1) == q_BHC.size(2);
   const at::Tensor q = is_packed ? q_BHC : q_BHC.contiguous();

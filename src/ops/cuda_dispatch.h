@@ -1,13 +1,14 @@
-// Which tensors the kernels of kernels/cuda take, and the functions that hand
-// them over. In a build without CUDA kHasCudaKernels is false, and the
-// functions declared here are neither defined nor called:
+// Decides which tensors the kernels of kernels/cuda take, and calls the
+// kernels. In a build without CUDA, kHasCudaKernels is false, and the functions
+// declared here are neither defined nor called:
+//
 //   if constexpr (kHasCudaKernels) {
 //     if (HasCudaKernel(x)) return cuda::RmsNorm(x, weight, eps, y);
 //   }
-// Shapes, aliasing and meaning are those of the ops that call them. The ops
-// check the arguments (check_argument.h), and these functions pass them to a
-// kernel as raw pointers. They throw c10::Error, also for a failed launch, and
-// do not wait unless they say so.
+// Shapes, aliasing and meaning are those of the ops that call the functions.
+// The ops check the arguments (check_argument.h), and the functions pass raw
+// pointers to a kernel. The functions throw c10::Error, also if a launch fails.
+// They do not wait for the device unless their comment says so.
 #ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
 #define WEFT_SRC_OPS_CUDA_DISPATCH_H_
 
@@ -23,7 +24,7 @@
 #include "src/ops/rotary.h"
 #include "src/ops/vocab_rows.h"
 
-struct CUstream_st;  // CUDA's stream.
+struct CUstream_st;  // A CUDA stream.
 
 namespace weft::ops {
 
@@ -32,7 +33,8 @@ namespace weft::ops {
 #endif
 inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 
-// f32 or bf16 on a CUDA device. Everything else takes the ATen reference.
+// Returns whether the tensor is f32 or bf16 on a CUDA device. All others go to
+// the ATen reference.
 [[nodiscard]] inline bool HasCudaKernel(const at::Tensor& tensor) {
   return tensor.is_cuda() && (tensor.scalar_type() == at::kFloat ||
                               tensor.scalar_type() == at::kBFloat16);
@@ -40,12 +42,13 @@ inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 
 namespace cuda {
 
-// Returns the stream to which LibTorch queues the calling thread's work.
+// Returns the stream on which LibTorch queues the calling thread's work.
 [[nodiscard]] CUstream_st* CurrentStream();
-// Waits until the device has done all work queued there.
+// Waits until the device has done all work on that stream.
 void WaitForStream();
 // Copies the first tensor of each pair to the second one, which is on the host
-// and pinned. Both are contiguous and have equal size and dtype. Waits.
+// and pinned. Both are contiguous and have equal size and dtype. Waits for the
+// copies.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
@@ -64,19 +67,20 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
-// out and lse contiguous.
+// out_NHC and lse_NH are contiguous.
 void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
                 at::Tensor& out_NHC, at::Tensor& lse_NH);
-// Logits of f32.
+// logits_RV is f32.
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R);
 void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
                   at::Tensor& weights_RV, at::Tensor& scale_R,
                   at::Tensor& logprobs_E, at::Tensor& entropy_R);
-// out_RH = factor_R scale_R projection_RH + the entries' coefficient_E times
-// rows targets_E of weight_VH; entries of row r are [row_offsets[r],
-// row_offsets[r + 1]). All contiguous; out has the weight's dtype.
+// Row r of out is factor[r] scale[r] projection[r] plus a sum over the row's
+// entries e of coefficient[e] times row targets[e] of weight_VH. The entries of
+// row r are [row_offsets[r], row_offsets[r + 1]). All tensors are contiguous.
+// out has the weight's dtype.
 void HeadGradient(const at::Tensor& projection_RH, const at::Tensor& factor_R,
                   const at::Tensor& scale_R, const at::Tensor& row_offsets,
                   const at::Tensor& targets_E, const at::Tensor& coefficient_E,
@@ -88,7 +92,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
                     at::Tensor& out_BHC);
-// All [N] f32.
+// All tensors are [N] f32.
 void AdamW(const kernels::cpu::AdamWScalars& scalars,
            const at::Tensor& weights_N, const at::Tensor& gradient_N,
            at::Tensor& moment1_N, at::Tensor& moment2_N,

@@ -14,7 +14,7 @@
 namespace weft::ops {
 namespace {
 
-// `name` is the name of the narrow tensor.
+// `name` is the name of narrow_TF in messages.
 void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                     const at::Tensor& narrow_TF) {
   TORCH_CHECK(gate_up_T2F.dim() == 2 && gate_up_T2F.size(1) % 2 == 0,
@@ -25,8 +25,8 @@ void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                 {gate_up_T2F.size(0), gate_up_T2F.size(1) / 2});
 }
 
-// Both activations are x sigmoid(z(x)): SiLU with z = x, GELU's tanh form with
-// z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// Both activations are x sigmoid(z(x)). SiLU has z = x; GELU's tanh form has z
+// = 2 sqrt(2 / pi) (x + 0.044715 x^3).
 struct Gate {
   at::Tensor value;
   at::Tensor slope;

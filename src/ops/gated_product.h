@@ -17,7 +17,7 @@ namespace weft::ops {
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 
-// Turns gate_up into its gradient in place: afterwards it holds dgate | dup.
+// Overwrites gate_up_T2F by its gradient: afterwards it holds dgate | dup.
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
 

@@ -12,7 +12,7 @@ namespace weft::ops {
 
 at::Tensor ToDevice(const at::Tensor& host, at::Device device) {
   if (host.device() == device) return host;
-  // LibTorch uses pinned memory again only when the stream has read it.
+  // LibTorch reuses pinned memory only after the stream has read it.
   const at::Tensor source = device.is_cuda() ? host.pin_memory() : host;
   return source.to(device, /*non_blocking=*/true);
 }
@@ -27,7 +27,8 @@ at::Tensor ToDevice(std::span<const std::byte> bytes, at::Device device) {
 
 void ToHost(std::initializer_list<at::Tensor*> tensors) {
   if constexpr (kHasCudaKernels) {
-    std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // From and to.
+    // Pairs of source and target.
+    std::vector<std::pair<at::Tensor, at::Tensor>> copies;
     for (at::Tensor* tensor : tensors) {
       if (!tensor->defined() || !tensor->is_cuda()) continue;
       copies.emplace_back(

@@ -15,13 +15,15 @@
 namespace weft::ops {
 namespace {
 
-// So many passes over a bf16 weight cost less than widening it for one product.
+// Up to this many passes over a bf16 weight cost less than widening it for one
+// product.
 constexpr int64_t kMaxHalfPasses = 4;
-// Elements of a bf16 weight that are widened at a time.
+// Widens this many elements of a bf16 weight at a time.
 constexpr int64_t kWidenedElements = 16 << 20;
 
-// LibTorch reaches oneDNN's dense product by this operator alone: x [M, K],
-// weight [N, K] of any strides, bias, and a fused function, "none" here.
+// The only operator through which LibTorch exposes oneDNN's dense product. It
+// takes x [M, K], weight [N, K] of any strides, a bias, and a fused function,
+// which is "none" here.
 using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&,
                                    const std::optional<at::Tensor>&,
                                    std::string_view,
@@ -39,7 +41,8 @@ at::Tensor OneDnnMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                      c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
-// Only AMD's processors were measured. A LibTorch may lack the operator.
+// oneDNN was measured to be faster only on AMD processors. Some builds of
+// LibTorch lack the operator.
 bool HasOneDnn() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amd") &&
@@ -51,7 +54,7 @@ bool HasOneDnn() {
 
 bool PrefersOneDnn(const at::Tensor& a_MK) {
   static const bool has_one_dnn = HasOneDnn();
-  // Empty products have nothing to gain.
+  // An empty product gains nothing.
   return has_one_dnn && HasCpuKernel(a_MK) && a_MK.numel() > 0;
 }
 
@@ -113,7 +116,7 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   return y_MN;
 }
 
-// a b, with b widened to the dtype of a, a part at a time.
+// Returns a b. Widens b to the dtype of a, one part at a time.
 at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                          const at::Tensor& bias_N) {
   const at::ScalarType dtype = a_MK.scalar_type();

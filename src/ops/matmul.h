@@ -6,25 +6,27 @@
 
 namespace weft::ops {
 
-// Returns a b. On a CPU b may be bf16 beside a in f32: weights may be stored in
-// bf16 while everything is computed in f32.
+// Returns a b. On a CPU, b may be bf16 with an f32 a, so that weights may be
+// stored in bf16 while everything is computed in f32.
 //
-// Up to 32 rows of a with a weight (b a transposed view), 128 where it is bf16,
-// take the kernel of kernels/cpu, which reads the stored weight once for 32
-// rows. A row of the result then has the same bits in every batch. More rows
-// widen b first, a part at a time. In f32 on an AMD processor they take
-// oneDNN's product: LibTorch's own, MKL, takes an older code path there (Zen 4,
-// two cores: 220 GFLOP/s against 190 at training sizes). oneDNN keeps compiled
-// code for each shape, within the bound that server/main.cc sets. Products with
-// a LoRA rank have many shapes, because tenants' lengths differ, so they go to
-// at::mm. Shapes: a_MK [M, K] contiguous; b_KN [K, N], also a transposed view;
-// one
-//          dtype but for the above. Returns [M, N] in the dtype of a.
+// If b is a transposed view of a weight and a has few rows, a kernel of
+// kernels/cpu computes the product. Few are up to 32 rows, or up to 128 if the
+// weight is bf16. The kernel reads the stored weight once for every 32 rows,
+// and a row of the result has the same bits in every batch.
+//
+// With more rows, b is widened first, one part at a time. In f32 on an AMD
+// processor, oneDNN computes the product, because MKL, LibTorch's default,
+// takes an older code path there (Zen 4, two cores: 220 GFLOP/s against 190 at
+// training sizes). oneDNN keeps compiled code for each shape, and
+// server/main.cc bounds how much. Products with a LoRA rank have many shapes,
+// because tenants' lengths differ, so they go to at::mm.
+// Shapes:  a_MK [M, K] contiguous; b_KN [K, N], also a transposed view; of the
+//          same dtype, except as above. Returns [M, N] in the dtype of a.
 // Errors:  throws c10::Error.
 // Threads: any.
 [[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
-// a b + bias_N, which may be undefined: none.
+// Returns a b + bias_N. An undefined bias adds nothing.
 [[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                                 const at::Tensor& bias_N);
 

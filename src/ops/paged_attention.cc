@@ -16,26 +16,27 @@
 namespace weft::ops {
 namespace {
 
-// A shorter part costs more to merge than it saves.
+// Merging a shorter part costs more than splitting saves.
 constexpr int64_t kMinPartTokens = 512;
 
-// Geometry of one call, with the CPU kernel's arguments filled in.
+// The sizes of one call and the CPU kernel's arguments.
 struct Launch {
-  kernels::cpu::PagedAttentionItem item;  // All but what differs per work item.
+  kernels::cpu::PagedAttentionItem item;  // Only what differs between work
+                                          // items is not set.
   const int32_t* page_table = nullptr;
   const int32_t* lengths = nullptr;
-  int64_t window = 0;  // As in AttentionRule.
+  int64_t window = 0;  // AttentionRule::window.
   int64_t batch = 0;
   int64_t table_entries = 0;
-  int64_t parts = 1;  // Parts that the tokens of each sequence are split into.
+  int64_t parts = 1;  // Number of parts of each sequence's tokens.
 };
 
-// Returns the first token that the newest token of a sequence sees.
+// Returns the first token that the sequence's newest token sees.
 int64_t FirstToken(int64_t length, int64_t window) {
   return window > 0 ? std::max<int64_t>(0, length - window) : 0;
 }
 
-// Few sequences leave threads idle, so long contexts are split over them.
+// Few sequences would leave threads idle, so long contexts are split.
 int64_t NumParts(const Launch& launch) {
   const int64_t items = launch.batch * launch.item.num_kv_heads;
   const int64_t length =
@@ -45,8 +46,8 @@ int64_t NumParts(const Launch& launch) {
   return std::clamp<int64_t>(longest / kMinPartTokens, 1, wanted);
 }
 
-// Work item (b, k, part), part fastest. `out` and `lse` hold [parts, B, H, C]
-// and [parts, B, H]; an empty part gets lse -inf.
+// Runs work item (b, k, part), where `part` varies fastest. `out` and `lse`
+// hold [parts, B, H, C] and [parts, B, H]. An empty part gets lse -inf.
 void RunItem(const Launch& launch, int64_t index, float* out, float* lse) {
   kernels::cpu::PagedAttentionItem item = launch.item;
   const int64_t part = index % launch.parts;
@@ -121,7 +122,7 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   out_BHC.view({rows, C}).copy_(scratch[0]);
 }
 
-// Zeroes the output of rows of padding, whose length is 0.
+// Zeroes the output rows of padding, whose length is 0.
 void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
   const auto* lengths = lengths_B.const_data_ptr<int32_t>();
   for (int64_t b = 0; b < lengths_B.size(0); ++b) {
@@ -129,7 +130,7 @@ void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
   }
 }
 
-// Gathers the pages of each sequence; any dtype and device.
+// Computes on gathered pages of each sequence. Takes any dtype and device.
 void PagedAttentionReference(const at::Tensor& q_BHC,
                              const at::Tensor& k_pages_PSKC,
                              const at::Tensor& v_pages_PSKC,
@@ -150,7 +151,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
   if (rule.window > 0) {
     mask_BT.logical_and_(tokens_1T >= lengths_B1 - rule.window);
   }
-  // Entries of pages without such tokens may have any value, so page 0 is read.
+  // Table entries of pages without visible tokens may have any value, so page 0
+  // is read instead.
   const at::Tensor needed_BL = mask_BT.view({batch, pages, page_tokens}).any(2);
   const at::Tensor table =
       at::where(needed_BL, page_table_BL.narrow(1, 0, pages), 0).flatten();
@@ -159,7 +161,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
     at::Tensor rows = all_pages.index_select(0, table)
                           .view({batch, pages * page_tokens, kv_heads, 1, C})
                           .to(compute);
-    // Unwritten slots may hold NaN, which a weight of 0 would keep.
+    // Unwritten slots may hold NaN, and a weight of 0 times NaN is NaN. So they
+    // are cleared.
     rows =
         rows.masked_fill(mask_BT.logical_not().view({batch, -1, 1, 1, 1}), 0);
     return rows.permute({0, 2, 3, 1, 4});  // [B, K, 1, T, C]
@@ -202,9 +205,10 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
 }
 
-// The rows that go to a slot; undefined: all of them. Slots on a device are not
-// read, because that would wait; here they are 0 or above. Batches with padding
-// go to the kernel that writes pages (ops/rotary.h), which skips the padding.
+// Returns the rows that go to a slot; undefined means all rows. Does not read
+// slots on a device, because that would wait. Slots on a device are never
+// negative here: batches with padding go to the kernel that writes pages
+// (ops/rotary.h), which skips the padding.
 at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   if (!slots_T.is_cpu()) return {};
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();

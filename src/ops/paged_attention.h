@@ -10,9 +10,9 @@
 
 namespace weft::ops {
 
-// Writes token t of k, v (row t) to its slot: page slots[t] / S, row slots[t] %
-// S. On a CPU a token with a slot below 0 is not written. Slots are distinct.
-// ops::PrepareHeads calls it if its kernel does not write pages itself.
+// Writes row t of k and v to slot t: page slots[t] / S, row slots[t] % S. On a
+// CPU, skips a token whose slot is negative. Slots are distinct.
+// ops::PrepareHeads calls it if its own kernel does not write pages.
 // Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64
 //          contiguous, on the device; k_pages, v_pages [P, S, K, C] contiguous.
 // Threads: engine thread only.
@@ -20,10 +20,11 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC);
 
-// out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]
-// tokens of the sequence whose pages are page_table[b], or the last `window` of
-// them. lengths[b] >= 1; the CUDA kernel takes 0 too, and writes zeros. Table
-// entries of pages without such tokens are ignored.
+// Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
+// lengths[b] tokens of sequence b, or over the last `window` of these. The
+// sequence's pages are page_table[b]. REQUIRES: lengths[b] >= 1; the CUDA
+// kernel also takes 0 and writes zeros. Table entries of pages without visible
+// tokens are ignored.
 // Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
 //          lengths_B [B] i32, all on the device; the others have one dtype.
 // Errors:  throws c10::Error, which names the argument.

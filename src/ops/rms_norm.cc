@@ -18,7 +18,7 @@ void CheckRows(const at::Tensor& x_TD, const at::Tensor& weight_D) {
               "rms_norm wants unit stride in D");
 }
 
-// x / rms(x) and 1 / rms(x), in the compute type.
+// Holds x / rms(x) and 1 / rms(x), in the compute type.
 struct Normalized {
   at::Tensor n_TD;
   at::Tensor inverse_T1;

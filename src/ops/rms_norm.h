@@ -7,20 +7,20 @@
 
 namespace weft::ops {
 
-// Writes y = x * rsqrt(mean(x^2) + eps) * weight.
+// Writes y = x * rsqrt(mean(x^2) + eps) * weight. y may be x.
 // Shapes:  x_TD, y_TD [T, D] with unit stride in D, any row stride; weight_D
-//          [D]; all of one dtype, or the weight in f32 beside a narrower x;
-//          statistics in f32. y may be x.
+//          [D]. All have one dtype, but the weight may be f32 with a narrower
+//          x. Statistics are f32.
 // Threads: engine thread only.   Source: Zhang and Sennrich 2019.
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);
 
-// sum += x, then y = norm(sum), with the bits of the two calls.
-// Shapes: x_TD, sum_TD, y_TD as x_TD above; none aliases another.
+// Computes sum += x and then y = norm(sum), with the same bits as two calls.
+// Shapes: x_TD, sum_TD, y_TD like x_TD above; none aliases another.
 void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
                 at::Tensor& sum_TD, at::Tensor& y_TD);
 
-// Adds dLoss/dx to dx, given dLoss/dy. The statistics are recomputed from x.
+// Adds dLoss/dx to dx, given dLoss/dy. Recomputes the statistics from x.
 // Shapes: all [T, D] as above. dx may not alias dy or x.
 void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
                      const at::Tensor& weight_D, double eps, at::Tensor& dx_TD);

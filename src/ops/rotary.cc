@@ -19,7 +19,7 @@ void RotateReference(at::Tensor& x_TMC, const at::Tensor& positions_T,
                      const RotaryTable& table, bool inverse) {
   const at::ScalarType compute = ComputeType(x_TMC);
   const at::Tensor rows = positions_T.to(at::kLong);
-  // One angle per (token, feature), shared by the heads.
+  // There is one angle for each token and feature; all heads share it.
   const at::Tensor cos =
       table.cos_PC.index_select(0, rows).to(compute).unsqueeze(1);
   at::Tensor sin = table.sin_PC.index_select(0, rows).to(compute).unsqueeze(1);
@@ -61,7 +61,7 @@ void CheckUnitStride(const at::Tensor& x_TMC) {
               "heads want unit stride in C");
 }
 
-// Norms every head of x in place.
+// Norms each head of x in place.
 void Normalize(const at::Tensor& x_TMC, const at::Tensor& weight_C,
                double eps) {
   const int64_t heads = x_TMC.size(1);
@@ -101,7 +101,7 @@ void NormalizeBackwardReference(const at::Tensor& d_TMC,
   }
 }
 
-// Turns the gradient of normed heads into that of the raw ones.
+// Turns the gradient of the normed heads into the gradient of the raw ones.
 void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
                        const at::Tensor& weight_C, double eps) {
   TORCH_CHECK(raw_TMC.sizes() == d_TMC.sizes(), "gradient of heads ",
@@ -122,7 +122,7 @@ void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
   at::parallel_for(
       0, d_TMC.size(0), RowGrain(heads * features),
       [&](int64_t begin, int64_t end) {
-        // The kernel adds to its output, which must not be its input.
+        // The kernel adds to its output, so the output must not be its input.
         std::vector<float> dx(features);
         for (int64_t t = begin; t < end; ++t) {
           for (int64_t m = 0; m < heads; ++m) {
@@ -136,7 +136,7 @@ void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
       });
 }
 
-// Rotates x in place, or back.
+// Rotates the heads in place, forwards or back.
 void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
             const RotaryTable& table, bool inverse) {
   at::Tensor x_TMC = heads_TMC;
@@ -176,8 +176,8 @@ bool TakesKernel(const Heads& heads) {
 
 RotaryTable MakeRotaryTable(const std::vector<double>& inverse_frequencies,
                             int64_t num_positions, at::Device device) {
-  // The angles are rounded as the models were trained with them: frequencies
-  // and products in f32.
+  // The models were trained with frequencies and products in f32, so the angles
+  // are rounded in the same way.
   const at::Tensor frequencies = at::tensor(inverse_frequencies, at::kFloat);
   const at::Tensor angles =
       at::outer(at::arange(num_positions, at::kFloat), frequencies)
@@ -222,7 +222,7 @@ void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
       return;
     }
   }
-  // copy_ does nothing where source and target are the same memory.
+  // copy_ does nothing if source and target are the same memory.
   into.q_TQC.copy_(gradients.q_TQC);
   into.k_TKC.copy_(gradients.k_TKC);
   into.v_TKC.copy_(gradients.v_TKC);

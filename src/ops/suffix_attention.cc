@@ -10,7 +10,7 @@
 namespace weft::ops {
 namespace {
 
-// Rows [begin, begin + size) as [1, M, size, C]. A view.
+// Returns a view of rows [begin, begin + size) as [1, M, size, C].
 at::Tensor OneRun(const at::Tensor& x_TMC, int64_t begin, int64_t size) {
   return x_TMC.narrow(0, begin, size).transpose(0, 1).unsqueeze(0);
 }
@@ -27,7 +27,7 @@ AttentionOutput FlashPart(const AttentionInputs& inputs,
           lse_1HQ.squeeze(0).t().contiguous()};
 }
 
-// The suffix attends to itself and to the tokens before it. These are two
+// The suffix attends to itself and to the tokens before it. This takes two
 // calls, because the causal kernel aligns the first query with the first key.
 at::Tensor FlashSuffix(const AttentionInputs& inputs, const SuffixRows& rows) {
   const int64_t past = rows.k_size - rows.q_size;
@@ -49,7 +49,7 @@ at::Tensor FlashSuffix(const AttentionInputs& inputs, const SuffixRows& rows) {
   return own.out_THC;
 }
 
-// The flash kernels have no softcap and no window.
+// The flash kernels have neither softcap nor window.
 bool FlashExpresses(const AttentionRule& rule, const SuffixRows& rows) {
   return rule.softcap <= 0 && (rule.window == 0 || rows.k_size <= rule.window);
 }

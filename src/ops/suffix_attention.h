@@ -1,5 +1,5 @@
-// Causal attention of the last tokens of sequences. The keys and values of
-// their first tokens are in a cache.
+// Causal attention of the last tokens of sequences, whose first tokens have
+// their keys and values in a cache.
 //
 // Legend: T query rows, S key rows, H query heads, K key/value heads (H % K ==
 // 0), C head features.
@@ -15,8 +15,8 @@
 
 namespace weft::ops {
 
-// One sequence: the queries of its last q_size tokens, and the keys of all of
-// its k_size tokens, 1 <= q_size <= k_size.
+// One sequence: the queries of its last q_size tokens and the keys of all its
+// k_size tokens. 1 <= q_size <= k_size.
 struct SuffixRows {
   int64_t q_begin = 0;
   int64_t q_size = 0;
@@ -24,11 +24,11 @@ struct SuffixRows {
   int64_t k_size = 0;
 };
 
-// Query i of a sequence sees its keys [0, k_size - q_size + i], or the last
-// `window` of them. `sequences` cover the query rows and the key rows in order.
-// Returns [T, H, C], the dtype of q.
+// Query i of a sequence sees the sequence's keys [0, k_size - q_size + i], or
+// the last `window` of these. `sequences` cover the query rows and the key rows
+// in order. Returns [T, H, C] in the dtype of q.
 // Shapes:  q_THC [T, H, C], unit stride in C; k_SKC, v_SKC [S, K, C].
-// Units:   the memory of ops::TreeAttention.
+// Units:   the same memory as ops::TreeAttention.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor SuffixAttention(

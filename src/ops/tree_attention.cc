@@ -12,9 +12,9 @@
 namespace weft::ops {
 namespace {
 
-// Letters here: B runs of a batched part, Q query rows and S key rows of a run.
+// Legend: B runs of a batched part, Q query rows and S key rows of a run.
 
-// Rows [begin, begin + batch * size) as [B, M, size, C]. A view.
+// Returns a view of rows [begin, begin + batch * size) as [B, M, size, C].
 at::Tensor Runs(const at::Tensor& x_TMC, int64_t begin, int64_t batch,
                 int64_t size) {
   return x_TMC.narrow(0, begin, batch * size)
@@ -22,12 +22,12 @@ at::Tensor Runs(const at::Tensor& x_TMC, int64_t begin, int64_t batch,
       .transpose(1, 2);
 }
 
-// The inverse of Runs: [B, M, size, C] to [B * size, M, C].
+// Inverts Runs: turns [B, M, size, C] into [B * size, M, C].
 at::Tensor Rows(const at::Tensor& x_BMSC) {
   return x_BMSC.transpose(1, 2).flatten(0, 1);
 }
 
-// Tensors of one part, as views.
+// Views of one part's tensors.
 struct PartView {
   PartView(const AttentionInputs& inputs, const AttentionPart& part)
       : q_BHQC(Runs(inputs.q_THC, part.q_begin, part.batch, part.q_size)),
@@ -41,7 +41,7 @@ struct PartView {
   double scale;
 };
 
-// The backward pass's extra inputs of one part.
+// What the backward pass of one part reads beside PartView.
 struct UpstreamView {
   at::Tensor dout_BHQC;
   at::Tensor out_BHQC;
@@ -70,7 +70,7 @@ AttentionOutput PartForward(const AttentionInputs& inputs,
   return {Rows(out_BHQC), lse_BHQ.transpose(1, 2).flatten(0, 1)};
 }
 
-// dq, dk, dv of a part as rows [N, M, C].
+// Returns dq, dk, dv of a part as rows [N, M, C].
 Gradients PartBackward(const at::Tensor& dout_THC,
                        const AttentionInputs& inputs,
                        const AttentionOutput& forward,
@@ -117,7 +117,7 @@ void BackwardByParts(const at::Tensor& dout_THC, const AttentionInputs& inputs,
                      const AttentionOutput& forward,
                      const std::vector<AttentionNode>& nodes,
                      AttentionGradients gradients) {
-  // Self parts cover every row once, so they write. The other parts add.
+  // The self parts cover every row once, so they write; the other parts add.
   for (const AttentionPart& part :
        SelfParts(nodes, /*batch_equal_lengths=*/true)) {
     const auto [dq, dk, dv] = PartBackward(dout_THC, inputs, forward, part,
@@ -138,7 +138,7 @@ void BackwardByParts(const at::Tensor& dout_THC, const AttentionInputs& inputs,
   }
 }
 
-// Rows of the longest path from a root.
+// Returns the number of rows on the longest path from a root.
 int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
   std::vector<int64_t> ends(nodes.size(), 0);
   int64_t longest = 0;
@@ -152,8 +152,8 @@ int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
 
 enum class Implementation { kCpuParts, kCudaVarlen, kEager };
 
-// The flash kernels have no softcap and no window. A window that is as long as
-// every path of the batch has no effect.
+// The flash kernels have neither softcap nor window. A window that is as long
+// as the batch's longest path has no effect.
 Implementation Choose(const AttentionInputs& inputs,
                       const std::vector<AttentionNode>& nodes,
                       AttentionMethod method) {

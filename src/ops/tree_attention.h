@@ -1,17 +1,18 @@
-// Causal attention over a packed batch of prefix trees. It needs no mask and
-// copies no keys unless a window hides part of a path or scores are capped.
+// Causal attention over a packed batch of prefix trees. It needs a mask and
+// copies keys only if a window hides part of a path or if scores are capped.
 //
 // Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
 // head features.
 //
 // A node is a run of rows. It attends to itself causally and to every ancestor
-// in full. The rows of a node's descendants follow it directly (depth-first
-// order), so an ancestor's part is one rectangular call from the contiguous
+// in full. The rows of a node's descendants follow directly (depth-first
+// order). So an ancestor's part is one rectangular call, from the contiguous
 // rows [end of the ancestor, end of its subtree) to the ancestor's own rows.
 // Parts merge by log-sum-exp. An ordinary sequence is a tree of one node. A
 // root begins at position 0, a child where its parent ends.
 //
 // Worked example, a prompt of 3 tokens with two completions of 2 and 1:
+//
 //   rows   0 1 2 | 3 4 | 5        nodes {0,3,-1,6} {3,5,0,5} {5,6,0,6}
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_H_
 #define WEFT_SRC_OPS_TREE_ATTENTION_H_
@@ -28,24 +29,24 @@ namespace weft::ops {
 struct AttentionNode {
   int64_t begin = 0;        // First row.
   int64_t end = 0;          // One past its own last row.
-  int64_t parent = -1;      // Index of the parent node; -1: a root.
+  int64_t parent = -1;      // Index of the parent; -1 for a root.
   int64_t subtree_end = 0;  // One past the last row of its descendants.
 };
 
 struct AttentionOutput {
-  at::Tensor out_THC;  // [T, H, C], the dtype of q.
-  at::Tensor
-      lse_TH;  // [T, H] log of the sum of exponentials; f32, f64 for f64.
+  at::Tensor out_THC;  // [T, H, C], in the dtype of q.
+  at::Tensor lse_TH;   // [T, H], log-sum-exp; f64 for f64, otherwise f32.
 };
 
-// kFused: LibTorch's flash kernels (CPU: f16, bf16, f32, f64; CUDA: f16 and
-// bf16 with C a multiple of 8 and <= 256) if they can compute the rule for this
-// batch, else kEager. kEager: plain matrix products, any device, O(H) times 256
-// rows times the longest path (or window) in memory.
+// kFused uses LibTorch's flash kernels if they can compute the rule for this
+// batch; otherwise it is kEager. The kernels take f16, bf16, f32 and f64 on a
+// CPU. On CUDA they take f16 and bf16 with C a multiple of 8 and at most 256.
+// kEager uses plain matrix products on any device. Its memory is O(H) times 256
+// rows times the longest path (or the window).
 enum class AttentionMethod { kFused, kEager };
 
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
-//          strides (views into a fused projection are fine). nodes cover rows
+//          strides, so views into a fused projection are fine. nodes cover rows
 //          0..T in depth-first order.
 // Units:   O(T * (H + K) * C) memory.
 // Errors:  throws c10::Error.
@@ -56,11 +57,11 @@ enum class AttentionMethod { kFused, kEager };
     const std::vector<AttentionNode>& nodes, const AttentionRule& rule,
     AttentionMethod method = AttentionMethod::kFused);
 
-// Writes the gradients. The result is exact, because every part's backward pass
-// gets the merged output and the merged log-sum-exp.
-// Shapes: dout as out; dq, dk, dv as q, k, v, also views, and not aliasing
-//         them; their previous content is overwritten. Undefined ones become
-//         new tensors, which saves the flash kernels of CUDA a copy.
+// Writes the gradients. They are exact, because every part's backward pass gets
+// the merged output and the merged log-sum-exp. Shapes: dout like out; dq, dk,
+// dv like q, k, v. The gradients may be views but may not alias q, k, v; their
+// old content is overwritten. An undefined gradient becomes a new tensor, which
+// saves the CUDA flash kernels a copy.
 void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                            const AttentionOutput& forward,
@@ -69,9 +70,10 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            at::Tensor& dk_TKC, at::Tensor& dv_TKC,
                            AttentionMethod method = AttentionMethod::kFused);
 
-// Returns the most bytes that such a call takes beside inputs and outputs, for
-// up to `num_rows` rows and f32: scores, and the backward pass's copies and
-// sums of keys and values. Returns 0 if the flash kernels compute it.
+// Returns the largest memory that such a call takes beside its inputs and
+// outputs, for up to `num_rows` rows and f32: scores, and in the backward pass
+// copies and sums of keys and values. Returns 0 if the flash kernels compute
+// the rule.
 [[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,
                                  int64_t head_features);

@@ -2,11 +2,11 @@
 // kernels cannot compute: windows that hide part of a path, capped scores,
 // other dtypes and devices.
 //
-// The keys that a block of query rows may see are gathered along its path from
-// the root. So their positions are consecutive, and the mask is one band of the
-// score matrix.
+// The keys that a block of query rows may see are gathered along the block's
+// path from the root. So their positions are consecutive, and the mask is one
+// band of the score matrix.
 //
-// Letters here: N query rows of a block, S keys of it, G = H / K query heads
+// Legend: N query rows of a block, S keys of the block, G = H / K query heads
 // that share a key/value head.
 #include <ATen/ATen.h>
 
@@ -21,7 +21,8 @@
 namespace weft::ops {
 namespace {
 
-// Enough rows for full matrix products, few enough for a small score matrix.
+// Enough rows for efficient matrix products, few enough for a small score
+// matrix.
 constexpr int64_t kBlockRows = 256;
 
 struct RowRange {
@@ -29,15 +30,16 @@ struct RowRange {
   int64_t size = 0;
 };
 
-// Consecutive rows of one node, and the rows of its path that some of them see,
-// in the order of positions. The last key is the last query's own.
+// Consecutive rows of one node, and the rows of the node's path that at least
+// one of them sees, in the order of positions. The last key is that of the last
+// query.
 struct Block {
   RowRange queries;
   std::vector<RowRange> keys;
 };
 
-// Returns the last `count` rows (or all) of the path that ends before row `end`
-// of the node.
+// Returns the last `count` rows (or all, if fewer) of the path that ends before
+// row `end` of the node.
 std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
                                int64_t node, int64_t end, int64_t count) {
   std::vector<RowRange> ranges;
@@ -73,8 +75,8 @@ std::vector<Block> MakeBlocks(const std::vector<AttentionNode>& nodes,
   return blocks;
 }
 
-// [T, H, C] to [K, G N, C] in the compute type: the rows of a block, query
-// heads beside the key head they share.
+// Takes the rows of a block from [T, H, C] and returns [K, G N, C] in the
+// compute type, which puts query heads beside the key head that they share.
 at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
                      int64_t num_kv_heads) {
   return x_THC.narrow(0, rows.begin, rows.size)
@@ -84,12 +86,12 @@ at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
       .flatten(1, 2);
 }
 
-// The inverse: [K, G N, C] to [N, H, C].
+// Inverts GroupRows: turns [K, G N, C] into [N, H, C].
 at::Tensor UngroupRows(const at::Tensor& x_KNC, int64_t num_rows) {
   return x_KNC.unflatten(1, {-1, num_rows}).permute({2, 0, 1, 3}).flatten(1, 2);
 }
 
-// [T, K, C] to [K, S, C] in the compute type.
+// Takes rows of [T, K, C] and returns [K, S, C] in the compute type.
 at::Tensor GatherKeys(const at::Tensor& x_TKC,
                       const std::vector<RowRange>& keys) {
   std::vector<at::Tensor> rows;
@@ -110,13 +112,13 @@ void ScatterAddKeys(const at::Tensor& d_KSC, const std::vector<RowRange>& keys,
   }
 }
 
-// Queries, keys and values of a block, and its scores.
+// The queries, keys and values of a block, and its scores.
 struct ScoredBlock {
   ScoredBlock(const AttentionInputs& inputs, const Block& block);
 
   at::Tensor q_KNC, k_KSC, v_KSC;
-  at::Tensor scores_KNS;  // -inf where a query may not look.
-  at::Tensor slope_KNS;   // The softcap's derivative; undefined without.
+  at::Tensor scores_KNS;  // -inf where a query may not see a key.
+  at::Tensor slope_KNS;   // Derivative of the softcap; may be undefined.
 };
 
 ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
@@ -131,7 +133,8 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
     scores_KNS = tanh.mul_(rule.softcap);
   }
   const int64_t rows = block.queries.size;
-  const int64_t before = k_KSC.size(1) - rows;  // Keys before the first query.
+  const int64_t before = k_KSC.size(1) - rows;  // Number of keys before the
+                                                // first query.
   const at::Tensor all =
       at::ones({rows, k_KSC.size(1)}, scores_KNS.options().dtype(at::kBool));
   at::Tensor hidden = all.triu(before + 1);
@@ -139,7 +142,7 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
   scores_KNS.unflatten(1, {-1, rows}).masked_fill_(hidden, -INFINITY);
 }
 
-// The rows of the block alone.
+// Computes only the rows of the block.
 AttentionOutput RunBlock(const AttentionInputs& inputs, const Block& block) {
   const int64_t rows = block.queries.size;
   ScoredBlock scored(inputs, block);
@@ -159,10 +162,11 @@ int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
   if (!slides && rule.softcap <= 0) return 0;
   const int64_t keys =
       slides ? std::min(num_rows, rule.window + kBlockRows) : num_rows;
-  // Backward: weights, their gradient, and the softcap's slope twice.
+  // In the backward pass: weights, their gradient, and the softcap's slope
+  // twice.
   constexpr int64_t kMatrices = 4;
   constexpr int64_t kFloatBytes = 4;
-  // dK and dV of all rows; K, V, dK and dV of a block's keys.
+  // Counts dK and dV of all rows, and K, V, dK and dV of a block's keys.
   const int64_t key_rows = 2 * num_rows + 4 * keys;
   return (kMatrices * num_heads * std::min(num_rows, kBlockRows) * keys +
           key_rows * num_kv_heads * head_features) *
@@ -202,7 +206,8 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const std::vector<AttentionNode>& nodes,
                                 AttentionGradients gradients) {
   const int64_t kv_heads = inputs.k_TKC.size(1);
-  // A key is in many blocks: its sum is rounded once, at the end.
+  // A key is in many blocks. The wide sum rounds its gradient only once, at the
+  // end.
   const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
   at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);
   at::Tensor dv_TKC = at::zeros(inputs.v_TKC.sizes(), options);

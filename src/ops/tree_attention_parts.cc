@@ -14,8 +14,7 @@ std::vector<AttentionPart> SelfParts(const std::vector<AttentionNode>& nodes,
   for (const AttentionNode& node : nodes) {
     const int64_t size = node.end - node.begin;
     if (size == 0) continue;
-    // Depth-first order has no gaps: a node starts at the end of the one
-    // before.
+    // Depth-first order has no gaps: a node starts where the previous one ends.
     if (batch_equal_lengths && !parts.empty() && parts.back().q_size == size) {
       ++parts.back().batch;
       continue;

@@ -1,5 +1,5 @@
-// The calls that tree and suffix attention are made of. Private to
-// tree_attention*.cc and suffix_attention.cc.
+// Divides tree and suffix attention into calls. Private to tree_attention*.cc
+// and suffix_attention.cc.
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 #define WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 
@@ -13,8 +13,8 @@
 
 namespace weft::ops {
 
-// Queries of `batch` consecutive runs of `q_size` rows against as many runs of
-// `k_size` rows.
+// `batch` pairs of runs. Each pair has `q_size` consecutive query rows and
+// `k_size` consecutive key rows.
 struct AttentionPart {
   int64_t q_begin = 0;
   int64_t q_size = 0;
@@ -23,21 +23,24 @@ struct AttentionPart {
   int64_t batch = 1;
 };
 
-// Every node against itself, causally. The parts cover all rows in order;
-// neighbours of equal length share one part when `batch_equal_lengths`.
+// Returns the parts in which every node attends causally to itself. The parts
+// cover all rows in order. With `batch_equal_lengths`, neighbours of equal
+// length share one part.
 [[nodiscard]] std::vector<AttentionPart> SelfParts(
     const std::vector<AttentionNode>& nodes, bool batch_equal_lengths);
 
-// Descendants' rows against their ancestor's, one list per depth of the
-// ancestor; the query rows of one list are disjoint.
+// Returns the parts in which descendants' rows attend to an ancestor's rows,
+// one list for each depth of the ancestor. The query rows of one list are
+// disjoint.
 [[nodiscard]] std::vector<std::vector<AttentionPart>> AncestorParts(
     const std::vector<AttentionNode>& nodes);
 
-// Folds a result over other keys into out and lse. Shapes: [N, H, C], [N, H].
+// Merges `part`, a result over other keys, into out and lse. Shapes: [N, H, C],
+// [N, H].
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH);
 
-// The inputs of both passes.
+// The inputs of the forward and the backward pass.
 struct AttentionInputs {
   const at::Tensor& q_THC;
   const at::Tensor& k_TKC;
@@ -53,7 +56,8 @@ struct AttentionGradients {
   at::Tensor& dv_TKC;
 };
 
-// The CUDA flash kernels, one call per level; see tree_attention_varlen.cc.
+// The functions below use the CUDA flash kernels, one call per level; see
+// tree_attention_varlen.cc.
 [[nodiscard]] bool VarlenSupports(const at::Tensor& q_THC);
 [[nodiscard]] AttentionOutput VarlenTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
@@ -63,11 +67,12 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
                                  const std::vector<AttentionNode>& nodes,
                                  AttentionGradients gradients);
 
-// One call for all sequences.
+// Computes all sequences in one call.
 [[nodiscard]] at::Tensor VarlenSuffixAttention(
     const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences);
 
-// Plain matrix products for any rule; see tree_attention_eager.cc.
+// The functions below use plain matrix products, for any rule; see
+// tree_attention_eager.cc.
 [[nodiscard]] AttentionOutput EagerTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
 void EagerTreeAttentionBackward(const at::Tensor& dout_THC,

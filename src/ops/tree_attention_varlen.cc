@@ -1,11 +1,13 @@
-// Tree and suffix attention on CUDA: LibTorch's variable-length flash kernels,
-// one causal call for all nodes or sequences and one call per level of
-// ancestors.
+// Tree and suffix attention on CUDA by LibTorch's variable-length flash
+// kernels: one causal call for all nodes or sequences, and one call for each
+// level of ancestors.
 //
-// Assumed of LibTorch 2.11: queries and keys are packed rows [N, M, C] with i32
-// cumulative lengths; the log-sum-exp is unpadded, [H, N] f32 (checked at run
-// time); the random state is not read without dropout; a causal call with fewer
-// queries than keys aligns the last query with the last key.
+// The code assumes of LibTorch 2.11:
+// - Queries and keys are packed rows [N, M, C] with i32 cumulative lengths.
+// - The log-sum-exp is unpadded, [H, N] f32 (checked at run time).
+// - Without dropout the random state is not read.
+// - A causal call with fewer queries than keys aligns the last query with the
+//   last key.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -18,14 +20,15 @@
 namespace weft::ops {
 namespace {
 
-// One variable-length call: which rows take part, and where each part ends.
+// One variable-length call: the rows that take part, and where each part ends.
 struct VarlenCall {
-  at::Tensor q_rows;  // Row numbers; undefined: all rows in order.
+  at::Tensor q_rows;  // Row numbers; undefined means all rows in order.
   at::Tensor k_rows;
-  at::Tensor q_ends;  // [parts + 1] i32 cumulative lengths.
+  at::Tensor q_ends;  // Cumulative lengths, [parts + 1] i32.
   at::Tensor k_ends;
-  // An upper bound suffices. 2 for single rows: for 1 the kernel folds query
-  // heads into rows and with them changes the layout of the log-sum-exp.
+  // An upper bound of the parts' query rows. It is 2 even for single rows: at 1
+  // the kernel folds query heads into rows, which changes the layout of the
+  // log-sum-exp.
   int64_t max_q = 2;
   int64_t max_k = 1;
 };
@@ -70,7 +73,7 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
                   lse_HN.size(1) == q.size(0),
               "flash attention's log-sum-exp is not [heads, rows] but ",
               lse_HN.sizes());
-  // Returns a view, because the backward pass needs this memory layout.
+  // Returns lse as a view, because the backward pass needs this memory layout.
   return {std::get<0>(result), lse_HN.t()};
 }
 

@@ -14,11 +14,11 @@
 namespace weft::ops {
 namespace {
 
-// Logits that the reference widens and exponentiates at a time, so that its
-// temporaries stay small beside the chunk.
+// The reference widens and exponentiates this many logits at a time, so that
+// its temporaries stay small beside the chunk.
 constexpr int64_t kReferenceBlockElements = int64_t{1} << 24;
 
-// z = softcap(x) / temperature; `tanh` is set when there is a softcap.
+// z = softcap(x) / temperature. `tanh` is defined if there is a softcap.
 struct Scaled {
   at::Tensor z;
   at::Tensor tanh;
@@ -31,7 +31,8 @@ Scaled Scale(const at::Tensor& x, double softcap,
   return {tanh * softcap / temperature, tanh};
 }
 
-// Log-sum-exp of rows [begin, begin + count), and what else is asked for.
+// Computes the log-sum-exp of rows [begin, begin + count), and the other
+// outputs that are wanted.
 void ScoreBlock(at::Tensor& logits_RV, const VocabRowsInput& input,
                 int64_t begin, int64_t count, bool softmax_in_place,
                 at::Tensor& lse_R, at::Tensor& entropy_R) {
@@ -44,7 +45,8 @@ void ScoreBlock(at::Tensor& logits_RV, const VocabRowsInput& input,
   if (!softmax_in_place && !entropy_R.defined()) return;
   const at::Tensor p = (scaled.z - lse).exp_();
   if (entropy_R.defined()) {
-    // A logit of -inf has probability 0 and adds nothing.
+    // A logit of -inf has probability 0 and must add nothing, but 0 times -inf
+    // is NaN.
     const at::Tensor terms =
         at::where(p == 0, at::zeros({}, p.options()), p * scaled.z);
     entropy_R.narrow(0, begin, count).copy_(lse.squeeze(1) - terms.sum(1));
@@ -58,8 +60,8 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
                         bool softmax_in_place, at::Tensor& logprobs_E,
                         at::Tensor& entropy_R) {
   const int64_t rows = logits_RV.size(0);
-  // The call gets the result's size. Otherwise the host would wait for the
-  // device.
+  // The call gets the size of its result, because otherwise the host would wait
+  // for the device.
   const at::Tensor row_of_entry_E =
       at::repeat_interleave(input.row_offsets.diff(),
                             std::optional<int64_t>(input.targets_E.numel()));

@@ -15,19 +15,19 @@
 namespace weft::optim {
 namespace {
 
-// Elements per partial sum and per task: fixed, so that a norm does not depend
-// on the number of threads.
+// Elements in each partial sum and in each task. The number is fixed, so that a
+// norm does not depend on the number of threads.
 constexpr int64_t kBlock = 65536;
 
 using ops::HasCpuKernel;
 using ops::kHasCudaKernels;
 
-// The CUDA kernels of this module take only f32.
+// This module's CUDA kernels take only f32.
 bool HasCudaKernel(const at::Tensor& tensor) {
   return ops::HasCudaKernel(tensor) && tensor.scalar_type() == at::kFloat;
 }
 
-// The update's numbers in f64.
+// The constants of one update, in f64.
 struct Update {
   double gradient_scale;
   double weight_scale;
@@ -54,7 +54,8 @@ void StepReference(const AdamWConfig& config, const Update& update,
                    const at::Tensor& weights_N, const at::Tensor& gradient_N,
                    at::Tensor& moment1_N, at::Tensor& moment2_N,
                    at::Tensor& weights_out_N) {
-  // Allocates all memory before the first change.
+  // All memory is allocated before the first change, so that an error changes
+  // nothing.
   const at::Tensor g = gradient_N * update.gradient_scale;
   at::Tensor deviation = at::empty_like(moment2_N);
   moment1_N.mul_(config.beta1).add_(g, 1 - config.beta1);

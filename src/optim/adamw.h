@@ -11,8 +11,8 @@
 
 namespace weft::optim {
 
-// L2 norm of the gradient, accumulated in f64. Not finite when it holds a NaN
-// or an infinity.
+// Returns the L2 norm of the gradient, accumulated in f64. It is not finite if
+// the gradient holds a NaN or an infinity.
 [[nodiscard]] double GradientNorm(const at::Tensor& gradient_N);
 
 // One AdamW step, equal to torch.optim.AdamW with the gradient first scaled by

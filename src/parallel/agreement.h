@@ -1,4 +1,4 @@
-// Functions by which all ranks get the same result.
+// Functions that give all ranks the same result.
 #ifndef WEFT_SRC_PARALLEL_AGREEMENT_H_
 #define WEFT_SRC_PARALLEL_AGREEMENT_H_
 
@@ -9,15 +9,15 @@
 
 namespace weft::parallel {
 
-// All ranks of a group on the host call these two functions together. They
+// All ranks of a group on the host call these functions together. The functions
 // throw what the group throws.
 
 // Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
-// of the first rank that has one: its code, and "rank N: " with the first
-// kilobyte of its message.
+// of the first rank that has one. Its message is "rank N: " and the first
+// kilobyte of the original message.
 [[nodiscard]] absl::Status Agree(Communicator& group, const absl::Status& own);
 
-// Returns the smallest of all ranks' numbers.
+// Returns the smallest of all ranks' `own`.
 [[nodiscard]] int64_t Smallest(Communicator& group, int64_t own);
 
 }  // namespace weft::parallel

@@ -27,9 +27,9 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// c10d logs every operation in the process, and groups on several threads write
-// this log without a lock. Turns it off before the first group reads the
-// variable.
+// c10d logs every operation of the process, and groups on several threads write
+// this log without a lock. The variable turns the log off, before the first
+// group reads it.
 [[maybe_unused]] const int kFlightRecorderOff =
     setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 
@@ -134,7 +134,7 @@ at::Tensor Communicator::AllGather(const at::Tensor& tensor) {
   CheckContiguous(tensor);
   std::vector<int64_t> sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), shard_.size);
-  // Flat, because Gloo needs parts of exactly the input's shape.
+  // The output is flat, because Gloo needs parts of exactly the input's shape.
   at::Tensor all = at::empty({shard_.size * tensor.numel()}, tensor.options());
   at::Tensor own = tensor.view({-1});
   backend_->group->_allgather_base(all, own)->wait();

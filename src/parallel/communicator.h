@@ -1,10 +1,11 @@
-// Ranks that compute together: c10d's process groups, NCCL for tensors on CUDA
-// devices, Gloo for those of the CPU.
+// Ranks that compute together, by c10d's process groups: NCCL for tensors on
+// CUDA devices, Gloo for tensors on the CPU.
 //
 // All ranks of a group call the same operations in the same order. If a rank is
-// lost, Gloo's operations on the others throw at once. NCCL's operations wait
-// on the device until NCCL's watchdog ends the process, so the supervisor of
-// the ranks should end them earlier. The group cannot be used after that.
+// lost, Gloo's operations on the other ranks throw at once. NCCL's operations
+// wait on the device until NCCL's watchdog ends the process, so the supervisor
+// of the ranks should end them earlier. A group that lost a rank cannot be used
+// again.
 #ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 #define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 
@@ -18,17 +19,17 @@
 
 namespace weft::parallel {
 
-// The place at which ranks find each other.
+// The place where ranks find each other.
 class Rendezvous {
  public:
-  // Over TCP. One process serves it at `host`:`port`. If `listen_fd` is not -1,
-  // it takes over this bound socket. Throws c10::Error after `timeout`. Only
-  // ranks with the same `attempt` meet.
+  // Meets over TCP. One process serves the place at `host`:`port`; if
+  // `listen_fd` is not -1, it takes over this bound socket. Throws c10::Error
+  // after `timeout`. Only ranks with the same `attempt` meet.
   static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
                                          bool serve, int listen_fd,
                                          absl::Duration timeout,
                                          const std::string& attempt = "");
-  // Between threads of this process, for tests.
+  // Meets between threads of this process, for tests.
   static std::shared_ptr<Rendezvous> InProcess();
 
   virtual ~Rendezvous() = default;
@@ -38,21 +39,20 @@ class Rendezvous {
 };
 
 struct GroupOptions {
-  // Identifies the group at the rendezvous. The same on every rank.
+  // Identifies the group at the rendezvous. All ranks use the same name.
   std::string name;
   Shard shard;  // This rank and the group's size.
   at::Device device = at::kCPU;
-  // A longer operation throws.
+  // An operation that takes longer throws.
   absl::Duration timeout = absl::Minutes(10);
-  // All ranks are on this machine, and the group listens only on loopback.
+  // All ranks are on this machine, so the group listens only on loopback.
   bool local = true;
 };
 
 // Threads: not thread-safe.
 class Communicator {
  public:
-  // Returns when all ranks have joined.
-  // Errors: throws c10::Error or std::exception.
+  // Returns when all ranks have joined. Throws c10::Error or std::exception.
   [[nodiscard]] static std::unique_ptr<Communicator> Join(
       const std::shared_ptr<Rendezvous>& rendezvous,
       const GroupOptions& options);
@@ -62,16 +62,16 @@ class Communicator {
 
   [[nodiscard]] const Shard& shard() const { return shard_; }
 
-  // Applies to later operations.
+  // Sets the timeout of later operations.
   void SetTimeout(absl::Duration timeout);
 
-  // All operations below take contiguous tensors on the group's device, of the
-  // same shape and dtype on all ranks. They throw std::exception. On CUDA they
-  // only queue on the current stream, and return before they are done.
+  // The operations below take contiguous tensors on the group's device, with
+  // the same shape and dtype on all ranks. They throw std::exception. On CUDA
+  // they queue work on the current stream and return before it is done.
 
-  // Sums over ranks in place, with the same bits on all ranks.
+  // Sums the tensors of all ranks in place. All ranks get the same bits.
   void AllReduce(at::Tensor& tensor);
-  // Returns [size, ...]: every rank's tensor, in the order of ranks.
+  // Returns [size, ...]: the tensors of all ranks, in the order of ranks.
   [[nodiscard]] at::Tensor AllGather(const at::Tensor& tensor);
   // Copies rank 0's values to all ranks.
   void Broadcast(at::Tensor& tensor);

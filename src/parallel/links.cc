@@ -5,9 +5,10 @@
 namespace weft::parallel {
 namespace {
 
-// Long, because the machines of a job may start minutes apart.
+// The timeout is long, because the machines of a job may start minutes apart.
 constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
-// Commands come only with clients' requests.
+// The next command comes only with a client's request, which may take
+// arbitrarily long.
 constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);
 
 }  // namespace

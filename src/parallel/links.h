@@ -1,7 +1,7 @@
-// The groups that a rank belongs to.
+// The process groups to which a rank belongs.
 //
 // Ranks are numbered replica by replica: with 2 replicas of 3 ranks each, ranks
-// 0 1 2 share the layers of replica 0 and 3 4 5 those of replica 1.
+// 0 1 2 share the layers of replica 0, and ranks 3 4 5 those of replica 1.
 #ifndef WEFT_SRC_PARALLEL_LINKS_H_
 #define WEFT_SRC_PARALLEL_LINKS_H_
 
@@ -13,8 +13,8 @@
 namespace weft::parallel {
 
 struct Topology {
-  int tensor_size = 1;   // Ranks that share the layers of a replica.
-  int num_replicas = 1;  // They share the data.
+  int tensor_size = 1;   // Ranks that share a replica's layers.
+  int num_replicas = 1;  // Replicas share the data.
 
   [[nodiscard]] int size() const { return tensor_size * num_replicas; }
   [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
@@ -23,17 +23,18 @@ struct Topology {
   }
 };
 
-// All null in a world of one rank.
+// In a world of one rank there are no groups, and all pointers are null.
 struct Links {
   Topology topology;
   int rank = 0;
   std::shared_ptr<Rendezvous> rendezvous;
   bool local = true;  // All ranks are on this machine.
-  // All ranks, on the host: messages of rank 0.
+  // Group of all ranks on the host, for messages of rank 0.
   std::unique_ptr<Communicator> commands;
-  // All ranks, on the device: weights and gradients.
+  // Group of all ranks on the device, for weights and gradients.
   std::unique_ptr<Communicator> transfers;
-  // The ranks of this one's replica, on the device; null when it is alone.
+  // Group of this replica's ranks on the device; null if this rank is its only
+  // one.
   std::unique_ptr<Communicator> tensor;
 
   [[nodiscard]] bool alone() const { return topology.size() == 1; }
@@ -41,16 +42,17 @@ struct Links {
 };
 
 // Ranks join in two parts, so that they can exchange errors before they need a
-// device. Both parts return when all ranks have joined. They throw c10::Error
+// device. Each part returns when all ranks have joined, and throws c10::Error
 // or std::exception.
 
-// Sets up only `commands`. `topology` has as many ranks as `world`.
+// First part: sets up only `commands`. `topology` and `world` have the same
+// number of ranks.
 [[nodiscard]] Links Meet(const World& world, const Topology& topology);
-// The same over any rendezvous.
+// The same, over any rendezvous.
 [[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
                          int rank, const Topology& topology, bool local);
 
-// Adds the groups on `device`.
+// Second part: adds the groups on `device`.
 void JoinOn(at::Device device, Links* links);
 
 }  // namespace weft::parallel

@@ -1,4 +1,4 @@
-// Splits things over the ranks that share a layer. Torch-free.
+// Divides items among the ranks that share a layer. Torch-free.
 #ifndef WEFT_SRC_PARALLEL_SHARD_H_
 #define WEFT_SRC_PARALLEL_SHARD_H_
 
@@ -6,7 +6,7 @@
 
 namespace weft::parallel {
 
-// [begin, end).
+// The half-open interval [begin, end).
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
@@ -14,12 +14,12 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// One of `size` ranks that split every layer between them.
+// One of the `size` ranks that split every layer among them.
 struct Shard {
   int rank = 0;
   int size = 1;
-  // Returns its part of `count` things. Parts are contiguous, in the order of
-  // ranks, and differ by at most one.
+  // Returns this rank's part of `count` items. Parts are contiguous, in the
+  // order of ranks, and their sizes differ by at most one.
   [[nodiscard]] Range Of(int64_t count) const {
     return {.begin = count * rank / size, .end = count * (rank + 1) / size};
   }

@@ -23,7 +23,7 @@
 
 namespace weft::lora {
 
-// Widths of the base model's linear layers.
+// The widths of the base model's linear layers.
 struct ModelShape {
   int num_layers = 0;
   int64_t hidden = 0;
@@ -33,8 +33,8 @@ struct ModelShape {
   int64_t vocab = 0;
 };
 
-// The part of these widths that one of several ranks has. Each rank has all of
-// `hidden`.
+// The part of these widths that one of several ranks has. Every rank has the
+// whole `hidden`.
 struct ShapeRanges {
   parallel::Range q;
   parallel::Range kv;
@@ -47,15 +47,15 @@ struct LoraFactor {
   int layer = 0;  // num_layers for head and embedding.
   TargetModule module = TargetModule::kQProj;
   int64_t rank = 0;
-  double scale = 1;  // y += scale (x A^T) B^T.
+  double scale = 1;  // The layer adds scale (x A^T) B^T to its output y.
   int64_t in = 0;
   int64_t out = 0;
-  int64_t a_offset = 0;  // Floats from the start of the buffer.
+  int64_t a_offset = 0;  // Offsets count floats from the start of the buffer.
   int64_t b_offset = 0;
 };
 
 // Projections that read the same input. The embedding reads tokens, so its A
-// has a column for each token of the vocabulary.
+// has one column for each token of the vocabulary.
 enum class ProjectionGroup : uint8_t {
   kQkv,
   kO,
@@ -66,33 +66,35 @@ enum class ProjectionGroup : uint8_t {
 };
 inline constexpr int kGroupsPerLayer = 4;
 
-// The linear layers of a group, in the order of their outputs.
+// Returns the linear layers of a group, in the order of their outputs.
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
-// Inputs and outputs of a module. The embedding's inputs are tokens.
+// Returns the number of inputs or outputs of a module. The embedding's inputs
+// are tokens.
 [[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
 [[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
 
-// The adapted projections of one group: their A matrices start at a_offset and
+// The adapted projections of one group. Their A matrices start at a_offset and
 // are adjacent, in the order of `factors`.
 struct GroupLayout {
   std::vector<LoraFactor> factors;
-  int64_t total_rank = 0;  // Rows of the stacked A.
+  int64_t total_rank = 0;  // Number of rows of the stacked A.
 };
 
 class AdapterLayout {
  public:
   AdapterLayout(const ModelShape& shape, const LoraConfig& config);
 
-  // The config that it was made from.
+  // Returns the config from which the layout was made.
   [[nodiscard]] const LoraConfig& config() const { return config_; }
-  // The largest rank of a factor; 0 without factors.
+  // Returns the largest rank of a factor; 0 without factors.
   [[nodiscard]] int max_rank() const { return max_rank_; }
   [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
-  // Every adapted layer, in the order of the buffer.
+  // Returns every adapted layer, in the order of the buffer.
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Layer in [0, num_layers). kLmHead and kEmbedTokens ignore it.
+  // REQUIRES: `layer` is in [0, num_layers). kLmHead and kEmbedTokens ignore
+  // it.
   [[nodiscard]] const GroupLayout& group(int layer,
                                          ProjectionGroup group) const;
 
@@ -107,10 +109,10 @@ class AdapterLayout {
   std::vector<GroupLayout> groups_;
 };
 
-// Hugging Face's path of the module, such as "model.layers.0.mlp.up_proj" or
-// "lm_head". PEFT prefixes it with "base_model.model." and appends
-// ".lora_A.weight" or ".lora_B.weight"; of the embedding ".lora_embedding_A" or
-// ".lora_embedding_B".
+// Returns Hugging Face's path of the module, such as
+// "model.layers.0.mlp.up_proj" or "lm_head". PEFT adds the prefix
+// "base_model.model." and the suffix ".lora_A.weight" or ".lora_B.weight". For
+// the embedding the suffix is ".lora_embedding_A" or ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor);
 
 }  // namespace weft::lora

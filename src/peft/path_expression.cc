@@ -14,7 +14,7 @@
 namespace weft::lora {
 namespace {
 
-// Memory for the compiled expression and its matching states.
+// Limits the memory for the compiled expression and its matching states.
 constexpr int64_t kMaxBytes = int64_t{2} << 20;
 
 bool IsDigit(char c) {
@@ -25,8 +25,8 @@ bool IsLetter(char c) {
   return absl::ascii_isalpha(static_cast<unsigned char>(c));
 }
 
-// Reads an expression from left to right to find syntax in which the two
-// languages differ. Each method consumes the beginning of text_. It returns the
+// Scans an expression from left to right for syntax that Python and RE2 read
+// differently. Each method consumes the beginning of text_. It returns the
 // problem, or an empty string.
 class Scanner {
  public:
@@ -44,7 +44,7 @@ class Scanner {
  private:
   static constexpr absl::string_view kFlags = "ims";
 
-  // Python takes flags of the whole expression only at its beginning.
+  // Python accepts flags of the whole expression only at its beginning.
   void TakeFlags() {
     if (!absl::StartsWith(text_, "(?")) return;
     const size_t end = text_.find_first_not_of(kFlags, 2);
@@ -116,7 +116,7 @@ class Scanner {
     return "";
   }
 
-  // Python takes {,3} and {01} for repetitions and RE2 for letters.
+  // Python reads {,3} and {01} as repetitions, and RE2 reads them as letters.
   absl::string_view Repetition() {
     constexpr absl::string_view kWrong =
         "{ begins a repetition {n}, {n,} or {n,m}, or is written as \\{";
@@ -131,7 +131,7 @@ class Scanner {
     return "";
   }
 
-  // A number has at most four digits, and no 0 before others.
+  // Takes a number of at most four digits without leading zeros.
   bool TakeNumber() {
     const size_t size =
         std::ranges::find_if_not(text_, IsDigit) - text_.begin();
@@ -140,7 +140,7 @@ class Scanner {
     return true;
   }
 
-  // RE2 refuses everything else after (?.
+  // RE2 refuses everything else that follows "(?".
   absl::string_view Group() {
     text_.remove_prefix(1);
     if (!absl::StartsWith(text_, "?")) return "";
@@ -166,7 +166,8 @@ class Scanner {
   bool after_anchor_ = false;
 };
 
-// Without groups, alternatives and repetitions a match is a comparison.
+// An expression without groups, alternatives and repetitions costs nothing,
+// because a match is a comparison.
 int CostOf(const RE2& compiled, absl::string_view text) {
   const bool compares = text.find_first_of("(|*+?{") == absl::string_view::npos;
   return compares ? 0 : compiled.ProgramSize();

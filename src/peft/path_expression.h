@@ -1,6 +1,6 @@
-// Regular expressions of an adapter_config.json, which pick modules by their
+// Regular expressions of an adapter_config.json, which select modules by their
 // path. PEFT uses Python's `re`. Weft uses RE2, whose time is linear in the
-// path, because a client wrote the expressions. Private to peft/.
+// path, because a client wrote the expressions. Private to src/peft.
 #ifndef WEFT_SRC_PEFT_PATH_EXPRESSION_H_
 #define WEFT_SRC_PEFT_PATH_EXPRESSION_H_
 
@@ -16,24 +16,24 @@ class RE2;
 
 namespace weft::lora {
 
-// The most RE2 instructions that the expressions of one file may have together.
-// A letter is about one instruction. Expressions that only spell out a path are
-// free, so that each linear layer may have its own rank. The limit bounds the
-// time to match all modules of a model of 126 layers to about two seconds.
+// Limits the RE2 instructions of all expressions of one file. A letter takes
+// about one instruction. Expressions that only spell out a path cost nothing,
+// so that each linear layer may have its own rank. With this limit, matching
+// all modules of a model of 126 layers takes about two seconds.
 inline constexpr int kMaxInstructions = 1 << 13;
 
 // How PEFT matches a path.
 enum class PathMatch : uint8_t {
-  kWhole,  // re.fullmatch(text, path): target_modules, exclude_modules.
-  kEnd,    // re.match(rf"(.*\.)?({text})$", path): keys of the patterns.
+  kWhole,  // re.fullmatch(text, path), for target_modules and exclude_modules.
+  kEnd,    // re.match(rf"(.*\.)?({text})$", path), for keys of patterns.
 };
 
 // Threads: any.
 class PathExpression {
  public:
-  // Subtracts the expression's cost from `instructions_left`.
-  // Errors: INVALID_ARGUMENT naming the field, the text and what is wrong with
-  // it: RE2 does not compile it, it is too big, or Python reads it differently.
+  // Subtracts the expression's cost from `instructions_left`. Errors:
+  // INVALID_ARGUMENT, which names the field, the text and the problem: RE2 does
+  // not compile the text, the text is too big, or Python reads it differently.
   [[nodiscard]] static absl::StatusOr<PathExpression> Parse(
       absl::string_view field, absl::string_view text, PathMatch match,
       int& instructions_left);
@@ -48,8 +48,8 @@ class PathExpression {
 };
 
 // Returns why Python's `re` would refuse the expression or read it differently
-// from RE2; empty if both agree. Does not look for syntax that RE2 does not
-// compile, such as lookaround.
+// from RE2. Returns an empty string if both agree. Does not look for syntax
+// that RE2 does not compile, such as lookaround.
 [[nodiscard]] absl::string_view DiffersInPython(absl::string_view text);
 
 }  // namespace weft::lora

@@ -13,18 +13,20 @@
 namespace weft::lora {
 namespace {
 
-// As many keys as patterns for every module of a large model need.
+// The limits permit the keys that patterns for every module of a large model
+// need.
 constexpr weights::JsonLimits kConfigLimits = {
     .max_bytes = size_t{1} << 20, .max_depth = 6, .max_keys = 4096};
 
-// Fields that are read below.
+// Fields that the functions below read.
 constexpr absl::string_view kHonouredFields[] = {
     "peft_type",      "task_type",           "r",
     "lora_alpha",     "use_rslora",          "lora_dropout",
     "target_modules", "exclude_modules",     "rank_pattern",
     "alpha_pattern",  "layers_to_transform", "layers_pattern"};
 
-// Fields on an adapter's origin, which do not change what it computes.
+// Fields about an adapter's origin, which do not change what the adapter
+// computes.
 constexpr absl::string_view kBookkeepingFields[] = {
     "auto_mapping",      "base_model_name_or_path",
     "eva_config",        "inference_mode",
@@ -45,7 +47,7 @@ bool IsOff(const PeftJson& value) {
          (value.is_structured() && value.empty());
 }
 
-// Refuses every field whose effect is not supported.
+// Refuses every other field that could change what the adapter computes.
 absl::Status CheckOtherFields(const PeftJson& root) {
   for (const auto& [field, value] : root.items()) {
     if (Contains(kHonouredFields, field) ||

@@ -1,4 +1,4 @@
-// adapter_config.json of a PEFT LoRA folder. Torch-free.
+// Reads and writes the adapter_config.json of a PEFT LoRA folder. Torch-free.
 #ifndef WEFT_SRC_PEFT_PEFT_CONFIG_H_
 #define WEFT_SRC_PEFT_PEFT_CONFIG_H_
 
@@ -11,17 +11,18 @@
 
 namespace weft::lora {
 
-// Largest rank a file may ask for; the engine's own limit is lower.
+// The largest rank that a file may have. The engine's own limit is lower.
 inline constexpr int kMaxFileRank = 4096;
 
 // Parses a client's file: ranks, alphas, and the layers and modules that PEFT
-// selects (src/peft/peft_targets.h). The alphas of a rank-stabilised adapter
-// are multiplied by sqrt(rank). lora_dropout is accepted and not applied.
-// Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
+// selects (src/peft/peft_targets.h). If the adapter is rank-stabilised, its
+// alphas are multiplied by sqrt(rank). lora_dropout is accepted and not
+// applied. Errors: INVALID_ARGUMENT, which names the field, its value and what
+// is accepted.
 [[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const ModelShape& shape);
 
-// Writes the file for an adapter. Equal input gives equal bytes.
+// Returns the file for an adapter. Equal inputs give equal bytes.
 [[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
                                           const ModelShape& shape,
                                           const std::string& base_model_name);

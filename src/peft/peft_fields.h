@@ -1,4 +1,5 @@
-// Reads and refuses fields of adapter_config.json. Private to peft/.
+// Reads fields of adapter_config.json and makes the errors for refused ones.
+// Private to src/peft.
 #ifndef WEFT_SRC_PEFT_PEFT_FIELDS_H_
 #define WEFT_SRC_PEFT_PEFT_FIELDS_H_
 
@@ -11,27 +12,28 @@
 
 namespace weft::lora {
 
-// Keeps the order of the file, because the first pattern that matches counts.
+// Keeps the file's order of keys, because the first matching pattern counts.
 using PeftJson = nlohmann::ordered_json;
 
 inline constexpr absl::string_view kPeftConfigFile = "adapter_config.json";
 
-// Returns the value as in the file, cut if long. Does not throw on bad UTF-8.
+// Returns the value as JSON text; cuts a long one. Never throws for bad UTF-8.
 [[nodiscard]] std::string Shown(const PeftJson& value);
 
-// INVALID_ARGUMENT naming file, field, value and what is accepted.
+// Returns INVALID_ARGUMENT, which names the file, the field, its value and what
+// is accepted.
 [[nodiscard]] absl::Status Refused(absl::string_view field,
                                    const PeftJson& value,
                                    absl::string_view accepted);
 
-// The field's value; null when the file does not have it.
+// Returns the field's value, or JSON null if the file does not have the field.
 [[nodiscard]] const PeftJson& FieldOf(const PeftJson& root, const char* field);
 
-// A rank in [1, kMaxFileRank].
+// Reads a rank in [1, kMaxFileRank].
 [[nodiscard]] absl::StatusOr<int> ReadRank(absl::string_view field,
                                            const PeftJson& value);
 
-// An alpha in (0, 1e6].
+// Reads an alpha in (0, 1e6].
 [[nodiscard]] absl::StatusOr<double> ReadAlpha(absl::string_view field,
                                                const PeftJson& value);
 

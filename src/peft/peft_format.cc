@@ -32,10 +32,10 @@ struct Matrix {
   std::string name;
   int64_t rows;
   int64_t columns;
-  int64_t offset;  // Floats from the start of the buffer.
+  int64_t offset;  // Offset in floats from the start of the buffer.
 };
 
-// Every matrix in the order of the buffer's factors.
+// Returns all matrices, in the order of the layout's factors.
 std::vector<Matrix> MatricesOf(const AdapterLayout& layout,
                                absl::string_view prefix) {
   std::vector<Matrix> matrices;
@@ -82,7 +82,7 @@ absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
 }
 
 // Gathers the matrices into one buffer. Checks all shapes before it allocates
-// memory, so that a small file cannot ask for a large buffer.
+// memory, so that a small file cannot request a large buffer.
 absl::StatusOr<std::vector<float>> Gather(const TensorMap& tensors,
                                           const AdapterLayout& layout,
                                           const std::vector<Matrix>& matrices) {
@@ -98,7 +98,7 @@ absl::StatusOr<std::vector<float>> Gather(const TensorMap& tensors,
   return buffer;
 }
 
-// An adapter with NaN would waste its owner's steps, so it is refused.
+// Refuses an adapter with NaN or infinity, which would waste its owner's steps.
 absl::Status CheckFinite(absl::Span<const float> buffer,
                          const std::vector<Matrix>& matrices) {
   for (const Matrix& matrix : matrices) {
@@ -112,9 +112,9 @@ absl::Status CheckFinite(absl::Span<const float> buffer,
   return absl::OkStatus();
 }
 
-// Returns names and shapes of the frozen weights that PEFT copies beside the
-// factors: those of adapted heads and embeddings, and with
-// save_embedding_layers those of the base model's head and embedding.
+// Returns names and shapes of the frozen weights that PEFT may copy beside the
+// factors: those of adapted heads and embeddings and, with
+// save_embedding_layers, those of the base model's head and embedding.
 absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
     const AdapterLayout& layout, const ModelShape& shape) {
   const std::vector<int64_t> vocabulary = {shape.vocab, shape.hidden};
@@ -133,9 +133,9 @@ absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
   return copies;
 }
 
-// Refuses tensors that are neither in the layout nor copies of the base's
-// weights. Copies are skipped. A copy with another shape belongs to another
-// model.
+// Refuses tensors that are neither in the layout nor copies of the base model's
+// weights. Skips copies, but a copy with another shape belongs to another model
+// and is refused.
 absl::Status CheckNothingElse(const TensorMap& tensors,
                               const AdapterLayout& layout,
                               const ModelShape& shape,
@@ -220,7 +220,8 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
   WEFT_ASSIGN_OR_RETURN(adapter.config, ParsePeftConfig(*config_text, shape));
   auto buffer = ReadPeftTensors(*tensor_bytes, adapter.config, shape);
   if (!buffer.ok()) {
-    // A client's truncated file is a bad argument, not the server's data loss.
+    // A client sent the truncated file, so it is an invalid argument and no
+    // data loss of the server.
     return absl::InvalidArgumentError(
         absl::StrCat(kTensorFile, ": ", buffer.status().message()));
   }

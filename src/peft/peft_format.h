@@ -1,5 +1,6 @@
-// Adapters as PEFT folders: adapter_config.json and adapter_model.safetensors.
-// Torch-free. Files come from clients and are not trusted.
+// Reads and writes adapters as PEFT folders: adapter_config.json and
+// adapter_model.safetensors. Torch-free. The files come from clients and are
+// not trusted.
 #ifndef WEFT_SRC_PEFT_PEFT_FORMAT_H_
 #define WEFT_SRC_PEFT_PEFT_FORMAT_H_
 
@@ -13,32 +14,32 @@
 
 namespace weft::lora {
 
-// An adapter read from a PEFT folder. `weights` has the layout of
-// AdapterLayout(shape, config).
+// An adapter from a PEFT folder. `weights` has the layout AdapterLayout(shape,
+// config).
 struct PeftAdapter {
   LoraConfig config;
   std::vector<float> weights;
 };
 
-// Reads a PEFT LoRA folder. Supports rslora (folded into alpha), rank_pattern,
-// alpha_pattern, layers_to_transform and exclude_modules, and F32, F16 and BF16
-// tensors. Skips copies of the base's own weights. Refuses, by name, DoRA,
-// biases, modules_to_save, fan_in_fan_out and every unknown field that is
-// neither null nor its default. The folder must have every targeted layer in
-// the right shape, and no other tensor.
-// Errors: INVALID_ARGUMENT naming file, tensor or field and rule.
+// Reads a PEFT LoRA folder. Supports rslora (as a factor of alpha),
+// rank_pattern, alpha_pattern, layers_to_transform and exclude_modules, and
+// tensors in F32, F16 and BF16. Skips copies of the base model's weights.
+// Refuses DoRA, biases, modules_to_save, fan_in_fan_out, and every unknown
+// field that is neither null nor its default. The folder must have every
+// targeted layer in the right shape, and no other tensor. Errors:
+// INVALID_ARGUMENT, which names the file, the tensor or field, and the rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);
 
-// The files of a PEFT folder for weights in the layout of AdapterLayout. F32,
-// deterministic: equal input, equal bytes.
+// Returns the files of a PEFT folder for weights in the layout of
+// AdapterLayout. Tensors are F32. Equal inputs give equal bytes.
 [[nodiscard]] PeftFiles WritePeft(const LoraConfig& config,
                                   const ModelShape& shape,
                                   absl::Span<const float> weights,
                                   const std::string& base_model_name);
 
-// Writes a safetensors file of flat buffers in the layout, each tensor named
-// `<buffer name>.<module path>.lora_A.weight`. For optimizer state.
+// Writes a safetensors file of flat buffers in the layout, for optimizer state.
+// A tensor's name is `<buffer name>.<module path>.lora_A.weight`.
 struct NamedBuffer {
   std::string name;
   absl::Span<const float> values;
@@ -47,7 +48,8 @@ struct NamedBuffer {
                                        const ModelShape& shape,
                                        absl::Span<const NamedBuffer> buffers);
 
-// Reads one buffer back; INVALID_ARGUMENT or DATA_LOSS naming the tensor.
+// Reads one buffer back. Errors: INVALID_ARGUMENT or DATA_LOSS, naming the
+// tensor.
 [[nodiscard]] absl::StatusOr<std::vector<float>> ReadBuffer(
     const std::string& safetensors, const std::string& buffer_name,
     const LoraConfig& config, const ModelShape& shape);

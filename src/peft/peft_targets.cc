@@ -17,7 +17,7 @@
 namespace weft::lora {
 namespace {
 
-// Every module that LoRA can adapt, in the order of the buffers.
+// Returns every module that LoRA can adapt, in the order of the buffers.
 std::vector<LoraFactor> EverySite(const ModelShape& shape) {
   return AdapterLayout(shape, {.rank = 1,
                                .target_modules = {kAllTargetModules.begin(),
@@ -25,7 +25,7 @@ std::vector<LoraFactor> EverySite(const ModelShape& shape) {
       .factors();
 }
 
-// The number of modules that can be named.
+// Returns the number of module names that a list may have.
 size_t MaxEntries(const ModelShape& shape) {
   return kAllTargetModules.size() * (shape.num_layers + 1);
 }
@@ -35,8 +35,9 @@ bool IsSuffix(absl::string_view entry, absl::string_view path) {
   return path == entry || absl::EndsWith(path, absl::StrCat(".", entry));
 }
 
-// The value of target_modules or exclude_modules: a list of names, of which one
-// must be the path or its end, or one expression for the whole path.
+// The value of target_modules or exclude_modules. It is a list of names or one
+// expression. A name selects a path that it equals or ends; an expression must
+// match the whole path.
 struct ModuleNames {
   std::vector<std::string> names;
   std::optional<PathExpression> expression;
@@ -72,7 +73,8 @@ absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
   return result;
 }
 
-// By layer: whether layers_to_transform keeps it. nullopt: no such field.
+// For each layer, whether layers_to_transform keeps it. nullopt if the file
+// does not have the field.
 using Layers = std::optional<std::vector<bool>>;
 
 absl::Status AddLayer(const PeftJson& index, std::vector<bool>& layers) {
@@ -108,9 +110,10 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
   return Layers(std::move(layers));
 }
 
-// PEFT transforms only modules inside the layers, unless a name is the whole
-// path. It shortens long lists of paths before that. So whole paths of layers
-// together with layers_to_transform are ambiguous, and are refused.
+// Without a whole path among the names, PEFT transforms only modules inside the
+// layers. PEFT shortens long lists of paths before this check. So a list with
+// whole paths of layers is ambiguous together with layers_to_transform, and is
+// refused.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
                             const ModelShape& shape) {
@@ -144,8 +147,8 @@ absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
   return absl::OkStatus();
 }
 
-// PEFT refuses an expression that also matches a norm or a module that holds
-// others. These are in every model.
+// PEFT refuses an expression that also matches a norm or a module that contains
+// others. Every model has such modules.
 absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
                                      const ModuleNames& excluded,
                                      const PeftJson& field,
@@ -183,7 +186,7 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
   return every;
 }
 
-// Returns for every site whether LoRA adapts it.
+// Returns, for every site, whether LoRA adapts it.
 absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites, int& instructions_left) {
@@ -215,7 +218,7 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   return Refused("target_modules", field, "what names a module to adapt");
 }
 
-// rank_pattern or alpha_pattern, in the order of the file.
+// The entries of rank_pattern or alpha_pattern, in the order of the file.
 template <typename Value>
 using Pattern = std::vector<std::pair<PathExpression, Value>>;
 
@@ -316,7 +319,7 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
-  // Names a module once if every layer has it.
+  // A module that every layer has is named only once.
   for (const TargetModule module : config.target_modules) {
     const bool everywhere =
         std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {

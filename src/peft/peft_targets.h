@@ -1,8 +1,8 @@
-// Finds the linear layers that an adapter_config.json adapts, with rank and
-// scale. Private to peft/.
+// Finds the linear layers that an adapter_config.json adapts, and their ranks
+// and scales. Private to src/peft.
 //
-// Names in a list are ends of module paths; a string, and the keys of a
-// pattern, are regular expressions (src/peft/path_expression.h).
+// A name in a list is the end of a module's path. A string, and each key of a
+// pattern, is a regular expression (src/peft/path_expression.h).
 #ifndef WEFT_SRC_PEFT_PEFT_TARGETS_H_
 #define WEFT_SRC_PEFT_PEFT_TARGETS_H_
 
@@ -13,24 +13,24 @@
 
 namespace weft::lora {
 
-// Fills target_modules and overrides of `config` from target_modules,
-// exclude_modules, layers_to_transform, layers_pattern, rank_pattern and
-// alpha_pattern of the file. `config` has r and lora_alpha of the file. If
-// `rank_stabilised`, every alpha is multiplied by the root of its rank, so that
-// LoraShape::scale() is right for both.
-// Errors: INVALID_ARGUMENT naming the field, its value and what is accepted.
+// Fills target_modules and overrides of `config` from the file's
+// target_modules, exclude_modules, layers_to_transform, layers_pattern,
+// rank_pattern and alpha_pattern. REQUIRES: `config` has the file's r and
+// lora_alpha. If `rank_stabilised`, multiplies every alpha by the square root
+// of its rank, so that LoraShape::scale() is right in both cases. Errors:
+// INVALID_ARGUMENT, which names the field, its value and what is accepted.
 [[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
                                        const ModelShape& shape,
                                        bool rank_stabilised,
                                        LoraConfig& config);
 
-// Sets target_modules, rank_pattern and alpha_pattern, so that ReadTargets
-// gives `config` back.
+// Writes target_modules, rank_pattern and alpha_pattern from which ReadTargets
+// restores `config`.
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root);
 
-// Returns a JSON integer if the alpha is whole, as PEFT declares it. Readers
-// also take a fraction.
+// Returns a JSON integer if alpha is a whole number, because PEFT declares it
+// as an integer. PEFT also reads a fraction.
 [[nodiscard]] nlohmann::json AlphaToJson(double alpha);
 
 }  // namespace weft::lora

@@ -1,11 +1,11 @@
 // The records of the log in --state-dir: every change of an adapter, in the
-// order in which the engine thread made it. A start from the snapshot that runs
-// the log again gets the same adapters.
+// order in which the engine thread made it. A start that loads the snapshot and
+// replays the log restores the same adapters.
 //
-// A training step is a BeginRecord with its payload, and a BatchRecord for each
-// micro-batch with its data. A request whose last batch is missing has not
-// happened, but it runs again so that other requests of its batches compute the
-// same numbers. Any other step is a DoneRecord.
+// A training step has a BeginRecord with its payload, and a BatchRecord for
+// each micro-batch with its data. If the last batch is missing, the request did
+// not happen. It is replayed nevertheless, so that other requests in its
+// batches compute the same numbers. Any other step is a DoneRecord.
 #ifndef WEFT_SRC_RECORDS_RECORD_H_
 #define WEFT_SRC_RECORDS_RECORD_H_
 
@@ -25,13 +25,13 @@
 
 namespace weft::records {
 
-// An adapter's tensors in a file of the state folder: gradient, first and
-// second moment, then the weights of each version.
+// The file in the state folder that holds an adapter's tensors: gradient, first
+// and second moment, then the weights of each version.
 struct ImageRecord {
   std::string file;
   uint64_t optim_steps = 0;
-  std::vector<uint64_t> versions;             // The latest first.
-  std::map<std::string, uint64_t> snapshots;  // Name to version.
+  std::vector<uint64_t> versions;             // Version numbers, latest first.
+  std::map<std::string, uint64_t> snapshots;  // Maps a name to a version.
 };
 
 struct ReplyRecord {
@@ -41,7 +41,7 @@ struct ReplyRecord {
 };
 
 // A new adapter, with initial weights or with the state of a checkpoint or of
-// an imported folder. In a snapshot: an adapter that exists.
+// an imported folder. In a snapshot it is an existing adapter.
 struct AdapterRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   std::string adapter_id;
@@ -50,46 +50,47 @@ struct AdapterRecord {
   uint64_t epoch = 0;
   uint64_t last_step = 0;
   absl::Time created_at;
-  std::optional<ImageRecord> image;   // None: as CreateAdapter makes it.
+  std::optional<ImageRecord> image;   // None: initial weights, as in
+                                      // CreateAdapter.
   std::vector<ReplyRecord> replies;   // By step.
-  std::optional<ReplyRecord> origin;  // The load that its epoch began with.
+  std::optional<ReplyRecord> origin;  // The load that began the epoch.
 };
 
 struct RemovedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
 };
 
-// A training request. Comes before its first micro-batch.
+// A training request. The record precedes those of the request's micro-batches.
 struct BeginRecord {
-  uint64_t work = 0;  // Its id in later batches.
+  uint64_t work = 0;  // The request's id in later batches.
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
   std::string digest;
   StepRequest request;
 };
 
-// A request that began and will not end.
+// A request that began and will not complete.
 struct GivenUpRecord {
   uint64_t work = 0;
 };
 
-// A micro-batch with gradients that succeeded. A request without gradients is a
-// DoneRecord.
+// A micro-batch with gradients that succeeded. A request without gradients has
+// a DoneRecord instead.
 struct BatchRecord {
   std::vector<sched::TrainSlice> slices;
 };
 
-// A step that is done.
+// A completed step.
 struct DoneRecord {
   AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t step = 0;  // 0: no number.
+  uint64_t step = 0;  // 0 if the step has no number.
   std::string digest;
-  std::optional<StepRequest> request;  // Only where it is to run again.
+  std::optional<StepRequest> request;  // Set only if the step must run again.
   StepResult result;
 };
 
-// A load replaced the state of an existing adapter. The file is a copy of the
-// checkpoint, with the blocks of an image of one version.
+// A load replaced the state of an existing adapter. The file holds a copy of
+// the checkpoint as an image of one version.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
@@ -97,7 +98,7 @@ struct LoadedRecord {
   StepRequest request;
   std::string file;
   uint64_t optim_steps = 0;
-  uint64_t last_step = 0;  // Numbers go on from here.
+  uint64_t last_step = 0;  // Steps count on from this number.
   uint64_t epoch = 0;
 };
 
@@ -106,8 +107,9 @@ struct ReleaseRecord {
   std::string name;
 };
 
-// The settings on which the bits of later numbers depend, besides the requests:
-// threads, instructions, sizes of pieces. The first record of every segment.
+// The settings on which the bits of later results depend, besides the requests:
+// threads, instructions, sizes of pieces. It is the first record of every
+// segment.
 struct SettingsRecord {
   std::string settings;
 };
@@ -124,9 +126,9 @@ struct Snapshot {
 };
 
 [[nodiscard]] std::string Encode(const Record& record);
-// Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a message.
+// Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
 [[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
-// The same without a copy of the request.
+// Encodes a BeginRecord without copying the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);

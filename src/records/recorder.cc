@@ -91,8 +91,9 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
                   .digest = *step.digest,
                   .request = {},
                   .result = result};
-  // A saved checkpoint is on disk, and scores are in the result. Other steps
-  // must run again, even one that only cleared a gradient that was not finite.
+  // A saved checkpoint is already on disk, and scores are in the result. Other
+  // steps must be replayed, even one that only cleared a gradient that was not
+  // finite.
   if (std::holds_alternative<OptimStepRequest>(*step.request) ||
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;

@@ -1,9 +1,10 @@
 // Records the engine thread's changes of adapters.
 //
-// Until Start nothing is recorded and everything counts as durable. Without
-// --state-dir Start is never called; with it, after the log has run again.
+// Before Start, nothing is recorded and everything counts as durable. Without
+// --state-dir Start is never called. With it, Start is called after the log has
+// been replayed.
 //
-// Threads: the engine thread, unless a group of functions says "Any thread".
+// Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_RECORDS_RECORDER_H_
 #define WEFT_SRC_RECORDS_RECORDER_H_
 
@@ -26,7 +27,7 @@
 
 namespace weft::records {
 
-// The cost of running the log again: bytes to read, and device time.
+// The cost of replaying the log: bytes to read, and device time.
 struct ReplayCost {
   uint64_t bytes = 0;
   absl::Duration time;
@@ -34,8 +35,8 @@ struct ReplayCost {
 
 class Recorder {
  public:
-  // Starts to record. `cost`: the cost of the existing log. `settings`: see
-  // SettingsRecord.
+  // Starts to record. `cost` is the cost of the existing log. `settings` go
+  // into each SettingsRecord.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
              std::string settings);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
@@ -46,33 +47,35 @@ class Recorder {
   // Records a step that ended without an error or with a StepFailure. Its
   // adapter may be gone.
   void Done(const dispatch::StepTask& step, const StepResult& result);
-  // Records that the request was given up, perhaps between two slices.
+  // Records that the request was given up, possibly between two slices.
   void Forget(uint64_t work);
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
-  // The cost of the log since the newest snapshot on disk.
+  // Returns the cost of the log since the newest snapshot on disk.
   [[nodiscard]] const ReplayCost& cost() const { return cost_; }
-  // Begins a snapshot. Returns the first sequence that it does not contain.
+  // Begins a snapshot. Returns the sequence of the first record that the
+  // snapshot does not contain.
   [[nodiscard]] uint64_t BeginSnapshot();
-  // The snapshot is on disk.
+  // Call it when the snapshot is on disk.
   void FinishSnapshot();
 
-  // Any thread.
+  // Any thread may call the methods below.
 
   // Returns a new name for an image file.
   [[nodiscard]] std::string NewImageName();
-  // Returns the image files that the latest snapshot, the log since then, or a
-  // record not yet written names.
+  // Returns the image files that the latest snapshot, the log since then, or an
+  // unwritten record names.
   [[nodiscard]] std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The log, or a record not yet written, names the file.
+  // Adds a file that the log names or, if not `recorded`, that a record will
+  // name.
   void AddImage(const std::string& name, bool recorded)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // No record will name the file.
+  // Removes a file that no record will name.
   void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs `task` when all earlier records are on disk, in order, on the log's
-  // thread or in the caller.
+  // Runs `task` when all earlier records are on disk. Tasks run in order, on
+  // the log's thread or, if nothing is recorded, in the caller.
   void WhenDurable(std::function<void()> task);
-  // Returns RESOURCE_EXHAUSTED while the disk is full. New work is then
-  // refused.
+  // Returns RESOURCE_EXHAUSTED while the disk is full or too many bytes wait
+  // for it. New work is then refused.
   [[nodiscard]] absl::Status CheckRoom() const;
   // Returns UNAVAILABLE if nothing can be recorded any more.
   [[nodiscard]] absl::Status failure() const;
@@ -83,12 +86,12 @@ class Recorder {
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
   std::string settings_;
-  std::set<uint64_t> begun_;  // Begun and not done.
+  std::set<uint64_t> begun_;  // Requests that have begun and not completed.
   ReplayCost cost_;
-  ReplayCost before_snapshot_;  // Saved by the running snapshot.
+  ReplayCost before_snapshot_;  // The cost when the running snapshot began.
   std::atomic<uint64_t> num_images_{0};
   mutable Mutex mu_;
-  // By name; true: a record names it.
+  // Maps a file to whether a record names it.
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // Converts requests, results and adapters' configs to and from messages of
-// log.proto. Private to records/.
+// log.proto. Private to src/records.
 #ifndef WEFT_SRC_RECORDS_VALUES_H_
 #define WEFT_SRC_RECORDS_VALUES_H_
 

@@ -14,7 +14,7 @@
 namespace weft::records {
 namespace {
 
-// Blocks of an image beside the weights: gradient and two moments.
+// The blocks of an image other than weights: gradient and two moments.
 constexpr size_t kStateBlocks = 3;
 
 class Verifier {

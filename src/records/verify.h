@@ -1,4 +1,5 @@
-// Reads a whole state folder, to find damage before a start needs it.
+// Reads and checks a whole state folder, to find damage before a start needs
+// the folder.
 #ifndef WEFT_SRC_RECORDS_VERIFY_H_
 #define WEFT_SRC_RECORDS_VERIFY_H_
 
@@ -10,19 +11,18 @@
 namespace weft::records {
 
 struct StateReport {
-  uint64_t adapters = 0;  // At the end of the log.
-  uint64_t records = 0;   // In the log after the snapshot.
+  uint64_t adapters = 0;  // Adapters at the end of the log.
+  uint64_t records = 0;   // Log records after the snapshot.
   uint64_t images = 0;
-  uint64_t bytes = 0;       // In log and images.
-  uint64_t torn_bytes = 0;  // At the log's end; a start cuts them.
+  uint64_t bytes = 0;       // Bytes of the log and of images.
+  uint64_t torn_bytes = 0;  // Bytes that a start would cut off.
 };
 
-// Reads snapshot, log and every image that they name. Locks the folder
-// meanwhile.
-// Errors: UNAVAILABLE while a server has the folder, NOT_FOUND when it or an
-// image is missing, DATA_LOSS with the place of the damage, FAILED_PRECONDITION
-// for another format version.
-// Blocks on the disk. Threads: any.
+// Reads the snapshot, the log and every image that they name. Keeps the folder
+// locked during the call. Errors: UNAVAILABLE while a server has the folder,
+// NOT_FOUND if the folder or an image is missing, DATA_LOSS with the place of
+// the damage, FAILED_PRECONDITION for another format version. Blocks on the
+// disk. Threads: any.
 [[nodiscard]] absl::StatusOr<StateReport> VerifyState(const std::string& path);
 
 }  // namespace weft::records

@@ -1,14 +1,14 @@
 // Restores the state folder: first the adapters of the newest snapshot, then
 // all later changes in the order of the log.
 //
-// It runs on the engine thread as a chain of tasks, one record after the other,
-// so that adapters move to and from the device as usual. Nothing else uses the
-// dispatcher meanwhile.
+// Recovery runs on the engine thread as a chain of tasks, one record after
+// another, so that adapters move to and from the device as usual. Nothing else
+// uses the dispatcher during it.
 //
-// A step that runs again must end as it did; otherwise the start fails. Its
-// numbers are compared with the recorded ones. With the same build, processor
-// and settings their bits are equal, except for CUDA kernels that are not
-// deterministic. A difference is a warning in weftd's log and counts in
+// A step that runs again must end as it did, otherwise the start fails. Its
+// results are compared with the recorded ones. With the same build, processor
+// and settings they have the same bits, except from CUDA kernels that are not
+// deterministic. A difference is logged as a warning and counted in
 // RecoveryReport.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
@@ -41,17 +41,19 @@ namespace weft::engine {
 struct RecoveryReport {
   uint64_t adapters = 0;
   uint64_t records = 0;
-  uint64_t mismatches = 0;  // Results that differ.
-  uint64_t torn_bytes = 0;  // Cut from the log's end; never acknowledged.
+  uint64_t mismatches = 0;  // Number of results that differ.
+  uint64_t torn_bytes = 0;  // Bytes cut off the log's end; no client got a
+                            // reply for them.
   uint64_t log_bytes = 0;   // Read.
   uint64_t next_sequence = 0;
-  // Requests that had begun but not ended when the process ended.
+  // Requests that had begun but not completed when the process ended.
   std::vector<uint64_t> given_up;
 };
 
 class Recovery {
  public:
-  // All outlive it. `settings`: those of this process (SettingsRecord).
+  // The arguments outlive the object. `settings` are those of this process
+  // (SettingsRecord).
   Recovery(const EngineContext* context, AdapterManager* manager,
            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
            std::string settings)
@@ -63,7 +65,7 @@ class Recovery {
         settings_(std::move(settings)) {}
 
   // Posts the first task. `done` runs once, on the engine thread. Errors:
-  // DATA_LOSS naming what is damaged.
+  // DATA_LOSS, naming what is damaged.
   void Start(std::function<void(absl::StatusOr<RecoveryReport>)> done);
 
  private:
@@ -72,7 +74,7 @@ class Recovery {
   [[nodiscard]] absl::Status ReadSnapshot();
   // Restores an adapter whose tensors are in an image.
   void Restore(const records::AdapterRecord& adapter);
-  // Reads the next record. The chain goes on when `Apply` calls `next`.
+  // Reads the next record. The chain continues when Apply calls `next`.
   void Advance();
   void Finish(const absl::Status& status);
   [[nodiscard]] absl::Status FinishLog();
@@ -92,11 +94,11 @@ class Recovery {
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Returns FAILED_PRECONDITION if these and the pinned adapters do not fit on
-  // the device together.
+  // Returns FAILED_PRECONDITION if these adapters and the pinned ones do not
+  // all fit on the device.
   [[nodiscard]] absl::Status CheckSlots(
       const std::vector<AdapterKey>& keys) const;
-  // Runs `body` with all these adapters on the device, then `next`.
+  // Brings these adapters to the device, runs `body`, then `next`.
   void WithAdapters(const std::vector<AdapterKey>& keys,
                     const std::function<absl::Status()>& body,
                     const Next& next);
@@ -109,21 +111,22 @@ class Recovery {
   StepExecutor& steps_;
   Snapshotter& snapshots_;
   const std::string settings_;
-  std::string other_settings_;  // Warned of already.
+  std::string other_settings_;  // Settings about which a warning was logged.
   std::function<void(absl::StatusOr<RecoveryReport>)> done_;
   std::optional<journal::LogReader> reader_;
   RecoveryReport report_;
   struct Begun {
     dispatch::StepTask step;
-    bool between_slices = false;  // Gradients are on the device.
+    bool between_slices = false;  // Its gradients are on the device.
   };
   using BegunRequests = std::map<uint64_t, Begun>;
 
   void GiveUp(BegunRequests::iterator begun);
-  // An adapter whose gradients are not complete stays on the device.
+  // Unpins an adapter, which was pinned while its gradients were not complete.
   void Unpin(AdapterKey key);
 
-  // Requests that have begun and not ended, by their `work` in the log.
+  // Requests that have begun and not completed. Keys are their `work` in the
+  // log.
   BegunRequests begun_;
   std::unique_ptr<Progress> progress_;
 };

@@ -15,7 +15,7 @@
 namespace weft::engine {
 namespace {
 
-// Compares bits, so that NaN equals NaN.
+// Compares bits, because NaN does not equal NaN.
 bool SameBits(double a, double b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }

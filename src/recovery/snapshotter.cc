@@ -15,13 +15,15 @@
 namespace weft::engine {
 namespace {
 
-// The most bytes of copies that wait for the disk. Beyond it the engine waits.
+// If the copies that wait for the disk exceed this many bytes, the engine
+// waits.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
-// GoOn makes a copy only if fewer files are being written. BeforeChange has no
-// such limit.
+// GoOn makes another copy only if fewer files are being written. BeforeChange
+// has no such limit.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
-// What a modest disk writes, to weigh a last snapshot against a longer start.
+// The speed of a modest disk, used to weigh a last snapshot against a longer
+// start.
 constexpr double kDiskBytesPerSecond = 200e6;
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
@@ -66,7 +68,8 @@ void Snapshotter::WriteLast() {
 
 void Snapshotter::GoOn() {
   if (phase_ == Phase::kIdle) {
-    // All slices of a request must be on one side of the snapshot.
+    // FinishSlices makes sure that the snapshot does not divide a request's
+    // slices.
     if (IsDue() && !context_.dispatcher.recovery().FinishSlices()) Begin();
     return;
   }
@@ -90,13 +93,13 @@ void Snapshotter::GiveUp(const absl::Status& status) {
   Log(LogLevel::kError, "no snapshot could be written: the log stays",
       {{"reason", status.message()}});
   not_before_ = absl::Now() + kRetry;
-  // A snapshot that names the new images may be on disk once it was written.
+  // Once the snapshot was written, it may be on disk and name the new images.
   if (phase_ == Phase::kCopying) {
     for (const std::string& name : new_images_) DropState(context_, name);
   }
   new_images_.clear();
   pending_.clear();
-  images_.clear();  // Some of them may not be there.
+  images_.clear();  // Some of these images may not exist.
   phase_ = Phase::kIdle;
 }
 
@@ -176,8 +179,8 @@ void Snapshotter::Copy(AdapterKey key) {
     ++files_in_flight_;
   }
   const ImageFile spilled = context_.adapters.File(key);
-  // On a CPU the image shares the adapter's tensors, which may change before it
-  // is written.
+  // On a CPU the image shares the adapter's tensors, which may change before
+  // the image is written.
   const bool shared = context_.device.Memory().total == 0;
   lora::AdapterImage image;
   absl::Status copied = context_.guard.Guarded("copying an adapter", [&] {

@@ -1,12 +1,12 @@
 // Writes snapshots of all adapters to the state folder and cuts the log, so
-// that a start has only a short log to run again.
+// that a start replays only a short log.
 //
-// A snapshot shows all adapters at one moment: when it begins, the log begins a
-// new segment. Each adapter that changed since its last image is copied when it
-// is its turn, or just before it changes (BeforeChange), whichever comes first.
-// So the engine goes on meanwhile. The I/O thread writes the copies.
+// A snapshot shows all adapters at one moment, at which the log begins a new
+// segment. Each adapter that changed since its last image is copied when its
+// turn comes, or just before it changes (BeforeChange). So the engine keeps
+// working during a snapshot.
 //
-// Threads: engine thread. The I/O thread writes the files.
+// Threads: engine thread. The I/O thread writes the copies.
 #ifndef WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
 #define WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
 
@@ -29,7 +29,8 @@ namespace weft::engine {
 
 class Snapshotter {
  public:
-  // All outlive the snapshotter. If `folder` is null, nothing is written.
+  // The arguments outlive the snapshotter. If `folder` is null, nothing is
+  // written.
   Snapshotter(const EngineContext* context, journal::StateFolder* folder,
               const SpillFolder* spill)
       : context_(*context), folder_(folder), spill_(*spill) {}
@@ -38,14 +39,14 @@ class Snapshotter {
   void Restored(AdapterKey key, const records::ImageRecord& image) {
     images_[key] = image;
   }
-  // Call before the adapter changes.
+  // Call it before the adapter changes.
   void BeforeChange(AdapterKey key);
-  // Call between two pieces of work. Begins a snapshot if one is due, or goes
-  // on with the running one.
+  // Call it between two pieces of work. Begins a snapshot if one is due, or
+  // continues the running one.
   void GoOn();
-  // At the end of a process that has drained: writes a snapshot if running the
-  // log again would take longer than that. Returns when it is on disk, or has
-  // failed, which is logged.
+  // Call it when a process that has drained ends. Writes a snapshot if that
+  // takes less time than replaying the log at the next start. Returns when the
+  // snapshot is on disk or has failed; logs a failure.
   void WriteLast();
 
  private:
@@ -60,28 +61,30 @@ class Snapshotter {
       const lora::AdapterImage& image) const;
   // Copies the adapter and posts the write of the copy.
   void Copy(AdapterKey key);
-  // Writes the copy, whose tensors may be in a spill file. I/O thread.
+  // Writes the copy, whose tensors may be in a spill file. Threads: the I/O
+  // thread.
   [[nodiscard]] absl::Status Write(const std::string& name, int64_t size,
                                    lora::AdapterImage& image,
                                    const ImageFile& spilled) const;
   void Finish();
-  // Ends a snapshot that failed.
+  // Abandons a snapshot after an error.
   void GiveUp(const absl::Status& status);
 
   const EngineContext& context_;
   journal::StateFolder* const folder_;
   const SpillFolder& spill_;
 
-  // The latest image of each adapter that has not changed since that image.
+  // The latest image of each adapter that has not changed since the image was
+  // made.
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
-  absl::Time not_before_;        // No snapshot before this.
-  uint64_t first_sequence_ = 0;  // The first it does not contain.
-  // At the snapshot's moment.
+  absl::Time not_before_;        // No snapshot begins before this time.
+  uint64_t first_sequence_ = 0;  // First sequence not in the snapshot.
+  // The adapters at the moment that the snapshot shows.
   std::map<AdapterKey, records::AdapterRecord> adapters_;
   records::Snapshot snapshot_;
-  std::set<AdapterKey> pending_;         // To be copied.
+  std::set<AdapterKey> pending_;         // Adapters that are not copied yet.
   std::vector<std::string> new_images_;  // Images of this snapshot.
 
   Mutex mu_;

@@ -1,6 +1,6 @@
-// Adapters as the service sees them: shape, state, operations. Proto-free.
-// The code that builds one of these validates it (server/*_validation.cc).
-// Modules below do not check again.
+// Adapters as the service sees them: shape, state, operations. Proto-free. The
+// code that builds a request validates it (server/*_validation.cc); the modules
+// below do not check it again.
 #ifndef WEFT_SRC_REQUEST_ADAPTER_H_
 #define WEFT_SRC_REQUEST_ADAPTER_H_
 
@@ -15,7 +15,7 @@
 
 namespace weft {
 
-// Layers that can carry LoRA. Checkpoints store the numbers.
+// The layers that can carry LoRA. Checkpoints store these numbers.
 enum class TargetModule : uint8_t {
   kQProj,
   kKProj,
@@ -35,13 +35,14 @@ inline constexpr std::array kAllTargetModules = {
     TargetModule::kDownProj,   TargetModule::kLmHead,
     TargetModule::kEmbedTokens};
 
-// The targets of an adapter that names none: every projection of every layer.
+// Returns the targets of an adapter that names none: every projection of every
+// layer.
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
 
-// Hugging Face's name of the module, such as "q_proj".
+// Returns Hugging Face's name of the module, such as "q_proj".
 [[nodiscard]] const char* TargetModuleName(TargetModule module);
 
-// LoRA of one linear layer. Rank 0: the layer has none.
+// LoRA of one linear layer. With rank 0 the layer has no LoRA.
 struct LoraShape {
   int rank = 0;
   double alpha = 0;
@@ -51,7 +52,8 @@ struct LoraShape {
 };
 
 // A linear layer whose LoRA shape differs from the rest of its adapter. `layer`
-// counts from 0. A module outside the layers has the number of layers.
+// counts from 0. For a module outside the layers, `layer` is the number of
+// layers.
 struct LoraOverride {
   int layer = 0;
   TargetModule module = TargetModule::kQProj;
@@ -65,14 +67,14 @@ struct LoraConfig {
   double alpha = 32;
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
-  // Ordered by layer and module. All their modules are in target_modules.
+  // Ordered by layer and module. target_modules has all their modules.
   std::vector<LoraOverride> overrides;
 
   [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };
 
-// Where an adapter's tensors are. A moving adapter counts at its origin.
+// The place of an adapter's tensors. During a move it is the move's origin.
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
@@ -86,7 +88,7 @@ struct AdapterInfo {
   uint64_t optim_steps = 0;
   uint64_t version = 0;
   uint64_t num_parameters = 0;
-  uint64_t resident_bytes = 0;  // On the device.
+  uint64_t resident_bytes = 0;  // Bytes on the device.
   AdapterLocation location = AdapterLocation::kDevice;
   std::vector<std::string> snapshots;
   absl::Time created_at;
@@ -103,7 +105,8 @@ struct CheckpointInfo {
   LoraConfig config;
 };
 
-// Asks for the first `size` adapters, by id, after the id `after`.
+// Asks for the first `size` adapters, in the order of ids, after the id
+// `after`.
 struct ListAdaptersRequest {
   size_t size = 100;
   std::string after;
@@ -158,7 +161,7 @@ struct ExportAdapterRequest {
   std::string snapshot;  // Empty: the latest weights.
 };
 
-// The files of a PEFT folder, as (name without folder, contents).
+// The files of a PEFT folder, as pairs of name (without folder) and contents.
 using PeftFiles = std::vector<std::pair<std::string, std::string>>;
 
 struct ImportAdapterRequest {

@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Streams values into SHA-256. The length of each string and vector goes in
-// too, so that no two sequences of values give the same bytes.
+// Streams values into SHA-256. It also hashes the length of each string and
+// vector, so that no two sequences of values give the same bytes.
 class Hasher {
  public:
   Hasher() : context_(EVP_MD_CTX_new()) {
@@ -81,7 +81,8 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
-  // Nothing where it is not set: logs hold digests from before it was there.
+  // Adds nothing if score_all is not set, because logs hold digests that are
+  // older than the field.
   if (loss.score_all) hasher << std::string_view("score_all");
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens

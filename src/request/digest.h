@@ -1,5 +1,5 @@
-// Digests of request payloads. By them a repeated call is told from a different
-// call under the same step number.
+// Digests of request payloads. They tell a repeated call from a different call
+// with the same step number.
 #ifndef WEFT_SRC_REQUEST_DIGEST_H_
 #define WEFT_SRC_REQUEST_DIGEST_H_
 
@@ -11,13 +11,13 @@
 
 namespace weft {
 
-// SHA-256 of `bytes`, 32 bytes.
+// Returns the SHA-256 of `bytes`, 32 bytes.
 [[nodiscard]] std::string Sha256(std::string_view bytes);
 
-// SHA-256 (32 bytes) over the request's type and all that its effect depends
-// on, which is everything but step and deadline. Floats are compared by their
-// bits. Machines of one byte order give equal digests for equal payloads. Takes
-// time linear in the bytes.
+// Returns the SHA-256 (32 bytes) of the request's type and of all that its
+// effect depends on: everything but step and deadline. Floats are compared by
+// their bits. Machines of one byte order give equal digests for equal payloads.
+// Takes time linear in the bytes.
 [[nodiscard]] std::string PayloadDigest(const TrainRequest& request);
 [[nodiscard]] std::string PayloadDigest(const OptimStepRequest& request);
 [[nodiscard]] std::string PayloadDigest(const SaveCheckpointRequest& request);

@@ -9,14 +9,14 @@
 
 namespace weft {
 
-// Runs exactly once. Must not block, because other callbacks wait for its
+// Runs exactly once. It must not block, because other callbacks wait for its
 // thread.
 template <typename T>
 using Callback = std::function<void(absl::StatusOr<T>)>;
 
 // Cancels a request that has not run yet. The request's callback still runs,
 // with CANCELLED if the cancellation came in time. A default-constructed handle
-// does nothing. Threads: any, while the engine lives.
+// does nothing. Threads: any, while the engine exists.
 class CancelHandle {
  public:
   CancelHandle() = default;
@@ -30,10 +30,10 @@ class CancelHandle {
   std::function<void()> cancel_;
 };
 
-// Payloads of the status of a step. Only their presence counts. The step is
-// done and keeps its number (StepFailure).
+// A payload of a step's status. If present, the step is completed and keeps its
+// number (StepFailure). Its content does not matter.
 inline constexpr char kStepDonePayload[] = "weft/step-done";
-// The status is the stored reply of an earlier, equal call.
+// If present, the status is the stored reply of an earlier, equal call.
 inline constexpr char kReplayedPayload[] = "weft/replayed";
 
 // A result, and whether it is the stored reply of an earlier, equal call.

@@ -12,10 +12,9 @@
 
 namespace weft {
 
-// Ends a sample before max_tokens, beside the model's end-of-sequence tokens.
-// The match stays in the output.
+// What ends a sample before max_tokens. The match stays in the output.
 struct StopRule {
-  bool ignore_eos = false;  // These do not.
+  bool ignore_eos = false;  // If true, end-of-sequence tokens end nothing.
   std::vector<int32_t> token_ids;
   std::vector<std::vector<int32_t>> token_sequences;
   std::vector<std::string> byte_strings;
@@ -23,7 +22,7 @@ struct StopRule {
 
 struct SamplingConfig {
   int max_tokens = 128;
-  double temperature = 1.0;  // 0: the most likely token.
+  double temperature = 1.0;  // 0 draws the likeliest token.
   int top_k = 0;             // 0: all.
   double top_p = 1.0;
   uint64_t seed = 0;
@@ -31,8 +30,8 @@ struct SamplingConfig {
 };
 
 struct SampleRequest {
-  std::string adapter_id;  // Empty: base model.
-  std::string snapshot;    // Empty: latest version.
+  std::string adapter_id;  // Empty: the base model.
+  std::string snapshot;    // Empty: the latest version.
   std::vector<int32_t> prompt;
   int num_samples = 1;
   SamplingConfig config;
@@ -43,7 +42,8 @@ struct SampleRequest {
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };
 
-// The most likely tokens of one position: (token, logprob), most likely first.
+// The most likely tokens of one position, as pairs of token and logprob, most
+// likely first.
 using TopLogprobs = std::vector<std::pair<int32_t, float>>;
 
 struct Sample {
@@ -63,7 +63,7 @@ struct SampleResult {
 struct SampleDelta {
   int sample_index = 0;
   Sample piece;
-  std::vector<float> prompt_logprobs;  // In the first delta, if asked for.
+  std::vector<float> prompt_logprobs;  // In the first delta, if requested.
   uint64_t version = 0;
 };
 

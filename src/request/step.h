@@ -1,5 +1,5 @@
-// A step: one numbered call on an adapter. Its requests and results as
-// variants, alternative by alternative.
+// A step is one numbered call on an adapter. StepRequest and StepResult are
+// variants with the same order of alternatives.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -14,14 +14,15 @@
 
 namespace weft {
 
-// Result of PublishSnapshotRequest.
+// The result of a PublishSnapshotRequest.
 struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
 // A step that ran and failed for a reason that depends only on its request and
-// the adapter's state, so that it fails in the same way each time it runs. The
-// step is done: it keeps its number, and this failure is its stored reply.
+// the adapter's state, so it fails in the same way each time it runs. The step
+// counts as completed: it keeps its number, and this failure is its stored
+// reply.
 struct StepFailure {
   absl::Status status;
 };
@@ -33,12 +34,13 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
                                 AdapterInfo, PublishedSnapshot, StepFailure>;
 
 [[nodiscard]] const std::string& AdapterIdOf(const StepRequest& request);
-// Returns the number that the caller chose; 0: none.
+// Returns the number that the caller chose; 0 if it chose none.
 [[nodiscard]] uint64_t StepOf(const StepRequest& request);
-// Returns the epoch of the adapter that the caller means; 0: the present one.
+// Returns the adapter's epoch that the caller named; 0 means the present one.
 [[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
 // Returns whether a step that ran and ended with this error is a StepFailure:
+//
 //   OptimStep         FAILED_PRECONDITION (the gradient is not finite)
 //   PublishSnapshot   ALREADY_EXISTS
 //   SaveCheckpoint    ALREADY_EXISTS
@@ -46,10 +48,11 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
 // After any other error the step has not happened.
 [[nodiscard]] bool IsStepFailure(const StepRequest& request,
                                  const absl::Status& status);
-// As PayloadDigest of the alternative (digest.h).
+// Returns the PayloadDigest of the request that the variant holds (digest.h).
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 
-// Returns the bytes of the result's numbers, which are nearly all its memory.
+// Returns the bytes of the numbers in the result, which are nearly all its
+// memory.
 [[nodiscard]] int64_t NumBytes(const StepResult& result);
 
 }  // namespace weft

@@ -27,29 +27,28 @@ struct LossConfig {
   double beta = 0.05;
   double temperature = 1.0;
   bool return_entropy = false;
-  double gradient_filter = 0;  // 0: exact.
-  bool score_all = false;      // Also the targets of weight 0.
+  double gradient_filter = 0;  // 0 gives the exact gradient.
+  bool score_all = false;      // Scores targets of weight 0 too.
 
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };
 
-// The targets [begin, end) of one token, among those of its datum.
+// The range [begin, end) of one token's targets among those of its datum.
 struct TargetSpan {
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-// One sequence of N tokens.
-// Shapes: tokens [N]; targets, weights: one for each target of each token, in
-//         order (targets_of); logprobs, advantages [N], empty for
-//         cross_entropy. weights is empty when all are 1.
+// One sequence of N tokens. Shapes: tokens [N]; targets and weights have one
+// value for each target of each token, in order (targets_of); logprobs,
+// advantages [N], empty for cross_entropy. weights is empty if all are 1.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
   std::vector<float> weights;
   std::vector<float> logprobs;
   std::vector<float> advantages;
-  // The index of each token's first target, [N + 1]. Empty: every token has
+  // The index of each token's first target, [N + 1]. If empty, every token has
   // targets_per_token targets.
   std::vector<uint32_t> target_offsets = {};
   int targets_per_token = 1;
@@ -57,7 +56,8 @@ struct Datum {
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());
   }
-  // Returns the targets of token i, in [0, num_tokens()). May be empty.
+  // Returns the targets of token i, which is in [0, num_tokens()). There may be
+  // none.
   [[nodiscard]] TargetSpan targets_of(int64_t i) const {
     if (target_offsets.empty()) {
       return {i * targets_per_token, (i + 1) * targets_per_token};
@@ -67,15 +67,16 @@ struct Datum {
   friend bool operator==(const Datum&, const Datum&) = default;
 };
 
-// ForwardBackward, or Forward when `backward` is false.
+// A ForwardBackward request, or a Forward request if `backward` is false.
 struct TrainRequest {
-  std::string adapter_id;  // Empty: base model, only without backward.
-  uint64_t step = 0;       // 0: next free number.
+  std::string adapter_id;  // Empty: the base model (Forward only).
+  uint64_t step = 0;       // 0: the next free number.
   uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;
-  // Forward beside the adapter's steps: no number, no order.
+  // A Forward that takes no number and runs out of order with the adapter's
+  // steps.
   bool unnumbered = false;
-  std::string snapshot;  // Only unnumbered. Empty: the latest version.
+  std::string snapshot;  // Only if unnumbered. Empty: the latest version.
   LossConfig loss;
   std::vector<Datum> data;
   absl::Time deadline = absl::InfiniteFuture();
@@ -87,7 +88,8 @@ struct TrainRequest {
   }
 };
 
-// Same shapes as the datum's targets; entropies [N] or empty.
+// The vectors have the shapes of the datum's targets, except entropies: [N] or
+// empty.
 struct DatumResult {
   std::vector<float> logprobs;
   std::vector<float> losses;
@@ -96,7 +98,8 @@ struct DatumResult {
 
 struct TrainResult {
   std::vector<DatumResult> data;
-  std::map<std::string, double> metrics;  // Named `name:reduction`.
+  std::map<std::string, double> metrics;  // Names have the form
+                                          // `name:reduction`.
   uint64_t step = 0;
 };
 

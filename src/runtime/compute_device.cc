@@ -5,7 +5,8 @@
 namespace weft::engine {
 namespace {
 
-// The host. Its allocator caches nothing, and a broken host ends the process.
+// The host as a device. Its allocator caches nothing, and a broken host ends
+// the process.
 class HostDevice final : public ComputeDevice {
  public:
   [[nodiscard]] DeviceMemory Memory() const override { return {}; }

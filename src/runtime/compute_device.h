@@ -1,5 +1,5 @@
-// The memory and health of the device that a rank computes on. Computation
-// itself goes through LibTorch.
+// The memory and health of the device on which a rank computes. LibTorch does
+// the computing.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_DEVICE_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_DEVICE_H_
 
@@ -12,7 +12,8 @@
 
 namespace weft::engine {
 
-// Bytes. LibTorch's allocator caches memory that is reserved but not allocated.
+// Sizes in bytes. LibTorch's allocator caches memory that is reserved but not
+// allocated.
 struct DeviceMemory {
   int64_t total = 0;
   int64_t reserved = 0;
@@ -24,20 +25,22 @@ class ComputeDevice {
  public:
   virtual ~ComputeDevice() = default;
 
-  // Returns 0 for all if the memory is the host's. Asks only the allocator.
+  // Returns 0 for each field if the memory is the host's. Asks only the
+  // allocator.
   [[nodiscard]] virtual DeviceMemory Memory() const = 0;
-  // From now on this process may take `share` of the device's memory. Returns
-  // how much of that is still free. Not for the host's memory.
+  // Limits this process to `share` of the device's memory from now on. Returns
+  // how much of the share is still free. REQUIRES: the memory is not the
+  // host's.
   [[nodiscard]] virtual int64_t LimitTo(double share) = 0;
 
   // Waits until the device has done all queued work, so that time and errors
   // count for the work that caused them.
   virtual void Wait() = 0;
 
-  // ReleaseCached frees cached memory; for use after work ran out of memory.
+  // ReleaseCached frees cached memory. Call it after work ran out of memory.
   // CheckAnswers returns UNAVAILABLE, with the device's message, if the device
-  // computes nothing any more for this process; for use after any failed work.
-  // Neither throws.
+  // no longer computes for this process. Call it after any failed work. Neither
+  // throws.
   virtual void ReleaseCached() = 0;
   [[nodiscard]] virtual absl::Status CheckAnswers() = 0;
 };
@@ -45,7 +48,7 @@ class ComputeDevice {
 [[nodiscard]] std::unique_ptr<ComputeDevice> MakeComputeDevice(
     c10::Device device);
 
-// The same for a CUDA device. Only in a build with CUDA.
+// Makes a CUDA device. Only a build with CUDA defines it.
 [[nodiscard]] std::unique_ptr<ComputeDevice> MakeCudaDevice(c10::Device device);
 
 }  // namespace weft::engine

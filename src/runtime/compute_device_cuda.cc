@@ -52,14 +52,15 @@ class CudaDevice final : public ComputeDevice {
     try {
       allocator::emptyCache();
     } catch (const std::exception& error) {
-      // CheckAnswers decides whether the device is lost.
+      // CheckAnswers decides later whether the device is lost.
       Log(LogLevel::kError, "cached memory could not be given back",
           {{"error", error.what()}});
     }
   }
 
   [[nodiscard]] absl::Status CheckAnswers() override {
-    // Calls the runtime, because LibTorch's guards throw if the device is lost.
+    // Calls the CUDA runtime directly, because LibTorch's guards throw if the
+    // device is lost.
     static_cast<void>(cudaSetDevice(device_.index()));
     const cudaError_t waiting = cudaDeviceSynchronize();
     // Clears the error, so that a temporary error is not reported again.
@@ -74,7 +75,7 @@ class CudaDevice final : public ComputeDevice {
   }
 
  private:
-  // LibTorch makes its allocator at its first use of CUDA.
+  // LibTorch creates its allocator at its first use of CUDA.
   static c10::Device MadeCurrent(c10::Device device) {
     at::globalContext().lazyInitDevice(at::kCUDA);
     c10::cuda::set_device(device.index());

@@ -10,8 +10,8 @@
 namespace weft::engine {
 namespace {
 
-// Bounds the time in which an idle server detects the loss of a rank that it
-// has not started.
+// Bounds how long an idle server takes to detect the loss of a rank that it did
+// not start.
 constexpr absl::Duration kPingInterval = absl::Seconds(1);
 
 }  // namespace
@@ -19,7 +19,8 @@ constexpr absl::Duration kPingInterval = absl::Seconds(1);
 absl::Status ComputeGuard::Guarded(const char* what,
                                    const std::function<void()>& body) {
   const absl::Status status = RunGuarded(what, body);
-  // The device may wait forever for ranks that have failed.
+  // Does not query the device if ranks have failed, because the device may wait
+  // forever for them.
   if (status.ok() || executor_.failed()) return status;
   if (absl::IsResourceExhausted(status)) device_.ReleaseCached();
   const absl::Status answers = device_.CheckAnswers();
@@ -34,7 +35,8 @@ absl::Status ComputeGuard::Compute(const char* what,
   if (!executor_.failed()) return status;
   const absl::Status failed =
       Fail(what, status, "the ranks of the server have lost each other");
-  // A caller that asked for too much memory must not try another server.
+  // RESOURCE_EXHAUSTED stays, so that the caller does not try another server
+  // with a request that needs too much memory.
   return absl::IsResourceExhausted(status) ? status : failed;
 }
 

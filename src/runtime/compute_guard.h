@@ -1,5 +1,5 @@
 // Runs all work in which the device or another rank may fail. Turns exceptions
-// into a status, and detects and remembers the loss of the device or of a rank.
+// into a status. Detects the loss of the device or of a rank, and remembers it.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 
@@ -21,21 +21,22 @@ class ComputeGuard {
   ComputeGuard(ComputeDevice* device, executor::Executor* executor)
       : device_(*device), executor_(*executor) {}
 
-  // Engine thread.
+  // The engine thread calls the methods below.
 
-  // As RunGuarded. After an error it frees cached memory and checks whether the
-  // device still computes. If it does not, this call and all later ones return
-  // UNAVAILABLE.
+  // Like RunGuarded. After an error, also frees cached memory and checks
+  // whether the device still computes. If it does not, this call and all later
+  // ones return UNAVAILABLE.
   [[nodiscard]] absl::Status Guarded(const char* what,
                                      const std::function<void()>& body);
-  // As Guarded, for a body that all ranks run. Also returns UNAVAILABLE if
+  // Like Guarded, for work that all ranks run. Also returns UNAVAILABLE if
   // another rank is lost.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
-  // Checks at most once a second that the other ranks, if any, are alive.
+  // Checks, at most once a second, that the other ranks are alive.
   void PingWhenDue();
 
-  // Returns UNAVAILABLE after the loss of the device or of a rank. Any thread.
+  // Returns UNAVAILABLE after the loss of the device or of a rank. Any thread
+  // may call it.
   [[nodiscard]] absl::Status failure() const;
 
  private:
@@ -44,7 +45,7 @@ class ComputeGuard {
 
   ComputeDevice& device_;
   executor::Executor& executor_;
-  absl::Time last_ping_ = absl::InfinitePast();  // Engine thread.
+  absl::Time last_ping_ = absl::InfinitePast();  // Used by the engine thread.
   mutable Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };

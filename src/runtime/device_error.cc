@@ -6,8 +6,9 @@
 namespace weft::engine {
 namespace {
 
-// Numbers, because this file is built and tested without CUDA. Names are those
-// of driver_types.h without cudaError.
+// Values of cudaError_t, as numbers because this file is built and tested
+// without CUDA. The comments name them as driver_types.h does, without
+// "cudaError".
 constexpr std::array kPoisonous = {
     214,  // ECCUncorrectable
     220,  // NvlinkUncorrectable

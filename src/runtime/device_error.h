@@ -1,20 +1,21 @@
-// Tells errors of a CUDA device that end the process from errors that fail only
-// one request.
+// Tells CUDA errors that end the process from errors that fail only one
+// request.
 #ifndef WEFT_SRC_RUNTIME_DEVICE_ERROR_H_
 #define WEFT_SRC_RUNTIME_DEVICE_ERROR_H_
 
 namespace weft::engine {
 
-// A device's answers after a failure: numbers of cudaError_t, 0 for success.
+// What a device reports after a failure, as values of cudaError_t. 0 is
+// success.
 struct DeviceAnswer {
-  int waiting = 0;  // The first query's error.
-  int again = 0;    // The error after it was cleared.
+  int waiting = 0;  // The error of the first query.
+  int again = 0;    // The error after the first was cleared.
 };
 
-// Returns whether the device computes nothing any more for this process: the
-// error stays, or CUDA's context is undefined after it (an illegal address, a
+// Returns whether the device no longer computes for this process. Either the
+// error stays, or CUDA's context is undefined after it: an illegal address, a
 // device-side assertion, a launch that failed or never ended, memory that ECC
-// could not correct).
+// could not correct.
 [[nodiscard]] bool IsLost(const DeviceAnswer& answer);
 
 }  // namespace weft::engine

@@ -16,7 +16,7 @@ const std::vector<std::string> kPhases = {"train", "forward", "optim",
 enum Batch : size_t { kTrainBatch, kPrefillBatch, kDecodeBatch };
 const std::vector<std::string> kBatches = {"train", "prefill", "decode"};
 
-// Operation and outcome of a checkpoint are one label value.
+// One label value combines a checkpoint's operation and its outcome.
 const std::vector<std::string> kCheckpointOutcomes = {"save_ok", "save_error",
                                                       "load_ok", "load_error"};
 

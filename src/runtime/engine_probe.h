@@ -1,5 +1,5 @@
-// The engine's metrics. Recording an event is one atomic operation and neither
-// locks nor allocates.
+// The engine's metrics. Recording an event takes one atomic operation and
+// neither locks nor allocates.
 #ifndef WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
 #define WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
 
@@ -19,7 +19,8 @@ class EngineProbe {
   explicit EngineProbe(prometheus::Registry* registry);
 
   void Heartbeat();
-  // The time of the last Heartbeat; before the first, of the construction.
+  // Returns the time of the last Heartbeat, or of the construction before the
+  // first.
   [[nodiscard]] absl::Time last_heartbeat() const {
     return absl::FromUnixNanos(last_heartbeat_ns_.load());
   }
@@ -31,12 +32,12 @@ class EngineProbe {
   void SetDecodeGraphs(int64_t graphs, int64_t bytes);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();
-  // Counts the tokens of a sequence that takes its pages, and how many of them
-  // the prefix cache had.
+  // Counts the tokens of a sequence that takes pages, and how many of them the
+  // prefix cache held.
   void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
   void CountPreemption();
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
-  // Bytes, as DeviceMemory has them.
+  // The arguments are those of DeviceMemory, in bytes.
   void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
   // `op` is "save" or "load".
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);

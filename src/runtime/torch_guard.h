@@ -1,4 +1,4 @@
-// The only place that catches exceptions. LibTorch throws; the rest of Weft
+// The only place that catches exceptions: LibTorch throws, and the rest of Weft
 // returns absl::Status.
 #ifndef WEFT_SRC_RUNTIME_TORCH_GUARD_H_
 #define WEFT_SRC_RUNTIME_TORCH_GUARD_H_
@@ -9,9 +9,10 @@
 
 namespace weft::engine {
 
-// Runs `body`. Out of memory becomes RESOURCE_EXHAUSTED, an operation that
-// LibTorch lacks UNIMPLEMENTED, anything else INTERNAL, because validation
-// should have refused it. `what` names the work in the message and the log.
+// Runs `body` and converts exceptions. Out of memory becomes
+// RESOURCE_EXHAUSTED, and an operation that LibTorch lacks becomes
+// UNIMPLEMENTED. Anything else becomes INTERNAL, because validation should have
+// refused it. `what` names the work in the message and the log.
 [[nodiscard]] absl::Status RunGuarded(const char* what,
                                       const std::function<void()>& body);
 

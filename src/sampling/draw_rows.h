@@ -1,4 +1,6 @@
-// Draws tokens from the logits of a batch's rows, on the device of the logits.
+// Draws tokens from the logits of a batch's rows, on the device that holds the
+// logits.
+//
 // Legend: R rows, V vocabulary.
 #ifndef WEFT_SRC_SAMPLING_DRAW_ROWS_H_
 #define WEFT_SRC_SAMPLING_DRAW_ROWS_H_
@@ -13,22 +15,23 @@
 
 namespace weft::sampling {
 
-// How a token is drawn, and its place in the stream of random numbers.
+// How a token is drawn, and where its random number is in the sample's stream.
 struct DrawRule {
   DrawConfig config;
   uint64_t seed = 0;
   uint32_t sample_index = 0;
-  uint32_t position = 0;  // Tokens drawn for the sample so far.
-  int32_t row = 0;  // Row of the logits; samples of one prompt share a row.
+  uint32_t position = 0;  // Number of tokens that the sample has.
+  int32_t row = 0;  // Row of the logits. Samples of one prompt share a row.
 };
 
-// Returns a draw for each rule; none if the logits are not a distribution.
+// Returns a draw for each rule. A draw is none if the logits are not a
+// distribution.
 //
-// On a CPU DrawToken draws. On a device kernels::cuda::SampleTokens draws, and
-// only tokens and log-probabilities are copied to the host. The logits of rules
-// with top_logprobs are copied to the host too, and DrawToken draws from them.
-// Both draw the same token, up to rounding.
-// Shapes:  logits_RV [R, V] f32 contiguous, V >= 1; rules of these rows.
+// On a CPU, DrawToken draws. On a CUDA device, kernels::cuda::SampleTokens
+// draws, and only tokens and log-probabilities are copied to the host. If a
+// rule has top_logprobs, its row of logits is copied to the host and DrawToken
+// draws from it. Both draw the same token, up to rounding.
+// Shapes:  logits_RV [R, V] f32 contiguous, V >= 1; the rules name its rows.
 // Errors:  throws c10::Error.
 // Threads: engine thread only; waits for the device.
 [[nodiscard]] std::vector<std::optional<DrawResult>> DrawRows(

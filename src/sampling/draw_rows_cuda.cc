@@ -26,7 +26,8 @@ static_assert(sizeof(k::SampleRule) == kRuleBytes);
 k::SampleRule RuleOf(const DrawRule& rule) {
   auto temperature = static_cast<float>(rule.config.temperature);
   if (rule.config.temperature > 0) {
-    // A tiny temperature must not become 0 in f32, which would mean greedy.
+    // A tiny temperature must not round to 0 in f32, because 0 would mean
+    // greedy.
     temperature = std::max(temperature, std::numeric_limits<float>::min());
   }
   return {.temperature = temperature,
@@ -38,7 +39,7 @@ k::SampleRule RuleOf(const DrawRule& rule) {
           .row = rule.row};
 }
 
-// Draws on the host for the rules with top_logprobs. Copies each row once.
+// Draws on the host for rules with top_logprobs. Copies each row once.
 class ListedDraws {
  public:
   explicit ListedDraws(const std::vector<DrawRule>& rules) {
@@ -56,12 +57,13 @@ class ListedDraws {
     }
   }
 
-  // Returns the rows' logits on the device; undefined if no rule needs them.
+  // Returns the rows' logits on the device, or an undefined tensor if no rule
+  // needs them.
   [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }
-  // Draws from those logits, which are now on the host.
+  // Draws from these logits, which have been copied to the host.
   void Draw(const at::Tensor& logits_LV,
             std::vector<std::optional<DrawResult>>& drawn) const {
     if (rows_.empty()) return;
@@ -153,8 +155,8 @@ std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
   std::vector<std::optional<DrawResult>> drawn;
   drawn.reserve(rules.size());
-  // Draws some samples at a time, because a prompt may have thousands, and this
-  // bounds the workspace.
+  // Draws a limited number of samples at a time, which bounds the workspace,
+  // because a prompt may have thousands of samples.
   for (size_t begin = 0; begin < rules.size(); begin += kRulesAtOnce) {
     const size_t end = std::min(rules.size(), begin + kRulesAtOnce);
     const std::vector<DrawRule> some(rules.begin() + begin,

@@ -1,5 +1,5 @@
-// Philox4x32-10, a counter-based generator: the k-th number is a function of
-// (counter, key) alone.
+// Philox4x32-10, a counter-based generator: each number depends only on counter
+// and key.
 #ifndef WEFT_SRC_SAMPLING_PHILOX_H_
 #define WEFT_SRC_SAMPLING_PHILOX_H_
 
@@ -8,8 +8,8 @@
 
 namespace weft::sampling {
 
-// 128 random bits. Threads: any.
-// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+// Returns 128 random bits. Threads: any. Source: Salmon et al. 2011, "Parallel
+// random numbers: as easy as 1, 2, 3".
 [[nodiscard]] std::array<uint32_t, 4> Philox4x32(
     std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 

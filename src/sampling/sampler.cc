@@ -14,14 +14,15 @@
 namespace weft::sampling {
 namespace {
 
-// The draw first finds the block that holds it, then the token: block sums are
-// short enough for f32 and make the first pass vectorisable.
+// A draw first finds the block that holds it, and then the token. Block sums
+// are short enough for f32, and the compiler can vectorise the first pass.
 constexpr size_t kBlock = 512;
 constexpr size_t kLanes = 16;
-// Candidates of the first try if only top_p filters. More follow if needed.
+// If only top_p filters, the first attempt takes this many candidates. More
+// follow if needed.
 constexpr size_t kFirstCandidates = 256;
 
-// softmax(logits / temperature), its weights relative to the likeliest token.
+// softmax(logits / temperature), as weights relative to the likeliest token.
 struct Distribution {
   absl::Span<const float> logits;
   float max_logit = 0;
@@ -39,7 +40,7 @@ struct Distribution {
 using BlockWeights = std::array<float, kBlock>;
 
 // Computes the weights of the tokens [begin, end), at most kBlock, and returns
-// their sum. The sum has explicit independent lanes, because a compiler does
+// their sum. The sum uses explicit independent lanes, because a compiler does
 // not reorder float additions.
 double FillWeights(const Distribution& distribution, size_t begin, size_t end,
                    BlockWeights& weights) {
@@ -94,8 +95,8 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
   BlockWeights weights;
   double rest = uniform * total;
   size_t last = 0;
-  // rest < total (1 - 2^-24), and the error of f64 sums is far smaller, so a
-  // block holds it.
+  // `rest` is less than total (1 - 2^-24), and the error of f64 sums is far
+  // smaller, so some block holds the draw.
   for (size_t begin = 0; begin < vocab; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, vocab);
     const double sum = FillWeights(distribution, begin, end, weights);
@@ -110,19 +111,20 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
       if (rest < weight) break;
       rest -= weight;
     }
-    // Rounding may pass the last token of the block that can be drawn.
+    // Rounding may carry the search past the block's last token with a weight
+    // above 0.
     return last;
   }
   return last;
 }
 
-// Returns the `count` likeliest token ids, in the order of sampler.h.
+// Returns the ids of the `count` likeliest tokens, in the order of sampler.h.
 std::vector<int32_t> LikeliestTokens(absl::Span<const float> logits,
                                      size_t count) {
   const auto is_likelier = [&](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   };
-  // The top of the heap is the least likely of the best `count` so far.
+  // The top of the heap is the least likely of the best `count` tokens so far.
   std::vector<int32_t> best;
   best.reserve(count);
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -147,7 +149,7 @@ double WeightOf(const Distribution& distribution,
   return sum;
 }
 
-// The tokens that the filters keep, likeliest first.
+// Returns the tokens that the filters keep, likeliest first.
 std::vector<int32_t> FilteredTokens(const Distribution& distribution,
                                     const DrawConfig& config, double total) {
   const size_t vocab = distribution.logits.size();
@@ -161,7 +163,7 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
     total = kept;
   } else {
     while (kept < config.top_p * total && count < vocab) {
-      // In a flat distribution one sort is now cheaper than a heap.
+      // In a flat distribution, one sort is now cheaper than a heap.
       count = count < vocab / 16 ? 4 * count : vocab;
       tokens = LikeliestTokens(distribution.logits, count);
       kept = WeightOf(distribution, tokens);
@@ -206,7 +208,7 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   const bool is_greedy = config.temperature == 0;
   Distribution distribution{.logits = logits, .max_logit = MaxLogit(logits)};
   if (!is_greedy) {
-    // The bound avoids 0 * infinity, which is NaN, for a tiny T.
+    // The bound prevents 0 * infinity, which is NaN, at a tiny temperature.
     distribution.inverse_temperature =
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }

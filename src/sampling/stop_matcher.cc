@@ -48,8 +48,8 @@ bool StopMatcher::Push(int32_t token) {
   }
   if (longest_string_ > 0 && token_bytes_ != nullptr) {
     tail_ += token_bytes_->Bytes(token);
-    // The old tail was already searched, but a match may begin in it. The tail
-    // is one byte too short to hold an old match again.
+    // The old tail was already searched, but a match may begin in it. It is one
+    // byte too short to hold an old match again.
     stops |= std::ranges::any_of(rule_.byte_strings, [this](const auto& text) {
       return tail_.find(text) != std::string::npos;
     });

@@ -1,4 +1,4 @@
-// Decides, token by token, whether a sample is finished.
+// Decides after each token whether a sample is finished.
 #ifndef WEFT_SRC_SAMPLING_STOP_MATCHER_H_
 #define WEFT_SRC_SAMPLING_STOP_MATCHER_H_
 
@@ -12,28 +12,29 @@
 
 namespace weft::sampling {
 
-// Bytes of each token id, read from a Hugging Face folder's tokenizer.json.
-// Immutable after Load; shared by the engine and every matcher.
+// The bytes of each token id, from the tokenizer.json of a Hugging Face folder.
+// Immutable after Load. The engine and all matchers share it.
 class TokenBytes {
  public:
-  // Reads added tokens and BPE vocabularies: byte-level ones (GPT-2, Llama 3,
-  // Qwen, SmolLM), and SentencePiece's with byte fallback (Llama 2, Mistral,
-  // Gemma). The bytes are those within a text: at its beginning the second kind
-  // drops a space. NOT_FOUND without the file, UNIMPLEMENTED for other kinds of
-  // tokenizers, INVALID_ARGUMENT for a damaged file.
+  // Reads added tokens and two kinds of BPE vocabularies: byte-level ones
+  // (GPT-2, Llama 3, Qwen, SmolLM), and SentencePiece's with byte fallback
+  // (Llama 2, Mistral, Gemma). The bytes are those of a token inside a text; at
+  // the beginning of a text, SentencePiece drops a space. Errors: NOT_FOUND
+  // without the file, UNIMPLEMENTED for other kinds of tokenizers,
+  // INVALID_ARGUMENT for a damaged file.
   [[nodiscard]] static absl::StatusOr<TokenBytes> Load(
       const std::string& model_dir);
 
-  // Empty for an id that has no bytes (out of range or a gap).
+  // Returns an empty string for an id without bytes (out of range or a gap).
   [[nodiscard]] const std::string& Bytes(int32_t token) const;
 
  private:
   std::vector<std::string> bytes_;
 };
 
-// Threads: one matcher per sample, one thread at a time. `rule` is copied;
-// `token_bytes` may be null when the rule has no byte strings, else it outlives
-// the matcher.
+// Threads: not thread-safe; each sample has its own matcher. `rule` is copied.
+// `token_bytes` outlives the matcher; it may be null if the rule has no byte
+// strings.
 class StopMatcher {
  public:
   StopMatcher(const StopRule& rule, const TokenBytes* token_bytes);
@@ -44,8 +45,8 @@ class StopMatcher {
  private:
   StopRule rule_;
   const TokenBytes* token_bytes_;
-  std::vector<int32_t> recent_;  // At most the longest sequence's tokens.
-  std::string tail_;             // Decoded bytes that a match can still use.
+  std::vector<int32_t> recent_;  // As many tokens as the longest sequence has.
+  std::string tail_;             // Bytes with which a match may still begin.
   size_t longest_sequence_ = 0;
   size_t longest_string_ = 0;
 };

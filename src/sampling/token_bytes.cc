@@ -28,9 +28,9 @@ constexpr int64_t kMaxTokenId = (1 << 22) - 1;
 constexpr uintmax_t kMaxFileBytes = uintmax_t{256} << 20;
 constexpr char32_t kBadCodePoint = 0xffffffff;
 
-// Byte-level vocabularies write every byte as a printable character. Bytes that
-// are printable in Latin-1 stand for themselves; the others are numbered from
-// U+0100 in order. Source: the byte encoder of GPT-2.
+// The alphabet in which byte-level vocabularies write every byte as a printable
+// character. Bytes that are printable in Latin-1 stand for themselves. The
+// others are numbered from U+0100 in order. Source: the byte encoder of GPT-2.
 class ByteAlphabet {
  public:
   ByteAlphabet() : byte_of_(kSize, -1) {
@@ -43,8 +43,8 @@ class ByteAlphabet {
     }
   }
 
-  // The bytes that `token` writes. A token with a character outside the
-  // alphabet stands for itself, as in the tokenizers library.
+  // Returns the bytes that `token` stands for. A token with a character outside
+  // the alphabet stands for itself, as in the tokenizers library.
   [[nodiscard]] std::string Decode(absl::string_view token) const {
     std::string bytes;
     for (size_t i = 0; i < token.size();) {
@@ -58,7 +58,8 @@ class ByteAlphabet {
  private:
   static constexpr size_t kSize = 0x100 + 68;
 
-  // Code points up to U+07FF, all that the alphabet needs; advances `i`.
+  // Reads a code point up to U+07FF, which is enough for the alphabet, and
+  // advances `i`.
   static char32_t NextCodePoint(absl::string_view text, size_t& i) {
     const auto first = static_cast<unsigned char>(text[i++]);
     if (first < 0x80) return first;
@@ -70,11 +71,12 @@ class ByteAlphabet {
   std::vector<int16_t> byte_of_;
 };
 
-// SentencePiece's vocabularies write a space as one character, and a byte that
-// no other token has as `<0xE2>`.
+// The alphabet of SentencePiece's vocabularies. They write a space as one
+// special character. A byte that has no token of its own is written as
+// `<0xE2>`.
 class PieceAlphabet {
  public:
-  // `space`: what a space is written as; empty: as itself.
+  // `space` is what a space is written as. If it is empty, a space is a space.
   explicit PieceAlphabet(std::string space) : space_(std::move(space)) {}
 
   [[nodiscard]] std::string Decode(absl::string_view token) const {
@@ -112,7 +114,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-// A decoder, or the steps of a sequence of them; no step for what is neither.
+// Returns the steps of a sequence decoder, or the decoder itself as the only
+// step. Returns no steps for any other value.
 std::vector<Json> DecoderSteps(const Json& decoder) {
   if (!decoder.is_object()) return {};
   const auto steps = decoder.find("decoders");
@@ -127,10 +130,11 @@ absl::Status Unsupported() {
       "fallback; string stops need one");
 }
 
-// What a step of a byte fallback decoder replaces by a space; empty: nothing.
+// Returns what a step of a byte fallback decoder replaces by a space; empty if
+// it replaces nothing.
 absl::StatusOr<std::string> SpaceOf(const Json& step) {
   const Json type = step.is_object() ? step.value("type", Json()) : Json();
-  // Strip changes the beginning of a text, Fuse nothing.
+  // Strip changes only the beginning of a text, and Fuse changes nothing.
   if (type == "ByteFallback" || type == "Fuse" || type == "Strip") return "";
   if (type == "Metaspace") {
     const Json space = step.value("replacement", Json());
@@ -147,7 +151,7 @@ absl::StatusOr<std::string> SpaceOf(const Json& step) {
 
 using Decode = std::function<std::string(absl::string_view)>;
 
-// How the tokens of the vocabulary become bytes.
+// Returns the function that turns a token of the vocabulary into bytes.
 absl::StatusOr<Decode> DecodeOf(const Json& root) {
   const std::vector<Json> steps = DecoderSteps(root.value("decoder", Json()));
   const auto has = [&steps](const char* type) {

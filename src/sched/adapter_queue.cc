@@ -43,7 +43,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (applied_ahead_.contains(step))
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
-  // A step without a gap before it may be further ahead.
+  // A step may be further ahead if no number before it is missing.
   if (step - last_step_ > reorder_window_ &&
       step - LowestFree() > reorder_window_) {
     return refused(
@@ -78,7 +78,8 @@ const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
     return ordered == nullptr ? unnumbered : ordered;
   }
   if (ordered->next_datum > 0) return ordered;
-  // All slices of a request see the same weights.
+  // All slices of a request see the same weights, so a request that has started
+  // goes first.
   if (unnumbered->next_datum > 0) return unnumbered;
   return unnumbered->arrival < ordered->arrival ? unnumbered : ordered;
 }
@@ -99,7 +100,7 @@ const AdapterQueue::Entry* AdapterQueue::ReadyInOrder(absl::Time now) const {
     if (running.entry.barrier() || head.barrier()) return nullptr;
   }
   if (head.item.step == 0) return &head;
-  // No work waits before the head, so a missing number below it is a gap.
+  // No work waits before `head`, so a missing number before its own is a gap.
   uint64_t expected = last_step_ + 1;
   while (expected < head.item.step && Taken(expected)) ++expected;
   return expected == head.item.step ? &head : nullptr;
@@ -128,7 +129,8 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (!take_any) return std::nullopt;
     room -= tokens[end++];
   }
-  // Exceeds the limit while that costs less than running the prefix again.
+  // The slice may exceed `room` as long as that costs less than running the
+  // prefix again in the next slice.
   while (end < num_data && tokens[end] - room <= head->prefix(end)) {
     room -= tokens[end++];
   }
@@ -166,8 +168,8 @@ AdapterQueue::Started AdapterQueue::StartData(const Entry& ready,
 AdapterQueue::Started AdapterQueue::StartBarrier() {
   Running running = TakeReady(waiting_.begin()->second);
   const WorkItem& item = running.entry.item;
-  // Work always has a cost. Otherwise a stream of free work would starve
-  // others.
+  // Work always has a cost, because a stream of free work would starve other
+  // adapters.
   const Started started{.slice = {.work_id = item.id},
                         .tokens = std::max<int64_t>(item.tokens, 1)};
   running_.push_back(std::move(running));
@@ -242,7 +244,7 @@ AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
     }
     if (entry.automatic) {
       uint64_t number = highest + 1;
-      // Numbers that callers chose stay as they are.
+      // Numbers that callers chose do not change.
       for (auto chosen = old.find({.number = number, .after = 0});
            chosen != old.end() && !chosen->second.automatic;
            chosen = old.find({.number = number, .after = 0})) {

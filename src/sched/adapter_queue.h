@@ -1,10 +1,10 @@
-// Training work of one adapter in the order in which it must run. Knows which
-// item is next, whether it may start, and the next number. scheduler.h has the
-// rules.
+// The training work of one adapter, in the order in which it must run. The
+// queue knows which item is next, whether it may start, and the next number.
+// scheduler.h has the rules.
 //
-// An item waits or is on the device. A request too big for one micro-batch
-// waits again between two slices, with its first data done. Threads: not
-// thread-safe.
+// An item waits or is on the device. A request that is too big for one
+// micro-batch waits again between two slices, when its first data are done.
+// Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
 #define WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
 
@@ -27,11 +27,11 @@ namespace weft::sched {
 class AdapterQueue {
  public:
   struct Entry {
-    WorkItem item;           // item.step is its number, 0 when it has none.
+    WorkItem item;           // item.step is its number; 0 if it has none.
     uint64_t arrival = 0;    // Unique over all adapters.
-    bool automatic = false;  // This queue chose the number.
-    int64_t next_datum = 0;  // Earlier data are done; > 0: started.
-    int64_t in_flight = 0;   // Data on the device now (kTrain).
+    bool automatic = false;  // The queue chose the number.
+    int64_t next_datum = 0;  // Data before it are done; > 0: started.
+    int64_t in_flight = 0;   // Number of data on the device (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
     [[nodiscard]] int64_t prefix(int64_t datum) const {
@@ -43,34 +43,36 @@ class AdapterQueue {
     }
   };
 
-  // What SetLastStep did to waiting work.
+  // The changes that SetLastStep made to waiting work.
   struct StepChange {
-    std::vector<uint64_t> dropped;  // Ids whose number is now in the past.
-    // (id, new number) of work whose number this queue had chosen.
+    std::vector<uint64_t> dropped;  // Ids whose number is not free any more.
+    // (id, new number) of work whose number the queue had chosen.
     std::vector<std::pair<uint64_t, uint64_t>> renumbered;
   };
 
-  // Work that goes to the device.
+  // Work that starts on the device.
   struct Started {
-    TrainSlice slice;    // A barrier has only a work_id.
-    int64_t tokens = 0;  // Cost, prefixes included; >= 1.
+    TrainSlice slice;    // For a barrier only work_id is set.
+    int64_t tokens = 0;  // Cost with prefixes; >= 1.
   };
 
-  // `name` is for messages.
+  // Messages use `name`.
   AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
                uint64_t reorder_window);
 
   // Returns the number that `item` would get. Errors: those of
-  // Scheduler::Enqueue about its step.
+  // Scheduler::Enqueue about the step.
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
-  // Adds an item; `number` is what NumberFor returned. item.tokens is its cost.
+  // Adds an item. `number` comes from NumberFor. item.tokens is the item's
+  // cost.
   void Add(WorkItem item, uint64_t number, uint64_t arrival);
 
-  // Returns the item that may start now, or null. No number before it is
-  // missing, its deadline is after `now` and, if it is a barrier, all before it
-  // is finished. If an unnumbered item and one in order may both start, returns
-  // the one that has started, or else the one that arrived first.
+  // Returns the item that may start now, or null. An item may start if no
+  // number before it is missing and its deadline is after `now`. A barrier also
+  // waits until all work before it is finished. If both an unnumbered item and
+  // a numbered one may start, returns the one that has started, or else the one
+  // that arrived first.
   [[nodiscard]] const Entry* Ready(absl::Time now) const;
 
   // Starts the ready kTrain item if it has the given `backward`. Takes the
@@ -81,20 +83,19 @@ class AdapterQueue {
   std::optional<Started> StartTrain(absl::Time now, bool backward, int64_t room,
                                     int64_t max_batch_tokens, bool take_any);
 
-  // Starts the ready barrier.
+  // Starts the barrier that is ready.
   Started StartBarrier();
 
-  // Returns true when the work is over: its last slice ran, or it failed.
+  // Returns true if the work is over: its last slice ran, or it failed.
   bool Finish(uint64_t id, bool ok);
 
-  // Removes work that has not started. Returns false if there is none of this
-  // id.
+  // Removes work that has not started. Returns false if there is no such work.
   bool RemoveWaiting(uint64_t id);
 
   StepChange SetLastStep(uint64_t last_step);
 
   // Returns the ids of the work that RemoveAdapter cancels: all work except
-  // that whose last slice is on the device.
+  // work whose last slice is on the device.
   [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
 
   [[nodiscard]] AdapterKey key() const { return key_; }
@@ -112,11 +113,11 @@ class AdapterQueue {
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
 
  private:
-  // Sorts by number. An unnumbered op comes after the highest number that was
-  // accepted before it arrived.
+  // Sorts by number. An unnumbered operation comes after the highest number
+  // that was accepted before it arrived.
   struct Place {
     uint64_t number = 0;
-    uint64_t after = 0;  // Arrival of unnumbered work, 0 for numbered.
+    uint64_t after = 0;  // Arrival if unnumbered; otherwise 0.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Running {
@@ -126,7 +127,7 @@ class AdapterQueue {
 
   [[nodiscard]] const Entry* ReadyInOrder(absl::Time now) const;
   [[nodiscard]] const Entry* ReadyUnnumbered(absl::Time now) const;
-  // Takes what Ready returned out of its line.
+  // Removes the item that Ready returned from its queue.
   [[nodiscard]] Running TakeReady(const Entry& ready);
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;
@@ -141,9 +142,10 @@ class AdapterQueue {
   const std::string name_;
   const uint64_t reorder_window_;
   uint64_t last_step_;
-  std::set<uint64_t> applied_ahead_;      // Applied or skipped, above a gap.
-  std::map<Place, Entry> waiting_;        // In order.
-  std::map<uint64_t, Entry> unnumbered_;  // By arrival.
+  std::set<uint64_t> applied_ahead_;          // Numbers above a gap that were
+                                              // applied or skipped.
+  std::map<Place, Entry> waiting_;            // In the order of the work.
+  std::map<uint64_t, Entry> unnumbered_;      // Keys: arrival.
   std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.
   std::vector<Running> running_;
 };

@@ -11,7 +11,8 @@ namespace {
 
 using Queues = std::vector<AdapterQueue*>;
 
-// Adapters that may add more to the plan, in the order of their turns.
+// The adapters that may still add work to the plan, in the order of their
+// turns.
 class Line {
  public:
   Line(const Queues& queues, const FairShares& shares)
@@ -26,14 +27,14 @@ class Line {
     tenants_[turn.tenant].emplace(turn.adapter, queue);
   }
 
-  // Removes and returns the adapter whose turn it is. Its tenant stays at the
-  // head of the line until MoveTenant.
+  // Removes and returns the adapter whose turn it is. Its tenant keeps its turn
+  // until MoveTenant.
   size_t Take() {
     auto& adapters = tenants_.begin()->second;
     return adapters.extract(adapters.begin()).mapped();
   }
 
-  // Moves the tenant of the latest Take to its present place.
+  // Moves the tenant of the latest Take to its new place.
   void MoveTenant() {
     auto tenant = tenants_.extract(tenants_.begin());
     if (tenant.mapped().empty()) return;
@@ -48,7 +49,7 @@ class Line {
 
   const Queues& queues_;
   const FairShares& shares_;
-  // Indices of queues by the tenant's place, then by the adapter's.
+  // Indices of queues, by the tenant's place and then by the adapter's place.
   std::map<FairShares::Place, std::map<FairShares::Place, size_t>> tenants_;
 };
 
@@ -60,7 +61,8 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
   Line line(queues, shares);
   int64_t room = max_batch_tokens;
   std::vector<std::vector<TrainSlice>> slices(queues.size());
-  std::vector<size_t> order;  // Adapters, as they enter the plan.
+  std::vector<size_t> order;  // Adapters in the order in which they enter the
+                              // plan.
   while (!line.empty() && room > 0) {
     const size_t index = line.Take();
     AdapterQueue& queue = *queues[index];

@@ -1,7 +1,7 @@
 // Fills one micro-batch, or picks one barrier, from the adapters that have work
 // ready. The adapter whose turn it is goes first and decides the kind of plan.
-// The others fill the remaining room in their turns, each as far as its own
-// order allows.
+// The others fill the remaining room in turn, as far as the order of their own
+// work allows.
 #ifndef WEFT_SRC_SCHED_BATCH_PLANNER_H_
 #define WEFT_SRC_SCHED_BATCH_PLANNER_H_
 
@@ -15,8 +15,8 @@
 
 namespace weft::sched {
 
-// Starts the work that it returns and charges it to `shares`. Each of `queues`
-// has ready work and nothing on the device.
+// Starts the returned work and charges it to `shares`. Each of `queues` has
+// ready work and nothing on the device.
 Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
                int64_t max_batch_tokens, FairShares& shares);
 

@@ -1,10 +1,9 @@
 // Shares device time between training and decoding. Each kind has a virtual
-// time that grows by (time used / its share). If both kinds have work, the one
-// with less virtual time goes first. A kind that was idle starts at the virtual
-// time at which the present turn started (start-time fair queueing). So
-// idleness earns no credit, and work that arrives during a micro-batch does not
-// wait for a second one.
-// Threads: not thread-safe.
+// time, which grows by the time used divided by the kind's share. If both kinds
+// have work, the one with less virtual time goes first. A kind that was idle
+// starts at the virtual time at which the present turn started (start-time fair
+// queueing). So idleness earns no credit, and work that arrives during a
+// micro-batch does not wait for a second one. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_DEVICE_SHARE_H_
 #define WEFT_SRC_SCHED_DEVICE_SHARE_H_
 
@@ -14,13 +13,14 @@ namespace weft::sched {
 
 class DeviceShare {
  public:
-  // `sampling_share` in (0, 1): of device time, while both kinds have work.
+  // `sampling_share`, in (0, 1), is sampling's share of device time while both
+  // kinds have work.
   explicit DeviceShare(double sampling_share);
 
-  // Returns whether decoding goes first. At least one kind has work.
+  // Returns whether decoding goes first. REQUIRES: at least one kind has work.
   bool ChooseDecode(bool can_train, bool can_decode);
 
-  // Neither kind has work.
+  // Call it when neither kind has work.
   void NoteIdle();
 
   void AddTraining(absl::Duration elapsed);
@@ -37,7 +37,7 @@ class DeviceShare {
 
   Kind training_;
   Kind decoding_;
-  double turn_start_ = 0;  // Virtual time at which the latest turn started.
+  double turn_start_ = 0;  // The virtual time at which the latest turn started.
 };
 
 }  // namespace weft::sched

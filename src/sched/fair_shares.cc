@@ -6,8 +6,9 @@
 namespace weft::sched {
 namespace {
 
-// Virtual time of one token at weight 1. At weight 1000 it is exact within 1 %
-// even for single tokens, and 10^14 tokens do not overflow it.
+// The virtual time of one token at weight 1. The unit is small enough that even
+// single tokens at weight 1000 are exact within 1 %, and large enough that
+// 10^14 tokens do not overflow.
 constexpr int64_t kTimePerToken = int64_t{1} << 16;
 
 int64_t Cost(int64_t tokens, int64_t weight) {
@@ -71,7 +72,7 @@ void FairShares::Refund(AdapterKey adapter, int64_t tokens) {
   Tenant& tenant = flow.tenant->second;
   flow.place.start -= Cost(tokens, 1);
   tenant.place.start -= Cost(tokens, tenant.weight);
-  // Not by SetActive: a tenant that was never served was never idle.
+  // Does not call SetActive: the tenant was not idle, it was not served.
   if (!std::exchange(flow.active, true)) ++tenant.num_active;
 }
 

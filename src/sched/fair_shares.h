@@ -1,10 +1,11 @@
 // Start-time fair queueing on two levels: tenants share in proportion to their
-// weights, the adapters of one tenant share equally.
+// weights, and the adapters of one tenant share equally.
 //
-// Each member with work has a virtual start time. The earliest one is served
-// next, which adds tokens / weight to its start time. Each level has a clock
-// that follows the start times of the served members. A member that was idle
-// starts no earlier than the clock, so idleness earns no credit.
+// Each member with work has a virtual start time. The member with the earliest
+// one is served next, and tokens / weight is added to its start time. Each
+// level has a clock that follows the start times of the served members. A
+// member that was idle starts no earlier than the clock, so idleness earns no
+// credit.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
 #define WEFT_SRC_SCHED_FAIR_SHARES_H_
@@ -20,39 +21,40 @@ namespace weft::sched {
 
 class FairShares {
  public:
-  // Earliest first. No two members with work have equal places.
+  // The earliest place is first. No two members with work have equal places.
   struct Place {
     int64_t start = 0;
-    uint64_t since = 0;  // Breaks ties: the longest active first.
+    uint64_t since = 0;  // Breaks ties: longest active first.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Turn {
-    Place tenant;   // Among the tenants.
-    Place adapter;  // Among the adapters of the tenant.
+    Place tenant;   // Place among the tenants.
+    Place adapter;  // Place among the tenant's adapters.
     friend auto operator<=>(const Turn&, const Turn&) = default;
   };
 
-  // `weights`: of tenants, >= 1; every other tenant has 1.
+  // `weights` are those of tenants, >= 1. A tenant that is not named has weight
+  // 1.
   explicit FairShares(std::map<std::string, int64_t> weights);
 
-  // The other methods require an adapter that was added.
+  // Adds an adapter. The other methods require that the adapter was added.
   void Add(AdapterKey adapter, const std::string& tenant);
   void Remove(AdapterKey adapter);
 
-  // Sets whether the adapter has work, waiting or on the device.
+  // Sets whether the adapter has work that waits or is on the device.
   void SetActive(AdapterKey adapter, bool active);
-  // Charges the adapter for work that it gets.
+  // Charges the adapter for work that it starts.
   void Charge(AdapterKey adapter, int64_t tokens);
-  // Undoes the adapter's latest Charge, because its work goes back to the
+  // Undoes the adapter's latest Charge, because the work goes back to the
   // queue.
   void Refund(AdapterKey adapter, int64_t tokens);
 
-  // Returns the turn of an adapter that has work.
+  // Returns the turn of an adapter. REQUIRES: the adapter has work.
   [[nodiscard]] Turn TurnOf(AdapterKey adapter) const;
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
-  // A level: its members share one clock.
+  // One level. Its members share one clock.
   struct Level {
     int64_t clock = 0;
     uint64_t entries = 0;
@@ -75,7 +77,7 @@ class FairShares {
 
   const std::map<std::string, int64_t> weights_;
   Level level_;
-  std::map<std::string, Tenant> tenants_;  // Those with adapters.
+  std::map<std::string, Tenant> tenants_;  // Tenants that have adapters.
   std::map<AdapterKey, Adapter> adapters_;
 };
 

@@ -1,13 +1,12 @@
-// Limits of the queue, over all tenants and for each one.
+// Limits of the queue, for all tenants together and for each tenant.
 //
-// A tenant that is alone may fill the queue. A full queue still takes work of a
-// tenant below its guaranteed share, which is the limits of the whole queue
-// divided by the number of tenants that wait, and at least one request. So a
-// tenant below its share is never refused because of others. A tenant with
+// A tenant that is alone may fill the queue. A full queue still accepts work of
+// a tenant below its guaranteed share. The share is the limits of the whole
+// queue divided by the number of tenants that wait, and at least one request.
+// So a tenant below its share is never refused because of others. A tenant with
 // nothing waiting may queue one request of any size, because a big request
 // could never run otherwise. Therefore n tenants can fill the queue to at most
-// 2 + ln(n) times its limits, and one request more each. Threads: not thread-
-// safe.
+// 2 + ln(n) times its limits, plus one request each. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 
@@ -22,7 +21,7 @@ namespace weft::sched {
 struct QueueLimits {
   int64_t max_requests = 1024;   // >= 1
   int64_t max_tokens = 4 << 20;  // >= 1
-  // For one tenant. 0: the limits of the whole queue.
+  // Limits for each tenant. 0: the limits of the whole queue.
   int64_t max_requests_per_tenant = 0;
   int64_t max_tokens_per_tenant = 0;
 };
@@ -36,8 +35,8 @@ class QueueRoom {
 
   explicit QueueRoom(const QueueLimits& limits) : limits_(limits) {}
 
-  // Returns RESOURCE_EXHAUSTED that names the limit if the tenant may not queue
-  // a request of so many tokens now.
+  // Returns RESOURCE_EXHAUSTED, which names the limit, if the tenant may not
+  // queue a request of `tokens` tokens now.
   [[nodiscard]] absl::Status Check(const std::string& tenant,
                                    int64_t tokens) const;
   void Add(const std::string& tenant, int64_t tokens);
@@ -49,7 +48,7 @@ class QueueRoom {
  private:
   const QueueLimits limits_;
   Load total_;
-  std::map<std::string, Load> tenants_;  // Those with requests.
+  std::map<std::string, Load> tenants_;  // Tenants that have requests.
 };
 
 }  // namespace weft::sched

@@ -100,7 +100,7 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // An adapter that moves to disk can come back only after the move.
+  // An adapter that moves to disk can come back only after that move.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
@@ -125,8 +125,8 @@ std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
 
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
                                         const BytesOf& bytes_of) {
-  // A waiter that is still leaving needs no slot yet, so no adapter leaves for
-  // it.
+  // A waiter that is still leaving needs no slot yet, so no other adapter
+  // leaves for it.
   const auto leaving = std::ranges::count_if(
       waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
   const auto needed = static_cast<int>(waiters_.size() - leaving);
@@ -163,7 +163,8 @@ Residency::Entries::iterator Residency::OldestOnHost() {
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     const Entry& entry = it->second;
-    // An adapter that waits for a slot is not sent to disk: it comes back soon.
+    // An adapter that waits for a slot is not sent to disk, because it comes
+    // back soon.
     if (entry.location != Location::kHost || entry.move_id > 0 || entry.waits) {
       continue;
     }
@@ -187,7 +188,7 @@ Residency::Entries::iterator Residency::PickVictim(const DemandOf& demand_of,
     const bool had_its_turn =
         (demand.ready & ~entry.served) == 0 && entry.last_use > asked;
     if (demand.busy || (has_work && !had_its_turn)) continue;
-    // Adapters without work leave first, then the least recently used.
+    // An adapter without work leaves first, then the least recently used one.
     if (victim == entries_.end() ||
         std::pair(has_work, entry.last_use) <
             std::pair(*ready, victim->second.last_use)) {
@@ -230,7 +231,7 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   if (move.to == Location::kDevice) return SlotWaiter{.adapter = move.adapter};
   // The adapter is still on the device, so its work can run.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
-  // A second try would fail as well, so the first waiter gets an error instead.
+  // A second attempt would fail too, so the first waiter gets an error.
   if (waiters_.empty() || UsedSlots() < options_.max_resident) {
     return std::nullopt;
   }

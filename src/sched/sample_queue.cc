@@ -27,7 +27,7 @@ void SampleQueue::SetHeld(AdapterKey adapter, bool held) {
   } else {
     held_.erase(adapter);
   }
-  // A held adapter earns no credit, just as an idle one.
+  // A held adapter earns no credit, like an idle one.
   if (lanes_.contains(adapter)) shares_.SetActive(adapter, !held);
 }
 

@@ -1,7 +1,6 @@
-// Sample requests that wait to be decoded. Each adapter's requests are first
-// in, first out. Adapters take turns by the tokens that they got
-// (fair_shares.h).
-// Threads: not thread-safe.
+// Sample requests that wait for decoding. Each adapter's requests are first in,
+// first out. Adapters take turns according to the tokens that they got
+// (fair_shares.h). Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
 #define WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
 
@@ -24,16 +23,16 @@ class SampleQueue {
     uint64_t id = 0;
     AdapterKey adapter = AdapterKey::kBaseModel;
     int64_t tokens = 0;       // Cost.
-    int64_t held_tokens = 0;  // Room that it takes in the queue.
+    int64_t held_tokens = 0;  // Tokens that count in the queue.
     absl::Time deadline;
     uint64_t arrival = 0;  // Unique; orders the adapter's requests.
   };
 
-  // `weights`: of tenants, see FairShares.
+  // `weights` are those of tenants; see FairShares.
   explicit SampleQueue(std::map<std::string, int64_t> weights)
       : shares_(std::move(weights)) {}
 
-  // The adapter of each entry was added before.
+  // Adds an adapter. An entry's adapter must be added before the entry.
   void AddAdapter(AdapterKey adapter, const std::string& tenant);
 
   // Removes the adapter with its entries and returns their ids.
@@ -41,7 +40,7 @@ class SampleQueue {
 
   void Add(Entry entry);
 
-  // Entries of a held adapter get no turn.
+  // Holds the adapter or lets it go. Entries of a held adapter get no turn.
   void SetHeld(AdapterKey adapter, bool held);
 
   // Removes and returns the entry whose turn it is. Skips expired entries.
@@ -57,13 +56,13 @@ class SampleQueue {
   [[nodiscard]] bool HasWaiting(AdapterKey adapter) const;
 
  private:
-  using Lane = std::map<uint64_t, Entry>;  // By arrival.
+  using Lane = std::map<uint64_t, Entry>;  // Entries by arrival.
 
-  // Returns the first entry that has not expired; end() if there is none.
+  // Returns the first entry that has not expired, or end().
   static Lane::const_iterator Head(const Lane& lane, absl::Time now);
   void Erase(AdapterKey adapter, Lane::const_iterator entry);
 
-  std::map<AdapterKey, Lane> lanes_;  // For adapters that have entries.
+  std::map<AdapterKey, Lane> lanes_;  // Only for adapters that have entries.
   std::set<AdapterKey> held_;
   FairShares shares_;
 };

@@ -81,7 +81,8 @@ std::vector<uint64_t> Scheduler::CancelWaiting(AdapterKey adapter) {
   for (const auto& [id, queued] : work_) {
     if (queued.waiting && queued.adapter == adapter) ids.push_back(id);
   }
-  // The latest first, because only a number that nothing follows is freed.
+  // Removes the latest first, because a number is freed only if no later one
+  // follows.
   std::sort(ids.begin(), ids.end(), std::greater<>());
   std::erase_if(ids, [&](uint64_t id) { return !Cancel(id); });
   return ids;
@@ -316,7 +317,7 @@ void Scheduler::NoteBacklog(const AdapterQueue& queue) {
     backlogged_.erase(queue.key());
   }
   // An adapter that waits for a missing step or for its weights earns no
-  // credit, just as an idle one.
+  // credit, like an idle one.
   const bool can_start = !held_.contains(queue.key()) &&
                          queue.Ready(absl::InfinitePast()) != nullptr;
   shares_.SetActive(queue.key(), queue.on_device() || can_start);

@@ -1,14 +1,14 @@
 // Decides what the device does next: which training requests share a
 // micro-batch, which step runs alone, and when decoding runs.
 //
-// Order. Numbered work of an adapter runs in number order from last_step + 1;
-// a gap waits until the missing number arrives or the waiting work expires.
+// Order. Numbered work of an adapter runs in number order from last_step + 1.
+// Work behind a gap waits until the missing number arrives or the work expires.
 // kTrain and kOptim without a number take the next one after the highest
 // accepted. kAdapterOp without a number runs after everything accepted before
 // it. kOptim and kAdapterOp are barriers: they start when all work before them
-// has finished, and no work after them starts before they finish. Work on the
-// base model is not ordered, nor is unnumbered kTrain: it takes turns by
-// arrival, waits for no gap and is not cut by other work.
+// has finished, and no work after them starts before they finish. Unnumbered
+// kTrain and work on the base model have no order: they take turns by arrival,
+// wait for no gap and are not interrupted by other work.
 //
 // Numbers. Work that fails or leaves the queue frees its number, so that the
 // caller can send it again. If the scheduler chose the number and later work
@@ -20,8 +20,7 @@
 // (fair_shares.h). queue_room.h limits what a tenant may queue. Training and
 // decoding share device time by SchedulerOptions::sampling_share.
 //
-// A deterministic state machine without clock and threads. Threads: not
-// thread-safe.
+// A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
 #define WEFT_SRC_SCHED_SCHEDULER_H_
 
@@ -48,11 +47,11 @@
 namespace weft::sched {
 
 struct SchedulerOptions {
-  int64_t max_batch_tokens = 8192;  // Per micro-batch; a datum may exceed.
+  int64_t max_batch_tokens = 8192;  // A larger single datum still runs.
   QueueLimits queue;                // Limits of waiting work of all kinds.
-  double sampling_share = 0.5;      // Part of device time, (0, 1).
-  uint64_t reorder_window = 256;    // A number's greatest lead; >= 1.
-  // Weights >= 1; a tenant that is not named has 1.
+  double sampling_share = 0.5;      // In (0, 1).
+  uint64_t reorder_window = 256;    // How far a step may run ahead; >= 1.
+  // Weights >= 1. A tenant that is not named has weight 1.
   std::map<std::string, int64_t> tenant_weights = {};
 };
 
@@ -61,70 +60,71 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // Adds an adapter. `name` is for messages. `last_step` is the last step in
-  // the adapter's state. Returns false, and changes nothing, if the adapter is
-  // known. The base model is there from the start; its tenant is "".
+  // the adapter's state. If the adapter is known, returns false and changes
+  // nothing. The base model always exists; its tenant is "".
   bool AddAdapter(AdapterKey adapter, const std::string& name,
                   const std::string& tenant, uint64_t last_step);
 
   // Removes the adapter. Returns the ids of its work that will not run: all
-  // work except that whose last slice is on the device. Later calls of Finished
+  // work except work whose last slice is on the device. Later calls of Finished
   // for its work are ignored.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
-  // Call after a kAdapterOp replaced the adapter's state, and before Finished.
-  // The next number is last_step + 1, whatever number the running work had.
-  // Returns the waiting work that is gone and the work that got another number.
+  // Call it after a kAdapterOp replaced the adapter's state, and before
+  // Finished. The next number is last_step + 1, whatever number the running
+  // work had. Returns the waiting work that is removed and the work that got
+  // another number.
   AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
 
-  // Returns the step up to which all are applied; none: unknown adapter.
+  // Returns the step up to which all are applied; none for an unknown adapter.
   [[nodiscard]] std::optional<uint64_t> LastStep(AdapterKey adapter) const;
 
-  // Work of a held adapter may be queued but does not start.
+  // Holds the adapter or lets it go. Work of a held adapter does not start.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // While set, requests between two slices go on, but no other training starts.
+  // While set, requests between slices continue but no other training starts.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
-  // Returns the kinds of the adapter's work that could start if not held.
+  // Returns the kinds of work that could start if the adapter were not held.
   [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
-  // Whether the adapter has training work on the device or between two slices.
+  // Returns whether training work is on the device or between two slices.
   [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
 
-  // Cancels all work of the adapter that has not started; returns its ids.
+  // Cancels all work of the adapter that has not started. Returns its ids.
   std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
-  // Returns the number under which the work will run; 0: none. Errors, all of
-  // which leave the scheduler as it was: NOT_FOUND (adapter), ALREADY_EXISTS
-  // (number is waiting, running, or applied ahead of a gap),
-  // FAILED_PRECONDITION (number is in the past or beyond the reorder window;
-  // names the expected one), RESOURCE_EXHAUSTED (names the limit),
-  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item).
+  // Returns the number under which the work will run; 0 if it has none. An
+  // error changes nothing: NOT_FOUND (adapter), ALREADY_EXISTS (number is
+  // waiting, running, or applied ahead of a gap), FAILED_PRECONDITION (number
+  // is in the past or beyond the reorder window; names the expected one),
+  // RESOURCE_EXHAUSTED (names the limit), DEADLINE_EXCEEDED, INVALID_ARGUMENT
+  // (malformed item).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
 
   // Removes waiting work. Returns false if it is unknown or has started.
   bool Cancel(uint64_t id);
 
-  // Removes waiting work whose deadline has come. Returns the ids by deadline.
+  // Removes waiting work whose deadline has passed. Returns its ids.
   std::vector<uint64_t> TakeExpired(absl::Time now);
 
-  // Returns when TakeExpired next has work to remove; InfiniteFuture: never.
+  // Returns when TakeExpired next has work to remove, or InfiniteFuture.
   [[nodiscard]] absl::Time NextDeadline() const;
 
-  // Returns the next plan and starts its work. Expired work is never started.
-  // An adapter with unfinished work on the device is not part of a further
-  // plan. `active_decodes`: sequences that are being decoded.
+  // Returns the next plan and starts its work. Expired work never starts. An
+  // adapter with unfinished work on the device is in no further plan.
+  // `active_decodes` is the number of sequences in decoding.
   Plan Next(absl::Time now, int active_decodes);
 
-  // Removes and returns at most `max` sample requests, to be decoded. The order
-  // is fair over adapters, and first in, first out for each.
+  // Removes and returns up to `max` sample requests to decode. The order is
+  // fair among adapters, and first in, first out for each adapter.
   std::vector<uint64_t> TakeSamples(absl::Time now, int max);
 
-  // Puts a sample for which there is no room back at its old place. Returns
+  // Puts a sample back at its old place if there is no room for it. Returns
   // false if the latest TakeSamples did not return it.
   bool PutBack(uint64_t id);
 
-  // Call once for each slice of a plan and for each kExclusive. If `ok` is
+  // Call it once for each slice of a plan and for each kExclusive. If `ok` is
   // false, the whole request has failed and its remaining slices are dropped.
   void Finished(uint64_t work_id, bool ok);
 
@@ -136,40 +136,41 @@ class Scheduler {
 
   // Returns the number of requests that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
-  // Same by tenant, with tokens.
+  // Returns the same by tenant, with tokens.
   [[nodiscard]] const QueueRoom& room() const { return room_; }
-  // The tenant of an adapter that was added.
+  // Returns the tenant of an adapter that was added.
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
   struct Queued {
     AdapterKey adapter = AdapterKey::kBaseModel;
     WorkKind kind = WorkKind::kTrain;
-    int64_t held_tokens = 0;  // Room that it takes in the queue.
+    int64_t held_tokens = 0;  // Tokens that count in the queue.
     absl::Time deadline;
-    bool waiting = true;  // Not started.
+    bool waiting = true;  // True until it starts.
   };
 
   absl::Status CheckItem(const WorkItem& item, absl::Time now) const;
-  // Count work as waiting, stop counting it, and remove it.
+  // NoteWaiting counts work as waiting, NoteLeft stops that, Forget removes it.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
   void Forget(uint64_t id);
-  // Call after every change of the queue.
+  // Call it after every change of the queue.
   void NoteBacklog(const AdapterQueue& queue);
 
   const SchedulerOptions options_;
   std::map<AdapterKey, AdapterQueue> adapters_;
   std::set<AdapterKey> backlogged_;  // Adapters with waiting training work.
-  FairShares shares_;                // The shares in training.
+  FairShares shares_;                // Shares of training.
   std::set<AdapterKey> held_;
   bool finishing_ = false;
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
-  std::set<std::pair<absl::Time, uint64_t>> deadlines_;  // For waiting work.
-  std::vector<SampleQueue::Entry> taken_;  // By the last TakeSamples.
+  // Deadlines of waiting work.
+  std::set<std::pair<absl::Time, uint64_t>> deadlines_;
+  std::vector<SampleQueue::Entry> taken_;  // The last TakeSamples.
   std::array<int64_t, kNumWorkKinds> depth_{};
   uint64_t arrivals_ = 0;
 };

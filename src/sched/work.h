@@ -1,5 +1,5 @@
-// The scheduler's input and output: units of work and plans. Plain values. The
-// caller chooses the ids of work.
+// The scheduler's input and output: units of work and plans, as plain values.
+// The caller chooses the ids of work.
 #ifndef WEFT_SRC_SCHED_WORK_H_
 #define WEFT_SRC_SCHED_WORK_H_
 
@@ -12,8 +12,8 @@
 
 namespace weft::sched {
 
-// kTrain shares micro-batches; kOptim and kAdapterOp are barriers of their
-// adapter; kSample is admitted to decoding.
+// kTrain shares micro-batches with other work. kOptim and kAdapterOp are
+// barriers of their adapter. kSample is admitted to decoding.
 enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
 inline constexpr int kNumWorkKinds = 4;
 
@@ -24,24 +24,25 @@ inline constexpr WorkKinds kSampling = 2;
 inline constexpr WorkKinds kTask = 4;  // Reads or writes the tensors.
 
 struct WorkItem {
-  uint64_t id = 0;  // Unique among the work that the scheduler still holds.
+  uint64_t id = 0;  // Unique among the work that the scheduler holds.
   WorkKind kind = WorkKind::kTrain;
-  AdapterKey adapter = AdapterKey::kBaseModel;  // Has no order.
-  uint64_t step = 0;      // > 0: its place in the adapter's order.
-  bool backward = false;  // kTrain: gradients are wanted.
+  AdapterKey adapter = AdapterKey::kBaseModel;  // The base model's work has no
+                                                // order.
+  uint64_t step = 0;      // If > 0, its place in the adapter's order.
+  bool backward = false;  // kTrain: computes gradients.
   // kTrain without backward: has no number and waits for no gap.
   bool unnumbered = false;
-  // kTrain: tokens of each datum, >= 1, without its common prefix (below).
+  // kTrain: tokens of each datum, >= 1, without datum_prefix.
   std::vector<int64_t> datum_tokens;
-  // kTrain: length of the prefix that each datum has in common with the datum
-  // before. It costs nothing in the same slice, and it runs again at the start
-  // of a slice. Empty: no common prefixes.
+  // kTrain: length of the prefix that each datum shares with the previous
+  // datum. The prefix costs nothing in the same slice, and runs again at the
+  // start of a slice. Empty if there are no common prefixes.
   std::vector<int64_t> datum_prefix;
-  // Cost for fairness. kTrain ignores it and costs the sum of datum_tokens.
-  // kSample: prompt and tokens that may be drawn.
+  // Cost for fairness. kTrain ignores it: its cost is the sum of datum_tokens.
+  // kSample: prompt tokens plus tokens that may be drawn.
   int64_t tokens = 0;
-  // kSample: tokens that it holds while it waits, which count for admission:
-  // its prompt. Other kinds: ignored, their cost counts.
+  // kSample: the prompt's tokens, which count in the queue while the request
+  // waits. Other kinds ignore it: their cost counts.
   int64_t held_tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -51,7 +52,7 @@ struct TrainSlice {
   uint64_t work_id = 0;
   int64_t first_datum = 0;
   int64_t num_data = 0;
-  bool last = false;  // This is the request's last slice.
+  bool last = false;  // True for the request's last slice.
 
   friend bool operator==(const TrainSlice&, const TrainSlice&) = default;
 };
@@ -60,14 +61,15 @@ struct TrainSlice {
 struct Plan {
   enum class Kind : uint8_t {
     kNone,       // No work can run now.
-    kTrain,      // One micro-batch: `slices`, all with backward or all without.
-    kExclusive,  // One kOptim or kAdapterOp: `work_id`.
-    kDecode,     // Admit samples (TakeSamples), then one decode iteration.
+    kTrain,      // One micro-batch, `slices`: all with backward or all without.
+    kExclusive,  // One kOptim or kAdapterOp, which is `work_id`.
+    kDecode,     // Admits samples (TakeSamples), then runs one decode
+                 // iteration.
   };
   Kind kind = Kind::kNone;
   bool backward = false;
-  // Slices of one adapter are adjacent. An adapter has either whole requests
-  // here or one slice of a request that is too big for one micro-batch.
+  // The slices of one adapter are adjacent. They are either whole requests, or
+  // one slice of a request that is too big for one micro-batch.
   std::vector<TrainSlice> slices;
   uint64_t work_id = 0;
 };

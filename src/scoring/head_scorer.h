@@ -1,5 +1,5 @@
-// Log-probabilities of given hidden states. Loads and runs only a model's head,
-// not its layers.
+// Computes log-probabilities from given hidden states. It loads and runs only a
+// model's head, not the layers.
 //
 //   auto scorer = HeadScorer::Load("/models/Qwen3-8B", {});
 //   auto scores = scorer->Score(hidden_RH, targets, {});
@@ -20,36 +20,36 @@
 namespace weft::scoring {
 
 struct HeadScorerOptions {
-  at::ScalarType dtype = at::kFloat;  // The weights': kFloat or kBFloat16.
+  at::ScalarType dtype = at::kFloat;  // Dtype of the weights: kFloat or
+                                      // kBFloat16.
   at::Device device = at::kCPU;
   int64_t chunk_rows = 1024;  // Rows per chunk of logits.
 };
 
 struct ScoreOptions {
-  float temperature = 1;  // > 0: divides the logits.
+  float temperature = 1;  // Divides the logits; > 0.
   bool want_entropy = false;
 };
 
 struct HeadScores {
   at::Tensor logprobs_R;   // [R] f32, in nats.
-  at::Tensor entropies_R;  // [R] f32, in nats; undefined unless asked for.
+  at::Tensor entropies_R;  // [R] f32, in nats; undefined unless wanted.
 };
 
-// Threads: one at a time.
+// Threads: not thread-safe.
 class HeadScorer {
  public:
-  // Reads config.json, the embedding and the head of a Hugging Face folder, or
-  // of a folder that `weftctl weights head` wrote.
-  // Errors: those of ReadModelConfig, Checkpoint::Open and LoadHeadWeights.
+  // Reads config.json, the embedding and the head from a Hugging Face folder,
+  // or from a folder that `weftctl weights head` wrote. Errors: those of
+  // ReadModelConfig, Checkpoint::Open and LoadHeadWeights.
   [[nodiscard]] static absl::StatusOr<HeadScorer> Load(
       const std::string& model_dir, const HeadScorerOptions& options);
 
-  // log p(targets[r] | hidden_RH[r]): the head's product, softcap and
-  // log-softmax.
-  // Shapes: hidden_RH [R, H], the final norm's output (transformers'
-  // last_hidden_state), any dtype and device; targets [R] in [0, V). Errors:
-  // INVALID_ARGUMENT naming the argument, its value and the limit;
-  //         throws c10::Error if memory runs out.
+  // Computes log p(targets[r] | hidden_RH[r]) by the head's product, softcap
+  // and log-softmax. Shapes: hidden_RH [R, H] is the final norm's output
+  // (transformers' last_hidden_state), of any dtype and on any device; targets
+  // [R] in [0, V). Errors: INVALID_ARGUMENT, which names the argument, its
+  // value and the limit; throws c10::Error if memory runs out.
   [[nodiscard]] absl::StatusOr<HeadScores> Score(
       const at::Tensor& hidden_RH, const std::vector<int64_t>& targets,
       const ScoreOptions& options) const;

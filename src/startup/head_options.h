@@ -1,4 +1,4 @@
-// How every rank runs the head.
+// The options with which every rank runs the head.
 #ifndef WEFT_SRC_STARTUP_HEAD_OPTIONS_H_
 #define WEFT_SRC_STARTUP_HEAD_OPTIONS_H_
 

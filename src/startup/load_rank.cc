@@ -23,8 +23,8 @@
 namespace weft::engine {
 namespace {
 
-// A micro-batch long enough for full GEMM rate, and short enough that other
-// requests do not wait long for it.
+// The default micro-batch on a CPU: long enough for the full GEMM rate, short
+// enough that other requests do not wait long.
 constexpr int64_t kCpuBatchTokens = 2048;
 constexpr int64_t kCpuKvBytes = int64_t{1} << 30;
 constexpr uint64_t kDummySeed = 1;
@@ -42,8 +42,8 @@ absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
         absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
                      static_cast<int>(num_devices), " CUDA devices"));
   }
-  // cuBLAS adds the parts of a split sum in f32, so that few rows are rounded
-  // as many rows are.
+  // cuBLAS adds the parts of a split sum in f32. So few rows and many rows are
+  // rounded alike.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
 }
@@ -61,8 +61,8 @@ void FillTenantDefaults(EngineOptions& options) {
   }
 }
 
-// Defaults on a CPU, where the free memory is not known in advance. All ranks
-// of the machine share it.
+// Sets defaults for a CPU, whose free memory is not known in advance. All ranks
+// of the machine share the memory.
 void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.max_batch_tokens == 0) options.max_batch_tokens = kCpuBatchTokens;
   if (options.kv_cache_bytes == 0) options.kv_cache_bytes = kCpuKvBytes;
@@ -72,7 +72,8 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.memory_budget_bytes == 0) {
     options.memory_budget_bytes = DefaultHostBudget() / local_size;
   }
-  // A host buffer would take the same memory that the adapter frees.
+  // Keeps no host buffer by default, because it would take the memory that the
+  // adapter frees.
   options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
 }
 
@@ -107,8 +108,8 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   return decoder;
 }
 
-// Sets compute threads so that all ranks of a machine together do not have more
-// than its cores.
+// Sets compute threads so that all ranks of a machine together do not use more
+// threads than cores.
 void SetThreads(int wanted, int local_size) {
   if (wanted == 0 && local_size > 1) {
     wanted = std::max(1, at::get_num_threads() / local_size);
@@ -116,7 +117,7 @@ void SetThreads(int wanted, int local_size) {
   if (wanted > 0) at::set_num_threads(wanted);
 }
 
-// The facts that a rank finds by itself, before it meets the others.
+// The facts that a rank finds before it meets the others.
 struct LocalFacts {
   at::Device device = at::kCPU;
   std::unique_ptr<ComputeDevice> compute;
@@ -139,7 +140,7 @@ absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
   return facts;
 }
 
-// `own`, or the error of another rank.
+// Returns `own`, or the error of another rank.
 absl::Status AgreeOn(const parallel::Links& links, const absl::Status& own) {
   if (links.alone()) return own;
   absl::Status all;
@@ -170,7 +171,7 @@ void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
        {"reserve_bytes", split.reserve}});
 }
 
-// Runs on rank 0, for the least memory of any rank's device.
+// Runs on rank 0 and plans for the rank with the least device memory.
 absl::Status PlanDevice(LoadedRank& rank) {
   int64_t available = 0;
   WEFT_RETURN_IF_ERROR(AgreeOn(
@@ -211,7 +212,8 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
   FillTenantDefaults(rank.options);
   absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
   if (!facts.ok()) {
-    // Ranks that this process started end with it.
+    // Does not wait for other ranks: those that this process started end with
+    // it.
     if (world.size == 1 || world.listen_fd >= 0) return facts.status();
     Log(LogLevel::kError, "the rank cannot load; it tells the others",
         {{"rank", world.rank}, {"error", facts.status().message()}});

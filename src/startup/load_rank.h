@@ -1,5 +1,5 @@
-// Every rank does this before it can compute: it picks its device, meets the
-// others, loads its part of the model and divides the memory.
+// Prepares a rank for computing: picks its device, meets the other ranks, loads
+// its part of the model and divides the memory.
 #ifndef WEFT_SRC_STARTUP_LOAD_RANK_H_
 #define WEFT_SRC_STARTUP_LOAD_RANK_H_
 
@@ -19,16 +19,16 @@ namespace weft::engine {
 
 // A rank with its part of the model.
 struct LoadedRank {
-  EngineOptions options;  // On rank 0 with all defaults filled in.
+  EngineOptions options;  // On rank 0, all defaults are filled in.
   parallel::Links links;
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
-  std::optional<MemorySplit> memory;  // On CUDA, and on rank 0 only.
+  std::optional<MemorySplit> memory;  // Set on CUDA, on rank 0 only.
 };
 
-// Returns when every rank has its part of the model. If a rank fails, all ranks
-// return its error. `met`, if set, runs when all ranks have met. Errors: those
-// of StartEngine.
+// Returns when every rank has loaded its part of the model. If a rank fails,
+// all ranks return its error. Runs `met`, if set, when all ranks have met.
+// Errors: those of StartEngine.
 [[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
     const EngineOptions& options, const World& world,
     const std::function<void()>& met = {});

@@ -1,4 +1,4 @@
-// Metrics of the memory that was divided at the start.
+// Metrics of how the memory was divided at the start.
 #ifndef WEFT_SRC_STARTUP_MEMORY_METRICS_H_
 #define WEFT_SRC_STARTUP_MEMORY_METRICS_H_
 
@@ -7,7 +7,7 @@
 
 namespace weft::engine {
 
-// All 0 until Set, and always on the CPU. Threads: any.
+// All values are 0 until Set, and always on the CPU. Threads: any.
 class MemoryMetrics {
  public:
   explicit MemoryMetrics(prometheus::Registry* registry);

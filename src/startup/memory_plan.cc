@@ -19,13 +19,14 @@ constexpr int64_t kFloatBytes = 4;
 // Weights, gradient, scratch and two moments.
 constexpr int64_t kMasterCopies = 5;
 
-// A longer micro-batch gains nothing. A small device may take a shorter one,
-// down to the least that is worth a kernel launch.
+// The range of micro-batch lengths. A longer micro-batch gains nothing. A small
+// device may take a shorter one, down to the least that is worth a kernel
+// launch.
 constexpr int64_t kMostBatchTokens = 16384;
 constexpr int64_t kBatchStep = 1024;
 constexpr int64_t kLeastBatchTokens = 512;
 
-// Lengths to choose from, from short to long.
+// Returns the lengths to choose from, ascending.
 std::vector<int64_t> BatchLengths(int64_t wanted_tokens) {
   if (wanted_tokens > 0) return {wanted_tokens};
   std::vector<int64_t> lengths;
@@ -40,7 +41,7 @@ std::vector<int64_t> BatchLengths(int64_t wanted_tokens) {
   return lengths;
 }
 
-// Fills in what micro-batches need.
+// Fills in the needs of micro-batches.
 void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
                 MemoryNeeds& needs) {
   const int num_layers = sizes.config.num_layers;
@@ -58,8 +59,8 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
   for (const int64_t tokens : BatchLengths(options.max_batch_tokens)) {
     needs.batches.push_back(needs_of(tokens));
   }
-  // A longer micro-batch that the operator wants comes before adapters that
-  // nobody asked for.
+  // If the operator sets the length of a micro-batch but not the number of
+  // adapters, the micro-batch comes before the adapters.
   const bool wants_batch =
       options.max_batch_tokens > 0 && options.max_resident_adapters == 0;
   const int64_t longest = needs.batches.back().tokens;
@@ -92,7 +93,7 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   const lora::AdapterLayout layout(sizes.config.shape(), config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
-  // Rank 0's part of the compute copy and of the running gradient.
+  // Adds rank 0's part of the compute copy and of the running gradient.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }
@@ -118,7 +119,7 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
   // Ranks that share every layer have no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
   const lora::ModelShape shape = sizes.config.shape();
-  // Logits, and the sampler's copies of them.
+  // Logits and the sampler's copies of them.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
   // The residual stream, norms and products of one layer.
   const int64_t rows = 4 * shape.hidden + 3 * shape.ffn +
@@ -156,7 +157,7 @@ absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
   options->kv_cache_bytes = split.cache;
   options->memory_budget_bytes = split.activations;
   options->max_batch_tokens = split.batch_tokens;
-  // All or none.
+  // Memory is given to all decode graphs or to none.
   if (split.decode_graphs == 0) options->decode_graphs = false;
   return split;
 }

@@ -1,5 +1,5 @@
 // Divides a CUDA device's memory between adapters, key/value cache, activations
-// and graphs, unless the operator has set the parts.
+// and graphs, as far as the operator has not set the parts.
 #ifndef WEFT_SRC_STARTUP_MEMORY_PLAN_H_
 #define WEFT_SRC_STARTUP_MEMORY_PLAN_H_
 
@@ -14,27 +14,27 @@
 
 namespace weft::engine {
 
-// Tokens of a usual sequence in decoding, prompt and completion. The cache is
+// Prompt and completion tokens of a usual sequence in decoding. The cache is
 // sized for --max-decode-sequences sequences of this length, or of
 // --max-context if that is less.
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
-// The numbers on which sizes depend.
+// The numbers on which the sizes depend.
 struct ModelSizes {
-  model::ModelConfig config;  // The whole model's.
+  model::ModelConfig config;  // Config of the whole model.
   int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // Activations, cache, copies.
+  int64_t element_bytes = 2;  // Of activations, cache and compute copies.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
-// Returns the tokens of the longest sequence: the operator's number, at most
-// the model's positions.
+// Returns the most tokens of a sequence: the operator's number, limited by the
+// model's positions.
 [[nodiscard]] int ContextTokens(const EngineOptions& options,
                                 const model::ModelConfig& config);
 
-// Returns the bytes on rank 0's device of an adapter of that LoRA rank on every
-// module: weights and their compute copy, gradients, scratch, moments. With
-// several ranks it includes rank 0's own part.
+// Returns the bytes on rank 0's device of an adapter with the given LoRA rank
+// on every module: weights and their compute copy, gradients, scratch, moments.
+// With several ranks it includes rank 0's own part.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 
@@ -47,14 +47,15 @@ struct ModelSizes {
 
 // Returns the bytes that decode graphs keep between iterations: the tensors of
 // a step of --max-decode-sequences, which smaller graphs share. Returns 0 if
-// there are no graphs: ranks share every layer, or --no-decode-graphs.
+// there are no graphs, because ranks share every layer or because of
+// --no-decode-graphs.
 [[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
                                        const EngineOptions& options);
 
-// Sets those of max_resident_adapters, kv_cache_bytes, memory_budget_bytes and
-// max_batch_tokens that are 0, from the device's free bytes. Arguments: options
-// has max_context_tokens from ContextTokens.
-// Errors: those of SplitMemory.
+// Sets max_resident_adapters, kv_cache_bytes, memory_budget_bytes and
+// max_batch_tokens from the device's free bytes, where they are 0. REQUIRES:
+// `options` has max_context_tokens from ContextTokens. Errors: those of
+// SplitMemory.
 [[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                                      int64_t available_bytes,
                                                      EngineOptions* options);

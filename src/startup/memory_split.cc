@@ -13,7 +13,7 @@ namespace {
 // Fragmentation grows with the device's memory.
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 constexpr int64_t kFragmentShare = 16;
-// So many slots come before a micro-batch of more than kGoodBatchTokens.
+// This many adapters come before a micro-batch of more than kGoodBatchTokens.
 constexpr int64_t kFewAdapters = 8;
 
 struct Batch {
@@ -30,14 +30,14 @@ Batch WithRecomputed(const MemoryNeeds& needs, const BatchNeeds& batch,
           .recomputed = static_cast<int>(recomputed)};
 }
 
-// The shortest micro-batch in the least memory.
+// Returns the shortest micro-batch, with the most recomputed layers.
 Batch LeastBatch(const MemoryNeeds& needs) {
   return WithRecomputed(needs, needs.batches.front(), needs.most_recomputed);
 }
 
 // Returns the longest micro-batch within `budget`. A batch beyond
-// kGoodBatchTokens must not recompute layers, unless all allowed batches are
-// longer. If none fits, returns LeastBatch.
+// kGoodBatchTokens may recompute layers only if all allowed batches are longer
+// than that. If none fits, returns LeastBatch.
 Batch LongestBatch(const MemoryNeeds& needs, int64_t budget) {
   for (auto batch = needs.batches.rbegin(); batch != needs.batches.rend();
        ++batch) {

@@ -12,43 +12,45 @@
 
 namespace weft::engine {
 
-// Nearly the full GEMM rate on a large device. Such a batch gets all the memory
-// that it needs to recompute no layer. More tokens gain a few percent.
+// A micro-batch of this length has nearly the full GEMM rate on a large device,
+// and gets all the memory that it needs to recompute no layer. More tokens gain
+// a few percent.
 inline constexpr int64_t kGoodBatchTokens = 4096;
 
-// The activations of a micro-batch, with the head's chunk of logits.
+// Memory for the activations of a micro-batch and the head's chunk of logits.
 struct BatchNeeds {
   int64_t tokens = 0;
   int64_t bytes = 0;         // With the fewest recomputed layers.
-  int64_t layer_saving = 0;  // Less per further layer, > 0.
+  int64_t layer_saving = 0;  // Saved by each further one; > 0.
 };
 
-// In bytes, except numbers of adapters and layers.
+// In bytes, except for numbers of adapters and layers.
 struct MemoryNeeds {
-  int64_t available = 0;    // Free beside the model.
+  int64_t available = 0;    // Free after the model is loaded.
   int64_t adapter = 0;      // One adapter of the largest rank, in training.
   int64_t context = 0;      // Keys and values of the longest sequence.
-  int64_t usual_cache = 0;  // Configured, >= context.
-  int64_t most_cache = 0;   // No use for more.
+  int64_t usual_cache = 0;  // The usual cache; >= context.
+  int64_t most_cache = 0;   // More cache is of no use.
   int64_t decode_graphs = 0;
   // The possible micro-batches, from short to long. The shortest must fit.
   std::vector<BatchNeeds> batches;
-  // BatchNeeds::bytes of the batch that is served first: of kGoodBatchTokens,
-  // or of the longest one if that is shorter or the operator wants it.
+  // BatchNeeds::bytes of the batch that gets memory first. This is the batch of
+  // kGoodBatchTokens, or the longest one if that is shorter or the operator
+  // wants it.
   int64_t good_batch = 0;
-  int least_recomputed = 0;  // Layers, by the policy.
+  int least_recomputed = 0;  // Fewest layers that the policy permits.
   int most_recomputed = 0;
-  int64_t most_adapters = 1;  // No use for more.
-  // Numbers that the operator set and that do not change; 0: not set.
+  int64_t most_adapters = 1;  // More adapters are of no use.
+  // Values that the operator set and that do not change. 0: not set.
   int64_t wanted_adapters = 0;
   int64_t wanted_cache = 0;
   int64_t wanted_activations = 0;
 };
 
-// Why a part is not larger.
+// What limits a part.
 enum class Limit : uint8_t {
   kNothing,  // It needs no more.
-  kMemory,   // Memory is used up.
+  kMemory,   // No memory is left.
   kFlag,     // The operator set it.
 };
 [[nodiscard]] absl::string_view NameOf(Limit limit);
@@ -56,12 +58,13 @@ enum class Limit : uint8_t {
 struct MemorySplit {
   int64_t model = 0;  // Taken before the split; for reports.
   int64_t num_adapters = 0;
-  int64_t adapters = 0;  // May not fit all of largest rank.
+  int64_t adapters = 0;  // May be too small if all adapters have the largest
+                         // rank.
   int64_t cache = 0;
   int64_t activations = 0;
   int64_t decode_graphs = 0;
   int64_t reserve = 0;
-  // The longest micro-batch, and its recomputed layers.
+  // The longest micro-batch, and the layers that it recomputes.
   int64_t batch_tokens = 0;
   int recomputed_layers = 0;
   Limit adapters_limit = Limit::kNothing;
@@ -69,7 +72,7 @@ struct MemorySplit {
   Limit batch_limit = Limit::kNothing;
   Limit graphs_limit = Limit::kNothing;
 
-  // All bytes given, including the reserve.
+  // Returns all bytes given, including the reserve.
   [[nodiscard]] int64_t Total() const {
     return adapters + cache + activations + decode_graphs + reserve;
   }

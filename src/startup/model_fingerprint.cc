@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes from the beginning, the middle and the end of a file, each.
+// The bytes read at each of three places of a file: its beginning, middle and
+// end.
 constexpr uint64_t kSampleBytes = 256 << 10;
 
 std::string Samples(const fs::path& path) {

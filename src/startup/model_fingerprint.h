@@ -1,4 +1,4 @@
-// Tells one base model from another.
+// Identifies a base model.
 #ifndef WEFT_SRC_STARTUP_MODEL_FINGERPRINT_H_
 #define WEFT_SRC_STARTUP_MODEL_FINGERPRINT_H_
 
@@ -10,8 +10,8 @@
 namespace weft::engine {
 
 // Returns one line: the SHA-256, in hexadecimal, of config.json and of the
-// sizes and some bytes of every file of weights. Another model has another
-// fingerprint. The folder's name and place do not matter. Errors: NOT_FOUND (no
+// sizes and some bytes of every file of weights. It tells models apart,
+// whatever the name and place of the folder. Errors: NOT_FOUND (no
 // config.json).
 [[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
     const EngineOptions& options);

@@ -16,13 +16,14 @@ namespace {
 constexpr int64_t kFloatBytes = 4;
 // Host memory of one target in packing, loss and coefficients.
 constexpr int64_t kEntryBytes = 128;
-// Projections with a LoRA of their own: q, k, v, o, gate, up, down.
+// Number of projections that have a LoRA: q, k, v, o, gate, up, down.
 constexpr int64_t kProjections = 7;
-// Rows by which flash attention's backward pass pads each sequence in f32.
+// Flash attention's backward pass pads each sequence by up to this many f32
+// rows.
 constexpr int64_t kFlashPadRows = 128;
 
-// Returns the file's first number, or the number after the word `key`; -1:
-// none, as for a control group's "max".
+// Returns the file's first number, or the number after the word `key`. Returns
+// -1 if there is none, such as for a control group's "max".
 int64_t ReadNumber(const char* path, const std::string& key = "") {
   std::ifstream file(path);
   std::string word;
@@ -32,11 +33,12 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
   return file >> value ? value : -1;
 }
 
-// Returns the bytes of attention's backward pass beside the residual stream. On
-// CUDA, the only device that computes in bf16, LibTorch's variable-length flash
-// kernels use whole tensors: gradients of the output, of q, k and v, and of q
-// again in f32; k's and v's once per query head if query heads share them; and
-// gathered q, k, v, output and gradient of ancestors.
+// Returns the bytes of attention's backward pass beside the residual stream.
+// CUDA is the only device that computes in bf16. There, LibTorch's
+// variable-length flash kernels use whole tensors: gradients of the output, of
+// q, k and v, and of q again in f32. They keep the gradients of k and v once
+// per query head if query heads share them. They also gather q, k, v, output
+// and gradient of ancestors.
 int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
@@ -67,7 +69,8 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
                       ops::ScoreBytes(layer.rule, batch.rows, config.num_heads,
                                       config.num_kv_heads, config.head_dim));
   }
-  // Backward: the products and gradients of the larger half of a layer.
+  // In the backward pass: the products and gradients of the larger half of a
+  // layer.
   const int64_t passing =
       4 * batch.rows * shape.hidden * element_bytes +
       std::max(3 * batch.rows * shape.ffn * element_bytes,

@@ -12,16 +12,16 @@
 namespace weft::engine {
 namespace {
 
-// A target to score, before equal rows are merged.
+// A target to score, before equal score rows are merged.
 struct ScoredTarget {
-  int64_t row = 0;  // Its row of the batch.
+  int64_t row = 0;  // Its row in the batch.
   float temperature = 1;
   float filter = 0;
   int64_t target = 0;
   size_t datum = 0;
 };
 
-// Host-side form of a batch while it grows.
+// A batch on the host while it grows.
 class Builder {
  public:
   explicit Builder(bool share_prompts)
@@ -29,7 +29,7 @@ class Builder {
     packed_.rows.row_offsets.push_back(0);
   }
 
-  // Adds the pieces [first, last), which are of one adapter version.
+  // Adds the pieces [first, last), which use one adapter version.
   void AddSegment(const TrainPiece* first, const TrainPiece* last) {
     const size_t first_datum = packed_.data.size();
     std::vector<absl::Span<const int32_t>> sequences;
@@ -107,7 +107,8 @@ class Builder {
     }
   }
 
-  // Score rows are the distinct (row, temperature, filter) of scored targets.
+  // Makes one score row for each distinct (row, temperature, filter) of scored
+  // targets.
   void AddScoreRows() {
     const auto key = [this](size_t s) {
       return std::tuple(scored_[s].row, scored_[s].temperature,

@@ -1,5 +1,5 @@
-// Lays the data of many requests flat: tokens, positions, nodes, adapter
-// segments and score rows.
+// Packs the data of many requests into flat tensors: tokens, positions, nodes,
+// adapter segments and score rows.
 #ifndef WEFT_SRC_TRAIN_BATCH_PACKER_H_
 #define WEFT_SRC_TRAIN_BATCH_PACKER_H_
 
@@ -14,18 +14,18 @@
 
 namespace weft::engine {
 
-// Data of one request that go into the batch. Pieces of one adapter are
+// The data of one request that go into the batch. Pieces of one adapter are
 // adjacent.
 struct TrainPiece {
   const TrainRequest* request = nullptr;
   int64_t first_datum = 0;
   int64_t num_data = 0;
-  lora::AdapterVersionPtr version;  // Null: base model.
+  lora::AdapterVersionPtr version;  // Null: the base model.
 };
 
 // The indices of one datum's results among the score rows and entries. Data
-// that share a row of the batch also share its score rows of equal temperature
-// and filter.
+// that share a row of the batch also share its score rows if temperature and
+// filter are equal.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
@@ -35,19 +35,19 @@ struct PackedDatum {
 
 struct PackedTrain {
   model::PackedBatch batch;
-  at::Tensor score_index_R;  // [R] i64: row of the batch of each score row.
+  at::Tensor score_index_R;  // [R] i64: the batch row of each score row.
   loss::ScoreRows rows;
   std::vector<PackedDatum> data;  // In the order of the pieces.
 };
 
-// Returns whether a target (index into the datum's) is scored: its weight is
-// not 0, or `loss` scores all.
+// Returns whether a target, given by its index in the datum, is scored: its
+// weight is not 0, or `loss` scores all targets.
 [[nodiscard]] bool IsScored(const LossConfig& loss, const Datum& datum,
                             int64_t target);
 
 // Packs pieces into tensors on the host. With `share_prompts`, data of one
-// adapter share the rows of their common prefixes (prefix_tree.h), and
-// gradients add up in these rows.
+// adapter share the rows of their common prefixes (prefix_tree.h), and the
+// gradients of these rows add up.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                                     bool share_prompts);
 

@@ -71,8 +71,8 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   progress.result.step = step.step;
   const bool backward = std::get<TrainRequest>(*step.request).backward;
   StepResult result = std::move(progress.result);
-  // Batches record a step with gradients. A score without a number leaves
-  // nothing to record.
+  // A step with gradients is recorded by its batches. A score without a number
+  // changes nothing that must be recorded.
   if (!backward && step.step > 0) context_.recorder.Done(step, result);
   context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
@@ -81,16 +81,16 @@ struct BatchTrainer::MicroBatch {
   // An adapter whose scratch collects gradients of the batch.
   struct Touched {
     lora::Adapter* adapter;
-    bool fresh;           // The request's first slice.
-    bool complete;        // The request's last slice.
-    at::Tensor before_N;  // The scratch before, unless fresh.
+    bool fresh;           // This is the request's first slice.
+    bool complete;        // This is the request's last slice.
+    at::Tensor before_N;  // Old scratch; not set if fresh.
   };
   bool backward = false;
-  bool ran = false;  // The last try reached this.
+  bool ran = false;  // The last attempt reached the batch.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
-  lora::LoraGradients gradients;  // The scratch of each touched.
+  lora::LoraGradients gradients;  // They are the scratches of `touched`.
   int64_t num_tokens = 0;
 };
 
@@ -130,8 +130,8 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
                                                     Recompute recompute) {
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
   batch.ran = false;
-  // On the host a batch without memory does not end in an error after which it
-  // could be tried again.
+  // Only a device reports that memory is exhausted by an error after which the
+  // batch can run again. The host does not.
   const bool may_retry =
       context_.device.Memory().total > 0 &&
       context_.options.gradient_checkpointing == GradientCheckpointing::kAuto;

@@ -19,11 +19,11 @@ namespace weft::engine {
 // Threads: engine thread only.
 class BatchTrainer {
  public:
-  // `context` and `executor` outlive it.
+  // `context` and `executor` outlive the trainer.
   BatchTrainer(const EngineContext* context, executor::Executor* executor);
 
-  // Runs one micro-batch and ends its slices. If the batch fails, all its
-  // requests fail, every adapter stays as it was, and the error is returned.
+  // Runs one micro-batch and ends its slices. If the batch fails, returns the
+  // error: all its requests fail, and every adapter stays as it was.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that ended between two of its slices.
   void Forget(uint64_t step_id) {
@@ -40,22 +40,22 @@ class BatchTrainer {
   // A plan's slices, ready to run.
   struct MicroBatch;
 
-  // Ends the slices that have no weights to run with; returns the others.
+  // Ends the slices whose weights no longer exist. Returns the others.
   [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
-  // The weights that a request is run with; null: the base model's alone.
-  // NOT_FOUND: its snapshot is gone.
+  // Returns the weights with which a request runs; null for the base model
+  // alone. Errors: NOT_FOUND (its snapshot no longer exists).
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
-  // Runs the batch once. Gradients go to the adapters' scratch.
+  // Runs the batch once. Adds gradients to the adapters' scratch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
   void FinishRequest(const dispatch::StepTask& step);
 
   const EngineContext& context_;
   TrainRunner runner_;
-  std::unordered_map<uint64_t, Progress> progress_;  // By step id.
+  std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
 };
 
 }  // namespace weft::engine

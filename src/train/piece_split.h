@@ -1,4 +1,4 @@
-// Splits the data of a micro-batch over the replicas.
+// Splits the data of a micro-batch among the replicas.
 #ifndef WEFT_SRC_TRAIN_PIECE_SPLIT_H_
 #define WEFT_SRC_TRAIN_PIECE_SPLIT_H_
 
@@ -8,9 +8,9 @@
 
 namespace weft::engine {
 
-// Returns at most `num_parts` non-empty lists of pieces, with all data in order
-// and about equally many tokens each. Adjacent data stay together, because they
-// may share a prompt.
+// Returns up to `num_parts` non-empty lists of pieces, which have all data in
+// order and about equally many tokens each. Adjacent data stay together,
+// because they may share a prompt.
 [[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
     const std::vector<TrainPiece>& pieces, int num_parts);
 

@@ -24,7 +24,7 @@ class Builder {
       }
       return std::move(tree_);
     }
-    // After the sort sequences with a common prefix are adjacent, and a group's
+    // After the sort, sequences with a common prefix are adjacent. A group's
     // common prefix is that of its first and last sequence.
     std::ranges::stable_sort(order_, [&](size_t a, size_t b) {
       return std::ranges::lexicographical_compare(sequences_[a], sequences_[b]);
@@ -37,7 +37,7 @@ class Builder {
   const Sequence& At(size_t place) const { return sequences_[order_[place]]; }
 
   // Adds rows of the sequences order_[first, last). Their first `depth` tokens
-  // are equal and already in `parent` and its ancestors.
+  // are equal, and `parent` and its ancestors have them.
   void AddGroup(size_t first, size_t last, size_t depth, int64_t parent) {
     if (first == last) return;
     if (last - first == 1) {
@@ -67,7 +67,7 @@ class Builder {
     if (shares) tree_.nodes[parent].subtree_end = num_rows();
   }
 
-  // Adds a node for tokens [from, to), which order_[first, last) have in
+  // Adds a node for the tokens [from, to) that order_[first, last) have in
   // common.
   int64_t AddNode(size_t first, size_t last, size_t from, size_t to,
                   int64_t parent) {

@@ -1,5 +1,5 @@
-// Finds common prefixes of sequences, so that each runs once: a prompt with
-// many completions, or a conversation that branches.
+// Finds common prefixes of sequences, so that each prefix runs once: a prompt
+// with many completions, or a conversation that branches.
 #ifndef WEFT_SRC_TRAIN_PREFIX_TREE_H_
 #define WEFT_SRC_TRAIN_PREFIX_TREE_H_
 
@@ -18,34 +18,37 @@ struct RowSpan {
 };
 
 // Worked example, "abcd", "abcef" and "abc" if every prefix is worth sharing:
+//
 //   rows    a b c | d | e f
 //   nodes   {0,3,-1,6} {3,4,0,4} {4,6,0,6}
 //   spans   {0,3}{3,1} | {0,3}{4,2} | {0,3}
 struct PrefixTree {
-  std::vector<ops::AttentionNode> nodes;    // Depth first; rows from 0.
+  std::vector<ops::AttentionNode> nodes;    // Depth first; rows count from 0.
   std::vector<std::vector<RowSpan>> spans;  // For each sequence, in order.
-  std::vector<int32_t> tokens;              // One for each row.
-  std::vector<int32_t> positions;           // Each row's, in its sequence.
+  std::vector<int32_t> tokens;              // Token of each row.
+  std::vector<int32_t> positions;           // Position of each row in its
+                                            // sequence.
 };
 
-// A `min_saved_rows` with which no prefix is shared.
+// The value of `min_saved_rows` with which no prefix is shared.
 inline constexpr int64_t kNeverShare = INT64_MAX;
 // One more attention part per layer costs about as much as this many rows.
 inline constexpr int64_t kMinSavedRows = 16;
 
 // A common prefix becomes a node of its own if it saves at least
-// `min_saved_rows` rows, times (sequences - 1). For fewer rows the additional
-// attention part costs more than it saves. With kNeverShare every sequence is
-// one node, in the given order.
-// Shapes:  sequences are not empty. Units: O(tokens + sequences log sequences).
+// `min_saved_rows` rows. It saves its length times one less than the number of
+// sequences. Below that, the additional attention part costs more than it
+// saves. With kNeverShare every sequence is one node, in the given order.
+// Shapes:  sequences are not empty.
+// Units:   O(tokens + sequences log sequences).
 // Threads: any.
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
-// Returns the rows that `sequence` adds to a tree that holds `previous`, at
-// least one. This is its size in a micro-batch that holds both. Data that share
-// a prompt are adjacent in a request, so that slices by this size keep them
+// Returns the number of rows, at least one, that `sequence` adds to a tree with
+// `previous`. This is its size in a micro-batch that holds both. Data that
+// share a prompt are adjacent in a request, so slices of this size keep them
 // together.
 [[nodiscard]] int64_t AddedRows(absl::Span<const int32_t> previous,
                                 absl::Span<const int32_t> sequence);

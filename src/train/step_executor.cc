@@ -15,7 +15,7 @@
 namespace weft::engine {
 namespace {
 
-// Returns whether both have the same buffers. The seed does not matter.
+// Returns whether both configs have the same buffers. The seed does not matter.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;
@@ -41,7 +41,7 @@ void StepExecutor::Run(const dispatch::StepTask& step) {
   } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
     Load(step, *load);
   } else {
-    RunNow(step).IgnoreError();  // The dispatcher has it.
+    RunNow(step).IgnoreError();  // The dispatcher already has the error.
   }
 }
 

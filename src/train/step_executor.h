@@ -16,14 +16,14 @@ namespace weft::engine {
 // Threads: engine thread. The I/O thread reads and writes the files.
 class StepExecutor {
  public:
-  // `context` outlives it.
+  // `context` outlives the executor.
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
-  // Runs the step and completes it, at once or when its files are done. Until
-  // then no other work of its adapter runs.
+  // Runs the step and completes it, at once or when its files are written or
+  // read. Until then no other work of the adapter runs.
   void Run(const dispatch::StepTask& step);
-  // Runs an optimizer step or the publishing of a snapshot, completes it and
-  // returns its result, which may be a StepFailure.
+  // Runs an optimizer step or the publishing of a snapshot and completes it.
+  // Returns its result, which may be a StepFailure.
   absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
 
  private:
@@ -33,9 +33,9 @@ class StepExecutor {
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
-  // Loads a checkpoint that was read, with the copy `image` for the log, into
-  // the step's adapter, which may be gone. Completes the step unless it returns
-  // an error.
+  // Loads a checkpoint that was read into the step's adapter, which may no
+  // longer exist. `image` is the log's copy of the checkpoint. Completes the
+  // step unless it returns an error.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
                                      const LoadedCheckpoint& loaded,

@@ -12,8 +12,8 @@
 namespace weft::engine {
 namespace {
 
-// Fills the result of one datum from the flat scores and writes dLoss/dlogprob
-// of its entries to `gradients_E`.
+// Fills the result of one datum from the flat scores. Writes dLoss/dlogprob of
+// the datum's entries to `gradients_E`.
 DatumResult ScatterDatum(const PackedDatum& packed,
                          const executor::TrainScores& scores,
                          float* gradients_E, loss::MetricSums* metrics) {
@@ -26,7 +26,7 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   if (config.return_entropy) result.entropies.assign(datum.tokens.size(), 0.0f);
 
   const float* logprobs = scores.logprobs_E.const_data_ptr<float>();
-  std::vector<size_t> scored;  // Index into the targets of each entry.
+  std::vector<size_t> scored;  // Index of each entry's target in the datum.
   scored.reserve(size);
   size_t row = 0;
   for (int64_t i = 0; i < datum.num_tokens(); ++i) {
@@ -74,7 +74,8 @@ bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
   return false;
 }
 
-// The metrics to which each datum's loss adds, by its index over all pieces.
+// The metrics to which each datum's loss adds, by the datum's index over all
+// pieces.
 class PieceMetrics {
  public:
   PieceMetrics(const std::vector<TrainPiece>& pieces,

@@ -18,8 +18,8 @@ struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
 };
 
-// The layers that a micro-batch recomputes: by policy and budget, or all of
-// them after it ran out of memory.
+// Selects the layers that a micro-batch recomputes: by policy and budget, or
+// all of them after memory ran out.
 enum class Recompute { kByBudget, kAll };
 
 struct TrainRunnerOptions {
@@ -31,15 +31,15 @@ struct TrainRunnerOptions {
 // Threads: engine thread only.
 class TrainRunner {
  public:
-  // `executor` outlives it.
+  // `executor` outlives the runner.
   TrainRunner(executor::Executor* executor, const TrainRunnerOptions& options)
       : executor_(*executor), options_(options) {}
 
-  // Computes the results of every datum of the pieces and adds to the gradients
-  // [N] of their versions; null: no backward pass. metrics[p] collects the
-  // metrics of piece p. Errors: RESOURCE_EXHAUSTED, before anything ran, if the
-  // batch cannot fit. Throws what Executor throws; gradients and metrics may
-  // then hold a part of the batch.
+  // Computes the results of every datum of the pieces. Adds to `gradients`, the
+  // gradients [N] of their versions; if it is null, runs no backward pass.
+  // metrics[p] collects the metrics of piece p. Errors: RESOURCE_EXHAUSTED if
+  // the batch cannot fit; then nothing has run. Throws what Executor throws;
+  // gradients and metrics may then hold a part of the batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
@@ -50,14 +50,14 @@ class TrainRunner {
   [[nodiscard]] bool kept_layers() const { return kept_layers_; }
 
  private:
-  // The part of one replica.
+  // The part of the micro-batch that one replica runs.
   struct Part {
     std::vector<TrainPiece> pieces;
     PackedTrain packed;
   };
 
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
-  // Returns for each part the gradients of the versions that it runs with.
+  // Returns, for each part, the gradients of the versions with which it runs.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
       const std::vector<Part>& parts, const lora::LoraGradients& gradients);
 

@@ -10,12 +10,12 @@
 namespace weft::weights {
 
 // Reads from front to back. A read past the end returns zeros and clears ok()
-// permanently, so that a caller reads a whole record and checks once.
+// permanently, so that a caller can read a whole record and check once.
 class ByteReader {
  public:
   explicit ByteReader(absl::string_view bytes) : bytes_(bytes) {}
 
-  // An unsigned integer of `num_bytes` <= 8 bytes.
+  // Reads an unsigned integer of `num_bytes` <= 8 bytes.
   uint64_t Uint(size_t num_bytes) {
     uint64_t value = 0;
     const absl::string_view bytes = Bytes(num_bytes);
@@ -29,7 +29,7 @@ class ByteReader {
   uint32_t U32() { return static_cast<uint32_t>(Uint(4)); }
   uint64_t U64() { return Uint(8); }
 
-  // The next bytes, or none when there are not as many.
+  // Reads the next bytes. Returns no bytes if there are not enough.
   absl::string_view Bytes(uint64_t num_bytes) {
     if (!ok_ || num_bytes > remaining()) {
       ok_ = false;
@@ -40,7 +40,7 @@ class ByteReader {
     return bytes;
   }
 
-  // The bytes before the next newline, which is skipped.
+  // Reads the bytes before the next newline, and skips the newline.
   absl::string_view Line() {
     const size_t end = bytes_.find('\n', position_);
     if (end == absl::string_view::npos) {

@@ -17,36 +17,37 @@
 
 namespace weft::weights {
 
-// Threads: any, once opened. Tensors stay valid while the Checkpoint lives.
+// Threads: any, once opened. The Checkpoint outlives its tensors.
 class Checkpoint {
  public:
   // Opens the first of these that exists: model.safetensors, the files of
   // model.safetensors.index.json, pytorch_model.bin, the files of
   // pytorch_model.bin.index.json. Reads and checks headers, not tensors.
-  // Errors: NOT_FOUND names what is missing; others name file, tensor and rule.
-  // A damaged file is an error even if the next one exists.
+  // Errors: NOT_FOUND names what is missing; other errors name file, tensor and
+  // rule. A damaged file is an error even if the next format exists.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 
-  // Finds a tensor by Hugging Face's canonical name such as
-  // "model.embed_tokens.weight" or "lm_head.weight", for every prefix that
-  // files use (bare, "model.", "language_model.", "language_model.model.",
-  // "model.language_model.", "transformer."). NOT_FOUND names it;
-  // INVALID_ARGUMENT if two match.
+  // Finds a tensor by Hugging Face's canonical name, such as
+  // "model.embed_tokens.weight" or "lm_head.weight". Tries every prefix that
+  // files use: none, "model.", "language_model.", "language_model.model.",
+  // "model.language_model.", "transformer.". Errors: NOT_FOUND, which names the
+  // tensor; INVALID_ARGUMENT if two match.
   [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
-  // All tensors, ordered by their names in the files.
+  // Returns all tensors, ordered by their names in the files.
   [[nodiscard]] std::vector<DiskTensor> Tensors() const;
   [[nodiscard]] const std::vector<std::unique_ptr<TensorFile>>& files() const {
     return files_;
   }
 
-  // Returns the canonical name of a tensor of the decoder's layers, such as
-  // "model.layers.0.mlp.up_proj.weight", for every prefix that files use; empty
-  // for other tensors.
+  // Returns the canonical name of a tensor in the decoder's layers, such as
+  // "model.layers.0.mlp.up_proj.weight", whatever prefix the file uses. Returns
+  // an empty string for other tensors.
   [[nodiscard]] static std::string LayerTensorName(absl::string_view name);
 
-  // Bytes read of all its files since they were opened, headers included.
+  // Returns the bytes read from all files since they were opened, headers
+  // included.
   [[nodiscard]] uint64_t bytes_read() const;
 
  private:

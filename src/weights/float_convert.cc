@@ -7,7 +7,7 @@
 namespace weft::weights {
 namespace {
 
-// Tensors of a file may lie at any address, so memcpy reads them.
+// A file's tensors may have any address, so memcpy reads them.
 template <float (*kConvert)(uint16_t)>
 void ConvertAll(absl::Span<const std::byte> bytes,
                 absl::Span<float> destination) {

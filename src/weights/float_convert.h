@@ -1,4 +1,4 @@
-// Half and brain floats to f32, exactly, without LibTorch.
+// Converts half and brain floats to f32, exactly and without LibTorch.
 #ifndef WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
 #define WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
 
@@ -11,12 +11,13 @@
 
 namespace weft::weights {
 
-// The value of the upper half of an f32.
+// Returns the f32 whose upper half is `bits`.
 [[nodiscard]] inline float Bf16ToFloat(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// The value of an IEEE 754 binary16; infinities, NaN and denormals included.
+// Returns the value of an IEEE 754 binary16, including infinities, NaN and
+// denormals.
 [[nodiscard]] inline float F16ToFloat(uint16_t bits) {
   constexpr uint32_t kExponentBias = 127 - 15;
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
@@ -31,9 +32,9 @@ namespace weft::weights {
   return std::bit_cast<float>(sign | (wide_exponent << 23) | (mantissa << 13));
 }
 
-// Copies a tensor of F32, F16 or BF16 into floats, in its order.
-// Shapes: destination has as many elements as the tensor.
-// Errors: INVALID_ARGUMENT for another dtype.
+// Copies a tensor of F32, F16 or BF16 into floats, in the tensor's order.
+// Shapes: `destination` has as many elements as the tensor. Errors:
+// INVALID_ARGUMENT for another dtype.
 [[nodiscard]] absl::Status CopyToFloats(const TensorView& tensor,
                                         absl::Span<float> destination);
 

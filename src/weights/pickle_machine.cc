@@ -10,7 +10,7 @@
 namespace weft::weights {
 namespace {
 
-// The error of the current opcode. Run adds which opcode it is.
+// Returns an error of the current opcode. Run adds the opcode's name.
 absl::Status Refuse(absl::string_view why) {
   return absl::InvalidArgumentError(why);
 }
@@ -180,7 +180,8 @@ absl::Status PickleMachine::Long1() {
     return Refuse(absl::StrCat("has an integer of ", bytes, " bytes > 8"));
   }
   uint64_t bits = in_.Uint(bytes);
-  // Two's complement of that many bytes: the top bit repeats to the left.
+  // The number is in two's complement of `bytes` bytes, so its top bit is
+  // repeated to the left.
   if (bytes > 0 && bytes < sizeof(bits) && (bits >> (8 * bytes - 1)) != 0) {
     bits |= ~uint64_t{0} << (8 * bytes);
   }
@@ -255,8 +256,8 @@ absl::Status PickleMachine::SetItems() {
   return heap_.Insert(dict, items);
 }
 
-// Writers number their memo entries in order, so memory grows with the pickle's
-// length, not with the number in it.
+// Writers number their memo entries in order. So memory grows with the pickle's
+// length, whatever numbers the pickle has.
 absl::Status PickleMachine::MemoPut(uint64_t index) {
   if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
   if (index > memo_.size()) {

@@ -23,8 +23,8 @@ namespace weft::weights {
 inline constexpr size_t kMaxPickleString = 4096;
 inline constexpr size_t kMaxPickleStack = 65'536;
 
-// The names that a pickle may use, and the results of calling them. Errors are
-// INVALID_ARGUMENT, with a message that follows "opcode X at byte N".
+// Decides which names a pickle may use and what calls of them return. Errors
+// are INVALID_ARGUMENT, with a message that follows "opcode X at byte N".
 class PickleObjects {
  public:
   virtual ~PickleObjects() = default;
@@ -38,24 +38,24 @@ class PickleObjects {
                                 const PickleValue& state) = 0;
 };
 
-// Threads: one.
+// Threads: not thread-safe.
 class PickleMachine {
  public:
-  // All three outlive the machine.
+  // The arguments outlive the machine.
   PickleMachine(absl::string_view pickle, PickleHeap& heap,
                 PickleObjects& objects)
       : pickle_(pickle), in_(pickle), heap_(heap), objects_(objects) {}
 
-  // The pickle's value. Units: time O(bytes), memory bounded by the limits.
-  // Errors: DATA_LOSS if the pickle ends early, else INVALID_ARGUMENT naming
-  // the opcode and its offset. Never throws.
+  // Returns the pickle's value. Units: time O(bytes), memory bounded by the
+  // limits. Errors: DATA_LOSS if the pickle ends early, otherwise
+  // INVALID_ARGUMENT naming the opcode and its offset. Never throws.
   absl::StatusOr<PickleValue> Run();
 
  private:
   using Handler = absl::Status (PickleMachine::*)();
   static std::array<Handler, 256> Handlers();
 
-  // Opcodes. A number in <> is the width of the operand in bytes.
+  // Opcodes. A template parameter is the width of the operand in bytes.
   absl::Status Proto();
   absl::Status Frame();
   absl::Status Stop();
@@ -93,7 +93,7 @@ class PickleMachine {
   absl::Status Pop(PickleValue& value);
   // Pops the last mark and everything above it.
   absl::Status PopMark(std::vector<PickleValue>& items);
-  // The top of the stack, which must be of `kind`.
+  // Returns the top of the stack, which must have kind `kind`.
   absl::Status Top(PickleKind kind, PickleValue& value) const;
   absl::Status MemoPut(uint64_t index);
   // Returns the stack's height at the last mark.

@@ -7,7 +7,8 @@
 
 namespace weft::weights {
 
-// "GLOBAL", or "0xff" for a byte that is no opcode.
+// Returns the opcode's name, such as "GLOBAL", or a number such as "0xff" for a
+// byte that is not an opcode.
 [[nodiscard]] std::string PickleOpcodeName(uint8_t opcode);
 
 }  // namespace weft::weights

@@ -1,4 +1,4 @@
-// The values that a pickle's program works with. Torch-free.
+// The values with which a pickle's program works. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
 #define WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
 
@@ -14,8 +14,8 @@
 
 namespace weft::weights {
 
-// Items of tuples and dicts, dicts, storages and memo entries together: a state
-// dict takes some 30 a tensor.
+// Limits the sum of tuple items, dict items, dicts, storages and memo entries.
+// A state dict takes about 30 for each tensor.
 inline constexpr size_t kMaxPickleItems = 4'000'000;
 
 enum class PickleKind : uint8_t {
@@ -23,17 +23,17 @@ enum class PickleKind : uint8_t {
   kBool,    // `number` is 0 or 1.
   kInt,     // `number`.
   kFloat,   // Its value is not kept.
-  kString,  // `size` bytes of the pickle from `number` on.
-  kTuple,   // `size` items of the heap from `number` on.
+  kString,  // `size` bytes of the pickle, from `number` on.
+  kTuple,   // `size` items of the heap, from `number` on.
   kList,    // Its items are not kept.
   kDict,    // Dict `number` of the heap.
-  kGlobal,  // These three: PickleObjects numbers them.
+  kGlobal,  // PickleObjects numbers this and the next two.
   kStorage,
   kTensor,
 };
 
-// A value refers to the heap, so that copies are cheap. Nothing is walked or
-// freed recursively, even if a pickle nests deeply or refers to itself.
+// Refers to the heap, so that copies are cheap. Nothing is walked or freed
+// recursively, even if a pickle nests deeply or refers to itself.
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
   uint32_t size = 0;
@@ -42,7 +42,7 @@ struct PickleValue {
 
 struct PickleDict {
   bool ordered = false;
-  // In the order in which they were set; keys are strings and may repeat.
+  // In the order in which they were set. Keys are strings and may repeat.
   std::vector<std::pair<PickleValue, PickleValue>> entries;
 };
 
@@ -65,12 +65,13 @@ class PickleHeap {
     return dicts_[static_cast<size_t>(dict.number)];
   }
 
-  // Counts items that the caller is about to keep.
+  // Counts items that the caller is about to add.
   [[nodiscard]] absl::Status Charge(size_t num_items);
   [[nodiscard]] absl::StatusOr<PickleValue> NewTuple(
       absl::Span<const PickleValue> items);
   [[nodiscard]] absl::StatusOr<PickleValue> NewDict(bool ordered);
-  // Sets keys to values; an even number of them, keys first.
+  // Sets keys to values. There is an even number of values: a key, then its
+  // value.
   [[nodiscard]] absl::Status Insert(
       const PickleValue& dict, absl::Span<const PickleValue> keys_and_values);
 

@@ -12,7 +12,7 @@
 namespace weft::weights {
 
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
-  // Without O_NONBLOCK the open of a FIFO without a writer would not return.
+  // Without O_NONBLOCK, opening a FIFO that has no writer would block.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && errno == ELOOP) {
     return absl::InvalidArgumentError(
@@ -68,7 +68,7 @@ absl::Status RegularFile::ReadAt(uint64_t offset,
 
 absl::StatusOr<std::string> RegularFile::ReadBytes(uint64_t offset,
                                                    uint64_t num_bytes) const {
-  // Checks before it allocates memory for the bytes.
+  // Checks the range before it allocates memory.
   WEFT_RETURN_IF_ERROR(CheckRange(offset, num_bytes));
   std::string bytes(num_bytes, '\0');
   WEFT_RETURN_IF_ERROR(

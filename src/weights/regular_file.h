@@ -1,4 +1,4 @@
-// Opens regular files, refuses FIFOs, devices and folders, and reads pieces of
+// Opens regular files, refuses FIFOs, devices and folders, and reads parts of
 // files.
 #ifndef WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 #define WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
@@ -15,13 +15,13 @@
 
 namespace weft::weights {
 
-// An open, read-only descriptor of a regular file; closes it when destroyed.
-// Never memory-mapped: a file that is cut short while it is read is an error
-// here, but a mapping would end the process. Threads: any may read.
+// An open, read-only descriptor of a regular file, which the destructor closes.
+// The file is never memory-mapped: if it is cut short while it is read, reading
+// returns an error, but a mapping would end the process. Threads: any.
 class RegularFile {
  public:
   // Errors: NOT_FOUND if there is no such file; INVALID_ARGUMENT if it is not a
-  // regular file; PERMISSION_DENIED or INTERNAL otherwise. Each names it.
+  // regular file; otherwise PERMISSION_DENIED or INTERNAL. Each names the file.
   [[nodiscard]] static absl::StatusOr<RegularFile> Open(
       const std::string& path);
 
@@ -35,15 +35,15 @@ class RegularFile {
   // Returns the size at the time of Open.
   [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
 
-  // Fills `destination` with the bytes from `offset` on.
-  // Errors: DATA_LOSS when the file ends before, INTERNAL and the like when
-  // reading fails. Neither names the file.
+  // Fills `destination` with the bytes from `offset` on. Errors: DATA_LOSS if
+  // the file ends before, INTERNAL and others if reading fails. They do not
+  // name the file.
   [[nodiscard]] absl::Status ReadAt(uint64_t offset,
                                     absl::Span<std::byte> destination) const;
   [[nodiscard]] absl::StatusOr<std::string> ReadBytes(uint64_t offset,
                                                       uint64_t num_bytes) const;
 
-  // Sum over all reads so far.
+  // Returns the sum over all reads so far.
   [[nodiscard]] uint64_t bytes_read() const { return bytes_read_; }
 
  private:
@@ -57,7 +57,7 @@ class RegularFile {
   mutable std::atomic<uint64_t> bytes_read_ = 0;
 };
 
-// The same status with "PATH: " before its message.
+// Returns the status with "PATH: " before its message.
 [[nodiscard]] absl::Status InFile(const std::string& path,
                                   const absl::Status& status);
 

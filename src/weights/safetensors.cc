@@ -40,7 +40,7 @@ absl::Status CheckEntry(absl::string_view name, const HeaderEntry& entry) {
   return absl::OkStatus();
 }
 
-// The tensors must fill the data exactly, one after the other.
+// Checks that the tensors fill the data exactly, one after another.
 absl::Status CheckContiguous(const HeaderEntries& entries,
                              uint64_t data_bytes) {
   std::vector<const HeaderEntries::value_type*> order;
@@ -74,7 +74,7 @@ absl::Status CheckContiguous(const HeaderEntries& entries,
   return absl::OkStatus();
 }
 
-// The header's length from the file's first bytes.
+// Reads the header's length from the file's first bytes.
 absl::StatusOr<uint64_t> HeaderBytes(absl::string_view start,
                                      uint64_t file_bytes) {
   if (file_bytes < kLengthBytes) {
@@ -96,7 +96,7 @@ absl::StatusOr<uint64_t> HeaderBytes(absl::string_view start,
   return header_bytes;
 }
 
-// Parses the header of a file with `data_bytes` bytes after it.
+// Parses the header of a file that has `data_bytes` bytes after the header.
 absl::StatusOr<TensorDirectory> ParseDirectory(absl::string_view header,
                                                uint64_t data_bytes) {
   WEFT_ASSIGN_OR_RETURN(const HeaderEntries entries, ParseHeaderJson(header));

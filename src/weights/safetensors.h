@@ -1,8 +1,8 @@
 // The safetensors file format: header, views, files, writing. Torch-free.
 //
-// A file is a 64-bit little-endian header length, a JSON header and the bytes
-// of the tensors. Checks follow the format's rules (no hole, no overlap, no
-// trailing byte, no key twice) plus limits of our own on counts and names.
+// A file has a 64-bit little-endian header length, a JSON header and the bytes
+// of the tensors. The checks follow the format's rules (no hole, no overlap, no
+// trailing byte, no repeated key), and add limits on counts and names.
 #ifndef WEFT_SRC_WEIGHTS_SAFETENSORS_H_
 #define WEFT_SRC_WEIGHTS_SAFETENSORS_H_
 
@@ -22,16 +22,16 @@ inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 using TensorMap = absl::btree_map<std::string, TensorView>;
 
-// Reads the header of a whole file held in memory. The views point into `file`.
-// Does not check values, which may be NaN.
+// Reads the header of a whole file in memory. The views point into `file`. Does
+// not check values, which may be NaN.
 // Units:  time and memory O(header bytes), bounded by the limits above.
-// Errors: DATA_LOSS if the file is shorter than its header says, else
-//         INVALID_ARGUMENT; each names the tensor and the rule. Never throws.
+// Errors: DATA_LOSS if the file is shorter than its header says, otherwise
+// INVALID_ARGUMENT. Each names the tensor and the rule. Never throws.
 [[nodiscard]] absl::StatusOr<TensorMap> ParseSafetensors(
     absl::string_view file);
 
-// Reads only the header of a file on disk.
-// Errors: as above, without the file's name.
+// Reads only the header of a file on disk. Errors: as above; they do not name
+// the file.
 [[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
     const RegularFile& file);
 
@@ -39,12 +39,12 @@ struct TensorHeader {
   std::string name;
   ScalarType dtype = ScalarType::kF32;
   absl::Span<const int64_t> shape;
-  uint64_t size_bytes = 0;  // By shape and dtype.
+  uint64_t size_bytes = 0;  // Implied by shape and dtype.
 };
 
 // Returns the beginning of a file with these tensors, whose bytes follow in
-// this order. It has the metadata {"format": "pt"} that Hugging Face's readers
-// need. Names are distinct.
+// this order. It has the metadata {"format": "pt"}, which Hugging Face's
+// readers need. REQUIRES: names are distinct.
 [[nodiscard]] std::string SafetensorsStart(
     absl::Span<const TensorHeader> tensors);
 
@@ -53,8 +53,9 @@ struct NamedTensor {
   TensorView view;
 };
 
-// The bytes of a whole file with these tensors, in this order. Names are
-// distinct and every view has as many bytes as its shape says.
+// Returns the bytes of a whole file with these tensors, in this order.
+// REQUIRES: names are distinct, and every view has as many bytes as its shape
+// implies.
 [[nodiscard]] std::string WriteSafetensors(
     absl::Span<const NamedTensor> tensors);
 

@@ -29,10 +29,10 @@ std::optional<ScalarType> ScalarTypeOf(absl::string_view name) {
 enum class Place : uint8_t {
   kStart,
   kHeader,    // Expects a tensor's name or __metadata__.
-  kMetadata,  // Inside __metadata__: strings only.
-  kTensor,    // Inside a tensor: dtype, shape, data_offsets.
-  kShape,     // Inside its shape.
-  kOffsets,   // Inside its data_offsets.
+  kMetadata,  // In __metadata__, which has only strings.
+  kTensor,    // In a tensor: dtype, shape, data_offsets.
+  kShape,     // In a tensor's shape.
+  kOffsets,   // In a tensor's data_offsets.
   kEnd,
 };
 
@@ -81,7 +81,7 @@ class HeaderHandler {
   HeaderEntries entries_;
   bool has_metadata_ = false;
   absl::flat_hash_set<std::string> metadata_keys_;
-  // The tensor that is being read.
+  // Name of the tensor that is being read.
   std::string tensor_;
   std::string field_;
   bool has_dtype_ = false;
@@ -133,7 +133,7 @@ bool HeaderHandler::start_object(size_t /*size*/) {
     place_ = Place::kHeader;
     return true;
   }
-  // A name was just read: it opens a tensor or the metadata.
+  // The name that was just read opens a tensor or the metadata.
   if (place_ == Place::kHeader) {
     place_ = tensor_ == kMetadataKey ? Place::kMetadata : Place::kTensor;
     return true;
@@ -234,7 +234,7 @@ absl::StatusOr<HeaderEntries> ParseHeaderJson(absl::string_view text) {
     return absl::InvalidArgumentError(
         "safetensors header does not start with '{'");
   }
-  // The parser would end at a NUL byte.
+  // The parser would stop at a NUL byte.
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError("safetensors header has a NUL byte");
   }

@@ -1,4 +1,5 @@
-// The JSON header of a safetensors file, event by event. Torch-free.
+// Parses the JSON header of a safetensors file as a stream of events.
+// Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_SAFETENSORS_HEADER_H_
 #define WEFT_SRC_WEIGHTS_SAFETENSORS_HEADER_H_
 
@@ -13,18 +14,18 @@
 
 namespace weft::weights {
 
-// A tensor as the header declares it, not yet checked against the file.
+// A tensor as the header declares it, before it is checked against the file.
 struct HeaderEntry {
   ScalarType dtype = ScalarType::kF32;
   std::vector<uint64_t> shape;
-  uint64_t begin = 0;  // Bytes from the end of the header.
+  uint64_t begin = 0;  // Counts bytes from the header's end.
   uint64_t end = 0;
 };
 
 using HeaderEntries = absl::btree_map<std::string, HeaderEntry>;
 
-// Parses the JSON text as a stream, without a tree, and stops at the first
-// error. Errors: INVALID_ARGUMENT names the tensor and the rule.
+// Parses the JSON text as a stream, without building a tree, and stops at the
+// first error. Errors: INVALID_ARGUMENT, which names the tensor and the rule.
 [[nodiscard]] absl::StatusOr<HeaderEntries> ParseHeaderJson(
     absl::string_view text);
 

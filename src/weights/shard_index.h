@@ -1,5 +1,5 @@
-// model.safetensors.index.json, pytorch_model.bin.index.json: which file holds
-// which tensor. Torch-free.
+// Reads model.safetensors.index.json or pytorch_model.bin.index.json, which say
+// which file holds which tensor. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
 #define WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
 
@@ -11,10 +11,10 @@
 
 namespace weft::weights {
 
-// Tensor name to file name. File names are bare: no folder, no "..".
+// Maps a tensor's name to a file's name. File names have no folder and no "..".
 using ShardIndex = absl::btree_map<std::string, std::string>;
 
-// Errors: INVALID_ARGUMENT naming the tensor and the rule.
+// Errors: INVALID_ARGUMENT, which names the tensor and the rule.
 [[nodiscard]] absl::StatusOr<ShardIndex> ParseShardIndex(
     absl::string_view json);
 

@@ -22,7 +22,7 @@ class Watcher {
 
   explicit Watcher(const JsonLimits& limits) : limits_(limits) {}
 
-  // Returning false drops the value, so that a refused document stays small.
+  // Returns false to drop a value, so that a refused document stays small.
   bool operator()(int depth, Event event, Json& value) {
     if (!problem_.empty()) return false;
     switch (event) {
@@ -46,7 +46,7 @@ class Watcher {
   [[nodiscard]] const std::string& problem() const { return problem_; }
 
  private:
-  // `depth` counts the containers around this one.
+  // `depth` is the number of containers around this one.
   bool CheckDepth(int depth) {
     if (depth < limits_.max_depth) return true;
     problem_ = absl::StrCat("is nested deeper than ", limits_.max_depth);
@@ -87,7 +87,7 @@ absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
     return absl::InvalidArgumentError(absl::StrCat(
         what, " has ", text.size(), " bytes > limit ", limits.max_bytes));
   }
-  // The parser would end at a NUL byte.
+  // The parser would stop at a NUL byte.
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat(what, " has a NUL byte"));
   }

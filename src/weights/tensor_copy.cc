@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
 
-// A file that appears under its name when Commit succeeds.
+// A file that gets its name only if Commit succeeds.
 class NewFile {
  public:
   explicit NewFile(std::string path)

@@ -15,18 +15,18 @@
 namespace weft::weights {
 
 struct CopiedTensor {
-  std::string name;  // In the new file.
+  std::string name;  // The name in the new file.
   DiskTensor source;
-  std::optional<DiskTensor> twin;  // Must have the same bytes.
+  std::optional<DiskTensor> twin;  // A tensor that must have the same bytes.
 };
 
 // Writes the tensors, in this order and as they are stored, to a file that
 // replaces any file of that name. The file is written completely or not at all.
-// Calls `on_copied` with each block's bytes.
+// Calls `on_copied` with the number of bytes of each block.
 // Units:   a few MB of memory.
-// Errors: those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs;
-//          INTERNAL or RESOURCE_EXHAUSTED naming the path if it cannot be
-//          written.
+// Errors:  those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs;
+//          INTERNAL or RESOURCE_EXHAUSTED, naming the path, if the file cannot
+//          be written.
 // Threads: any.
 [[nodiscard]] absl::Status CopyTensors(
     const std::vector<CopiedTensor>& tensors, const std::string& path,

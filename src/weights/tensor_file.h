@@ -1,6 +1,6 @@
-// A checkpoint file of any format, whose tensors are read piece by piece.
-// Formats differ in their directories. The tensors' bytes are plain in all of
-// them. Torch-free.
+// A checkpoint file of any format, whose tensors are read in parts. Formats
+// differ only in their directories: all store the tensors' bytes plainly.
+// Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
 
@@ -17,16 +17,16 @@
 
 namespace weft::weights {
 
-// A format's reader: finds the tensors of a file and checks that they are
-// inside it. Reads headers and directories, but no tensor. Errors need not name
-// the file.
+// The reader of a format: finds the tensors of a file and checks that they are
+// inside the file. Reads headers and directories, but no tensor. Its errors
+// need not name the file.
 using DirectoryReader =
     absl::StatusOr<TensorDirectory> (*)(const RegularFile& file);
 
 // Threads: any, once opened.
 class TensorFile {
  public:
-  // Errors: those of RegularFile::Open and of the format, naming the path.
+  // Errors: those of RegularFile::Open and of the format. They name the path.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
       const std::string& path, DirectoryReader read_directory);
 
@@ -45,20 +45,20 @@ class TensorFile {
   const TensorDirectory tensors_;
 };
 
-// A tensor of a TensorFile, which is read as a whole or by slices. Cheap to
-// copy; valid while the TensorFile lives. Threads: any.
+// A tensor of a TensorFile, read whole or in slices. Cheap to copy. The
+// TensorFile outlives it. Threads: any.
 class DiskTensor {
  public:
   DiskTensor(const TensorFile& file, const TensorDirectory::value_type& entry)
       : file_(&file), entry_(&entry) {}
 
-  // Its name in the file.
+  // Returns the tensor's name in the file.
   [[nodiscard]] const std::string& name() const { return entry_->first; }
   [[nodiscard]] ScalarType dtype() const { return entry_->second.dtype; }
   [[nodiscard]] absl::Span<const int64_t> shape() const {
     return entry_->second.shape;
   }
-  // A scalar is one row.
+  // Returns 1 for a scalar.
   [[nodiscard]] int64_t num_rows() const {
     return shape().empty() ? 1 : shape()[0];
   }
@@ -68,10 +68,10 @@ class DiskTensor {
   }
 
   // Returns whether both are the same bytes of the same file, in the same
-  // shape. Tied tensors of a .bin share their storage.
+  // shape. Tied tensors of a .bin file share their storage.
   [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
 
-  // A tensor that is not row-major cannot be read.
+  // Returns whether the tensor is row-major. Only then can it be read.
   [[nodiscard]] bool is_row_major() const { return entry_->second.row_major; }
 
   // Fills the destination with the tensor's bytes from `first_byte` on. Errors:
@@ -79,19 +79,19 @@ class DiskTensor {
   [[nodiscard]] absl::Status ReadBytes(uint64_t first_byte,
                                        absl::Span<std::byte> destination) const;
 
-  // A rectangle of the tensor as a matrix of num_rows() rows.
+  // A rectangle of the tensor, seen as a matrix of num_rows() rows.
   struct Block {
     int64_t first_row = 0;
     int64_t num_rows = 0;
-    uint64_t first_byte = 0;  // In each row.
-    uint64_t num_bytes = 0;   // In each row.
+    uint64_t first_byte = 0;  // Where the block begins in each row.
+    uint64_t num_bytes = 0;   // Size of the block in each row.
   };
 
-  // Reads a block of the tensor, and no other byte: whole rows at once, pieces
-  // of rows one by one.
-  // Shapes: destination has block.num_rows * block.num_bytes bytes.
-  // Errors: INVALID_ARGUMENT if the tensor is not row-major, DATA_LOSS if the
-  // file was cut short since it was opened. Each names file and tensor.
+  // Reads a block of the tensor, and no other byte. Reads whole rows at once,
+  // and parts of rows one by one. Shapes: `destination` has block.num_rows *
+  // block.num_bytes bytes. Errors: INVALID_ARGUMENT if the tensor is not
+  // row-major, DATA_LOSS if the file was cut short since it was opened. Each
+  // names file and tensor.
   [[nodiscard]] absl::Status Read(const Block& block,
                                   absl::Span<std::byte> destination) const;
 

@@ -21,8 +21,9 @@
 namespace weft::weights {
 namespace {
 
-// One read is two huge pages long, so that threads rarely share a page. It is
-// small enough for the buffer of a conversion or of a transfer to a device.
+// The bytes of one read: two huge pages, so that threads rarely share a page.
+// It is small enough for the buffer of a conversion or of a transfer to a
+// device.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 std::optional<at::ScalarType> FloatingType(ScalarType type) {
@@ -46,15 +47,15 @@ absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
       ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
 }
 
-// Returns a tensor as the matrix of its file: one row per entry of its first
-// dimension.
+// Returns a view of the tensor as the matrix in the file: one row per entry of
+// its first dimension.
 at::Tensor AsMatrix(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
   if (tensor.dim() < 2) return tensor.view({-1, 1});
   return tensor.view({tensor.size(0), -1});
 }
 
-// Rows [begin, end) of item `item`.
+// Rows [begin, end) of item `item` of the plan.
 struct RowBlock {
   size_t item = 0;
   int64_t begin = 0;
@@ -81,8 +82,9 @@ DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
 }
 
 // Runs `work` for every block on all compute threads, until one fails. Each
-// thread starts in its own part, for sequential reads and so that threads do
-// not share pages. At the end it takes blocks of other parts.
+// thread starts in its own part, so that reads are sequential and threads do
+// not share pages. When a thread's part is done, it takes blocks of other
+// parts.
 absl::Status ForEachBlock(
     const std::vector<RowBlock>& blocks,
     const std::function<absl::Status(const RowBlock&)>& work) {
@@ -108,7 +110,7 @@ absl::Status ForEachBlock(
   return result;
 }
 
-// Returns the integer type of the same size, in which NaN equals itself.
+// Returns the integer type of the same size, because NaN does not equal itself.
 at::ScalarType BitsType(const at::Tensor& tensor) {
   return tensor.element_size() == 2 ? at::kShort : at::kInt;
 }
@@ -201,7 +203,8 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                std::string_view name, const SliceBegin& begin,
                                const at::Tensor& tensor) {
   ReadPlan plan(checkpoint);
-  // Only checks that the slice can be read. Does not read with it.
+  // Only checks that the slice can be read. The blocks below are read without
+  // the plan.
   WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
   if (tensor.numel() == 0) return true;

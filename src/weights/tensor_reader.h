@@ -1,4 +1,4 @@
-// Reads tensors of a checkpoint directly into their place.
+// Reads tensors of a checkpoint directly into their destinations.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_READER_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_READER_H_
 
@@ -15,42 +15,42 @@
 
 namespace weft::weights {
 
-// The first index of a slice of a tensor, in its first and second dimension.
+// The first row and the first column of a slice of a tensor.
 struct SliceBegin {
   int64_t row = 0;
   int64_t column = 0;
 };
 
-// A list of reads of tensors. Add checks a read; Run does all of them on all
+// A list of tensors to read. Add checks a tensor; Run reads all of them on all
 // compute threads, in blocks of a few MB. Values are converted to the dtype of
 // their destination and moved to its device. The CPU never holds a second copy
-// of a whole tensor, and no buffer if dtype and device are the file's. Threads:
-// not thread-safe. Destinations are distinct.
+// of a whole tensor. It needs no buffer if dtype and device are the file's.
+// Threads: not thread-safe. REQUIRES: destinations are distinct.
 class ReadPlan {
  public:
-  // `checkpoint` outlives it.
+  // `checkpoint` outlives the plan.
   explicit ReadPlan(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Reads tensor `name` whole.
-  // Shapes: destination has the tensor's shape; it may be a narrow view of a
-  //         fused matrix.
-  // Errors: NOT_FOUND; INVALID_ARGUMENT naming tensor, its shape and the
-  //         expected one, or a dtype other than F32, F16, BF16.
+  // Adds a whole tensor. Shapes: `destination` has the tensor's shape; it may
+  // be a narrow view of a fused matrix. Errors: NOT_FOUND; INVALID_ARGUMENT
+  // naming the tensor, its shape and the expected one, or a dtype other than
+  // F32, F16, BF16.
   [[nodiscard]] absl::Status Add(std::string_view name,
                                  const at::Tensor& destination);
 
-  // Reads only the slice of a matrix or vector that has the destination's
-  // shape. Also INVALID_ARGUMENT if the tensor has no such slice.
+  // Adds only the slice of a matrix or vector that has the destination's shape.
+  // Errors: those of Add; INVALID_ARGUMENT if the tensor has no such slice.
   [[nodiscard]] absl::Status AddSlice(std::string_view name,
                                       const SliceBegin& begin,
                                       const at::Tensor& destination);
 
-  // Returns the bytes that Run reads from the files.
+  // Returns the number of bytes that Run reads from the files.
   [[nodiscard]] uint64_t num_bytes() const;
 
-  // Does all reads. Calls `on_read` with each block's bytes, on any thread.
-  // Errors: INVALID_ARGUMENT for a tensor that is not row-major, DATA_LOSS if a
-  // file was cut short. Destinations are then undefined.
+  // Reads everything. Calls `on_read` with the number of bytes of each block,
+  // on any thread. Errors: INVALID_ARGUMENT for a tensor that is not row-major,
+  // DATA_LOSS if a file was cut short. After an error the destinations are
+  // undefined.
   [[nodiscard]] absl::Status Run(
       const std::function<void(int64_t)>& on_read) const;
 
@@ -74,8 +74,8 @@ class ReadPlan {
 };
 
 // Returns whether `tensor` (F32, F16 or BF16) already has the bits that
-// ReadPlan::AddSlice would write. Reads the slice in blocks.
-// Errors: those of ReadPlan.
+// ReadPlan::AddSlice would write. Reads the slice in blocks. Errors: those of
+// ReadPlan.
 [[nodiscard]] absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                              std::string_view name,
                                              const SliceBegin& begin,

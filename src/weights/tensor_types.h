@@ -1,5 +1,5 @@
-// A tensor of a file of any format: its dtype, shape and place, and the limits
-// of all formats. Torch-free.
+// Describes a tensor in a file of any format: dtype, shape and place. Also has
+// the limits of all formats. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
 
@@ -35,12 +35,12 @@ enum class ScalarType : uint8_t {
   kF64,
 };
 
-// The safetensors name of the type, such as "BF16".
+// Returns the safetensors name of the type, such as "BF16".
 [[nodiscard]] const char* ScalarTypeName(ScalarType type);
 [[nodiscard]] size_t ScalarTypeBytes(ScalarType type);
 
-// A view of a tensor in memory that another object owns: row-major,
-// little-endian, at any alignment.
+// A view of a tensor in another object's memory: row-major, little-endian, at
+// any alignment.
 struct TensorView {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
@@ -55,22 +55,22 @@ struct TensorView {
 struct StoredTensor {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;      // Where the first element lies in the file.
-  uint64_t size_bytes = 0;  // By shape and dtype.
-  bool row_major = true;    // False: cannot be read.
+  uint64_t offset = 0;      // Position of the first element.
+  uint64_t size_bytes = 0;  // Implied by shape and dtype.
+  bool row_major = true;    // If false, it cannot be read.
 };
 
 // The tensors of one file by name.
 using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 
-// "[2, 3]", for messages.
+// Returns the shape as text, such as "[2, 3]", for messages.
 [[nodiscard]] std::string ShapeString(absl::Span<const int64_t> shape);
 
-// "tensor 'a'", escaped, for messages.
+// Returns the escaped name, such as "tensor 'a'", for messages.
 [[nodiscard]] std::string QuotedTensor(absl::string_view name);
 
-// Returns the problem of a tensor's name, such as "has a control character in
-// its name"; empty if there is none.
+// Returns what is wrong with a tensor's name, such as "has a control character
+// in its name". Returns an empty string if nothing is wrong.
 [[nodiscard]] std::string TensorNameProblem(absl::string_view name);
 
 // Returns the bytes that shape and dtype imply. Errors: INVALID_ARGUMENT beyond

@@ -26,10 +26,10 @@ constexpr absl::string_view kPickleName = "/data.pkl";
 constexpr uint32_t kZipSignature = 0x04034b50;
 constexpr uint32_t kPickleStart = 0x80;
 constexpr size_t kMaxByteOrderBytes = 16;
-// The offset of a tar archive's mark. torch wrote tar archives before 0.1.
+// Offset of a tar archive's magic. torch wrote tar archives before version 0.1.
 constexpr size_t kTarMagicOffset = 257;
 
-// Refuses a file that is not a zip archive and names what it looks like.
+// Refuses a file that is not a zip archive, and names what it looks like.
 absl::Status CheckIsZip(const RegularFile& file) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string start,
@@ -46,7 +46,7 @@ absl::Status CheckIsZip(const RegularFile& file) {
   return absl::InvalidArgumentError("is not a zip archive of torch.save");
 }
 
-// The archive's only folder, which holds data.pkl.
+// Returns the archive's only folder, which holds data.pkl.
 absl::StatusOr<std::string> FindRoot(const ZipDirectory& zip) {
   std::string root;
   for (const auto& [name, entry] : zip) {
@@ -65,7 +65,7 @@ absl::StatusOr<std::string> FindRoot(const ZipDirectory& zip) {
   return root;
 }
 
-// Reads an entry whole.
+// Reads a whole entry.
 absl::StatusOr<std::string> ReadEntry(const RegularFile& file,
                                       absl::string_view name,
                                       const ZipEntry& entry,
@@ -77,7 +77,7 @@ absl::StatusOr<std::string> ReadEntry(const RegularFile& file,
   }
   WEFT_ASSIGN_OR_RETURN(std::string bytes,
                         file.ReadBytes(entry.data_offset, entry.size_bytes));
-  // torch can be set to compute no checksums, and then writes zeros.
+  // torch can be set to compute no checksums; it then writes zeros.
   if (entry.crc32 != 0 && Crc32(bytes) != entry.crc32) {
     return absl::DataLossError(absl::StrCat(
         "zip entry '", absl::CHexEscape(name), "' fails its checksum"));
@@ -97,8 +97,8 @@ absl::Status CheckByteOrder(const RegularFile& file, const ZipDirectory& zip,
       "zip archive has byteorder '", absl::CHexEscape(order), "', not little"));
 }
 
-// Returns whether the last element that shape, strides and offset reach is in
-// the storage. Does not overflow.
+// Returns whether the last element that shape, strides and offset reach is
+// inside the storage. The computation never overflows.
 bool LiesInStorage(const PickledTensor& tensor) {
   uint64_t last = tensor.offset;
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -112,7 +112,7 @@ bool LiesInStorage(const PickledTensor& tensor) {
   return last < tensor.storage_elements;
 }
 
-// Strides of dimensions of size 1, and all of an empty tensor, mean nothing.
+// Strides mean nothing for dimensions of size 1 and for an empty tensor.
 bool IsRowMajor(const PickledTensor& tensor) {
   if (std::ranges::count(tensor.shape, 0u) > 0) return true;
   uint64_t stride = 1;
@@ -124,7 +124,8 @@ bool IsRowMajor(const PickledTensor& tensor) {
   return true;
 }
 
-// Returns a tensor's place, after a check that it is inside its storage.
+// Returns a tensor's place, after checking that the tensor is inside its
+// storage.
 absl::StatusOr<StoredTensor> Locate(const std::string& name,
                                     const PickledTensor& tensor,
                                     const ZipDirectory& zip,

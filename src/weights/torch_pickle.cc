@@ -17,12 +17,12 @@ namespace {
 
 enum class Callee : uint8_t { kOrderedDict, kTensor, kParameter, kStorage };
 
-// A name that a pickle may use.
+// A name that a pickle may use, and what it stands for.
 struct Global {
   absl::string_view module;
   absl::string_view name;
   Callee call = Callee::kStorage;
-  ScalarType dtype = ScalarType::kF32;  // For kStorage: that of its elements.
+  ScalarType dtype = ScalarType::kF32;  // kStorage: dtype of its elements.
 };
 
 constexpr Global kGlobals[] = {
@@ -56,7 +56,7 @@ bool HaveKinds(absl::Span<const PickleValue> values,
   return std::ranges::equal(values, kinds, {}, &PickleValue::kind);
 }
 
-// Makes storages, tensors and OrderedDicts.
+// Creates storages, tensors and OrderedDicts.
 class TorchObjects final : public PickleObjects {
  public:
   explicit TorchObjects(PickleHeap& heap) : heap_(heap) {}
@@ -99,7 +99,8 @@ absl::StatusOr<PickleValue> TorchObjects::Global(absl::string_view module,
       "', which is neither a dict nor a tensor of a type that is read"));
 }
 
-// ('storage', torch.FloatStorage, key, device, number of elements).
+// The id has the form ('storage', torch.FloatStorage, key, device, number of
+// elements).
 absl::StatusOr<PickleValue> TorchObjects::Persistent(const PickleValue& id) {
   constexpr PickleKind kKinds[] = {PickleKind::kString, PickleKind::kGlobal,
                                    PickleKind::kString, PickleKind::kString,
@@ -122,7 +123,7 @@ absl::StatusOr<PickleValue> TorchObjects::Persistent(const PickleValue& id) {
 
 absl::StatusOr<PickleValue> TorchObjects::Call(
     const PickleValue& function, absl::Span<const PickleValue> arguments) {
-  // (tensor, requires_grad, hooks).
+  // The arguments have the form (tensor, requires_grad, hooks).
   constexpr PickleKind kParameterKinds[] = {
       PickleKind::kTensor, PickleKind::kBool, PickleKind::kDict};
   switch (kGlobals[function.number].call) {
@@ -155,8 +156,9 @@ absl::Status TorchObjects::Sizes(const PickleValue& tuple,
   return absl::OkStatus();
 }
 
-// (storage, offset, size, stride, requires_grad, hooks[, metadata]). The
-// metadata of conjugate and negative views would change the values.
+// The arguments have the form (storage, offset, size, stride, requires_grad,
+// hooks[, metadata]). The metadata of conjugate and negative views would change
+// the values.
 absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
     absl::Span<const PickleValue> arguments) {
   constexpr PickleKind kKinds[] = {PickleKind::kStorage, PickleKind::kInt,
@@ -183,7 +185,7 @@ absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
   return PickleValue{.kind = PickleKind::kTensor, .number = index};
 }
 
-// A module's state_dict() has its version as an attribute.
+// A module's state_dict() has the module's version as an attribute.
 absl::Status TorchObjects::SetState(const PickleValue& target,
                                     const PickleValue& state) {
   if (target.kind != PickleKind::kDict || !heap_.Dict(target).ordered ||

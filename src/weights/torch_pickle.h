@@ -1,6 +1,6 @@
-// The pickle inside a torch.save archive of a state dict. Torch-free. Only
-// tensors and OrderedDicts are accepted. Any other name is refused with its
-// offset. Nothing is imported or called.
+// Reads the pickle inside a torch.save archive of a state dict. Torch-free.
+// Only tensors and OrderedDicts are accepted. Any other name is refused with
+// its offset. Nothing is imported or called.
 #ifndef WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 #define WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 
@@ -18,15 +18,15 @@ namespace weft::weights {
 
 inline constexpr size_t kMaxPickleBytes = size_t{64} << 20;
 
-// A tensor as the pickle declares it, not yet checked against its storage.
+// A tensor as the pickle declares it, before it is checked against its storage.
 // Offset and strides count elements.
 struct PickledTensor {
   ScalarType dtype = ScalarType::kF32;
-  std::string storage;  // Its record's name below data/.
+  std::string storage;  // The storage's name below data/.
   uint64_t storage_elements = 0;
   uint64_t offset = 0;
   std::vector<uint64_t> shape;
-  std::vector<uint64_t> strides;  // One for each size of the shape.
+  std::vector<uint64_t> strides;  // One for each dimension.
 };
 
 using PickledTensors = absl::btree_map<std::string, PickledTensor>;
@@ -34,8 +34,8 @@ using PickledTensors = absl::btree_map<std::string, PickledTensor>;
 // Runs a pickle whose result is a dict of tensors or Parameters by name, such
 // as a module's state_dict().
 // Units:  time O(bytes); memory O(bytes), bounded by the limits of all pickles.
-// Errors: DATA_LOSS if the pickle ends early, else INVALID_ARGUMENT naming the
-// opcode and its offset, or the tensor. Never throws.
+// Errors: DATA_LOSS if the pickle ends early, otherwise INVALID_ARGUMENT naming
+// the opcode and its offset, or the tensor. Never throws.
 [[nodiscard]] absl::StatusOr<PickledTensors> ParseTorchPickle(
     absl::string_view pickle);
 

@@ -24,11 +24,11 @@ constexpr size_t kEndBytes = 22;
 constexpr size_t kEnd64Bytes = 56;
 constexpr size_t kLocator64Bytes = 20;
 constexpr uint16_t kZip64Extra = 1;
-// The accepted flags: sizes are only in the directory; names are UTF-8.
+// The flags that are accepted: sizes only in the directory, and names in UTF-8.
 constexpr uint16_t kDeferredSizes = 1u << 3;
 constexpr uint16_t kEncrypted = 1u << 0;
 constexpr uint16_t kKnownFlags = kDeferredSizes | (1u << 11);
-// A field of this value is in the zip64 record instead.
+// A field with this value has its true value in the zip64 record.
 constexpr uint32_t kIn64 = 0xffffffff;
 constexpr uint16_t kIn64Short = 0xffff;
 
@@ -49,19 +49,19 @@ absl::Status CutEntry(absl::string_view name, absl::string_view rule) {
   return absl::DataLossError(EntryMessage(name, rule));
 }
 
-// The place of the central directory, and its number of entries.
+// The place of the central directory, and the number of its entries.
 struct DirectoryRange {
   uint64_t num_entries = 0;
   uint64_t size_bytes = 0;
   uint64_t offset = 0;
 };
 
-// Compares a field of the end record with that of its zip64 form.
+// Returns whether a field of the end record agrees with its zip64 form.
 bool Agree(uint64_t field, uint64_t saturated, uint64_t field64) {
   return field == saturated || field == field64;
 }
 
-// Reads the zip64 end record, which must be right before `locator`.
+// Reads the zip64 end record, which must be directly before `locator`.
 absl::Status ReadEnd64(const RegularFile& file, ByteReader locator,
                        uint64_t locator_offset, DirectoryRange& range) {
   const uint32_t disk = locator.U32();
@@ -79,7 +79,7 @@ absl::Status ReadEnd64(const RegularFile& file, ByteReader locator,
   if (signature != kEnd64Signature || record_bytes != kEnd64Bytes - 12) {
     return Invalid("has a damaged zip64 end record");
   }
-  (void)end.U32();  // Versions.
+  (void)end.U32();  // Skips versions.
   const uint64_t disks = end.U64();
   const uint64_t entries_here = end.U64();
   const DirectoryRange range64 = {
@@ -96,7 +96,7 @@ absl::Status ReadEnd64(const RegularFile& file, ByteReader locator,
   return absl::OkStatus();
 }
 
-// Finds the central directory, which is right before the end records.
+// Finds the central directory, which is directly before the end records.
 absl::StatusOr<DirectoryRange> FindDirectory(const RegularFile& file) {
   const uint64_t file_bytes = file.size_bytes();
   const uint64_t tail_bytes =
@@ -143,7 +143,7 @@ absl::StatusOr<DirectoryRange> FindDirectory(const RegularFile& file) {
 struct CentralEntry {
   std::string name;
   uint16_t flags = 0;
-  uint64_t stored_bytes = 0;  // Its size in the archive.
+  uint64_t stored_bytes = 0;  // Size of the entry in the archive.
   ZipEntry entry;
 };
 
@@ -173,10 +173,10 @@ absl::Status ReadExtra(absl::string_view extra, CentralEntry& central) {
 absl::StatusOr<CentralEntry> ReadCentral(ByteReader& reader) {
   CentralEntry central;
   const uint32_t signature = reader.U32();
-  (void)reader.U32();  // Versions.
+  (void)reader.U32();  // Skips versions.
   central.flags = reader.U16();
   const uint16_t method = reader.U16();
-  (void)reader.U32();  // Time and date.
+  (void)reader.U32();  // Skips time and date.
   central.entry.crc32 = reader.U32();
   central.stored_bytes = reader.U32();
   central.entry.size_bytes = reader.U32();
@@ -184,7 +184,7 @@ absl::StatusOr<CentralEntry> ReadCentral(ByteReader& reader) {
   const uint16_t extra_bytes = reader.U16();
   const uint16_t comment_bytes = reader.U16();
   const uint16_t disk = reader.U16();
-  (void)reader.Uint(6);  // Attributes.
+  (void)reader.Uint(6);  // Skips attributes.
   central.entry.header_offset = reader.U32();
   central.name = std::string(reader.Bytes(name_bytes));
   const absl::string_view extra = reader.Bytes(extra_bytes);
@@ -209,14 +209,15 @@ absl::StatusOr<CentralEntry> ReadCentral(ByteReader& reader) {
 }
 
 // Returns whether a local header agrees with the directory. It may omit
-// checksum and sizes. `extra_bytes` are between the header and the data.
+// checksum and sizes. Sets `extra_bytes` to the bytes between the header and
+// the data.
 bool LocalAgrees(ByteReader local, const CentralEntry& central,
                  uint16_t& extra_bytes) {
   const uint32_t signature = local.U32();
   (void)local.U16();  // Version.
   const uint16_t flags = local.U16();
   const uint16_t method = local.U16();
-  (void)local.U32();  // Time and date.
+  (void)local.U32();  // Skips time and date.
   const uint32_t crc32 = local.U32();
   const uint32_t stored_bytes = local.U32();
   const uint32_t size_bytes = local.U32();

@@ -1,4 +1,4 @@
-// The directory of a zip archive with uncompressed entries, as torch.save
+// Reads the directory of a zip archive with uncompressed entries, as torch.save
 // writes it. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
 #define WEFT_SRC_WEIGHTS_ZIP_DIRECTORY_H_
@@ -27,17 +27,16 @@ struct ZipEntry {
 
 using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
 
-// Reads the central directory and every local header, zip64 included. Stricter
-// than the format, so that all readers see the same archive: the directory ends
-// the file (no comment), every local header agrees with the directory, entries
-// do not overlap, names are distinct, and nothing is compressed, encrypted or
-// split.
-// Errors: DATA_LOSS if something is beyond the file's end, else
-//         INVALID_ARGUMENT; each names the entry and the rule.
+// Reads the central directory and every local header, including zip64. It is
+// stricter than the format, so that all readers see the same archive: the
+// directory ends the file (no comment), every local header agrees with the
+// directory, entries do not overlap, names are distinct, and nothing is
+// compressed, encrypted or split. Errors: DATA_LOSS if something is beyond the
+// file's end, otherwise INVALID_ARGUMENT. Each names the entry and the rule.
 [[nodiscard]] absl::StatusOr<ZipDirectory> ReadZipDirectory(
     const RegularFile& file);
 
-// The checksum that zip directories hold.
+// Returns the checksum that zip directories store.
 [[nodiscard]] uint32_t Crc32(absl::string_view bytes);
 
 }  // namespace weft::weights
