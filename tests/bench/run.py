@@ -18,6 +18,7 @@ sys.path[:0] = [
     str(REPOSITORY / "client" / "python"),
 ]
 
+import builds  # noqa: E402
 import durability  # noqa: E402
 import group_prompt  # noqa: E402
 import load  # noqa: E402
@@ -33,6 +34,7 @@ import soak  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
+    "builds": builds.main,
     "durability": durability.main,
     "group_prompt": group_prompt.main,
     "load": load.main,

@@ -267,6 +267,15 @@ def test_mixed_load(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_builds(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(daemon.BUILD_DIR)
+    both = (str(daemon.BUILD_DIR), str(other), *tiny)
+    size = ("--batch", "2", "--length", "16", "--adapters", "2", "--tokens", "4")
+    ratios = quick("builds", capsys, *both, *size)["ratio"]
+    assert f"speed {other}/{daemon.BUILD_DIR}, train step" in ratios
+
+
 def test_sample_many(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--prompts", "6", "--samples", "2", "--max-tokens", "8", "--pieces", "2")
     result = quick("sample_many", capsys, *tiny, *size)
