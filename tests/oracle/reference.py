@@ -171,15 +171,21 @@ class Adapted:
 
     def cross_entropy_backward(self, data: Sequence[Any]) -> float:
         """Adds the gradient of the summed loss of weft.Datum-like data."""
-        total = 0.0
+        return self.scored_backward(data)[0]
+
+    def scored_backward(self, data: Sequence[Any]) -> tuple[float, list[np.ndarray]]:
+        """cross_entropy_backward, and each datum's log-probabilities [N]."""
+        total, scores = 0.0, []
         for datum in data:
             weights = torch.ones(len(datum.targets))
             if datum.weights is not None:
                 weights = torch.tensor(np.asarray(datum.weights), dtype=torch.float64)
-            loss = -(weights * self.logprobs(datum.tokens, datum.targets)).sum()
+            logprobs = self.logprobs(datum.tokens, datum.targets)
+            loss = -(weights * logprobs).sum()
             loss.backward()
             total += float(loss.detach())
-        return total
+            scores.append(np.asarray(logprobs.detach().numpy()))
+        return total, scores
 
 
 def target_logprobs(
