@@ -6,12 +6,14 @@ sides must draw the same tokens, for a seed decides them and the batch does not.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import daemon
 import inputs
 import machine
 import report
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for _ in range(options.rounds):
             for side, draw in sides.items():
-                runs[side].append(measure(draw, process.pid))
+                runs[side].append(measure(draw, process))
                 seconds = runs[side][-1]["seconds"]
                 print(f"sample_many: {side} {seconds:.1f} s", file=sys.stderr)
     _expect_same_tokens(runs)
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> int:
         "peer": {},
         "ratio": {
             "speed at once/in pieces": _ratio(best, "seconds"),
-            "speed at once/in pieces, by processor time": _ratio(best, "cpu_seconds"),
+            "speed at once/in pieces, by iterations": _ratio(best, "decode_iterations"),
         },
         "config": {
             "model": options.model.name,
@@ -82,20 +84,30 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def measure(draw: Callable[[], Results], pid: int) -> dict[str, Any]:
-    """Seconds of the caller and processor seconds of the daemon for one batch."""
-    cpu, start = machine.cpu_seconds(pid), time.perf_counter()
+def measure(draw: Callable[[], Results], process: daemon.Daemon) -> dict[str, Any]:
+    """Seconds of the caller, and processor seconds and decode iterations of the
+    daemon, for one batch."""
+    iterations, cpu = _iterations(process), machine.cpu_seconds(process.pid)
+    start = time.perf_counter()
     results = draw()
     seconds = time.perf_counter() - start
     tokens = [[list(s.tokens) for s in result.samples] for result in results]
     drawn = sum(len(sample) for group in tokens for sample in group)
     return {
         "seconds": seconds,
-        "cpu_seconds": machine.cpu_seconds(pid) - cpu,
+        "cpu_seconds": machine.cpu_seconds(process.pid) - cpu,
+        "decode_iterations": _iterations(process) - iterations,
         "drawn_tokens": drawn,
         "tokens_per_second": drawn / seconds,
         "tokens": tokens,
     }
+
+
+def _iterations(process: daemon.Daemon) -> int:
+    counts = re.findall(
+        r"^weft_decode_iterations_total.* (\d+)$", process.scrape(), re.M
+    )
+    return sum(map(int, counts))
 
 
 def _ratio(best: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
