@@ -104,9 +104,8 @@ def measure(draw: Callable[[], Results], process: daemon.Daemon) -> dict[str, An
 
 
 def _iterations(process: daemon.Daemon) -> int:
-    counts = re.findall(
-        r"^weft_decode_iterations_total.* (\d+)$", process.scrape(), re.M
-    )
+    pattern = r"^weft_decode_iterations_total.* (\d+)$"
+    counts = re.findall(pattern, process.scrape(), re.M)
     return sum(map(int, counts))
 
 
