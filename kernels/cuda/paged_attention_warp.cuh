@@ -45,8 +45,8 @@ struct WarpSums {
     const int32_t* pages =
         batch.page_table_BL + work.sequence * batch.table_entries;
     const auto page_tokens = static_cast<unsigned>(batch.page_tokens);
-    // Each lane has the slot of one token. After the end it has the last
-    // token's.
+    // Each lane has the slot of one token. Lanes after the last token repeat
+    // its slot.
     const auto slots_at = [&](int step) {
       const int ahead = step + Lane() % kStepTokens;
       const auto token =

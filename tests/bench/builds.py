@@ -194,7 +194,9 @@ def _best(runs: list[dict[str, float]]) -> dict[str, float]:
 def _ratios(
     before: list[dict[str, float]], after: list[dict[str, float]]
 ) -> dict[str, float]:
-    """Of each call: the median over the rounds of before's seconds over after's."""
+    """Returns for each call the median over the rounds of before's seconds
+    divided by after's.
+    """
     return {
         name: statistics.median(
             one[name] / other[name] for one, other in zip(before, after, strict=True)
