@@ -24,10 +24,10 @@ template <typename T>
 using Future = std::future<absl::StatusOr<T>>;
 
 // Each method sends one step at once and returns a future, so that several
-// steps can be in flight. The server runs them in the order of the calls. If a
-// step is refused while later ones are in flight, the later ones end with
-// FAILED_PRECONDITION and the handle needs a Resync().
-// Threads: any. Ownership: futures may outlive the handle.
+// steps can be in flight. The server runs them in the order of the calls. If
+// the server refuses a step while later ones are in flight, the later ones end
+// with FAILED_PRECONDITION and the handle needs a Resync(). Threads: any.
+// Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
   AdapterHandle(std::shared_ptr<grpc::Channel> channel, CallOptions options,
@@ -42,8 +42,8 @@ class AdapterHandle {
                                              v1::LossConfig loss);
   [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
 
-  // Asks the server for the next number. FAILED_PRECONDITION while steps are
-  // in flight.
+  // Asks the server for the next number. Errors: FAILED_PRECONDITION while
+  // steps are in flight.
   [[nodiscard]] absl::Status Resync();
 
  private:
@@ -57,7 +57,7 @@ class AdapterHandle {
   const std::string adapter_id_;
   const CallOptions options_;
   const std::unique_ptr<v1::AdapterService::Stub> adapters_;
-  // The calls in flight share both.
+  // Calls in flight share these two.
   const std::shared_ptr<v1::TrainingService::Stub> training_;
   const std::shared_ptr<StepCounter> counter_;
 };

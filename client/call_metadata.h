@@ -1,4 +1,4 @@
-// The metadata of a call.
+// Adds metadata to a call.
 #ifndef WEFT_CLIENT_CALL_METADATA_H_
 #define WEFT_CLIENT_CALL_METADATA_H_
 
@@ -10,10 +10,9 @@
 namespace weft::client {
 
 // Adds the token as `authorization: Bearer ...` and the adapter's id as
-// `weft-adapter-id`, by which a proxy in front of several servers finds the
-// server that has the adapter. Leaves out empty values. Also leaves out an id
-// that metadata cannot hold, because no adapter has such an id and every server
-// refuses it.
+// `weft-adapter-id`. By the id, a proxy in front of several servers finds the
+// one that has the adapter. Leaves out empty values, and an id that metadata
+// cannot hold, because every server refuses such an id.
 void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
                      absl::string_view adapter_id);
 

@@ -9,7 +9,7 @@ namespace {
 
 grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
-  // Only the server limits the size of messages.
+  // The client sets no limit, so only the server limits the size of messages.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
@@ -26,7 +26,7 @@ bool IsLocalTarget(absl::string_view target) {
   for (const char* const scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
     if (absl::ConsumePrefix(&target, scheme)) break;
   }
-  // [V6]:PORT, or HOST:PORT, or HOST.
+  // The target has the form [V6]:PORT, HOST:PORT or HOST.
   if (absl::ConsumePrefix(&target, "[")) {
     return target.substr(0, target.find(']')) == "::1";
   }
@@ -61,7 +61,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
           "the token would be sent in plaintext, for anybody on the way to "
           "read: use TLS");
     }
-    // A proxy of the environment would send the call to another machine.
+    // Ignores a proxy that the environment names, because it would send the
+    // call to another machine.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   }
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),

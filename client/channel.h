@@ -1,4 +1,4 @@
-// How a client reaches its server: plaintext, TLS or mutual TLS.
+// Opens the client's channel to its server: plaintext, TLS or mutual TLS.
 #ifndef WEFT_CLIENT_CHANNEL_H_
 #define WEFT_CLIENT_CHANNEL_H_
 
@@ -11,16 +11,18 @@
 
 namespace weft::client {
 
-// All empty: plaintext, for loopback.
+// If all fields are empty, the channel is plaintext, for loopback.
 struct Security {
-  // Sent as `authorization: Bearer ...` with every call; empty: none.
+  // Sent as `authorization: Bearer ...` with every call. Empty: no token.
   std::string token = {};
-  // Use TLS with the system's authorities. The next two fields imply it.
+  // Uses TLS with the system's authorities. The next two fields imply TLS.
   bool tls = false;
-  std::string root_certificates = {};  // PEM; instead of the system's.
-  std::string certificate = {};        // PEM, with `private_key`: mutual TLS.
+  std::string root_certificates = {};  // PEM, instead of the system's
+                                       // authorities.
+  std::string certificate = {};        // PEM. With `private_key` it makes TLS
+                                       // mutual.
   std::string private_key = {};
-  // The name in the server's certificate; empty: the target's host.
+  // The name in the server's certificate. Empty: the target's host.
   std::string server_name = {};
 
   [[nodiscard]] bool UsesTls() const {
@@ -32,8 +34,8 @@ struct Security {
 // private: 127.0.0.0/8, [::1], localhost, unix:PATH.
 [[nodiscard]] bool IsLocalTarget(absl::string_view target);
 
-// Opens a channel; the first call connects.
-// Errors: FAILED_PRECONDITION if a token would leave the machine in plaintext;
+// Opens a channel, which connects at the first call. Errors:
+// FAILED_PRECONDITION if a token would leave the machine in plaintext;
 // INVALID_ARGUMENT for a certificate without its key, or a key without its
 // certificate.
 [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(

@@ -1,4 +1,5 @@
-// Converts PEFT folders to and from the chunks of Export and Import.
+// Converts PEFT folders to and from the chunks of ExportAdapter and
+// ImportAdapter.
 #ifndef WEFT_CLIENT_PEFT_FOLDER_H_
 #define WEFT_CLIENT_PEFT_FOLDER_H_
 
@@ -12,15 +13,15 @@
 
 namespace weft::client {
 
-// Passes the files of a PEFT folder to `send`, at most 1 MiB at a time, until
+// Passes the files of a PEFT folder to `send`, in chunks of up to 1 MiB, until
 // it returns false. Errors: NOT_FOUND for a missing file.
 [[nodiscard]] absl::Status ReadPeftFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
 
-// Writes chunks beside `folder`. Commit moves the files in place. Without
-// Commit the written files are removed and the folder stays as it was. Threads:
-// not thread-safe.
+// Writes chunks to files beside `folder`. Commit moves the files into it.
+// Without Commit, the written files are removed and the folder does not change.
+// Threads: not thread-safe.
 class PeftFolderWriter {
  public:
   explicit PeftFolderWriter(std::filesystem::path folder);
@@ -28,11 +29,11 @@ class PeftFolderWriter {
   PeftFolderWriter(const PeftFolderWriter&) = delete;
   PeftFolderWriter& operator=(const PeftFolderWriter&) = delete;
 
-  // Appends a piece. Errors: DATA_LOSS if its name is not a plain file name;
+  // Appends a chunk. Errors: DATA_LOSS if its name is not a plain file name;
   // INTERNAL if it cannot be written.
   [[nodiscard]] absl::Status Add(const v1::FileChunk& chunk);
-  // Moves the files and replaces files of the same names. Errors: DATA_LOSS if
-  // one of PEFT's two files is missing.
+  // Moves the files into the folder and replaces files with the same names.
+  // Errors: DATA_LOSS if one of PEFT's two files is missing.
   [[nodiscard]] absl::Status Commit();
 
  private:

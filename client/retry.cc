@@ -19,7 +19,8 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
   if (!repeatable || policy.max_attempts == 1) return std::nullopt;
   absl::Duration delay;
   if (failure.retry_after) {
-    // Later by the jitter, so that many who were refused do not come at once.
+    // Never before the server's hint. The jitter only adds time, so that many
+    // refused clients do not come back at once.
     delay = std::max(*failure.retry_after, policy.initial_delay);
     delay *= 1 + policy.jitter * draw;
   } else {

@@ -10,26 +10,28 @@
 
 namespace weft::client {
 
-// Bounded exponential back-off with jitter, where the server does not say when
-// to come again; where it does, repetitions go on until the call's deadline.
-// The default outlasts a restart of the daemon of about 20 seconds.
+// Repeats failed calls. If the server sends a hint when to come again,
+// repetitions go on until the call's deadline. Otherwise they use bounded
+// exponential back-off with jitter. The defaults outlast a daemon's restart of
+// about 20 seconds.
 struct RetryPolicy {
-  int max_attempts = 8;  // Calls in a row without a hint; 1 = never repeat.
+  int max_attempts = 8;  // Limit of consecutive calls without a hint; 1: never
+                         // repeat.
   absl::Duration initial_delay = absl::Milliseconds(200);
   absl::Duration max_delay = absl::Seconds(5);
-  double jitter = 0.2;  // Delays vary by this fraction up and down.
+  double jitter = 0.2;  // Delays vary by this fraction, up and down.
 };
 
 // The result of a failed attempt.
 struct Failure {
   absl::Status status;
-  std::optional<absl::Duration> retry_after;  // The server's hint.
+  std::optional<absl::Duration> retry_after;  // The server's hint, if any.
 };
 
 // Returns how long to wait after a call failed, or nullopt to give up.
-// `attempt`: how many calls in a row have failed without a hint, this one
-// included. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, and
-// never beyond `remaining`. `draw` in [0, 1) sets the jitter.
+// `attempt` counts the consecutive calls that failed without a hint, including
+// this one. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, and
+// never waits beyond `remaining`. `draw` in [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,
@@ -39,7 +41,7 @@ struct Failure {
 // Returns a random number in [0, 1) for NextDelay. Threads: any.
 [[nodiscard]] double DrawJitter();
 
-// Codes map one to one.
+// Converts a status. Codes map one to one.
 [[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Reads the hint from the trailer `grpc-retry-pushback-ms` of a finished call.

@@ -71,7 +71,7 @@ absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
       }
     }
   }
-  // Outside the lock, because a cancelled call may call Finish at once.
+  // Runs without the lock, because a cancelled call may call Finish at once.
   for (const auto& cancel : cancels) cancel();
   return status;
 }

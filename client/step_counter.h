@@ -2,8 +2,8 @@
 //
 // A step gets its number when it is submitted, so that several can be in flight
 // and the server runs them in that order. If the server refuses a step, the
-// step was never queued and all later steps wait for its number. If it was the
-// last number, the next step takes it. Otherwise the counter withdraws the
+// step was never queued, and all later steps wait for its number. If the number
+// was the last one, the next step takes it. Otherwise the counter withdraws the
 // later steps in flight. If it is unknown whether a step ran, the counter needs
 // a Reset to the server's last step.
 #ifndef WEFT_CLIENT_STEP_COUNTER_H_
@@ -23,13 +23,13 @@
 namespace weft::client {
 
 enum class StepOutcome : uint8_t {
-  kDone,     // It ran, now or earlier.
+  kDone,     // It has run, now or earlier.
   kRefused,  // It did not run; its number is free.
   kUnknown,  // It may have run.
 };
 
-// Returns the outcome that a training step's status implies. A status with the
-// payload kStepDonePayload is the answer of a step that is done.
+// Returns the outcome that a training step's status implies. If the status has
+// the payload kStepDonePayload, the step ran and failed.
 [[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
 
@@ -41,23 +41,24 @@ class StepCounter {
   // Returns the number of the next step.
   [[nodiscard]] uint64_t next_step() const;
 
-  // Takes the next number. Errors: FAILED_PRECONDITION while it is unknown,
-  // until Reset.
+  // Takes the next number. Errors: FAILED_PRECONDITION from when the number is
+  // unknown until Reset.
   [[nodiscard]] absl::StatusOr<uint64_t> Take();
 
-  // Sets the function that cancels the call of `number` if it is withdrawn.
+  // Sets the function that cancels the call of `number` if the counter
+  // withdraws it.
   void SetCancel(uint64_t number, std::function<void()> cancel);
 
   // Records the end of a step and withdraws later ones if needed. Returns the
-  // status for its caller: `status`, or for a withdrawn step
+  // status for the step's caller: `status`, or for a withdrawn step
   // FAILED_PRECONDITION with the reason.
   absl::Status Finish(uint64_t number, StepOutcome outcome,
                       const absl::Status& status);
 
-  // FAILED_PRECONDITION while steps are in flight.
+  // Returns FAILED_PRECONDITION while steps are in flight.
   [[nodiscard]] absl::Status CheckIdle() const;
 
-  // Goes on after `last_step`, which the server reported.
+  // Continues after `last_step`, which the server reported.
   void Reset(uint64_t last_step);
 
  private:
@@ -69,7 +70,7 @@ class StepCounter {
   mutable absl::Mutex mu_;
   uint64_t next_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);
-  // Not empty: the reason why Take fails.
+  // If not empty, the reason why Take fails.
   std::string problem_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,4 +1,4 @@
-// Runs one unary RPC with repetitions within one deadline, on gRPC's threads.
+// Runs one unary RPC on gRPC's threads, and repeats it within one deadline.
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
@@ -23,7 +23,7 @@ namespace weft::client {
 template <typename Response>
 struct Reply {
   Response message;
-  bool replayed = false;  // The server had run this step before.
+  bool replayed = false;  // The reply was stored: the step ran before.
 };
 
 struct CallOptions {
@@ -42,14 +42,14 @@ std::string AdapterOf(const Request& request) {
   }
 }
 
-// Ownership: gRPC's callbacks own it until the call ends. Start returns a
-// handle that can only cancel.
-// Threads:   any; `done` runs once, on gRPC's thread.
+// One call with its repetitions. gRPC's callbacks own it until it ends. Start
+// returns a handle that can only cancel.
+// Threads: any; `done` runs once, on gRPC's thread.
 template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
  public:
-  // Starts one attempt; a method of the stub's async() interface.
+  // A method of the stub's async() interface, which starts one attempt.
   using Method =
       std::function<void(grpc::ClientContext*, const Request*, Response*,
                          std::function<void(grpc::Status)>)>;
@@ -101,7 +101,7 @@ class UnaryCall final
     {
       absl::MutexLock lock(&mu_);
       if (delay && !cancelled_) {
-        // The response may hold parts of a failed attempt.
+        // Clears parts that a failed attempt may have left.
         response_ = Response();
         alarm_.Set(absl::ToChronoTime(absl::Now() + *delay),
                    [self = this->shared_from_this()](bool) { self->Start(); });
@@ -116,13 +116,13 @@ class UnaryCall final
   const CallOptions options_;
   const absl::Time deadline_;
   const Done done_;
-  // One attempt at a time uses it.
+  // Only one attempt at a time uses it.
   Response response_;
-  int unanswered_ = 0;  // Attempts in a row after which there was no hint.
+  int unanswered_ = 0;  // Consecutive attempts without a hint.
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  // Replaced only between attempts. An attempt's callbacks may read it.
+  // Changes only between attempts, because an attempt's callbacks may read it.
   std::unique_ptr<grpc::ClientContext> context_;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };

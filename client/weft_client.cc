@@ -11,7 +11,7 @@
 namespace weft::client {
 namespace {
 
-// x86-64 and AArch64 have the wire's byte order.
+// x86-64 and AArch64 have the byte order of the messages.
 template <typename T>
 std::string ToRaw(const std::vector<T>& values) {
   static_assert(sizeof(T) == 4);
@@ -110,9 +110,9 @@ absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
 }
 
 absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
-  // grpc.health.v1 without its stubs: field 1 of the request is the service,
-  // the empty request asks for the whole server; SERVING is field 1 with value
-  // 1. A length below 128 is one byte.
+  // Encodes grpc.health.v1 without its stubs. Field 1 of the request is the
+  // service, and the empty request asks about the whole server. SERVING is
+  // field 1 with value 1. A length below 128 takes one byte.
   if (service.size() > 127) {
     return absl::InvalidArgumentError("service: longer than 127 bytes");
   }

@@ -35,52 +35,58 @@ namespace weft::client {
 
 struct ClientOptions {
   std::string target = "127.0.0.1:50051";
-  absl::Duration timeout = absl::Minutes(10);  // Per call, with repetitions.
+  absl::Duration timeout = absl::Minutes(10);  // For each call, with its
+                                               // repetitions.
   RetryPolicy retry = {};
   Security security = {};
 };
 
-// Makes a datum of raw fields. tokens, targets: [N]; weights: [N] or empty = 1.
-// Soft targets: pass all of them, and set targets_per_token or target_offsets.
+// Makes a datum from its fields. tokens and targets have shape [N]; weights
+// too, or they are empty and all 1. For soft targets pass all of them, and set
+// targets_per_token or target_offsets.
 [[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
                                   const std::vector<uint32_t>& targets,
                                   const std::vector<float>& weights = {});
 
 // Makes a datum in which every token predicts the next one. The first
-// `prompt_length` tokens are not trained on. Errors: INVALID_ARGUMENT under 2
-// tokens.
+// `prompt_length` tokens are not trained on. Errors: INVALID_ARGUMENT for fewer
+// than 2 tokens.
 [[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
     const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
 
-// Reads a raw float32 field of a result.
+// Converts a raw float32 field of a result.
 [[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
 
 class Client {
  public:
-  // Opens a channel; the first call connects. Errors: those of OpenChannel.
+  // Opens a channel, which connects at the first call. Errors: those of
+  // OpenChannel.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Client>> Connect(
       ClientOptions options);
 
   [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
   // Returns whether a service is SERVING, by grpc.health.v1. The empty name
-  // asks whether the server takes work, "liveness" whether its process is
-  // healthy. Not repeated.
+  // asks whether the server takes work; "liveness" asks whether its process is
+  // healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   [[nodiscard]] absl::Status Drain();
 
-  // Creates an adapter. Handles share the client's connection and may outlive
-  // the client. With an empty tenant the adapter is its own tenant.
+  // Creates an adapter. Its handle shares the client's connection and may
+  // outlive the client. With an empty tenant the adapter is its own tenant.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "");
-  // Returns a handle of an existing adapter, which goes on after its last step.
+  // Returns a handle of an existing adapter. The handle continues after the
+  // adapter's last step.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
       absl::string_view adapter_id);
-  // Makes an adapter from a PEFT LoRA folder on this machine. Not repeated.
+  // Creates an adapter from a PEFT LoRA folder on this machine. The call is not
+  // repeated.
   [[nodiscard]] absl::StatusOr<v1::Adapter> ImportAdapter(
       absl::string_view adapter_id, const std::string& folder,
       absl::string_view tenant = "");
-  // Writes a PEFT folder on this machine. An empty snapshot: latest weights.
+  // Writes a PEFT folder on this machine. An empty snapshot means the latest
+  // weights.
   [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,
                                            absl::string_view snapshot,
                                            const std::string& folder);
@@ -106,7 +112,7 @@ class Client {
   [[nodiscard]] absl::StatusOr<v1::SampleResponse> Sample(
       const v1::SampleRequest& request);
   // Calls `on_delta` with each message, on this thread, until it returns false
-  // (then CANCELLED) or the stream ends. Not repeated.
+  // (then CANCELLED) or the stream ends. The call is not repeated.
   [[nodiscard]] absl::Status SampleStream(
       const v1::SampleRequest& request,
       const std::function<bool(const v1::SampleStreamResponse&)>& on_delta);
@@ -119,7 +125,7 @@ class Client {
   void Prepare(grpc::ClientContext& context,
                absl::string_view adapter_id = "") const;
 
-  // Waits for a call of one of the stubs' async methods.
+  // Waits for the call of one of the stubs' async methods.
   template <typename Async, typename Request, typename Response>
   absl::StatusOr<Response> Wait(
       Async* async,

@@ -35,7 +35,7 @@ MODEL = Path(__file__).resolve().parent.parent / "models/smollm2-135m-instruct"
 QUESTION = "the sea"  # Not among the training topics.
 BATCH = 6
 MIN_FALL = 0.30
-TIMEOUT = 600.0  # Seconds of one call.
+TIMEOUT = 600.0  # Seconds that one call may take.
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ TENANTS = (
 
 @dataclass(frozen=True)
 class Step:
-    """What a tenant's process reports of one step."""
+    """A report of a tenant's process about one step."""
 
     tenant: str
     number: int
-    loss: float  # Per target token.
+    loss: float  # Loss per target token.
     num_tokens: int
 
 
@@ -75,7 +75,7 @@ class Finished:
 
 
 class Board:
-    """The table of losses: a row is printed when its last cell is filled."""
+    """A table of losses. A row is printed when its last cell is filled."""
 
     def __init__(self, columns: Sequence[str], every: int, last: int) -> None:
         self._columns = list(columns)
@@ -87,7 +87,7 @@ class Board:
         print("  step" + "".join(f"{name:>12}" for name in columns) + "   tokens/s")
 
     def add(self, step: Step) -> None:
-        """Notes one step of one tenant."""
+        """Records one step of one tenant."""
         self._tokens += step.num_tokens
         row = self._rows.setdefault(step.number, {})
         row[step.tenant] = step.loss
@@ -99,13 +99,15 @@ class Board:
 
 
 def encode_prompt(tokenizer: Tokenizer, topic: str) -> list[int]:
-    """The question in the model's chat format, up to where it answers."""
+    """Returns the question in the model's chat format, up to the answer."""
     text = f"<|im_start|>user\nTell me about {topic}.<|im_end|>\n"
     return list(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
 
 
 def make_data(tokenizer: Tokenizer, tenant: Tenant) -> list[weft.Datum]:
-    """One datum per answer; the loss covers the answer, not the question."""
+    """Returns one datum per answer. The loss covers the answer, not the
+    question.
+    """
     data = []
     for topic, answer in zip(demo_texts.TOPICS, tenant.answers, strict=True):
         prompt = encode_prompt(tokenizer, topic)
@@ -115,7 +117,7 @@ def make_data(tokenizer: Tokenizer, tenant: Tenant) -> list[weft.Datum]:
 
 
 def loss_per_token(result: weft.TrainResult, data: Sequence[weft.Datum]) -> float:
-    """Mean over target tokens: the service itself returns sums."""
+    """Returns the mean loss over target tokens, where the service returns sums."""
     weights = [datum.weights for datum in data if datum.weights is not None]
     return float(result.metrics["loss:sum"]) / float(np.concatenate(weights).sum())
 
@@ -125,7 +127,7 @@ def adapter_id(tenant: Tenant) -> str:
 
 
 def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
-    """A fresh adapter, also where an earlier run left one of that name."""
+    """Creates the adapter, and deletes one that an earlier run left."""
     name = adapter_id(tenant)
     if name in {info.adapter_id for info in client.adapters()}:
         client.delete_adapter(name)
@@ -135,7 +137,7 @@ def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
 def train(
     tenant: Tenant, options: argparse.Namespace, reports: Queue[Step | Finished]
 ) -> None:
-    """All steps of one tenant, in a process of its own."""
+    """Runs all steps of one tenant, in its own process."""
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     data = make_data(tokenizer, tenant)
     with weft.Client(options.server, timeout=TIMEOUT) as client:
@@ -144,7 +146,7 @@ def train(
         for number in range(1, options.steps + 1):
             first = (number - 1) * BATCH % len(data)
             batch = data[first : first + BATCH]
-            # Both are under way before the first is answered: no idle round trip.
+            # Sends both before the first is answered, so that no time is idle.
             gradient = adapter.submit.forward_backward(batch)
             update = adapter.submit.optim_step(learning_rate=options.learning_rate)
             loss = loss_per_token(gradient.result(), batch)
@@ -156,7 +158,7 @@ def train(
 
 
 def train_all(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
-    """Trains every tenant in a process of its own, all at once."""
+    """Trains all tenants at once, each in its own process."""
     context = multiprocessing.get_context("spawn")
     reports = context.Queue()
     processes = [
@@ -184,7 +186,7 @@ def train_all(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
 
 
 def show_samples(client: weft.Client, tokenizer: Tokenizer) -> None:
-    """Puts one unseen question to the base model and to each adapter."""
+    """Asks the base model and each adapter one unseen question."""
     prompt = encode_prompt(tokenizer, QUESTION)
     print(f'\nAsked "Tell me about {QUESTION}.", which none was trained on:')
     sources: dict[str, weft.Client | weft.Adapter] = {"base model": client}
@@ -192,12 +194,15 @@ def show_samples(client: weft.Client, tokenizer: Tokenizer) -> None:
         sources[tenant.name] = client.adapter(adapter_id(tenant))
     for name, source in sources.items():
         drawn = source.sample(prompt, max_tokens=48, temperature=0.5, seed=7)
-        text = tokenizer.decode(drawn.samples[0].tokens)  # Skips special tokens.
+        # Leaves out special tokens.
+        text = tokenizer.decode(drawn.samples[0].tokens)
         print(f"\n[{name}]\n  " + text.strip().replace("\n", "\n  "))
 
 
 def report(losses: dict[str, tuple[float, float]]) -> bool:
-    """Prints losses before and after; whether all fell far enough."""
+    """Prints the losses before and after. Returns whether all fell far
+    enough.
+    """
     print("\nLoss per token over all twelve answers:")
     good = True
     for name, (before, after) in losses.items():

@@ -51,11 +51,11 @@ TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
 
 class Entry(NamedTuple):
-    """One tensor to write: its Hugging Face name, its shape, its source."""
+    """One tensor to write: its Hugging Face name, shape and source."""
 
     name: str
     shape: tuple[int, ...]
-    source: Any  # gguf.ReaderTensor
+    source: Any  # A gguf.ReaderTensor.
 
     @property
     def num_bytes(self) -> int:
@@ -80,12 +80,12 @@ def find_gguf() -> Path:
 
 
 def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
-    """All key-value pairs of the file as plain Python values."""
+    """Returns all key-value pairs of the file as plain Python values."""
     return {key: field.contents() for key, field in reader.fields.items()}
 
 
 def hf_name(name: str) -> str:
-    """The Hugging Face name of a llama.cpp tensor name."""
+    """Returns the Hugging Face name of a tensor that llama.cpp names."""
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if block and block[2] in BLOCK_NAMES:
         return f"model.layers.{block[1]}.{BLOCK_NAMES[block[2]]}.weight"
@@ -112,7 +112,7 @@ def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def load_tensor(entry: Entry, meta: dict[str, Any]) -> np.ndarray:
-    """The tensor in f32, in Hugging Face's row order."""
+    """Returns the tensor in f32, in Hugging Face's row order."""
     values = dequantize(entry.source.data, entry.source.tensor_type)
     values = np.asarray(values, dtype=np.float32).reshape(entry.shape)
     if entry.name.endswith("q_proj.weight"):
@@ -123,7 +123,9 @@ def load_tensor(entry: Entry, meta: dict[str, Any]) -> np.ndarray:
 
 
 def write_safetensors(path: Path, entries: list[Entry], meta: dict[str, Any]) -> None:
-    """Writes the entries in order as one safetensors file, tensor by tensor."""
+    """Writes the entries to one safetensors file, in order and tensor by
+    tensor.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for entry in entries:
@@ -165,7 +167,7 @@ def split_evenly(entries: list[Entry], num_shards: int) -> list[list[Entry]]:
 def write_weights(
     out: Path, entries: list[Entry], meta: dict[str, Any], num_shards: int
 ) -> None:
-    """Writes model.safetensors, or shards and their index when asked for."""
+    """Writes model.safetensors or, if asked for, shards and their index."""
     if num_shards == 0:
         write_safetensors(out / "model.safetensors", entries, meta)
         return
@@ -183,10 +185,11 @@ def write_weights(
 
 
 def model_config(meta: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a LlamaForCausalLM with tied embeddings."""
+    """Returns the config.json of a LlamaForCausalLM with tied embeddings."""
     heads = meta["llama.attention.head_count"]
     hidden = meta["llama.embedding_length"]
-    # The file stores eps as f32; seven digits give back what was meant.
+    # The file stores eps as f32. Rounding to seven digits restores the
+    # intended value.
     eps = float(f"{meta['llama.attention.layer_norm_rms_epsilon']:.6g}")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -214,7 +217,9 @@ def model_config(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_tokenizer(meta: dict[str, Any]) -> Tokenizer:
-    """Byte-level BPE with SmolLM's rule that every digit stands alone."""
+    """Builds byte-level BPE with SmolLM's rule that every digit is its own
+    token.
+    """
     pre = meta["tokenizer.ggml.pre"]
     if meta["tokenizer.ggml.model"] != "gpt2" or pre != "smollm":
         raise SystemExit(f"The GGUF file has an unknown pre-tokenizer: {pre}")
@@ -258,8 +263,8 @@ def write_tokenizer(out: Path, meta: dict[str, Any]) -> None:
     write_json(
         out / "tokenizer_config.json",
         {
-            # Not GPT2Tokenizer: that class would rebuild the pre-tokenizer
-            # without the rule for digits.
+            # The class is not GPT2Tokenizer, which would rebuild the
+            # pre-tokenizer without the rule for digits.
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
@@ -275,7 +280,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_folder(out: Path, source: Path, num_shards: int) -> int:
-    """Writes the whole model folder; returns its number of parameters."""
+    """Writes the whole model folder. Returns its number of parameters."""
     reader = gguf.GGUFReader(source)
     meta = metadata(reader)
     if meta["general.architecture"] != "llama":
@@ -298,7 +303,9 @@ def write_folder(out: Path, source: Path, num_shards: int) -> int:
 
 
 def recipe_digest(source: Path, num_shards: int) -> str:
-    """Changes whenever the folder would come out differently."""
+    """Returns a digest that changes whenever the folder's content would
+    change.
+    """
     digest = hashlib.sha256(Path(__file__).read_bytes())
     digest.update(f"{num_shards} {source.stat().st_size}".encode())
     return digest.hexdigest()

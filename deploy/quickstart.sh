@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 machine to a running service: installs, builds, makes
+# Takes a fresh Debian 12 machine to a running service: installs, builds, makes
 # the demo model, starts weftd on the loopback interface, trains four adapters
-# at once over gRPC, shows the metrics page and stops. Safe to run again.
+# at once over gRPC, shows the metrics page and stops. It may be run again.
 #
 #   deploy/quickstart.sh              # SmolLM2-135M-Instruct
 #   deploy/quickstart.sh --model DIR  # another Hugging Face folder
@@ -38,7 +38,7 @@ readonly MODEL KEEP
 
 heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
 
-# stop_daemon: SIGTERM, wait, and hand on the daemon's exit status.
+# stop_daemon: sends SIGTERM, waits, and returns the daemon's exit status.
 stop_daemon() {
   local pid="${DAEMON_PID}"
   DAEMON_PID=""
@@ -62,7 +62,8 @@ trap on_exit EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# The port file holds the gRPC address and the metrics address, as bound.
+# The port file holds the gRPC address and the metrics address, with the ports
+# that were bound.
 wait_for_ports() {
   local limit=$((SECONDS + START_LIMIT_SECONDS))
   until [[ "$(wc -w 2>/dev/null <"${RUN}/ports" || echo 0)" -ge 2 ]]; do
@@ -78,7 +79,7 @@ wait_for_ports() {
   done
 }
 
-# Asks the health service through the real listener, as an orchestrator would.
+# Asks the health service over gRPC, as an orchestrator would.
 wait_until_ready() {
   "${PYTHON}" - "${GRPC_ADDRESS}" "${DAEMON_PID}" "${START_LIMIT_SECONDS}" <<'EOF'
 import os, sys, time
@@ -88,7 +89,7 @@ address, pid, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 limit = time.monotonic() + seconds
 with weft.Client(address) as client:
     while not client.healthy():
-        os.kill(pid, 0)  # Raises when the daemon is gone.
+        os.kill(pid, 0)  # Raises if the daemon has ended.
         if time.monotonic() > limit:
             sys.exit(f"weftd was not ready within {seconds:.0f} s.")
         time.sleep(0.2)
@@ -129,7 +130,7 @@ nohup "${WEFTD}" --model "${MODEL}" --checkpoint-dir "${RUN}/checkpoints" \
   --port-file "${RUN}/ports" >"${RUN}/weftd.log" 2>&1 &
 DAEMON_PID=$!
 wait_for_ports
-read -r -d '' -a addresses <"${RUN}/ports" || true # Ends at the end of the file.
+read -r -d '' -a addresses <"${RUN}/ports" || true # read returns 1 at the end of the file.
 readonly GRPC_ADDRESS="${addresses[0]}" METRICS_ADDRESS="${addresses[1]}"
 wait_until_ready
 echo "gRPC on ${GRPC_ADDRESS}, metrics on http://${METRICS_ADDRESS}/metrics," \

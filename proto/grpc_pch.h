@@ -1,5 +1,5 @@
-// Precompiled for all that speaks gRPC: server, client and their tests. These
-// headers cost most of their compile time.
+// Precompiled for everything that uses gRPC: server, client and their tests.
+// These headers take most of their compile time.
 #ifndef WEFT_PROTO_GRPC_PCH_H_
 #define WEFT_PROTO_GRPC_PCH_H_
 

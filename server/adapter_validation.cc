@@ -15,7 +15,7 @@ constexpr uint32_t kDefaultRank = 32;
 constexpr uint32_t kDefaultPageSize = 100;
 constexpr uint32_t kMaxPageSize = 1000;
 
-// FNV-1a, then a finalizer, so that similar ids get unrelated seeds.
+// Applies FNV-1a and then a finalizer, so that similar ids get unrelated seeds.
 uint64_t SeedOf(absl::string_view adapter_id) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : adapter_id) {
@@ -78,7 +78,7 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
     }
     modules.push_back(module);
   }
-  // Sorted, so that equal configurations compare equal.
+  // Sorts the modules, so that equal configurations compare equal.
   std::sort(out.target_modules.begin(), out.target_modules.end());
   return out;
 }
@@ -91,7 +91,8 @@ absl::StatusOr<std::string> ReadAdapterId(const Message& request,
   return request.adapter_id();
 }
 
-// Empty if the message has no tenant. Caller::Qualify then sets the caller's.
+// Returns an empty tenant if the message has none. Caller::Qualify then sets
+// the caller's.
 template <typename Message>
 absl::StatusOr<std::string> ReadTenant(absl::string_view field,
                                        const Message& request) {
@@ -100,7 +101,7 @@ absl::StatusOr<std::string> ReadTenant(absl::string_view field,
   return request.tenant();
 }
 
-// For messages that name something of an adapter.
+// Checks the names of messages that name something of an adapter.
 template <typename Message>
 absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
   WEFT_RETURN_IF_ERROR(

@@ -18,14 +18,15 @@ namespace {
 constexpr char kHeader[] = "authorization";
 constexpr absl::string_view kScheme = "Bearer ";
 
-// Returns the token; empty if the header has none.
+// Returns the token, or an empty string if the header has none.
 absl::string_view BearerToken(absl::string_view authorization) {
   if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
   return authorization.substr(kScheme.size());
 }
 
-// Returns the value of a header; empty if it is missing or comes twice. A proxy
-// may have checked the other one of two headers.
+// Returns the value of a header. Returns an empty string if the header is
+// missing or comes twice: of two headers, a proxy may have checked the other
+// one.
 absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
                        const char* name) {
   const auto [begin, end] = all.equal_range(name);

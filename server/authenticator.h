@@ -1,10 +1,10 @@
-// The authenticator checks bearer tokens against --auth-tokens-file. It finds
-// the caller and decides whether the call is permitted.
+// Checks bearer tokens against --auth-tokens-file, finds the caller, and
+// decides whether the call is permitted.
 //
 // gRPC asks the authenticator about every call of every service before it reads
-// the first message, also for streams, reflection and methods that do not exist
-// (Processor). A handler asks again to get the caller's tenant, because gRPC
-// would keep the first answer for all calls of a connection.
+// the first message, including streams, reflection and methods that do not
+// exist (Processor). A handler asks again to get the caller's tenant, because
+// gRPC would keep the first answer for all calls of a connection.
 #ifndef WEFT_SERVER_AUTHENTICATOR_H_
 #define WEFT_SERVER_AUTHENTICATOR_H_
 
@@ -32,32 +32,33 @@ class Authenticator {
   static constexpr int kLinesPerSecond = 20;
 
   // Reads the file, and reads it again within a second after a change. If the
-  // new file cannot be read or parsed, it logs that and keeps the last good
-  // one. Errors: those of the present file, naming the flag.
+  // new file cannot be read or parsed, logs that and keeps the last good one.
+  // Errors: those of the present file, naming the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
-  // Returns the bearer of the token. `authorization` is the header of that
-  // name; empty if there is none. Errors: UNAUTHENTICATED without a known token
-  // that has not expired; PERMISSION_DENIED if the token lacks the method's
-  // scope; UNIMPLEMENTED for methods without a policy.
+  // Returns the caller to whom the token belongs. `authorization` is the header
+  // of that name; empty if there is none. Errors: UNAUTHENTICATED without a
+  // known token that has not expired; PERMISSION_DENIED if the token lacks the
+  // method's scope; UNIMPLEMENTED for a method without a policy.
   [[nodiscard]] absl::StatusOr<Caller> Check(
       absl::string_view path, absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns gRPC's processor, which refuses the calls that Check refuses and
+  // Returns gRPC's processor, which refuses the calls that Check refuses, and
   // logs them. This object outlives the processor and all servers that use it.
   [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor();
 
  private:
   class Processor;
   using Records = std::shared_ptr<const std::vector<TokenRecord>>;
-  // Why a call was refused; the metric's label.
+  // Why a call was refused. Serves as the metric's label.
   enum Refusal : uint8_t { kNoToken, kUnknown, kExpired, kScope, kMethod };
   struct Verdict {
     absl::Status status;
     Refusal refusal = kNoToken;
-    const TokenRecord* record = nullptr;  // In `records`; null: none.
+    const TokenRecord* record = nullptr;  // Points into `records`; null if
+                                          // none.
     Records records;
   };
 
@@ -68,8 +69,8 @@ class Authenticator {
   [[nodiscard]] Verdict Judge(absl::string_view path,
                               absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Counts a refusal. Logs at most kLinesPerSecond of them, so that a flood of
-  // calls does not flood the log.
+  // Counts a refusal. Logs at most kLinesPerSecond refusals per second, so that
+  // a flood of calls does not flood the log.
   void Note(const Verdict& verdict, absl::string_view path,
             absl::string_view certificate) ABSL_LOCKS_EXCLUDED(mu_);
   [[nodiscard]] bool MayLog() ABSL_LOCKS_EXCLUDED(mu_);
@@ -79,7 +80,7 @@ class Authenticator {
   mutable Mutex mu_;
   Records records_ ABSL_GUARDED_BY(mu_);
   absl::Time second_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
-  int lines_ ABSL_GUARDED_BY(mu_) = 0;  // Since second_.
+  int lines_ ABSL_GUARDED_BY(mu_) = 0;  // Lines logged since second_.
   // Declared last, so that it stops first.
   std::unique_ptr<FilePoller> poller_;
 };

@@ -125,7 +125,7 @@ absl::Status CallRecord::Settle(const absl::Status& status) {
     CountRefusal(status);
     if (status.GetPayload(kReplayedPayload)) MarkReplayed();
   }
-  // The operator must see a failure that no request caused.
+  // No request caused this failure, so the operator must see it.
   const bool is_fault = absl::IsInternal(status) || absl::IsUnknown(status) ||
                         absl::IsDataLoss(status);
   Log(is_fault ? LogLevel::kError : LogLevel::kDebug, "rpc",
@@ -171,7 +171,7 @@ void CancelSlot::Cancel() {
 }
 
 void CancelSlot::Clear() {
-  CancelHandle handle;  // Destroyed outside the lock.
+  CancelHandle handle;  // Destroyed after the lock is released.
   MutexLock lock(&mu_);
   cleared_ = true;
   handle = std::exchange(handle_, CancelHandle());

@@ -1,4 +1,4 @@
-// Bookkeeping that unary and streaming calls share.
+// The bookkeeping that unary and streaming calls share.
 #ifndef WEFT_SERVER_CALL_H_
 #define WEFT_SERVER_CALL_H_
 
@@ -20,7 +20,7 @@
 
 namespace weft {
 
-// What a call brings with it. It is the same for every protocol.
+// What a call brings with it, the same for every protocol.
 struct CallOrigin {
   // The caller. Errors: those of Authenticator::Check.
   absl::StatusOr<Caller> caller = Caller();
@@ -29,10 +29,10 @@ struct CallOrigin {
 };
 
 // One call from its arrival to its status: metrics, log line, trailers.
-// Threads: any. Call Settle or Close exactly once.
+// Threads: any. Settle or Close is called exactly once.
 class CallRecord {
  public:
-  // `core` outlives the call; `context` lives until its OnDone.
+  // `core` outlives the call. `context` exists until the call's OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
   // Makes the record of a call that did not come by gRPC. context() is null.
   CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc);
@@ -44,7 +44,7 @@ class CallRecord {
   [[nodiscard]] absl::Time deadline() const { return origin_.deadline; }
 
   // Returns the caller. Errors: those of Authenticator::Check, because a token
-  // may be revoked between gRPC's check and the handler's.
+  // may be revoked between gRPC's check and this one.
   [[nodiscard]] const absl::StatusOr<Caller>& caller() const {
     return origin_.caller;
   }
@@ -54,7 +54,7 @@ class CallRecord {
   // if the deadline has passed; UNAVAILABLE while starting or draining.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
-  // Returns the engine's form of the request: validated, with the engine's
+  // Returns the request in the engine's form: validated, with the engine's
   // names and the call's deadline. Call it after Admit.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
@@ -71,7 +71,7 @@ class CallRecord {
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
 
-  // Notes the call's adapter, for the audit line.
+  // Remembers the call's adapter for the audit line.
   template <typename Plain>
   void SetObject(const Plain& plain) {
     if constexpr (std::is_same_v<Plain, std::string>) {
@@ -88,7 +88,7 @@ class CallRecord {
 
   // Counts and logs the outcome. Returns the status with the caller's names.
   [[nodiscard]] absl::Status Settle(const absl::Status& status);
-  // Does what Settle does for a gRPC call. Returns the status for Finish.
+  // Like Settle, for a gRPC call. Returns the status for Finish.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
@@ -100,7 +100,7 @@ class CallRecord {
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
   // Returns the tokens that count for the tenant's rate: the tokens to train
-  // on, or the prompt's tokens and all that may be drawn.
+  // on, or the prompt's tokens plus all that may be drawn.
   template <typename Plain>
   [[nodiscard]] static int64_t CostOf(const Plain& plain) {
     if constexpr (requires { plain.num_tokens(); }) {
@@ -113,13 +113,12 @@ class CallRecord {
     }
   }
   [[nodiscard]] absl::Status Spend(int64_t tokens) const;
-  // Returns whether the quota counts this call, which it does if it has a
-  // token.
+  // Returns whether the quota counts this call, which is so if it has a token.
   [[nodiscard]] bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
-  // Logs what an operator may want to know later: deletions, drains, and all
+  // Logs what an operator may want to look up later: deletions, drains, and all
   // changes by an admin's token.
   void Audit(const absl::Status& status) const;
 
@@ -133,10 +132,10 @@ class CallRecord {
 };
 
 // Cancels the engine's work when the client cancels. The client's cancellation
-// and the engine's handle may come in either order. Threads: any.
+// and the engine's handle may arrive in either order. Threads: any.
 class CancelSlot {
  public:
-  // Cancels at once if Cancel came before.
+  // Sets the handle. Cancels at once if Cancel was called before.
   void Set(CancelHandle handle) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   // Drops the handle and everything that it keeps alive.

@@ -16,7 +16,7 @@ Caller::Caller(const TokenRecord& record)
 }
 
 void Caller::QualifyId(std::string* adapter_id) const {
-  // An empty id means the base model, or all adapters.
+  // An empty id stands for the base model or for all adapters.
   if (!adapter_id->empty()) adapter_id->insert(0, prefix_);
 }
 

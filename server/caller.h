@@ -1,4 +1,4 @@
-// A caller, and the names under which it knows adapters.
+// A caller, and the names that it uses for adapters.
 //
 // With tokens, each tenant has its own names. A tenant's adapter "a" is
 // "tenant~a" in the engine, in the log and on disk. So no RPC lets a tenant
@@ -20,19 +20,19 @@ namespace weft {
 // Threads: a plain value.
 class Caller {
  public:
-  // The caller on a server without tokens.
+  // Makes the caller on a server without tokens.
   Caller() = default;
   explicit Caller(const TokenRecord& record);
 
-  // The token's id; empty without tokens.
+  // Returns the token's id; empty without tokens.
   [[nodiscard]] const std::string& token_id() const { return token_id_; }
   [[nodiscard]] const std::string& tenant() const { return tenant_; }
   [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
 
-  // Replaces the names of a validated request by the engine's: its adapter, the
+  // Replaces the names in a validated request by the engine's: its adapter, the
   // adapter of a checkpoint, the tenant of a new adapter. Errors:
-  // PERMISSION_DENIED if it names another tenant than the caller's;
-  // INVALID_ARGUMENT if the tenant differs from that in the adapter's name.
+  // PERMISSION_DENIED if the request names another tenant than the caller's;
+  // INVALID_ARGUMENT if the tenant differs from the one in the adapter's name.
   template <typename Request>
   [[nodiscard]] absl::Status Qualify(Request* request) const {
     absl::Status status;
@@ -45,7 +45,7 @@ class Caller {
     } else if constexpr (requires { request->first; }) {
       QualifyId(&request->first);
     } else if constexpr (requires { request->after; }) {
-      // A list starts at the first of the caller's names.
+      // The list starts at the first of the caller's names.
       request->after.insert(0, prefix_);
     }
     if constexpr (requires { request->source_adapter_id; }) {
@@ -54,7 +54,7 @@ class Caller {
     return status;
   }
 
-  // Replaces the names of a result by the caller's. Removes other tenants'
+  // Replaces the names in a result by the caller's. Removes other tenants'
   // entries from a list.
   template <typename Result>
   void Reveal(Result* result) const {
@@ -63,8 +63,7 @@ class Caller {
     } else if constexpr (requires { result->replayed; }) {
       Reveal(&result->result);
     } else if constexpr (requires { result->more; }) {
-      // A tenant's names are adjacent, and all names after them belong to
-      // others.
+      // A tenant's names are adjacent, and all later names belong to others.
       const size_t size = result->adapters.size();
       Reveal(&result->adapters);
       result->more = result->more && result->adapters.size() == size;
@@ -76,10 +75,10 @@ class Caller {
     }
   }
 
-  // Returns false if the adapter is another tenant's.
+  // Returns false if the adapter belongs to another tenant.
   [[nodiscard]] bool Owns(absl::string_view engine_name) const;
-  // Returns the engine's status with the caller's names in its message and in
-  // its reason.
+  // Returns the engine's status with the caller's names in the message and the
+  // reason.
   [[nodiscard]] absl::Status RevealError(const absl::Status& status) const;
 
  private:
@@ -91,7 +90,7 @@ class Caller {
 
   std::string token_id_;
   std::string tenant_;
-  std::string prefix_;  // Prefix of its names; empty: sees all.
+  std::string prefix_;  // Empty: the caller sees all adapters.
 };
 
 }  // namespace weft

@@ -14,12 +14,13 @@ namespace {
 
 using nlohmann::json;
 
-// A file names neither actions nor itself.
+// Returns whether a file may have the flag: not an action, nor --config itself.
 bool IsSetting(const Flag& flag) {
   return !flag.is_action && flag.name != "config";
 }
 
-// Takes the parser's events: names and values of one flat object.
+// Takes the parser's events, which give the names and values of one flat
+// object.
 class Reader : public nlohmann::json_sax<json> {
  public:
   Reader(std::string file, Settings* settings, std::vector<std::string>* errors)
@@ -66,7 +67,7 @@ class Reader : public nlohmann::json_sax<json> {
     return false;
   }
 
-  // Where the text is no JSON; 0: nowhere.
+  // Returns where the text is not JSON; 0 if it is.
   [[nodiscard]] size_t error_at() const { return error_at_; }
 
  private:
@@ -77,7 +78,7 @@ class Reader : public nlohmann::json_sax<json> {
     }
     return true;
   }
-  // The rest of the file is not read.
+  // Stops reading the file at the first problem.
   bool Refuse(const char* problem) {
     Complain(depth_ == 0 ? "is no JSON object"
                          : absl::StrCat("\"", name_, "\" ", problem));

@@ -17,12 +17,14 @@
 
 namespace weft {
 
-// Reads the file's settings. Adds to `errors` every name that is no setting or
-// comes twice, every value that does not parse, and where the text is no JSON.
+// Reads the file's settings. Adds to `errors` every name that is not a setting
+// or is repeated, every value that does not parse, and the place where the text
+// is not JSON.
 void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors);
 
-// All settings as such a file, with a comment at those that are not defaults.
+// Returns all settings as such a file, with a comment at each one that is not
+// the default.
 [[nodiscard]] std::string ConfigText(const Settings& settings);
 
 }  // namespace weft

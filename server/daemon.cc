@@ -26,14 +26,14 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitCutOff = 3;
 
-// The time that open streams get to end after the engine has drained.
+// How long open streams may run after the engine has drained.
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
-// The time that the rest of the process gets after the engine has failed.
+// How long the rest of the process may take after the engine has failed.
 constexpr absl::Duration kFailureGrace = absl::Seconds(15);
-// The time that loading gets to report why another rank has ended.
+// How long loading may take to report why another rank has ended.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-// An idle engine drains at once.
+// The interval is short, because an idle engine drains at once.
 constexpr absl::Duration kDrainInterval = absl::Milliseconds(5);
 
 void SetUpLog(const ServerOptions& options) {
@@ -45,8 +45,8 @@ void SetUpLog(const ServerOptions& options) {
   TakeOverGrpcLog();
 }
 
-// A gRPC listener never accepts again after it ran out of descriptors
-// (CVE-2023-4785, gRPC 1.51). So takes as many as the system grants.
+// Takes as many descriptors as the system grants, because every connection
+// needs one.
 void RaiseFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -57,7 +57,8 @@ void RaiseFileLimit() {
   }
 }
 
-// SIGTERM and SIGINT, blocked in every thread and fetched by the main one.
+// SIGTERM and SIGINT. Every thread blocks them, and the main thread fetches
+// them.
 class StopSignals {
  public:
   // Call it before any thread is created, because threads inherit the mask.
@@ -82,7 +83,7 @@ class StopSignals {
   sigset_t set_;
 };
 
-// Logs the seconds of each stage of the start.
+// Logs how many seconds each stage of the start took.
 class StageLog {
  public:
   void Done(const char* stage) {
@@ -96,12 +97,12 @@ class StageLog {
   absl::Time last_ = absl::Now();
 };
 
-// Waits until the engine has drained, the timeout has passed or a second signal
-// has come. Returns whether all accepted work is done. Stops waiting when
-// `health` returns an error.
+// Waits until the engine has drained, the timeout has passed, a second signal
+// has come, or `health` returns an error. Returns whether all accepted work is
+// done.
 bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
            const std::function<absl::Status()>& health) {
-  // Shared with the callback, which may run after this function returned.
+  // Shared with the callback, which may run after this function has returned.
   const auto drained = std::make_shared<std::atomic<bool>>(false);
   engine->Drain([drained](const absl::StatusOr<bool>& /*result*/) {
     drained->store(true);
@@ -129,8 +130,8 @@ void LogFailure(const char* what, const absl::Status& status) {
 
 // Starts the engine while watching for signals. A signal ends the process at
 // once, because no work was accepted yet and loading cannot be interrupted. If
-// another rank ends, loading would wait for that rank. So it gets kReasonGrace
-// to report why, and then the process ends too.
+// another rank ends, loading would wait for it forever. So loading gets
+// kReasonGrace to report why, and then the process ends.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -157,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
-// Ends the process even if a device or a group of ranks hangs.
+// Ends the process after a while, even if a device or a group of ranks hangs.
 void ExitLater(int status) {
   std::thread([status] {
     absl::SleepFor(kFailureGrace);
@@ -165,7 +166,7 @@ void ExitLater(int status) {
   }).detach();
 }
 
-// Returns UNAVAILABLE if the engine has hung for kHeartbeatLimit and
+// Returns UNAVAILABLE if the engine has hung for kHeartbeatLimit plus
 // kHangGrace.
 absl::Status CheckHeartbeat(const Engine& engine) {
   const absl::Duration age = absl::Now() - engine.last_heartbeat();
@@ -174,7 +175,7 @@ absl::Status CheckHeartbeat(const Engine& engine) {
       absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
 }
 
-// Stops without a drain. The engine answers waiting calls, or they are cut off.
+// Stops without a drain. The engine answers waiting calls; others are cut off.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed);
@@ -223,7 +224,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
   if (!failure.ok()) return Fail(failure, frontend);
   if (!clean) ExitLater(kExitCutOff);
-  // The shutdown cancels remaining calls and waits for their answers.
+  // The shutdown cancels the remaining calls and waits for their answers.
   frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");
   return clean ? 0 : kExitCutOff;

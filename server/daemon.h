@@ -15,24 +15,24 @@ namespace weft {
 using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
     const EngineOptions&, prometheus::Registry*)>;
 
-// Listens at once (NOT_SERVING), starts the engine, serves until SIGTERM or
-// SIGINT, drains (a second signal ends the wait), stops. If the engine fails or
-// hangs for kHeartbeatLimit and kHangGrace, or one of the `others` ends, it
-// turns NOT_SERVING, answers waiting calls and stops. Returns the exit status:
-// 0 after a clean drain, 1 after a failed start or another failure, 3 if work
-// was cut off.
-// Threads: the main thread; takes over SIGTERM, SIGINT and SIGPIPE.
+// Listens at once (NOT_SERVING), starts the engine, and serves until SIGTERM or
+// SIGINT. Then it drains, until a second signal at the latest, and stops. If
+// the engine fails, hangs for kHeartbeatLimit plus kHangGrace, or one of the
+// `others` ends, it turns NOT_SERVING, answers waiting calls and stops. Returns
+// the exit status: 0 after a clean drain, 1 after a failed start or another
+// failure, 3 if work was cut off. Threads: the main thread; takes over SIGTERM,
+// SIGINT and SIGPIPE.
 [[nodiscard]] int RunDaemon(const Settings& settings,
                             const EngineStarter& start_engine,
                             LocalRanks* others);
 
-// Runs a rank for rank 0. Calls the second argument when it has met rank 0.
+// Runs a rank for rank 0. Calls `met` when it has met rank 0.
 using FollowerStarter = std::function<absl::Status(
     const EngineOptions&, const std::function<void()>& met)>;
 
-// Runs `follow` to its end. Before it has met rank 0 a signal ends it at once.
+// Runs `follow` to its end. Before it has met rank 0, a signal ends it at once.
 // Afterwards signals have no effect, because rank 0 drains first. Returns 0, or
-// 1 if it fails. Threads: as RunDaemon.
+// 1 if it fails. Threads: as for RunDaemon.
 [[nodiscard]] int RunFollower(const Settings& settings,
                               const FollowerStarter& follow);
 

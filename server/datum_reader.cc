@@ -189,8 +189,8 @@ class DatumReader {
     return CheckFinite("weights", out_.weights);
   }
 
-  // Reads logprobs and advantages. cross_entropy drops them, so that a client
-  // may send it the same data as to a policy loss.
+  // Reads logprobs and advantages. For cross_entropy it ignores them, so that a
+  // client may send the same data as for a policy loss.
   absl::Status ReadPolicyInputs() {
     if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(

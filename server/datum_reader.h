@@ -10,7 +10,7 @@
 namespace weft {
 
 // Returns the datum at data[index] of a request with this loss. Errors:
-// INVALID_ARGUMENT whose message starts with "data[<index>].".
+// INVALID_ARGUMENT, with a message that starts with "data[<index>].".
 [[nodiscard]] absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
                                               LossFunction function,
                                               const RequestLimits& limits);

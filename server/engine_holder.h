@@ -1,5 +1,5 @@
-// Gives the engine to handlers: there is none while the daemon starts, and new
-// work is refused while it drains.
+// Gives handlers the engine. There is none while the daemon starts, and new
+// work is refused while the daemon drains.
 #ifndef WEFT_SERVER_ENGINE_HOLDER_H_
 #define WEFT_SERVER_ENGINE_HOLDER_H_
 
@@ -14,7 +14,7 @@ namespace weft {
 // Ownership: the caller of Set owns the engine, which outlives the server.
 class EngineHolder {
  public:
-  // Sets the engine when it is ready. Called once.
+  // Sets the engine when it is ready. Call it once.
   void Set(Engine* engine) { engine_.store(engine); }
 
   // Refuses new work from now on.
@@ -25,7 +25,7 @@ class EngineHolder {
   // draining.
   [[nodiscard]] absl::StatusOr<Engine*> Get() const;
 
-  // Returns the engine, also while it drains; nullptr while starting.
+  // Returns the engine, even during a drain; nullptr while starting.
   [[nodiscard]] Engine* Peek() const { return engine_.load(); }
 
  private:

@@ -82,8 +82,8 @@ int64_t FindNonFinite(absl::Span<const float> values) {
   const auto is_bad = [](float value) {
     return (std::bit_cast<uint32_t>(value) & kExponent) == kExponent;
   };
-  // No early exit, because the common case reads all values and this loop
-  // vectorizes.
+  // The loop has no early exit: the common case reads all values, and so the
+  // loop vectorizes.
   bool any = false;
   for (const float value : values) any |= is_bad(value);
   if (!any) return -1;

@@ -15,10 +15,10 @@
 
 namespace weft {
 
-// Later code computes in f32. This bound keeps every finite value finite there.
+// Later code computes in f32. Values within this bound stay finite there.
 inline constexpr double kLargestReal = 1e30;
 
-// An interval of reals. NaN lies in none.
+// An interval of reals. No interval contains NaN.
 struct Interval {
   double low = 0;
   double high = kLargestReal;
@@ -32,10 +32,10 @@ struct Interval {
   [[nodiscard]] std::string ToString() const;
 };
 
-// A client's string for a message: escaped, at most 48 bytes of it.
+// Returns a client's string for a message: escaped, and at most 48 bytes of it.
 [[nodiscard]] std::string Quoted(absl::string_view text);
 
-// "<field> <problem>".
+// Returns INVALID_ARGUMENT with the message "<field> <problem>".
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 
@@ -43,7 +43,7 @@ struct Interval {
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 
-// The same for the id of an adapter, or with `engine_names` also TENANT~ID.
+// The same for an adapter's id. With `engine_names` it may also be TENANT~ID.
 [[nodiscard]] absl::Status CheckAdapterId(absl::string_view field,
                                           absl::string_view id,
                                           bool engine_names);
@@ -53,8 +53,9 @@ struct Interval {
 [[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,
                                       uint64_t low, uint64_t high);
 
-// Returns the index of the first id outside [0, vocab_size), or -1. The wire's
-// ids are unsigned and stored as int32, so a negative id means 2^31 or more.
+// Returns the index of the first id outside [0, vocab_size), or -1. The ids of
+// messages are unsigned and stored as int32, so a negative id means 2^31 or
+// more.
 [[nodiscard]] int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
 
 // Returns the index of the first value that is NaN or infinite, or -1.
@@ -63,7 +64,8 @@ struct Interval {
 // Returns the index of the first value above zero, or -1.
 [[nodiscard]] int64_t FindPositive(absl::Span<const float> values);
 
-// "<field>[<index>] is <id>, must be in [0, <vocab_size>)" for ids[index].
+// Returns the error "<field>[<index>] is <id>, must be in [0, <vocab_size>)"
+// for ids[index].
 [[nodiscard]] absl::Status BadId(absl::string_view field, int64_t index,
                                  int32_t id, int vocab_size);
 

@@ -74,8 +74,8 @@ void FilePoller::Loop() {
       if (!stopping_) stop_.WaitFor(&mu_, kInterval);
       if (stopping_) return;
     }
-    // Taken before the files are read, so that the next round sees a file that
-    // changes meanwhile.
+    // Computed before the files are read, so that the next round sees a file
+    // that changes during the reading.
     std::string now = Signature();
     if (now == seen_) continue;
     seen_ = std::move(now);

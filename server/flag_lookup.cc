@@ -1,4 +1,4 @@
-// Flags by name, and what to say of names that there are not.
+// Finds flags by name, and suggests a flag for an unknown name.
 #include <algorithm>
 
 #include "absl/strings/match.h"
@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-// Levenshtein distance, one row at a time.
+// Returns the Levenshtein distance, computed one row at a time.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// `field` returns the place of the value inside Settings.
+// `field` returns a reference to the value inside Settings.
 template <typename Field>
 Flag MakeFlag(const char* group, std::string name, Field field,
               std::string help, std::string value_name = "") {

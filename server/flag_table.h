@@ -1,4 +1,5 @@
-// The table of weftd's flags: one row each, in the order of --help.
+// The table of weftd's flags, with one row for each flag, in the order of
+// --help.
 #ifndef WEFT_SERVER_FLAG_TABLE_H_
 #define WEFT_SERVER_FLAG_TABLE_H_
 
@@ -11,24 +12,24 @@
 
 namespace weft {
 
-// One flag: the place of its value, and its help.
+// One flag: where its value is stored, and its help.
 struct Flag {
   const char* group = nullptr;
   std::string name;
   std::string value_name;
   std::string help;
   bool is_bool = false;
-  bool is_action = false;  // Not a setting: no environment variable.
+  bool is_action = false;  // An action has no environment variable.
   std::string default_value;
   // Returns false if the text is not a value of this flag.
   std::function<bool(absl::string_view, Settings*)> read;
-  // The value as `read` takes it.
+  // Returns the value in the form that `read` takes.
   std::function<std::string(Settings)> show;
   bool is_number = false;
 
   [[nodiscard]] std::string environment() const;
-  // Reads the text and notes where it is from; else adds to `errors` that
-  // `source` is no such value.
+  // Reads the text and remembers its source. If the text is not a value of the
+  // flag, adds that to `errors`, naming `source`.
   void Set(absl::string_view source, absl::string_view text, Settings* settings,
            std::vector<std::string>* errors) const;
 };
@@ -36,11 +37,11 @@ struct Flag {
 // Threads: any. Created once.
 [[nodiscard]] const std::vector<Flag>& FlagTable();
 
-// Null: there is none of this name.
+// Returns null if there is no flag of this name.
 [[nodiscard]] const Flag* FindFlag(absl::string_view name);
 
-// What to say after the name of a flag that there is not: a near name or where
-// to look.
+// Returns what to say after the name of an unknown flag: a similar name, or
+// where to look.
 [[nodiscard]] std::string NearFlag(absl::string_view name);
 
 }  // namespace weft

@@ -1,4 +1,5 @@
-// The values of weftd's flags as text: one overload for each type of value.
+// Converts the values of weftd's flags from and to text, with one overload for
+// each type.
 #ifndef WEFT_SERVER_FLAG_VALUES_H_
 #define WEFT_SERVER_FLAG_VALUES_H_
 

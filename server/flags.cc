@@ -113,7 +113,8 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
     }
   };
   std::vector<std::string> errors;
-  Settings named;  // Says which file to read before the others.
+  // This first pass finds the configuration file, which the second pass needs.
+  Settings named;
   std::vector<std::string> said_below;
   read_all(&named, &said_below);
   Settings settings;

@@ -2,8 +2,8 @@
 // drives parsing, --help, --print-config and the documentation of defaults.
 // Precedence: flag > environment > file > default.
 //
-// The parser is weftd's own because a start lists every mistake at once, with
-// near names. CLI11, which Debian has, stops at the first mistake.
+// The parser is weftd's own, because a start lists every mistake at once and
+// suggests similar names. CLI11, which Debian has, stops at the first mistake.
 //
 // This code uses neither Torch nor network, so that --help is quick.
 #ifndef WEFT_SERVER_FLAGS_H_
@@ -21,7 +21,7 @@
 
 namespace weft {
 
-// The settings of the command line and the environment.
+// The settings of the command line, the environment and the file.
 struct Settings {
   EngineOptions engine;
   ServerOptions server;
@@ -29,29 +29,28 @@ struct Settings {
   bool version = false;
   bool check_config = false;
   bool print_config = false;
-  std::string config_file;          // Empty: none.
-  int64_t device_memory_bytes = 0;  // For check_config; 0: none.
-  // Where values are from that are not defaults, by flag: "--max-rank",
+  std::string config_file;          // Empty: no file.
+  int64_t device_memory_bytes = 0;  // For check_config; 0: not given.
+  // Where each value that is not a default is from, by flag: "--max-rank",
   // "WEFT_MAX_RANK" or the name of the file.
   std::map<std::string, std::string> sources;
 };
 
 [[nodiscard]] Environment ProcessEnvironment();
 
-// Reads `args` (without the program's name): "--name=value", "--name value",
-// for booleans also "--name" and "--no-name".
-// Reads the file of --config, if there is one.
-// Errors: INVALID_ARGUMENT listing every unknown flag or setting, with a near
-// name, every value that does not parse, and a file that cannot be read.
-// Validate of the options checks ranges.
+// Reads `args` (without the program's name). Forms: "--name=value", "--name
+// value", and for booleans also "--name" and "--no-name". Reads the file of
+// --config, if there is one. Errors: INVALID_ARGUMENT, which lists every
+// unknown flag or setting with a similar name, every value that does not parse,
+// and a file that cannot be read. The options' Validate checks ranges.
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Returns every complaint of both Validate functions and about
+// Returns every complaint of both Validate functions and every one about
 // --device-memory-bytes, one per line.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
-// Returns the help, grouped, in at most 100 columns.
+// Returns the help, in groups and at most 100 columns wide.
 [[nodiscard]] std::string HelpText();
 
 }  // namespace weft

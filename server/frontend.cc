@@ -20,7 +20,7 @@ namespace {
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
 
-// gRPC may hold so many messages of the largest size in flight.
+// gRPC may hold this many messages of the largest size at once.
 constexpr int64_t kQuotaMessages = 32;
 
 void SetKeepalive(grpc::ServerBuilder* builder) {
@@ -28,7 +28,7 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A client may ping every 10 s; the default of 5 min answers ordinary
+  // A client may ping every 10 s. gRPC's default of 5 min would answer ordinary
   // client settings with "too many pings".
   builder->AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10 * kSecond);
@@ -41,14 +41,15 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
 void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(
       static_cast<int>(options.max_message_bytes));
-  // Unlimited, so that no answer is lost after its step ran. The size of an
-  // answer is bounded by its request's.
+  // Replies have no limit, so that no reply is lost after its step ran. A
+  // reply's size is bounded by that of its request.
   builder->SetMaxSendMessageSize(-1);
   // gRPC inflates a compressed message before it checks the size.
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  // High enough that steps sent ahead of a missing one cannot block it.
+  // The limit is so high that steps sent ahead of a missing step cannot block
+  // the missing one.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
   grpc::ResourceQuota quota("weftd");
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
@@ -60,7 +61,7 @@ constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
 // an open call does not read, so gRPC would always wait for the whole time.
 constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
-// `listen` with its port replaced.
+// Returns `listen` with the port replaced.
 std::string WithPort(absl::string_view listen, int port) {
   return absl::StrCat(listen.substr(0, listen.rfind(':') + 1), port);
 }
@@ -98,7 +99,7 @@ Frontend::MakeCredentials() {
     credentials = tls_->MakeCredentials();
   } else if (!options.auth_tokens_file.empty()) {
     // With these plaintext credentials gRPC calls the authenticator, which it
-    // does not with insecure ones. They accept only connections of this
+    // would not do with insecure ones. They accept only connections from this
     // machine.
     credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
   } else {
@@ -162,7 +163,7 @@ absl::Status Frontend::StartTinker() {
 absl::Status Frontend::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
-  // Renamed into place, so that a reader never sees a part of it.
+  // The file is renamed into place, so that a reader never sees a part of it.
   const std::string draft = absl::StrCat(path, ".tmp");
   std::FILE* const file = std::fopen(draft.c_str(), "w");
   bool written = file != nullptr;

@@ -23,26 +23,26 @@
 
 namespace weft {
 
-// If the engine's heartbeat is older, the engine counts as hanging. It beats
-// between micro-batches. One takes a second on a GPU, and at most minutes for a
-// large model on a CPU. deploy/prometheus warns before that.
+// The engine counts as hung if its heartbeat is older than this. The heart
+// beats between micro-batches. A micro-batch takes about a second on a GPU, and
+// at most minutes for a large model on a CPU. deploy/prometheus warns earlier.
 inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
-// If the engine hangs for this time longer, the process ends, so that a
-// supervisor starts it again. Liveness is NOT_SERVING meanwhile, so that a
-// probe may restart it sooner and an operator may look.
+// If the engine hangs for this much longer, the process ends, so that a
+// supervisor restarts it. Until then liveness is NOT_SERVING, so that a probe
+// may restart it sooner and an operator may look.
 inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
-// Health services: "" and "weft.v1.TrainingService" are readiness. "liveness"
-// is SERVING while the model loads, and later while the engine's heartbeat is
-// younger than kHeartbeatLimit.
+// Serves all listeners. The health services "" and "weft.v1.TrainingService"
+// report readiness. "liveness" is SERVING while the model loads, and later
+// while the engine's heartbeat is younger than kHeartbeatLimit.
 //
 // Threads: any. Call Shutdown once.
 class Frontend {
  public:
-  // Listens at once; every RPC but GetInfo answers UNAVAILABLE until SetEngine.
-  // Errors: UNAVAILABLE if an address cannot be bound; those of TlsRotation;
-  // INTERNAL. Writes options.port_file. The metrics endpoint holds `registry`
-  // weakly.
+  // Listens at once. Until SetEngine, every RPC except GetInfo answers
+  // UNAVAILABLE. Writes options.port_file. The metrics endpoint holds
+  // `registry` weakly. Errors: UNAVAILABLE if an address cannot be bound; those
+  // of TlsRotation; INTERNAL.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry);
@@ -51,14 +51,14 @@ class Frontend {
   Frontend(const Frontend&) = delete;
   Frontend& operator=(const Frontend&) = delete;
 
-  // HOST:PORT with the chosen ports. metrics_address is empty without an
-  // endpoint.
+  // Return HOST:PORT with the ports that were chosen. metrics_address is empty
+  // without an endpoint.
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] const std::string& metrics_address() const {
     return metrics_address_;
   }
 
-  // Shows on the metrics page that the engine starts.
+  // Shows on the metrics page that the engine is starting.
   void SetLoading();
 
   // Serves with `engine`, which outlives Shutdown.
@@ -72,7 +72,7 @@ class Frontend {
   [[nodiscard]] bool draining() const { return core_.engine.draining(); }
 
   // Ends open calls after `grace`, or sooner if there are none, and then the
-  // connections. The engine can still answer or cancel accepted work.
+  // connections. During `grace` the engine can answer or cancel accepted work.
   void Shutdown(absl::Duration grace);
 
  private:
@@ -97,7 +97,7 @@ class Frontend {
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<MetricsServer> metrics_;
-  std::unique_ptr<tinker::TinkerFront> tinker_;  // Null: not wanted.
+  std::unique_ptr<tinker::TinkerFront> tinker_;  // Null: no Tinker API.
   std::string address_;
   std::string metrics_address_;
   std::atomic<bool> live_{false};

@@ -1,11 +1,11 @@
-// Writes gRPC's own messages, such as failed handshakes, to this log.
+// Writes gRPC's own messages, such as failed handshakes, to Weft's log.
 #ifndef WEFT_SERVER_GRPC_LOG_H_
 #define WEFT_SERVER_GRPC_LOG_H_
 
 namespace weft {
 
-// From now on gRPC's messages are lines "grpc" at level warning, at most ten a
-// second, so that failed handshakes cannot fill the disk.
+// From now on gRPC's messages are log lines "grpc" at level warning. There are
+// at most ten a second, so that failed handshakes cannot fill the disk.
 void TakeOverGrpcLog();
 
 }  // namespace weft

@@ -42,14 +42,14 @@ absl::Status CannotListen(const std::string& listen, const char* why) {
       absl::StrCat("cannot listen on --listen=", listen, ": ", why));
 }
 
-// Listens on the address with `port`, and writes the port that it got. -1: see
-// errno.
+// Listens on the address with `port`. Returns the descriptor and sets `port` to
+// the actual port. Returns -1 after an error, which is in errno.
 int Open(const addrinfo& address, int* port) {
   UniqueFd fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) return -1;
   const int on = 1;
-  // Allows a port with lingering connections, but not one with a listener.
+  // Permits a port with lingering connections, but not a port with a listener.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_storage name = {};
   std::memcpy(&name, address.ai_addr, address.ai_addrlen);
@@ -74,7 +74,7 @@ int Open(const addrinfo& address, int* port) {
   return fd.Release();
 }
 
-// The addresses of a host; null: there are none.
+// The addresses of a host; null if there are none.
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 Addresses Resolve(const std::string& host) {
   addrinfo hints = {};
@@ -102,10 +102,11 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
     }
     return addresses != nullptr;
   };
-  // The wildcard of both families, if the machine has both.
+  // Opens the wildcard of both families, if the machine has both.
   bool opened = place.host == "0.0.0.0" && open_all("::");
   if (!opened) opened = open_all(place.host);
-  // "localhost" may name an address of a family that the machine lacks.
+  // Some names fail to open, such as "localhost" with an address of a family
+  // that the machine lacks.
   if (listener->sockets_.empty()) {
     return CannotListen(listen,
                         "is the port taken, the address this machine's?");
@@ -170,7 +171,7 @@ bool Listener::Accept(int listener) {
   UniqueFd fd(
       accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (fd.get() < 0) {
-    // Other errors concern one connection, which is gone.
+    // Any other error concerns one connection, which is gone.
     const bool exhausted = errno == EMFILE || errno == ENFILE ||
                            errno == ENOBUFS || errno == ENOMEM;
     if (exhausted) refused_[kNoDescriptor].Increment();

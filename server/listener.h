@@ -1,6 +1,6 @@
 // The sockets on which clients arrive. gRPC 1.51's own listener never accepts
 // again after the process ran out of descriptors (CVE-2023-4785), and has no
-// limit on connections. This one waits for descriptors and has a limit.
+// limit on connections. This listener waits for descriptors and has a limit.
 #ifndef WEFT_SERVER_LISTENER_H_
 #define WEFT_SERVER_LISTENER_H_
 
@@ -22,14 +22,13 @@
 namespace weft {
 
 // Threads: one thread creates, starts and destroys it. It accepts connections
-// on a thread of its own.
+// on its own thread.
 class Listener {
  public:
   // Binds HOST:PORT on every address of the host. 0.0.0.0 and [::] mean all
   // addresses of both families. Connections wait in the kernel until Start.
-  // max_connections 0: half of the open files that the process may have, at
-  // most 10000.
-  // Errors: UNAVAILABLE if no address can be bound.
+  // max_connections 0 means half of the files that the process may open, at
+  // most 10000. Errors: UNAVAILABLE if no address can be bound.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
       const std::string& listen, int max_connections,
       prometheus::Registry* registry);
@@ -41,7 +40,7 @@ class Listener {
 
   [[nodiscard]] int port() const { return port_; }
 
-  // Hands connections to `acceptor`, whose server runs.
+  // Hands connections to `acceptor`. REQUIRES: the acceptor's server runs.
   void Start(
       std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
 
@@ -49,10 +48,10 @@ class Listener {
   Listener(int max_connections, prometheus::Registry* registry);
 
   void Loop();
-  // Returns false if no descriptor is left. The caller then waits before the
-  // next try.
+  // Returns false if no descriptor is left. The caller then waits before it
+  // tries again.
   [[nodiscard]] bool Accept(int listener);
-  // Removes connections that are closed by now.
+  // Removes connections that have been closed.
   void Sweep();
 
   const size_t max_connections_;
@@ -60,10 +59,10 @@ class Listener {
   LabelledCounters refused_;
   std::vector<UniqueFd> sockets_;
   int port_ = 0;
-  UniqueFd stop_;  // Readable when the thread must end.
+  UniqueFd stop_;  // Becomes readable when the thread must end.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
-  // Open connections: descriptor to the inode of its socket, which a later
-  // socket with the same descriptor does not have. Used by the thread only.
+  // Open connections: maps a descriptor to its socket's inode. A later socket
+  // with the same descriptor has another inode. Only the thread uses it.
   std::unordered_map<int, ino_t> open_;
   absl::Time swept_ = absl::InfinitePast();
   std::thread thread_;

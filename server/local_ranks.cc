@@ -53,7 +53,7 @@ void SetVariable(const char* name, const std::string& value) {
   setenv(name, value.c_str(), /*overwrite=*/1);
 }
 
-// In the child: becomes the rank, or ends.
+// Runs in the child: becomes the rank, or ends.
 [[noreturn]] void BecomeRank(char** argv, const World& world, int rank,
                              pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -111,8 +111,8 @@ LocalRanks::~LocalRanks() {
 }
 
 void LocalRanks::Kill() {
-  // waitpid reports the processes that have ended. Their ids may be in use
-  // again.
+  // Spares a process that waitpid reports as ended, because its id may be in
+  // use again.
   for (const Process& process : std::exchange(processes_, {})) {
     int status = 0;
     if (waitpid(process.pid, &status, WNOHANG) != 0) continue;

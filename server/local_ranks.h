@@ -15,23 +15,24 @@ namespace weft {
 // Threads: the main thread.
 class LocalRanks {
  public:
-  // No other ranks.
+  // Makes an object without other ranks.
   LocalRanks() = default;
   // Starts this program again with the same arguments, as ranks 1 to size - 1.
   // The environment gives them their world. They end with this process, even if
-  // it crashes. `world` becomes that of rank 0. Threads: call it before any
-  // other thread is created, because it forks. Errors: UNAVAILABLE if a socket
-  // or a process cannot be created.
+  // it crashes. `world` becomes the world of rank 0. Threads: call it before
+  // any other thread is created, because it forks. Errors: UNAVAILABLE if a
+  // socket or a process cannot be created.
   [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(char** argv, int size,
                                                         World* world);
-  // Gives ranks that still run some seconds to end by themselves.
+  // Waits some seconds for ranks that still run, so that they can end by
+  // themselves.
   ~LocalRanks();
   // Kills the ranks now.
   void Kill();
   LocalRanks(LocalRanks&& other) noexcept;
   LocalRanks& operator=(LocalRanks&& other) noexcept;
 
-  // Returns UNAVAILABLE naming a rank that has ended, and how.
+  // Returns UNAVAILABLE if a rank has ended, with the rank and how it ended.
   [[nodiscard]] absl::Status Check();
 
  private:

@@ -32,15 +32,16 @@ void PrintLines(const absl::Status& status) {
   }
 }
 
-// Sets variables before LibTorch and its libraries read them. The operator's
-// own values stay.
+// Sets environment variables before LibTorch and its libraries read them. Keeps
+// the values that the operator has set.
 void SetLibraryDefaults() {
   // oneDNN and LibTorch's layer above it each keep up to 1024 compiled products
   // of 0.3 MB, and every new batch length is a new product.
   ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
   ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
   // Threads that wait for each other spin for some microseconds, then sleep.
-  // Longer spinning gains nothing on idle cores and takes time of shared ones.
+  // Longer spinning gains nothing on idle cores and takes time from shared
+  // ones.
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
@@ -64,12 +65,12 @@ bool LoadTorch(const std::string& folder) {
   return true;
 }
 
-// Finds the world of this process. Starts the other ranks unless torchrun or
+// Returns the world of this process. Starts the other ranks unless torchrun or
 // another launcher did.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
                                       char** argv, weft::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;
-  // A job's variables do not apply to a server of one rank inside the job.
+  // A server of one rank ignores the variables of a job in which it runs.
   if (size == 1) return weft::World();
   absl::StatusOr<std::optional<weft::World>> given =
       weft::WorldFromEnvironment(weft::ProcessEnvironment());
@@ -88,14 +89,14 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
   return world;
 }
 
-// Returns the function of this name in weftd.so, and loads LibTorch. Returns
-// null after a message on stderr if that fails.
+// Loads LibTorch and returns the function of this name in weftd.so. If that
+// fails, prints a message on stderr and returns null.
 void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // Found through this binary's RUNPATH. Global, because LibTorch's own
-  // libraries use each other's symbols.
+  // The library is found through this binary's RUNPATH. It is global, because
+  // LibTorch's own libraries use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());

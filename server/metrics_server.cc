@@ -22,8 +22,8 @@ constexpr size_t kThreads = 8;
 
 constexpr absl::Duration kKnockInterval = absl::Milliseconds(5);
 
-// Connects and closes without waiting. If the connection is queued, the
-// listener wakes up.
+// Connects and closes without waiting. Even a queued connection wakes the
+// listener.
 void Knock(const addrinfo& address) {
   const int fd =
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     const std::string& listen,
     const std::vector<std::shared_ptr<prometheus::Collectable>>& collectables) {
   std::unique_ptr<prometheus::Exposer> exposer;
-  // civetweb throws exceptions.
+  // The constructor of civetweb's server throws exceptions.
   try {
     exposer = std::make_unique<prometheus::Exposer>(listen, kThreads);
   } catch (const std::exception& error) {
@@ -59,7 +59,7 @@ MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
                              std::string address)
     : exposer_(std::move(exposer)), address_(std::move(address)) {}
 
-// civetweb's listening thread checks whether to stop every 2 s and at each
+// civetweb's listening thread checks whether to stop only every 2 s and at each
 // connection. No option changes that, so the destructor connects.
 MetricsServer::~MetricsServer() {
   absl::Notification stopped;

@@ -1,4 +1,4 @@
-// The metrics page /metrics, served by prometheus-cpp and civetweb.
+// Serves the metrics page /metrics by prometheus-cpp and civetweb.
 #ifndef WEFT_SERVER_METRICS_SERVER_H_
 #define WEFT_SERVER_METRICS_SERVER_H_
 
@@ -16,20 +16,19 @@ namespace weft {
 class MetricsServer {
  public:
   // Listens on HOST:PORT and collects from the collectables at each scrape.
-  // Holds the collectables weakly. Errors: UNAVAILABLE if the address cannot be
-  // bound.
+  // Holds them weakly. Errors: UNAVAILABLE if the address cannot be bound.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       const std::string& listen,
       const std::vector<std::shared_ptr<prometheus::Collectable>>&
           collectables);
 
-  // Takes milliseconds, or up to 2 s while a client holds a connection open
+  // Takes milliseconds, or up to 2 s if a client holds a connection open
   // without a request.
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
-  // HOST:PORT with the chosen port.
+  // Returns HOST:PORT with the port that was chosen.
   [[nodiscard]] const std::string& address() const { return address_; }
 
  private:

@@ -77,8 +77,8 @@ class ExportCall final
 
   CallRecord record_;
   PeftFiles files_;
-  size_t file_ = 0;    // Next file to send,
-  size_t offset_ = 0;  // from this byte on.
+  size_t file_ = 0;    // The next file to send.
+  size_t offset_ = 0;  // The next byte of that file.
   v1::ExportAdapterResponse message_;
   std::shared_ptr<ExportCall> self_;
 };
@@ -117,7 +117,7 @@ class ImportCall final
     StartRead(&message_);
   }
 
-  // Counts bytes against the common limit of all imports.
+  // Counts bytes against the limit that all imports share.
   absl::Status Hold(size_t bytes) {
     ServiceCore* const core = record_.core();
     const auto count = static_cast<int64_t>(bytes);

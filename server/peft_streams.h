@@ -1,5 +1,5 @@
-// The reactors behind AdapterService.ExportAdapter and ImportAdapter. They free
-// themselves.
+// The reactors behind AdapterService.ExportAdapter and ImportAdapter. A reactor
+// frees itself.
 #ifndef WEFT_SERVER_PEFT_STREAMS_H_
 #define WEFT_SERVER_PEFT_STREAMS_H_
 
@@ -9,12 +9,12 @@
 
 namespace weft {
 
-// Sends the files in pieces of at most 1 MiB.
+// Sends the files in pieces of up to 1 MiB.
 [[nodiscard]] grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ExportAdapterRequest& request);
 
-// Takes files until the client half-closes. Fails with RESOURCE_EXHAUSTED if
+// Receives files until the client half-closes. Fails with RESOURCE_EXHAUSTED if
 // all open imports together hold more than ServerOptions::max_import_bytes.
 [[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,

@@ -1,13 +1,13 @@
-// Converts wire messages to plain requests. Every plain request is valid: each
-// field is checked here, before the request is queued, and later layers do not
-// check again.
+// Converts messages to plain requests. Every plain request is valid: each field
+// is checked here, before the request is queued, and later layers do not check
+// again.
 //
 // Errors: INVALID_ARGUMENT naming the field's path, its value and the limit
 // (data[3].targets[17] is 50000, must be in [0, 49152)); FAILED_PRECONDITION
 // for byte-string stops without a tokenizer.
-// Units: time O(bytes of the message), about 1 ns a token; the only memory is
-// the result's. Threads: any. The caller sets deadlines, which stay at infinity
-// here.
+// Units: time O(bytes of the message), about 1 ns a token; memory only for the
+// result. Threads: any. Deadlines stay at infinity here, because the caller
+// sets them.
 #ifndef WEFT_SERVER_REQUEST_VALIDATION_H_
 #define WEFT_SERVER_REQUEST_VALIDATION_H_
 
@@ -39,10 +39,10 @@ struct RequestLimits {
   int context_length = 0;
   int max_rank = 0;
   bool has_byte_decoder = false;
-  int max_data = 0;        // Sequences of a training request.
-  int64_t max_tokens = 0;  // Tokens of all of them.
+  int max_data = 0;        // Sequences in a training request.
+  int64_t max_tokens = 0;  // Tokens in these sequences.
   int max_samples = 0;
-  bool engine_names = true;  // Adapters may be named TENANT~ID.
+  bool engine_names = true;  // An adapter's name may be TENANT~ID.
 };
 
 [[nodiscard]] RequestLimits MakeLimits(const EngineInfo& info,
@@ -55,12 +55,12 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<OptimStepRequest> Validate(
     const v1::OptimStepRequest& request, const RequestLimits& limits);
 
-// Sets absent fields: max_tokens, a random seed.
+// Fills in fields that are absent: max_tokens, a random seed.
 [[nodiscard]] absl::StatusOr<SampleRequest> Validate(
     const v1::SampleRequest& request, const RequestLimits& limits);
 
-// An absent seed is derived from the id, so that a repeated call asks for the
-// same adapter and gets the same answer.
+// An absent seed is derived from the id. So a repeated call asks for the same
+// adapter and gets the same answer.
 [[nodiscard]] absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits);
 
@@ -80,7 +80,7 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<LoadCheckpointRequest> Validate(
     const v1::LoadCheckpointRequest& request, const RequestLimits& limits);
 
-// Returns (adapter id, checkpoint name).
+// Returns the adapter's id and the checkpoint's name.
 [[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DeleteCheckpointRequest& request, const RequestLimits& limits);
 
@@ -91,18 +91,18 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<ExportAdapterRequest> Validate(
     const v1::ExportAdapterRequest& request, const RequestLimits& limits);
 
-// Assembles the messages of an import.
+// Joins the messages of an import into one request.
 class ImportAssembler {
  public:
-  // `engine_names`: see RequestLimits.
+  // For `engine_names` see RequestLimits.
   explicit ImportAssembler(bool engine_names = true)
       : engine_names_(engine_names) {}
 
   static constexpr size_t kMaxFiles = 16;
   static constexpr size_t kMaxChunkBytes = 1 << 20;
 
-  // Returns INVALID_ARGUMENT if the message breaks the order (options first,
-  // the pieces of a file together), or a name or a size is bad.
+  // Returns INVALID_ARGUMENT if the order is wrong (options come first, the
+  // pieces of a file together), or if a name or a size is not valid.
   [[nodiscard]] absl::Status Add(const v1::ImportAdapterRequest& message);
 
   // Returns the request after the end of the stream. Leaves the assembler

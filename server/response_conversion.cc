@@ -42,7 +42,7 @@ v1::FinishReason ToProto(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-// v1::Sample and v1::SampleStreamResponse have these fields in common.
+// v1::Sample and v1::SampleStreamResponse both have these fields.
 template <typename Message>
 void FillSample(const Sample& sample, Message* out) {
   out->mutable_tokens()->Add(sample.tokens.begin(), sample.tokens.end());

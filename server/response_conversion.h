@@ -1,7 +1,7 @@
-// Converts plain results to wire messages.
+// Converts plain results to messages.
 //
-// `out` is empty before. The functions cannot fail, because results come from
-// the engine, not from a client. Threads: any.
+// REQUIRES: `out` is empty. The functions cannot fail, because results come
+// from the engine, not from a client. Threads: any.
 #ifndef WEFT_SERVER_RESPONSE_CONVERSION_H_
 #define WEFT_SERVER_RESPONSE_CONVERSION_H_
 

@@ -40,7 +40,8 @@ constexpr RpcMethod kRpcMethods[] = {
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
-// The codes' names in gRPC for Go, as the metrics' names.
+// The names of status codes in gRPC for Go, because the metrics' names are Go's
+// too.
 constexpr const char* kCodeNames[] = {"OK",
                                       "Canceled",
                                       "Unknown",
@@ -59,7 +60,8 @@ constexpr const char* kCodeNames[] = {"OK",
                                       "DataLoss",
                                       "Unauthenticated"};
 
-// Calls whose requests carry a step number and may be replayed.
+// Returns whether the call's request has a step number, so that it may be
+// replayed.
 bool HasStep(Rpc rpc) {
   return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
          rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||
@@ -155,7 +157,7 @@ void RpcMetrics::Handled(Rpc rpc, const absl::Status& status,
                          absl::Duration elapsed) {
   const Method& method = methods_[Index(rpc)];
   const auto code = static_cast<size_t>(status.code());
-  // A code from outside the canonical set counts as Unknown.
+  // A code outside the canonical set counts as Unknown.
   method.handled[code < method.handled.size() ? code : 2]->Increment();
   method.seconds->Observe(absl::ToDoubleSeconds(elapsed));
   inflight_.Decrement();

@@ -1,6 +1,6 @@
-// Counters and latencies of the RPCs, and the server's own metrics. The RPCs'
-// names are those of go-grpc-prometheus, so that stock dashboards and alerts
-// work.
+// Counters and latencies of the RPCs, and the server's own metrics. The RPC
+// metrics have the names of go-grpc-prometheus, so that standard dashboards and
+// alerts work.
 #ifndef WEFT_SERVER_RPC_METRICS_H_
 #define WEFT_SERVER_RPC_METRICS_H_
 
@@ -38,13 +38,14 @@ enum class Rpc : uint8_t {
   kCount,
 };
 
-// "weft.v1.TrainingService/ForwardBackward".
+// Returns a name such as "weft.v1.TrainingService/ForwardBackward".
 [[nodiscard]] std::string RpcName(Rpc rpc);
 
 // Why a call was refused without running. kTooLarge counts only the server's
-// own refusals. gRPC itself refuses a message above --max-message-bytes.
-// kQuota: calls, tokens per second or imports. kAdapterRoom: slots or bytes of
-// adapters. kDiskFull: --state-dir. kNoRoom: memory, or another disk.
+// own refusals; gRPC itself refuses a message above --max-message-bytes. kQuota
+// counts calls, tokens per second or imports; kAdapterRoom counts slots or
+// bytes of adapters. kDiskFull means the disk of --state-dir, and kNoRoom
+// memory or another disk.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
@@ -59,13 +60,13 @@ enum class RejectReason : uint8_t {
   kCount,
 };
 
-// Returns why a call with this failed status was rejected, or kCount if the
-// call was not rejected but failed while it ran.
+// Returns why a call with this error was rejected, or kCount if it was not
+// rejected but failed while it ran.
 [[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };
 
-// Threads: any. The registry outlives it.
+// Threads: any. The registry outlives the metrics.
 class RpcMetrics {
  public:
   explicit RpcMetrics(prometheus::Registry* registry);
@@ -81,7 +82,7 @@ class RpcMetrics {
     prometheus::Counter* started;
     prometheus::Histogram* seconds;
     prometheus::Counter* replayed;
-    std::array<prometheus::Counter*, 17> handled;  // By status code.
+    std::array<prometheus::Counter*, 17> handled;  // Keys: status codes.
   };
 
   std::vector<Method> methods_;

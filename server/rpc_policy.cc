@@ -19,12 +19,14 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.AdapterService/DeleteCheckpoint", false, Scope::kTrain},
     {"/weft.v1.AdapterService/PublishSnapshot", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ReleaseSnapshot", false, Scope::kTrain},
-    // More than read, because the weights leave the server.
+    // An export needs a higher scope than reading, because the weights leave
+    // the server.
     {"/weft.v1.AdapterService/ExportAdapter", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ImportAdapter", false, Scope::kTrain},
     {"/weft.v1.ServerService/GetInfo", false, Scope::kRead},
     {"/weft.v1.ServerService/Drain", false, Scope::kAdmin},
-    // Probes have no token. Check reveals one word; Watch also holds a stream.
+    // Probes have no token. Check reveals only one word, but Watch also holds a
+    // stream.
     {"/grpc.health.v1.Health/Check", true, Scope::kRead},
     {"/grpc.health.v1.Health/Watch", false, Scope::kRead},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", false,

@@ -1,4 +1,4 @@
-// The table of the scope that each RPC needs.
+// The table of the scopes that RPCs need.
 #ifndef WEFT_SERVER_RPC_POLICY_H_
 #define WEFT_SERVER_RPC_POLICY_H_
 
@@ -9,11 +9,11 @@ namespace weft {
 
 struct RpcPolicy {
   absl::string_view path;  // "/package.Service/Method".
-  bool open = false;       // Needs no token.
+  bool open = false;       // If true, the method needs no token.
   Scope scope = Scope::kAdmin;
 };
 
-// Returns null if there is no policy. Then no caller may use the method.
+// Returns null if the method has no policy. No caller may then use it.
 [[nodiscard]] const RpcPolicy* FindPolicy(absl::string_view path);
 
 }  // namespace weft

@@ -74,12 +74,13 @@ class SampleStreamCall final
       too_slow = waiting_values_ > kMaxWaitingValues;
       if (too_slow) Drop();
     }
-    // A write that a slow reader blocks ends only with the call.
+    // If a slow reader blocks a write, the write ends only with the call.
     if (too_slow) record_.context()->TryCancel();
     Pump();
   }
 
-  // The engine is done. Waiting messages are still sent unless it failed.
+  // Ends the stream when the engine is done. Sends the waiting messages first,
+  // unless the engine failed.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(&mu_);
@@ -105,7 +106,7 @@ class SampleStreamCall final
         waiting_.pop_front();
         waiting_values_ -= NumValues(current_);
       }
-      busy_ = true;  // Stays set after the status.
+      busy_ = true;  // Stays set after the status, because nothing follows.
     }
     if (is_last) {
       Finish(record_.Close(outcome));
@@ -142,10 +143,10 @@ class SampleStreamCall final
   Mutex mu_;
   std::deque<v1::SampleStreamResponse> waiting_ ABSL_GUARDED_BY(mu_);
   size_t waiting_values_ ABSL_GUARDED_BY(mu_) = 0;
-  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // No message follows.
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;     // A write or Finish runs.
+  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // If true, no message follows.
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;     // A write or Finish is running.
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mu_);
-  v1::SampleStreamResponse current_;  // gRPC uses it while busy_.
+  v1::SampleStreamResponse current_;  // Belongs to gRPC while busy_.
   std::shared_ptr<SampleStreamCall> self_;
 };
 

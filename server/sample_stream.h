@@ -11,14 +11,14 @@ namespace weft {
 // Starts the call and returns its reactor, which frees itself.
 //
 // Tokens that come faster than the client reads are merged into one waiting
-// message per sample. A client that falls more than kMaxWaitingValues behind is
-// cancelled, so that it cannot hold the server's memory.
+// message per sample. If a client falls more than kMaxWaitingValues behind, its
+// call is cancelled, so that it cannot hold the server's memory.
 [[nodiscard]] grpc::ServerWriteReactor<v1::SampleStreamResponse>*
 StartSampleStream(ServiceCore* core, grpc::CallbackServerContext* context,
                   const v1::SampleStreamRequest& request);
 
-// The most tokens and top-logprob entries that wait for a slow reader, about 8
-// bytes each.
+// The most tokens and top-logprob entries that may wait for a slow reader,
+// about 8 bytes each.
 inline constexpr size_t kMaxWaitingValues = 1 << 20;
 
 }  // namespace weft

@@ -22,7 +22,8 @@ constexpr size_t kMaxStopBytes = 256;
 uint64_t DrawSeed() {
   uint64_t seed = 0;
   if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) {
-    // This happens only early in the boot or after a signal. Any seed will do.
+    // This happens only early in the machine's boot or after a signal. Any seed
+    // is good enough.
     seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   }
   return seed;
@@ -99,7 +100,7 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   }
   SamplingConfig out;
   out.max_tokens = static_cast<int>(max_tokens);
-  // More than the vocabulary means all of it.
+  // A top_k above the size of the vocabulary means the whole vocabulary.
   out.top_k = static_cast<int>(
       std::min(in.top_k(), static_cast<uint32_t>(limits.vocab_size)));
   if (in.has_temperature()) out.temperature = in.temperature();

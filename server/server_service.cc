@@ -1,5 +1,5 @@
-// weft.v1.ServerService: GetInfo, Drain. Unlike other RPCs these work while the
-// daemon starts or drains.
+// weft.v1.ServerService: GetInfo, Drain. Unlike other RPCs, these work while
+// the daemon starts or drains.
 #include <memory>
 
 #include "absl/strings/ascii.h"
@@ -80,7 +80,8 @@ class ServerService final : public v1::ServerService::CallbackService {
       call->Reply(absl::OkStatus());
       return call.get();
     }
-    // A tenant must not learn how many adapters others have.
+    // Lists only the tenant's own adapters, because it must not learn how many
+    // others have.
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
     (void)call->record().caller()->Qualify(&own);
@@ -116,7 +117,7 @@ class ServerService final : public v1::ServerService::CallbackService {
   }
 
  private:
-  // Sets the fields that are known without the engine.
+  // Sets the fields that are known without an engine.
   void FillOptions(v1::ServerInfo* info) const {
     const ServerOptions& options = core_->options;
     info->set_version(kVersion);

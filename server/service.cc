@@ -1,4 +1,4 @@
-// Entry point of weftd.so, which weftd opens to serve.
+// The entry point of weftd.so, which weftd opens to serve.
 #include "server/service.h"
 
 #include <cstdio>

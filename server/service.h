@@ -1,5 +1,5 @@
-// The functions of weftd.so that weftd calls. weftd.so loads LibTorch; weftd
-// alone answers --help within milliseconds.
+// The functions of weftd.so that weftd calls. weftd.so loads LibTorch, and
+// weftd alone can answer --help within milliseconds.
 #ifndef WEFT_SERVER_SERVICE_H_
 #define WEFT_SERVER_SERVICE_H_
 
@@ -7,10 +7,9 @@
 #include "server/local_ranks.h"
 #include "src/config/world.h"
 
-// Serves until a signal, or computes for rank 0 until rank 0 ends. Returns the
-// exit status of the process (see RunDaemon and RunFollower). `others` are the
-// ranks that rank 0 started.
-// Threads: the main thread, once.
+// Serves until a signal or, for ranks other than 0, computes until rank 0 ends.
+// Returns the exit status of the process (see RunDaemon and RunFollower).
+// `others` are the ranks that rank 0 started. Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);
 

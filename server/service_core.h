@@ -17,8 +17,8 @@
 namespace weft {
 
 // All handlers share it, and it outlives the gRPC server. `options`,
-// `authenticator` and `begin_drain` are set before the server starts. The other
-// members may be used from any thread.
+// `authenticator` and `begin_drain` are set before the server starts. Any
+// thread may use the other members.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options, prometheus::Registry* registry)
       : options(std::move(server_options)),
@@ -27,13 +27,14 @@ struct ServiceCore {
               options.max_tokens_per_second_per_tenant) {}
 
   const ServerOptions options;
-  std::unique_ptr<Authenticator> authenticator;  // Null: no tokens.
+  std::unique_ptr<Authenticator> authenticator;  // Null without
+                                                 // --auth-tokens-file.
   RpcMetrics metrics;
   TenantQuota quota;
   EngineHolder engine;
-  // Calls of weft.v1 whose status has not been sent.
+  // Counts the calls of weft.v1 whose status has not been sent.
   std::atomic<int> open_calls{0};
-  // Bytes that all open imports together hold.
+  // Counts the bytes that all open imports hold.
   std::atomic<int64_t> import_bytes{0};
   // Turns health to NOT_SERVING and refuses new work.
   std::function<void()> begin_drain = [] {};

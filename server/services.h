@@ -1,6 +1,6 @@
-// The four services of weft.v1. Factories rather than classes, so that the
-// generated gRPC headers stay inside one file each.
-// Threads: the services are thread-safe. `core` outlives them.
+// The four services of weft.v1. They are created by functions, so that each
+// generated gRPC header stays inside one file. Threads: the services are
+// thread-safe. `core` outlives them.
 #ifndef WEFT_SERVER_SERVICES_H_
 #define WEFT_SERVER_SERVICES_H_
 

@@ -1,4 +1,4 @@
-// The only place that converts a Status to a gRPC status.
+// The only place that converts an absl::Status to a gRPC status.
 #ifndef WEFT_SERVER_STATUS_CONVERSION_H_
 #define WEFT_SERVER_STATUS_CONVERSION_H_
 
@@ -9,21 +9,21 @@
 
 namespace weft {
 
-// Longest message sent to a client. Trailers travel as HTTP/2 metadata, which
-// clients limit to 8 KiB in all.
+// The longest message for a client. Trailers travel as HTTP/2 metadata, which
+// clients limit to 8 KiB in total.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
-// Milliseconds until a refused call may be tried again, where no reason says
-// more.
+// How many milliseconds a refused caller should wait if the reason does not say
+// so.
 inline constexpr int kRetryPushbackMillis = 1000;
 
 // Codes map one to one. The message is cut at a UTF-8 character within
 // kMaxStatusMessageBytes. A Reason becomes the details (weft/v1/errors.proto).
 [[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Returns after how many milliseconds the same call may succeed: waiting helps
+// Returns after how many milliseconds the same call may succeed. Waiting helps
 // after UNAVAILABLE, and after RESOURCE_EXHAUSTED for a reason that passes by
-// itself. Returns nullopt for all others.
+// itself. Returns nullopt for all other statuses.
 [[nodiscard]] std::optional<int> RetryMillis(const absl::Status& status);
 
 // Adds `grpc-retry-pushback-ms` to a failed call for which waiting helps.

@@ -1,5 +1,5 @@
-// Limits the open calls and the tokens per second of one tenant, if tokens are
-// on. The limits of the queue count waiting work and apply too.
+// Limits the open calls and the tokens per second of each tenant, if the server
+// has tokens. The limits of the queue apply too; they count waiting work.
 #ifndef WEFT_SERVER_TENANT_QUOTA_H_
 #define WEFT_SERVER_TENANT_QUOTA_H_
 
@@ -17,20 +17,20 @@ namespace weft {
 // Threads: any.
 class TenantQuota {
  public:
-  // A 0 means no limit.
+  // 0 means no limit.
   TenantQuota(int max_calls, int64_t tokens_per_second)
       : max_calls_(max_calls), tokens_per_second_(tokens_per_second) {}
 
-  // A call begins. Returns RESOURCE_EXHAUSTED if too many calls are open. Leave
-  // must follow in both cases.
+  // Counts a new call. Returns RESOURCE_EXHAUSTED if too many calls are open.
+  // Leave must follow in both cases.
   [[nodiscard]] absl::Status Enter(const std::string& tenant)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Leave(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Takes tokens. Returns RESOURCE_EXHAUSTED if the tenant is in debt. A tenant
-  // in credit may send a request of any size, which may put it in debt. So a
-  // large request is served late, but it is served. Credit grows for at most
-  // kBurst.
+  // Spends tokens. Returns RESOURCE_EXHAUSTED if the tenant is in debt. A
+  // tenant in credit may send a request of any size, which may put it in debt.
+  // So a large request is served late, but it is served. Credit grows for at
+  // most kBurst.
   [[nodiscard]] absl::Status Spend(const std::string& tenant, int64_t tokens,
                                    absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr absl::Duration kBurst = absl::Seconds(10);
@@ -46,7 +46,7 @@ class TenantQuota {
   const int max_calls_;
   const int64_t tokens_per_second_;
   Mutex mu_;
-  // One account per tenant of the token file.
+  // One account for each tenant of the token file.
   std::map<std::string, Account> accounts_ ABSL_GUARDED_BY(mu_);
 };
 

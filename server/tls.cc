@@ -35,13 +35,13 @@ Bio Open(const std::string& pem) {
   return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// Returns the first certificate of the file, or null.
+// Returns the file's first certificate, or null.
 Certificate ReadCertificate(const std::string& pem) {
   return Certificate(
       PEM_read_bio_X509(Open(pem).get(), nullptr, nullptr, nullptr));
 }
 
-// Without it OpenSSL would ask for a passphrase on the terminal.
+// Without this callback OpenSSL would ask for a passphrase on the terminal.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 absl::Status Bad(absl::string_view flag, absl::string_view problem) {
@@ -58,8 +58,8 @@ absl::Status CheckDates(absl::string_view flag, const X509* certificate) {
   return absl::OkStatus();
 }
 
-// Creates a file without a name. This process reads it by its descriptor's
-// path.
+// Creates a file without a name. This process reads it by the path of its
+// descriptor.
 absl::StatusOr<UniqueFd> MemoryFile(const std::string& contents) {
   UniqueFd fd(memfd_create("weft-tls", MFD_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "making a file in memory");
@@ -144,14 +144,15 @@ absl::StatusOr<TlsFiles> TlsRotation::Read() const {
           absl::StrCat(file.flag, ": ", contents.status().message()));
     }
     *file.contents = *std::move(contents);
-    // An empty file of authorities must not mean that none was asked for.
+    // An empty file of authorities must not mean that clients need no
+    // certificate.
     if (file.contents->empty()) return Bad(file.flag, "the file is empty");
   }
   return files;
 }
 
 absl::Status TlsRotation::Publish(const TlsFiles& files) {
-  // One file for both, so that both change at once.
+  // One file holds both, so that both change at once.
   WEFT_RETURN_IF_ERROR(
       Replace(absl::StrCat(files.key, "\n", files.certificates), &identity_));
   if (files.client_ca.empty()) return absl::OkStatus();

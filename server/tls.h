@@ -1,4 +1,5 @@
-// The server's side of a connection: plaintext, local, TLS or mutual TLS.
+// Credentials for the server's side of a connection: plaintext, local, TLS or
+// mutual TLS.
 #ifndef WEFT_SERVER_TLS_H_
 #define WEFT_SERVER_TLS_H_
 
@@ -18,27 +19,28 @@ namespace weft {
 
 // The files of --tls-cert, --tls-key and --tls-client-ca, in PEM.
 struct TlsFiles {
-  std::string certificates;  // The server's, then its issuers'.
-  std::string key;           // Has no passphrase.
+  std::string certificates;  // The server's certificate, then its issuers'.
+  std::string key;           // The private key, without a passphrase.
   std::string client_ca;     // Empty: clients need no certificate.
 };
 
-// Returns FAILED_PRECONDITION naming the flag if a file has no certificate or
-// no key, the key belongs to another certificate, or the certificate is not
-// valid now.
+// Returns FAILED_PRECONDITION, naming the flag, if a file has no certificate or
+// no key, if the key belongs to another certificate, or if the certificate is
+// not valid now.
 [[nodiscard]] absl::Status CheckTlsFiles(const TlsFiles& files);
 
-// Reads the files again when they change. New files count for new connections.
-// Open connections stay. If files do not pass CheckTlsFiles, it logs that and
-// keeps the last good ones, so a key and its certificate may be replaced in any
+// Reads the files again when they change. New connections use the new files;
+// open connections stay. If files do not pass CheckTlsFiles, logs that and
+// keeps the last good ones. So a key and its certificate may be replaced in any
 // order.
 class TlsRotation {
  public:
-  // Errors: those of CheckTlsFiles; NOT_FOUND and INTERNAL naming the flag.
+  // Errors: those of CheckTlsFiles; NOT_FOUND and INTERNAL, naming the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TlsRotation>> Start(
       const ServerOptions& options);
 
-  // Returns credentials for mutual TLS if --tls-client-ca is set, else for TLS.
+  // Returns credentials for mutual TLS if --tls-client-ca is set, otherwise for
+  // TLS.
   [[nodiscard]] std::shared_ptr<grpc::ServerCredentials> MakeCredentials()
       const;
 
@@ -51,12 +53,12 @@ class TlsRotation {
   void Reload();
 
   const ServerOptions options_;
-  TlsFiles current_;  // The poller's thread, after Start.
+  TlsFiles current_;  // After Start, only the poller uses it.
   // The files that gRPC reads. They are in memory, so that a key always matches
   // its certificate and no copy of the key reaches a disk.
   UniqueFd identity_;
   UniqueFd client_ca_;
-  // Declared last: it stops first.
+  // Declared last, so that it stops first.
   std::unique_ptr<FilePoller> poller_;
 };
 

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// A lower temperature makes logits infinite in f32.
+// A lower temperature would make logits infinite in f32.
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {

@@ -20,8 +20,8 @@
 
 namespace weft {
 
-// Threads: Reply exactly once, from any thread.
-// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+// Threads: any; Reply is called exactly once. Ownership: shared by gRPC (until
+// OnDone) and the engine's callback.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   [[nodiscard]] static std::shared_ptr<UnaryCall> Start(
@@ -31,7 +31,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     return call;
   }
 
-  // Use Start.
+  // Call Start instead.
   UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
       : record_(core, context, rpc) {}
 
@@ -51,7 +51,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryCall> self_;
 };
 
-// Passes a result to `fill`, without the wrapper of stepped calls.
+// Passes a result to `fill`. The second overload unwraps the reply of a stepped
+// call.
 template <typename Result, typename Fill>
 void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill) {
   fill(result);

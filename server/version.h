@@ -7,9 +7,9 @@
 namespace weft {
 
 extern const char kVersion[];      // "0.1.0"
-extern const char kGitRevision[];  // Short hash, or "unknown".
+extern const char kGitRevision[];  // Short hash of the commit, or "unknown".
 
-// Several lines: Weft's and its libraries' versions.
+// Returns several lines: the versions of Weft and its libraries.
 [[nodiscard]] std::string VersionText();
 
 }  // namespace weft

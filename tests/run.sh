@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs, builds and runs the tests. Without arguments: every test, among
-# them (label ci) the sanitizer builds, the CUDA build where nvcc is found and
-# the format check. With arguments: only tests with one of these labels.
-# Label image, which builds a container image, runs only where it is named.
+# Installs, builds and runs the tests. Without arguments it runs every test,
+# including (label ci) the sanitizer builds, the CUDA build if nvcc is found,
+# and the format check. With arguments it runs only tests with one of these
+# labels. Label image, which builds a container image, runs only if it is named.
 #
-#   tests/run.sh                  # everything else
+# tests/run.sh                  # all but label image
 #   tests/run.sh unit             # about three minutes once it is built
 #   tests/run.sh oracle deploy
 set -euo pipefail
@@ -44,7 +44,7 @@ if (($# > 0)); then
   if [[ " $* " == *" image "* ]]; then arguments+=(--build-config image); fi
 fi
 heading "Test${labels:+ (labels ${labels})}"
-# Compute threads that wait must not spin: other tests want the core.
+# Waiting compute threads must not spin, because other tests need the core.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 export WEFT_BUILD_DIR="${WEFT_BUILD_DIR:-${ROOT}/build/cpu}"
 exec ctest "${arguments[@]}"

@@ -1,4 +1,4 @@
-// A small parser of command lines: flags of one command, then words.
+// A small parser of command lines: the flags of one command, then words.
 #ifndef WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
 #define WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
 
@@ -16,26 +16,25 @@ namespace weft::weftctl {
 
 struct FlagSpec {
   std::string name;   // Without dashes.
-  std::string value;  // The value's name in --help; empty: a switch.
+  std::string value;  // Placeholder in --help; empty: a switch.
   std::string help;
   std::string default_value;
 };
 
-// Returns an INVALID_ARGUMENT that differs from a server's: the command line is
-// wrong.
+// Returns INVALID_ARGUMENT with a mark that tells it from a server's error: the
+// command line is wrong.
 [[nodiscard]] absl::Status UsageError(absl::string_view message);
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
-// The flags and words of a command line. Getters return the flag's default if
-// it is not given, and a UsageError naming the flag if the value does not
+// The flags and words of a command line. A getter returns the flag's default if
+// the flag is not given, and a UsageError naming the flag if its value does not
 // parse.
 class Arguments {
  public:
-  // Takes `--flag value`, `--flag=value` and `-o value`, also between words.
-  // When a flag is given twice, the first value counts.
-  // Errors: UsageError for an unknown flag, a missing value, or a number of
-  //         words that differs from that of `words` (the last word may be
-  //         absent if `last_optional`).
+  // Accepts `--flag value`, `--flag=value` and `-o value`, also between words.
+  // If a flag is given twice, the first value counts. Errors: UsageError for an
+  // unknown flag, a missing value, or a number of words that differs from that
+  // of `words` (the last word may be absent if `last_optional`).
   [[nodiscard]] static absl::StatusOr<Arguments> Parse(
       const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
       const std::vector<std::string>& words, bool last_optional);

@@ -20,20 +20,20 @@ struct Session {
   std::ostream& out;
   std::ostream& err;
   bool json = false;
-  bool is_terminal = false;  // `err`, where progress goes, is a terminal.
+  bool is_terminal = false;  // `err`, which gets the progress, is a terminal.
 };
 
 struct Command {
-  std::string name;  // One word or two: "adapters create".
+  std::string name;  // One or two words, such as "adapters create".
   std::string help;
   std::vector<std::string> words;
   std::vector<FlagSpec> flags;
   std::function<absl::Status(const Session&)> run;
   bool last_word_optional = false;
-  bool offline = false;  // Uses only files, no server.
+  bool offline = false;  // The command uses only files and no server.
 };
 
-// The flag --tenant of the commands that create adapters.
+// Returns the flag --tenant of the commands that create adapters.
 [[nodiscard]] inline FlagSpec TenantFlag() {
   return {"tenant", "NAME", "tenant of a new adapter; one of its own", ""};
 }

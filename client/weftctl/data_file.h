@@ -1,4 +1,4 @@
-// Training data of token ids, one JSON object per line.
+// Reads training data: token ids, in one JSON object per line.
 #ifndef WEFT_CLIENT_WEFTCTL_DATA_FILE_H_
 #define WEFT_CLIENT_WEFTCTL_DATA_FILE_H_
 
@@ -14,12 +14,12 @@ namespace weft::weftctl {
 
 struct Example {
   v1::Datum datum;
-  size_t num_scored = 0;  // Tokens with a weight.
+  size_t num_scored = 0;  // Number of tokens with a weight.
 };
 
-// Reads lines {"tokens": [1, 2, 3]} with an optional "prompt_length"; empty
-// lines are skipped. Errors: UsageError naming `name` and the line. For lines
-// with "text" it explains how to tokenize them.
+// Reads lines of the form {"tokens": [1, 2, 3]}, with an optional
+// "prompt_length". Skips empty lines. Errors: UsageError naming `name` and the
+// line. For a line with "text", it explains how to tokenize.
 [[nodiscard]] absl::StatusOr<std::vector<Example>> ReadExamples(
     std::istream& input, const std::string& name);
 

@@ -14,7 +14,8 @@ void PrintJson(const google::protobuf::Message& message, std::ostream& out) {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string json;
-  // Fails only for malformed Any messages, which the API does not have.
+  // The conversion fails only for malformed Any messages, which the API does
+  // not have.
   if (google::protobuf::util::MessageToJsonString(message, &json, options)
           .ok()) {
     out << json << "\n";

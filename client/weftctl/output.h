@@ -1,4 +1,4 @@
-// Results as JSON (the protos' own mapping) or as a table.
+// Prints results as JSON or as a table.
 #ifndef WEFT_CLIENT_WEFTCTL_OUTPUT_H_
 #define WEFT_CLIENT_WEFTCTL_OUTPUT_H_
 
@@ -19,9 +19,9 @@ void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 // Prints columns as wide as their longest cell. The first row is the heading.
 void PrintTable(const std::vector<Row>& rows, std::ostream& out);
 
-// "12.3 MB".
+// Returns a size such as "12.3 MB".
 [[nodiscard]] std::string FormatBytes(uint64_t bytes);
-// Local time to the second; "-" for 0.
+// Returns the local time to the second; "-" for 0.
 [[nodiscard]] std::string FormatTime(double unix_seconds);
 
 }  // namespace weft::weftctl

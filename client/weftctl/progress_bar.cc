@@ -23,7 +23,7 @@ std::string FormatProgress(const TrainProgress& progress, int bar_width) {
 
 void ProgressBar::Show(const TrainProgress& progress) {
   if (is_terminal_) {
-    // \x1b[K clears the rest of a longer line.
+    // \x1b[K clears what is left of a longer line.
     out_ << "\r" << FormatProgress(progress, 30) << "\x1b[K" << std::flush;
     open_ = true;
   } else {

@@ -1,4 +1,5 @@
-// Shows the progress of training: a bar on a terminal, else a line per step.
+// Shows the progress of training: a bar on a terminal, otherwise one line per
+// step.
 #ifndef WEFT_CLIENT_WEFTCTL_PROGRESS_BAR_H_
 #define WEFT_CLIENT_WEFTCTL_PROGRESS_BAR_H_
 
@@ -16,18 +17,18 @@ struct TrainProgress {
   double grad_norm = 0;
 };
 
-// "[#####.....] 5/10 loss 1.2345 grad 0.10 3200 tok/s"; the bar is left out for
-// bar_width 0.
+// Returns text such as "[#####.....] 5/10 loss 1.2345 grad 0.10 3200 tok/s".
+// With bar_width 0 it has no bar.
 [[nodiscard]] std::string FormatProgress(const TrainProgress& progress,
                                          int bar_width);
 
-// Threads: one.
+// Threads: not thread-safe.
 class ProgressBar {
  public:
   ProgressBar(std::ostream& out, bool is_terminal)
       : out_(out), is_terminal_(is_terminal) {}
   void Show(const TrainProgress& progress);
-  // Ends the line of the bar's last state.
+  // Ends the line of the bar.
   void Finish();
 
  private:

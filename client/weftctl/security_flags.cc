@@ -16,7 +16,8 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Returns the content of the flag's file; "" without a file.
+// Returns the content of the file that the flag names; "" if the flag is not
+// given.
 absl::StatusOr<std::string> ReadFile(const Arguments& arguments,
                                      const std::string& flag) {
   const std::string path = arguments.GetString(flag);
@@ -62,7 +63,8 @@ absl::StatusOr<client::Security> ReadSecurity(const Arguments& arguments) {
     if (!contents.ok()) return contents.status();
     *file.contents = *std::move(contents);
   }
-  // A flag goes before the environment, and there the token before its file.
+  // A flag goes before the environment. In the environment the token goes
+  // before its file.
   const std::string token = FromEnvironment("WEFT_TOKEN");
   if (!token.empty() && !arguments.Has("token-file")) security.token = token;
   absl::StripAsciiWhitespace(&security.token);

@@ -1,4 +1,5 @@
-// Commands on the folder of weftd's --state-dir, on the machine that has it.
+// Commands on the folder of weftd's --state-dir. They run on the machine that
+// has the folder.
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
@@ -52,7 +53,8 @@ absl::Status Verify(const Session& session) {
 }
 
 absl::Status Restore(const Session& session) {
-  // A damaged backup must not look like a state folder that was restored.
+  // Checks the backup first, because a damaged one must not look like a
+  // restored state folder.
   const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
   return state.ok() ? CopyState(session) : state.status();
 }

@@ -27,7 +27,8 @@ absl::StatusOr<std::string> FilePath(const Session& session) {
   return path;
 }
 
-// A missing file has no tokens, so that `create` can make the first one.
+// Reads a missing file as empty if `may_lack`, so that `create` can make the
+// first token.
 absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
   std::ifstream file(path, std::ios::binary);
   if (!file && may_lack) return Records();

@@ -44,8 +44,8 @@ absl::StatusOr<TrainOptions> ReadOptions(const Arguments& arguments) {
   return options;
 }
 
-// Sends the gradient and its update together, one step ahead of the reading of
-// results, so that the server never waits for this process.
+// Sends each step's gradient and update together, one step before it reads the
+// previous step's results. So the server never waits for this process.
 class Trainer {
  public:
   Trainer(const Session& session, client::AdapterHandle& adapter,
@@ -131,7 +131,8 @@ class Trainer {
   std::deque<Step> in_flight_;
 };
 
-// Under the number after the training's last step, so that it may be repeated.
+// The save has the number after the training's last step, so that it can be
+// repeated.
 absl::Status SaveAtEnd(const Session& session,
                        const client::AdapterHandle& adapter) {
   v1::SaveCheckpointRequest request;

@@ -90,7 +90,8 @@ void PrintHelp(const Command& command, std::ostream& out) {
   PrintFlags(common, out);
 }
 
-// Returns the command whose words begin the line. `rest` gets the other words.
+// Returns the command with whose words the line begins. Sets `rest` to the
+// other words.
 const Command* Find(const std::vector<Command>& commands,
                     const std::vector<std::string>& given,
                     std::vector<std::string>& rest) {
@@ -125,7 +126,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
                                                 absl::Duration timeout) {
   client::ClientOptions options;
   options.timeout = timeout;
-  options.retry.max_attempts = 4;  // Few, because a person waits.
+  options.retry.max_attempts = 4;  // There are few attempts, because a person
+                                   // waits.
   if (command.offline) return Client::Connect(std::move(options));
   options.target = arguments.GetString("server");
   absl::StatusOr<client::Security> security = ReadSecurity(arguments);

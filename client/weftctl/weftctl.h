@@ -1,4 +1,4 @@
-// weftctl: the server's operations from a shell.
+// weftctl runs the server's operations from a shell.
 #ifndef WEFT_CLIENT_WEFTCTL_WEFTCTL_H_
 #define WEFT_CLIENT_WEFTCTL_WEFTCTL_H_
 
@@ -8,15 +8,15 @@
 
 namespace weft::weftctl {
 
-// The streams for results and messages.
+// The streams for results and for messages.
 struct Streams {
   std::ostream& out;
   std::ostream& err;
   bool err_is_terminal = false;
 };
 
-// Runs one command line (without the program's name). Returns the exit code:
-// 0 done, 1 the call failed, 2 the command line is wrong.
+// Runs one command line (without the program's name). Returns the exit code: 0
+// if done, 1 if the call failed, 2 if the command line is wrong.
 [[nodiscard]] int RunWeftctl(const std::vector<std::string>& given,
                              const Streams& streams);
 

@@ -103,7 +103,7 @@ absl::Status Inspect(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
   const CheckpointReport report = model::InspectCheckpoint(model_dir);
   if (session.json) {
-    // Paths may have any bytes, also invalid UTF-8.
+    // Paths may have any bytes, even invalid UTF-8.
     session.out << ToJson(report).dump(-1, ' ', /*ensure_ascii=*/false,
                                        Json::error_handler_t::replace)
                 << "\n";
@@ -115,7 +115,7 @@ absl::Status Inspect(const Session& session) {
       model_dir, " cannot be served: ", report.problems.front().message));
 }
 
-// The tensors that make up the head, under their canonical names.
+// Returns the tensors of the head, under their canonical names.
 absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
     const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
   std::vector<weights::CopiedTensor> tensors;
@@ -140,7 +140,7 @@ absl::Status CopyConfig(const std::string& from, const std::string& to) {
   return weights::ReplaceFile(absl::StrCat(to, "/config.json"), *text);
 }
 
-// A folder of its own for the copy.
+// Creates the folder for the copy, which must not be the model's.
 absl::Status PrepareFolder(const std::string& model_dir,
                            const std::string& out_dir) {
   if (out_dir.empty()) return UsageError("-o DIR is missing");

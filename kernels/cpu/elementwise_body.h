@@ -29,7 +29,7 @@ void RotaryHead(float* x, const float* cos, const float* sin,
   }
 }
 
-// Both activations are x sigmoid(z(x)).
+// Both activations have the form x sigmoid(z(x)).
 struct Silu {  // z = x.
   static WEFT_INLINE Vec Z(Vec x) { return x; }
   static WEFT_INLINE Vec ZSlope(Vec /*x*/) { return Fill(1.0F); }
@@ -71,7 +71,7 @@ template <typename Activation>
 WEFT_INLINE GatedGradient GatedSlope(Vec dout, Vec gate, Vec up) {
   const Vec sigmoid = Sigmoid(Activation::Z(gate));
   const Vec value = gate * sigmoid;
-  // d x s(z) / dx = s + x s (1 - s) dz/dx.
+  // The derivative of x s(z), where s is the sigmoid, is s + x s (1 - s) dz/dx.
   const Vec slope =
       sigmoid + value * (1.0F - sigmoid) * Activation::ZSlope(gate);
   return {dout * up * slope, dout * value};
@@ -97,7 +97,7 @@ void GatedBackwardRow(const float* dout, int64_t features, float* gate,
 }
 
 // A plain loop that the compiler vectorises, because the vector extension has
-// no square root. The iterations are independent, so weights_out may be
+// no square root. Its iterations are independent, so weights_out may be
 // weights.
 void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
            const float* gradient, float* moment1, float* moment2,

@@ -1,4 +1,4 @@
-// Kernels for the CPU on raw pointers and sizes, one table of functions per
+// CPU kernels on raw pointers and sizes, with one table of functions for each
 // instruction set. They use no Torch, no Abseil and no threads; callers split
 // rows between threads. Every kernel handles each row (or element) by itself: a
 // NaN stays in its row, and the result does not depend on how rows are split.
@@ -17,19 +17,19 @@ namespace weft::kernels::cpu {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
-// Longest vocabulary that `vocab_row` takes.
+// The longest vocabulary that `vocab_row` takes.
 inline constexpr int64_t kMaxVocab = int64_t{1} << 22;
 
-// The options for one row of logits: z = softcap(x) / temperature.
+// The options for one row of logits, with z = softcap(x) / temperature.
 struct VocabRowOptions {
-  float softcap = 0;      // 0: none; else x -> softcap * tanh(x / softcap).
-  float temperature = 1;  // > 0.
-  bool write_softmax = false;  // Row becomes softmax(z) * softcap'(x).
+  float softcap = 0;           // 0: none; else softcap * tanh(x / softcap).
+  float temperature = 1;       // > 0.
+  bool write_softmax = false;  // The row becomes softmax(z) * softcap'(x).
 };
 
-// The constants of one AdamW update, computed by the caller.
+// The constants of one AdamW update, which the caller computes.
 struct AdamWScalars {
-  float gradient_scale = 1;  // Clipping.
+  float gradient_scale = 1;  // The factor of clipping.
   float beta1 = 0;
   float one_minus_beta1 = 1;
   float beta2 = 0;
@@ -44,72 +44,76 @@ struct KernelTable {
   Isa isa;
   const char* name;
 
-  // y = x * rsqrt(mean(x^2) + eps) * weight for one row [D]. y may be x.
+  // Computes y = x * rsqrt(mean(x^2) + eps) * weight for one row [D]. y may be
+  // x.
   void (*rms_norm_row)(const float* x, const float* weight, int64_t features,
                        float eps, float* y);
-  // Adds dLoss/dx to dx for one row [D], statistics recomputed from x.
+  // Adds dLoss/dx to dx for one row [D]. Recomputes the statistics from x.
   void (*rms_norm_backward_row)(const float* dy, const float* x,
                                 const float* weight, int64_t features,
                                 float eps, float* dx);
   // Rotates one head [C] in place: the pair (c, c + C/2) by the angle whose
-  // cosine and sine are cos[c], sin[c]. `inverse` rotates back.
+  // cosine and sine are cos[c] and sin[c]. `inverse` rotates back.
   void (*rotary_head)(float* x, const float* cos, const float* sin,
                       int64_t half_features, bool inverse);
-  // out [F] = silu(gate) * up.
+  // Computes out [F] = silu(gate) * up.
   void (*swiglu_row)(const float* gate, const float* up, int64_t features,
                      float* out);
   // Replaces gate and up [F] by their gradients.
   void (*swiglu_backward_row)(const float* dout, int64_t features, float* gate,
                               float* up);
-  // The same with the tanh form of GELU in place of silu.
+  // The same with the tanh form of GELU instead of silu.
   void (*geglu_row)(const float* gate, const float* up, int64_t features,
                     float* out);
   void (*geglu_backward_row)(const float* dout, int64_t features, float* gate,
                              float* up);
-  // One row of logits [V], V <= kMaxVocab: logprobs[i] = z[targets[i]] -
-  // logsumexp(z); the entropy in nats when `entropy` is not null. Each
-  // exponential is computed once, also when the softmax is written. Logits of
-  // -inf have probability 0.
+  // Scores one row of logits [V], V <= kMaxVocab: logprobs[i] = z[targets[i]] -
+  // logsumexp(z), and the entropy in nats if `entropy` is not null. Computes
+  // each exponential once, even when it writes the softmax. Logits of -inf have
+  // probability 0.
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out
-  // [G, C] and the log-sum-exp of the scores to lse [G]; results over disjoint
-  // tokens merge with lse_merge_rows. Keys and values are read from memory once
-  // for all G query heads.
-  // Source: online softmax, Milakov and Gimelshein 2018.
+  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [G,
+  // C], and the log-sum-exp of the scores to lse [G]. lse_merge_rows merges
+  // results over disjoint tokens. Reads keys and values from memory once for
+  // all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
-  // Merges attention over disjoint keys, per row: l = log(e^lse + e^part_lse),
-  // out = out e^(lse - l) + part e^(part_lse - l), lse = l. A part of lse -inf
-  // has no keys and changes nothing. out, part [N, C]; lse, part_lse [N].
+  // Merges attention over disjoint keys, for each row: l = log(e^lse +
+  // e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l. A part
+  // with lse -inf has no keys and changes nothing. Shapes: out, part [N, C];
+  // lse, part_lse [N].
   void (*lse_merge_rows)(const float* part, const float* part_lse,
                          int64_t num_rows, int64_t head_features, float* out,
                          float* lse);
-  // y = x W^T + bias for few rows of x and the item's range of outputs. The
-  // weight W [O, I] is f32, or bf16 (its bits) widened in registers; products
-  // are added up in f32. Every weight row is read from memory once for all rows
-  // of x. y does not overlap other operands. The bits of an element of y do not
-  // depend on other rows or on the range. NaN stays in its row of x or output.
+  // Computes y = x W^T + bias for few rows of x and the item's range of
+  // outputs. The weight W [O, I] is f32 or bf16. The bits of bf16 are widened
+  // in registers, and sums are f32. Every weight row is read from memory once
+  // for all rows of x. y does not overlap other operands. The bits of an
+  // element of y do not depend on other rows or on the range. A NaN stays in
+  // its row of x or its output.
   void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
   void (*skinny_product_bf16)(const SkinnyProduct& item,
                               const uint16_t* weight);
-  // One pass over [N]: moments in place, weights_out may be weights.
+  // Makes one pass over [N]: updates the moments in place. weights_out may be
+  // weights.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,
                 const float* weights, const float* gradient, float* moment1,
                 float* moment2, float* weights_out);
-  // Sum of x^2 in f64.
+  // Returns the sum of x^2 in f64.
   double (*sum_of_squares)(const float* x, int64_t count);
-  // y = e^x for every element, <= 2 ulp; 0 below -87.3, +inf above 88.3. For
-  // tests of the polynomial that the other kernels inline.
+  // Computes y = e^x for every element, within 2 ulp. The result is 0 below
+  // -87.3 and +inf above 88.3. For tests of the polynomial that the other
+  // kernels inline.
   void (*exp)(const float* x, int64_t count, float* y);
 };
 
-// Returns the best table for this processor. Threads: any. Chosen once.
+// Returns the best table for this processor, chosen once. Threads: any.
 [[nodiscard]] const KernelTable& Kernels();
 
-// Returns the table of one instruction set; null if the processor or the build
-// lacks it. For tests and benches.
+// Returns the table of one instruction set, or null if the processor or the
+// build lacks it. For tests and benches.
 [[nodiscard]] const KernelTable* KernelsFor(Isa isa);
 
 }  // namespace weft::kernels::cpu

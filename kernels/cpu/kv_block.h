@@ -9,11 +9,13 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Tokens whose keys and values stay in the first-level cache while every query
-// head of the group uses them: 2 * 16 * C floats. A multiple of every kWidth.
+// The number of tokens whose keys and values stay in the first-level cache
+// while every query head of the group uses them: 2 * 16 * C floats. A multiple
+// of every kWidth.
 constexpr int64_t kBlockTokens = 16;
 
-// Returns lanes whose sum is the dot product of all whole vectors of a and b.
+// Returns lanes whose sum is the dot product of a and b, without the elements
+// after the last whole vector.
 WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   Vec even{}, odd{};
   int64_t i = 0;
@@ -25,7 +27,7 @@ WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   return even + odd;
 }
 
-// Adds the products of the remaining elements to a sum of DotLanes.
+// Adds the products of these remaining elements to `sum`, the sum of DotLanes.
 WEFT_INLINE float AddDotRest(const float* a, const float* b, int64_t size,
                              float sum) {
   for (int64_t i = size / kWidth * kWidth; i < size; ++i) sum += a[i] * b[i];
@@ -40,7 +42,8 @@ struct KvBlock {
   int64_t stride;
 };
 
-// q . k of every token of the block, four at a time; 0 past its tokens.
+// Computes q . k for every token of the block, four at a time. Writes 0 after
+// the block's tokens.
 WEFT_INLINE void DotKeys(const KvBlock& block, const float* q_C, int64_t size,
                          float* scores) {
   const auto key = [&](int64_t t) { return block.k + t * block.stride; };
@@ -62,11 +65,12 @@ WEFT_INLINE void DotKeys(const KvBlock& block, const float* q_C, int64_t size,
   for (t = block.num_tokens; t < kBlockTokens; ++t) scores[t] = 0;
 }
 
-// out += sum over tokens of weights[t] * v[t].
+// Computes out += sum over tokens of weights[t] * v[t].
 WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
                            int64_t size, float* out) {
   int64_t c = 0;
-  // Four sums at a time, because one sum would wait for its last addition.
+  // Computes four sums at a time, because a single sum would wait for its last
+  // addition.
   for (; c + kStride <= size; c += kStride) {
     Vec sums[kUnroll];
     for (int64_t u = 0; u < kUnroll; ++u) sums[u] = Load(out + c + u * kWidth);
@@ -92,8 +96,8 @@ WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
   }
 }
 
-// The block that begins at `token`: up to the end of its page, of the item or
-// of kBlockTokens.
+// Returns the block that begins at `token`. It ends at the end of the page or
+// of the item, or after kBlockTokens.
 WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
   const int64_t stride = item.num_kv_heads * item.head_features;
   const int64_t row = token % item.page_tokens;
@@ -106,8 +110,8 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
 }
 
 // Prefetches a block. The model's weights have evicted it from the caches since
-// this sequence's last token, and the hardware prefetcher does not predict one
-// head's rows in pages.
+// this sequence's last token, and the hardware prefetcher does not predict the
+// rows of one head in a page.
 WEFT_INLINE void FetchBlock(const KvBlock& block, int64_t head_features) {
   constexpr int64_t kLineFloats = 16;
   for (int64_t t = 0; t < block.num_tokens; ++t) {

@@ -16,8 +16,8 @@ void LseMergeRows(const float* part, const float* part_lse, int64_t num_rows,
     // Skips a part without keys, for which -inf minus -inf would be NaN.
     if (theirs == -__builtin_inff()) continue;
     const float high = ours > theirs ? ours : theirs;
-    // Computes weights from the sum. The new lse may be large, and its rounding
-    // error with it.
+    // Computes the weights from the sum, because the new lse, and so its
+    // rounding error, may be large.
     const float our_share = __builtin_expf(ours - high);
     const float their_share = __builtin_expf(theirs - high);
     const float sum = our_share + their_share;

@@ -8,10 +8,11 @@ namespace weft::kernels::cpu {
 
 // Attention of one token over tokens [begin, end) of its sequence, for one
 // key/value head and the G query heads that share it.
+//
 // Legend: K key/value heads, C head features, P pages, S tokens per page.
 struct PagedAttentionItem {
-  const float* q_GC = nullptr;  // Contiguous.
-  // Pages [P, S, K, C], moved on to this key/value head.
+  const float* q_GC = nullptr;  // [G, C] contiguous.
+  // Pages [P, S, K, C], already offset to this key/value head.
   const float* k_pages = nullptr;
   const float* v_pages = nullptr;
   const int32_t* page_table = nullptr;  // Pages of the sequence, in order.
@@ -22,7 +23,7 @@ struct PagedAttentionItem {
   int64_t head_features = 0;  // C.
   int64_t page_tokens = 0;    // S.
   float scale = 1;
-  float softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
+  float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
 };
 
 }  // namespace weft::kernels::cpu

@@ -1,4 +1,4 @@
-// Body of paged_attention, the softmax over blocks of tokens; see kernels.h.
+// Body of paged_attention: the softmax over blocks of tokens; see kernels.h.
 // Part of table_*.cc.
 #ifndef WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
 #define WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
@@ -11,10 +11,10 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Query heads whose running sums are kept at a time.
+// The number of query heads whose running sums are kept at a time.
 constexpr int64_t kMaxGroup = 32;
 
-// Running softmax of one query head; its row of `out` holds the sum of
+// Running softmax of one query head. The head's row of `out` holds the sum of
 // e^(score - max) v.
 struct RunningSoftmax {
   float max = -__builtin_inff();
@@ -29,7 +29,7 @@ WEFT_INLINE void ScaleRow(float* row, float factor, int64_t size) {
   for (; c < size; ++c) row[c] *= factor;
 }
 
-// Replaces all scores of a block; those past its tokens must be 0 before.
+// Caps all scores of a block. Scores after the block's tokens must be 0.
 WEFT_INLINE void CapScores(float softcap, float* scores) {
   const float inverse = 1.0F / softcap;
   for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
@@ -71,8 +71,7 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
   AddValues(block, weights, head_features, out_C);
 }
 
-// Computes the attention of one group of at most kMaxGroup query heads; see
-// PagedAttention.
+// Computes the attention of up to kMaxGroup query heads; see PagedAttention.
 void AttendGroup(const PagedAttentionItem& item, float* out_GC, float* lse_G) {
   const int64_t features = item.head_features;
   RunningSoftmax states[kMaxGroup];

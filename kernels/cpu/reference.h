@@ -1,5 +1,5 @@
-// The functions of kernels.h as plain loops in f64, for their tests. They are
-// too slow for other uses.
+// The functions of kernels.h as plain loops in f64, for tests. They are too
+// slow for other uses.
 #ifndef WEFT_KERNELS_CPU_REFERENCE_H_
 #define WEFT_KERNELS_CPU_REFERENCE_H_
 
@@ -15,7 +15,7 @@ namespace weft::kernels::cpu::reference {
                                              const std::vector<float>& weight,
                                              double eps);
 
-// Returns dLoss/dx itself, without adding it.
+// Returns dLoss/dx and adds it to nothing.
 [[nodiscard]] std::vector<double> RmsNormBackwardRow(
     const std::vector<float>& dy, const std::vector<float>& x,
     const std::vector<float>& weight, double eps);
@@ -28,7 +28,8 @@ namespace weft::kernels::cpu::reference {
 [[nodiscard]] std::vector<double> SwiGluRow(const std::vector<float>& gate,
                                             const std::vector<float>& up);
 
-// y [B, O] of x [B, I], weight [O, I] and bias [O], or no bias when empty.
+// Returns y [B, O] of x [B, I], weight [O, I] and bias [O]. An empty bias adds
+// nothing.
 [[nodiscard]] std::vector<double> SkinnyProduct(
     const std::vector<float>& x, const std::vector<float>& weight,
     const std::vector<float>& bias, size_t num_rows, size_t num_outputs);
@@ -49,7 +50,7 @@ struct GatedGradient {
 
 struct VocabRow {
   std::vector<double> logprobs;  // One for every token of the vocabulary.
-  std::vector<double> softmax;   // Times the softcap's derivative.
+  std::vector<double> softmax;   // Multiplied by the softcap's derivative.
   double entropy = 0;
 };
 [[nodiscard]] VocabRow ScoreVocabRow(const std::vector<float>& logits,

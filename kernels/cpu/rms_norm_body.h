@@ -8,7 +8,7 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// 1 / rms of a row.
+// Returns 1 / rms of a row.
 WEFT_INLINE float InverseRms(const float* x, int64_t features, float eps) {
   Vec sums[kUnroll] = {};
   int64_t i = 0;
@@ -38,7 +38,7 @@ void RmsNormRow(const float* x, const float* weight, int64_t features,
   for (; i < features; ++i) y[i] = x[i] * inverse * weight[i];
 }
 
-// With n = x / rms and d = dy * w:  dx = (d - n * mean(d * n)) / rms.
+// With n = x / rms and d = dy * w, adds dx = (d - n * mean(d * n)) / rms.
 void RmsNormBackwardRow(const float* dy, const float* x, const float* weight,
                         int64_t features, float eps, float* dx) {
   const float inverse = InverseRms(x, features, eps);

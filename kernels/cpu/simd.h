@@ -1,9 +1,9 @@
 // Vectors of floats for the kernel bodies, by the compiler's vector extension:
-// plain C++ operators, as wide as the instruction set this file is compiled
-// for. It is included once per ISA inside that ISA's namespace
-// (WEFT_KERNEL_ISA), so that the linker cannot pick an AVX-512 copy of an
-// inline function for a processor without it. For the same reason it includes
-// no header with inline functions.
+// plain C++ operators, as wide as the instruction set for which the file is
+// compiled. It is included once per instruction set, inside a namespace of that
+// set (WEFT_KERNEL_ISA). So the linker cannot pick an AVX-512 copy of an inline
+// function for a processor without AVX-512. For the same reason the file
+// includes no header with inline functions.
 #ifndef WEFT_KERNELS_CPU_SIMD_H_
 #define WEFT_KERNELS_CPU_SIMD_H_
 
@@ -15,7 +15,7 @@
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
-// Before a loop whose iterations are independent.
+// Goes before a loop whose iterations are independent.
 #ifdef __clang__
 #define WEFT_INDEPENDENT_ITERATIONS \
   _Pragma("clang loop vectorize(assume_safety)")
@@ -34,7 +34,7 @@ inline constexpr int64_t kWidth = 8;
 inline constexpr int64_t kWidth = 4;
 #endif
 
-// Unrolled accumulators: enough to hide the latency of an fma.
+// The number of unrolled accumulators, enough to hide the latency of an fma.
 inline constexpr int64_t kUnroll = 4;
 inline constexpr int64_t kStride = kWidth * kUnroll;
 
@@ -51,7 +51,7 @@ WEFT_INLINE Vec Load(const float* p) {
 
 WEFT_INLINE void Store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// The first `count` < kWidth floats; the other lanes hold `fill`.
+// Loads the first `count` < kWidth floats. The other lanes get `fill`.
 WEFT_INLINE Vec LoadPart(const float* p, int64_t count, float fill) {
   Vec v = Fill(fill);
   for (int64_t i = 0; i < count; ++i) v[i] = p[i];
@@ -62,7 +62,7 @@ WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = v[i];
 }
 
-// Four floats; sums are reduced to this.
+// Four floats, to which sums are reduced.
 typedef float Quad __attribute__((vector_size(16)));
 
 WEFT_INLINE Quad LoadQuad(const float* p) {
@@ -109,11 +109,12 @@ WEFT_INLINE float Sum(Vec v) {
   return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
-// {Sum(a), Sum(b), Sum(c), Sum(d)}, to the bit.
+// Returns {Sum(a), Sum(b), Sum(c), Sum(d)}, with the same bits as Sum.
 WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
   const Quad qa = FoldToQuad(a), qb = FoldToQuad(b);
   const Quad qc = FoldToQuad(c), qd = FoldToQuad(d);
-  // Lanes (0 + 2) and (1 + 3) of two vectors each: a b a b, c d c d.
+  // Adds lanes 0 + 2 and 1 + 3 of each vector; the results are a b a b and c d
+  // c d.
   const Quad ab = __builtin_shufflevector(qa, qb, 0, 4, 1, 5) +
                   __builtin_shufflevector(qa, qb, 2, 6, 3, 7);
   const Quad cd = __builtin_shufflevector(qc, qd, 0, 4, 1, 5) +
@@ -122,7 +123,7 @@ WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
          __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// The larger lane by lane; `a` where `b` is NaN.
+// Returns the larger of each lane, or `a` where `b` is NaN.
 WEFT_INLINE Vec Max(Vec a, Vec b) { return b > a ? b : a; }
 
 WEFT_INLINE float MaxLane(Vec v) {

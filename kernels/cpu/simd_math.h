@@ -7,16 +7,18 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// e^x, <= 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n p(r), p a
-// polynomial of degree 6 (Cephes' expf). Results below the smallest normal
-// number are 0, above e^88.3 +inf; NaN stays NaN.
+// Returns e^x within 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n
+// p(r) with a polynomial p of degree 6 (Cephes' expf). Results below the
+// smallest normal number are 0, and above e^88.3 they are +inf. NaN stays NaN.
 WEFT_INLINE Vec Exp(Vec x) {
   constexpr float kLog2E = 1.44269504088896341F;
-  // 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits.
+  // The number is 1.5 * 2^23. Adding it rounds to an integer, which is in the
+  // low bits of the mantissa.
   constexpr float kRound = 12582912.0F;
   const Vec shifted = x * kLog2E + kRound;
   const Vec n = shifted - kRound;
-  // ln 2 in two parts, the first exact in few bits, so that r keeps its digits.
+  // ln 2 in two parts. The first part is exact in few bits, so that r keeps its
+  // digits.
   Vec r = x - n * 0.693359375F;
   r = r - n * -2.12194440e-4F;
   Vec p = r * 1.9875691500e-4F + 1.3981999507e-3F;
@@ -31,7 +33,8 @@ WEFT_INLINE Vec Exp(Vec x) {
   return x > Fill(88.37626F) ? Fill(__builtin_inff()) : low;
 }
 
-// tanh, a polynomial near 0 (Cephes' tanhf) and 1 - 2 / (e^2x + 1) elsewhere.
+// Returns tanh: a polynomial near 0 (Cephes' tanhf), elsewhere 1 - 2 / (e^2x +
+// 1).
 WEFT_INLINE Vec Tanh(Vec x) {
   const Vec s = x * x;
   Vec p = s * -5.70498872745e-3F + 2.06390887954e-2F;

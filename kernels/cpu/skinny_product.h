@@ -6,28 +6,30 @@
 
 namespace weft::kernels::cpu {
 
-// A product of few rows with a range of a weight's outputs.
-// Legend: B rows, I inputs, O outputs. Strides are in elements, from row to
-// row. Elements of a row are adjacent.
+// A product of few rows with a range of a weight's outputs. Legend: B rows, I
+// inputs, O outputs. Strides count elements from row to row. Elements of a row
+// are adjacent.
 struct SkinnyProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;
   int64_t num_rows = 1;    // B >= 1.
   int64_t num_inputs = 0;  // I.
   int64_t weight_stride = 0;
-  const float* bias_O = nullptr;  // Null: none.
-  float scale = 1;                // Multiplies the product, not the bias.
-  bool adds = false;              // True: adds to y; false: overwrites it.
+  const float* bias_O = nullptr;  // Null if there is no bias.
+  float scale = 1;                // A factor of the product without bias.
+  bool adds = false;              // If true, adds to y; otherwise overwrites
+                                  // it.
   float* y_BO = nullptr;
   int64_t y_stride = 0;
-  int64_t begin = 0;  // Outputs [begin, end) are written.
+  int64_t begin = 0;  // Only outputs [begin, end) are written.
   int64_t end = 0;
 };
 
-// Outputs that are computed together. Ranges should begin at a multiple of it.
+// The number of outputs that are computed together. Ranges should begin at a
+// multiple of it.
 inline constexpr int64_t kSkinnyOutputs = 4;
 
-// The most rows in one call for which callers use these kernels.
+// Callers use these kernels for at most this many rows in one call.
 inline constexpr int64_t kSkinnyRows = 32;
 
 }  // namespace weft::kernels::cpu

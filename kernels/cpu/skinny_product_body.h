@@ -10,9 +10,9 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Cuts the rows of x into tiles of nearly equal size and multiplies each with
-// kSkinnyOutputs rows of the weight. Meanwhile it prefetches the `next_rows`
-// rows that follow.
+// Cuts the rows of x into tiles of nearly equal size, and multiplies each tile
+// with kSkinnyOutputs rows of the weight. At the same time prefetches the
+// `next_rows` rows that follow.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
@@ -48,7 +48,7 @@ WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
   }
 }
 
-// The sums of one row of x with one row of the weight.
+// Returns the sums of one row of x with one row of the weight.
 template <typename Weight>
 WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
                        const Weight* weight) {
@@ -62,7 +62,8 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// One row of x reads the weight as one stream, which is faster than a tile.
+// A single row of x reads the weight as one stream, which is faster than a
+// tile.
 template <typename Weight>
 WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
                            int64_t output) {

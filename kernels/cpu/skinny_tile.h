@@ -1,9 +1,10 @@
 // A tile of a skinny product. Part of table_*.cc.
 //
-// A tile is kSkinnyOutputs weight rows by a few rows of x. The first tile
-// brings the weight rows into the first-level cache, so that they are read from
-// memory once for all rows of x. Each element of y has one vector of sums over
-// the inputs in order, so it does not depend on the tile or on other elements.
+// A tile multiplies kSkinnyOutputs weight rows with a few rows of x. The first
+// tile brings the weight rows into the first-level cache, so that they are read
+// from memory once for all rows of x. Each element of y has one vector of sums
+// over the inputs in order, so it does not depend on the tile or on other
+// elements.
 #ifndef WEFT_KERNELS_CPU_SKINNY_TILE_H_
 #define WEFT_KERNELS_CPU_SKINNY_TILE_H_
 
@@ -13,8 +14,8 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Rows of x in a tile. Its sums, the weights and one x fit the registers (32,
-// or 16 before AVX-512).
+// The number of rows of x in a tile. The tile's sums, the weights and one x fit
+// the registers: 32, or 16 before AVX-512.
 inline constexpr int64_t kTileRows = kWidth == 16 ? 6 : 2;
 
 typedef uint16_t HalfVec __attribute__((vector_size(kWidth * 2)));
@@ -35,8 +36,9 @@ WEFT_INLINE float LoadWeight(const uint16_t* p) {
   return __builtin_bit_cast(float, uint32_t{*p} << 16);
 }
 
-// Adds the products from input `begin` on, one by one, by explicit fused
-// operations, because the compiler's own fusion depends on the code around.
+// Adds the products from input `begin` on, one by one. It uses explicit fused
+// operations, because whether the compiler fuses depends on the surrounding
+// code.
 template <typename Weight>
 WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
                           const Weight* weight, int64_t begin, float sum) {
@@ -46,15 +48,15 @@ WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// Prefetches the next memory line by line in the order of addresses, so that
-// the hardware prefetcher follows. By itself it does not follow four parallel
-// rows (Zen 4, one core: 13 of 30 GB/s). The target is the second-level cache,
-// because x fills the first.
+// Prefetches the next memory line by line, in the order of addresses, so that
+// the hardware prefetcher follows. By itself the hardware does not follow four
+// parallel rows (Zen 4, one core: 13 of 30 GB/s). The lines go to the
+// second-level cache, because x fills the first.
 struct Fetch {
   static constexpr int64_t kLineBytes = 64;
   const char* at;
   const char* end;
-  int64_t step_bytes;  // Prefetched by one Step.
+  int64_t step_bytes;  // Bytes that one Step prefetches.
 
   WEFT_INLINE void Step() {
     const char* stop = end - at < step_bytes ? end : at + step_bytes;
@@ -80,7 +82,8 @@ WEFT_INLINE void SumTile(const SkinnyProduct& p, const float* x,
   }
 }
 
-// Writes kSkinnyOutputs elements of a row of y from their vectors of sums.
+// Computes kSkinnyOutputs elements of a row of y from their vectors of sums,
+// and writes them.
 template <typename Weight>
 WEFT_INLINE void WriteOutputs(const SkinnyProduct& p, const Weight* weight,
                               int64_t row, int64_t output, const Vec* sums) {

@@ -1,4 +1,5 @@
-// The tables that the per-ISA translation units define. For dispatch.cc only.
+// The tables that the translation units of the instruction sets define. Only
+// dispatch.cc uses them.
 #ifndef WEFT_KERNELS_CPU_TABLES_H_
 #define WEFT_KERNELS_CPU_TABLES_H_
 

@@ -9,7 +9,7 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Logits of a block.
+// The number of logits in a block.
 inline constexpr int64_t kBlock = 4096;
 inline constexpr float kLowest = -3.402823466e+38F;
 
@@ -18,7 +18,7 @@ struct BlockSums {
   float weighted;
 };
 
-// Writes the softcapped logits and returns the maximum.
+// Writes the softcapped logits and returns their maximum.
 float CapBlock(const float* x, int64_t count, float softcap, float* capped) {
   const float inverse = 1.0F / softcap;
   Vec best = Fill(kLowest);
@@ -52,7 +52,7 @@ float MaxBlock(const float* x, int64_t count) {
   return MaxLane(Max(Max(best[0], best[1]), Max(best[2], best[3])));
 }
 
-// Exponentials of one block and their sums.
+// Computes the exponentials of one block and their sums.
 template <bool kWrite, bool kEntropy, bool kSoftcap>
 struct ExpBlock {
   float max;
@@ -61,8 +61,8 @@ struct ExpBlock {
   Vec exps[kUnroll] = {};
   Vec weighted[kUnroll] = {};
 
-  // Returns e^d times the softcap's derivative, where
-  // d = (c - max) * inverse_temperature. It replaces the logits.
+  // Returns e^d times the softcap's derivative, where d = (c - max) *
+  // inverse_temperature. The caller writes it over the logits.
   WEFT_INLINE Vec Add(Vec c, int64_t u) {
     const Vec d = (c - max) * inverse_temperature;
     const Vec e = Exp(d);

@@ -1,11 +1,12 @@
 // Body of the vocabulary row; see kernels.h. Part of table_*.cc.
 //
-// The row is processed in blocks that stay in the L1 cache: first the block's
-// maximum, then its exponentials against the running maximum m. If the softmax
-// is wanted, the exponentials replace the logits. A block that raises m
-// rescales the earlier sums. At the end one multiply per block, by e^(m_block -
-// m) / sum, turns the exponentials into probabilities. So no exponential is
-// computed twice. Sums are f32 inside a block and f64 between blocks.
+// The row is processed in blocks that stay in the L1 cache. For each block it
+// first computes the maximum, then the exponentials against the running maximum
+// m. If the softmax is wanted, the exponentials replace the logits. A block
+// that raises m rescales the earlier sums. At the end, one multiplication per
+// block by e^(m_block - m) / sum turns the exponentials into probabilities. So
+// no exponential is computed twice. Sums are f32 inside a block and f64 between
+// blocks.
 #ifndef WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 
@@ -19,7 +20,7 @@ namespace {
 
 inline constexpr int64_t kMaxBlocks = kMaxVocab / kBlock;
 
-// Running sums of a row against `max`, in units of the softcapped logit.
+// Running sums of a row against `max`. `max` is a softcapped logit c.
 struct RowSums {
   float max = kLowest;
   double exps = 0;      // Sum of e^d with d = (c - max) / temperature.

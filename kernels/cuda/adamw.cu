@@ -5,7 +5,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-// Elements of one block of an update, and of a partial sum.
+// The number of elements in one block of an update, and in one partial sum.
 constexpr int64_t kUpdateBlock = 1024;
 constexpr int64_t kSumBlock = 32768;
 
@@ -29,7 +29,7 @@ __global__ void AdamWKernel(cpu::AdamWScalars scalars, int64_t count,
   }
 }
 
-// partials[b]: the sum of block b's squares.
+// Writes the sum of block b's squares to partials[b].
 __global__ void SumOfSquaresKernel(const float* x_N, int64_t count,
                                    double* partials) {
   const int64_t begin = blockIdx.x * kSumBlock;
@@ -43,7 +43,7 @@ __global__ void SumOfSquaresKernel(const float* x_N, int64_t count,
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// One block. Writes the sum of all partials to the first.
+// Runs as one block. Writes the sum of all partials to the first.
 __global__ void SumPartialsKernel(double* partials, int64_t count) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += partials[i];

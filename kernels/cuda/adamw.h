@@ -11,19 +11,22 @@
 
 namespace weft::kernels::cuda {
 
-// One pass over [N]: moments in place, weights_out may be weights.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Makes one pass over [N]: updates the moments in place. weights_out may be
+// weights.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::AdamW.
 [[nodiscard]] cudaError_t AdamW(const cpu::AdamWScalars& scalars, int64_t count,
                                 const float* weights_N, const float* gradient_N,
                                 float* moment1_N, float* moment2_N,
                                 float* weights_out_N, cudaStream_t stream);
 
-// Doubles of workspace that SumOfSquares takes for `count` elements, >= 1.
+// Returns the number of doubles that SumOfSquares needs as workspace for
+// `count` >= 1 elements.
 [[nodiscard]] int64_t SumOfSquaresPartials(int64_t count);
 
-// Writes the sum of x^2 in f64 to partials[0], a device buffer of
-// SumOfSquaresPartials(count). The order of the sum depends on `count` alone.
+// Writes the sum of x^2 in f64 to partials[0]. `partials` is a device buffer of
+// SumOfSquaresPartials(count) doubles. The order of the sum depends only on
+// `count`.
 [[nodiscard]] cudaError_t SumOfSquares(const float* x_N, int64_t count,
                                        double* partials, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// Prefix sums over a warp and a block, and a test of whether a block is the
-// last of several to finish.
+// Prefix sums over a warp and over a block, and a test of whether a block is
+// the last of several to finish.
 #ifndef WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 #define WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 
@@ -7,7 +7,8 @@
 
 namespace weft::kernels::cuda {
 
-// Returns the sum over the lanes up to this one. All lanes call it.
+// Returns the sum over the lanes up to and including this one. All lanes call
+// it.
 __device__ inline uint64_t WarpScan(uint64_t value) {
   for (int offset = 1; offset < kWarp; offset *= 2) {
     const uint64_t other = __shfl_up_sync(kAllLanes, value, offset);
@@ -16,8 +17,8 @@ __device__ inline uint64_t WarpScan(uint64_t value) {
   return value;
 }
 
-// Returns the sums over the threads before this one and over all threads. All
-// threads call it.
+// Returns the sum over the threads before this one. Sets `total` to the sum
+// over all threads. All threads call it.
 __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
   __shared__ uint64_t sums[kMaxWarps];
   const uint64_t in_warp = WarpScan(value);
@@ -29,15 +30,16 @@ __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
     if (warp < WarpIndex()) before += sums[warp];
     *total += sums[warp];
   }
-  // Before the next call overwrites what others still read.
+  // The next call overwrites what other threads may still read, so all threads
+  // wait here.
   __syncthreads();
   return before;
 }
 
-// An item of a list, and the rest of a target there.
+// An item of a list, and how far a target reaches into it.
 struct Place {
   int item;
-  uint64_t rest;  // 1 to the item's own measure.
+  uint64_t rest;  // From 1 to the item's own measure.
 };
 
 // Returns the first of `size` items at which the running sum of measure(item)
@@ -62,14 +64,15 @@ __device__ Place FindInOrder(int size, uint64_t target, Measure measure) {
   }
   __syncthreads();
   const Place place = found;
-  // Before the next call overwrites what others still read.
+  // The next call overwrites what other threads may still read, so all threads
+  // wait here.
   __syncthreads();
   return place;
 }
 
 // Returns true in the last of `num_blocks` blocks that share a counter. That
-// block sees what the others wrote before. The counter is 0 before and after.
-// All threads call it.
+// block sees everything that the others wrote before their calls. The counter
+// is 0 before and after. All threads call it.
 __device__ inline bool IsLastBlock(unsigned* counter, unsigned num_blocks) {
   __shared__ bool is_last;
   __syncthreads();

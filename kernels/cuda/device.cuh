@@ -1,6 +1,6 @@
-// What the kernels share: elements as f32, reductions over a warp and a block,
+// Shared by the kernels: elements as f32, reductions over a warp and a block,
 // launches. Every reduction has a fixed order, so that the same input gives the
-// same bits. Blocks are one-dimensional, of whole warps.
+// same bits. Blocks are one-dimensional and have whole warps.
 #ifndef WEFT_KERNELS_CUDA_DEVICE_CUH_
 #define WEFT_KERNELS_CUDA_DEVICE_CUH_
 
@@ -17,10 +17,10 @@ namespace weft::kernels::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxWarps = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-// The lowest finite float. A maximum that starts here never leads to -inf -
+// The lowest finite float. A maximum that starts from it never leads to -inf -
 // -inf.
 inline constexpr float kLowest = -3.402823466e+38F;
-// Blocks of a launch in x, and of it in y and z.
+// The most blocks of a launch: first in x, then in y and in z.
 inline constexpr int64_t kMaxGrid = 2147483647;
 inline constexpr int64_t kMaxGridYz = 65535;
 
@@ -45,13 +45,12 @@ struct Add {
     return a + b;
   }
 };
-// Ignores NaN. If a NaN must stay visible, the sum next to this maximum is NaN.
+// Ignores NaN. Where a NaN must stay visible, a sum beside this maximum is NaN.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Returns the combination of all lanes' values, with the same bits in every
-// lane. All lanes call it.
+// Combines all lanes' values. Every lane gets the same bits. All lanes call it.
 template <typename T, typename Combine>
 __device__ T WarpReduce(T value, Combine combine) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -60,8 +59,8 @@ __device__ T WarpReduce(T value, Combine combine) {
   return value;
 }
 
-// The same over the block. All threads call it. Afterwards all threads see
-// earlier writes to shared memory.
+// Combines the values of the whole block. All threads call it. Afterwards all
+// threads see earlier writes to shared memory.
 template <typename T, typename Combine>
 __device__ T BlockReduce(T value, Combine combine) {
   __shared__ T partial[kMaxWarps];
@@ -72,16 +71,17 @@ __device__ T BlockReduce(T value, Combine combine) {
   for (int warp = 1; warp < NumWarps(); ++warp) {
     value = combine(value, partial[warp]);
   }
-  // Before the next call overwrites what others still read.
+  // The next call overwrites what other threads may still read, so all threads
+  // wait here.
   __syncthreads();
   return value;
 }
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Starts the kernel with this dynamic shared memory per block, and does not
-// wait. Returns cudaErrorInvalidConfiguration, and starts nothing, if the grid
-// is too large for a device.
+// Starts the kernel with `shared_bytes` of dynamic shared memory per block, and
+// does not wait. If the grid is too large for a device, returns
+// cudaErrorInvalidConfiguration and starts nothing.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
                              int64_t grid_y, unsigned threads,
@@ -98,12 +98,12 @@ cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
       &config, kernel, static_cast<Parameters>(arguments)...);
-  // Clears the error, which the runtime would report for the next launch.
+  // Clears the error, because the runtime would report it for the next launch.
   const cudaError_t last = cudaGetLastError();
   return status == cudaSuccess ? last : status;
 }
 
-// The same of a kernel without dynamic shared memory.
+// The same for a kernel without dynamic shared memory.
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
                    int64_t grid_y, unsigned threads, cudaStream_t stream,

@@ -8,8 +8,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Both activations are x sigmoid(z(x)): SiLU with z = x, GELU's tanh form with
-// z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// Both activations have the form x sigmoid(z(x)). SiLU has z = x; GELU's tanh
+// form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
 constexpr float kGeluScale = 1.5957691216057308F;
 constexpr float kGeluCubic = 0.044715F;
 
@@ -32,7 +32,7 @@ __device__ Gate Activate(float x) {
   return {value, sigmoid + value * (1 - sigmoid) * dz};
 }
 
-// The first of the thread's kN features, of those from 0 on.
+// Returns the first of the thread's kN features.
 template <int kN>
 __device__ int64_t Feature() {
   return (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * kN;

@@ -13,17 +13,17 @@ namespace weft::kernels::cuda {
 
 enum class GateActivation { kSilu, kGeluTanh };
 
-// Shapes:  gate_up [T, 2F], gate in the first F columns; out [T, F]; both
-//          contiguous and of `dtype`, computed in f32.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Shapes:  gate_up [T, 2F], with the gate in the first F columns; out [T, F];
+//          both contiguous and of `dtype`, computed in f32.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::SwiGluRow, GeGluRow.
 [[nodiscard]] cudaError_t GatedProduct(DType dtype, GateActivation activation,
                                        int64_t num_rows, int64_t features,
                                        const void* gate_up_T2F, void* out_TF,
                                        cudaStream_t stream);
 
-// Replaces gate_up by its gradient: afterwards it holds dgate | dup.
-// Source: reference::SwiGluBackwardRow, GeGluBackwardRow.
+// Replaces gate_up by its gradient: afterwards it holds dgate | dup. Source:
+// reference::SwiGluBackwardRow, GeGluBackwardRow.
 [[nodiscard]] cudaError_t GatedProductBackward(
     DType dtype, GateActivation activation, int64_t num_rows, int64_t features,
     const void* dout_TF, void* gate_up_T2F, cudaStream_t stream);

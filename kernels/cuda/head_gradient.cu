@@ -6,7 +6,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// One block per row and part of its features. A thread has kN features.
+// A block computes a part of one row's features. A thread has kN features.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     HeadGradientKernel(HeadGradientRows rows) {

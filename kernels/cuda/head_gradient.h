@@ -27,9 +27,10 @@ struct HeadGradientRows {
   void* out_RH = nullptr;
 };
 
-// out[r] = factor[r] scale[r] projection[r] + the sum over the row's entries of
-// coefficient[e] weight[target[e]], in f32 in the order of the entries.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Computes out[r] = factor[r] scale[r] projection[r] plus a sum over the row's
+// entries e of coefficient[e] weight[target[e]], in f32 and in the order of the
+// entries. Threads: any; the work is queued on `stream`, and nothing waits for
+// it.
 [[nodiscard]] cudaError_t HeadGradient(const HeadGradientRows& rows,
                                        cudaStream_t stream);
 

@@ -6,12 +6,13 @@ namespace {
 
 constexpr int kExpandWarps = 4;
 constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
-// Adjacent products, so that a lane has 8 adjacent features of y.
+// The number of adjacent products, chosen so that a lane has 8 adjacent
+// features of y.
 constexpr int kTiles = 4;
 constexpr int kWarpFeatures = kTiles * kColumns;
 constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
-// Steps of a slab of ranks, whose B is loaded at once: 2, or 1 if no rank is
-// larger, so that more warps fit on a device.
+// A slab of ranks has this many steps, and its B is loaded at once. It has 1
+// step if no rank is larger, so that more warps fit on a device.
 constexpr int kMostSteps = 2;
 
 __device__ void KeepShrunk(const LoraFewRowsProduct& product,
@@ -29,19 +30,20 @@ __device__ uint16_t BitsOf(Bf16 x) {
   return bits;
 }
 
-// Four ranks of one row of S, zeros beyond the matrix.
+// Four ranks of one row of S, with zeros beyond the matrix.
 constexpr int kQuad = 4;
 union Quad {
   uint4 whole;
   float values[kQuad];
 };
 
-// Parts that are loaded at once.
+// The number of parts that are loaded at once.
 constexpr int kPartsAtOnce = 4;
 
 __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, int row, int rank) {
-  // The parts end with the last matrix's last rank, rounded up to four.
+  // A part holds no ranks after the last matrix's last rank, rounded up to
+  // four.
   if (rank >= matrix.rank) return {};
   const int column = matrix.column + rank;
   const float* from = PartOf(task, rows, row, 0) + column;
@@ -69,7 +71,7 @@ __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
       for (int j = 0; j < kQuad; ++j) sum.values[j] += parts[i].values[j];
     }
   }
-  // The wide load may have read ranks beyond this matrix.
+  // Clears ranks beyond this matrix, which the wide load may have read.
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
     if (rank + j >= matrix.rank) sum.values[j] = 0;
@@ -77,15 +79,14 @@ __device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
   return sum;
 }
 
-// S of a slab of ranks in shared memory.
+// A slab of ranks of S, in shared memory.
 struct Slab {
   // Padded, so that rows start at different banks.
   Chunk chunks[kRows][kMostSteps * kDepth / kChunk + 1];
 };
 
-// Fills the slab from rank `first` of a projection on, with all ranks that are
-// multiplied. Rows outside segments keep old values, and their results are not
-// used.
+// Fills the slab with the ranks of a projection from `first` on. Rows outside
+// segments keep old values, and their results are not used.
 template <int kSteps>
 __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, bool keeps,
@@ -110,12 +111,12 @@ __device__ void FillSlab(const Task& task, const LoraFewRows& rows,
   }
 }
 
-// The features of a projection that one block adds to.
+// The features of a projection to which one block adds.
 struct FeatureTile {
   int64_t slot;
   int64_t column;  // Where the projection begins in y.
-  int features;    // The projection's.
-  int first;       // The tile's first.
+  int features;    // Number of the projection's features.
+  int first;       // First feature of the tile.
 };
 
 template <bool kAligned>
@@ -141,8 +142,8 @@ __device__ void AddToRow(const Chunk& before, const float (&sums)[kTiles][4],
   }
 }
 
-// One item: up to 16 rows of y at kBlockFeatures features. Column c of product
-// j is feature c / 2 * 8 + 2 j + c % 2 of the warp.
+// Computes one item: up to 16 rows of y at kBlockFeatures features. Column c of
+// product j is the warp's feature c / 2 * 8 + 2 j + c % 2.
 template <bool kAligned, int kSteps>
 __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, const FeatureTile& tile,
@@ -185,7 +186,7 @@ __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) Multiply(upper, lower, b[i][j], sums[j]);
     }
-    // Before the next slab overwrites this one.
+    // The next slab overwrites this one, so all threads wait here.
     __syncthreads();
   }
   for (int i = 0; i < 2; ++i) {
@@ -199,7 +200,7 @@ __host__ __device__ inline int TilesOf(const LoraProjection& projection) {
                           kBlockFeatures);
 }
 
-// Tiles are numbered projection by projection.
+// Returns a tile by its number. Tiles are numbered projection by projection.
 __device__ FeatureTile TileAt(const LoraFewRowsProduct& product, int number) {
   int which = 0;
   while (number >= TilesOf(product.projections[which])) {
@@ -216,8 +217,8 @@ template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   __shared__ Slab slab;
   const LoraFewRowsProduct& product = task.product;
-  // The table has memory for the largest number of entries, so the first entry
-  // can be loaded before the kernel knows whether it exists.
+  // The table has memory for the largest number of entries. So the first entry
+  // can be loaded before the kernel knows whether the entry exists.
   LoraFewRows rows = product.table.few[blockIdx.x / task.tiles];
   const auto num_items =
       static_cast<unsigned>(*product.table.num_few * task.tiles);
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   }
 }
 
-// Block: one entry.
+// Each block computes one entry.
 __global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
   const LoraFewRowsProduct& product = task.product;
   if (blockIdx.x >= *product.table.num_few) return;

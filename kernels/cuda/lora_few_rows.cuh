@@ -1,4 +1,4 @@
-// The common parts of the two kernels of lora_few_rows.h.
+// The parts that the two kernels of lora_few_rows.h share.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 
@@ -10,21 +10,21 @@ namespace weft::kernels::cuda::few_rows {
 
 using Bf16 = __nv_bfloat16;
 
-// A product of a warp: 16 rows, 8 columns, summed over 2 x 16 elements. Lane 4
-// g + t has the t-th 16 bytes of row g, of row g + 8 and of column g. The order
-// of the depth may be any, if both operands have the same one.
+// A warp's product has 16 rows and 8 columns, summed over 2 x 16 elements. Lane
+// 4 g + t has the t-th 16 bytes of row g, of row g + 8 and of column g. The
+// depth may have any order, as long as both operands have the same one.
 inline constexpr int kRows = kLoraFewRows;
 inline constexpr int kColumns = 8;
 inline constexpr int kChunk = 8;
 inline constexpr int kDepth = 4 * kChunk;
 static_assert(kRows == 16);
 
-// The least features of a part, and the most parts.
+// The fewest features in a part, and the most parts.
 inline constexpr int64_t kPartFeatures = 1024;
 inline constexpr int64_t kMaxParts = 16;
 
-// The most blocks of a launch. Blocks take further items in turns, so that a
-// table with room to spare costs no launch of empty blocks.
+// The most blocks of a launch. Blocks take further items in turn, so that a
+// table with unused room does not launch empty blocks.
 inline constexpr int64_t kMaxBlocks = 2048;
 
 union Chunk {
@@ -33,7 +33,8 @@ union Chunk {
   uint16_t elements[kChunk];
 };
 
-// Elements [begin, begin + 8) of a row of `count`, zeros beyond it.
+// Returns elements [begin, begin + 8) of a row of `count`, with zeros beyond
+// it.
 template <bool kAligned>
 __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
   Chunk chunk = {};
@@ -68,17 +69,17 @@ __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 
-// A launch: the product, and sizes that the host computes from its widths.
+// A launch: the product, and the sizes that the host computes from its widths.
 struct Task {
   LoraFewRowsProduct product;
   int inputs = 0;
   int part_features = 0;
   int num_parts = 0;
-  int part_stride = 0;  // Ranks of a part with padding, for wide loads.
-  unsigned tiles = 0;   // Items of one entry; of a part in the shrink.
+  int part_stride = 0;  // Ranks of a part, padded for wide loads.
+  unsigned tiles = 0;   // Items of an entry; in the shrink, of a part.
 };
 
-// The ranks of one part of one row.
+// Returns the ranks of one part of one row.
 __device__ inline float* PartOf(const Task& task, const LoraFewRows& rows,
                                 int row, int part) {
   const int64_t place = rows.place + row;

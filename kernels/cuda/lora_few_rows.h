@@ -1,18 +1,19 @@
 // The adapters' part of a linear layer for segments of few rows, as in
 // decoding. Its time depends on latency and on the bytes of the matrices, not
-// on the products.
+// on the multiplications.
 //
-//   shrink   parts = x A^T, of some features each
+//   shrink   parts = x A^T, each over some of the features
 //   expand   S = sum of the parts; y += scale S B^T for all projections
 //
-// There are two launches. A part's block ends after one reduction, and no block
-// waits for another one. The expansion adds the parts that it needs, in order.
+// Each of the two is one launch. A block of the shrink ends after one
+// reduction, and no block waits for another one. The expansion adds the parts
+// that it needs, in order.
 //
-// Rounding: parts and sums are f32; S is rounded to bf16 before it is
-// multiplied with B, and y after the addition, as in lora_product.h. A row's
-// result depends only on that row, its adapter and the widths.
+// Rounding: parts and sums are f32. S is rounded to bf16 before it is
+// multiplied with B, and y is rounded after the addition, as in lora_product.h.
+// A row's result depends only on that row, its adapter and the widths.
 //
-// Legend: as lora_table.h. I inputs, O outputs of the (fused) layer.
+// Legend: as in lora_table.h. I inputs, O outputs of the (fused) layer.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_
 #define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_
 
@@ -28,36 +29,37 @@ namespace weft::kernels::cuda {
 struct LoraFewRowsProduct {
   LoraTable table;
   int64_t slot_of_a = 0;  // The stacked A of all projections.
-  int64_t max_rank = 0;   // The largest R of that slot; 0: nothing to do.
-  LoraProjection projections[kMaxLoraProjections];  // Parts of B and y.
+  int64_t max_rank = 0;   // The slot's largest R; 0: no work.
+  // B and columns of y for each projection.
+  LoraProjection projections[kMaxLoraProjections];
   int num_projections = 0;
   int64_t max_projection_rank = 0;  // The largest R of their slots.
-  const void* x_TI = nullptr;       // bf16, as y and S; strides in elements.
+  const void* x_TI = nullptr;       // bf16, like y and S; strides in elements.
   int64_t x_stride = 0;
   int64_t inputs = 0;    // I.
-  void* y_TO = nullptr;  // For the expansion.
+  void* y_TO = nullptr;  // Only the expansion uses it.
   int64_t y_stride = 0;
-  void* shrunk_TR = nullptr;  // Null: S is not kept.
+  void* shrunk_TR = nullptr;  // If null, S is not kept.
   int64_t shrunk_stride = 0;
-  float* workspace = nullptr;  // LoraFewRowsWorkspace floats, for the parts.
+  float* workspace = nullptr;  // For the parts: LoraFewRowsWorkspace floats.
 };
 
 [[nodiscard]] int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product);
 
-// Writes the parts, one launch. A NaN stays in its row of x or its rank of A.
-// Grids depend on the table's limits, on max_rank and on the widths, so that a
-// recorded launch serves every batch within them.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Writes the parts, in one launch. A NaN stays in its row of x or its rank of
+// A. Grids depend only on the table's limits, on max_rank and on the widths, so
+// that a recorded launch serves every batch within them.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraFewRowsShrink(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Adds to y from the parts. If S is kept, writes S for the entries' rows and
-// the projections' ranks, and leaves the rest of S. One launch.
+// Adds to y from the parts, in one launch. If S is kept, writes S for the
+// entries' rows and the projections' ranks, and leaves the rest of S unchanged.
 [[nodiscard]] cudaError_t RunLoraFewRowsExpand(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Writes S from the parts and does not change y. One launch.
+// Writes S from the parts and does not change y, in one launch.
 [[nodiscard]] cudaError_t RunLoraFewRowsSum(const LoraFewRowsProduct& product,
                                             cudaStream_t stream);
 

@@ -6,15 +6,15 @@ namespace {
 
 constexpr int kShrinkWarps = 8;
 constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
-// Products of a warp whose operands are loaded at once: all of a part, or one
-// if they are loaded by single elements.
+// The number of a warp's products whose operands are loaded at once. This is a
+// whole part, or one product if the loads are of single elements.
 constexpr int kShrinkSteps = 4;
 // Blocks per multiprocessor. Without this number the compiler saves registers
 // unnecessarily and moves loads after the products.
 constexpr int kShrinkBlocks = 3;
 static_assert(kPartFeatures == kShrinkWarps * kShrinkSteps * kDepth);
 
-// Adds this warp's steps of a part to its 16 x 8 sums.
+// Adds this warp's steps of a part to the warp's 16 x 8 sums.
 template <bool kAligned>
 __device__ void AddFeatures(const Task& task, const LoraFewRows& rows,
                             const LoraMatrix& matrix, int begin, int end,
@@ -46,7 +46,8 @@ __device__ void AddFeatures(const Task& task, const LoraFewRows& rows,
   }
 }
 
-// One item: the parts of up to 16 rows and 8 ranks, over some features.
+// Computes one item: the parts of up to 16 rows and 8 ranks, over some of the
+// features.
 __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, int part, int first_rank) {
   __shared__ float memory[kShrinkWarps][kRows * kColumns];
@@ -80,7 +81,7 @@ __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
     }
     PartOf(task, rows, row, part)[matrix.column + rank] = matrix.scale * sum;
   }
-  // Before the next item's sums overwrite these.
+  // The next item's sums overwrite these, so all threads wait here.
   __syncthreads();
 }
 
@@ -88,8 +89,8 @@ __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
     ShrinkKernel(Task task) {
   const LoraTable& table = task.product.table;
   const unsigned per_entry = task.tiles * task.num_parts;
-  // The table has memory for the largest number of entries, so the first entry
-  // can be loaded before the kernel knows whether it exists.
+  // The table has memory for the largest number of entries. So the first entry
+  // can be loaded before the kernel knows whether the entry exists.
   LoraFewRows rows = table.few[blockIdx.x / per_entry];
   const auto num_items = static_cast<unsigned>(*table.num_few * per_entry);
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {

@@ -5,13 +5,14 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// Rows of a step.
+// The number of rows in a step.
 constexpr int kStepDepth = 64;
 constexpr int kStages = 4;
 
 constexpr int kTileFeatures = kLoraTileFeatures;
 
-// The gradient's rows are the tile's: ranks or features.
+// Whether ranks are the rows of the gradient and so of its tile. Otherwise
+// features are.
 template <typename Kind>
 inline constexpr bool kRanksAreRows =
     Kind::kOrder == LoraOrder::kRankByFeatures;
@@ -21,7 +22,7 @@ using GradientTile =
          kRanksAreRows<Kind> ? kTileFeatures : Kind::kRank, kStepDepth, kStages,
          /*kLeftDepthIsRows=*/true, /*kRightDepthIsRows=*/true>;
 
-// Part of a gradient that a block adds to.
+// The part of a gradient to which a block adds.
 struct GradientView {
   float* data;
   int64_t stride;
@@ -29,7 +30,7 @@ struct GradientView {
   int num_columns;
 };
 
-// Prefetches the gradient that is added to.
+// Prefetches the gradient to which the block will add.
 template <typename Tile>
 __device__ void PrefetchGradient(const GradientView& gradient) {
   typename Tile::Sums none = {};
@@ -60,8 +61,8 @@ __device__ void AddToGradient(const GradientView& gradient, float scale,
   });
 }
 
-// One block per tile of a projection's features and tile of ranks (ranks
-// fastest), and part of the rows.
+// A block computes one tile of ranks and of a projection's features, for one
+// part of the rows. Ranks vary fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(GradientTile<Kind>::kThreads, Kind::kBlocks)
     LoraGradientKernel(LoraProduct product, int rank_tiles) {

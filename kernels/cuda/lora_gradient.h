@@ -1,5 +1,5 @@
-// Gradients of the adapters' matrices, sums over the rows of a segment: dA +=
-// dS^T X and dB += scale dY^T S.
+// Gradients of the adapters' matrices. They are sums over the rows of a
+// segment: dA += dS^T X and dB += scale dY^T S.
 #ifndef WEFT_KERNELS_CUDA_LORA_GRADIENT_H_
 #define WEFT_KERNELS_CUDA_LORA_GRADIENT_H_
 
@@ -11,13 +11,13 @@
 
 namespace weft::kernels::cuda {
 
-// Floats of workspace.
+// Returns the number of floats that AddLoraGradient needs as workspace.
 [[nodiscard]] int64_t LoraGradientWorkspace(const LoraProduct& product);
 
 // Adds to the gradients of the table's parts, from X and S, in one launch.
-// Gradients have the layout of the weights. Sums are f32 in an order that
+// Gradients have the layout of the weights. Sums are f32, in an order that
 // depends only on the rows of the segments with that gradient.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t AddLoraGradient(const LoraProduct& product,
                                           cudaStream_t stream);

@@ -5,12 +5,13 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// Depth of a step, and of that in parts of a sum over features.
+// The depth of a step. The depth of a part of a sum over features is a multiple
+// of it.
 constexpr int kStepDepth = 64;
 
 constexpr int kBlockRows = kLoraBlockRows;
-// Features of a block that expands. They are few, because registers hold the
-// values that they add to.
+// The number of features in a block of the expansion. It is small, because
+// registers hold the old values.
 constexpr int kExpandFeatures = 64;
 
 template <typename Kind>
@@ -27,7 +28,7 @@ using ExpandTile =
 template <typename Kind>
 struct ExpandMemory {
   typename ExpandTile<Kind>::Memory product;
-  // What is added to.
+  // The old values, to which the block adds.
   OperandTile<kBlockRows, kExpandFeatures, /*kDepthIsRows=*/false,
               ExpandTile<Kind>::kThreads>
       before;
@@ -50,7 +51,7 @@ __device__ MatrixView ShrunkOf(const LoraProduct& product,
           product.shrunk_stride, block.num_rows, matrix.rank};
 }
 
-// The adapter's matrix, from rank `rank` and feature `feature` on.
+// Returns the adapter's matrix from rank `rank` and feature `feature` on.
 template <LoraOrder kOrder>
 __device__ MatrixView WeightOf(const LoraProjection& projection,
                                const LoraMatrix& matrix,
@@ -67,7 +68,7 @@ __device__ MatrixView WeightOf(const LoraProjection& projection,
   }
 }
 
-// Features of one part of a sum over them, whole steps.
+// Returns the number of features in one part of a sum, in whole steps.
 __host__ __device__ inline int64_t PartDepth(int64_t features, int64_t cuts,
                                              int64_t max_parts) {
   const int64_t by_parts = (features + max_parts - 1) / max_parts;
@@ -82,7 +83,8 @@ __host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts,
   return (features + depth - 1) / depth;
 }
 
-// Block (rows; projection, tile of ranks and part, part fastest).
+// A block computes some rows for one projection, tile of ranks and part of the
+// sum. The part varies fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
     ShrinkKernel(LoraProduct product, int rank_tiles, int max_parts) {
@@ -124,8 +126,8 @@ __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
   });
 }
 
-// Before: each of a row's four lanes holds two columns of each of four
-// fragments. After: lane i holds all eight columns of fragment i.
+// Before the call, each of a row's four lanes holds two columns of each of four
+// fragments. Afterwards lane i holds all eight columns of fragment i.
 __device__ void TransposeInQuad(float (&pairs)[4][2]) {
 #pragma unroll
   for (int mask = 1; mask <= 2; mask *= 2) {
@@ -168,7 +170,7 @@ __device__ void AddToChunk(const uint4& before, const float (&sums)[4][2],
   }
 }
 
-// Block (tile of features of a projection; rows).
+// A block computes one tile of a projection's features for some rows.
 template <typename Kind>
 __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
     ExpandKernel(LoraProduct product) {
@@ -182,8 +184,8 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   const MatrixView y =
       FeaturesOf(product, projection, block).Shifted(0, tile.first);
   const bool is_aligned = y.IsAligned();
-  // One condition for the whole tile, so that all threads of a block take the
-  // same branch.
+  // One condition for the whole tile makes all threads of a block take the same
+  // branch.
   const bool is_whole = is_aligned && y.num_columns >= kExpandFeatures;
   auto* memory = static_cast<ExpandMemory<Kind>*>(DynamicShared());
   memory->before.Copy(y, is_aligned);
@@ -213,7 +215,8 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   }
 }
 
-// Returns the most parts that a projection has in a block; 0 without blocks.
+// Returns the largest number of parts that a projection has in a block of rows;
+// 0 if there are no blocks.
 int64_t MaxParts(const LoraProduct& product) {
   const LoraTable& table = product.table;
   if (table.num_blocks == 0) return 0;
@@ -226,7 +229,7 @@ int64_t MaxParts(const LoraProduct& product) {
   return max_parts;
 }
 
-// Tiles of S in each block of rows.
+// Returns the number of tiles of S in each block of rows.
 int64_t ShrunkTiles(const LoraProduct& product) {
   return product.num_projections * RankTiles(product);
 }

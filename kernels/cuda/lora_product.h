@@ -1,11 +1,12 @@
 // The adapters' part of a linear layer: products of segments of rows with their
-// adapters' matrices and, in lora_gradient.h, those matrices' gradients.
+// adapters' matrices. lora_gradient.h has the gradients of the matrices.
 //
 //   shrink   S = X A^T          dS = scale dY B
 //   expand   Y += scale S B^T   dX += dS A
 //
-// Legend: as lora_table.h. X [T, F] is the features' side of a product: x, y or
-// a gradient of them. In a stacked layer one projection has F of its columns.
+// Legend: as in lora_table.h. X [T, F] is the side of a product that has
+// features: x, y or a gradient of them. In a stacked layer, each projection has
+// F of its columns.
 #ifndef WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 #define WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 
@@ -17,14 +18,14 @@
 
 namespace weft::kernels::cuda {
 
-// The matrices of one slot, and their columns of X.
+// The matrices of one slot, and the columns of X to which they belong.
 struct LoraProjection {
   int64_t slot = 0;
   int64_t column = 0;
   int64_t features = 0;  // F.
 };
 
-// The layout of a contiguous matrix: A [R, F] or B [F, R].
+// The layout of a contiguous matrix: A is [R, F], B is [F, R].
 enum class LoraOrder { kRankByFeatures, kFeaturesByRank };
 
 struct LoraProduct {
@@ -32,8 +33,8 @@ struct LoraProduct {
   LoraOrder order = LoraOrder::kRankByFeatures;
   LoraProjection projections[kMaxLoraProjections];
   int num_projections = 0;
-  int64_t max_rank = 0;  // The largest R of these slots; 0: nothing to do.
-  void* features_TF = nullptr;  // bf16, as S; strides in elements.
+  int64_t max_rank = 0;         // The largest R of the slots; 0: no work.
+  void* features_TF = nullptr;  // bf16, like S; strides in elements.
   int64_t features_stride = 0;
   void* shrunk_TR = nullptr;
   int64_t shrunk_stride = 0;
@@ -43,20 +44,21 @@ struct LoraProduct {
   unsigned* counters = nullptr;
 };
 
-// Floats of workspace.
+// Returns the number of floats that RunLoraShrink needs as workspace.
 [[nodiscard]] int64_t LoraShrinkWorkspace(const LoraProduct& product);
-// Returns the counters that a shrink or a gradient takes.
+// Returns the number of counters that a shrink or a gradient needs.
 [[nodiscard]] int64_t LoraCounters(const LoraProduct& product);
 
-// Writes S for the segments' rows and ranks, and leaves the rest of S. One
-// launch. Sums are f32 in an order that depends only on the segment's rows and
-// the features. A NaN stays in its row of X or its rank.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Writes S for the segments' rows and ranks, in one launch, and leaves the rest
+// of S unchanged. Sums are f32, in an order that depends only on the segment's
+// rows and the features. A NaN stays in its row of X or its rank.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,
                                         cudaStream_t stream);
 
-// Adds to X from S, one launch without workspace. Otherwise as RunLoraShrink.
+// Adds to X from S, in one launch without workspace. Otherwise like
+// RunLoraShrink.
 [[nodiscard]] cudaError_t RunLoraExpand(const LoraProduct& product,
                                         cudaStream_t stream);
 

@@ -1,9 +1,9 @@
-// The adapters' kernels read a batch's table: which rows belong to which
-// adapter, and the place of each matrix. One table, uploaded once, serves every
-// linear layer of a pass. A launch only names slots.
+// The table of a batch that the adapters' kernels read: which rows belong to
+// which adapter, and where each matrix is. The table is uploaded once and
+// serves every linear layer of a pass. A launch only names slots.
 //
-// Legend: T packed rows; F features, inputs of A or outputs of B; R the rank; S
-// the shrunk rows, x A^T, or their gradient.
+// Legend: T packed rows; F features, which are inputs of A or outputs of B; R
+// the rank; S the shrunk rows, which are x A^T or their gradient.
 #ifndef WEFT_KERNELS_CUDA_LORA_TABLE_H_
 #define WEFT_KERNELS_CUDA_LORA_TABLE_H_
 
@@ -11,13 +11,13 @@
 
 namespace weft::kernels::cuda {
 
-// The most matrices that one product computes side by side.
+// The most projections that one product computes side by side.
 inline constexpr int kMaxLoraProjections = 3;
 // The most rows of a LoraRowBlock.
 inline constexpr int64_t kLoraBlockRows = 128;
-// Features and ranks of a gradient that one block of threads computes. Ranks
-// are the least of 16, 32, 64 and kLoraMaxRankTile that holds the launch's
-// largest rank.
+// The numbers of features and of ranks in the part of a gradient that one block
+// of threads computes. The number of ranks is the smallest of 16, 32, 64 and
+// kLoraMaxRankTile that holds the launch's largest rank.
 inline constexpr int64_t kLoraTileFeatures = 128;
 inline constexpr int64_t kLoraMaxRankTile = 128;
 constexpr int64_t LoraRankTile(int64_t max_rank) {
@@ -25,26 +25,28 @@ constexpr int64_t LoraRankTile(int64_t max_rank) {
   while (tile < kLoraMaxRankTile && tile < max_rank) tile *= 2;
   return tile;
 }
-// Sums over features are cut into parts of this size. Segments of few rows are
-// cut into up to kLoraMaxCuts times as many parts. No sum has more than
-// kLoraMaxParts parts.
+// Sums over features are cut into parts of this many features. Segments of few
+// rows are cut into up to kLoraMaxCuts times as many parts. No sum has more
+// than kLoraMaxParts parts.
 inline constexpr int64_t kLoraSpan = 1024;
 inline constexpr int64_t kLoraMaxCuts = 4;
 inline constexpr int64_t kLoraMaxParts = 16;
-// Blocks of threads that fill a device. If a segment has so many, more parts
-// only add traffic for their sums.
+// This many blocks of threads fill a device. If a segment already has so many,
+// more parts only add traffic for their sums.
 inline constexpr int64_t kLoraEnoughBlocks = 128;
-// Sums over rows are cut into parts of this size.
+// Sums over rows are cut into parts of this many rows.
 inline constexpr int64_t kLoraPartRows = 2048;
-// The forward pass of a segment of at most this many rows uses lora_few_rows.h.
+// The forward pass of a segment uses lora_few_rows.h if the segment has at most
+// this many rows.
 inline constexpr int64_t kLoraFewRows = 16;
 
-// A or B of one linear layer, the same place in all adapters of a layout.
+// A or B of one linear layer. It has the same place in all adapters of a
+// layout.
 struct LoraMatrix {
-  int64_t offset = 0;  // Elements, in the weights as in the gradient.
-  int32_t rank = 0;    // R; 0: there is none.
-  int32_t column = 0;  // Where its ranks begin in S.
-  float scale = 1;     // Multiplies its products.
+  int64_t offset = 0;  // Offset in elements, the same in weights and gradient.
+  int32_t rank = 0;    // R; 0: there is no matrix.
+  int32_t column = 0;  // First column of its ranks in S.
+  float scale = 1;     // Factor of its products.
 };
 
 // Rows [row, row + num_rows) of one segment.
@@ -53,27 +55,28 @@ struct LoraRowBlock {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t cuts = 1;       // More for segments of fewer rows.
-  int32_t max_parts = 1;  // The same.
+  int32_t cuts = 1;       // Larger for segments of fewer rows.
+  int32_t max_parts = 1;  // Larger for segments of fewer rows.
 };
 
-// Rows of one segment, for a gradient.
+// Some rows of one segment, over which a part of a gradient is summed.
 struct LoraRowPart {
   float* gradient = nullptr;
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
   int32_t partial = 0;  // Its index among the parts of its gradient.
-  int32_t sum = -1;     // Index of its LoraPartialSum; -1: the only part.
+  int32_t sum = -1;     // Index of its LoraPartialSum; -1: it is the only part.
 };
 
-// A gradient of several parts: partials [first, first + count) of a launch.
+// A gradient that has several parts: the launch's partials [first, first +
+// count).
 struct LoraPartialSum {
   int32_t first = 0;
   int32_t count = 0;
 };
 
-// At most kLoraFewRows rows of one segment.
+// Up to kLoraFewRows rows of one segment.
 struct alignas(16) LoraFewRows {
   const void* weights = nullptr;  // bf16.
   int64_t row = 0;
@@ -82,25 +85,25 @@ struct alignas(16) LoraFewRows {
   int32_t place = 0;  // Index of its first row among the rows of all entries.
 };
 
-// Arrays on the device.
+// The table's arrays, on the device.
 struct LoraTable {
   const LoraMatrix* matrices = nullptr;  // [layouts, num_slots].
   int64_t num_slots = 0;
-  // All segments: first the long ones, then those of few rows, which run as
-  // tiles only in the backward pass.
+  // The blocks of all segments: first the long segments, then those of few
+  // rows, which run as tiles only in the backward pass.
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
   int64_t num_long_blocks = 0;
   int64_t max_cuts = 0;
   int64_t max_long_cuts = 0;
-  int64_t max_parts = 0;  // The most that a block has.
+  int64_t max_parts = 0;  // The largest of all blocks.
   const LoraRowPart* parts = nullptr;
   int64_t num_parts = 0;
   const LoraPartialSum* sums = nullptr;
   int64_t num_sums = 0;
   int64_t num_partials = 0;
-  // The number of entries is on the device, and grids depend only on the two
-  // limits, so that a recorded launch serves other batches.
+  // Entries of few rows. Their number is on the device, and grids depend only
+  // on the two limits, so that a recorded launch serves other batches.
   const LoraFewRows* few = nullptr;
   const int64_t* num_few = nullptr;
   int64_t max_few = 0;

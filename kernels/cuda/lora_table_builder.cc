@@ -10,8 +10,9 @@ int64_t NumBlocks(int64_t segment_rows) {
   return (segment_rows + kLoraBlockRows - 1) / kLoraBlockRows;
 }
 
-// A segment of few rows must be cut finely to keep the device busy. Many rows
-// keep it busy anyway, and parts would only add traffic for their sums.
+// Returns the number of cuts. A segment of few rows must be cut finely to keep
+// the device busy. Many rows keep it busy anyway, and parts would only add
+// traffic for their sums.
 int32_t CutsOf(int64_t segment_rows) {
   const int64_t cuts = kLoraBlockRows / segment_rows;
   return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));
@@ -28,8 +29,8 @@ size_t NumBytes(const std::vector<T>& array) {
   return array.size() * sizeof(T);
 }
 
-// The number of entries of few rows is stored before them, padded to their
-// alignment.
+// The bytes before the entries of few rows hold the number of entries, padded
+// to the entries' alignment.
 constexpr size_t kHeaderBytes = 16;
 
 template <typename T>
@@ -38,7 +39,7 @@ void Append(const std::vector<T>& array, std::vector<std::byte>* bytes) {
   bytes->insert(bytes->end(), begin, begin + NumBytes(array));
 }
 
-// Returns the array at `*bytes` and moves `*bytes` behind it.
+// Returns the array at `*bytes` and advances `*bytes` past it.
 template <typename T>
 const T* Take(const std::vector<T>& array, const std::byte** bytes) {
   const auto* begin = reinterpret_cast<const T*>(*bytes);

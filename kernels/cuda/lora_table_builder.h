@@ -11,46 +11,45 @@
 
 namespace weft::kernels::cuda {
 
-// The capacity of a table of fixed size, which is rewritten at the same place
-// for every decode step.
+// The capacity of a table of fixed size, which every decode step rewrites at
+// the same place.
 struct LoraTableCapacity {
   int64_t num_slots = 0;
   int64_t max_layouts = 0;
   int64_t max_rows = 0;
 
   [[nodiscard]] size_t num_bytes() const;
-  // Returns the table for the device address of the bytes. Arguments: see
+  // Returns the table whose bytes are at the device address `bytes`; see
   // LoraTableBuilder::At.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 };
 
-// Makes a table. The cuts of a segment depend only on its own rows, and the
-// cuts of a gradient only on the rows of the segments that share it. So the
+// Builds a table. The cuts of a segment depend only on its own rows, and the
+// parts of a gradient only on the rows of the segments that share it. So the
 // bits of a result do not depend on other adapters. Threads: not thread-safe.
 class LoraTableBuilder {
  public:
   explicit LoraTableBuilder(int64_t num_slots) : num_slots_(num_slots) {}
 
-  // Adds the next layout, counted from 0. `slots` has num_slots entries.
+  // Adds the next layout; layouts count from 0. `slots` has num_slots entries.
   void AddLayout(const std::vector<LoraMatrix>& slots);
-  // Segments are disjoint. `weights` and `gradient` are on the device;
-  // `gradient` may be null, and segments of one layout may share it.
+  // Adds a segment. Segments are disjoint. `weights` and `gradient` are on the
+  // device. `gradient` may be null, and segments of one layout may share it.
   void AddSegment(int64_t row, int64_t num_rows, int layout,
                   const void* weights, float* gradient);
-  // Adds a segment for the forward pass only, as entries of few rows for any
-  // length.
+  // Adds a segment for the forward pass only. It becomes entries of few rows,
+  // whatever its length.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
 
-  // Returns the arrays' bytes, one after the other. Nothing may be added after
-  // this.
+  // Returns the bytes of all arrays. Nothing may be added after this.
   [[nodiscard]] std::vector<std::byte> Finish();
-  // Returns the finished table for the device address of the bytes. Arguments:
-  // a multiple of 16.
+  // Returns the finished table whose bytes are at the device address `bytes`, a
+  // multiple of 16.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 
-  // Replaces Finish: writes the layouts and the segments of AddFewRows to the
-  // bytes of `capacity`. REQUIRES: they fit.
+  // Writes the layouts and the segments of AddFewRows to the bytes of
+  // `capacity`, instead of Finish. REQUIRES: they fit.
   void WriteTo(const LoraTableCapacity& capacity,
                std::span<std::byte> bytes) const;
 
@@ -60,7 +59,7 @@ class LoraTableBuilder {
     std::vector<LoraRowPart> parts;
   };
   void AddParts(int64_t row, int64_t num_rows, int layout, float* gradient);
-  // Numbers the partials of gradients with several parts.
+  // Numbers the partials of gradients that have several parts.
   void CollectParts();
 
   int64_t num_slots_;

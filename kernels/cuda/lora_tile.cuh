@@ -1,4 +1,4 @@
-// The common parts of the launches of the adapters' products: the tiles of a
+// The parts that the launches of the adapters' products share: the tiles of a
 // product, and the choice of a kernel by rank.
 #ifndef WEFT_KERNELS_CUDA_LORA_TILE_CUH_
 #define WEFT_KERNELS_CUDA_LORA_TILE_CUH_
@@ -9,7 +9,7 @@
 
 namespace weft::kernels::cuda {
 
-// The part of the work of a launch and of its blocks.
+// The work of a launch and of its blocks.
 
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table, int layout,
                                       int64_t slot) {
@@ -20,7 +20,8 @@ inline int64_t RankTiles(const LoraProduct& product) {
   return CeilDiv(product.max_rank, LoraRankTile(product.max_rank));
 }
 
-// Returns the number of tiles of this many features, over all projections.
+// Returns the number of tiles with `tile_features` features, over all
+// projections.
 __host__ __device__ inline int64_t TilesOf(const LoraProjection& projection,
                                            int width) {
   return (projection.features + width - 1) / width;
@@ -35,7 +36,7 @@ inline int64_t FeatureTiles(const LoraProduct& product, int width) {
 
 struct FeatureTile {
   int projection;
-  int first;  // Feature of it.
+  int first;  // First feature in the projection.
 };
 __device__ inline FeatureTile FeatureTileAt(const LoraProduct& product,
                                             int width, int64_t tile) {
@@ -50,11 +51,11 @@ __device__ inline FeatureTile FeatureTileAt(const LoraProduct& product,
 template <LoraOrder kTheOrder, int kTheRank>
 struct TileKind {
   static constexpr LoraOrder kOrder = kTheOrder;
-  static constexpr int kRank = kTheRank;  // A LoraRankTile.
-  // Blocks per multiprocessor, by their registers.
+  static constexpr int kRank = kTheRank;  // One of the values of LoraRankTile.
+  // Blocks per multiprocessor, which limit the registers of each.
   static constexpr int kBlocks = kRank <= 16 ? 3 : kRank <= 64 ? 2 : 1;
 };
-// run(TileKind) of the kind that a launch needs.
+// Calls run(TileKind) with the kind that a launch needs.
 template <LoraOrder kOrder, typename Run>
 cudaError_t WithRankTile(const LoraProduct& product, Run run) {
   switch (LoraRankTile(product.max_rank)) {
@@ -75,8 +76,8 @@ cudaError_t WithTileKind(const LoraProduct& product, Run run) {
              : WithRankTile<LoraOrder::kFeaturesByRank>(product, run);
 }
 
-// Launches a kernel whose blocks have the tile's threads and its shared memory,
-// which is more than a kernel may take by default.
+// Launches a kernel whose blocks have the tile's threads and shared memory. The
+// memory is more than a kernel may use by default.
 template <typename Tile, typename Memory, typename... Parameters,
           typename... Arguments>
 cudaError_t LaunchTile(void (*kernel)(Parameters...), int64_t grid_x,

@@ -6,7 +6,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// `lanes` adjacent threads per row: a power of two, at most a warp.
+// Each row has `lanes` adjacent threads. `lanes` is a power of two and at most
+// a warp.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     LseMergeKernel(int64_t num_rows, int head_features, int lanes,
@@ -19,14 +20,14 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_row = row < num_rows;
   const float theirs = is_row ? part_lse_N[row] : -INFINITY;
   const float ours = is_row ? lse_N[row] : -INFINITY;
-  // All lanes have read the old value.
+  // All lanes must have read the old value before it is overwritten.
   __syncwarp();
   // Skips a part without keys, for which -inf minus -inf would be NaN.
   if (theirs == -INFINITY) return;
   // fmaxf ignores NaN, but the shares below keep it.
   const float high = fmaxf(ours, theirs);
-  // Computes weights from the sum. The new lse may be large, and its rounding
-  // error with it.
+  // Computes the weights from the sum, because the new lse, and so its rounding
+  // error, may be large.
   const float our_share = expf(ours - high);
   const float their_share = expf(theirs - high);
   const float sum = our_share + their_share;

@@ -11,13 +11,14 @@
 
 namespace weft::kernels::cuda {
 
-// Per row:
+// Computes for each row:
+//
 //   l = log(e^lse + e^part_lse)
 //   out = out e^(lse - l) + part e^(part_lse - l)
 //   lse = l
-// A part of lse -inf has no keys and changes nothing.
+// A part with lse -inf has no keys and changes nothing.
 // Shapes:  part, out [N, C] contiguous, of `dtype`; part_lse, lse [N] f32.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  lse_merge_rows of kernels/cpu/kernels.h.
 [[nodiscard]] cudaError_t LseMergeRows(DType dtype, int64_t num_rows,
                                        int64_t head_features,

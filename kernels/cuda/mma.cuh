@@ -1,7 +1,7 @@
 // Tensor cores and asynchronous copies: one inline function for each
 // instruction that CUDA C++ does not offer. The PTX ISA describes the
-// instructions and the fragments' layouts. All lanes of a warp call the first
-// four together. Tests on the host replace the functions.
+// instructions and the layouts of their fragments. All lanes of a warp call the
+// first four functions together. Tests on the host replace the functions.
 //
 // Legend: lane l has g = l / 4 and t = l % 4.
 #ifndef WEFT_KERNELS_CUDA_MMA_CUH_
@@ -19,9 +19,9 @@ __device__ inline unsigned SharedAddress(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// Four 8 x 8 matrices of bf16 in shared memory. Lane l gives the address of row
-// l % 8 of matrix l / 8, a multiple of 16 bytes, and gets elements (g, 2t) and
-// (g, 2t + 1) of each matrix.
+// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the
+// address of row l % 8 of matrix l / 8, a multiple of 16 bytes. It gets
+// elements (g, 2t) and (g, 2t + 1) of each matrix.
 __device__ inline void LoadMatrices(const __nv_bfloat16* row,
                                     unsigned (&fragments)[4]) {
   asm volatile(
@@ -32,7 +32,8 @@ __device__ inline void LoadMatrices(const __nv_bfloat16* row,
       : "memory");
 }
 
-// The same of the transposed matrices: elements (2t, g) and (2t + 1, g).
+// The same for the transposed matrices: each lane gets elements (2t, g) and (2t
+// + 1, g).
 __device__ inline void LoadMatricesTransposed(const __nv_bfloat16* row,
                                               unsigned (&fragments)[4]) {
   asm volatile(
@@ -43,10 +44,13 @@ __device__ inline void LoadMatricesTransposed(const __nv_bfloat16* row,
       : "memory");
 }
 
-// sums [16, 8] += left [16, 16] right [16, 8], f32 sums of bf16. A lane has
-// left (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), right (2t, g),
-// (2t + 8, g), each with its next along the depth, and sums (g, 2t),
-// (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Computes sums [16, 8] += left [16, 16] right [16, 8], with f32 sums of bf16.
+// The elements of a lane are
+//
+//   left   (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   right  (2t, g), (2t + 8, g)
+//   sums   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+// A word of left or right also has the next element along the depth.
 __device__ inline void MultiplyAdd(const unsigned (&left)[4],
                                    const unsigned (&right)[2],
                                    float (&sums)[4]) {
@@ -58,8 +62,9 @@ __device__ inline void MultiplyAdd(const unsigned (&left)[4],
         "r"(right[1]));
 }
 
-// The lane's word of a transposed 8 x 8 matrix of bf16, of which it has
-// elements (g, 2t) and (g, 2t + 1). All lanes call it together.
+// Transposes an 8 x 8 matrix of bf16, of which each lane has elements (g, 2t)
+// and (g, 2t + 1). Returns the lane's word of the result. All lanes call it
+// together.
 __device__ inline unsigned Transpose8x8(unsigned word) {
   unsigned transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
@@ -68,15 +73,15 @@ __device__ inline unsigned Transpose8x8(unsigned word) {
   return transposed;
 }
 
-// Two numbers as bf16, rounded to nearest, in one word.
+// Returns two numbers as bf16, rounded to nearest, in one word.
 __device__ inline unsigned PackBf16(float low, float high) {
   unsigned word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
 
-// Starts a copy of 16 bytes to shared memory. Reads only the first `num_bytes`;
-// the others become 0. Both addresses are multiples of 16.
+// Starts a copy of 16 bytes to shared memory. Reads only the first `num_bytes`
+// bytes; the others become 0. Both addresses are multiples of 16.
 __device__ inline void CopyAsync(const void* from, int num_bytes,
                                  void* shared) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -85,19 +90,19 @@ __device__ inline void CopyAsync(const void* from, int num_bytes,
                : "memory");
 }
 
-// Ends a group: all copies of the thread since the last call.
+// Ends a group, which holds all copies of the thread since the last call.
 __device__ inline void EndCopyGroup() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// Waits until all but the last kPending groups of the thread are copied. Other
-// threads see them after a barrier.
+// Waits until all groups of the thread except the last kPending are copied.
+// Other threads see the data after a barrier.
 template <int kPending>
 __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
-// Prefetches the line of the address.
+// Prefetches the cache line of the address.
 __device__ inline void Prefetch(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" : : "l"(global));
 }

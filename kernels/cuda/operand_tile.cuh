@@ -1,8 +1,8 @@
 // Brings an operand of a product on tensor cores from global memory through
 // shared memory to the fragments of a warp.
 //
-// Legend: an operand has an outer index (row or column of the product) and the
-// depth that is summed over. Either of them may be the rows in memory.
+// Legend: an operand has an outer index (row or column of the product) and a
+// depth, which is summed over. Either of the two may be the rows in memory.
 #ifndef WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 #define WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 
@@ -13,9 +13,9 @@ namespace weft::kernels::cuda {
 
 using Bf16 = __nv_bfloat16;
 
-// Elements of 16 bytes, the widest access.
+// The number of elements in 16 bytes, the widest access.
 inline constexpr int kChunk = 8;
-// Side of the part of an operand that one ldmatrix loads.
+// The side of the square part of an operand that one ldmatrix loads.
 inline constexpr int kFragment = 16;
 
 // A row-major matrix in global memory. Elements beyond its rows and columns
@@ -30,28 +30,29 @@ struct MatrixView {
     return {data + row * stride + column, stride, num_rows - row,
             num_columns - column};
   }
-  // Returns the elements of a row's chunk at `column` inside the matrix.
+  // Returns how many elements of the chunk at `column` are inside the matrix.
   __device__ int ChunkSize(int column) const {
     const int count = num_columns - column;
     return count < 0 ? 0 : count < kChunk ? count : kChunk;
   }
-  // Returns whether the chunks of its rows can be accessed as a whole.
+  // Returns whether each chunk of its rows can be read by one access.
   __device__ bool IsAligned() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
   }
 };
 
-// One operand of a step in shared memory, for a block of kThreads threads.
+// The part of one operand that a step uses, in shared memory, for a block of
+// kThreads threads.
 template <int kOuter, int kDepth, bool kDepthIsRows, int kThreads>
 struct OperandTile {
   static constexpr int kRows = kDepthIsRows ? kDepth : kOuter;
   static constexpr int kRowChunks = (kDepthIsRows ? kOuter : kDepth) / kChunk;
   static constexpr int kChunks = kRows * kRowChunks;
-  static constexpr int kLineChunks = 8;  // So many chunks fill all banks.
+  static constexpr int kLineChunks = 8;  // This many chunks fill all banks.
 
   uint4 chunks[kChunks];
 
-  // Chunks of a row are permuted, so that the chunks of one column in eight
+  // The chunks of a row are permuted, so that the chunks of one column in eight
   // rows are in different banks.
   static __device__ int Place(int row, int chunk) {
     if constexpr (kRowChunks >= kLineChunks) {
@@ -66,8 +67,8 @@ struct OperandTile {
     return chunks[Place(row, chunk)];
   }
 
-  // Starts the copy of the matrix' first rows and columns. If the matrix is not
-  // aligned, does the whole copy.
+  // Starts copying the matrix' first rows and columns. If the matrix is not
+  // aligned, completes the copy.
   __device__ void Copy(const MatrixView& matrix, bool is_aligned) {
     // All chunks of a thread are in the same columns.
     constexpr int kRowStep = kThreads / kRowChunks;

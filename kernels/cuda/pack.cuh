@@ -14,11 +14,12 @@ namespace weft::kernels::cuda {
 
 inline constexpr int kAccessBytes = 16;
 
-// Elements that the widest load or store moves.
+// The number of elements that the widest load or store moves.
 template <typename T>
 inline constexpr int kWidth = kAccessBytes / static_cast<int>(sizeof(T));
 
-// kN adjacent elements. More than 16 bytes take several accesses.
+// kN adjacent elements. If they have more than 16 bytes, they take several
+// accesses.
 template <typename T, int kN>
 struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
                                              : kAccessBytes) Pack {
@@ -29,7 +30,7 @@ struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
   __device__ void Set(int i, float x) { Store(x, &elements[i]); }
 };
 
-// One access for each 16 bytes.
+// Loads take one access for every 16 bytes.
 template <int kN, typename T>
 __device__ Pack<T, kN> LoadPack(const T* from) {
   return *reinterpret_cast<const Pack<T, kN>*>(from);
@@ -37,7 +38,7 @@ __device__ Pack<T, kN> LoadPack(const T* from) {
 template <int kN, typename T>
 __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   if constexpr (sizeof(pack) % kAccessBytes == 0) {
-    // Uses the instruction by name, because the compiler splits some
+    // The function names the instruction, because the compiler would split some
     // assignments.
 #pragma unroll
     for (size_t i = 0; i < sizeof(pack) / kAccessBytes; ++i) {
@@ -49,14 +50,14 @@ __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   }
 }
 
-// A thread's packs of a row of `count` packs: from threadIdx.x on, blockDim.x
-// apart. The first kKept stay in registers from Load to Finish. Part holds one
-// pack of each of several tensors.
+// A thread's packs of a row of `count` packs: those from threadIdx.x on,
+// blockDim.x apart. The first kKept packs stay in registers from Read to
+// Finish. Part holds one pack of each of several tensors.
 template <typename Part, int kKept>
 class ThreadRow {
  public:
-  // part = load(i), then visit(i, part), which may change it. The loads of the
-  // kept parts come before the first visit, so that they overlap.
+  // Does part = load(i) and then visit(i, part), which may change the part.
+  // Loads all kept parts before the first visit, so that the loads overlap.
   template <typename Load, typename Visit>
   __device__ void Read(int count, Load load, Visit visit) {
 #pragma unroll
@@ -72,7 +73,7 @@ class ThreadRow {
       visit(i, part);
     }
   }
-  // finish(i, part); parts that were not kept are load(i).
+  // Calls finish(i, part). Loads again the parts that were not kept.
   template <typename Load, typename Use>
   __device__ void Finish(int count, Load load, Use finish) {
 #pragma unroll
@@ -92,45 +93,46 @@ class ThreadRow {
   Part kept_[kKept];
 };
 
-// Returns the threads for about `kept` of `packs` each: whole warps, at most
-// `most`.
+// Returns the number of threads that gives each about `kept` of `packs`: whole
+// warps, at most `most`.
 inline unsigned PackThreads(int64_t packs, int64_t kept, int64_t most) {
   const int64_t warps = CeilDiv(CeilDiv(packs, kept), kWarp);
   return static_cast<unsigned>(warps * kWarp < most ? warps * kWarp : most);
 }
 
-// Returns the adjacent lanes of a warp for a short row of `packs`: a power of
-// two, at most the whole warp.
+// Returns the number of adjacent lanes for a short row of `packs`: a power of
+// two, at most a whole warp.
 inline int LanesOf(int64_t packs) {
   int lanes = 1;
   while (lanes < packs && lanes < kWarp) lanes *= 2;
   return lanes;
 }
 
-// Returns whether rows from `data` on, `stride` elements of T apart, begin at
-// multiples of 16 bytes.
+// Returns whether rows from `data` on, `stride` elements of T apart, all begin
+// at multiples of 16 bytes.
 template <typename T>
 bool IsWide(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0 &&
          stride % kWidth<T> == 0;
 }
 
-// Calls run(width), whose type has the elements of a pack as ::value.
+// Calls run(width), where decltype(width)::value is the number of elements in a
+// pack.
 template <typename T, typename Run>
 cudaError_t WithWidth(bool is_wide, Run run) {
   return is_wide ? run(std::integral_constant<int, kWidth<T>>())
                  : run(std::integral_constant<int, 1>());
 }
 
-// Calls run(const T*) with the type of `dtype`.
+// Calls run(const T*), where T is the type of `dtype`.
 template <typename Run>
 cudaError_t WithType(DType dtype, Run run) {
   return dtype == DType::kBf16 ? run(static_cast<const __nv_bfloat16*>(nullptr))
                                : run(static_cast<const float*>(nullptr));
 }
 
-// Calls run(const T*, const W*) with the types of rows and of their weight,
-// which is of the same dtype or f32. Errors: cudaErrorInvalidValue.
+// Calls run(const T*, const W*), where T is the type of the rows and W that of
+// their weight, which is T or f32. Errors: cudaErrorInvalidValue.
 template <typename Run>
 cudaError_t WithTypes(DType dtype, DType weight_dtype, Run run) {
   return WithType(dtype, [&]<typename T>(const T* t) {

@@ -9,21 +9,21 @@ constexpr int kThreads = kAttentionThreads;
 constexpr int kNumWarps = kAttentionWarps;
 // Two blocks for each of 132 multiprocessors keep a large device busy.
 constexpr int64_t kWantedBlocks = 256;
-// Measured on an H100: a start and a merge cost 5 to 10 us, which a split of
-// fewer tokens does not save. Blocks of more tokens than the second number
-// leave multiprocessors idle at the end (64 sequences of 8,192 tokens: 766 us,
-// split 726 us).
+// The fewest and the most tokens of a split, measured on an H100. A start and a
+// merge cost 5 to 10 us, more than a split of fewer tokens saves. Blocks of
+// more tokens leave multiprocessors idle at the end (64 sequences of 8,192
+// tokens: 766 us whole, 726 us split).
 constexpr int kMinSplitTokens = 128;
 constexpr int kMaxSplitTokens = 2048;
-// Groups of query heads (grid.x) of a launch with splits.
+// The most groups of query heads (grid.x) in a launch with splits.
 constexpr int64_t kMaxSplitItems = 8192;
 
-// Splits of a group of heads that are in the workspace so far; 0 between
-// launches.
+// Counts, for each group of heads, the splits that have written to the
+// workspace. It is 0 between launches.
 __device__ unsigned finished_splits[kMaxSplitItems];
 
-// Returns the query heads of a key/value head. Device code here divides in 32
-// bits, because divisions of 64 bits are function calls.
+// Returns the number of query heads that share a key/value head. Device code
+// here divides in 32 bits, because 64-bit divisions are function calls.
 __host__ __device__ inline unsigned GroupSize(
     const PagedAttentionBatch& batch) {
   return static_cast<unsigned>(batch.num_heads) /
@@ -34,12 +34,13 @@ __host__ __device__ inline unsigned HeadChunks(
   return (GroupSize(batch) + kStepHeads - 1) / kStepHeads;
 }
 
-// Returns the groups of heads, which are the blocks of a launch without splits.
+// Returns the number of groups of heads. A launch without splits has one block
+// for each.
 inline int64_t NumItems(const PagedAttentionBatch& batch) {
   return batch.batch * batch.num_kv_heads * HeadChunks(batch);
 }
 
-// Returns the splits of a sequence of which `tokens` are seen; 0 for no tokens.
+// Returns the number of splits for `tokens` visible tokens; 0 for no tokens.
 __host__ __device__ inline int NumSplits(const AttentionSplits& splits,
                                          int64_t tokens) {
   const auto one_per = [&](int split_tokens) {
@@ -52,8 +53,9 @@ __host__ __device__ inline int NumSplits(const AttentionSplits& splits,
   return num_splits < splits.most ? num_splits : splits.most;
 }
 
-// The heads of block (group of heads, split). Groups count chunks of a
-// key/value head's query heads fastest, then key/value heads, then sequences.
+// Returns the heads of the block (group of heads, split). Groups number chunks
+// of a key/value head's query heads first, then key/value heads, then
+// sequences.
 __device__ BlockWork HeadsOfBlock(const PagedAttentionBatch& batch) {
   BlockWork work = {};
   const unsigned chunks = HeadChunks(batch);
@@ -79,7 +81,7 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   const auto steps =
       static_cast<unsigned>(length - hidden + kStepTokens - 1) / kStepTokens;
   const auto count = static_cast<unsigned>(work->num_splits);
-  // The first splits take one of the remaining steps each.
+  // Each of the first splits takes one of the remaining steps.
   const auto bound = [&](unsigned split) {
     const unsigned rest = steps % count;
     const unsigned step = steps / count * split + (split < rest ? split : rest);
@@ -90,8 +92,8 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   work->end = bound(blockIdx.y + 1);
 }
 
-// The places of a row's splits before the merge: all splits' means, then all
-// splits' log-sum-exps, in powers of 2.
+// Returns where a split of a row is stored before the merge: first all splits'
+// means, then all splits' log-sum-exps, in powers of 2.
 __device__ float* SplitMean(const PagedAttentionBatch& batch, int split,
                             int64_t row) {
   return batch.workspace +
@@ -104,7 +106,7 @@ __device__ float* SplitLse(const PagedAttentionBatch& batch, int split,
          split * rows + row;
 }
 
-// Calls function(i, c) for each feature c: it is the lane's i-th.
+// Calls function(i, c) for each of the lane's features c, where i counts them.
 template <int kChunks, typename Function>
 __device__ void ForFeatures(const PagedAttentionBatch& batch,
                             Function function) {
@@ -115,8 +117,8 @@ __device__ void ForFeatures(const PagedAttentionBatch& batch,
   }
 }
 
-// Writes the warps' sums to the output, or to the workspace if there are more
-// splits. A warp takes a head.
+// Writes the warps' sums to the output or, if there are several splits, to the
+// workspace. Each warp takes one head.
 template <typename T, int kChunks>
 __device__ void StoreBlock(const PagedAttentionBatch& batch,
                            const BlockWork& work,
@@ -153,14 +155,14 @@ __device__ void StoreBlock(const PagedAttentionBatch& batch,
   }
 }
 
-// Returns true in all threads of the last block of a group of heads.
+// Returns true in all threads of a group's last block.
 __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    // Makes the block's writes before the barrier visible to the last block.
+    // Makes the block's earlier writes visible to the last block.
     __threadfence();
     const auto last = static_cast<unsigned>(num_splits - 1);
-    // The last block resets it to 0.
+    // The increment of the last block resets the counter to 0.
     *is_last = atomicInc(&finished_splits[blockIdx.x], last) == last;
     __threadfence();
   }
@@ -168,8 +170,8 @@ __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   return *is_last;
 }
 
-// Merges the splits of the block's heads, in order, to the output. A warp takes
-// a head.
+// Merges the splits of the block's heads, in order, and writes the output. Each
+// warp takes one head.
 template <typename T, int kChunks>
 __device__ void MergeSplits(const PagedAttentionBatch& batch,
                             const BlockWork& work,
@@ -193,7 +195,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
     float sums[kChunks * kFeatureChunk / kWarp] = {};
     const float* mean = SplitMean(batch, 0, row);
     const int64_t next = batch.batch * batch.num_heads * batch.head_features;
-    // Many loads at once in registers hide the latency of memory.
+    // Having many loads in flight hides the latency of memory.
 #pragma unroll 4
     for (int split = 0; split < work.num_splits; ++split, mean += next) {
       const float weight = weights[split];
@@ -206,7 +208,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
   }
 }
 
-// The first of the block's query heads.
+// Returns the first of the block's query heads.
 template <typename T>
 __device__ const T* QueryOf(const PagedAttentionBatch& batch,
                             const BlockWork& work) {
@@ -218,8 +220,8 @@ __device__ const T* QueryOf(const PagedAttentionBatch& batch,
          work.sequence * between;
 }
 
-// The least blocks per multiprocessor. It bounds the registers to those that a
-// step's keys and values need.
+// The fewest blocks per multiprocessor. The number limits the registers to
+// those that a step's keys and values need.
 template <typename T, int kChunks>
 inline constexpr int kBlocksOnProcessor = sizeof(T) == 4 || kChunks > 2
                                               ? 2
@@ -231,9 +233,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   __shared__ BlockMemory<T, kChunks> memory;
   BlockWork work = HeadsOfBlock(batch);
   const int length = batch.lengths_B[work.sequence];
-  // A table for long sequences launches splits that short ones do not have.
-  // These end at once. The first split always exists, so its query is loaded
-  // together with the length.
+  // A table for long sequences launches splits that short sequences do not
+  // have, and these end at once. The first split always exists, so its query is
+  // loaded together with the length.
   if (blockIdx.y > 0) {
     SetTokens(batch, length, &work);
     if (static_cast<int>(blockIdx.y) >= work.num_splits) return;
@@ -244,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   __syncthreads();
   WarpSums<T, kChunks, kWide> sums;
   sums.Add(batch, work, memory.query);
-  // The sums reuse the query's memory.
+  // The sums reuse the query's memory, so all threads wait here.
   __syncthreads();
   PutSums(sums, &memory);
   __syncthreads();
@@ -254,8 +256,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   MergeSplits(batch, work, &memory);
 }
 
-// Returns whether rows of C features from `data` on are whole loads of 16
-// bytes.
+// Returns whether rows of C features from `data` on can be read by whole loads
+// of 16 bytes.
 template <typename T>
 bool IsWide(const PagedAttentionBatch& batch) {
   const auto is_aligned = [](const void* data) {

@@ -15,12 +15,12 @@ namespace weft::kernels::cuda {
 inline constexpr int64_t kMaxHeadFeatures = 256;
 inline constexpr int kMaxSplits = 128;
 
-// The number of parts that the tokens of a sequence are split into, each for a
-// block of its own: one per 128 tokens up to `wanted`, one per 2048 from there
-// on, and never more than `most`.
+// Into how many parts the tokens of a sequence are split, each for its own
+// block: one part per 128 tokens, up to `wanted` parts; or one per 2048 tokens
+// if that is more; and never more than `most`.
 struct AttentionSplits {
   int wanted = 1;
-  int most = 1;  // At most kMaxSplits. Blocks of the launch.
+  int most = 1;  // At most kMaxSplits; blocks in grid.y.
 };
 
 // All pointers are device pointers.
@@ -31,42 +31,44 @@ struct PagedAttentionBatch {
   int64_t num_kv_heads = 1;     // K.
   int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
   int64_t page_tokens = 0;      // S.
-  const void* q_BHC = nullptr;  // Each sequence's heads contiguous.
-  // Elements from the heads of a sequence to those of the next one, for a row
-  // that also holds k and v. 0: the heads are contiguous.
+  const void* q_BHC = nullptr;  // The heads of each sequence are contiguous.
+  // Elements from the heads of a sequence to those of the next one, for rows
+  // that also hold k and v. 0: the heads are contiguous.
   int64_t q_stride = 0;
   const void* k_pages_PSKC = nullptr;
   const void* v_pages_PSKC = nullptr;
   const int32_t* page_table_BL = nullptr;
   int64_t table_entries = 0;           // L.
-  const int32_t* lengths_B = nullptr;  // Tokens of each sequence.
-  int64_t window = 0;                  // The last tokens that are seen; 0: all.
+  const int32_t* lengths_B = nullptr;  // Number of tokens of each sequence.
+  int64_t window = 0;                  // Number of last tokens to see; 0: all.
   float scale = 1;
-  float softcap = 0;  // > 0: a score x becomes softcap * tanh(x / softcap).
+  float softcap = 0;        // If > 0, x becomes softcap * tanh(x / softcap).
   void* out_BHC = nullptr;  // Contiguous.
   AttentionSplits splits;
   float* workspace = nullptr;  // PagedAttentionWorkspace floats.
 };
 
-// Returns the splits that keep a device busy, because few sequences leave
-// multiprocessors idle, and a very long one ends long after the others. The
-// lengths are on the device, so the table's width and the window bound them.
+// Returns the splits that keep a device busy: few sequences would leave
+// multiprocessors idle, and a very long one would end long after the others.
+// The lengths are on the device, so the table's width and the window serve as
+// their bound.
 [[nodiscard]] AttentionSplits ChooseAttentionSplits(
     const PagedAttentionBatch& batch);
 
 [[nodiscard]] int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch);
 
-// out[b] = softmax(softcap(scale * q[b] . k)) v over the first lengths[b]
-// tokens of the sequence whose pages are page_table[b], or the last `window` of
-// them; zeros for a length of 0. Table entries and page slots of other tokens
-// are not read. Keys and values are read once for up to 8 query heads that
-// share them.
-// One launch, which may be replayed: `batch` sets its blocks, and each block
-// reads the present lengths. The splits of a sequence merge in order, so its
-// bits depend only on its own tokens and on `splits`.
+// Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
+// lengths[b] tokens of the sequence with pages page_table[b], or over the last
+// `window` of them. Writes zeros for a length of 0. Table entries and page
+// slots of other tokens are not read. Keys and values are read once for up to 8
+// query heads that share them.
+//
+// The work is one launch, which may be replayed: `batch` sets its blocks, and
+// each block reads the present lengths. The splits of a sequence merge in
+// order, so its bits depend only on its own tokens and on `splits`.
 // Errors:  cudaErrorInvalidValue for C or splits out of range, or for splits of
 //          more than 8192 groups of heads.
-// Threads: any; the work is queued on `stream`, nothing is waited for. Two
+// Threads: any; the work is queued on `stream`, and nothing waits for it. Two
 // launches with splits must not run on one device at a time, because they share
 // the counters of finished splits.
 // Source:  dense attention in f64; online softmax, Milakov and Gimelshein 2018;

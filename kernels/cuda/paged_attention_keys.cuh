@@ -1,5 +1,5 @@
-// The scores of one step of a warp in paged attention: keys against the query.
-// See paged_attention_pieces.cuh.
+// The scores of one step of a warp in paged attention: products of keys and the
+// query. See paged_attention_pieces.cuh.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_KEYS_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_KEYS_CUH_
 
@@ -13,8 +13,8 @@ struct Query {
   Words parts[kParts<T>][2 * kChunks][kWarp];
 };
 
-// All threads of the block call it; a barrier must follow. Zeros beyond
-// `num_heads` and the features.
+// Loads the heads. All threads of the block call it, and a barrier must follow.
+// Fills up with zeros beyond `num_heads` and the features.
 template <typename T, int kChunks>
 __device__ void LoadQuery(const T* q_HC, int num_heads, int features,
                           Query<T, kChunks>* query) {
@@ -33,7 +33,7 @@ __device__ void LoadQuery(const T* q_HC, int num_heads, int features,
   }
 }
 
-// `slots`, here and below: of token i in lanes i and i + 16.
+// Here and below, lanes i and i + 16 have the slot of token i in `slots`.
 template <typename T, int kChunks, bool kWide>
 struct Keys {
   const T* rows[2];
@@ -62,7 +62,7 @@ struct Keys {
     }
   }
 
-  // scores: those of two heads for token g, then for token g + 8.
+  // Computes `scores`: those of two heads for token g, then for token g + 8.
   __device__ void Score(const Query<T, kChunks>& query, float (&scores)[4]) {
     float other[4] = {};
 #pragma unroll

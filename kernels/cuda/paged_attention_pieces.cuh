@@ -1,17 +1,17 @@
 // The reads of a warp for one step of paged attention, in which it multiplies
-// 16 tokens with up to 8 query heads on tensor cores. Lanes read the keys and
-// values that they multiply directly from global memory, 16 bytes at a time,
-// without shared memory. A product may sum its terms in any order, so each lane
-// takes adjacent features.
+// 16 tokens with up to 8 query heads on tensor cores. Each lane reads the keys
+// and values that it multiplies directly from global memory, 16 bytes at a
+// time, without shared memory. A product may sum its terms in any order, so
+// each lane takes adjacent features.
 //
 // Tensor cores take bf16. A number with more digits is a sum of parts: three
-// for f32, and two for the weight of a token, whose error is then far below
-// that of its values. All products of parts that are large enough to matter are
-// added.
+// for f32, and two for the weight of a token beside bf16 values. The weight's
+// error is then far below that of the values. All products of parts that are
+// large enough to matter are added.
 //
-// Lane 4 g + t: see mma.cuh. It reads the keys of tokens g and g + 8 and the
-// values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and has the scores and
-// sums of heads 2 t and 2 t + 1.
+// Legend: lane 4 g + t as in mma.cuh. It reads the keys of tokens g and g + 8
+// and the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9. It has the scores
+// and sums of heads 2 t and 2 t + 1.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
 
@@ -22,18 +22,19 @@
 namespace weft::kernels::cuda {
 
 inline constexpr int kStepTokens = 16;
-// Query heads of a block: those of one key/value head, in chunks.
+// The query heads of a block. They share one key/value head.
 inline constexpr int kStepHeads = 8;
-// Features that a lane reads at once.
+// The number of features that a lane reads at once.
 inline constexpr int kPiece = 8;
-// Features are counted in chunks that 8 lanes read at once as values, and 4
-// lanes at twice as keys.
+// The number of features that 8 lanes read at once as values, or that 4 lanes
+// read in two reads as keys.
 inline constexpr int kFeatureChunk = 64;
 
 template <typename T>
 inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
-// Parts of a token's weight. A product of parts i and j is left out when i + j
-// is no less: it is below the last digit of what is kept.
+// The number of parts of a token's weight. A product of parts i and j is left
+// out if i + j is at least this number, because it is below the last digit that
+// is kept.
 template <typename T>
 inline constexpr int kWeightParts = sizeof(T) == 2 ? 2 : 3;
 
@@ -42,17 +43,18 @@ struct Words {
   unsigned at[kPiece / 2];
 };
 
-// 8 features in memory's form.
+// 8 features as they are in memory.
 template <typename T>
 struct Piece {
   uint4 raw[kPiece * sizeof(T) / 16];
 };
 
-// The 8 features from feature `first` of a row of `count` on, which lie at
-// `from`; zeros beyond the row. kWide: the row begins at a multiple of 16 bytes
-// and `count` is a multiple of 8. Then a piece beyond the row repeats the first
-// one without a branch: it is multiplied by zeros of the query, or its sums are
-// not stored. is_inside: the piece is known to be inside the row.
+// Loads the 8 features from `first` on of a row of `count` features, of which
+// `from` points to feature `first`. Gives zeros beyond the row. With kWide, the
+// row begins at a multiple of 16 bytes and `count` is a multiple of 8. A piece
+// beyond the row then repeats the first piece, without a branch: either zeros
+// of the query multiply it, or its sums are not stored. `is_inside` means that
+// the piece is known to be inside the row.
 template <typename T, bool kWide>
 __device__ Piece<T> LoadPiece(const T* from, int first, int count,
                               bool is_inside) {
@@ -84,7 +86,7 @@ __device__ Piece<T> LoadPiece(const T* from, int first, int count,
   return piece;
 }
 
-// Two numbers as a sum of kCount words of bf16.
+// Splits two numbers into kCount words of bf16 each, whose sum they are.
 template <int kCount>
 __device__ void SplitPair(float low, float high, unsigned (&words)[kCount]) {
 #pragma unroll
@@ -115,12 +117,12 @@ __device__ void SplitPiece(const Piece<T>& piece, Words (&parts)[kParts<T>]) {
   }
 }
 
-// The place of one key/value head's rows, for one lane.
+// Where one lane finds the rows of one key/value head.
 template <typename T>
 struct LaneRows {
   const T* data;        // The lane's first feature in slot 0.
-  unsigned slot_bytes;  // From a slot to the next.
-  int features;         // In a row.
+  unsigned slot_bytes;  // Distance between slots.
+  int features;         // Number of features in a row.
 
   __device__ LaneRows(const void* pages, const PagedAttentionBatch& batch,
                       int kv_head, int first)
@@ -136,7 +138,8 @@ struct LaneRows {
 };
 
 // Whether a lane reads all of a step's keys or values before it multiplies
-// them. If they do not fit into registers, it reads them piece by piece.
+// them. Otherwise they would not fit the registers, and it reads them piece by
+// piece.
 template <typename T, int kChunks, bool kWide>
 inline constexpr bool kAtOnce = kChunks * sizeof(T) <= 8 && kWide;
 

@@ -13,14 +13,15 @@ namespace weft::kernels::cuda {
 
 inline constexpr float kLog2E = 1.44269504F;
 
-// Running softmax of two query heads, in powers of 2. Each lane has the sums of
-// its own tokens, g and g + 8 of every step.
+// The running softmax of two query heads, in powers of 2. Each lane has the
+// sums of its own tokens, which are g and g + 8 of every step.
 struct RunningSoftmax {
   float max[2] = {kLowest, kLowest};
   float sum[2] = {};
 };
 
-// Combines the values of the lanes of equal t; all of them get the result.
+// Combines the values of the lanes with the same t. All of these lanes get the
+// result.
 template <typename Combine>
 __device__ float ReduceTokens(float value, Combine combine) {
 #pragma unroll
@@ -30,7 +31,7 @@ __device__ float ReduceTokens(float value, Combine combine) {
   return value;
 }
 
-// What turns products into powers of 2.
+// How products become exponents of powers of 2.
 struct ScoreRule {
   float scale;
   float cap;  // 0: none.
@@ -44,8 +45,8 @@ struct ScoreRule {
   }
 };
 
-// Turns scores into weights. `shrink` is the factor for earlier sums;
-// `num_tokens` says how many tokens the step has.
+// Turns scores into weights. `shrink` is the factor for earlier sums.
+// `num_tokens` is the number of tokens in the step.
 __device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
                              RunningSoftmax* state, float (&scores)[4],
                              float (&shrink)[2]) {

@@ -7,13 +7,13 @@
 
 namespace weft::kernels::cuda {
 
-// Weights of the step's tokens, as the right operand of their product with the
-// values.
+// The weights of the step's tokens, as the right operand of their product with
+// the values.
 template <typename T>
 struct Weights {
   unsigned parts[kWeightParts<T>][2];
 
-  // weights: as scores.
+  // `weights` has the layout of the scores.
   __device__ void Set(const float (&weights)[4]) {
     unsigned words[2][kWeightParts<T>];
     SplitPair(weights[0], weights[1], words[0]);
@@ -54,8 +54,8 @@ struct Values {
     }
   }
 
-  // sums[j][m][2 i] and the next are those of feature 64 j + 8 g + 2 m + i for
-  // heads 2 t and 2 t + 1.
+  // Adds weights times values. sums[j][m][2 i] and the one after it belong to
+  // feature 64 j + 8 g + 2 m + i, for heads 2 t and 2 t + 1.
   __device__ void AddTo(const Weights<T>& weights,
                         float (&sums)[kChunks][kPiece / 2][4]) {
 #pragma unroll
@@ -68,7 +68,8 @@ struct Values {
       for (int m = 0; m < kPiece / 2; ++m) {
 #pragma unroll
         for (int part = 0; part < kParts<T>; ++part) {
-          // Tokens side by side in a word, where memory has features.
+          // Pairs two tokens in a word, because memory has adjacent features in
+          // a word.
           const auto pair = [&](int token, unsigned halves) {
             return __byte_perm(tokens[token][part].at[m],
                                tokens[token + 1][part].at[m], halves);

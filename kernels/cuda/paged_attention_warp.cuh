@@ -1,4 +1,4 @@
-// One warp of paged attention: softmax and sums over its steps.
+// The work of one warp in paged attention: softmax and sums over its steps.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 
@@ -15,14 +15,16 @@ inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
 struct BlockWork {
   int sequence;
   int kv_head;
-  int64_t row;     // The first of its query heads, of those of all sequences.
-  int num_heads;   // <= kStepHeads.
-  int num_splits;  // How many splits have tokens; 1 when there are no tokens.
+  int64_t row;     // Its first query head, counted over all sequences.
+  int num_heads;   // At most kStepHeads.
+  int num_splits;  // Number of splits that have tokens; 1 if there are no
+                   // tokens.
   int begin;       // Tokens.
   int end;
 };
 
-// One warp's sums over every kAttentionWarps-th step of the block's tokens.
+// One warp's sums. The warp takes every kAttentionWarps-th step of the block's
+// tokens.
 template <typename T, int kChunks, bool kWide>
 struct WarpSums {
   static constexpr int kStride = kAttentionWarps * kStepTokens;
@@ -43,7 +45,8 @@ struct WarpSums {
     const int32_t* pages =
         batch.page_table_BL + work.sequence * batch.table_entries;
     const auto page_tokens = static_cast<unsigned>(batch.page_tokens);
-    // Each lane has the slot of one token; past the end, the last token's.
+    // Each lane has the slot of one token. Lanes after the last token repeat
+    // its slot.
     const auto slots_at = [&](int step) {
       const int ahead = step + Lane() % kStepTokens;
       const auto token =
@@ -78,15 +81,15 @@ struct WarpSums {
   }
 };
 
-// Shared by the warps of a block: first the query, then the sums.
+// The shared memory of a block: first the query, then the sums.
 template <typename T, int kChunks>
 struct BlockMemory {
   union {
     Query<T, kChunks> query;
-    // Each warp's.
+    // Sums of each warp.
     alignas(
         16) float sums[kAttentionWarps][kStepHeads][kChunks * kFeatureChunk];
-    // Each split's, when they merge.
+    // Weights of the splits when they merge.
     float weights[kStepHeads][kMaxSplits];
   };
   float max[kAttentionWarps][kStepHeads];
@@ -94,8 +97,8 @@ struct BlockMemory {
   bool is_last;
 };
 
-// Writes a warp's sums to the block's memory. All warps may read them after a
-// barrier.
+// Writes a warp's sums to the block's memory. After a barrier all warps may
+// read them.
 template <typename T, int kChunks, bool kWide>
 __device__ void PutSums(const WarpSums<T, kChunks, kWide>& warp_sums,
                         BlockMemory<T, kChunks>* memory) {

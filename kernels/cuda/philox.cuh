@@ -1,4 +1,4 @@
-// Philox4x32-10, the bits of src/sampling/philox.h.
+// Philox4x32-10, with the same bits as src/sampling/philox.h.
 #ifndef WEFT_KERNELS_CUDA_PHILOX_CUH_
 #define WEFT_KERNELS_CUDA_PHILOX_CUH_
 
@@ -6,10 +6,10 @@
 
 namespace weft::kernels::cuda {
 
-// The upper 24 of the first 32 random bits of (key seed, counter (sample_index,
-// position, 0, 0)): 2^24 times the number that sampling::CounterUniform
-// returns. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1,
-// 2, 3".
+// Returns the upper 24 of the first 32 random bits of (key seed, counter
+// (sample_index, position, 0, 0)). This is 2^24 times the number that
+// sampling::CounterUniform returns. Source: Salmon et al. 2011, "Parallel
+// random numbers: as easy as 1, 2, 3".
 __device__ inline uint32_t Philox24(uint64_t seed, uint32_t sample_index,
                                     uint32_t position) {
   constexpr int kRounds = 10;

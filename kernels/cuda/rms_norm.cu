@@ -4,12 +4,12 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// Packs of a row that a thread keeps in registers: all of a row of 8192 bf16
-// features.
+// The packs of a row that a thread keeps in registers. They hold a whole row of
+// 8192 bf16 features.
 constexpr int kKept = 2;
 constexpr int kMaxThreads = 512;
 
-// Rows of one tensor. A null tensor has no rows.
+// The rows of one tensor. A null tensor has no rows.
 template <typename T>
 struct Rows {
   T* data;
@@ -18,14 +18,14 @@ struct Rows {
   __device__ T* Of(int64_t row) const { return data + row * stride; }
 };
 
-// One block per row. The row is sum += x with kAdd, and x without.
+// One block computes one row. With kAdd the row is sum += x, otherwise x.
 template <typename T, typename W, int kN, bool kAdd>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormKernel(Rows<const T> x_TD, Rows<T> sum_TD, Rows<T> y_TD,
                   const W* weight_D, int features, float eps) {
   struct Part {
     Pack<T, kN> row;
-    Pack<T, kN> added;  // Only with kAdd.
+    Pack<T, kN> added;  // Used only with kAdd.
   };
   const T* x = x_TD.Of(blockIdx.x);
   T* sum = sum_TD.Of(blockIdx.x);
@@ -89,7 +89,8 @@ __device__ Sums SumOverBlock(Sums sums) {
   return sums;
 }
 
-// With d = dy * weight and n = x * inverse: dx += (d - n mean(d n)) * inverse.
+// With d = dy * weight and n = x * inverse, computes dx += (d - n mean(d n)) *
+// inverse.
 template <typename T, typename W, int kN>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormBackwardKernel(Rows<const T> dy_TD, Rows<const T> x_TD,
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     Pack<T, kN> dy;
     Pack<T, kN> x;
     Pack<T, kN> dx;
-    // Kept too, so that no load waits for the final stores.
+    // The weights are kept too, so that no load waits for the final stores.
     Pack<W, kN> weight;
   };
   const T* dy = dy_TD.Of(blockIdx.x);
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
-// Whether the rows and their weight take packs of kWidth<T>.
+// Returns whether the rows and their weight can be read in packs of kWidth<T>.
 template <typename T>
 bool TakesPacks(const RmsNormRows& rows) {
   return IsWide<T>(rows.x_TD, rows.x_stride) &&

@@ -1,5 +1,6 @@
-// Root-mean-square norm of rows, forward and backward, alone or after the
+// Root-mean-square norm of rows, forward and backward, alone or after an
 // addition to the residual stream.
+//
 // Legend: T rows, D features.
 #ifndef WEFT_KERNELS_CUDA_RMS_NORM_H_
 #define WEFT_KERNELS_CUDA_RMS_NORM_H_
@@ -15,7 +16,7 @@ namespace weft::kernels::cuda {
 // Rows of adjacent features; strides in elements, from row to row.
 struct RmsNormRows {
   DType dtype = DType::kF32;         // The dtype of x, y, dy and dx.
-  DType weight_dtype = DType::kF32;  // The same, or f32.
+  DType weight_dtype = DType::kF32;  // The same dtype, or f32.
   int64_t num_rows = 0;              // T.
   int64_t features = 0;              // D.
   float eps = 0;
@@ -24,22 +25,23 @@ struct RmsNormRows {
   const void* weight_D = nullptr;
 };
 
-// y = x * rsqrt(mean(x^2) + eps) * weight, statistics in f32. y may be x. A NaN
-// stays in its row.
-// Errors:  cudaErrorInvalidValue for a weight of bf16 beside rows of f32.
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// Computes y = x * rsqrt(mean(x^2) + eps) * weight, with statistics in f32. y
+// may be x. A NaN stays in its row.
+// Errors:  cudaErrorInvalidValue for a bf16 weight with f32 rows.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::RmsNormRow.
 [[nodiscard]] cudaError_t RmsNorm(const RmsNormRows& rows, void* y_TD,
                                   int64_t y_stride, cudaStream_t stream);
 
-// sum += x, then y = norm of the stored sum: the same bits as an addition and
-// an RmsNorm after it. The three do not alias. Errors and threads as above.
+// Computes sum += x, then y = norm of the stored sum, with the same bits as an
+// addition and an RmsNorm. x, sum and y do not alias. Errors and threads as for
+// RmsNorm.
 [[nodiscard]] cudaError_t AddRmsNorm(const RmsNormRows& rows, void* sum_TD,
                                      int64_t sum_stride, void* y_TD,
                                      int64_t y_stride, cudaStream_t stream);
 
-// Adds dLoss/dx to dx; the statistics are recomputed from x. dx may not alias
-// dy or x. Errors and threads as above.
+// Adds dLoss/dx to dx. Recomputes the statistics from x. dx may not alias dy or
+// x. Errors and threads as for RmsNorm.
 // Source:  reference::RmsNormBackwardRow.
 [[nodiscard]] cudaError_t RmsNormBackward(const RmsNormRows& rows,
                                           const void* dy_TD, int64_t dy_stride,

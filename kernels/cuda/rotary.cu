@@ -4,19 +4,21 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// One pass over the 48 heads of 128 features of a common projection.
+// Lets a block cover the 48 heads of 128 features of a common projection in one
+// pass.
 constexpr int kMaxThreads = 384;
-// Blocks of one SM. More would leave a thread so few registers that it spills.
+// Blocks per multiprocessor. With more blocks a thread has so few registers
+// that it spills.
 template <bool kNorm>
 constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
 
-// A block takes a token, and `lanes` adjacent threads take a head. The pairs
+// A block computes one token, and `lanes` adjacent threads one head. The pairs
 // (c, c + half) of lane l begin at c = l kN and are `lanes` kN apart.
 struct Geometry {
   int lanes;
   int half;
-  float share;  // 1 / (2 half), for means.
+  float share;  // 1 / (2 half), the factor of means.
 };
 
 template <typename T, int kN>
@@ -40,7 +42,7 @@ __device__ T* HeadOf(const HeadRows& rows, int64_t token, int64_t head) {
   return static_cast<T*>(rows.data) + token * rows.token_stride +
          head * rows.head_stride;
 }
-// Returns a head of q, or of k after those of q.
+// Returns a head by its number: heads of q come first, then those of k.
 template <typename T>
 __device__ T* HeadOf(const HeadRows& q, const HeadRows& k, int64_t token,
                      int64_t head) {
@@ -53,7 +55,7 @@ __device__ const W* WeightOf(const HeadNorms& norms, const HeadRows& q,
   return static_cast<const W*>(head < q.num_heads ? norms.q_C : norms.k_C);
 }
 
-// Rotates the pairs from c on by the token's angles, or back.
+// Rotates the pairs from c on by the token's angles, forwards or back.
 template <bool kBack, typename T, int kN>
 __device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
                        Pairs<T, kN>* pairs) {
@@ -70,7 +72,7 @@ __device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
   }
 }
 
-// Over the lanes of a head.
+// Sums over the lanes of a head.
 __device__ float SumOverLanes(float value, int lanes) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
     value += __shfl_xor_sync(kAllLanes, value, offset);
@@ -78,13 +80,14 @@ __device__ float SumOverLanes(float value, int lanes) {
   return value;
 }
 
-// The lane's first pair.
+// Returns the lane's first pair.
 template <int kN>
 __device__ int FirstPair(const Geometry& geometry) {
   return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
 }
 
-// All lanes of the warp call it; lanes without a head pass null.
+// Returns 1 / rms of the head. All lanes of the warp call it; a lane without a
+// head passes null.
 template <typename T, int kN>
 __device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
   float squares = 0;
@@ -101,7 +104,7 @@ __device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
   return rsqrtf(sum * geometry.share + eps);
 }
 
-// Heads of q, k, then of v if the token has a slot.
+// Prepares the heads of q and k, and then copies v if the token has a slot.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   const int num_k = static_cast<int>(rows.k.num_heads);
   const int first_v = static_cast<int>(rows.q.num_heads) + num_k;
   const int heads = slot < 0 ? first_v : first_v + num_k;
-  // Whole warps, for the sums over their lanes.
+  // The loop runs whole warps, because they sum over their lanes.
   for (int i = static_cast<int>(threadIdx.x);
        i - Lane() < heads * geometry.lanes; i += static_cast<int>(blockDim.x)) {
     const int head = i / geometry.lanes;
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   }
 }
 
-// The sums of the backward pass of a head's norm, see RmsNormBackwardKernel.
+// The sums of the backward pass of a head's norm; see RmsNormBackwardKernel.
 struct NormSums {
   float squares;
   float dot;
@@ -162,8 +165,8 @@ struct NormSums {
   }
 };
 
-// With d = dy * weight and n = raw * inverse: (d - n mean(d n)) * inverse. All
-// lanes of the warp construct it.
+// With d = dy * weight and n = raw * inverse, the slope is (d - n mean(d n)) *
+// inverse. All lanes of the warp construct it.
 struct NormSlope {
   __device__ NormSlope(const NormSums& sums, const Geometry& geometry,
                        float eps) {
@@ -179,7 +182,7 @@ struct NormSlope {
   float mean;
 };
 
-// Heads q, k, then v, which is copied.
+// Computes the gradients of q and k, and then copies v.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryBackwardKernel(RotaryRows rows, HeadNorms norms,
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
                              : HeadOf<T>(gradients.v, token, head - first_v);
     T* dx = is_rotated ? HeadOf<T>(rows.q, rows.k, token, head)
                        : HeadOf<T>(gradients.v_to, token, head - first_v);
-    // The pairs from c on before the rotation.
+    // The gradient of the pairs from c on, before the rotation.
     const auto gradient = [&](int c) {
       auto pairs = LoadPairs<kN>(dy + c, half);
       if (is_rotated) Rotate<true>(rows, token, c, &pairs);
@@ -255,7 +258,7 @@ bool TakesPacks(const RotaryRows& rows, const HeadNorms& norms) {
          IsWide<T>(norms.k_C, 0);
 }
 
-// cudaErrorInvalidValue for tokens of too many pairs.
+// Returns cudaErrorInvalidValue if a token has too many pairs.
 cudaError_t CheckSize(const RotaryRows& rows) {
   const int64_t heads = rows.q.num_heads + 2 * rows.k.num_heads;
   return heads * rows.half_features < kMaxPairs ? cudaSuccess
@@ -281,7 +284,7 @@ cudaError_t WithNorms(DType dtype, const HeadNorms& norms, Run run) {
                    });
 }
 
-// Starts one block a token, with threads for `heads` heads.
+// Starts one block for each token, with threads for `heads` heads.
 template <typename Kernel, typename... Arguments>
 cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
                          int width, cudaStream_t stream,

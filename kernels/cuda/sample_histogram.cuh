@@ -1,5 +1,5 @@
-// Histograms of the sampler's keys: how many tokens fall into each bucket, and
-// their weights.
+// Histograms of the sampler's keys: the number of tokens in each bucket, and
+// the sum of their weights.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 
@@ -9,23 +9,24 @@
 namespace weft::kernels::cuda {
 
 constexpr int kBuckets = 2048;
-// Threads of a block of the kernel that counts.
+// The number of threads in a block of the kernel that counts.
 constexpr int kCountThreads = 512;
 
-// In each bucket, tokens that can be drawn, and their weights.
+// For each bucket: the number of tokens that can be drawn, and the sum of their
+// weights.
 struct alignas(16) Histogram {
   uint64_t weights[kBuckets];
   uint32_t counts[kBuckets];
 };
 
-// A histogram of one block's tokens in its shared memory. Weights are stored as
-// two halves, because there is no fast 64-bit addition.
+// A histogram of one block's tokens, in the block's shared memory. Weights are
+// stored as two halves, because there is no fast 64-bit addition there.
 struct alignas(16) BlockHistogram {
   uint32_t counts[kBuckets];
   uint32_t low[kBuckets];
   uint32_t high[kBuckets];
 
-  // All threads call it. It is complete after the next barrier.
+  // Sets all to 0. All threads call it. It is complete after the next barrier.
   __device__ void Clear() {
     auto* words = reinterpret_cast<uint4*>(counts);
     for (size_t i = threadIdx.x; i < sizeof(*this) / sizeof(uint4);
@@ -41,32 +42,33 @@ struct alignas(16) BlockHistogram {
     const uint32_t upper = static_cast<uint32_t>(weight >> 32) + carry;
     if (upper != 0) atomicAdd(&high[bucket], upper);
   }
-  // Adds it to the row's. All threads call it, after a barrier.
+  // Adds the histogram to the row's. All threads call it, after a barrier.
   __device__ void AddTo(Histogram* sum) const {
     for (int i = static_cast<int>(threadIdx.x); i < kBuckets;
          i += kCountThreads) {
       if (counts[i] == 0) continue;
       atomicAdd(&sum->counts[i], counts[i]);
-      // CUDA has 64-bit atomic addition only for this type.
+      // CUDA has a 64-bit atomic addition only for this type.
       atomicAdd(reinterpret_cast<unsigned long long*>(&sum->weights[i]),
                 static_cast<unsigned long long>(high[i]) << 32 | low[i]);
     }
   }
 };
 
-// A bucket, and the weight above it.
+// A bucket, and the weight of all buckets above it.
 struct Bucket {
   uint32_t index;
   uint32_t count;
   uint64_t weight;
   uint64_t weight_above;
-  uint64_t rest;  // What is left of the target.
+  uint64_t rest;  // The part of the target that is left in the bucket.
 };
 
-// A row's histogram, spread over the threads of a block, largest keys first.
+// A row's histogram, spread over the threads of a block, with the largest keys
+// first.
 class Buckets {
  public:
-  // All threads construct it. Other blocks have written the histogram.
+  // All threads construct it. Other blocks have written the histogram before.
   __device__ explicit Buckets(const Histogram& histogram) {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
@@ -86,7 +88,7 @@ class Buckets {
   [[nodiscard]] __device__ uint64_t weight() const { return weight_; }
 
   // Returns the bucket at which the running sum of tokens or weights reaches
-  // `target`, from 1 to the whole sum. All threads call it.
+  // `target`, which is from 1 to the whole sum. All threads call it.
   [[nodiscard]] __device__ Bucket Find(bool counts, uint64_t target) const {
     __shared__ Bucket found;
     uint64_t above = counts ? count_above_ : weight_above_;
@@ -106,7 +108,8 @@ class Buckets {
     }
     __syncthreads();
     const Bucket bucket = found;
-    // Other threads may still read what the next call overwrites.
+    // The next call overwrites what other threads may still read, so all
+    // threads wait here.
     __syncthreads();
     return bucket;
   }
@@ -119,9 +122,11 @@ class Buckets {
 
   uint32_t counts_[kOfThread];
   uint64_t weights_[kOfThread];
-  uint64_t own_count_ = 0, own_weight_ = 0;      // This thread's buckets.
-  uint64_t count_above_ = 0, weight_above_ = 0;  // Those of threads before it.
-  uint64_t num_tokens_ = 0, weight_ = 0;         // All buckets.
+  uint64_t own_count_ = 0, own_weight_ = 0;      // Sums of this thread's
+                                                 // buckets.
+  uint64_t count_above_ = 0, weight_above_ = 0;  // Sums of earlier threads'
+                                                 // buckets.
+  uint64_t num_tokens_ = 0, weight_ = 0;         // Sums of all buckets.
 };
 
 }  // namespace weft::kernels::cuda

@@ -7,29 +7,29 @@
 
 namespace weft::kernels::cuda {
 
-// Logits of a chunk: kVectors loads of 16 bytes for each lane of a warp.
+// The loads of a chunk: each lane of a warp loads 16 bytes this many times.
 constexpr int kVectors = 4;
 constexpr int kOfLane = 4 * kVectors;
 constexpr int64_t kChunk = kOfLane * kWarp;
-// Weights are multiples of 2^-40: their sum over kMaxSampleVocab tokens stays
-// below 2^63.
+// Weights are multiples of 2^-40, so that their sum over kMaxSampleVocab tokens
+// is below 2^63.
 constexpr float kUnitsPerOne = 1099511627776.0F;
 
-// A number that is larger for a larger logit.
+// Returns a number that is larger for a larger logit.
 __device__ inline uint32_t KeyOf(float x) {
-  // -0 and +0 are equal logits.
+  // -0 and +0 are equal logits, so they get the same key.
   const uint32_t bits = __float_as_uint(x + 0.0F);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-// softmax(logits / temperature).
+// The distribution softmax(logits / temperature).
 struct Row {
   const float* logits;
   int64_t vocab;
   float max;
   float inverse_temperature;
 
-  // Relative to that of the likeliest token.
+  // Returns the weight relative to that of the likeliest token.
   [[nodiscard]] __device__ uint64_t Weight(float x) const {
     return static_cast<uint64_t>(expf((x - max) * inverse_temperature) *
                                  kUnitsPerOne);
@@ -42,22 +42,23 @@ __device__ inline bool IsFiltered(const SampleRule& rule) {
 
 __device__ inline Row RowOf(const SampleRows& rows, const SampleRule& rule,
                             float max) {
-  // The bound avoids 0 * infinity, which is NaN, for a tiny T.
+  // The bound prevents 0 * infinity, which is NaN, at a tiny temperature.
   return {rows.logits_MV + rule.row * rows.row_stride, rows.vocab, max,
           rule.temperature > 0 ? fminf(1 / rule.temperature, 1e30F) : 1};
 }
 
-// Returns whether tokens can be drawn from a row with this maximum.
+// Returns whether a token can be drawn from a row with this maximum.
 __device__ inline bool IsDistribution(float max) {
   return max > -INFINITY && max < INFINITY;
 }
 
-// The i-th of a lane's logits in a chunk.
+// Returns the token of the i-th of a lane's logits in a chunk.
 __device__ inline int64_t TokenOf(int64_t chunk, int i) {
   return chunk * kChunk + i / 4 * (4 * kWarp) + Lane() * 4 + i % 4;
 }
 
-// A lane's logits of a chunk; -inf, which is never drawn, beyond the last.
+// Loads a lane's logits of a chunk. After the last logit it gives -inf, which
+// is never drawn.
 __device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
                                  int64_t chunk, float (&x)[kOfLane]) {
   const float* logits = rows.logits_MV + row * rows.row_stride;
@@ -81,10 +82,10 @@ __device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
   }
 }
 
-// Maps a random number of 24 bits to a target in a sum of weights, 1 to
+// Maps a random number of 24 bits to a target in a sum of weights, from 1 to
 // `total`.
 __device__ inline uint64_t TargetOf(uint64_t total, uint32_t random) {
-  // floor(total * random / 2^24) without more than 64 bits.
+  // Computes floor(total * random / 2^24) in 64 bits.
   const uint64_t low = (total & 0xFFFFFFU) * random >> 24;
   return (total >> 24) * random + low + 1;
 }

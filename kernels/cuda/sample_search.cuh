@@ -1,7 +1,8 @@
-// The sampler's search in order of logit: radix select over histograms of
-// tokens and weights. A key's upper 11 bits are counted once; every search, for
-// top_k, for top_p and for the token drawn, begins there and then counts the
-// next 11 and the last 10 bits of the keys in its own range.
+// The sampler's search in order of logit: a radix select over histograms of
+// tokens and weights. The upper 11 bits of the keys are counted once. There are
+// up to three searches: for top_k, for top_p and for the drawn token. Each
+// begins with that count, and then counts the next 11 and the last 10 bits of
+// the keys in its own range.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_SEARCH_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_SEARCH_CUH_
 
@@ -11,50 +12,52 @@
 
 namespace weft::kernels::cuda {
 
-// Passes that count: for the first bits, and for the rest of one search.
+// Passes that count the first bits, and passes that one search takes for the
+// other bits.
 constexpr int kFirstCounts = 1;
 constexpr int kCountsOfSearch = 2;
 
 struct Histograms {
   // All tokens, by the upper bits of their keys.
   Histogram first;
-  // Tokens of the search's range, by the next bits; zeros between two counts.
+  // Tokens in the search's range, by the next bits. It is zero between two
+  // counts.
   Histogram range;
 };
 
-// The targets of the searches, in order.
+// The aims of the searches, in order.
 enum class Aim : int32_t { kTopK, kTopP, kDraw, kFound };
 
-// The state of a rule's search. Its range is the keys that have the same upper
-// bits as `low`: 0 bits at level 0, 11 at level 1, 22 at level 2.
+// The state of a rule's search. The search's range holds the keys that have the
+// same upper bits as `low`: 0 bits at level 0, 11 at level 1, 22 at level 2.
 struct Search {
   Aim aim = Aim::kTopK;
   int32_t level = 0;        // The level of the next count.
   uint32_t low = 0;         // The smallest key of the range.
-  uint32_t num_tokens = 0;  // How many tokens can be drawn.
-  float max = 0;            // The largest logit, once level 0 is counted.
+  uint32_t num_tokens = 0;  // Number of tokens that can be drawn.
+  float max = 0;            // The largest logit, known after level 0.
   uint64_t total = 0;       // Weight of all tokens.
-  uint64_t kept = 0;        // Weight that the filters so far keep.
+  uint64_t kept = 0;        // Weight that earlier filters keep.
   uint64_t above = 0;       // Weight of the keys above the range.
-  // The rest of the target in the range: a number of tokens for top_k, else a
-  // weight. After the search: the token's number, from 1, among the tokens of
-  // key `low`.
+  // The part of the target that is left in the range: a number of tokens for
+  // top_k, otherwise a weight. After the search it is the token's number,
+  // counted from 1, among the tokens with key `low`.
   uint64_t rest = 0;
 };
 
-// Bits of a key below those that a level counts.
+// Returns the number of a key's bits below those that a level counts.
 __device__ inline int ShiftOf(int level) {
   return level == 0 ? 21 : (level == 1 ? 10 : 0);
 }
 
-// The bucket of a key, kBuckets or more outside the range.
+// Returns the bucket of a key. It is kBuckets or more outside the range.
 __device__ inline uint32_t BucketOf(const Search& search, uint32_t key) {
   const uint32_t bucket = (key - search.low) >> ShiftOf(search.level);
-  // The last level has ten bits. A larger bucket is outside the range.
+  // The last level has ten bits, so a larger bucket is outside the range.
   return search.level == 2 && bucket >= kBuckets / 2 ? kBuckets : bucket;
 }
 
-// Narrows the search to a bucket of its level.
+// Narrows the search to one bucket of its level.
 __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   search->low += bucket.index << ShiftOf(search->level);
   search->above += bucket.weight_above;
@@ -62,13 +65,13 @@ __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   ++search->level;
 }
 
-// Begins the search for `aim`, or for the next one that the rule has.
+// Begins the search for `aim`, or for the next aim that the rule has.
 __device__ inline void Begin(const SampleRule& rule, Aim aim,
                              const Buckets& first, Search* search) {
   uint64_t target = 0;
   if (aim == Aim::kTopK) {
     target = static_cast<uint64_t>(rule.top_k);
-    // Only num_tokens tokens have a weight, so a larger filter keeps all.
+    // Only num_tokens tokens have a weight, so a top_k of more keeps all.
     if (rule.top_k <= 0 || target >= search->num_tokens) aim = Aim::kTopP;
   }
   if (aim == Aim::kTopP) {

@@ -15,22 +15,23 @@ constexpr int64_t kWarps = kThreads / kWarp;
 // Blocks of the drawing kernel per multiprocessor. The kernel waits for memory,
 // so several blocks share a multiprocessor.
 constexpr unsigned kDrawBlocks = 6;
-// Blocks that count, two for each multiprocessor of a large device. Each block
-// clears and adds a histogram, so more blocks would cost more.
+// Blocks of the counting kernel: two for each multiprocessor of a large device.
+// More blocks would cost more, because each clears and adds a histogram.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
-// Passes data between the kernels of one call. C: chunks of a row.
+// The memory by which the kernels of one call pass data. C is the number of
+// chunks of a row.
 struct Workspace {
-  Histograms* histograms_N;  // Only when there are filters.
+  Histograms* histograms_N;  // Used only with filters.
   Search* searches_N;
   uint64_t* chunk_sums_NC;
-  float* chunk_max_NC;  // +inf where there is no distribution.
+  float* chunk_max_NC;  // +inf where the row is no distribution.
   unsigned* counters_N;
   int64_t num_chunks;
 };
 
-// Allocates the parts of an area in turn.
+// Places the parts of a memory area one after another.
 class Area {
  public:
   explicit Area(void* begin) : begin_(reinterpret_cast<uintptr_t>(begin)) {}
@@ -43,7 +44,7 @@ class Area {
   [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
 
  private:
-  uintptr_t begin_;  // A number, because null only measures.
+  uintptr_t begin_;  // A number, because a null area is only measured.
   size_t num_bytes_ = 0;
 };
 
@@ -59,7 +60,7 @@ Workspace Divide(Area* area, int64_t num_rules, int64_t vocab,
       .num_chunks = num_chunks};
 }
 
-// All threads call it.
+// Returns the row's maximum. All threads call it.
 __device__ float RowMax(const Workspace& space, int64_t n) {
   float max = -INFINITY;
   for (int64_t chunk = threadIdx.x; chunk < space.num_chunks;
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   if (Lane() == 0) space.chunk_max_NC[n * space.num_chunks + chunk] = max;
 }
 
-// Counts for the search of every rule with filters, and advances it.
+// Counts for the search of every rule with filters, and advances the search.
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
@@ -143,20 +144,21 @@ struct Draw {
   bool filtered;
   uint32_t key;
 
-  // Returns what a logit adds to the sum by which the token is found: 1 for
-  // every token that may be drawn, or the token's weight.
+  // Returns what a logit adds to the sum that locates the token: 1 for every
+  // token that may be drawn, or the token's weight.
   [[nodiscard]] __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;
     return row.Weight(x);
   }
-  // For the sums of chunks. A greedy draw uses the weights of its logprob.
+  // Returns what a logit adds to its chunk's sum. A greedy draw uses the
+  // weights, from which its logprob follows.
   [[nodiscard]] __device__ uint64_t ChunkMeasure(float x) const {
     return greedy ? row.Weight(x) : Measure(x);
   }
 };
 
-// Draws from the chunks' sums. It reads rule and search again, because
+// Draws by the chunks' sums. It reads rule and search again, because the
 // registers cannot hold them together with a chunk.
 __device__ void Finish(const SampleRows& rows, const Workspace& space,
                        int64_t n, const Draw& draw) {
@@ -199,8 +201,8 @@ __device__ void Finish(const SampleRows& rows, const Workspace& space,
   rows.logprobs_N[n] = static_cast<float>(d - log_total);
 }
 
-// Computes the sum of each chunk. The block that finishes last for a rule draws
-// its token.
+// Computes the sum of each chunk. For each rule, the block that finishes last
+// draws the token.
 __global__ void __launch_bounds__(kThreads, kDrawBlocks)
     DrawKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;

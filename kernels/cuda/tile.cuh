@@ -1,8 +1,8 @@
-// One output tile of a product on tensor cores. Copies of several steps along
-// the depth overlap with the multiplication of a step. The sums stay in
+// One output tile of a product on tensor cores. Copies for several later steps
+// along the depth overlap with the multiplication of a step. The sums stay in
 // registers.
 //
-// Legend: as operand_tile.cuh.
+// Legend: as in operand_tile.cuh.
 #ifndef WEFT_KERNELS_CUDA_TILE_CUH_
 #define WEFT_KERNELS_CUDA_TILE_CUH_
 
@@ -12,12 +12,12 @@
 
 namespace weft::kernels::cuda {
 
-// A tile of kRows x kColumns sums, kDepth at a time, kStages of them in shared
-// memory. With one stage the depth is no more than kDepth.
+// A tile of kRows x kColumns sums. A step has the depth kDepth, and kStages
+// steps are in shared memory. With one stage the whole depth is at most kDepth.
 template <int kRows, int kColumns, int kDepth, int kStages,
           bool kLeftDepthIsRows, bool kRightDepthIsRows>
 struct Tile {
-  // Each warp has 16 x 16 sums or more, in a nearly square shape.
+  // Each warp has at least 16 x 16 sums, in a nearly square shape.
   static constexpr int kShort = kRows < kColumns ? kRows : kColumns;
   static constexpr int kLong = kRows < kColumns ? kColumns : kRows;
   static constexpr int kMostWarps = kShort * kLong / (kFragment * kFragment);
@@ -84,9 +84,10 @@ struct Tile {
     }
   }
 
-  // sums(i, j) = sum over d in [begin, end) of left(i, d) right(j, d). The
-  // views start at the tile's outer index and at depth 0; `begin` is a multiple
-  // of kDepth, `end` one too or the operands' depth. All threads call it.
+  // Computes sums(i, j) = sum over d in [begin, end) of left(i, d) right(j, d).
+  // The views start at the tile's outer index and at depth 0. `begin` is a
+  // multiple of kDepth, and so is `end` unless it is the operands' depth. All
+  // threads call it.
   static __device__ void Multiply(const MatrixView& left,
                                   const MatrixView& right, int begin, int end,
                                   Memory* memory, Sums* sums) {
@@ -116,7 +117,7 @@ struct Tile {
     *sums = {};
     for (int step = 0; step < num_steps; ++step) {
       WaitForCopies<kAhead - 1>();
-      // After this all copies are visible and the next stage may be
+      // After this barrier all copies are visible and the next stage may be
       // overwritten.
       __syncthreads();
       copy(step + kAhead);
@@ -124,8 +125,8 @@ struct Tile {
     }
   }
 
-  // Calls run(row, column, sum, next), where `next` is in the next column, for
-  // this thread's sums.
+  // Calls run(row, column, sum, next) for this thread's sums, where `next` is
+  // the sum in the next column.
   template <typename Run>
   static __device__ void ForPairs(const Sums& sums, Run run) {
 #pragma unroll

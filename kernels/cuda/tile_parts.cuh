@@ -1,4 +1,4 @@
-// Sums of a tile whose depth is split over several blocks.
+// Sums of a tile whose depth is split among several blocks.
 #ifndef WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 #define WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 
@@ -6,9 +6,9 @@
 
 namespace weft::kernels::cuda {
 
-// Adds the tile's sums over all its parts, in order, in the last block, and
-// returns true there. `workspace` has kFloats for each part. `counter` is 0
-// before and after. All threads call it.
+// In the last block, adds the tile's sums over all its parts, in order, and
+// returns true. Returns false in the other blocks. `workspace` has kFloats for
+// each part. `counter` is 0 before and after. All threads call it.
 template <typename Tile>
 __device__ bool AddParts(float* workspace, int part, int num_parts,
                          unsigned* counter, typename Tile::Sums* sums) {
@@ -29,7 +29,7 @@ __device__ bool AddParts(float* workspace, int part, int num_parts,
   if (!is_last) return false;
   __threadfence();
   *sums = {};
-  // Loads several parts at once, as many as registers hold.
+  // Loads as many parts at once as the registers hold.
   [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
 #pragma unroll kPartsAtOnce
   for (int p = 0; p < num_parts; ++p) {

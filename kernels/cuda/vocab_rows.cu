@@ -5,20 +5,20 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 512;
-// Weights are powers of e relative to a reference logit, chosen before the row
-// is read. If the largest logit exceeds it by more than this, the weights are
-// written again.
+// Weights are powers of e relative to a reference logit, which is chosen before
+// the row is read. If the largest logit exceeds the reference by more than
+// this, the weights are written again.
 constexpr float kLargestPower = 60;
 
-// Sums over some of a row's logits against their maximum, in units of the
-// softcapped logit c, with d = (c - max) / temperature.
+// Sums over some of a row's logits against their maximum. They count softcapped
+// logits c, with d = (c - max) / temperature.
 struct RowSums {
   float max;
   float exps;      // Sum of e^d.
   float weighted;  // Sum of d e^d.
 };
 
-// The same sums against a maximum that is not lower.
+// Returns the same sums against another maximum, which is not lower.
 __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
   const float shift = (sums.max - max) * inverse_temperature;
   const float factor = expf(shift);
@@ -28,14 +28,14 @@ __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
   return {max, sums.exps * factor, moved};
 }
 
-// x becomes cap * tanh(x / cap), and with a cap of 0 stays.
+// Turns x into cap * tanh(x / cap). A cap of 0 changes nothing.
 struct Softcap {
   __device__ explicit Softcap(float of) : cap(of), inverse(1 / of) {}
 
   [[nodiscard]] __device__ float Of(float x) const {
     return cap > 0 ? cap * tanhf(x * inverse) : x;
   }
-  // The derivative, from the value.
+  // Returns the derivative, given the capped value.
   [[nodiscard]] __device__ float Slope(float c) const {
     const float tanh = cap > 0 ? c * inverse : 0.0F;
     return 1 - tanh * tanh;
@@ -53,7 +53,7 @@ __device__ float LargestOf(const Pack<float, kN>& logits) {
   return max;
 }
 
-// One row, for the threads of its block.
+// Computes one row with the threads of its block.
 template <int kN, VocabSoftmax kSoftmax>
 class Row {
  public:
@@ -65,7 +65,7 @@ class Row {
         inverse_temperature_(1 / rows.temperature_R[row]),
         softcap_(rows.softcap) {}
 
-  // The largest of the first logits.
+  // Returns the largest of the row's first logits.
   [[nodiscard]] __device__ float Reference() const {
     float max = kLowest;
     if (static_cast<int>(threadIdx.x) < packs_) {
@@ -74,11 +74,11 @@ class Row {
     return BlockReduce(max, Max());
   }
 
-  // The sums of the whole row, the same in every thread. With kWeights the
-  // weights against `reference` are written.
+  // Returns the sums of the whole row, the same in every thread. With kWeights
+  // it also writes the weights against `reference`.
   __device__ RowSums Sum(float reference) {
     RowSums sums = {kLowest, 0, 0};
-    float factor = 0;  // Scales from the thread's maximum to the reference.
+    float factor = 0;  // Converts the thread's maximum to the reference.
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
       const float max = LargestOf(logits);
@@ -92,7 +92,7 @@ class Row {
         const float d = (c - sums.max) * inverse_temperature_;
         const float e = expf(d);
         sums.exps += e;
-        // A logit of -inf adds 0 * inf = NaN unless it is left out.
+        // Leaves out a logit of -inf, which would add 0 * inf = NaN.
         sums.weighted += e > 0 ? d * e : 0.0F;
         logits.elements[k] = e * factor * softcap_.Slope(c);
       }
@@ -104,7 +104,7 @@ class Row {
             BlockReduce(sums.weighted, Add())};
   }
 
-  // Log-probabilities and entropy.
+  // Writes log-probabilities and entropy.
   __device__ void Score(const RowSums& sums) const {
     const float log_sum = logf(sums.exps);
     const int64_t first = rows_.row_offsets[0];
@@ -120,7 +120,7 @@ class Row {
     }
   }
 
-  // Writes e^(c - max) * factor of the present logits.
+  // Writes e^(c - max) * factor for the present logits.
   __device__ void WriteAgainst(float max, float factor) {
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) VocabRowsKernel(VocabRows rows) {
   if constexpr (kSoftmax == VocabSoftmax::kNone) return;
   if (!kWeights || row.IsFar(reference, sums.max)) {
     reference = sums.max;
-    // The targets are read before the softmax overwrites them.
+    // All targets must be read before the softmax overwrites them.
     __syncthreads();
     row.WriteAgainst(sums.max, kWeights ? 1 : 1 / sums.exps);
   }

@@ -9,13 +9,13 @@
 
 namespace weft::kernels::cuda {
 
-// The output of the softmax.
+// Where the softmax is written.
 enum class VocabSoftmax {
   kNone,
-  // Replaces the logits, which are read twice.
+  // It replaces the logits, which are read twice.
   kInPlace,
-  // Is written as bf16 weights beside the logits, which are read once: a row's
-  // weights times its scale are its softmax.
+  // It is written as bf16 weights beside the logits, which are read once. A
+  // row's weights times its scale are its softmax.
   kWeights,
 };
 
@@ -28,20 +28,21 @@ struct VocabRows {
   const int64_t* row_offsets = nullptr;  // [R + 1].
   const int64_t* targets_E = nullptr;    // Each in [0, V).
   const float* temperature_R = nullptr;  // > 0.
-  float softcap = 0;  // > 0: a logit x becomes softcap * tanh(x / softcap).
+  float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
   VocabSoftmax softmax = VocabSoftmax::kNone;
-  void* weights_RV = nullptr;  // Contiguous; with kWeights, as scale_R.
+  void* weights_RV = nullptr;  // Contiguous, like scale_R; with kWeights.
   float* scale_R = nullptr;
   bool clear_targets = false;  // The softmax is 0 at a row's own targets.
   float* logprobs_E = nullptr;
-  float* entropy_R = nullptr;  // Null: not asked for.
+  float* entropy_R = nullptr;  // Null if it is not wanted.
 };
 
-// z = softcap(x) / temperature; logprobs[e] = z[row, target] - logsumexp(z),
-// the entropy of softmax(z) in nats, and, if asked for, softmax(z) *
-// softcap'(x). Logits of -inf have probability 0; a NaN makes all results of
-// its row NaN and no other's (of weights and scale their product).
-// Threads: any; the work is queued on `stream`, nothing is waited for.
+// With z = softcap(x) / temperature, computes logprobs[e] = z[row, target] -
+// logsumexp(z), the entropy of softmax(z) in nats and, if wanted, softmax(z) *
+// softcap'(x). Logits of -inf have probability 0. A NaN makes all results of
+// its row NaN (with kWeights, the product of weights and scale), and no other
+// row's.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.
 [[nodiscard]] cudaError_t ScoreVocabRows(const VocabRows& rows,

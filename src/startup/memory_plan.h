@@ -23,7 +23,7 @@ inline constexpr int64_t kUsualSequenceTokens = 2048;
 struct ModelSizes {
   model::ModelConfig config;  // Config of the whole model.
   int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // Of activations, cache and compute copies.
+  int64_t element_bytes = 2;  // For activations, cache and copies.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 

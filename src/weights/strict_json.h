@@ -15,7 +15,8 @@ namespace weft::weights {
 struct JsonLimits {
   size_t max_bytes = size_t{1} << 20;
   int max_depth = 8;  // The outermost object has depth 1.
-  // Of one object. An ordered object searches all keys for each new key.
+  // The most keys of one object. An ordered object searches all keys for each
+  // new key.
   size_t max_keys = size_t{1} << 20;
   size_t max_values = size_t{1} << 20;  // Including containers.
 };

@@ -1,8 +1,9 @@
-"""The same calls to several builds of weftd, in turns: what a change did to the speed
-of a training step, of many adapters, of sampling, and of the smallest calls.
+"""Makes the same calls to several builds of weftd, in turns. The calls show what a
+change did to the speed of a training step, of many adapters, of sampling, and of
+the smallest calls.
 
 All daemons run at the same time and wait while one works, so that the load of the
-machine falls on all of them. Losses must be the same to rounding, tokens equal.
+machine affects all of them. Losses must be equal up to rounding, and tokens equal.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from processes import RANK, scratch
 
 import weft
 
-SMALL_CALLS = 50  # Timed together: one takes about a millisecond.
+# Calls that are timed together, because one takes about a millisecond.
+SMALL_CALLS = 50
 Result = float | list[list[int]]
 Call = Callable[[], Result]
 Runs = dict[str, list[dict[str, float]]]
@@ -36,7 +38,7 @@ Runs = dict[str, list[dict[str, float]]]
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    # Threads that wait must sleep: another daemon wants the core.
+    # Waiting threads must sleep, because another daemon needs the core.
     os.environ["OMP_WAIT_POLICY"] = "passive"
     with scratch() as work, contextlib.ExitStack() as stack:
         sides = {
@@ -69,7 +71,8 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(sides: dict[str, Calls], rounds: int) -> Runs:
-    """Seconds and processor seconds of each call of each side, by round."""
+    """Returns the seconds and processor seconds of each call of each side, by
+    round."""
     runs: Runs = {side: [] for side in sides}
     names = list(next(iter(sides.values())).calls)
     for number in range(rounds + 1):
@@ -79,7 +82,7 @@ def measure(sides: dict[str, Calls], rounds: int) -> Runs:
                 figures, result = calls.run(name)
                 wanted = result if wanted is None else wanted
                 _expect_same(f"{name} of {side}", result, wanted)
-                if number == 0:  # The first round warms up.
+                if number == 0:  # The first round warms up and does not count.
                     continue
                 if len(runs[side]) < number:
                     runs[side].append({})
@@ -89,8 +92,8 @@ def measure(sides: dict[str, Calls], rounds: int) -> Runs:
 
 
 class Calls:
-    """What is timed of one build, by name: on the model, and on a tiny one where
-    nothing but the cost of a call counts."""
+    """The timed calls of one build, by name. They use the model, and a tiny model
+    with which only the cost of a call counts."""
 
     def __init__(
         self,
@@ -121,7 +124,8 @@ class Calls:
         }
 
     def run(self, name: str) -> tuple[dict[str, float], Result]:
-        """One call: its seconds, those of the daemon's processor, and its result."""
+        """Makes one call. Returns its seconds, the daemon's processor seconds, and
+        its result."""
         results: list[Result] = []
         pid = self._pids[name.startswith("small")]
         before = machine.cpu_seconds(pid)
@@ -138,7 +142,7 @@ class Calls:
 
     @staticmethod
     def _loss(adapter: weft.Adapter, rows: np.ndarray) -> float:
-        """A step of rate 0 clears the gradient and moves nothing."""
+        """A step with learning rate 0 clears the gradient and changes no weights."""
         data = [weft.Datum.next_token(row) for row in rows]
         loss = float(adapter.forward_backward(data).metrics["loss:sum"])
         adapter.optim_step(learning_rate=0.0)
@@ -194,7 +198,9 @@ def _best(runs: list[dict[str, float]]) -> dict[str, float]:
 def _ratios(
     before: list[dict[str, float]], after: list[dict[str, float]]
 ) -> dict[str, float]:
-    """Of each call: the median over the rounds of before's seconds over after's."""
+    """Returns for each call the median over the rounds of before's seconds
+    divided by after's.
+    """
     return {
         name: statistics.median(
             one[name] / other[name] for one, other in zip(before, after, strict=True)

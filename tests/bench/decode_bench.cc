@@ -1,10 +1,11 @@
-// Weft's decode loop by itself, without a server:
+// Times Weft's decode loop by itself, without a server:
 //   decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS THREADS cpu|cuda
-// BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints as one JSON
-// line the seconds of the fastest and of the middle iteration, tokens per
-// second of both, the bytes that an iteration must read (weights once, keys and
-// values of every sequence), and the rate at which the same threads read plain
-// memory in the same run, or the device reads or copies it.
+// BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints one JSON
+// line with the seconds of the fastest and of the median iteration, the tokens
+// per second of both, and the bytes that an iteration must read: weights once,
+// and keys and values of every sequence. It also has the rate of memory in the
+// same run. On a CPU it is the rate at which the same threads read plain
+// memory; on a device it is that of reading or copying.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -55,16 +56,17 @@ double Middle(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// ReadMemory on a device: the faster of reading all of it and of copying one
-// half to the other, because a sum may not keep the memory busy. Each is the
-// mean of `times` runs: one alone may take no longer than its launch.
+// Like ReadMemory, on a device. Times reading all of `memory` and copying one
+// half to the other, and takes the faster, because a sum may not keep the
+// memory busy. Each time is the mean of `times` runs, because a single run may
+// take no longer than its launch.
 void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
                       std::vector<double>* rates) {
   const std::vector<at::Tensor> halves = memory.chunk(2);
   const at::Tensor from = halves[0].slice(0, 0, halves[1].size(0));
   const auto rate = [&](const auto& move) {
     at::Tensor result = move();
-    static_cast<void>(result.view(-1)[0].item());  // Warms up.
+    static_cast<void>(result.view(-1)[0].item());  // Warms up the device.
     const auto start = std::chrono::steady_clock::now();
     for (int64_t time = 0; time < times; ++time) result = move();
     static_cast<void>(result.view(-1)[0].item());
@@ -75,12 +77,13 @@ void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
   rates->push_back(std::max(reading, copying));
 }
 
-// Appends the bytes per second at which all threads together read `memory`, of
-// each of so many times.
+// Reads `memory` `times` times with all threads together. Appends the bytes per
+// second of each time.
 void ReadMemory(const at::Tensor& memory, int64_t times,
                 std::vector<double>* rates) {
   if (memory.is_cuda()) return ReadDeviceMemory(memory, times, rates);
-  // Independent sums of whole cache lines: nothing but memory is waited for.
+  // The sums of whole cache lines are independent, so that threads wait only
+  // for memory.
   typedef int64_t Line __attribute__((vector_size(64)));
   constexpr int64_t kLines = 4;
   const auto* data = static_cast<const Line*>(memory.const_data_ptr());
@@ -122,7 +125,8 @@ int64_t CacheBytesPerToken(const Decoder& decoder) {
          static_cast<int64_t>(at::elementSize(decoder.dtype()));
 }
 
-// Seconds of every iteration that draws one token for each of the sequences.
+// Returns the seconds of every iteration. An iteration draws one token for each
+// sequence.
 std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   const int64_t length = arguments.prompt + arguments.tokens;
   prometheus::Registry registry;
@@ -160,7 +164,8 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   TORCH_CHECK(static_cast<int64_t>(seconds.size()) == arguments.tokens,
               "a prefill and ", arguments.tokens - 1, " iterations, not ",
               seconds.size());
-  seconds.erase(seconds.begin());  // The prefill, which draws the first token.
+  seconds.erase(seconds.begin());  // Removes the prefill, which drew the first
+                                   // token.
   return seconds;
 }
 
@@ -186,7 +191,7 @@ void Run(const Arguments& arguments) {
   const double best = *std::min_element(seconds.begin(), seconds.end());
   const double middle = Middle(seconds);
   const auto batch = static_cast<double>(arguments.batch);
-  // The cache of the average iteration.
+  // Counts the cache of the average iteration.
   const double bytes =
       static_cast<double>(weight_bytes) +
       batch * static_cast<double>(arguments.prompt + arguments.tokens / 2) *

@@ -1,9 +1,8 @@
-"""What it costs that a step is on disk before it is answered: tokens per second
-of many small adapters that train at once, with --state-dir and without, in
-turns; bytes of the log for a step; and how long a start takes that has all of
-them to put back. Losses must be the same to the bit of rounding either way, and
-the adapters after the start those from before it.
-"""
+"""Measures what it costs to have each step on disk before its reply. Reports the
+tokens per second of many small adapters that train at once, with and without
+--state-dir, in turns; the bytes of log per step; and how long a start takes that
+restores all adapters. Losses must be equal up to rounding on both sides, and after
+the start the adapters must be those from before it."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any]:
-    """`reps` rounds of a gradient and a step of every adapter, all in flight."""
+    """Runs `reps` rounds of a gradient and a step of every adapter, all in flight."""
     work.mkdir(parents=True)
     state = work / "state"
     flags = ["--state-dir", str(state)] if side == "recorded" else []

@@ -1,8 +1,8 @@
-// ForwardBackward of Weft's engine in this process, without a server:
+// Times ForwardBackward of Weft's engine in this process, without a server:
 //   engine_bench MODEL_DIR TOKENS_FILE SEQUENCES RANK REPS THREADS
-// TOKENS_FILE has SEQUENCES rows of int32 tokens, of equal length; each token
-// predicts the next one. Prints as one JSON line the loss of the first step and
-// the seconds of REPS further ones.
+// TOKENS_FILE has SEQUENCES rows of int32 tokens, of equal length. Each token
+// predicts the next one. Prints one JSON line with the loss of the first step
+// and the seconds of REPS further ones.
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>

@@ -1,7 +1,7 @@
-"""Floating-point operations of a step, counted by hand.
+"""Counts the floating-point operations of a step.
 
-They are those that the result needs: layers run again in the backward pass do
-not count, so that a side which recomputes shows what that costs it.
+Only operations that the result needs count. Layers that run again in the backward
+pass do not, so that the figures show what recomputing costs a side.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Run:
-    """`rows` tokens in a row that attend to each other, causally, and to all of
-    the `before` tokens before them."""
+    """A run of `rows` tokens. They attend to each other causally, and to all of the
+    `before` tokens before them."""
 
     rows: int
     before: int = 0
@@ -23,10 +23,11 @@ class Run:
 def step(
     config: dict[str, Any], rank: int, runs: Sequence[Run], scored_rows: int
 ) -> float:
-    """One forward and backward with LoRA on all linear layers, base frozen.
+    """Returns the operations of one forward and backward pass with LoRA on all
+    linear layers and a frozen base.
 
-    Two passes over every base weight (forward, input gradient), three over every
-    LoRA weight, and attention: two products forward, five backward.
+    Counts two products for every base weight (forward, input gradient) and three
+    for every LoRA weight. Attention has two products forward and five backward.
     """
     layers, heads, head, shapes = _shapes(config)
     base = sum(a * b for a, b in shapes)
@@ -40,25 +41,26 @@ def step(
 
 
 def decode(config: dict[str, Any], length: int) -> float:
-    """One token of the base model that attends to `length` others, and its
-    logits."""
+    """Returns the operations of the base model for one token that attends to
+    `length` others, with its logits."""
     layers, heads, head, shapes = _shapes(config)
     per_layer = 2 * sum(a * b for a, b in shapes) + 4 * length * heads * head
     return float(layers * per_layer + 2 * config["hidden_size"] * config["vocab_size"])
 
 
 def model_flops(config: dict[str, Any], tokens: int) -> float:
-    """4 P a token: forward, and the gradient of inputs, by the base's P weights in
-    matrix products alone; without attention, LoRA and what is run again."""
+    """Returns 4 P per token, where P counts the base's weights in matrix products:
+    the forward pass and the gradient of inputs. Leaves out attention, LoRA and what
+    runs again."""
     return 4.0 * tokens * _matrix_weights(config)
 
 
 def decode_bytes(
     config: dict[str, Any], batch: int, length: int, weight: int, cache: int
 ) -> float:
-    """Bytes that one iteration of `batch` sequences of `length` tokens must read:
-    every weight once, keys and values of all sequences. `weight` and `cache` are
-    bytes of an element."""
+    """Returns the bytes that one iteration of `batch` sequences of `length` tokens
+    must read: every weight once, and keys and values of all sequences. `weight` and
+    `cache` are the bytes of an element."""
     head = config.get("head_dim") or (
         config["hidden_size"] // config["num_attention_heads"]
     )
@@ -74,12 +76,13 @@ def _matrix_weights(config: dict[str, Any]) -> int:
 
 
 def head_flops(rows: int, hidden: int, vocab: int) -> float:
-    """Logits, and the gradient of their input."""
+    """Returns the operations of the logits and of the gradient of their input."""
     return 4.0 * rows * hidden * vocab
 
 
 def _shapes(config: dict[str, Any]) -> tuple[int, int, int, list[tuple[int, int]]]:
-    """Layers, query heads, features of a head; in and out of a layer's linears."""
+    """Returns the number of layers, of query heads and of a head's features, and
+    the inputs and outputs of a layer's linear layers."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     kv = config.get("num_key_value_heads", heads) * head

@@ -1,8 +1,8 @@
-"""forward_backward of a group of completions of one prompt: the prompt run once
-(shared) against the prompt repeated, by Weft (repeated) and by transformers +
-peft (peer), which computes logits of the scored rows only.
+"""Times forward_backward of a group of completions of one prompt. Weft runs the
+prompt once (shared) or repeats it (repeated). transformers + peft (peer) repeats it
+and computes only the logits of scored rows.
 
-Tokens per second count the prompt with every completion, on all sides.
+On all sides, tokens per second count the prompt with every completion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import inputs
 import report
 from processes import StepBench, scratch
 
-# Targets of shared over repeated, by group, prompt and completion.
+# Target ratios of shared over repeated, by group, prompt and completion.
 TARGETS = {(8, 512, 64): 3.3, (16, 2048, 64): 7.0}
 
 

@@ -1,10 +1,11 @@
-// Weft's head by itself, for tests/bench/logprobs.py:
+// Runs Weft's head by itself, for tests/bench/logprobs.py:
 //   head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS REPS cpu|cuda
 // Reads hidden [R, H], weight [V, H], gradients [R] (f32) and targets [R] (i64)
-// from FOLDER, raw and little-endian; writes logprobs [R] and dhidden [R, H]
-// there, in f32; prints as one JSON line the seconds with gradient and of the
-// forward pass alone, and memory above the inputs: resident on a CPU, of the
-// allocator on CUDA. Computes in f32 on a CPU and in bf16 on CUDA.
+// from FOLDER, raw and little-endian. Writes logprobs [R] and dhidden [R, H]
+// there, in f32. Prints one JSON line with the seconds of the pass with
+// gradient and of the forward pass alone, and with the memory above the inputs:
+// resident memory on a CPU, the allocator's on CUDA. Computes in f32 on a CPU
+// and in bf16 on CUDA.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -51,7 +52,7 @@ int64_t StatusBytes(const std::string& field) {
   return weft::bench::ProcSelf("status", field) * kKilobyte;
 }
 
-// What a computation needs above what is there at the start.
+// The memory that a computation needs in addition to the memory at its start.
 class PeakMemory {
  public:
   explicit PeakMemory(const at::Device& device) : device_(device) {
@@ -60,7 +61,7 @@ class PeakMemory {
       before_bytes_ = Allocated().current;
       return;
     }
-    // Sets the high-water mark back to what is resident now.
+    // Resets the high-water mark to the memory that is resident now.
     std::ofstream("/proc/self/clear_refs") << "5";
     before_bytes_ = StatusBytes("VmRSS");
   }
@@ -86,7 +87,7 @@ class PeakMemory {
   int64_t before_bytes_ = 0;
 };
 
-// Ends when what was queued on the device has been done.
+// Waits until the device has done all queued work.
 void WaitFor(const at::Tensor& result) {
   if (result.is_cuda()) static_cast<void>(result.view(-1)[0].item());
 }
@@ -94,7 +95,7 @@ void WaitFor(const at::Tensor& result) {
 template <typename Call>
 std::vector<double> Times(int64_t reps, const Call& call) {
   std::vector<double> seconds;
-  for (int64_t i = 0; i <= reps; ++i) {  // The first warms up.
+  for (int64_t i = 0; i <= reps; ++i) {  // The first repetition warms up.
     const auto start = std::chrono::steady_clock::now();
     WaitFor(call());
     const std::chrono::duration<double> taken =

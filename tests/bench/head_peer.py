@@ -1,7 +1,7 @@
-"""One process of a peer of Weft's head; prints one JSON line. Files are those of
-head_bench.cc; run by logprobs.py, which sets allocator and threads. The side
-`exact` gives what all others are held against: the chunked head in f64, whose
-files are f64, too."""
+"""Runs one process of a peer of Weft's head and prints one JSON line. The files are
+those of head_bench.cc. logprobs.py starts it and sets allocator and threads. The
+side `exact` is the chunked head in f64, with files in f64. All other sides are
+compared with it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 import torch_peer
 from peer_options import DTYPES
 
-SEQUENCES = 8  # TRL's loop is over sequences.
-EXACT_ROWS = 256  # At a time.
+SEQUENCES = 8  # TRL's loop runs over sequences.
+EXACT_ROWS = 256  # Rows in a chunk.
 
 
 def main() -> None:

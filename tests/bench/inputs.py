@@ -1,5 +1,5 @@
-"""Tokens of real English, so that numbers are as in use: random ids are noise
-that no model has seen, with gradients many times too large."""
+"""Provides tokens of real English, so that numbers have realistic sizes. Random ids
+would be noise that no model has seen, with gradients that are many times too large."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config(model: Path) -> dict[str, Any]:
 
 
 def rows(model: Path, count: int, length: int) -> np.ndarray:
-    """[count, length] passages that do not overlap, seeded."""
+    """Returns [count, length] passages that do not overlap, chosen by the seed."""
     stream = _stream(model, count * length)
     passages = len(stream) // length
     if passages < count:
@@ -30,15 +30,16 @@ def rows(model: Path, count: int, length: int) -> np.ndarray:
 
 
 def group(model: Path, count: int, prompt: int, completion: int) -> np.ndarray:
-    """[count, prompt + completion] passages, equal over the prompt."""
+    """Returns [count, prompt + completion] passages, which are equal over the
+    prompt."""
     passages = rows(model, count, prompt + completion)
     passages[:, :prompt] = passages[0, :prompt]
     return passages
 
 
 def questions(model: Path, count: int) -> list[list[int]]:
-    """[count] prompts of a chat, through the model's template; passages of 32
-    tokens for a model that has no tokenizer."""
+    """Returns [count] prompts of a chat in the model's template. For a model
+    without a tokenizer they are passages of 32 tokens."""
     if not (model / "tokenizer.json").exists():
         return [list(map(int, row)) for row in rows(model, count, 32)]
     from pydoc_data.topics import topics
@@ -56,8 +57,8 @@ def questions(model: Path, count: int) -> list[list[int]]:
 
 
 def _stream(model: Path, wanted: int) -> np.ndarray:
-    """The reference manual that comes with Python; `wanted` random ids for a model
-    that has no tokenizer."""
+    """Returns the tokens of the reference manual that comes with Python. For a
+    model without a tokenizer, returns `wanted` random ids."""
     if not (model / "tokenizer.json").exists():
         vocab = config(model)["vocab_size"]
         return np.random.default_rng(SEED).integers(3, vocab, wanted)

@@ -1,8 +1,7 @@
-"""One process of llama.cpp, one sequence at a time; prints one JSON line. Run by
-sample.py, which sets allocator and threads. Needs the package llama-cpp-python
-and the demo model, whose GGUF file is written again with plain f32 or bf16
-matrices.
-"""
+"""Runs one process of llama.cpp, one sequence at a time, and prints one JSON line.
+sample.py starts it and sets allocator and threads. It needs the package
+llama-cpp-python and the demo model, whose GGUF file it writes again with plain f32
+or bf16 matrices."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def write_model(path: Path, dtype: str) -> None:
-    """The demo model's own file with its matrices in `dtype`."""
+    """Writes the demo model's own file with its matrices in `dtype`."""
     reader = gguf.GGUFReader(prepare_demo_model.find_gguf())
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(path, architecture)
@@ -81,7 +80,8 @@ def write_model(path: Path, dtype: str) -> None:
 
 
 def _draw(model: llama_cpp.Llama, prompt: list[int], count: int) -> list[int]:
-    """The `count` most likely tokens after the prompt, read again each time."""
+    """Returns the `count` most likely tokens after the prompt. Reads the prompt
+    again each time."""
     drawn: list[int] = []
     for token in model.generate(prompt, temp=0.0, reset=True):
         drawn.append(int(token))

@@ -1,10 +1,12 @@
-"""Loading a model: Weft's loader against `cat` on the same files, page cache
-warm; its peak memory, and the bytes that it reads for the head alone.
+"""Times loading a model: Weft's loader compared with `cat` of the same files, with
+a warm page cache. Also measures its peak memory, and the bytes that it reads for
+the head alone.
 
-The model is a Llama with random bf16 weights in shards, loaded as bf16. Sides
-take turns; the best counts. A process loads several times into memory that it
-keeps: a virtual machine's host may take longer to give memory than all the rest,
-and cat needs none. `first_seconds` is the load that has to wait for it.
+The model is a Llama with random bf16 weights in shards, loaded as bf16. Sides take
+turns, and the best time counts. A process loads several times into memory that it
+keeps, because the host of a virtual machine may take longer to provide memory than
+all the rest takes, and cat needs none. `first_seconds` is the load that has to wait
+for memory.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ import timing
 from processes import scratch
 
 LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
-# glibc then reuses what was freed, whatever its size.
+# With these settings glibc reuses freed memory, whatever its size.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-LEAST_RATE = 0.8  # The reader's rate over that of cat.
-MOST_MEMORY = 1.05  # Memory over the bytes of the weights that are kept,
-SPARE_BYTES = 150e6  # and this much more for the process.
-SPARE_READ_BYTES = 1e6  # Bytes read of each file beside the head's tensors.
+LEAST_RATE = 0.8  # Least rate of the reader, as a multiple of cat's.
+MOST_MEMORY = 1.05  # Most memory, as a multiple of the bytes of the kept weights.
+SPARE_BYTES = 150e6  # Memory of the process beside that.
+SPARE_READ_BYTES = 1e6  # Bytes that each file may read beside the head's tensors.
 
 
 def main(arguments: list[str]) -> int:
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write_model(folder: Path, layers: int, shard: str) -> None:
-    """Random weights with transformers' names and shapes, in shards."""
+    """Writes random weights with transformers' names and shapes, in shards."""
     import torch
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
@@ -85,7 +87,7 @@ def write_model(folder: Path, layers: int, shard: str) -> None:
 
 
 def load(folder: Path, dtype: str, what: str, reps: int) -> dict[str, Any]:
-    """One process of load_bench: what it says of itself."""
+    """Runs one process of load_bench and returns what it prints."""
     command = [str(LOAD_BENCH), str(folder), dtype, what, str(reps)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, env={**os.environ, **KEEP_MEMORY}, check=True
@@ -99,7 +101,8 @@ def memory_limit(run: dict[str, Any]) -> float:
 
 
 def head_limit(run: dict[str, Any]) -> float:
-    """Most bytes to read for the head, when the files have it in its own dtype."""
+    """Returns the most bytes to read for the head, if the files have it in its own
+    dtype."""
     return float(run["kept_bytes"] + SPARE_READ_BYTES * run["files"])
 
 

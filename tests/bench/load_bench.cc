@@ -1,7 +1,8 @@
-// Loading weights, for tests/bench/load.py and tests/oracle:
+// Times loading weights, for tests/bench/load.py and tests/oracle:
 //   load_bench MODEL_DIR f32|bf16 all|head REPS
-// Loads a model's weights, or its head's alone, as the daemon does, REPS times;
-// prints the first and the least time, and what a load takes, as one JSON line.
+// Loads the weights of a model, or of its head alone, as the daemon does, REPS
+// times. Prints one JSON line with the first and the least time, and what a
+// load takes.
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -23,14 +24,14 @@ using weft::bench::ProcSelf;
 
 constexpr int64_t kKilobyte = 1024;
 
-// Stops with the message of an error.
+// Returns the value, or ends the process with the error's message.
 template <typename T>
 T ValueOf(absl::StatusOr<T> result) {
   TORCH_CHECK(result.ok(), result.status().ToString());
   return *std::move(result);
 }
 
-// Bytes that the process holds when it has loaded `entries`.
+// Returns the bytes that the process holds after it has loaded `entries`.
 int64_t KeptBytes(const std::vector<weft::model::WeightEntry>& entries,
                   at::ScalarType dtype) {
   int64_t elements = 0;

@@ -1,10 +1,10 @@
-"""The head alone: log-probabilities of targets and the gradient of the hidden
-rows, with a frozen weight, in f32 (on cuda in bf16). Weft's fused head against
-torch with all logits (naive), TRL's way (selective) and torch in checkpointed
+"""Times the head alone: log-probabilities of targets and the gradient of the hidden
+rows, with a frozen weight, in f32 (on cuda in bf16). Compares Weft's fused head
+with torch with all logits (naive), TRL's way (selective) and torch in checkpointed
 chunks (chunked).
 
-Every side's numbers are held against f64 before its times count. Memory is what
-a process needs above its inputs, on cuda by LibTorch's allocator.
+Every side's results are compared with f64 before its times count. Memory is what a
+process needs in addition to its inputs; on cuda it is that of LibTorch's allocator.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from processes import HERE, run_program, scratch
 
 HEAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "head_bench"
 PEERS = ("naive", "selective", "chunked")
-TOLERANCE = 1e-5  # Relative, by norm; sums of some ten thousand f32 terms.
+TOLERANCE = 1e-5  # Relative error by norm, for sums of some ten thousand f32 terms.
 RESULTS = ("logprobs", "dhidden")
-# The forward pass's rate over the GEMM rate of a GPU.
+# The least rate of the forward pass on a GPU, as a fraction of its GEMM rate.
 FORWARD_TARGET = 0.85
 NUMBERS = ("rows", "hidden", "vocab", "chunk", "threads", "reps")
 
@@ -65,8 +65,8 @@ def main(arguments: list[str]) -> int:
 
 
 def make_inputs(options: argparse.Namespace) -> Arrays:
-    """Seeded noise in the dtype of all sides, stored in f32; logits have a standard
-    deviation of 3."""
+    """Returns seeded noise in the dtype of all sides, stored in f32. The logits
+    then have a standard deviation of 3."""
     generator = np.random.default_rng(inputs.SEED)
 
     def normal(*shape: int) -> np.ndarray:
@@ -86,21 +86,21 @@ def make_inputs(options: argparse.Namespace) -> Arrays:
 
 
 def bf16(values: np.ndarray) -> np.ndarray:
-    """Finite f32 values rounded to bf16, ties to even, still stored in f32."""
+    """Rounds finite f32 values to bf16, ties to even. They stay stored in f32."""
     bits = values.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Relative, by norm."""
+    """Returns the relative error by norm."""
     difference = found.reshape(expected.shape) - expected
     return float(np.linalg.norm(difference) / np.linalg.norm(expected))
 
 
 def bound(side: str, result: str, dtype: str) -> float:
-    """How far a side may be from f64. Weft's log-probabilities are f32 whatever the
-    dtype of hidden rows and weight."""
+    """Returns how far a side may be from f64. Weft's log-probabilities are f32,
+    whatever the dtype of hidden rows and weight."""
     if dtype == "f32" or (side, result) == ("fused", "logprobs"):
         return TOLERANCE
     return tolerance.summed(dtype, 1)
@@ -133,7 +133,8 @@ def _peer(options: argparse.Namespace, folder: Path, side: str) -> report.Run:
 
 
 def _exact(options: argparse.Namespace, folder: Path) -> Arrays:
-    """Log-probabilities [N] and the gradient of hidden [N, H], by f64."""
+    """Returns log-probabilities [N] and the gradient of hidden [N, H], computed in
+    f64."""
     _peer(options, folder, "exact")
     return {name: _take(folder / name, np.float64) for name in RESULTS}
 
@@ -141,7 +142,7 @@ def _exact(options: argparse.Namespace, folder: Path) -> Arrays:
 def _measure(
     options: argparse.Namespace, folder: Path, expected: Arrays, side: str
 ) -> report.Run:
-    """A process of a side; ends the bench when its numbers are wrong."""
+    """Runs one process of a side. Ends the bench if its results are wrong."""
     if side in PEERS:
         run = _peer(options, folder, side)
     else:
@@ -158,7 +159,8 @@ def _measure(
 
 
 def _take(path: Path, dtype: type) -> np.ndarray:
-    """What a process wrote; the next one must write it itself."""
+    """Reads and removes what a process wrote, so that the next one must write it
+    itself."""
     values: np.ndarray = np.fromfile(path, dtype=dtype)
     path.unlink()
     return values

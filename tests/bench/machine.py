@@ -1,4 +1,5 @@
-"""What a figure was measured on, and what the kernel counts of a process."""
+"""Describes the machine of a measurement, and reads what the kernel counts for a
+process."""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-# Instructions that decide how fast a matrix product can be.
+# The instruction sets that decide how fast a matrix product can be.
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
-# The least memory there is: figures are divided by each other.
+# The smallest amount of memory. It replaces 0, because figures are divided by
+# each other.
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """CPU model, instruction sets, cores and memory of this machine; of "cuda" also
-    the device's name, driver and memory."""
+    """Returns CPU model, instruction sets, cores and memory of this machine. For
+    "cuda" also returns the device's name, driver and memory."""
     info = Path("/proc/cpuinfo").read_text("ascii", errors="replace")
     fields = {
         key.strip(): value.strip()
@@ -38,7 +40,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, driver and memory of the first CUDA device."""
+    """Returns name, driver and memory of the first CUDA device."""
     name, driver, memory = nvidia_smi("name,driver_version,memory.total")
     return {
         "device": name,
@@ -48,14 +50,15 @@ def gpu() -> dict[str, Any]:
 
 
 def nvidia_smi(fields: str) -> list[str]:
-    """The values of the first device; memory is in MiB."""
+    """Returns the fields' values for the first device; memory is in MiB."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [value.strip() for value in done.stdout.splitlines()[0].split(",")]
 
 
 def tcmalloc() -> str | None:
-    """Path of Debian's tcmalloc, for LD_PRELOAD; None when it is missing."""
+    """Returns the path of Debian's tcmalloc, for LD_PRELOAD, or None if it is
+    missing."""
     name = ctypes.util.find_library("tcmalloc_minimal")
     if name is None:
         return None
@@ -66,16 +69,16 @@ def tcmalloc() -> str | None:
 
 
 class PeakMemory:
-    """How far the resident memory of a process rises from here on, and on "cuda"
-    that of the device, where nothing else may run.
+    """Measures how far the resident memory of a process rises from now on. On
+    "cuda" it also measures the device's memory, so nothing else may run there.
 
-    On "cuda" a machine may forbid to watch a process' own memory, which is then left
-    out: the device's is what counts there.
+    On "cuda", some machines do not permit watching a process' own memory, which is
+    then left out, because the device's memory is what counts.
 
-    The kernel's high-water mark (VmHWM) is set back to the resident memory of now
-    (VmRSS). So neither the loaded weights count, nor what loading took for a moment.
-    A process keeps the device memory that it once had: its use at the end is the
-    highest.
+    The kernel's high-water mark (VmHWM) is reset to the memory that is resident now
+    (VmRSS). So neither the loaded weights count, nor what loading took for a
+    moment. A process keeps the device memory that it once had, so its use at the
+    end is the highest.
     """
 
     def __init__(self, pid: int | str = "self", device: str = "cpu"):
@@ -85,8 +88,8 @@ class PeakMemory:
         self._device_before = self._device_bytes()
 
     def read(self) -> dict[str, int]:
-        """`peak_rss_bytes`, and `extra_rss_bytes` of it above the start; on "cuda"
-        also `extra_device_bytes`."""
+        """Returns `peak_rss_bytes` and `extra_rss_bytes`, which is the part above
+        the start; on "cuda" also `extra_device_bytes`."""
         result: dict[str, int] = {}
         if self._before is not None:
             peak = self._bytes("VmHWM")
@@ -97,7 +100,7 @@ class PeakMemory:
         return result
 
     def _start(self) -> int | None:
-        """What is resident now; None where it cannot be watched."""
+        """Returns the resident memory, or None where it cannot be watched."""
         try:
             (self._process / "clear_refs").write_text("5", "ascii")
         except OSError:
@@ -120,8 +123,8 @@ class PeakMemory:
 
 
 def cpu_seconds(pid: int, besides: str = "") -> float:
-    """Processor seconds of the threads that a process has now, without those named
-    `besides`."""
+    """Returns the processor seconds of a process' present threads, without those
+    named `besides`."""
     nanoseconds = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text("ascii").strip() != besides:

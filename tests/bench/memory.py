@@ -1,16 +1,17 @@
-"""Peak memory and speed of a step: Weft with every layer recomputed (all) and
-none (off) against transformers + peft as it comes (naive), and with its own
+"""Measures peak memory and speed of a step. Weft recomputes every layer (all) or
+none (off). transformers + peft run with their defaults (naive), and with their
 gradient checkpointing and a loss in chunks (lean).
 
-Memory is what a process needs above what it has loaded: its resident memory's
-high-water mark over all steps, less what is resident after loading model and
-adapter and reading two tokens, when the mark is set back. Both sides are counted
-so by the kernel, with the same allocator. Weft splits the batch as it comes out
-of the box (--max-batch-tokens).
+Memory is what a process needs in addition to what it has loaded. It is the
+high-water mark of resident memory over all steps, minus the memory that was
+resident after loading model and adapter and reading two tokens, when the mark is
+reset. The kernel counts it for both sides, which have the same allocator. Weft
+splits the batch by its default --max-batch-tokens.
 
-At the end, how Weft's head grows: a step of one micro-batch in which more and
-more rows are scored, from one chunk of logits to four, less the same step with
-one row of each sequence scored. Layers are recomputed and cost all the same.
+The end shows how the memory of Weft's head grows. In a step of one micro-batch,
+more and more rows are scored, from one chunk of logits to four. The same step with
+one scored row per sequence is subtracted. Layers are recomputed and always cost the
+same.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from train_step import add_batch_options, batch_config, batch_work
 import weft
 
 PEERS = ("naive", "lean")
-HEAD_CHUNKS = (1, 2, 4)  # Rows scored, in chunks.
+HEAD_CHUNKS = (1, 2, 4)  # Numbers of scored rows, in chunks.
 HEAD_GROWTH = 1.10
 
 
@@ -82,7 +83,8 @@ def ratios(sides: report.Sides, head: Mapping[int, int]) -> dict[str, Any]:
 
 
 def scored(tokens: np.ndarray, rows: int) -> list[weft.Datum]:
-    """Data that score `rows` rows in all: as many of each sequence, at its end."""
+    """Returns data in which `rows` rows are scored: equally many at the end of each
+    sequence."""
     each = rows // len(tokens)
     return [weft.Datum.next_token(row, prompt_length=len(row) - each) for row in tokens]
 
@@ -108,7 +110,7 @@ def _head_bytes(
     tokens: np.ndarray,
     reference: report.Run,
 ) -> dict[int, int]:
-    """Memory that scoring takes, by the number of rows."""
+    """Measures the memory that scoring takes, by the number of rows."""
     counts = [options.batch, *(chunks * options.chunk for chunks in HEAD_CHUNKS)]
     extra = {}
     for rows in counts:

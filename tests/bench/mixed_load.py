@@ -1,8 +1,7 @@
-"""Training and sampling at the same time: how long the first token of a short
-prompt takes while clients flood training, whether tenants of equal weight get
-equal shares whatever they offer, whether a flood makes another's request fail,
-and what each kind of work reaches beside the other.
-"""
+"""Trains and samples at the same time. Measures how long the first token of a short
+prompt takes while clients flood training, whether tenants of equal weight get equal
+shares whatever they offer, whether a flood makes another tenant's request fail, and
+how fast each kind of work is beside the other."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from processes import RANK, running, scratch
 import weft
 
 FLOODING = 4
-DEPTH = 4  # Most requests that one client has in flight.
-# The first token may take one and a half micro-batches beside its own work.
+DEPTH = 4  # The most requests that one client has in flight.
+# For how many micro-batches the first token may wait, beside its own work.
 MOST_BATCHES = 1.5
 MOST_UNEVEN = 0.1
 
@@ -76,8 +75,8 @@ def main(arguments: list[str]) -> int:
 
 
 class Trainer:
-    """Keeps requests of one adapter in flight until stopped: one of each datum, for
-    equal ones would be run once."""
+    """Keeps requests of one adapter in flight until stopped. Each request has one
+    datum of its own, because equal data would run once."""
 
     def __init__(self, adapter: Any, data: list[weft.Datum]):
         self._adapter, self._data = adapter, data
@@ -133,7 +132,8 @@ class MixedLoad:
             return _summary([self._first_token(client, row) for row in self._prompts])
 
     def beside(self, count: int) -> dict[str, Any]:
-        """Samples, one after the other, while `count` clients flood training."""
+        """Samples repeatedly, one sample after another, while `count` clients flood
+        training."""
         with self._daemon() as (process, client):
             trainers = [self._trainer(client, i, depth=2) for i in range(count)]
             time.sleep(self._options.warm_seconds)
@@ -158,8 +158,8 @@ class MixedLoad:
         }
 
     def shares(self) -> dict[str, Any]:
-        """Tokens of two tenants of equal weight: one has three adapters and many
-        requests in flight, the other one adapter and two."""
+        """Returns the tokens of two tenants of equal weight. One has three adapters
+        and many requests in flight, the other one adapter and two requests."""
         with self._daemon() as (_, client):
             many = [
                 self._trainer(client, i, depth=DEPTH, tenant="many")
@@ -185,7 +185,8 @@ class MixedLoad:
         return Trainer(adapter, [weft.Datum.next_token(row) for row in rows])
 
     def _first_token(self, client: Any, row: np.ndarray) -> float:
-        """Seconds from the call to its first token; the rest is drawn as well."""
+        """Returns the seconds from the call to its first token. The other tokens
+        are drawn too."""
         start = time.perf_counter()
         tokens = self._options.sample_tokens
         stream = client.sample_stream(row, max_tokens=tokens, ignore_eos=True)
@@ -219,7 +220,7 @@ def _tokens(trainers: list[Trainer]) -> int:
 
 
 def _batches(page: str) -> tuple[float, float]:
-    """Number and seconds of the training micro-batches so far."""
+    """Returns the number of training micro-batches so far, and their seconds."""
 
     def value(suffix: str) -> float:
         name = rf'^weft_step_seconds_{suffix}{{phase="train"}} (\S+)$'

@@ -1,6 +1,6 @@
-"""One process of transformers + peft on this machine; prints one JSON line.
+"""Runs one process of transformers + peft on this machine and prints one JSON line.
 
-Run by processes.py, which sets allocator and threads.
+processes.py starts it and sets allocator and threads.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _load(options: argparse.Namespace) -> Any:
 
 
 def _step(model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> float:
-    """The summed loss, with its gradient in place of the last one's; some
-    sequences at a time."""
+    """Returns the summed loss. Its gradient replaces the previous one. Runs a
+    limited number of sequences at a time."""
     model.zero_grad(set_to_none=False)
     loss_of: Callable[..., torch.Tensor] = _chunked_loss if options.chunk else _loss
     total = 0.0

@@ -1,9 +1,9 @@
-"""forward_backward of many adapters at once: each its own ragged sequences. Weft
-with all of them in flight, the same sequences dealt out to one adapter and to
-more and more of them, against transformers + peft going through the adapters one
-by one, each a padded batch (peer).
+"""Times forward_backward of many adapters at once, each with its own sequences of
+different lengths. Weft has all of them in flight; it also runs the same sequences
+with one adapter and with more and more adapters. transformers + peft (peer) runs
+the adapters one by one, each with a padded batch.
 
-Tokens per second count real tokens, no padding.
+Tokens per second count real tokens without padding.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from train_step import MODEL_FLOPS, model_flops_ratio
 
 import weft
 
-# Targets over the peer, by adapters, sequences of each and the longest of them;
-# and over one adapter with all the sequences, by adapters.
+# Target ratios over the peer, by (adapters, sequences of each, their greatest
+# length). SINGLE_TARGETS has those over one adapter with all the sequences, by
+# adapters.
 PEER_TARGETS = {(8, 8, 512): 1.8, (8, 1, 64): 2.0}
 SINGLE_TARGETS = {8: 0.95, 64: 0.85}
 
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
         runs = report.take_turns(
             options.rounds,
             {
-                # First what the peer is compared with.
+                # The side with which the peer is compared comes first.
                 **{
                     _side(n): functools.partial(bench.weft_of, n)
                     for n in sorted(options.spread, key=options.adapters.__ne__)
@@ -98,8 +99,9 @@ def draw(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
-    """Each adapter's sequences. They have one token more than they train; lengths
-    are spread evenly from the shortest to the longest and dealt out at random."""
+    """Returns each adapter's sequences. They have one token more than they train.
+    Lengths are spread evenly from the shortest to the longest and assigned at
+    random."""
     count = options.adapters * options.sequences
     lengths = np.linspace(options.shortest, options.longest, count).astype(int)
     np.random.default_rng(inputs.SEED).shuffle(lengths)
@@ -122,7 +124,7 @@ class AdapterBench(StepBench):
         self._sequences = [weft.Datum.next_token(row) for row in rows]
 
     def weft_of(self, adapters: int) -> report.Run:
-        """The sequences dealt out evenly to so many adapters."""
+        """Distributes the sequences evenly to this many adapters."""
         each = len(self._sequences) // adapters
         return self._step(
             [self._sequences[i * each : (i + 1) * each] for i in range(adapters)]
@@ -133,8 +135,8 @@ class AdapterBench(StepBench):
         return run_peer(self._options, self._work, "multi_adapter_peer.py", *adapters)
 
     def _step(self, data: list[list[weft.Datum]]) -> report.Run:
-        """One step of each adapter, all in flight together, timed at the client
-        from the first request to the last reply."""
+        """Runs one step of each adapter, with all steps in flight. The client times
+        it from the first request to the last reply."""
         flags = resident(self._options, len(data))
         with running(self._options, self._work, *flags) as (process, client):
             adapters = [
@@ -152,7 +154,8 @@ class AdapterBench(StepBench):
             adapters[0].forward([weft.Datum.next_token(self._tokens[0, :3])])
             memory = machine.PeakMemory(process.pid, self._options.device)
             loss = step()
-            # Steps of rate 0 tell the norms and clear the gradients.
+            # Steps with learning rate 0 return the norms and clear the
+            # gradients.
             norms = [a.optim_step(learning_rate=0.0).grad_norm for a in adapters]
             seconds = timing.each(step, self._options.reps)
             expect_resident(process.scrape())
@@ -183,8 +186,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _expect_same_step(dtype: str, run: report.Run, reference: report.Run) -> None:
-    """Compares the loss, and each adapter's gradient norm where both runs have as
-    many adapters: a row that went to the wrong adapter shows there."""
+    """Compares the loss. If both runs have the same number of adapters, also
+    compares each adapter's gradient norm, which shows a row that went to the wrong
+    adapter."""
     bounds = report.bounds(dtype)
     report.expect_close("loss", run["loss"], reference["loss"], bounds["loss"])
     if len(run["grad_norms"]) == len(reference["grad_norms"]):

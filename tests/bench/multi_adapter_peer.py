@@ -1,6 +1,5 @@
-"""One process of transformers + peft that trains several adapters one by one;
-prints one JSON line. Run by multi_adapter.py, which sets allocator and threads.
-"""
+"""Runs one process of transformers + peft that trains several adapters one by one,
+and prints one JSON line. multi_adapter.py starts it and sets allocator and threads."""
 
 from __future__ import annotations
 
@@ -42,7 +41,8 @@ def main() -> None:
         options.reps,
         options.device,
     )
-    # The last step's, which are the first one's: no timed step takes them.
+    # The norms are those of the last step. They equal the first step's,
+    # because no timed step changes weights.
     norms = [torch_peer.gradient_norm(own) for own in parameters]
     for module in (transformers, peft):
         run["versions"][module.__name__] = module.__version__
@@ -77,8 +77,8 @@ def _step(
     tokens: torch.Tensor,
     lengths: torch.Tensor,
 ) -> float:
-    """The summed loss of one adapter's padded batch; its gradient in place of the
-    last one's."""
+    """Returns the summed loss of one adapter's padded batch. Its gradient replaces
+    the previous one."""
     model.set_adapter(adapter)
     for parameter in parameters:
         if parameter.grad is not None:

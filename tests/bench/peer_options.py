@@ -1,16 +1,18 @@
-"""The options of every peer's program; without torch, which some do not have."""
+"""The options of every peer's program. It does not import torch, because some peers
+do not have it."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-# What models compute in, on all sides, by device.
+# The dtype in which models compute on all sides, by device.
 DTYPES = {"cpu": "f32", "cuda": "bf16"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """A parser with what processes.run_peer gives to all of them."""
+    """Returns a parser with the options that processes.run_peer passes to every
+    peer."""
     result = argparse.ArgumentParser()
     result.add_argument("--model", type=Path, required=True)
     result.add_argument("--work", type=Path, required=True)

@@ -1,4 +1,4 @@
-// What the kernel says of this process.
+// Reads what the kernel counts for this process.
 #ifndef WEFT_TESTS_BENCH_PROCESS_STATUS_H_
 #define WEFT_TESTS_BENCH_PROCESS_STATUS_H_
 
@@ -10,8 +10,8 @@
 
 namespace weft::bench {
 
-// The number after "FIELD:" in a file of /proc/self, such as "VmHWM" (in kB) of
-// "status" or "rchar" (in bytes) of "io".
+// Returns the number after "FIELD:" in a file of /proc/self, such as "VmHWM"
+// (in kB) of "status" or "rchar" (in bytes) of "io".
 inline int64_t ProcSelf(const std::string& name, const std::string& field) {
   std::ifstream file("/proc/self/" + name);
   for (std::string line; std::getline(file, line);) {

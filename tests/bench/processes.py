@@ -1,4 +1,4 @@
-"""Starts what is measured: weftd, and programs that print one JSON line."""
+"""Starts the measured programs: weftd, and programs that print one JSON line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import machine
 import numpy as np
 import timing
 from peer_options import DTYPES
-from report import RANK as RANK  # The rank of all benches.
+from report import RANK as RANK  # The LoRA rank in all benches.
 from report import Run
 
 import weft
@@ -29,13 +29,14 @@ ALPHA = 32.0
 
 @contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """Creates a folder and removes it afterwards."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=parent) as folder:
         yield Path(folder)
 
 
 def run_program(command: Sequence[str | Path], threads: int) -> Run:
-    """The last line of a program's stdout. It has the allocator of weftd."""
+    """Runs a program with weftd's allocator and returns the last line of its
+    stdout."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     allocator = machine.tcmalloc()
     if allocator is not None:
@@ -54,7 +55,7 @@ def run_peer(
     *flags: str,
     python: str = sys.executable,
 ) -> Run:
-    """One process of a peer's program, with the options of peer_options.py and
+    """Runs one process of a peer's program, with the options of peer_options.py and
     `flags`."""
     command = [python, HERE / program, "--model", options.model, "--work", work]
     command += ["--threads", str(options.threads), "--reps", str(options.reps)]
@@ -66,8 +67,8 @@ def run_peer(
 def running(
     options: argparse.Namespace, work: Path, *flags: str, model: Path | None = None
 ) -> Iterator[tuple[daemon.Daemon, Any]]:
-    """A fresh weftd of `model`, or else of `options.model`, and a client of it; its
-    files are in a new folder below `work`."""
+    """Starts a fresh weftd of `model`, by default `options.model`, and a client of
+    it. Its files are in a new folder below `work`."""
     folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
     own = ["--threads", str(options.threads), "--device", options.device]
     own += ["--dtype", DTYPES[options.device]]
@@ -79,7 +80,8 @@ def running(
 
 
 def adapter_moves(page: str) -> int:
-    """How often an adapter was moved, in any direction, by a metrics page."""
+    """Returns how often an adapter was moved, in any direction, from a metrics
+    page."""
     return sum(
         int(float(line.split()[-1]))
         for line in page.splitlines()
@@ -88,25 +90,28 @@ def adapter_moves(page: str) -> int:
 
 
 def resident(options: argparse.Namespace, adapters: int) -> tuple[str, ...]:
-    """Flags of a weftd whose device holds so many adapters of `options.rank`: by
-    default a slot on CUDA has the size of the largest rank, and fewer may fit."""
+    """Returns flags of a weftd whose device holds this many adapters of
+    `options.rank`. By default a slot on CUDA has the size of the largest rank, so
+    fewer adapters may fit."""
     slots = ("--max-resident-adapters", str(adapters))
     return ("--max-rank", str(options.rank), *slots)
 
 
 def expect_resident(page: str) -> None:
-    """Ends the bench when any adapter was moved: times would be those of moving."""
+    """Ends the bench if an adapter was moved, because the times would be those of
+    moves."""
     moves = adapter_moves(page)
     if moves > 0:
         raise SystemExit(f"adapters were moved {moves} times; times mean nothing")
 
 
 class StepBench:
-    """forward_backward of the same tokens and adapter, by either side.
+    """Runs forward_backward of the same tokens and adapter on either side.
 
-    Each call has a fresh process that loads model and adapter, reads two tokens,
-    so that mapped weights and code are there too, starts to watch its memory,
-    takes one step to warm up, and then `options.reps` that are timed.
+    Each call has a fresh process. The process loads model and adapter and reads two
+    tokens, so that mapped weights and code are in memory too. Then it starts to
+    watch its memory, takes one step to warm up, and `options.reps` steps that are
+    timed.
     """
 
     def __init__(
@@ -116,8 +121,8 @@ class StepBench:
         work: Path,
         prompt: int = 0,
     ):
-        """`tokens` are [sequences, length + 1]; each predicts the next one, but
-        the first `prompt` of a sequence are not learnt."""
+        """`tokens` are [sequences, length + 1]. Each token predicts the next one,
+        but the first `prompt` of a sequence are not learnt."""
         self._options, self._work, self._prompt = options, work, prompt
         self._tokens = tokens
         self._data = [
@@ -132,7 +137,7 @@ class StepBench:
         data: Sequence[weft.Datum] | None = None,
         reps: int | None = None,
     ) -> Run:
-        """Steps of weftd with `flags`, timed at the client, over gRPC."""
+        """Runs steps of weftd with `flags`. The client times them, over gRPC."""
         data = self._data if data is None else data
         reps = self._options.reps if reps is None else reps
         with running(self._options, self._work, *flags) as (process, client):
@@ -140,7 +145,8 @@ class StepBench:
             adapter.forward([weft.Datum.next_token(self._tokens[0, :3])])
             memory = machine.PeakMemory(process.pid, self._options.device)
             warm = adapter.forward_backward(data)
-            # A step of rate 0 tells the norm, clears the gradient, moves nothing.
+            # A step with learning rate 0 returns the norm, clears the gradient
+            # and changes no weights.
             norm = adapter.optim_step(learning_rate=0.0).grad_norm
             seconds = timing.each(lambda: adapter.forward_backward(data), reps)
             peak = memory.read()
@@ -152,13 +158,14 @@ class StepBench:
         }
 
     def peer(self, *flags: str) -> Run:
-        """Steps of transformers + peft; flags are those of model_peer.py."""
+        """Runs steps of transformers + peft. `flags` are those of model_peer.py."""
         prompt = ("--prompt", str(self._prompt))
         return run_peer(self._options, self._work, "model_peer.py", *prompt, *flags)
 
     def _make_adapter(self) -> None:
-        """A PEFT folder for all processes, trained a little so that neither A nor
-        B is zero; by a daemon of its own, for training leaves memory behind."""
+        """Makes a PEFT folder for all processes. A daemon of its own trains the
+        adapter a little, so that neither A nor B is zero. The daemon is not reused,
+        because training leaves memory behind."""
         with running(self._options, self._work) as (_, client):
             adapter = client.create_adapter(
                 "bench", rank=self._options.rank, alpha=ALPHA, seed=1

@@ -1,4 +1,4 @@
-"""What all benches share: options, turns, checks, and the JSON line."""
+"""Shared by all benches: options, turns, checks, and the JSON line."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ import shapes
 import tolerance
 from peer_options import DTYPES
 
-# One process of one side: its seconds, memory, and results to check.
+# One process of one side: its seconds, its memory, and results to check.
 Run = dict[str, Any]
 Runs = dict[str, list[Run]]
-# The best of each side, as reported.
+# The best run of each side, as reported.
 Sides = Mapping[str, dict[str, Any]]
 
 RANK = 16  # LoRA rank of adapters, on all linear layers.
-# Names of a run's memory figures, those of a device last.
+# Names of a run's memory figures. Those of a device come last.
 MEMORY = (
     *("peak_rss_bytes", "extra_rss_bytes"),
     *("extra_allocated_bytes", "extra_device_bytes"),
 )
-LOSS_TOLERANCE = 1e-5  # Relative; both sum some thousand f32 terms.
-NORM_TOLERANCE = 1e-4  # Relative; what the oracle tests allow a tensor.
+LOSS_TOLERANCE = 1e-5  # Relative. Both losses sum some thousand f32 terms.
+NORM_TOLERANCE = 1e-4  # Relative. The oracle tests permit as much for a tensor.
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one timed repetition of a side does."""
+    """The work of one timed repetition of a side."""
 
     tokens: int
     flops: float
 
 
 def parser(bench: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every bench has."""
+    """Returns a parser with the options that every bench has."""
     result = argparse.ArgumentParser(
         prog=f"run.py {bench}",
         description=description,
@@ -76,8 +76,8 @@ def parse_with_model(
 def parse_with_device(
     options_parser: argparse.ArgumentParser, arguments: list[str]
 ) -> argparse.Namespace:
-    """parse_with_model for a bench that runs on any device, with adapters of any
-    rank and models that are only shapes."""
+    """Like parse_with_model, for a bench that runs on any device, with adapters of
+    any rank and models that are only shapes."""
     add_device(options_parser)
     options_parser.add_argument("--rank", type=int, help="of adapters")
     options_parser.add_argument(
@@ -100,10 +100,11 @@ def take_turns(
     sides: Mapping[str, Callable[[], Run]],
     check: Callable[[Run, Run], None] | None = None,
 ) -> Runs:
-    """Runs of every side, one process at a time, the sides alternating.
+    """Returns the runs of every side. Processes run one at a time, and the sides
+    alternate.
 
-    `check` raises when a run's results are not those of the first side's run in
-    the same round.
+    `check` raises if a run's results are not those of the first side's run in the
+    same round.
     """
     runs: Runs = {side: [] for side in sides}
     for number in range(rounds):
@@ -121,15 +122,16 @@ def take_turns(
 
 
 def bounds(dtype: str) -> dict[str, float]:
-    """How far a loss and the norm of a gradient may be from another side's that
-    computes in `dtype`, relatively."""
+    """Returns the largest relative difference of loss and gradient norm between two
+    sides, if one computes in `dtype`."""
     if dtype == "f32":
         return {"loss": LOSS_TOLERANCE, "grad_norm": NORM_TOLERANCE}
     return dict.fromkeys(("loss", "grad_norm"), tolerance.summed(dtype, 1))
 
 
 def equal_steps(options: argparse.Namespace) -> Callable[[Run, Run], None]:
-    """A check of take_turns: same loss and gradient norm, or an end."""
+    """Checks for take_turns that loss and gradient norm are the same. Ends the
+    bench if not."""
 
     def check(run: Run, reference: Run) -> None:
         for name, bound in bounds(DTYPES[options.device]).items():
@@ -139,8 +141,8 @@ def equal_steps(options: argparse.Namespace) -> Callable[[Run, Run], None]:
 
 
 def expect_close(name: str, value: float, reference: float, bound: float) -> None:
-    """Ends the bench when the relative difference is more than `bound`: times of
-    different work mean nothing."""
+    """Ends the bench if the relative difference is more than `bound`, because times
+    of different work mean nothing."""
     if not abs(value - reference) <= bound * abs(reference):
         raise SystemExit(
             f"{name}: {value!r} is not {reference!r} to within {bound:.0e} of it;"
@@ -151,7 +153,7 @@ def expect_close(name: str, value: float, reference: float, bound: float) -> Non
 def ratio(
     value: float, *, at_least: float | None = None, at_most: float | None = None
 ) -> dict[str, Any]:
-    """A figure of the report, with its target if it has one."""
+    """Returns a figure of the report, with its target if it has one."""
     result: dict[str, Any] = {"value": value}
     if at_least is not None:
         result.update(target=f">= {at_least:g}", met=value >= at_least)
@@ -170,7 +172,7 @@ def make(
     config: dict[str, Any],
     ratios: Callable[[Sides], dict[str, Any]],
 ) -> dict[str, Any]:
-    """The report; `peers` are the sides that are not ours."""
+    """Returns the report. `peers` are the sides other than Weft's."""
     rate = gemm_rate(runs, peers)
     sides = {side: _summary(runs[side], work[side], rate) for side in runs}
     return {
@@ -193,27 +195,29 @@ def make(
 
 
 def gemm_rate(runs: Runs, peers: Collection[str]) -> float:
-    """The best that torch reached, in floating-point operations per second."""
+    """Returns the best rate that torch reached, in floating-point operations per
+    second."""
     rates = [run["gemm_flops_per_second"] for peer in peers for run in runs[peer]]
     return float(max(rates))
 
 
 def emit(report: dict[str, Any], output: Path | None) -> None:
-    """A sentence to stderr; the JSON line to stdout, and to a file if asked."""
+    """Prints a sentence to stderr, and the JSON line to stdout and, if wanted, to a
+    file."""
     print(sentence(report), file=sys.stderr)
     _write(report, output)
 
 
 def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
-    """emit for a report whose sides have no common figures: a sentence for each
-    ratio."""
+    """Like emit, for a report whose sides have no common figures: prints a sentence
+    for each ratio."""
     for part in _ratio_parts(report):
         print(f"{report['bench']}: {part}", file=sys.stderr)
     _write(report, output)
 
 
 def _write(report: dict[str, Any], output: Path | None) -> None:
-    """The JSON line, which also says by what command and on what it was measured."""
+    """Prints the JSON line, with the command and the machine of the measurement."""
     device = report["config"].get("device", "cpu")
     described = {"command": sys.argv, "machine": machine.describe(device)}
     line = json.dumps({**report, **described})
@@ -233,7 +237,7 @@ def sentence(report: dict[str, Any]) -> str:
 
 
 def _mebibytes(side: Mapping[str, Any]) -> str:
-    """The memory used: the device's, where there is one."""
+    """Returns the memory used: the device's if there is a device."""
     used = next(side[name] for name in reversed(MEMORY) if name in side)
     return f"{used / 2**20:.0f} MiB"
 

@@ -1,7 +1,6 @@
-"""More adapters than fit on the device: steps per second of adapters in turn,
-when all are resident and when a few slots serve them all. Every adapter's steps
-must give the same losses either way.
-"""
+"""Trains more adapters than fit on the device. Compares the steps per second of
+adapters that take turns if all are resident, and if a few slots serve them all.
+Every adapter's steps must give the same losses on both sides."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ def main(arguments: list[str]) -> int:
 def measure(
     options: argparse.Namespace, work: Path, count: int, slots: int
 ) -> dict[str, Any]:
-    """`rounds` steps (forward_backward and optim_step) of each adapter; clients
-    take the adapters in turn."""
+    """Runs `rounds` steps (forward_backward and optim_step) of each adapter.
+    Clients take the adapters in turn."""
     rows = inputs.rows(options.model, count, options.length + 1)
     flags = ("--max-resident-adapters", str(slots))
     with running(options, work, *flags) as (process, client):

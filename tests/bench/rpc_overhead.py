@@ -1,8 +1,7 @@
-"""What the way over gRPC costs: the processor time that a request of a million
-tokens takes outside the engine's threads, a step of the daemon against the same
-step of the engine in a process of its own, and how long the smallest calls take
-on a tiny model, where nothing else counts.
-"""
+"""Measures the cost of calls over gRPC: the processor time that a request of a
+million tokens takes outside the engine's threads; a step of the daemon compared
+with the same step of the engine in its own process; and the time of the smallest
+calls on a tiny model, where nothing else counts."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ ENGINE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "engine_bench"
 ENGINE_THREADS = "weft-engine"
 MOST_CPU_SECONDS = 0.1
 MOST_CALL_SECONDS = 3e-3
-LEAST_SPEED = 0.97  # Over the speed of the engine in its own process.
+# Least speed, as a fraction of that of the engine in its own process.
+LEAST_SPEED = 0.97
 WARM_CALLS = 50
 
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _calls(options: argparse.Namespace, work: Path) -> dict[str, float]:
-    """Median seconds of the smallest calls, one after the other."""
+    """Returns the median seconds of the smallest calls, made one after another."""
     with running(options, work, model=models.tiny_model("llama-tied")) as (_, client):
         adapter = client.create_adapter("bench", rank=8)
         data = [weft.Datum.next_token(np.arange(3, 20))]
@@ -101,8 +101,8 @@ def _median(call: Callable[[], Any], count: int) -> float:
 
 
 def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
-    """Processor seconds of the daemon's threads that are not the engine's, for
-    requests of 1/8, 1/4, 1/2 and all of the tokens."""
+    """Returns the processor seconds of the daemon's threads other than the
+    engine's, for requests of 1/8, 1/4, 1/2 and all of the tokens."""
     model = models.tiny_model("llama-tied")
     length = inputs.config(model)["max_position_embeddings"]
     rows = inputs.rows(model, 8, length + 1)
@@ -125,7 +125,7 @@ def _large_request(options: argparse.Namespace, work: Path) -> dict[str, float]:
 
 
 def _steps(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """The same step by the daemon and by the engine alone, in turns."""
+    """Runs the same step by the daemon and by the engine alone, in turns."""
     tokens = inputs.rows(options.model, options.sequences, options.length + 1)
     path = work / "tokens.i32"
     tokens.astype(np.int32).tofile(path)

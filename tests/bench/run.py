@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs one bench: tests/bench/run.py NAME [options].
 
-The last line of stdout is one JSON object with `ours`, `peer` and `ratio`; a
-line for people goes to stderr.
+The last line of stdout is one JSON object with `ours`, `peer` and `ratio`. A line
+for people goes to stderr.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Sampling: tokens per second of weftd, timed at the client over gRPC, against
-transformers' generate and (with --llama-python) llama.cpp, and against what the
-machine could do at most.
+"""Times sampling: the tokens per second of weftd, timed at the client over gRPC.
+They are compared with transformers' generate and (with --llama-python) llama.cpp,
+and with the most that the machine could do.
 
-Every sequence has a prompt of its own and draws the most likely tokens, so that
-all f32 sides must draw the same; what is drawn in bf16 must be the likeliest to
-transformers, too, up to rounding. Memory's rate changes by the minute on machines
-that are shared: on a CPU one sequence is therefore drawn between two readings of it,
-again and again, and the middle of these fractions counts.
+Every sequence has its own prompt and draws the most likely tokens. So all f32 sides
+must draw the same tokens. Tokens that are drawn in bf16 must be the likeliest for
+transformers too, up to rounding.
+
+On shared machines the rate of memory changes by the minute. On a CPU, one sequence
+is therefore drawn many times, each time between two readings of the rate, and the
+median of the fractions counts.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def main(arguments: list[str]) -> int:
 class SampleBench:
     def __init__(self, options: argparse.Namespace, work: Path):
         self._options, self._work = options, work
-        # Weft is measured in all of them, the peer in the first.
+        # Weft is measured in all of these dtypes, the peer only in the first.
         self._dtypes = ("f32", "bf16") if options.device == "cpu" else ("bf16",)
         most = max(*options.batches, MIXED_ADAPTERS)
         self._prompts = inputs.rows(options.model, most, options.prompt)
@@ -69,7 +71,8 @@ class SampleBench:
         return self._make(sides)
 
     def _sides(self) -> dict[str, Any]:
-        """How each is measured; weft's first, for others are held against it."""
+        """Measures each side. Weft's comes first, because others are compared with
+        it."""
         sides: dict[str, Any] = {
             f"weft {dtype}": partial(self._weft, dtype) for dtype in self._dtypes
         }
@@ -82,7 +85,8 @@ class SampleBench:
                 sides[f"llama.cpp {dtype}"] = partial(self._llama_cpp, dtype)
         return sides
 
-    # Each returns `seconds` by what was timed; those that draw, also `tokens`.
+    # Each function returns `seconds` by the name of the call. Those that draw
+    # also return `tokens`.
 
     def _weft(self, dtype: str) -> dict[str, Any]:
         options = self._options
@@ -122,12 +126,13 @@ class SampleBench:
         return run_program(command, options.threads)
 
     def _reading_seconds(self, dtype: str) -> float:
-        """Seconds that reading takes in an iteration of one sequence, now."""
+        """Returns the seconds that an iteration of one sequence now takes to read
+        its bytes."""
         run = self._decode(dtype, 1)
         return float(run["bytes_per_iteration"] / run["read_bytes_per_second"])
 
     def _limit(self, dtype: str) -> dict[str, Any]:
-        """Bytes of an iteration by batch, and how fast memory is."""
+        """Returns the bytes of an iteration for each batch, and the rate of memory."""
         runs = {
             str(batch): self._decode(dtype, batch) for batch in self._options.batches
         }
@@ -139,8 +144,8 @@ class SampleBench:
         }
 
     def _check(self, side: str, sides: dict[str, list[dict[str, Any]]]) -> None:
-        """The last run of a side. On a GPU rounding depends on what else is in an
-        iteration, so that tokens may differ."""
+        """Checks the last run of a side. On a GPU rounding depends on what else is
+        in an iteration, so tokens may differ there."""
         run, device = sides[side][-1], self._options.device
         if side == "transformers":
             _expect_likely_tokens(run["gaps"], tolerance.summed(DTYPES[device], 1))
@@ -186,7 +191,7 @@ class SampleBench:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Tokens per second against batch size."""
+    """Plots tokens per second against batch size."""
     tokens = result["config"]["tokens"]
 
     def points(side: dict[str, Any]) -> plot.Points:
@@ -224,7 +229,7 @@ def _pairs(runs: list[dict[str, Any]]) -> list[Points]:
 def _expect_same_tokens(
     side: str, run: dict[str, Any], reference: dict[str, Any]
 ) -> None:
-    """Compares the batches that both have drawn."""
+    """Compares the batches that both sides have drawn."""
     for batch, rows in run.get("tokens", {}).items():
         if rows != reference["tokens"][batch]:
             raise SystemExit(
@@ -234,7 +239,8 @@ def _expect_same_tokens(
 
 
 def _expect_likely_tokens(gaps: dict[str, float], bound: float) -> None:
-    """Bounds how much less likely weft's tokens are by transformers' own logits."""
+    """Bounds how much less likely weft's tokens are than the likeliest ones, by
+    transformers' logits."""
     for batch, gap in gaps.items():
         if not gap <= bound:
             raise SystemExit(

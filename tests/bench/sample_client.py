@@ -1,4 +1,4 @@
-"""A client of weftd that times what it draws."""
+"""A client of weftd that measures how long drawing takes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ MIXED_ADAPTERS = 8
 GROUP_SIZE = 16
 PAIRS = 5
 
-Points = dict[str, float]  # Seconds by what was timed.
+Points = dict[str, float]  # Seconds, by the name of the call.
 
 
 def decoding_seconds(drawn: float, prefill: float) -> float:
-    """Seconds after the first token: `drawn` is the whole call, `prefill` a call for
-    one token. In tiny models a call costs more than a token, and all seconds count."""
+    """Returns the seconds after the first token. `drawn` is the time of the whole
+    call, `prefill` that of a call for one token. In tiny models a call costs more
+    than a token, and then all seconds count."""
     return drawn - prefill if drawn > prefill else drawn
 
 
 class SampleClient:
-    """Times one daemon."""
+    """Measures one daemon."""
 
     def __init__(
         self,
@@ -43,8 +44,8 @@ class SampleClient:
         self._pool = ThreadPoolExecutor(max(*options.batches, GROUP_SIZE))
 
     def measure(self, reading_seconds: Callable[[], float] | None) -> dict[str, Any]:
-        """Seconds by what was timed, and tokens by batch; `pairs`, where it is said
-        how long one sequence takes to be read."""
+        """Returns seconds by the name of the call, tokens by batch, and `pairs`,
+        which compare a token of one sequence with reading its bytes."""
         options, seconds, tokens = self._options, {}, {}
         for batch in options.batches:
             calls = [(self._client, row) for row in self._prompts[:batch]]
@@ -62,8 +63,8 @@ class SampleClient:
         return {"seconds": seconds, "tokens": tokens, "pairs": pairs}
 
     def _pairs(self, reading_seconds: Callable[[], float]) -> list[Points]:
-        """Seconds of a token of one sequence, and what reading alone took just
-        before and just after."""
+        """Returns the seconds of a token of one sequence, paired with the seconds
+        that reading alone took directly before and after."""
         calls = [(self._client, self._prompts[0])]
         pairs = []
         before = reading_seconds()
@@ -87,12 +88,12 @@ class SampleClient:
         return min(self._timed(calls, tokens) for _ in range(self._options.reps))
 
     def _timed(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
-        """New first tokens each time: no prompt is in a cache."""
+        """The prompts get new first tokens each time, so that no cache has them."""
         calls = [(source, self._fresh(row)) for source, row in calls]
         return timing.once(lambda: self._draw(calls, tokens))
 
     def _fresh(self, row: np.ndarray) -> np.ndarray:
-        """The row with another first token."""
+        """Returns the row with another first token."""
         row = row.copy()
         row[0] = self._random.integers(3, self._vocab)
         return row
@@ -110,9 +111,9 @@ class SampleClient:
         return list(self._pool.map(one, calls))
 
     def _time_group(self) -> tuple[float, float]:
-        """Samples of one long prompt, and of as many others of its length, which
-        no prefix cache can share: the least of several, after one of each that
-        warms up."""
+        """Times samples of one long prompt, and samples of as many different
+        prompts of the same length, which no prefix cache can share. Returns the
+        least time of several calls, after one of each that warms up."""
         tokens = self._options.group_tokens
         calls = [(self._client, row) for row in self._group]
         together, separate = [], []

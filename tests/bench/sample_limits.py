@@ -1,8 +1,9 @@
-"""What a machine could do at most when it samples, and what was reached of it.
+"""Computes the most that a machine could do when it samples, and how much of that
+was reached.
 
-The limit of a batch is the larger of (bytes that one iteration must read) over the
-rate at which memory is read, and its floating-point operations over torch's GEMM
-rate.
+The limit of a batch is the time that one iteration needs at least. It is the larger
+of two numbers: the bytes to read divided by the rate of memory, and the
+floating-point operations divided by torch's GEMM rate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import report
 from peer_options import DTYPES
 from sample_client import Points, decoding_seconds
 
-# Times transformers' tokens per second, or this fraction of the limit if less.
+# The target is this multiple of transformers' tokens per second, or the
+# fraction of the limit if that is less.
 PEER_TARGETS = {1: 2.5, 8: 2.5, 32: 2.0}
 LIMIT_TARGETS = {"cpu": 0.8, "cuda": 0.75}
 MIXED_TARGET = 0.85
@@ -28,8 +30,8 @@ Runs = list[dict[str, Any]]
 
 
 def by_batch(runs: Runs, gemm: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second at most, and the rate of reading that they come from; `runs`
-    have bytes by batch."""
+    """Returns the most tokens per second, and the reading rate from which they
+    follow. `runs` have the bytes by batch."""
     read = max(run["read_bytes_per_second"] for run in runs)
     length = options.prompt + options.tokens // 2
     model = inputs.config(options.model)
@@ -42,8 +44,8 @@ def by_batch(runs: Runs, gemm: float, options: argparse.Namespace) -> dict[str, 
 
 
 def of_device(peers: Runs, options: argparse.Namespace) -> Runs:
-    """Runs as by_batch takes them, by what torch moved on the device: the faster of
-    copying and reading."""
+    """Returns runs in the form that by_batch takes, from the rate of torch on the
+    device: the faster of copying and reading."""
     model = inputs.config(options.model)
     length = options.prompt + options.tokens // 2
     bytes_read = {
@@ -67,8 +69,8 @@ def ratios(
     pairs: dict[str, list[Points]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """The ratios to report, from each side's best seconds and, by dtype, the limits
-    and the pairs."""
+    """Returns the ratios to report, from each side's best seconds and, by dtype,
+    the limits and the pairs."""
     dtype = DTYPES[options.device]
     ours, peer = best[f"weft {dtype}"]["seconds"], best["transformers"]["seconds"]
     result: dict[str, Any] = {}
@@ -106,13 +108,13 @@ def _of_batch(batch: int, speed: float, fraction: float, device: str) -> dict[st
         ),
     }
     if device == "cpu" and batch in PEER_TARGETS:
-        # Either target will do.
+        # It is enough to reach one of the two targets.
         reached = max(speed / PEER_TARGETS[batch], fraction / least)
         result[f"of the target, batch {batch}"] = report.ratio(reached, at_least=1)
     return result
 
 
 def _decode_rate(seconds: Points, batch: int, tokens: int) -> float:
-    """Tokens per second without prefill and first token."""
+    """Returns the tokens per second without prefill and first token."""
     prefill = seconds[f"{batch} prefill"]
     return batch * (tokens - 1) / decoding_seconds(seconds[str(batch)], prefill)

@@ -1,7 +1,7 @@
-"""A reinforcement-learning batch in one `sample_many`, beside the same prompts that a
-caller offers in pieces. Every piece takes the place of one that has ended. Both
-sides must draw the same tokens, for a seed decides them and the batch does not.
-"""
+"""Draws a batch of reinforcement learning by one `sample_many`, and the same
+prompts by a caller who offers them in pieces and replaces each piece that has
+ended. Both sides must draw the same tokens, because these depend on the seed and
+not on the batch."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(draw: Callable[[], Results], process: daemon.Daemon) -> dict[str, Any]:
-    """Seconds of the caller, and processor seconds and decode iterations of the
-    daemon, for one batch."""
+    """Returns the caller's seconds, and the daemon's processor seconds and decode
+    iterations, for one batch."""
     iterations, cpu = _iterations(process), machine.cpu_seconds(process.pid)
     start = time.perf_counter()
     results = draw()

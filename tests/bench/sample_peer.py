@@ -1,6 +1,5 @@
-"""One process of transformers' generate; prints one JSON line. Run by sample.py,
-which sets allocator and threads.
-"""
+"""Runs one process of transformers' generate and prints one JSON line. sample.py
+starts it and sets allocator and threads."""
 
 from __future__ import annotations
 
@@ -48,8 +47,8 @@ def main() -> None:
 
 
 def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
-    """The largest gap between a token of `drawn` and the likeliest token: the
-    difference of their logits over the largest logit there."""
+    """Returns the largest gap between a token of `drawn` and the likeliest token:
+    the difference of their logits divided by the largest logit."""
     worst = 0.0
     for prompt, own in zip(prompts, drawn, strict=True):
         tokens = torch.tensor(own, device=prompt.device)
@@ -66,7 +65,7 @@ def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
 
 
 def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
-    """[rows, count] tokens, the most likely ones, on the CPU."""
+    """Returns [rows, count], the most likely tokens, on the CPU."""
     with torch.inference_mode():
         output: torch.Tensor = model.generate(
             input_ids=rows,

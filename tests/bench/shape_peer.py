@@ -1,8 +1,8 @@
 """Writes a model of shapes.py: shape_peer.py CONFIG_JSON FOLDER DEVICE.
 
-Weights are bf16, as published. A matrix has the variance of one over its inputs, so
-that activations, losses and gradients have the sizes of a trained model's; norms
-are near one.
+Weights are bf16, as in published models. A matrix has a variance of one over its
+inputs, so that activations, losses and gradients have the sizes of a trained
+model's. Norms are near one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 SEED = 11
 MOST_SHARD_BYTES = 2 << 30
-FEWEST_SHARDS = 3  # So that the smallest model has several, too.
+FEWEST_SHARDS = 3  # The minimum makes even the smallest model have several shards.
 
 Sizes = tuple[int, ...]
 
@@ -32,7 +32,7 @@ def main() -> None:
     draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         write(config, draft, device)
-        os.rename(draft, folder)  # Complete or absent.
+        os.rename(draft, folder)  # The folder is complete or absent.
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -56,7 +56,7 @@ def write(config: dict[str, Any], folder: Path, device: str) -> None:
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
-    """Names and sizes of all tensors, in the order of computation."""
+    """Returns names and sizes of all tensors, in the order of computation."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     heads, ffn = config["num_attention_heads"], config["intermediate_size"]
     head = config.get("head_dim") or hidden // heads
@@ -84,7 +84,7 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
 
 
 def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
-    """Cut where a file has its share of the elements."""
+    """Starts a new file when the last one has its share of the elements."""
     total = sum(elements(sizes) for _, sizes in named)
     count = max(FEWEST_SHARDS, -(-2 * total // MOST_SHARD_BYTES))
     result: list[list[tuple[str, Sizes]]] = [[]]

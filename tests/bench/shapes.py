@@ -1,6 +1,6 @@
-"""Models that have a published model's sizes and seeded random weights: for speed,
-where no weights can be had. Each is a Hugging Face folder like any other.
-"""
+"""Makes models with the sizes of a published model and seeded random weights. They
+serve to measure speed where no weights are available. Each is a Hugging Face folder
+like any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LLAMA: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
-# The fields of config.json that decide what is computed.
+# The fields of config.json that determine what is computed.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         **_LLAMA,
@@ -82,7 +82,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 0,
     },
-    # For tests; no published model has this shape.
+    # For tests. No published model has this shape.
     "tiny": {
         **_LLAMA,
         "hidden_size": 64,
@@ -101,8 +101,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def folder(name: str, device: str) -> Path:
-    """The model, written on first use by torch on `device`, in a process of its own,
-    so that none of the device's memory stays in use."""
+    """Returns the model. On first use torch writes it on `device`, in its own
+    process, so that none of the device's memory stays in use."""
     path = daemon.BUILD_DIR / "test_models" / "shapes" / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Many clients and many more adapters than fit, for minutes: every step is counted
-once, and the daemon's memory, threads and file descriptors stay what they are.
+"""Runs many clients, and many more adapters than fit, for minutes. Every step must
+count once, and the daemon's memory, threads and file descriptors must not grow.
 
-Each client owns some adapters and keeps to a random mix of training steps,
-samples, steps that it sends twice (as after a broken connection), and new
-connections. At the end the server's count of every adapter must be the client's.
+Each client owns some adapters. It repeats a random mix of training steps, samples,
+steps that it sends twice (as after a broken connection), and new connections. At
+the end the server's count for every adapter must equal the client's.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import weft
 from weft import aio
 
 TOKENS = 12
-# How much a reading may exceed the one after the first third of the run:
-# allocators and gRPC's pools are noisy.
+# How much a reading may exceed the one after the first third of the run,
+# because allocators and gRPC's pools vary.
 MOST_GROWTH = {"rss_bytes": 1.1, "threads": 1.1, "file_descriptors": 1.1}
 
 
 @dataclass
 class Counts:
-    """What one adapter must have at the end."""
+    """The counts that one adapter must have at the end."""
 
     steps: int = 0
     optim_steps: int = 0
@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
 
 
 async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str, Any]:
-    """Clients in processes of their own: one event loop serves only so many."""
+    """Each client runs in its own process, because one event loop serves only a
+    few."""
     loop = asyncio.get_running_loop()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
@@ -103,7 +104,7 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
 
 
 def _clients(address: str, numbers: range, options: argparse.Namespace) -> list[int]:
-    """Steps, samples, wrong counts and failed calls of these clients."""
+    """Returns steps, samples, wrong counts and failed calls of these clients."""
 
     async def run() -> list[int]:
         runs = [Client(address, number, options).run() for number in numbers]
@@ -135,7 +136,7 @@ class Client:
         return [self._steps, self._samples, sum(wrong), self._failed]
 
     async def _work(self, client: aio.AsyncClient, calls: int) -> None:
-        """Some calls on one connection."""
+        """Makes some calls on one connection."""
         for _ in range(calls):
             if time.monotonic() >= self._deadline:
                 return
@@ -153,8 +154,8 @@ class Client:
             await asyncio.sleep(self._random.uniform(0, self._options.pause))
 
     async def _train(self, client: aio.AsyncClient, name: str) -> None:
-        """A few gradients and a step, all in flight at once; now and then a handle
-        that has not seen them sends the last one again."""
+        """Sends a few gradients and a step, all in flight at once. Sometimes a
+        handle that has not seen them sends the last one again."""
         counts = self._counts[name]
         adapter = await client.adapter(name)
         again = await client.adapter(name)

@@ -1,5 +1,5 @@
-"""The benches still run, still compare, and count rightly: tiny sizes, where
-times mean nothing."""
+"""Tests that the benches still run, still compare and count correctly, at tiny
+sizes where times mean nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Threads that wait must sleep: other tests want the core.
+# Waiting threads must sleep, because other tests need the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import run  # It sets the path for those below.
@@ -40,7 +40,7 @@ RUN_PROGRAM = processes.run_program
 
 
 def run_in_this_process(command: Sequence[str | Path], threads: int) -> report.Run:
-    """Replaces run_program: transformers is imported once for all peers."""
+    """Replaces run_program, so that transformers is imported once for all peers."""
     program, *arguments = [str(part) for part in command]
     if program != sys.executable:
         return RUN_PROGRAM(command, threads)
@@ -59,7 +59,7 @@ def one_import(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reported(name: str, capsys: Any, *arguments: str) -> dict[str, Any]:
-    """What a bench prints on stdout."""
+    """Returns what a bench prints on stdout."""
     assert run.BENCHES[name](list(arguments)) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["bench"] == name
@@ -71,7 +71,7 @@ def quick(name: str, capsys: Any, *arguments: str) -> dict[str, Any]:
 
 
 def compared(name: str, capsys: Any, *arguments: str) -> dict[str, Any]:
-    """The report of a bench whose sides have common figures."""
+    """Returns the report of a bench whose sides have common figures."""
     result = quick(name, capsys, *arguments)
     for side in (result["ours"] | result["peer"]).values():
         assert side["tokens_per_second"] > 0
@@ -85,7 +85,8 @@ def tiny() -> tuple[str, str]:
     return ("--model", str(models.tiny_model("llama-tied")))
 
 
-# A model that is a shape alone, written on first use, and the device by name.
+# Selects a model that is only a shape, written on first use, and the device by
+# name.
 SHAPE = ("--shape", "tiny", "--device", "cpu")
 
 
@@ -108,7 +109,7 @@ def test_group_prompt(capsys: Any) -> None:
     size = ("--group", "3", "--prompt", "32", "--completion", "8", "--slice", "2")
     ratios = compared("group_prompt", capsys, *SHAPE, *size)["ratio"]
     speed = ratios.pop("speed shared/repeated")["value"]
-    # 3 (32 + 8) tokens repeated for 32 + 3 8 shared.
+    # The prompt repeated takes 3 (32 + 8) tokens, shared 32 + 3 * 8.
     over = ratios.pop("speed shared/repeated over that of the tokens")["value"]
     assert over * 3 * 40 / 56 == pytest.approx(speed)
     assert ratios.keys() == {"speed shared/peer"}
@@ -164,7 +165,7 @@ def test_multi_adapter(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_adapter, "running", running)
     size = ("--adapters", "3", "--sequences", "2", "--shortest", "4", "--longest", "24")
     result = compared("multi_adapter", capsys, *SHAPE, *size, "--rank", "4")
-    # One slot of this rank for each.
+    # Each weftd started with one slot of this rank per adapter.
     assert started == [
         ("--max-rank", "4", "--max-resident-adapters", count) for count in "31"
     ]
@@ -206,7 +207,7 @@ def test_sample(capsys: Any, tmp_path: Path) -> None:
 
 
 def test_sampling_on_a_gpu_is_held_against_its_memory(tmp_path: Path) -> None:
-    """The times are made up: reading takes 10 ms an iteration, prefill 20."""
+    """The times are invented: reading takes 10 ms per iteration, prefill 20 ms."""
     arguments = [*SHAPE, "--batches", "1", "4", "--prompt", "8", "--tokens", "5"]
     options = sample._parse(arguments)
     options.device = "cuda"
@@ -223,7 +224,7 @@ def test_sampling_on_a_gpu_is_held_against_its_memory(tmp_path: Path) -> None:
     )
     assert bench._sides().keys() == {"weft bf16", "transformers"}
     ratios = result["ratio"]
-    # Four tokens after the first in 50 ms.
+    # The four tokens after the first take 50 ms.
     reached = ratios["fraction of the limit, batch 1"]
     assert reached["value"] == pytest.approx(0.8) and reached["met"]
     assert reached["target"] == ">= 0.75"
@@ -310,13 +311,14 @@ def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:
     assert result["ratio"]["peak memory/limit"]["met"]
     assert result["ratio"]["bytes read for the head/limit"]["met"]
     head = result["ours"]["head"]
-    # The reader's own count against the kernel's, which sees config.json too.
+    # The reader's own count is compared with the kernel's, which also sees
+    # config.json.
     assert 0 <= head["rchar_bytes"] - head["bytes_read"] < 1 << 16
 
 
 @pytest.mark.parametrize("name", ["peer_options", "timing"])
 def test_a_peer_without_torch_can_use(name: str) -> None:
-    # -S: without the packages of this Python.
+    # With -S, Python does not see its installed packages.
     program = processes.HERE / f"{name}.py"
     subprocess.run([sys.executable, "-S", program], check=True)
 
@@ -334,7 +336,8 @@ def test_decode_counts_the_bytes_of_an_iteration(
     )
     assert result["tokens_per_second"] == pytest.approx(3 / result["seconds"])
     width = 2 if dtype == "bf16" else 4
-    # Keys and values of three sequences of 4 + 6 / 2 tokens are f32 in both.
+    # Keys and values of three sequences of 4 + 6 / 2 tokens are f32 on both
+    # sides.
     wanted = flops.decode_bytes(inputs.config(Path(tiny[1])), 3, 7, width, 4)
     assert result["bytes_per_iteration"] == wanted
 
@@ -348,7 +351,7 @@ def test_flops_of_one_layer_counted_by_hand() -> None:
         "intermediate_size": 8,
         "vocab_size": 10,
     }
-    # q 4x4, k and v 4x2, o 4x4, gate, up and down 4x8.
+    # The sizes are q 4x4, k and v 4x2, o 4x4, gate, up and down 4x8.
     base, lora = 16 + 8 + 8 + 16 + 3 * 32, 8 + 6 + 6 + 8 + 3 * 12
     expected = 6 * (4 * base + 6 * lora) + 14 * 18 * 4 + 4 * 5 * 4 * 10
     assert flops.step(config, 1, [flops.Run(6)], 5) == expected
@@ -356,7 +359,8 @@ def test_flops_of_one_layer_counted_by_hand() -> None:
     halves = [flops.Run(3), flops.Run(3, before=3)]
     assert flops.step(config, 1, halves, 5) == expected
     assert flops.model_flops(config, 6) == 4 * 6 * (base + 4 * 10)
-    # Two bytes a weight, four a number of the keys and values: 2 x 3 tokens of 2.
+    # A weight has two bytes, a number of keys and values four: 2 x 3 tokens
+    # with 2 numbers.
     assert flops.decode_bytes(config, 2, 3, 2, 4) == 2 * (base + 40) + 4 * 6 * 2 * 2
 
 

@@ -1,4 +1,4 @@
-"""What all benches share: turns, checks, and what is reported."""
+"""Tests what all benches share: turns, checks, and what is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import run  # noqa: F401  It sets the path for those below.
 import machine
 import report
 
-# 600 MiB more are in use each time it is asked.
+# Each call reports 600 MiB more than the previous one.
 NVIDIA_SMI = """#!/bin/sh
 case $1 in
   --query-gpu=name,driver_version,memory.total) echo "NVIDIA H100, 580.1, 81559" ;;
@@ -115,7 +115,8 @@ def test_a_device_is_described_and_its_memory_counts(
 def test_memory_of_a_process_that_cannot_be_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Is left out beside a device's, and an error without one."""
+    """It is left out where the device's memory is measured, and is an error
+    otherwise."""
     monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["0"])
 
     def forbidden(self: Path, text: str, encoding: str) -> int:

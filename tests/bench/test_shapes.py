@@ -1,4 +1,4 @@
-"""Models that are shapes alone: what transformers and Weft take them for."""
+"""Tests how transformers and Weft read models that are only shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Seconds of calls; without torch, which some peers do not have."""
+"""Measures the seconds of calls. It does not import torch, because some peers do
+not have it."""
 
 from __future__ import annotations
 
@@ -13,5 +14,5 @@ def once(call: Callable[[], object]) -> float:
 
 
 def each(call: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of `count` calls, one after the other."""
+    """Returns the seconds of each of `count` calls, made one after another."""
     return [once(call) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What the peers' programs share: how they measure themselves, and the heads."""
+"""Shared by the peers' programs: how they measure themselves, and the heads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from peer_options import DTYPES
 from torch.utils.checkpoint import checkpoint
 
-# Rows, in, out: SmolLM2's MLP; what fills a large device.
+# Rows, inputs and outputs: SmolLM2's MLP on a CPU; sizes that fill a large
+# device.
 GEMM_SHAPE = {"cpu": (4096, 576, 1536), "cuda": (8192, 8192, 8192)}
-READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}  # More than any cache.
+READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}  # More bytes than any cache holds.
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 T = TypeVar("T")
@@ -25,8 +26,8 @@ def dtype_on(device: str) -> torch.dtype:
 
 
 def load_base(options: argparse.Namespace) -> Any:
-    """transformers' model of peer_options.py's options, adapters of which are to be
-    in its dtype, too: the fastest that peft has."""
+    """Returns transformers' model for the options of peer_options.py. Its adapters
+    will have the model's dtype, which is the fastest that peft offers."""
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(
@@ -38,10 +39,11 @@ def load_base(options: argparse.Namespace) -> Any:
 
 
 def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, Any], T]:
-    """Seconds of `reps` steps after a first one, the memory they needed (on "cuda"
-    also what torch's allocator gave, `extra_allocated_bytes`), torch's GEMM rate and
-    version; and what the first step gave."""
-    # The first checkpoint of a process imports a compiler: code, not activations.
+    """Returns the seconds of `reps` steps after a first one, the memory that they
+    needed, torch's GEMM rate and version, and what the first step returned. On
+    "cuda" the memory includes what torch's allocator took, `extra_allocated_bytes`."""
+    # The first checkpoint of a process imports a compiler, which takes memory
+    # for code and not for activations.
     checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)
     memory = machine.PeakMemory(device=device)
     allocated = 0
@@ -61,7 +63,7 @@ def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, An
 
 
 def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
-    """`call`, until the device has done what it queues."""
+    """Returns a `call` that waits until the device has done the queued work."""
     if device == "cpu":
         return call
 
@@ -73,7 +75,8 @@ def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
 
 
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """L2 norm over the parameters with a gradient; squares are summed in f64."""
+    """Returns the L2 norm over the parameters that have a gradient. Squares are
+    summed in f64."""
     squares = [
         parameter.grad.double().square().sum()
         for parameter in parameters
@@ -85,7 +88,8 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
 def full_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """[N] of targets [N] from hidden [N, H], with logits of all rows at once."""
+    """Returns log-probabilities [N] of targets [N] from hidden [N, H], with the
+    logits of all rows at once."""
     logprobs = torch.log_softmax(hidden @ weight.T, dim=-1)
     return logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
@@ -93,10 +97,10 @@ def full_logprobs(
 def selective_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """TRL's selective_log_softmax for f32: the target's logit less a logsumexp that
-    is taken row by row, so that no log_softmax of all rows is kept.
+    """TRL's selective_log_softmax for f32: the target's logit minus a logsumexp
+    that is computed row by row, so that no log_softmax of all rows is kept.
 
-    Written here because importing TRL's wants pandas and datasets.
+    It is written here because importing TRL's requires pandas and datasets.
     """
     logits = hidden @ weight.T
     selected = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -106,8 +110,8 @@ def selective_logprobs(
 def chunked_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int
 ) -> torch.Tensor:
-    """full_logprobs of `chunk` rows at a time, run again in the backward pass: no
-    more than one chunk's logits at any time."""
+    """Runs full_logprobs on `chunk` rows at a time, and runs it again in the
+    backward pass. So the logits of only one chunk exist at any time."""
     parts = [
         checkpoint(full_logprobs, rows, weight, wanted, use_reentrant=False)
         for rows, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
@@ -116,8 +120,8 @@ def chunked_logprobs(
 
 
 def gemm_rate(device: str) -> float:
-    """Floating-point operations per second of torch's matrix product of random
-    data, in the dtype of all sides."""
+    """Returns the floating-point operations per second of torch's matrix product of
+    random data, in the dtype of all sides."""
     rows, inner, columns = GEMM_SHAPE[device]
     options: dict[str, Any] = {"dtype": dtype_on(device), "device": device}
     left = torch.randn(rows, inner, **options)
@@ -128,7 +132,8 @@ def gemm_rate(device: str) -> float:
 
 
 def memory_rates(device: str) -> dict[str, float]:
-    """Bytes per second of a copy (read and written ones) and of a sum (read ones)."""
+    """Returns the bytes per second of a copy (bytes read and written) and of a sum
+    (bytes read)."""
     source = torch.randn(READ_BYTES[device] // 4, device=device)
     target = torch.empty_like(source)
     copying = best_seconds(lambda: target.copy_(source), 10, device)
@@ -140,8 +145,8 @@ def memory_rates(device: str) -> dict[str, float]:
 
 
 def best_seconds(call: Callable[[], object], count: int, device: str) -> float:
-    """Seconds of the fastest of `count` calls, one after the other. A device measures
-    them by its own clock, after some calls that warm it up."""
+    """Returns the seconds of the fastest of `count` calls, made one after another.
+    On a device its own clock measures them, after some calls that warm up."""
     if device == "cpu":
         return min(timing.each(call, count))
     marks = []

@@ -1,4 +1,4 @@
-"""forward_backward of Weft and of transformers + peft."""
+"""Times forward_backward of Weft and of transformers + peft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import report
 from processes import StepBench, scratch
 
 MODEL_FLOPS = "model FLOPs/GEMM rate"
-MODEL_FLOPS_TARGET = 0.45  # On a GPU.
+MODEL_FLOPS_TARGET = 0.45  # For a GPU.
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Packs what run.sh needs on a machine with a GPU, Python, torch, transformers and
-# peft, but without Debian's packages, a compiler's output or a network:
+# Packs what run.sh needs into one file. The target machine has a GPU, Python,
+# torch, transformers and peft. It needs no Debian packages, no compiler and no
+# network:
 #
 #   tests/device/bundle.sh [OPTIONS] OUTPUT.tar.gz
 #
@@ -14,7 +15,7 @@ set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly ROOT PYTHON="${ROOT}/.venv/bin/python"
-# What every machine has; what comes with torch is there, too.
+# Every machine has these, or torch brings them.
 readonly SYSTEM='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so)'
 readonly SITE_PACKAGES=(grpcio protobuf typing_extensions)
 
@@ -61,9 +62,9 @@ if [[ -z "${tree}" ]]; then
   cmake --install "${build}" --prefix "${tree}" --strip >/dev/null
 fi
 cp -r "${tree}" "${bundle}/weft"
-rm -f "${bundle}/weft/lib/weft/torch" # The target machine has its own.
+rm -f "${bundle}/weft/lib/weft/torch" # The target machine has its own torch.
 
-# Programs are stripped, and started by one script that finds their libraries.
+# Programs are stripped. One script starts them and finds their libraries.
 cp "${ROOT}/tests/device/with_libraries.sh" "${bundle}/bin/"
 for program in "${programs[@]}"; do
   name="${program##*/}"
@@ -87,7 +88,7 @@ ldd "${build}/tests/"{ops/ops_test,bench/decode_bench,oracle/dump_weights} |
     fi
   done
 
-# Where the Python tests and benches look in a build folder.
+# The Python tests and benches look here in a build folder.
 ln -s ../weft/bin "${bundle}/build/server"
 ln -s ../../weft/bin "${bundle}/build/client/weftctl"
 ln -s ../../bin "${bundle}/build/tests/bench"
@@ -101,7 +102,7 @@ rm -rf "${bundle}/client/python/build"
 find "${bundle}" -name __pycache__ -prune -exec rm -rf {} +
 "${PYTHON}" "${bundle}/client/python/generate.py"
 
-# What the Python client needs and the machine there may lack.
+# The packages that the Python client needs and the target machine may lack.
 own="$("${PYTHON}" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 if [[ "${python:-${own}}" == "${own}" ]]; then
   "${PYTHON}" "${bundle}/tests/device/copy_packages.py" "${bundle}/python" \

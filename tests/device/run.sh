@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the device's tests and benches out of an unpacked bundle (bundle.sh), and says
-# in one line each how they ended:
+# Runs the device's tests and benches from an unpacked bundle (bundle.sh), and
+# prints one line for each step, which says how it ended:
 #
 #   tests/device/run.sh [OPTIONS] [STEP...]     all steps without one
 #
@@ -9,10 +9,10 @@
 #   --seconds N       after which a step has failed (default: each step's own)
 #   --list            names of the steps
 #
-# Steps that want a device, a tool or a package that is not there are skipped, with
-# the reason. PYTHON is the Python with torch (default: python3); the client's
-# packages that came along are for the version that is said below. Exit status: 1 if
-# a step failed, or on cuda if none passed.
+# A step is skipped, with the reason, if it needs a device, a tool or a package
+# that is missing. PYTHON is the Python with torch (default: python3). The
+# client's packages in the bundle are for the version that is printed below. The
+# exit status is 1 if a step failed, or on cuda if none passed.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -58,15 +58,15 @@ mkdir -p "${output}"
 output="$(cd "${output}" && pwd)"
 cd "${ROOT}"
 
-# --- What is there -------------------------------------------------------------
+# --- What the machine has ------------------------------------------------------
 
-# Found, not imported: that would take seconds.
+# The package is found and not imported, because an import would take seconds.
 torch="$("${PYTHON}" -c 'import importlib.util
 print(importlib.util.find_spec("torch").submodule_search_locations[0])' 2>/dev/null || true)"
 if [[ -n "${torch}" ]]; then
   ln -sfn "${torch}" weft/lib/weft/torch
 fi
-# The machine's own gRPC if it has one, the bundle's else.
+# Uses the machine's own gRPC if it has one, otherwise the bundle's.
 export PYTHONPATH="${ROOT}/client/python${PYTHONPATH:+:${PYTHONPATH}}"
 no_client=''
 if ! "${PYTHON}" -c 'import weft' 2>/dev/null; then
@@ -75,10 +75,10 @@ if ! "${PYTHON}" -c 'import weft' 2>/dev/null; then
     no_client="no client in ${PYTHON}: ${error##*$'\n'}"
   fi
 fi
-# Each on a line of its own; there may be no such tool.
+# Prints each device on its own line. The tool may be missing.
 devices=$'\n'"$(nvidia-smi -L 2>/dev/null || true)"
 
-# The reason why a step cannot run, or nothing.
+# Prints the reason why a step cannot run, or nothing.
 missing() {
   if [[ -z "${torch}" ]]; then
     echo "no torch in ${PYTHON}"
@@ -112,8 +112,8 @@ kernels() {
   fi
 }
 
-# In as many processes as pay, where pytest-xdist is there: most of their time
-# is the reference's, on one core.
+# Uses as many processes as help, if pytest-xdist is installed. Most of their
+# time is the reference's, on one core.
 oracles() {
   local workers=() num
   num="$(($(nproc) < 6 ? $(nproc) : 6))"
@@ -124,7 +124,7 @@ oracles() {
     "${PYTHON}" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" "$@"
 }
 
-# A bench of tests/bench/run.py on the device, or else of tiny sizes.
+# Runs a bench of tests/bench/run.py on the device, or otherwise at tiny sizes.
 bench() {
   local name="$1" shape="$2"
   shift 2
@@ -160,7 +160,7 @@ print(shapes.folder(*sys.argv[1:]))' "${shape}" "${device}")"
   record bin/decode_bench "${folder}" "${dtype}" 1 32 64 "$(nproc)" "${device}"
 }
 
-# The 8B shape's wall clock, and the same with a line for each kernel.
+# Times the 8B shape, and then the same with a line for each kernel.
 trace() {
   local program=(tests/device/trace/trace_weft.py llama-3.1-8b 16 512 32)
   export WEFT_TEST_DEVICE="${device}" WEFT_TEST_DTYPE=bf16
@@ -168,13 +168,15 @@ trace() {
   rm -f "${output}"/trace.*.csv
   CUDA_INJECTION64_PATH="${ROOT}/lib/libcuda_trace.so" \
     CUDA_TRACE_FILE="${output}/trace" "${PYTHON}" "${program[@]}" >/dev/null
-  # weftd's; the script's own CUDA, if any, wrote an earlier and shorter one.
+  # Takes the trace of weftd. If the script itself used CUDA, it wrote an
+  # earlier and shorter one.
   local largest
   largest="$(find "${output}" -name 'trace.*.csv' -printf '%s %p\n' | sort -n | tail -n 1)"
   "${PYTHON}" tests/device/trace/cuda_trace.py --gap 100 "${largest#* }"
 }
 
-# Seconds after which a step has failed: what it takes on an H100, thrice.
+# After this many seconds a step has failed: three times what it takes on an
+# H100.
 limit_of() {
   case "$1" in
     oracle | oracle_bf16 | sample | trace) echo 600 ;;
@@ -204,7 +206,8 @@ run_step() {
     train_step_qwen) bench train_step qwen3-8b --rank 32 ;;
     train_step_small) bench train_step smollm2-135m --batch 32 ;;
     adapters_8) bench multi_adapter llama-3.1-8b --rank 32 --adapters 8 ;;
-    # Rank 8: weights, gradients and moments of 64 adapters of rank 32 are 86 GB.
+    # Rank 8, because 64 adapters of rank 32 have 86 GB of weights, gradients
+    # and moments.
     adapters_64) bench multi_adapter llama-3.1-8b --rank 8 --adapters 64 --sequences 2 ;;
     group_prompt)
       bench group_prompt llama-3.1-8b --prompt 5000 --completion 256 --group 16
@@ -215,12 +218,12 @@ run_step() {
   esac
 }
 
-# What a log says in the end, for people.
+# Prints a summary from the end of a log.
 outcome() {
   { grep -E '^(\[  PASSED|[a-z_]+: )|[0-9]+ passed' "$1" || true; } | tail -n 1 | cut -c 1-300
 }
 
-# Why pytest ran none of a step's tests, or nothing.
+# Prints why pytest ran none of a step's tests, or nothing.
 all_skipped() {
   if tail -n 1 "$1" | grep -qE '^[0-9]+ skipped'; then
     sed -n 's/^SKIPPED \[[0-9]*\] [^ ]* //p' "$1" | tail -n 1
@@ -237,7 +240,7 @@ for step in "${steps[@]}"; do
   fi
   begin="${SECONDS}"
   log="${output}/${step}.log"
-  # In a shell of its own, whose whole group ends when time is up.
+  # Runs in its own shell, whose whole process group is killed when time is up.
   status=0
   setsid bash -c "$(declare -p ROOT PYTHON device output step)
 $(declare -f kernels oracles bench record decode trace run_step)
@@ -252,7 +255,8 @@ set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
     sleep 0.1
   done
   wait "${group}" || status=$?
-  # There is one: a program that did not see it has tested nothing.
+  # The machine has a device, so a program that did not see it has tested
+  # nothing.
   if [[ "${device}" == cuda ]] && grep -q 'no CUDA device' "${log}"; then
     echo "run.sh: the program saw no device" >>"${log}"
     status=1

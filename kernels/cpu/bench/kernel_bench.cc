@@ -1,5 +1,5 @@
-// Each kernel beside the ATen composite that it replaces, one thread, in the
-// same run: read the ratio, not the time. Not part of ctest.
+// Times each kernel beside the ATen composite that it replaces, on one thread
+// and in the same run. Read the ratio, not the time. Not part of ctest.
 //   ninja kernel_bench && kernels/cpu/kernel_bench
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -72,8 +72,8 @@ void SwiGluAten(benchmark::State& state) {
 }
 BENCHMARK(SwiGluAten);
 
-// Argument: 1 writes the softmax too. The buffer is then softmaxed again and
-// again, which costs the same.
+// Argument 1 also writes the softmax. The buffer is then softmaxed repeatedly,
+// which costs the same.
 void VocabRowKernel(benchmark::State& state) {
   at::Tensor logits = at::randn({kVocabRows, kVocab});
   const int64_t target = 7;
@@ -144,7 +144,8 @@ void AdamWAten(benchmark::State& state) {
 }
 BENCHMARK(AdamWAten);
 
-// Few rows with a weight of 113 MB (f32): argument: rows.
+// Multiplies few rows with a weight of 113 MB (f32). The argument is the number
+// of rows.
 SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
   return {.x_BI = x.const_data_ptr<float>(),
           .x_stride = kFeatures,
@@ -168,7 +169,7 @@ void SkinnyF32Kernel(benchmark::State& state) {
 }
 BENCHMARK(SkinnyF32Kernel)->Arg(1)->Arg(8)->Arg(32);
 
-// Bytes of the same weight in f32.
+// Counts the bytes of the same weight in f32.
 void SkinnyBf16Kernel(benchmark::State& state) {
   const at::Tensor x = at::randn({state.range(0), kFeatures});
   const at::Tensor weight =
@@ -192,7 +193,8 @@ void FewRowsAten(benchmark::State& state) {
 }
 BENCHMARK(FewRowsAten)->Arg(1)->Arg(8)->Arg(32);
 
-// The head's GEMM by chunk rows: [rows, 576] x [576, 49152] into one buffer.
+// The head's GEMM for different numbers of rows in a chunk: [rows, 576] x [576,
+// 49152] into one buffer.
 void HeadGemm(benchmark::State& state) {
   const int64_t rows = state.range(0);
   const at::Tensor hidden = at::randn({rows, kFeatures});

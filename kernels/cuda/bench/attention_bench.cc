@@ -1,4 +1,4 @@
-// Decoding over pages: each key and value is read once.
+// Times decoding over pages, which reads each key and value once.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -30,12 +30,12 @@ struct Heads {
     return 1 / std::sqrt(static_cast<float>(features));
   }
 };
-// None has more elements in a token than the first.
+// No other model here has more elements in a token.
 constexpr Heads kLlama = {"Llama-3.1-8B", 32, 8, 128};
 constexpr Heads kSmolLm = {"SmolLM2-135M", 9, 3, 64};
 constexpr Heads kGemma = {"Gemma-2-2b", 8, 4, 256};
 
-// The pages of the largest batch, in no order.
+// The pages of the largest batch, in random order.
 class Pages {
  public:
   Pages()
@@ -51,7 +51,7 @@ class Pages {
   [[nodiscard]] std::vector<int32_t> Table(int64_t entries) const {
     return {order_.begin(), order_.begin() + entries};
   }
-  // The features of a sequence's token in one key/value head.
+  // Returns the features of one key/value head for a sequence's token.
   [[nodiscard]] std::vector<float> Row(const Heads& heads,
                                        const Bf16Buffer& pages,
                                        int64_t first_entry, int64_t token,
@@ -69,7 +69,7 @@ class Pages {
   std::vector<int32_t> order_;
 };
 
-// The output of the last sequence's last head, in f64.
+// Returns the output of the last sequence's last head, in f64.
 std::vector<double> AttendedByLastHead(const Heads& heads, const Pages& pages,
                                        const Bf16Buffer& q, int64_t batch,
                                        int64_t tokens) {

@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kWarmUps = 3;
 constexpr int kRepetitions = 20;
-// More than any device's cache.
+// More floats than any device's cache holds.
 constexpr int64_t kFlushFloats = int64_t{1} << 26;
 
-// Another for each buffer: the product of a row with itself is no random
-// number.
+// Each buffer has another seed, because the product of a row with itself would
+// not be random.
 uint32_t NextSeed() {
   static uint32_t seed = 7;
   return seed++;
@@ -88,8 +88,8 @@ double Device::Seconds(const std::function<void()>& run) const {
   Check(cudaEventCreate(&end));
   float best = INFINITY;
   for (int i = 0; i < kWarmUps + kRepetitions; ++i) {
-    // The launches that follow queue up behind it, so that their cost on the
-    // host is not timed.
+    // The launches that follow queue up behind this copy, so that their cost on
+    // the host is not timed.
     Check(cudaMemsetAsync(flush_.data(), i, kFlushFloats * sizeof(float),
                           nullptr));
     Check(cudaEventRecord(begin, nullptr));
@@ -109,7 +109,8 @@ void RunGemm(const Device& device, const Gemm& gemm) {
   const auto op = [](const Operand& operand) {
     return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   };
-  // Column-major: c^T [n, m] = b^T [n, k] a^T [k, m].
+  // cuBLAS is column-major, so this computes c^T [n, m] = b^T [n, k] a^T [k,
+  // m].
   CheckCublas(cublasGemmEx(
       device.cublas(), op(gemm.b), op(gemm.a), static_cast<int>(gemm.n),
       static_cast<int>(gemm.m), static_cast<int>(gemm.k), &gemm.alpha,

@@ -1,4 +1,4 @@
-// What the benches share: time on the device, cuBLAS, and the line of JSON that
+// Shared by the benches: time on the device, cuBLAS, and the line of JSON that
 // each measurement prints.
 #ifndef WEFT_KERNELS_CUDA_BENCH_BENCH_H_
 #define WEFT_KERNELS_CUDA_BENCH_BENCH_H_
@@ -14,7 +14,7 @@
 
 namespace weft::kernels::cuda::bench {
 
-// The device, and what it reaches without our kernels.
+// The device, and the rates that it reaches without Weft's kernels.
 class Device {
  public:
   Device();
@@ -22,10 +22,11 @@ class Device {
   Device& operator=(const Device&) = delete;
   ~Device();
 
-  // Seconds of one call on the default stream, the best of several, each with a
-  // cold cache.
+  // Returns the seconds of one call on the default stream: the best of several,
+  // each with a cold cache.
   [[nodiscard]] double Seconds(const std::function<void()>& run) const;
-  // Bytes per second that a copy from device to device reads and writes.
+  // Returns the bytes per second that a copy from device to device reads and
+  // writes.
   [[nodiscard]] double copy_rate() const { return copy_rate_; }
   [[nodiscard]] cublasHandle_t cublas() const { return cublas_; }
 
@@ -35,13 +36,14 @@ class Device {
   double copy_rate_ = 0;
 };
 
-// Row-major operand of a product, or the transposed of one that lies so.
+// A row-major operand of a product, or the transpose of a row-major matrix.
 struct Operand {
   const void* data = nullptr;  // bf16.
   int64_t stride = 0;
   bool transposed = false;
 };
-// c [m, n] = alpha a [m, k] b [k, n] + beta c, on tensor cores with f32 sums.
+// Computes c [m, n] = alpha a [m, k] b [k, n] + beta c, on tensor cores with
+// f32 sums.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   Operand a, b;
@@ -52,16 +54,16 @@ struct Gemm {
 };
 void RunGemm(const Device& device, const Gemm& gemm);
 
-// {"bench": "Name", ...}
+// Prints a line such as {"bench": "Name", ...}.
 class Line {
  public:
   explicit Line(const std::string& bench);
   Line& Add(const char* name, int64_t value);
   Line& Add(const char* name, const char* value);
-  // Times in microseconds, rates and ratios.
+  // Adds times in microseconds, rates and ratios.
   Line& AddTime(const char* name, double seconds);
   Line& AddRatio(const char* name, double ratio);
-  // Times `run`, whose peer is the copy of the `num_bytes` that must move.
+  // Times `run`, and compares it with a copy of the `num_bytes` that must move.
   Line& AddBytes(const Device& device, double num_bytes,
                  const std::function<void()>& run);
   void Print() const;

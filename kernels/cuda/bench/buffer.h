@@ -1,4 +1,5 @@
-// Device memory of random numbers, and the checks of what kernels write there.
+// Device memory with random numbers, and the checks of what kernels write
+// there.
 #ifndef WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
 #define WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
 
@@ -11,19 +12,19 @@
 
 namespace weft::kernels::cuda::bench {
 
-// Ends the process with status 1 when a call of the bench has failed or its
-// kernel has given a wrong result.
+// Ends the process with status 1 if a call has failed or a kernel's result is
+// wrong.
 void Check(bool is_right, const std::string& what);
 void Check(cudaError_t status);
-// Checks a result that is a sum of `terms` numbers in f32, stored in a dtype of
-// epsilon `stored_epsilon`. `magnitude` bounds the partial sums.
+// Checks a result that is a sum of `terms` numbers in f32, stored in a dtype
+// whose epsilon is `stored_epsilon`. `magnitude` bounds the partial sums.
 void CheckNear(double actual, double expected, double stored_epsilon,
                int64_t terms, double magnitude, const std::string& what);
 
 [[nodiscard]] float FromBf16(uint16_t bits);
 
-// Device memory. Random numbers in [-limit, limit): zeros would run faster than
-// real data.
+// Device memory. Its random numbers are in [-limit, limit), because zeros would
+// run faster than real data.
 template <typename T>
 class Buffer {
  public:
@@ -34,14 +35,14 @@ class Buffer {
   ~Buffer() { cudaFree(data_); }
 
   [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
-  // `count` elements from `begin` on.
+  // Returns `count` elements from `begin` on.
   [[nodiscard]] std::vector<T> Read(int64_t begin, int64_t count) const {
     std::vector<T> host(static_cast<size_t>(count));
     Check(cudaMemcpy(host.data(), data() + begin, host.size() * sizeof(T),
                      cudaMemcpyDeviceToHost));
     return host;
   }
-  // The same as floats.
+  // Returns the same elements as floats.
   [[nodiscard]] std::vector<float> Floats(int64_t begin, int64_t count) const {
     std::vector<float> floats;
     for (const T x : Read(begin, count)) {
@@ -72,8 +73,8 @@ Buffer<T>::Buffer(const std::vector<T>& values) {
 
 template <typename T>
 Buffer<T>::Buffer(int64_t count, float limit) {
-  // One pattern again and again: drawing all numbers would take longer than
-  // the bench.
+  // The length of a pattern that is repeated, because drawing all numbers would
+  // take longer than the bench.
   constexpr int64_t kPattern = (int64_t{1} << 20) + 7;
   std::vector<T> pattern(static_cast<size_t>(std::min(count, kPattern)));
   FillRandom(limit, &pattern);

@@ -1,5 +1,5 @@
-// The output head: scores of a chunk of logits, and the whole of it, chunk by
-// chunk, over cuBLAS' products alone.
+// Times the output head: the scores of one chunk of logits, and the whole head
+// chunk by chunk, compared with cuBLAS' products alone.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -17,12 +17,12 @@ using weft::testing::kEpsilonBf16;
 using weft::testing::kEpsilonF32;
 
 constexpr int64_t kRows = 4096;
-// Rows of logits at a time.
+// Numbers of rows in a chunk of logits.
 constexpr int64_t kChunks[] = {1024, 2048, 4096};
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
-// Logits with a standard deviation of 3, as in tests/bench/logprobs.py. With a
-// larger one softmax is almost one token's, and the second product would
+// The standard deviation of the logits, as in tests/bench/logprobs.py. With a
+// larger one, the softmax is almost one token's, and the second product would
 // multiply zeros. Each logit sums kHidden products of uniform numbers, and a
 // number in [-L, L] has the variance L^2 / 3.
 constexpr double kDeviation = 3;
@@ -30,7 +30,7 @@ const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));
 constexpr double kLargestLogit = 8 * kDeviation;
 
-// U = softmax(hidden W^T) W of a chunk after the other.
+// Computes U = softmax(hidden W^T) W, one chunk after another.
 class Head {
  public:
   Head(const Device& device, int64_t chunk_rows)
@@ -57,7 +57,7 @@ class Head {
                       .c_stride = kVocab,
                       .c_is_f32 = true});
   }
-  // Row r's target is token r.
+  // The target of row r is token r.
   void Score(VocabSoftmax softmax) const {
     Check(ScoreVocabRows({.num_rows = chunk_,
                           .vocab = kVocab,
@@ -126,7 +126,8 @@ void Head::CheckProjection(int64_t row, int64_t column) const {
     total += p[v];
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  // Scaled, the head's weights are below 1 and the row's weights are a softmax.
+  // After scaling, the head's weights are below 1 and the row's weights are a
+  // softmax.
   const double scale = kWeightLimit * total;
   CheckNear(u_.Read(row * kHidden + column, 1)[0] / scale, sum / scale,
             kEpsilonF32, kVocab, 1, "an element of U");
@@ -150,7 +151,7 @@ void Head::CheckResults() const {
   const std::vector<float> weights = weights_.Floats(row * kVocab, kVocab);
   const double scale = scales_.Read(row, 1)[0];
   for (size_t v = 0; v < weights.size(); ++v) {
-    // In units of the mean one.
+    // Measures probabilities in units of the mean probability.
     const double probability = kVocab * expected.softmax[v];
     CheckNear(static_cast<double>(kVocab) * in_place[v], probability,
               kEpsilonF32, kVocab, probability, "a probability");
@@ -161,7 +162,7 @@ void Head::CheckResults() const {
   CheckProjection(row, kHidden - 1);
 }
 
-// Both over the products alone.
+// Compares the head with the products alone, forward and with a gradient.
 void BenchWhole(const Device& device, const Head& head, bool with_gradient) {
   const auto run = [&](bool products_alone) {
     for (int64_t chunk = 0; chunk < kRows / head.chunk(); ++chunk) {

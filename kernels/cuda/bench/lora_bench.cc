@@ -1,5 +1,5 @@
-// The adapters' products beside the bytes that they must move and beside
-// cuBLAS, and what they add to the products of the base.
+// Times the adapters' products, compared with the bytes that they must move,
+// with cuBLAS, and with the products of the base model.
 #include <cstdint>
 #include <vector>
 
@@ -11,7 +11,8 @@ namespace {
 
 void BenchProblem(const Device& device, int64_t num_adapters,
                   const std::vector<int64_t>& ranks) {
-  // New ones: runs add to Y and dX, and the tolerance grows with what is there.
+  // Uses new activations, because runs add to Y and dX, and the tolerance grows
+  // with the old values.
   const LoraActivations activations;
   const LoraProblem problem(device, activations, num_adapters, ranks);
   problem.CheckResults();
@@ -33,7 +34,7 @@ void BenchProblem(const Device& device, int64_t num_adapters,
   }
 }
 
-// y = x W^T and dx = dy W.
+// Computes y = x W^T and dx = dy W.
 void RunBase(const Device& device, const Bf16Buffer& weight,
              const LoraActivations& activations) {
   Gemm gemm = {.m = kLoraRows,

@@ -1,7 +1,7 @@
-// The adapters' part of a decode step beside the bytes that it must move. Many
-// layers, whose matrices no cache holds, are recorded in a graph and replayed:
-// what a launch costs the host is not in the times, what it costs the device
-// is.
+// Times the adapters' part of a decode step, compared with the bytes that it
+// must move. A graph records many layers, whose matrices fit no cache, and is
+// replayed. So the times include what a launch costs the device, and not what
+// it costs the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,11 +20,11 @@ namespace weft::kernels::cuda::bench {
 namespace {
 
 constexpr float kScale = 0.5F;
-// More than any device's cache.
+// More elements than any device's cache holds.
 constexpr int64_t kColdElements = int64_t{1} << 27;
 constexpr int64_t kMostLayers = 64;
 
-// Linear groups of Llama-3.1-8B.
+// A linear group of Llama-3.1-8B.
 struct Group {
   const char* name;
   int64_t inputs;
@@ -45,8 +45,8 @@ struct Batch {
 constexpr Batch kBatches[] = {{1, 1},   {8, 1},   {8, 8},   {64, 1},
                               {64, 64}, {256, 1}, {256, 64}};
 
-// Rows of a decode step, as many for each adapter, at `num_layers` equal
-// groups.
+// The rows of a decode step, with equally many rows for each adapter, at
+// `num_layers` equal groups.
 class FewProblem {
  public:
   FewProblem(const Group& group, const Batch& batch, int64_t rank)
@@ -76,7 +76,7 @@ class FewProblem {
   void Expand(int64_t layer, cudaStream_t stream) const {
     Check(RunLoraFewRowsExpand(ProductOf(layer), stream));
   }
-  // What must move: matrices once, x once, y twice.
+  // Returns the bytes that must move: matrices once, x once, y twice.
   [[nodiscard]] double ShrinkBytes() const {
     return 2.0 *
            static_cast<double>(batch_.adapters * all_ranks() * group_.inputs +
@@ -90,13 +90,14 @@ class FewProblem {
   void CheckResults() const;
 
  private:
-  // The sum of the ranks of all projections.
+  // Returns the sum of the ranks of all projections.
   [[nodiscard]] int64_t all_ranks() const { return num_projections_ * rank_; }
-  // A [ranks, I], then every B [F, rank].
+  // A layer has A [ranks, I], then every B [F, rank].
   [[nodiscard]] int64_t LayerElements() const {
     return all_ranks() * group_.inputs + rank_ * outputs_;
   }
-  // Element of an adapter's weights where a layer's A begins, and a B.
+  // Return the offsets in an adapter's weights at which a layer's A and one of
+  // its B begin.
   [[nodiscard]] int64_t OffsetOfA(int64_t layer) const {
     return layer * LayerElements();
   }
@@ -223,7 +224,7 @@ void FewProblem::CheckResults() const {
   for (size_t i = 0; i < rows.size(); ++i) CheckRow(rows[i], before[i]);
 }
 
-// Seconds of one layer of the recorded launches.
+// Returns the seconds of one layer of the recorded launches.
 double ReplaySeconds(
     const FewProblem& problem,
     const std::function<void(int64_t layer, cudaStream_t stream)>& run) {
@@ -236,7 +237,8 @@ double ReplaySeconds(
   Check(cudaEventCreate(&end));
   Check(cudaStreamCreate(&stream));
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  // Few layers still are many launches.
+  // Few layers are recorded several times, so that a graph always has many
+  // launches.
   constexpr int64_t kLaunches = 128;
   int64_t num_layers = 0;
   while (num_layers < kLaunches) {

@@ -1,4 +1,4 @@
-// The stacked and masked form of LoraProblem, and the check of both.
+// The stacked and masked form of LoraProblem, and the check of both forms.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -17,7 +17,7 @@ using weft::testing::kEpsilonF32;
 constexpr int64_t N = kLoraRows;
 constexpr int64_t K = kLoraWidth;
 
-// Elements that lie `stride` apart.
+// Elements with a distance of `stride`.
 struct Strided {
   const uint16_t* data = nullptr;
   int64_t stride = 0;
@@ -31,14 +31,14 @@ struct Strided {
   }
 };
 
-// Compared of each adapter are elements spread over both dimensions of a
-// result: this many rows, and of each the column that stands here, off the
-// diagonal.
+// The checked elements of each adapter are spread over both dimensions of a
+// result. Place i is checked at the i-th of kNumPlaces rows and at column
+// kOtherPlaces[i], which is mostly off the diagonal.
 constexpr int64_t kOtherPlaces[] = {0, 3, 6, 2, 5, 1, 4, 7};
 constexpr int64_t kNumPlaces = std::size(kOtherPlaces);
 
-// The index of a place: the places are spread from the first of `count` to the
-// last.
+// Returns the index of a place. Places are spread from the first of `count` to
+// the last.
 int64_t Spread(int64_t count, int64_t place) {
   return (count - 1) * place / (kNumPlaces - 1);
 }
@@ -52,11 +52,11 @@ T ReadOne(const T* device) {
 
 }  // namespace
 
-// S or dS, with the scale.
+// Computes S or dS, with the scale.
 void LoraProblem::RunPeerShrink(LoraStep step) const {
   const bool of_a = step == LoraStep::kShrink;
   const Bf16Buffer& out = of_a ? peer_->s : peer_->ds;
-  // The columns of one adapter alone need no mask.
+  // If there is one adapter, its columns need no mask.
   const bool alone = adapters_.size() == 1;
   RunGemm(device_,
           {.m = N,
@@ -122,10 +122,11 @@ void LoraProblem::RunPeer(LoraStep step) const {
   }
 }
 
-// result (+)= factor * sum of left[i] right[i].
+// An element of a result: factor * sum of left[i] right[i], added to the old
+// value if `adds`.
 struct LoraProblem::Element {
-  const uint16_t* bf16 = nullptr;  // The result, or
-  const float* f32 = nullptr;      // this.
+  const uint16_t* bf16 = nullptr;  // Points to a bf16 result.
+  const float* f32 = nullptr;      // Points to an f32 result.
   bool adds = true;
   double factor = 1;
   int64_t count = 0;
@@ -136,7 +137,7 @@ struct LoraProblem::Element {
   }
 };
 
-// At the place's row, rank and feature.
+// Returns the element at the place's row, rank and feature.
 LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
                                             int64_t place, bool of_peer) const {
   const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];
@@ -146,7 +147,8 @@ LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
   const int64_t row = begin + Spread(rows_each_, place);
   const int64_t r = Spread(rank, is_gradient ? place : kOtherPlaces[place]);
   const int64_t f = Spread(K, kOtherPlaces[place]);
-  // Ours, or the adapter's part of the stacked ones, which have the scale.
+  // Reads Weft's own results, or the adapter's part of the stacked ones, which
+  // include the scale.
   const int64_t s_stride = of_peer ? total_rank_ : max_rank_;
   const int64_t b_stride = of_peer ? total_rank_ : rank;
   const uint16_t* s = of_peer ? peer_->s.data() + column : s_->data();

@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t N = kLoraRows;
 constexpr int64_t K = kLoraWidth;
 
-// The table's slots, one adapted layer.
+// The slots of the table, which has one adapted layer.
 constexpr int64_t kSlotOfA = 0;
 constexpr int64_t kSlotOfB = 1;
 
@@ -115,7 +115,8 @@ void LoraProblem::MakePeer() {
 
 LoraProduct LoraProblem::Product(LoraStep step) const {
   const bool of_a = IsOfA(step);
-  // X is read by all of A's steps but the one that adds to dX; Y alike.
+  // All steps with A read X, except kInputGradient, which adds to dX. The steps
+  // with B use Y and dY in the same way.
   const Bf16Buffer& features =
       of_a ? (step == LoraStep::kInputGradient ? activations_.dx
                                                : activations_.x)
@@ -152,7 +153,7 @@ void LoraProblem::Run(LoraStep step) const {
 }
 
 double LoraProblem::NumShrunk() const {
-  // Every adapter has as many rows.
+  // Every adapter has the same number of rows.
   return static_cast<double>(total_rank_ * rows_each_);
 }
 

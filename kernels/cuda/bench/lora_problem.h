@@ -1,8 +1,8 @@
-// One linear layer whose rows belong to many adapters: our products, and the
-// same as cuBLAS' products of stacked matrices with a mask.
+// One linear layer whose rows belong to many adapters: Weft's products, and the
+// same results by cuBLAS from stacked matrices and a mask.
 //
-// Legend: N rows, K inputs, M outputs, r the rank of an adapter, R the ranks of
-// all adapters together.
+// Legend: N rows, K inputs, M outputs, r the rank of an adapter, R the sum of
+// the ranks of all adapters.
 #ifndef WEFT_KERNELS_CUDA_BENCH_LORA_PROBLEM_H_
 #define WEFT_KERNELS_CUDA_BENCH_LORA_PROBLEM_H_
 
@@ -21,7 +21,8 @@ namespace weft::kernels::cuda::bench {
 inline constexpr int64_t kLoraRows = 8192;   // N.
 inline constexpr int64_t kLoraWidth = 4096;  // K and M.
 inline constexpr float kLoraScale = 2;
-// The largest R that has a peer: beyond it the masked zeros are most of it.
+// The largest R for which cuBLAS is compared. Beyond it most of its work is
+// masked zeros.
 inline constexpr int64_t kMaxStackedRank = 1024;
 
 enum class LoraStep {
@@ -45,44 +46,43 @@ struct LoraActivations {
 
 class LoraProblem {
  public:
-  // Every adapter has equally many rows. The adapters' ranks are `ranks`, again
-  // and again.
-  // Arguments: `device` and `activations` outlive it.
+  // Every adapter has the same number of rows. The adapters' ranks repeat
+  // `ranks`. `device` and `activations` outlive the problem.
   LoraProblem(const Device& device, const LoraActivations& activations,
               int64_t num_adapters, const std::vector<int64_t>& ranks);
 
   void Run(LoraStep step) const;
-  // The stacked and masked form, if HasPeer.
+  // Runs the stacked and masked form. REQUIRES: HasPeer.
   void RunPeer(LoraStep step) const;
   [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
-  // Floating-point operations of the peer over those of Run: each row is
-  // multiplied by every adapter's columns.
+  // Returns the floating-point operations of the peer divided by those of Run.
+  // The peer multiplies each row by every adapter's columns.
   [[nodiscard]] double PeerFlopsRatio() const;
   // Runs all steps and compares elements of each, and of the peer's, with loops
-  // in f64. Once: steps add to what is there.
+  // in f64. Call it once, because steps add to old values.
   void CheckResults() const;
-  // What must move.
+  // Returns the bytes that must move.
   [[nodiscard]] double NumBytes(LoraStep step) const;
 
  private:
   struct Adapter {
     int64_t rank = 0;
-    int64_t offset = 0;  // Where its A [r, K] and, behind it, B [M, r] begin.
-    int64_t column = 0;  // Where its ranks begin in the stacked matrices.
+    int64_t offset = 0;  // Offset of its A [r, K], which B [M, r] follows.
+    int64_t column = 0;  // First column of its ranks when stacked.
   };
-  // A [R, K], B [M, R], S and dS [N, R] of all adapters beside each other.
+  // A [R, K], B [M, R], S and dS [N, R] of all adapters side by side.
   struct Peer {
     Bf16Buffer a, b, s, ds;
     FloatBuffer da, db;
     Buffer<int32_t> adapter_R;
     FloatBuffer scale_R;
   };
-  // One element of a step's result, and what it is the sum of.
+  // One element of a step's result, and the terms of its sum.
   struct Element;
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
-  // Elements of S without padding.
+  // Returns the number of elements of S without padding.
   [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();

@@ -1,10 +1,10 @@
-// Each kernel beside a peer of the same run: what a copy from device to device
-// moves in a second, and cuBLAS. Every result is checked before it is timed.
-// One line of JSON for each measurement, times in microseconds, the best of
-// several with a cold cache. Not part of ctest.
+// Times each kernel and, in the same run, a peer: a copy from device to device,
+// or cuBLAS. Checks every result before it is timed. Prints one line of JSON
+// for each measurement. Times are in microseconds, the best of several runs
+// with a cold cache. Not part of ctest.
 //   ninja cuda_kernel_bench && kernels/cuda/cuda_kernel_bench [NAME...]
 // Exit status: 0, also without a device; 1 for an error or a wrong result; 2
-// for a name that is none.
+// for an unknown name.
 #include <algorithm>
 #include <cstdio>
 #include <string>

@@ -1,4 +1,4 @@
-// The optimizer's passes over an adapter's flat buffers.
+// Times the optimizer's passes over an adapter's flat buffers.
 #include <cstdint>
 #include <vector>
 
@@ -22,7 +22,8 @@ std::vector<double> Widened(const FloatBuffer& buffer) {
 
 void BenchAdamW(const Device& device) {
   const FloatBuffer w(kParameters), g(kParameters);
-  // Moments as of one step: where the second is 0, the first must be, too.
+  // The moments are those after one step: where the second moment is 0, the
+  // first must be 0 too.
   std::vector<float> squares = g.Read(0, kParameters);
   const FloatBuffer m(squares);
   for (float& x : squares) x *= x;

@@ -1,4 +1,4 @@
-// Elementwise passes that the peers need beside cuBLAS.
+// Elementwise passes that the peers need in addition to cuBLAS.
 #ifndef WEFT_KERNELS_CUDA_BENCH_PEER_PASSES_H_
 #define WEFT_KERNELS_CUDA_BENCH_PEER_PASSES_H_
 
@@ -6,8 +6,8 @@
 
 namespace weft::kernels::cuda::bench {
 
-// In place, bf16: x[t, c] *= scale_C[c] where adapter_C[c] is the row's adapter
-// t / rows_each, 0 elsewhere.
+// Scales the bf16 matrix x in place: x[t, c] *= scale_C[c] if adapter_C[c] is
+// the row's adapter t / rows_each; otherwise x[t, c] = 0.
 void MaskColumns(int64_t num_rows, int64_t num_columns, int64_t rows_each,
                  const int32_t* adapter_C, const float* scale_C,
                  uint16_t* x_TC);

@@ -1,5 +1,5 @@
-// Kernels that pass over rows once: norms, the heads of a projection, the gated
-// product, merging.
+// Times kernels that pass over rows once: norms, the heads of a projection, the
+// gated product, merging.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -25,7 +25,7 @@ constexpr int64_t kHeads = 32;
 constexpr int64_t kKvHeads = 8;
 constexpr int64_t kHeadFeatures = kHidden / kHeads;
 constexpr float kEps = 1e-5F;
-// The results of these rows are compared with loops in f64.
+// The rows whose results are compared with loops in f64.
 constexpr int64_t kCheckedRows[] = {0, kRows / 2 - 1, kRows - 1};
 
 void CheckRow(const Bf16Buffer& actual, int64_t begin,
@@ -38,14 +38,14 @@ void CheckRow(const Bf16Buffer& actual, int64_t begin,
   }
 }
 
-// What was there, and what is added to it.
+// Returns the old values plus the added ones.
 std::vector<double> Sum(const std::vector<float>& before,
                         std::vector<double> added) {
   for (size_t i = 0; i < added.size(); ++i) added[i] += before[i];
   return added;
 }
 
-// The norms of the sums that are there.
+// Checks the norms of the sums in `sum`.
 void CheckAdd(const Bf16Buffer& sum, const Bf16Buffer& y,
               const Bf16Buffer& weight) {
   const std::vector<float> w = weight.Floats(0, kHidden);
@@ -167,7 +167,7 @@ class Projection {
                          {.q = Heads(0, kHeads), .k = Heads(kHeads, kKvHeads)},
                          nullptr));
   }
-  // Runs Prepare once and compares the first head of some tokens.
+  // Runs Prepare once and checks the first head of some tokens.
   void CheckResults() const;
 
  private:
@@ -253,7 +253,7 @@ void BenchRotary(const Device& device) {
   projection.CheckResults();
   constexpr double kTokenBytes =
       4.0 * (kHeads + kKvHeads) * kHeadFeatures + 2.0 * sizeof(float) * kHalf;
-  // k once more, v read and written.
+  // Writing pages reads v and writes k and v.
   constexpr double kPageBytes = 6.0 * kKvHeads * kHeadFeatures;
   for (const bool norms : {false, true}) {
     for (const bool pages : {false, true}) {

@@ -1,4 +1,4 @@
-// Drawing tokens, with and without filters.
+// Times drawing tokens, with and without filters.
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -27,11 +27,12 @@ constexpr Filter kFilters[] = {{"none", 0, 1},
                                {"top_k 50", 50, 1},
                                {"top_k 20, top_p 0.95", 20, 0.95}};
 
-// Normal, as wide as a trained model's.
+// Returns normally distributed logits, with the deviation of a trained model's.
 std::vector<float> Logits() {
   std::mt19937 generator(7);
   std::normal_distribution<float> normal(0, 3);
-  // A prime number of them again and again: no two rows are the same.
+  // The pattern's length is prime, so that no two rows are the same when it
+  // repeats.
   std::vector<float> pattern(1000003);
   for (float& x : pattern) x = normal(generator);
   std::vector<float> logits;
@@ -42,7 +43,7 @@ std::vector<float> Logits() {
   return logits;
 }
 
-// Checks that the row's filter keeps the token, and the token's logprob.
+// Checks that the row's filter keeps the token, and checks the token's logprob.
 void CheckRow(const std::vector<float>& logits, const Filter& filter,
               int32_t token, float logprob) {
   const std::string what = std::string("SampleTokens, ") + filter.name;
