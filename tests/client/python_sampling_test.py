@@ -120,7 +120,7 @@ def test_the_base_model_has_futures_too(server: FakeWeftd, client: weft.Client) 
     server.hold()
     drawn = [client.submit.sample([n], max_tokens=2) for n in (1, 2)]
     scored = client.submit.forward(iter(data))
-    assert not any(future.done() for future in (*drawn, scored))
+    assert not scored.done() and not any(future.done() for future in drawn)
     server.release()
     assert [f.result(5).samples[0].prompt for f in drawn] == [[1], [2]]
     assert scored.result(5).step == 0 and len(scored.result().results) == 1
