@@ -204,8 +204,11 @@ absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
     if (!token.is_object() || !token.value("content", Json()).is_string()) {
       return Damaged("an added token has no content");
     }
+    // The tokenizers library decodes these like the vocabulary's: Gemma's runs
+    // of spaces are among them.
     WEFT_RETURN_IF_ERROR(Place(token.value("id", Json()),
-                               token["content"].get<std::string>(), table));
+                               decode(token["content"].get<std::string>()),
+                               table));
   }
   return table;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,16 @@ import generate  # noqa: E402
 generate.ensure_stubs()
 
 from fake_weftd import FakeWeftd  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 import weft  # noqa: E402
 from weft import methods  # noqa: E402
 
+WORDS = ["end", *(f"w{n}" for n in range(1, 12))]
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
+REWARD = (
+    "def reward(reply):\n    return float(len(reply.text) + reply.record['bonus'])\n"
+)
 FAST = weft.RetryPolicy(max_attempts=4, initial_delay=0.01, max_delay=0.05)
 
 
@@ -55,3 +62,51 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def client(server: FakeWeftd) -> Iterator[weft.Client]:
     with weft.Client(server.target, timeout=20.0, retry=FAST) as made:
         yield made
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "end", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> list[str]:
+    """What both recipes are given here."""
+    return [
+        *("--model-dir", str(model_dir), "--server", server.target),
+        *("--adapter", "a", "--output", str(tmp_path / "run"), "--rank", "4"),
+    ]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"w{n} w{n + 1} w{n + 2}"}) for n in range(1, 9)]
+    path.write_text("\n".join([*lines, "{"]))
+    return ["--data", str(path)]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> list[str]:
+    """Prompts and a reward."""
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": f"w{n}"}], "bonus": 5})
+        for n in range(1, 9)
+    ]
+    path.write_text("\n".join(lines))
+    (tmp_path / "score.py").write_text(REWARD)
+    return ["--data", str(path), "--reward", str(tmp_path / "score.py")]
+
+
+def log(tmp_path: Path) -> list[dict[str, float]]:
+    """The log of a run with the options of `base`."""
+    return [json.loads(line) for line in (tmp_path / "run/log.jsonl").open()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,17 @@ def test_tokenizes_texts_and_prompts(
     assert main([*base, "--no-eos", "--input", str(texts)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert json.loads(first) == {"tokens": [1, 2], "prompt_length": 0}
+
+
+def test_tokenizes_what_a_pipe_brings(model_dir: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "weft", "tokenize", "--model-dir", str(model_dir)],
+        input='{"text": "one"}\n',
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(made.stdout)["tokens"] == [1, 6]
 
 
 @pytest.mark.parametrize("line", ["{}", "[1]", "{"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import weft
 from weft import data
@@ -136,6 +138,17 @@ def test_truncation_follows_its_rule(tokenizer: data.ModelTokenizer) -> None:
         cut("end", most=2)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"loss_on": "first"}, {"truncate": "middle"}, {"max_tokens": 0}],
+)
+def test_options_of_another_kind_are_refused(
+    tokenizer: data.ModelTokenizer, options: dict[str, Any]
+) -> None:
+    with pytest.raises(weft.InvalidArgument, match=r"must be (one of|at least)"):
+        data.Encoder(tokenizer, **options)
+
+
 def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
     example = data.Example([5, 6, 7], [True, False, True])
     assert example.num_learnt == 1  # Nothing predicts the first.
@@ -158,7 +171,11 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"messages": [USER]}, "no message of the assistant"),
         ({"messages": [{"role": "user", "content": 3}, ANSWER]}, "chat template"),
         ({"messages": [USER, ANSWER], "tools": 3}, '"tools"'),
+        ({"messages": [{"role": "user", "content": None}, ANSWER]}, "no content"),
+        ({"text": "half a pair \ud800"}, "not a text"),
         ({"tokens": [1.5]}, "token ids"),
+        ({"tokens": [1, -2]}, "token ids"),
+        ({"tokens": [1, 2**32]}, "token ids"),
         ({"tokens": [1, 2], "prompt_length": 3}, "0..2"),
         ({"tokens": [1]}, "nothing to learn"),
         ({"prompt": "one", "chosen": "two"}, '"rejected"'),
@@ -178,6 +195,87 @@ def test_a_template_that_changes_turns_teaches_the_last_alone(tmp_path: Path) ->
         data.Encoder(tokenizer)(record)
 
 
+def test_whatever_a_template_raises_is_about_its_record(tmp_path: Path) -> None:
+    for template in ("{{ messages[0].content.index('z') }}", "{{ 1 // 0 }}"):
+        tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+        with pytest.raises(weft.InvalidArgument, match="chat template"):
+            tokenizer.chat_prompt([USER])
+
+
+def test_a_template_writes_json_as_transformers_lets_it() -> None:
+    source = "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}"
+    chat = [{"role": "user", "content": "<\u00e9>"}]
+    written = data.ChatTemplate(source, {}).render(chat)
+    assert written == '[{"content":"<\u00e9>","role":"user"}]'
+
+
+def test_a_template_renders_on_several_threads() -> None:
+    class Slow:
+        """Lets other threads go on where it is written."""
+
+        def __init__(self, text: str) -> None:
+            self._text = text
+
+        def __str__(self) -> str:
+            time.sleep(1e-5)
+            return self._text
+
+    template = data.ChatTemplate("{% for m in messages %}{{ m }}{% endfor %}", {})
+    chats: list[Any] = [[Slow(str(n))] * 9 for n in range(20)]
+    with ThreadPoolExecutor(4) as threads:
+        written = list(threads.map(template.render, chats))
+    assert written == [str(n) * 9 for n in range(20)]
+
+
+# Its turns end in a line break, without an end of sequence.
+PLAIN = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("trim", [False, True])
+@pytest.mark.parametrize(
+    "answer", ["ok", "ok \U0001f9d1", "\u00e9", "  two", "a\u0301"]
+)
+def test_a_turn_is_learnt_to_the_last_byte_of_its_last_character(
+    answer: str, trim: bool
+) -> None:
+    bytes_alone = Tokenizer(
+        models.BPE(
+            {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
+            [],
+        )
+    )
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_alone.pre_tokenizer = level
+    bytes_alone.post_processor = processors.ByteLevel(trim_offsets=trim)
+    bytes_alone.decoder = decoders.ByteLevel()
+    template = data.ChatTemplate(PLAIN, {})
+    tokenizer = data.ModelTokenizer(bytes_alone, (), template)
+    example = data.Encoder(tokenizer, eos=False).example(
+        {"messages": [USER, {"role": "assistant", "content": answer}]}
+    )
+    pairs = zip(example.tokens, example.learnt, strict=True)
+    written = tokenizer.decode([token for token, one in pairs if one])
+    # Blanks that a tokenizer leaves out of its tokens' places are not found.
+    assert written == (answer.lstrip() if trim else answer)
+
+
+def test_a_tokenizer_that_pads_or_cuts_is_told_not_to(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    path = folder / "tokenizer.json"
+    file = Tokenizer.from_file(str(path))
+    file.enable_padding(length=8)
+    file.enable_truncation(2)
+    file.save(str(path))
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    assert tokenizer.encode("one two three") == ids("one two three")
+    path.write_text("{")
+    with pytest.raises(weft.InvalidArgument, match="cannot be read"):
+        data.ModelTokenizer.from_folder(folder)
+
+
 def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
     tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, None))
     with pytest.raises(weft.InvalidArgument, match="no chat template"):
@@ -191,17 +289,19 @@ def test_lines_are_streamed_and_bad_ones_reported_and_counted(
 ) -> None:
     path = tmp_path / "data.jsonl"
     lines = [b'{"text": "one"}', b"", b"{", b"[1]", b"\xff", b'{"text": ""}']
-    path.write_bytes(b"\n".join([*lines, b'{"text": "two"}']))
+    deep = b"[" * 100_000
+    path.write_bytes(b"\n".join([*lines, b'{"text": "two"}', deep]))
     bad: list[data.BadRecord] = []
     encode = data.Encoder(tokenizer, eos=False)
     dataset = data.Dataset(path, encode.example, on_bad=bad.append)
     # Words of one token have nothing that predicts them.
-    assert list(dataset) == [] and dataset.num_bad == 6
-    assert [one.where for one in bad] == [f"{path}:{n}" for n in (1, 3, 4, 5, 6, 7)]
+    assert list(dataset) == [] and dataset.num_bad == 7
+    places = [f"{path}:{n}" for n in (1, 3, 4, 5, 6, 7, 8)]
+    assert [one.where for one in bad] == places
     assert "not JSON" in bad[1].reason and "not an object" in bad[2].reason
     with_end = data.Dataset(path, data.Encoder(tokenizer), on_bad=bad.append)
     assert len(with_end.load()) == 2
-    assert (with_end.num_good, with_end.num_bad) == (2, 4)
+    assert (with_end.num_good, with_end.num_bad) == (2, 5)
     assert next(iter(with_end)) and with_end.num_good == 1  # One at a time.
 
 
@@ -222,10 +322,17 @@ def test_parquet_is_read_in_batches(
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "data.parquet"
-    rows = [{"messages": [USER, ANSWER]}, {"messages": None, "text": "one two"}]
+    # A column, or a field of a message, that only some have is null for others.
+    calling = {**USER, "tool_calls": [{"name": "f"}]}
+    rows = [
+        {"messages": [USER, ANSWER]},
+        {"messages": None, "text": "one two"},
+        {"messages": [calling]},
+    ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     found = list(data.read(path))
-    assert [one.where for one in found] == [f"{path}:1", f"{path}:2"]
+    assert [one.where for one in found] == [f"{path}:{n}" for n in (1, 2, 3)]
+    assert [one.record for one in found][::2] == rows[::2]
     made = data.Dataset(path, data.Encoder(tokenizer)).load()
     assert learnt(made[0]) == "user one two assistant THREE END"
 

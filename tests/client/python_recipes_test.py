@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,53 +11,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from conftest import log
 from fake_weftd import FakeWeftd
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
 from weft.__main__ import main
 from weft.recipes import BatchOrder, Watch, advantages, grpo, learning_rate, requests
 
-WORDS = ["end", *(f"w{n}" for n in range(1, 12))]
-TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
-REWARD = (
-    "def reward(reply):\n    return float(len(reply.text) + reply.record['bonus'])\n"
-)
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    folder = tmp_path / "model"
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "end", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.fixture
-def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> list[str]:
-    """What both recipes are given here."""
-    return [
-        *("--model-dir", str(model_dir), "--server", server.target),
-        *("--adapter", "a", "--output", str(tmp_path / "run"), "--rank", "4"),
-    ]
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> list[str]:
-    path = tmp_path / "texts.jsonl"
-    lines = [json.dumps({"text": f"w{n} w{n + 1} w{n + 2}"}) for n in range(1, 9)]
-    path.write_text("\n".join([*lines, "{"]))
-    return ["--data", str(path)]
-
-
-def log(tmp_path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (tmp_path / "run/log.jsonl").open()]
 
 
 def test_rates_rise_and_fall() -> None:
@@ -150,7 +110,7 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
 
     assert main([*command, "--steps", "2"]) == 0
     assert main([*command, "--steps", "5"]) == 1
-    assert "has had 2 steps: give --resume" in capsys.readouterr().err
+    assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
     # The server has lost it: it comes back from its last checkpoint.
     client.adapter("a").delete()
@@ -210,19 +170,6 @@ def test_advantages_are_standard_deviations_above_the_mean() -> None:
         assert not advantages([value] * 7).any()
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> list[str]:
-    """Prompts and a reward."""
-    path = tmp_path / "prompts.jsonl"
-    lines = [
-        json.dumps({"messages": [{"role": "user", "content": f"w{n}"}], "bonus": 5})
-        for n in range(1, 9)
-    ]
-    path.write_text("\n".join(lines))
-    (tmp_path / "score.py").write_text(REWARD)
-    return ["--data", str(path), "--reward", str(tmp_path / "score.py")]
-
-
 def test_grpo_draws_scores_and_learns(
     base: list[str],
     play: list[str],
@@ -246,13 +193,14 @@ def test_grpo_draws_scores_and_learns(
     assert client.checkpoints("a")[0].name == "step-2"
 
 
-def test_grpo_of_equal_rewards_learns_nothing(
+def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
     base: list[str], play: list[str], client: weft.Client, tmp_path: Path
 ) -> None:
     (tmp_path / "score.py").write_text("def same(reply):\n    return 1.0\n")
     play[-1] += ":same"
     assert main(["grpo", *base, *play, "--steps", "1", "--prompts", "2"]) == 0
-    assert client.adapter("a").info().optim_steps == 0
+    # The step counts all the same: a resumed run goes on behind it.
+    assert client.adapter("a").info().optim_steps == 1
     assert "loss" not in log(tmp_path)[0]
 
 
@@ -265,6 +213,66 @@ def test_grpo_of_a_large_batch_meets_no_refusal_that_it_cannot_wait_out(
     options = ["--prompts", "64", "--samples", "8", "--max-tokens", "256"]
     assert main(["grpo", *base, *play, *options, "--steps", "1"]) == 0
     assert log(tmp_path)[0]["length"] == 256
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "float('inf')", "None", "'good'"])
+def test_a_reward_is_a_number(
+    value: str,
+    base: list[str],
+    play: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "score.py").write_text(f"def reward(reply):\n    return {value}\n")
+    assert main(["grpo", *base, *play, "--steps", "1"]) == 1
+    assert "not a number" in capsys.readouterr().err
+
+
+def test_a_reward_file_is_a_module_like_others(tmp_path: Path) -> None:
+    path = tmp_path / "score.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Score:\n    value: float\n"
+        "def reward(reply):\n    return Score(0.5).value\n"
+    )
+    assert grpo.load_reward(str(path))(grpo.Reply("", True, {})) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--batch", "0"),
+        ("--accumulate", "-1"),
+        ("--steps", "0"),
+        ("--rank", "0"),
+        ("--max-tokens", "0"),
+        ("--warmup", "-1"),
+        ("--save-every", "-1"),
+        ("--eval-fraction", "1"),
+        ("--eval-fraction", "nan"),
+    ],
+)
+def test_arguments_out_of_range_are_wrong_usage(
+    option: str, value: str, base: list[str], texts: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["sft", *base, *texts, option, value])
+    assert caught.value.code == 2
+
+
+def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    real = np.random.default_rng
+
+    def counted(seed: Any) -> np.random.Generator:
+        made.append(seed)
+        return real(seed)
+
+    monkeypatch.setattr(np.random, "default_rng", counted)
+    order = BatchOrder(10, 4, seed=1)
+    for step in range(5):
+        order.indices(step)
+    assert made == [[1, 0], [1, 1]]
 
 
 @pytest.mark.parametrize(

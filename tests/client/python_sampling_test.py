@@ -115,6 +115,24 @@ def test_asyncio_samples_many(server: FakeWeftd) -> None:
     asyncio.run(run())
 
 
+def test_the_base_model_has_futures_too(server: FakeWeftd, client: weft.Client) -> None:
+    data = [weft.Datum.next_token([1, 2, 3])]
+    server.hold()
+    drawn = [client.submit.sample([n], max_tokens=2) for n in (1, 2)]
+    scored = client.submit.forward(iter(data))
+    assert not scored.done() and not any(future.done() for future in drawn)
+    server.release()
+    assert [f.result(5).samples[0].prompt for f in drawn] == [[1], [2]]
+    assert scored.result(5).step == 0 and len(scored.result().results) == 1
+
+    async def run() -> None:
+        async with weft.AsyncClient(server.target, retry=FAST) as aio:
+            one, two = aio.submit.sample([1], max_tokens=2), aio.submit.forward(data)
+            assert (await one).samples[0].tokens and (await two).step == 0
+
+    asyncio.run(run())
+
+
 def test_saves_snapshots_and_samples_have_futures(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     data = [weft.Datum.next_token([1, 2, 3])]

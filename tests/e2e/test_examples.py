@@ -1,10 +1,9 @@
-"""The examples and the READMEs' lines against the real daemon and the demo model."""
+"""The examples against the real daemon and the demo model."""
 
 from __future__ import annotations
 
 import re
 import runpy
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "python"
 EXAMPLES = CLIENT / "examples"
 SMOLLM2 = fixtures.SMOLLM2
-ADDRESS = "127.0.0.1:50051"
-READMES = (ROOT / "README.md", CLIENT / "README.md")
 
 sys.path.insert(0, str(EXAMPLES))
 
@@ -61,42 +58,3 @@ def test_the_verifier_scores_replies_of_the_model(
     arguments += ["--prompts", "2", "--samples", "4", "--max-tokens", "12"]
     assert main(["grpo", *arguments, "--output", str(tmp_path)]) == 0
     assert "step 1/1  reward" in capsys.readouterr().out
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    text = path.read_text("utf-8")
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [block for name, block in fenced if name == language]
-
-
-def test_the_readmes_lines_run_twice(
-    daemon_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a reader would: top to bottom, and tomorrow again."""
-    daemon = daemon_for(SMOLLM2)
-    (tmp_path / "client").symlink_to(ROOT / "client")
-    (tmp_path / "models").mkdir()
-    model = fixtures.model_folder(SMOLLM2)
-    (tmp_path / "models/smollm2-135m-instruct").symlink_to(model)
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        for path in READMES:
-            names: dict[str, Any] = {}
-            assert blocks(path, "python"), path
-            for block in blocks(path, "python"):
-                code = block.replace(ADDRESS, daemon.address)
-                exec(compile(code, str(path), "exec"), names)
-
-
-def test_the_readmes_commands_are_spelt_right() -> None:
-    from weft.__main__ import _parser
-
-    commands = [
-        shlex.split(line.replace("\\\n", " "), comments=True)
-        for path in (*READMES, EXAMPLES / "README.md")
-        for block in blocks(path, "")
-        for line in re.findall(r"^(?:python -m weft|weft) (?:.*\\\n)*.*$", block, re.M)
-    ]
-    assert len(commands) >= 5
-    for words in commands:
-        _parser().parse_args(words[words.index("weft") + 1 :])

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
@@ -157,6 +164,36 @@ def test_cuts_of_the_models_tokenizer() -> None:
     cases = cuts(tokenizer, 6, seed=5)
     expected = [criterion(tokenizer, tokens, stop) for tokens, stop in cases]
     assert ask(SMOLLM2, cases) == expected
+
+
+def test_added_tokens(folder: Path, tmp_path: Path) -> None:
+    """They are decoded as the others are, whatever they are named."""
+    added = [
+        SPACE * 2,
+        f"x{SPACE}y",
+        "\u0120z",
+        "<0x41>",
+        "\n\n",
+        "<|end|>",
+        "\u4e00 a",
+    ]
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    # As models ship theirs.
+    made.add_tokens([AddedToken(name, normalized=False) for name in added])
+    made.save(str(tmp_path / "tokenizer.json"))
+    first = made.encode("stop", add_special_tokens=False).ids
+    ids = made.get_vocab()
+    cases, expected = [], []
+    for name in added:
+        tokens = [*first, ids[name], *first]
+        decoded = made.decode(tokens[: len(first) + 1], skip_special_tokens=False)
+        written = decoded.removeprefix(made.decode(first))
+        # What a token writes is a stop; its name is one only where it writes that.
+        for stop in sorted({written, name}):
+            cases.append((tokens, stop))
+            expected.append(len(first) + 1 if stop == written else 0)
+    assert len(cases) > len(added)
+    assert ask(tmp_path, cases) == expected
 
 
 def test_characters_of_many_tokens(folder: Path) -> None:

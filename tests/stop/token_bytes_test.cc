@@ -32,7 +32,7 @@ TEST(TokenBytes, DecodesTheByteAlphabet) {
   EXPECT_EQ(bytes->Bytes(7), "\xa0");
 }
 
-TEST(TokenBytes, TakesTheContentOfAddedTokensAsItIs) {
+TEST(TokenBytes, ReadsAddedTokens) {
   const TokenizerFolder folder(
       R"({"a":0,"<|end|>":1})",
       R"([{"id":1,"content":"<|end|>","special":true},)"
@@ -71,7 +71,8 @@ TEST(TokenBytes, ReadsByteFallback) {
       R"({"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},)"
       R"("model":{"type":"BPE","byte_fallback":true,"vocab":{"<unk>":0,)"
       R"("<0x0A>":1,"<0xE2>":2,"\u2581the":3,"\u2581\u2581":4,"<0xZZ>":5}},)"
-      R"("added_tokens":[{"id":6,"content":"</s>","special":true}]})");
+      R"("added_tokens":[{"id":6,"content":"</s>","special":true},)"
+      R"({"id":7,"content":"\u2581\u2581\u2581"}]})");
   const auto bytes = TokenBytes::Load(folder.path());
   ASSERT_THAT(bytes, IsOk());
   EXPECT_EQ(bytes->Bytes(1), "\n");
@@ -80,6 +81,7 @@ TEST(TokenBytes, ReadsByteFallback) {
   EXPECT_EQ(bytes->Bytes(4), "  ");
   EXPECT_EQ(bytes->Bytes(5), "<0xZZ>");
   EXPECT_EQ(bytes->Bytes(6), "</s>");
+  EXPECT_EQ(bytes->Bytes(7), "   ");
 }
 
 TEST(TokenBytes, RefusesOtherTokenizers) {

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line: 0 done, 1 failed, 2 (argparse) wrong usage."""
+    """Runs a command line: 0 done, 1 failed, 2 (argparse) wrong usage, 130 Ctrl-C."""
     logging.basicConfig(format="weft: %(message)s")
     options = _parser().parse_args(argv)
     try:
@@ -116,6 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (WeftError, OSError) as error:
         print(f"weft: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("weft: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -32,7 +32,8 @@ class Submit:
 
     Steps are numbered at the call and run in that order. A call that
     cannot be sent at all raises here, what else goes wrong is raised by the future.
-    Futures cannot be cancelled; the client's timeout bounds them.
+    Futures cannot be cancelled; the client's timeout bounds them. Their callbacks
+    may submit calls, but not wait for any (FailedPrecondition).
     """
 
     def __init__(self, core: AdapterCore, driver: ThreadDriver) -> None:

@@ -5,7 +5,8 @@ Make it inside the event loop that uses it; it is not for other threads.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from asyncio import Task
+from collections.abc import AsyncIterator, Iterable
 from typing import Unpack
 
 from weft.aio_adapter import AsyncAdapter
@@ -31,6 +32,29 @@ from weft.types import (
 )
 
 
+class AsyncBaseSubmit:
+    """The base model's calls that return at once, so that several can be in flight."""
+
+    def __init__(self, core: ClientCore, driver: TaskDriver) -> None:
+        self._core = core
+        self._driver = driver
+
+    def sample(
+        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
+    ) -> Task[SampleResult]:
+        """Samples from the base model. prompt: [P] token ids, 1 <= P < context."""
+        return self._driver.submit(self._core.sampler.sample(prompt, options))
+
+    def forward(
+        self,
+        data: Iterable[Datum],
+        loss: str = "cross_entropy",
+        **options: Unpack[LossOptions],
+    ) -> Task[TrainResult]:
+        """Scores with the base model; results in the data's order."""
+        return self._driver.submit(self._core.forward(data, loss, options))
+
+
 class AsyncClient:
     """A connection to one server. Also an async context manager.
 
@@ -49,6 +73,7 @@ class AsyncClient:
             security = Security.from_environment()
         self._driver = TaskDriver(target, security)
         self._core = ClientCore(Caller(timeout, retry))
+        self.submit = AsyncBaseSubmit(self._core, self._driver)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -57,7 +82,9 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and the calls in flight."""
+        """Ends the connection and the calls in flight; later ones raise
+        FailedPrecondition."""
+        self._core.caller.close()
         await self._driver.close()
 
     async def info(self) -> ServerInfo:
@@ -174,7 +201,7 @@ class AsyncClient:
 
     async def forward(
         self,
-        data: Sequence[Datum],
+        data: Iterable[Datum],
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> TrainResult:

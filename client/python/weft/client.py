@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import Unpack
 
 from weft.adapter import Adapter
@@ -28,6 +29,29 @@ from weft.types import (
 )
 
 
+class BaseSubmit:
+    """The base model's calls that return at once, so that several can be in flight."""
+
+    def __init__(self, core: ClientCore, driver: ThreadDriver) -> None:
+        self._core = core
+        self._driver = driver
+
+    def sample(
+        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
+    ) -> Future[SampleResult]:
+        """Samples from the base model. prompt: [P] token ids, 1 <= P < context."""
+        return self._driver.submit(self._core.sampler.sample(prompt, options))
+
+    def forward(
+        self,
+        data: Iterable[Datum],
+        loss: str = "cross_entropy",
+        **options: Unpack[LossOptions],
+    ) -> Future[TrainResult]:
+        """Scores with the base model; results in the data's order."""
+        return self._driver.submit(self._core.forward(data, loss, options))
+
+
 class Client:
     """A connection to one server. Also a context manager.
 
@@ -46,6 +70,7 @@ class Client:
             security = Security.from_environment()
         self._driver = ThreadDriver(target, security)
         self._core = ClientCore(Caller(timeout, retry))
+        self.submit = BaseSubmit(self._core, self._driver)
 
     def __enter__(self) -> Client:
         return self
@@ -54,7 +79,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and the calls in flight."""
+        """Ends the connection and the calls in flight; later ones raise
+        FailedPrecondition."""
+        self._core.caller.close()
         self._driver.close()
 
     def info(self) -> ServerInfo:
@@ -171,7 +198,7 @@ class Client:
 
     def forward(
         self,
-        data: Sequence[Datum],
+        data: Iterable[Datum],
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> TrainResult:

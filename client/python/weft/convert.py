@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -76,6 +77,15 @@ def _check_names(options_type: type, options: Mapping[str, object]) -> None:
             raise TypeError(f"unknown option {name!r}: one of {', '.join(known)}")
 
 
+@contextmanager
+def _sendable() -> Iterator[None]:
+    """What a message cannot hold, as a negative count, is InvalidArgument."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"cannot be sent: {error}") from error
+
+
 def lora_config(
     rank: int,
     alpha: float,
@@ -87,9 +97,10 @@ def lora_config(
         _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
     ]
-    return adapters_pb2.LoraConfig(
-        rank=rank, alpha=alpha, seed=seed, target_modules=modules
-    )
+    with _sendable():
+        return adapters_pb2.LoraConfig(
+            rank=rank, alpha=alpha, seed=seed, target_modules=modules
+        )
 
 
 def _to_lora_config(config: adapters_pb2.LoraConfig) -> LoraConfig:
@@ -189,7 +200,8 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     _check_names(LossOptions, options)
     function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
-    return training_pb2.LossConfig(function=function, **options)
+    with _sendable():
+        return training_pb2.LossConfig(function=function, **options)
 
 
 def train_request(
@@ -230,7 +242,8 @@ def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> Train
 
 def adamw_config(options: OptimOptions) -> training_pb2.AdamWConfig:
     _check_names(OptimOptions, options)
-    return training_pb2.AdamWConfig(**options)
+    with _sendable():
+        return training_pb2.AdamWConfig(**options)
 
 
 def to_optim_result(
@@ -248,7 +261,8 @@ def to_optim_result(
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
     """Sorts the entries by kind."""
     rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
-    for entry in stop:
+    # One text is not a sequence of its characters here.
+    for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:
         if isinstance(entry, str):
             rule.byte_strings.append(entry.encode())
         elif isinstance(entry, bytes):
@@ -268,23 +282,27 @@ def sample_request(
     snapshot: str | None = None,
 ) -> sampling_pb2.SampleRequest:
     _check_names(SampleOptions, options)
-    config = sampling_pb2.SamplingConfig(
-        max_tokens=options.get("max_tokens") or 0,
-        temperature=options.get("temperature"),
-        top_k=options.get("top_k", 0),
-        top_p=options.get("top_p"),
-        seed=options.get("seed"),
-        stop=stop_rule(options.get("stop") or (), options.get("ignore_eos", False)),
-    )
-    return sampling_pb2.SampleRequest(
-        adapter_id=adapter_id,
-        snapshot=snapshot or "",
-        prompt=prompt,
-        num_samples=options.get("num_samples", 1),
-        config=config,
-        prompt_logprobs=options.get("prompt_logprobs", False),
-        top_logprobs=options.get("top_logprobs", 0),
-    )
+    for name in ("max_tokens", "num_samples"):
+        if options.get(name) == 0:  # To the server: its default.
+            raise InvalidArgument(f"{name} is 0, must be at least 1")
+    with _sendable():
+        config = sampling_pb2.SamplingConfig(
+            max_tokens=options.get("max_tokens") or 0,
+            temperature=options.get("temperature"),
+            top_k=options.get("top_k", 0),
+            top_p=options.get("top_p"),
+            seed=options.get("seed"),
+            stop=stop_rule(options.get("stop") or (), options.get("ignore_eos", False)),
+        )
+        return sampling_pb2.SampleRequest(
+            adapter_id=adapter_id,
+            snapshot=snapshot or "",
+            prompt=prompt,
+            num_samples=options.get("num_samples", 1),
+            config=config,
+            prompt_logprobs=options.get("prompt_logprobs", False),
+            top_logprobs=options.get("top_logprobs", 0),
+        )
 
 
 def _floats(values: Iterable[float]) -> FloatArray:

@@ -3,7 +3,7 @@ method. The classes only choose the driver and add streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from weft import convert, methods
@@ -200,6 +200,7 @@ class AdapterCore:
         return ClientCore(self.caller).delete_adapter(self.adapter_id)
 
     def export_request(self, snapshot: str | None) -> adapters_pb2.ExportAdapterRequest:
+        self.caller.require_open()
         return adapters_pb2.ExportAdapterRequest(
             adapter_id=self.adapter_id, snapshot=snapshot or ""
         )
@@ -332,10 +333,11 @@ class ClientCore:
         )
 
     def forward(
-        self, data: Sequence[Datum], loss: str, options: LossOptions
+        self, data: Iterable[Datum], loss: str, options: LossOptions
     ) -> Operation[TrainResult]:
         """Forward of the base model, which has no steps."""
-        messages = [convert.datum_message(datum) for datum in data]
+        batch = list(data)
+        messages = [convert.datum_message(datum) for datum in batch]
         request = convert.train_request(
             training_pb2.ForwardRequest,
             "",
@@ -344,4 +346,4 @@ class ClientCore:
             convert.loss_config(loss, options),
         )
         reply = yield from self.caller.call(methods.FORWARD, request)
-        return convert.to_train_result(data, reply)
+        return convert.to_train_result(batch, reply)

@@ -72,6 +72,16 @@ class Caller:
     def __init__(self, timeout: float, policy: RetryPolicy) -> None:
         self.timeout = timeout
         self.policy = policy
+        self._closed = False
+
+    def close(self) -> None:
+        """No call is sent any more."""
+        self._closed = True
+
+    def require_open(self) -> None:
+        """Raises FailedPrecondition once the client is closed."""
+        if self._closed:
+            raise FailedPrecondition("the client is closed")
 
     def call(
         self,
@@ -99,6 +109,7 @@ class Caller:
             try:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
+                self.require_open()
                 reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
                 return reply
             except WeftError as error:
@@ -124,6 +135,7 @@ class Caller:
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
         """A step that takes its number now, before the operation is driven."""
+        self.require_open()
         slot = counter.take()
         try:
             request = build(slot.number)

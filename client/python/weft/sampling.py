@@ -114,6 +114,7 @@ class SamplerCore:
         self, prompt: ArrayLike, options: SampleOptions, snapshot: str | None = None
     ) -> sampling_pb2.SampleStreamRequest:
         """What starts a stream of the same draws."""
+        self.caller.require_open()
         tokens = token_list("prompt", prompt)
         request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
         return sampling_pb2.SampleStreamRequest(request=request)

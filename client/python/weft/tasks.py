@@ -30,6 +30,7 @@ class TaskDriver:
         )
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
+        self._closed = False
 
     def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
@@ -70,10 +71,13 @@ class TaskDriver:
                         tasks, return_when=asyncio.FIRST_COMPLETED
                     )
                     for task in ended:
-                        results[tasks.pop(task)] = task.result()
+                        results[tasks[task]] = task.result()
+                        del tasks[task]
         finally:
             for task in tasks:
                 task.cancel()
+            # None is in flight, and no error of another one goes unseen.
+            await asyncio.gather(*tasks, return_exceptions=True)
         return [results[index] for index in range(len(results))]
 
     async def _drive(self, operation: Operation[T], effect: Call | Sleep) -> T:
@@ -110,8 +114,11 @@ class TaskDriver:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
-            # grpc raises this for a call that the numbering withdrew, too.
-            if slot is not None and slot.withdrawn_because is not None:
+            # grpc raises this for a call that the numbering withdrew or that the
+            # client's end has ended, too.
+            withdrawn = slot is not None and slot.withdrawn_because is not None
+            task = asyncio.current_task()
+            if withdrawn or (self._closed and task and not task.cancelling()):
                 raise Cancelled("cancelled by this client") from None
             call.cancel()
             raise
@@ -141,4 +148,5 @@ class TaskDriver:
             yield to_sample_delta(message)
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()

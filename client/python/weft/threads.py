@@ -20,7 +20,13 @@ from weft import methods
 from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.convert import to_sample_delta
-from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
+from weft.errors import (
+    Cancelled,
+    FailedPrecondition,
+    WeftError,
+    from_rpc_error,
+    metadata_dict,
+)
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep
 from weft.routing import adapter_metadata
@@ -29,6 +35,10 @@ from weft.types import SampleDelta
 T = TypeVar("T")
 # Both a grpc.Future and a grpc.Call, which have no common type.
 CallFuture = Any
+
+
+# The driver whose replies this thread delivers just now: its calls wait for that.
+_delivering = threading.local()
 
 
 class _Run(Generic[T]):
@@ -98,6 +108,13 @@ class _Run(Generic[T]):
         self.resume()
 
     def _on_done(self, call: CallFuture) -> None:
+        _delivering.driver = self._driver
+        try:
+            self._deliver(call)
+        finally:
+            _delivering.driver = None
+
+    def _deliver(self, call: CallFuture) -> None:
         if call.cancelled():
             self.resume(error=Cancelled("cancelled by this client"))
         elif (error := call.exception()) is not None:
@@ -105,6 +122,14 @@ class _Run(Generic[T]):
         else:
             trailers = metadata_dict(call.trailing_metadata())
             self.resume(Reply(call.result(), trailers))
+
+
+def _require_may_wait(driver: ThreadDriver) -> None:
+    if getattr(_delivering, "driver", None) is driver:
+        raise FailedPrecondition(
+            "a callback of a future cannot wait for a call: it runs on the thread that "
+            "delivers replies; submit the call instead"
+        )
 
 
 def _put(ended: SimpleQueue[int], index: int, _: Future[T]) -> None:
@@ -142,6 +167,7 @@ class ThreadDriver:
 
     def run(self, operation: Operation[T]) -> T:
         """Waits for the result. An interrupt cancels the call."""
+        _require_may_wait(self)
         run = _Run(self, operation)
         run.resume()
         try:
@@ -157,6 +183,7 @@ class ThreadDriver:
 
         The first error ends those in flight and is raised.
         """
+        _require_may_wait(self)
         waiting = enumerate(operations)
         ended: SimpleQueue[int] = SimpleQueue()
         runs: dict[int, _Run[T]] = {}

@@ -14,7 +14,8 @@ TokenArray = npt.NDArray[np.uint32]
 # Anything numpy reads: lists, arrays, CPU tensors.
 ArrayLike = npt.ArrayLike
 FinishReason = Literal["stop", "length"]
-Stop = Sequence[int | Sequence[int] | str | bytes]
+# Several, or one text or byte string.
+Stop = str | bytes | Sequence[int | Sequence[int] | str | bytes]
 
 
 class LossOptions(TypedDict, total=False):
@@ -46,7 +47,7 @@ class SampleOptions(TypedDict, total=False):
     """How to draw samples."""
 
     num_samples: int  # Default 1.
-    max_tokens: int | None  # None: the server's default (128).
+    max_tokens: int | None  # At least 1; None: the server's default (128).
     temperature: float  # 0 = the most likely token; default 1.
     top_k: int  # 0 = all; default 0.
     top_p: float  # Default 1.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
@@ -23,9 +24,21 @@ def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes characters for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(form: str) -> str:
@@ -74,10 +87,11 @@ class ChatTemplate:
     """Renders chats as `apply_chat_template` of transformers does.
 
     source: the Jinja template. special: names that it may use, as bos_token. Raises
-    InvalidArgument where the template is broken or jinja2 is missing.
+    InvalidArgument where the template is broken or jinja2 is missing. Threads: any.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()  # Guards the two lists.
         self._pieces: list[str] = []
         self._spans: list[Span] = []
         environment = _environment(self._pieces, self._spans)
@@ -149,19 +163,19 @@ class ChatTemplate:
         tools: Sequence[Message] | None,
         add_generation_prompt: bool,
     ) -> tuple[str, list[Span]]:
-        import jinja2
-
-        self._pieces.clear()
-        self._spans.clear()
-        try:
-            for piece in self._template.generate(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special,
-            ):
-                self._pieces.append(piece)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidArgument(f"chat template: {error}") from error
-        return "".join(self._pieces), list(self._spans)
+        with self._lock:
+            self._pieces.clear()
+            self._spans.clear()
+            try:
+                for piece in self._template.generate(
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._special,
+                ):
+                    self._pieces.append(piece)
+            # A template is a program: what it raises is about the chat.
+            except Exception as error:
+                raise InvalidArgument(f"chat template: {error}") from error
+            return "".join(self._pieces), list(self._spans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -73,7 +73,8 @@ class Encoder:
     loss_on: "all" turns of the assistant in "messages", or the "last". eos: end what
     is learnt with the model's end of sequence; tokens stay as they are. max_tokens:
     of an example; a longer one loses its "end" or its "start", or is refused
-    ("never"). Raises InvalidArgument for a record that gives nothing to learn.
+    ("never"). Raises InvalidArgument for a record that gives nothing to learn, and
+    for options of another kind.
     """
 
     def __init__(
@@ -89,6 +90,12 @@ class Encoder:
             raise InvalidArgument(
                 "the model folder names no end of sequence: say that data has none"
             )
+        for value, kind in ((loss_on, LossOn), (truncate, Truncate)):
+            if value not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise InvalidArgument(f"{value!r}: must be one of {known}")
+        if max_tokens is not None and max_tokens < 2:
+            raise InvalidArgument(f"max_tokens {max_tokens}: must be at least 2")
         self._tokenizer = tokenizer
         self._loss_on = loss_on
         self._eos = eos
@@ -153,7 +160,9 @@ class Encoder:
 
     def _from_tokens(self, record: Record) -> Example:
         tokens, length = record["tokens"], record.get("prompt_length", 0)
-        if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
+        if not isinstance(tokens, list) or not all(
+            type(t) is int and 0 <= t < 2**32 for t in tokens
+        ):
             raise InvalidArgument('"tokens" is not a list of token ids')
         if not isinstance(length, int) or not 0 <= length <= len(tokens):
             raise InvalidArgument(f'"prompt_length" is not in 0..{len(tokens)}')
@@ -194,7 +203,7 @@ def _messages(record: Record, name: str) -> list[Message]:
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidArgument(f"{name}[{index}]: no object with a role")
-        if "content" not in message and "tool_calls" not in message:
+        if message.get("content") is None and not message.get("tool_calls"):
             raise InvalidArgument(f"{name}[{index}]: no content")
     return cast(list[Message], value)
 

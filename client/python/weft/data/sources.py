@@ -39,7 +39,7 @@ def read(source: Source) -> Iterator[Located]:
     if text.startswith(HUB):
         return _hub(text)
     path = Path(text)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # A pipe will do.
         raise InvalidArgument(f"{path}: no such file")
     return _parquet(path) if path.suffix == ".parquet" else _lines(path)
 
@@ -63,7 +63,7 @@ def _lines(path: Path) -> Iterator[Located]:
             where = f"{path}:{number}"
             try:
                 yield _located(where, json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # The latter: too deep.
                 yield Located(where, None, f"not JSON: {error}")
 
 
@@ -76,9 +76,7 @@ def _parquet(path: Path) -> Iterator[Located]:
         ) from None
     with parquet.ParquetFile(path) as file:
         rows = (row for batch in file.iter_batches(ROWS) for row in batch.to_pylist())
-        # A column that the record lacks is null there.
-        present = ({k: v for k, v in row.items() if v is not None} for row in rows)
-        yield from _numbered(present, f"{path}:")
+        yield from _numbered(map(_present, rows), f"{path}:")
 
 
 def _hub(source: str) -> Iterator[Located]:
@@ -90,4 +88,12 @@ def _hub(source: str) -> Iterator[Located]:
         ) from None
     name, _, split = source.removeprefix(HUB).partition(":")
     records = datasets.load_dataset(name, split=split or "train", streaming=True)
-    return _numbered(records, f"{source}:")
+    return _numbered(map(_present, records), f"{source}:")
+
+
+def _present(value: object) -> object:
+    """A row of a table without what is null there: fields that the record, or a
+    message in it, does not have."""
+    if isinstance(value, Mapping):
+        return {k: _present(v) for k, v in value.items() if v is not None}
+    return [_present(one) for one in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from weft.errors import InvalidArgument
 from weft.folders import StrPath
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 
 class ModelTokenizer:
@@ -28,6 +28,9 @@ class ModelTokenizer:
         eos_ids: Sequence[int] = (),
         template: ChatTemplate | None = None,
     ) -> None:
+        # A file may say so for batches of a fixed length.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self._template = template
         self.eos_ids = tuple(eos_ids)
@@ -37,7 +40,8 @@ class ModelTokenizer:
         """Reads tokenizer.json and, where they are there, tokenizer_config.json,
         generation_config.json, config.json and chat_template.jinja.
 
-        InvalidArgument without a tokenizer.json, or without the package.
+        InvalidArgument without a tokenizer.json that can be read, or without the
+        package.
         """
         path = Path(folder, "tokenizer.json")
         if not path.is_file():
@@ -48,12 +52,15 @@ class ModelTokenizer:
             raise InvalidArgument(
                 "text needs the package tokenizers: pip install tokenizers"
             ) from None
-        tokenizer = Tokenizer.from_file(str(path))
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # The package has no class of its own for it.
+            raise InvalidArgument(f"{path} cannot be read: {error}") from None
         config = _json(Path(folder, "tokenizer_config.json"))
         special = {
             name: text
-            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (text := _token_text(config.get(name))) is not None
+            for name in config
+            if name.endswith("_token") and (text := _token_text(config[name]))
         }
         source = _template_source(Path(folder), config)
         template = None if source is None else ChatTemplate(source, special)
@@ -66,8 +73,9 @@ class ModelTokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text, [N]. special: with what the tokenizer puts around a
-        text of its own, as a first token."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        text of its own, as a first token. InvalidArgument for half a surrogate
+        pair, which is no text."""
+        ids: list[int] = self._encode(text, special).ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
@@ -87,23 +95,29 @@ class ModelTokenizer:
         """A chat's token ids [N], and which of them the assistant wrote [N].
 
         Equal to transformers' `apply_chat_template` with
-        `return_assistant_tokens_mask`. Where the template marks nothing, a turn is
+        `return_assistant_tokens_mask`, but that a turn's last character is learnt
+        with all of its tokens. Where the template marks nothing, a turn is
         what it adds to the prompt, up to its last end of sequence.
         last: the last message alone. InvalidArgument for a chat without a message
         of the assistant, one that the template refuses, or without a template.
         """
         text, spans, marked = self._chat_template().spans(messages, tools, last)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encode(text, special=False)
         tokens: list[int] = encoding.ids
         written = [False] * len(tokens)
         for begin, end in spans:
-            first = encoding.char_to_token(begin) if begin < end else None
+            # Some tokenizers leave blanks out of their tokens' places.
+            places = map(encoding.char_to_token, range(begin, end))
+            first = next((at for at in places if at is not None), None)
             if first is None:
                 continue
             if not marked:  # Blanks behind the turn may belong to no token.
                 end = begin + len(text[begin:end].rstrip())
             final = encoding.char_to_token(end - 1)
             stop = len(tokens) if final is None else final + 1
+            # A character may have several tokens: all of its bytes are the turn's.
+            while stop < len(tokens) and encoding.offsets[stop][0] < end:
+                stop += 1
             if not marked:
                 stop = self._after_last_eos(tokens, first, stop)
             written[first:stop] = [True] * (stop - first)
@@ -116,6 +130,12 @@ class ModelTokenizer:
         template = self._chat_template()
         text = template.render(messages, tools=tools, add_generation_prompt=True)
         return self.encode(text, special=False)
+
+    def _encode(self, text: str, special: bool) -> Encoding:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(f"not a text: {error}") from None
 
     def _after_last_eos(self, tokens: Sequence[int], first: int, stop: int) -> int:
         """A model that has stopped does not write the line break behind it."""

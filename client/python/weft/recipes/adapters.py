@@ -14,9 +14,33 @@ from weft.client import Client
 from weft.datum import Datum
 from weft.errors import FailedPrecondition, NotFound
 from weft.recipes.batches import requests
-from weft.recipes.schedule import SCHEDULES
-from weft.recipes.watch import FORMATS
-from weft.types import LossOptions, OptimOptions, ServerInfo
+from weft.recipes.schedule import SCHEDULES, learning_rate
+from weft.recipes.watch import FORMATS, last_number
+from weft.types import (
+    AdapterInfo,
+    CheckpointInfo,
+    LossOptions,
+    OptimOptions,
+    ServerInfo,
+)
+
+CUT = "cut-"  # Checkpoints of runs that were cut; no run goes on from one.
+
+
+def positive(text: str) -> int:
+    """An argument that is at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
+    return value
+
+
+def natural(text: str) -> int:
+    """An argument that is at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 0")
+    return value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,17 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model-dir", required=True, help="folder with tokenizer.json")
     add("--adapter", required=True, help="its name on the server")
     add("--tenant", help="of a new adapter; one of its own")
-    add("--rank", type=int, default=16, help="of a new adapter")
+    add("--rank", type=positive, default=16, help="of a new adapter")
     add("--alpha", type=float, default=32.0, help="of a new adapter")
-    add("--resume", action="store_true", help="go on where the adapter is")
+    add("--resume", action="store_true", help="go on where the adapter is, if it is")
     add("--lr", type=float, default=2e-4, help="learning rate at its highest")
     add("--schedule", choices=SCHEDULES, default="cosine")
-    add("--warmup", type=int, default=0, help="steps until the rate is full")
+    add("--warmup", type=natural, default=0, help="steps until the rate is full")
     add("--weight-decay", type=float, default=0.0)
     add("--max-grad-norm", type=float, default=1.0, help="clips; 0: no clipping")
-    add("--seed", type=int, default=0, help="order of the data, draws, new weights")
-    add("--eval-every", type=int, default=0, help="steps; 0: at start and end only")
-    add("--save-every", type=int, default=0, help="steps; 0: at the end only")
+    add("--seed", type=natural, default=0, help="order of the data, draws, new weights")
+    every = "steps; 0: at start and end only"
+    add("--eval-every", type=natural, default=0, help=every)
+    add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
     add("--output", type=Path, default=Path("run"), help="folder of log and plot")
     add("--log-format", choices=FORMATS, default="jsonl")
     add("--export", type=Path, help="folder for the adapter in PEFT's form")
@@ -58,42 +83,65 @@ def server_info(client: Client) -> ServerInfo:
 def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
     """The adapter, and how many optimizer steps it has had.
 
-    With --resume an adapter that the server has lost comes back from its last
-    checkpoint. Without, FailedPrecondition for one that was trained before.
+    With --resume an adapter that the server has lost, or that may hold a part of a
+    gradient, goes on from its last checkpoint. Without, FailedPrecondition for one
+    that was trained before.
     """
+    saved = [
+        checkpoint
+        for checkpoint in (
+            client.checkpoints(options.adapter) if options.resume else []
+        )
+        if not checkpoint.name.startswith(CUT)
+    ]
+    last = max(saved, key=lambda checkpoint: checkpoint.optim_steps, default=None)
     try:
         adapter = client.adapter(options.adapter)
     except NotFound:
-        adapter = _make(client, options)
-    done = adapter.info().optim_steps
-    if done and not options.resume:
+        adapter = _make(client, options, last)
+    info = adapter.info()
+    if info.last_step and not options.resume:
         raise FailedPrecondition(
-            f"adapter {options.adapter!r} has had {done} steps: give --resume to go "
-            "on, or another name"
+            f"adapter {options.adapter!r} was trained before, {info.optim_steps} "
+            "steps: give --resume to go on, or another name"
         )
-    return adapter, done
+    if last is not None and not info.last_step:
+        info = adapter.load(last.name)
+    logged = last_number(options.output, options.log_format)
+    if info.last_step not in (0, logged, *(one.last_step for one in saved)):
+        info = _without_gradient(adapter, info, last)
+    if info.optim_steps:
+        print(f"{adapter.id} goes on behind step {info.optim_steps}", flush=True)
+    return adapter, info.optim_steps
 
 
-def _make(client: Client, options: argparse.Namespace) -> Adapter:
-    saved = client.checkpoints(options.adapter) if options.resume else []
-    if not saved:
-        return client.create_adapter(
-            options.adapter,
-            rank=options.rank,
-            alpha=options.alpha,
-            seed=options.seed,
-            tenant=options.tenant,
-        )
-    last = max(saved, key=lambda checkpoint: checkpoint.optim_steps)
-    adapter = client.create_adapter(
+def _without_gradient(
+    adapter: Adapter, info: AdapterInfo, last: CheckpointInfo | None
+) -> AdapterInfo:
+    """Neither log nor checkpoint knows the adapter's last step: a run was cut, maybe
+    between a gradient and its step, and would add it twice."""
+    if last is None:
+        print(f"{adapter.id} may hold a part of a gradient, and has no checkpoint")
+        return info
+    kept = f"{CUT}{info.last_step}"
+    adapter.save(kept, overwrite=True)
+    print(f"{adapter.id} may hold a part of a gradient: back to {last.name}", end="")
+    print(f", what it was is {kept}", flush=True)
+    return adapter.load(last.name)
+
+
+def _make(
+    client: Client, options: argparse.Namespace, last: CheckpointInfo | None
+) -> Adapter:
+    """A new adapter, of the shape of its last checkpoint."""
+    return client.create_adapter(
         options.adapter,
-        rank=last.config.rank,
-        alpha=last.config.alpha,
-        target_modules=last.config.target_modules,
+        rank=options.rank if last is None else last.config.rank,
+        alpha=options.alpha if last is None else last.config.alpha,
+        target_modules=None if last is None else last.config.target_modules,
+        seed=options.seed,
         tenant=options.tenant,
     )
-    adapter.load(last.name)
-    return adapter
 
 
 @dataclass(frozen=True)
@@ -102,6 +150,7 @@ class Update:
 
     loss: float  # Sum of the data's weighted losses.
     grad_norm: float  # Before clipping.
+    number: int  # What the adapter counts its optimizer step as.
     metrics: list[dict[str, float]]  # One for each request.
 
 
@@ -122,15 +171,17 @@ def update(
     ]
     step = adapter.submit.optim_step(**optim_options)
     metrics = [gradient.result().metrics for gradient in gradients]
-    return Update(
-        sum(values["loss:sum"] for values in metrics), step.result().grad_norm, metrics
-    )
+    result = step.result()
+    total = sum(values["loss:sum"] for values in metrics)
+    return Update(total, result.grad_norm, result.step, metrics)
 
 
-def optim_options(options: argparse.Namespace, rate: float) -> OptimOptions:
-    """The command line's AdamW values at this learning rate."""
+def optim_options(options: argparse.Namespace, step: int, total: int) -> OptimOptions:
+    """The command line's AdamW values for step `step` of `total`, from 0."""
     return {
-        "learning_rate": rate,
+        "learning_rate": learning_rate(
+            step, total, options.lr, schedule=options.schedule, warmup=options.warmup
+        ),
         "weight_decay": options.weight_decay,
         "max_grad_norm": options.max_grad_norm,
     }
@@ -139,6 +190,13 @@ def optim_options(options: argparse.Namespace, rate: float) -> OptimOptions:
 def is_due(step: int, every: int, total: int) -> bool:
     """Whether what happens every so many steps, and at the end, happens now."""
     return step == total or (every > 0 and step % every == 0)
+
+
+def save_missing(client: Client, adapter: Adapter, step: int) -> None:
+    """Writes checkpoint step-N where a run was cut between the step and it."""
+    saved = {one.name: one.optim_steps for one in client.checkpoints(adapter.id)}
+    if saved.get(f"step-{step}") != step:
+        save(adapter, step)
 
 
 def save(adapter: Adapter, step: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.datum import Datum
 from weft.types import ServerInfo
@@ -23,6 +24,8 @@ class BatchOrder:
         self._count = count
         self._batch = batch
         self._seed = seed
+        self._epoch = -1  # The one that _order is for.
+        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def indices(self, step: int) -> list[int]:
         """The examples of step `step`, counted from 0, as [batch] indices."""
@@ -31,8 +34,10 @@ class BatchOrder:
 
     def _at(self, position: int) -> int:
         epoch, offset = divmod(position, self._count)
-        order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
-        return int(order[offset])
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self._seed, epoch])
+            self._epoch, self._order = epoch, generator.permutation(self._count)
+        return int(self._order[offset])
 
 
 def requests(data: Sequence[Datum], info: ServerInfo) -> Iterator[list[Datum]]:

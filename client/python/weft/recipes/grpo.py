@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,9 @@ from weft.datum import Datum
 from weft.errors import InvalidArgument
 from weft.recipes import adapters
 from weft.recipes.batches import BatchOrder
-from weft.recipes.schedule import learning_rate
+from weft.recipes.interrupt import Interrupt
 from weft.recipes.watch import Watch
-from weft.types import FloatArray, Sample, ServerInfo
+from weft.types import FloatArray, OptimOptions, Sample, ServerInfo
 
 SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
 # KL(sampler || trainer) of a token: rounding alone moves it from 0.
@@ -64,10 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", required=True, help='records with "messages" or "prompt"')
     add("--reward", required=True, help="FILE.py[:FUNCTION], of a Reply")
     add("--eval-data", help="prompts that are answered greedily and not learnt")
-    add("--steps", type=int, default=50)
-    add("--prompts", type=int, default=8, help="in a step")
-    add("--samples", type=int, default=8, help="of each prompt")
-    add("--max-tokens", type=int, default=128, help="of a reply")
+    add("--steps", type=adapters.positive, default=50)
+    add("--prompts", type=adapters.positive, default=8, help="in a step")
+    add("--samples", type=adapters.positive, default=8, help="of each prompt")
+    add("--max-tokens", type=adapters.positive, default=128, help="of a reply")
     add("--temperature", type=float, default=1.0)
     add("--loss", choices=LOSSES, default="importance_sampling")
 
@@ -88,10 +90,11 @@ def advantages(rewards: Sequence[float]) -> FloatArray:
 def load_reward(argument: str) -> Reward:
     """The function that FILE.py[:FUNCTION] names. InvalidArgument without it."""
     file, _, name = argument.partition(":")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    spec = importlib.util.spec_from_file_location(f"reward {file}", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise InvalidArgument(f"--reward {file}: no Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # As of an import: dataclasses look there.
     spec.loader.exec_module(module)
     function = getattr(module, name or "reward", None)
     if not callable(function):
@@ -148,7 +151,14 @@ class Player:
     def _score(self, prompt: Prompt, sample: Sample) -> float:
         text = self._tokenizer.decode(sample.tokens)
         finished = sample.finish_reason == "stop"
-        return float(self._reward(Reply(text, finished, prompt.record)))
+        value = self._reward(Reply(text, finished, prompt.record))
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise InvalidArgument(f"the reward of {text!r} is {value}, not a number")
+        return number
 
 
 def make_batch(groups: Sequence[Group]) -> list[Datum]:
@@ -174,29 +184,36 @@ def learn(
     groups: Sequence[Group],
     info: ServerInfo,
     options: argparse.Namespace,
-    rate: float,
-) -> dict[str, float]:
-    """One optimizer step on what the groups teach; nothing where that is nothing."""
-    batch = make_batch(groups)
-    if not batch:
-        return {}
-    result = adapters.update(
+    optim: OptimOptions,
+) -> adapters.Update:
+    """One optimizer step on what the groups teach. Where that is nothing, its
+    gradient is 0: a resumed run counts on a step each."""
+    return adapters.update(
         adapter,
-        [batch],
+        [make_batch(groups)],
         info,
         options.loss,
         {"temperature": options.temperature},
-        adapters.optim_options(options, rate),
+        optim,
     )
-    values = {"loss": result.loss, "grad_norm": result.grad_norm}
+
+
+def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
+    """What is logged of a step."""
+    values = {"reward": mean_reward(groups), "grad_norm": result.grad_norm}
+    if result.metrics:
+        values["loss"] = result.loss
     kl = [metrics[KL] for metrics in result.metrics if KL in metrics]
     if kl:
         values["kl"] = float(np.mean(kl))
+    drawn = [len(sample.tokens) for group in groups for sample in group.samples]
+    values["length"] = float(np.mean(drawn))
     return values
 
 
 def run(options: argparse.Namespace) -> None:
-    """Draws, scores, learns, evaluates, saves; raises WeftError."""
+    """Draws, scores, learns, evaluates, saves; raises WeftError, and KeyboardInterrupt
+    once the step that was interrupted is saved."""
     tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
     reward = load_reward(options.reward)
     with Client(options.server) as client:
@@ -212,7 +229,10 @@ def run(options: argparse.Namespace) -> None:
         player = Player(adapter, tokenizer, reward, options.max_tokens)
         order = BatchOrder(len(prompts), options.prompts, options.seed)
         total: int = options.steps
-        with Watch(options.output, total, options.log_format) as watch:
+        if done and adapters.is_due(done, options.save_every, total):
+            adapters.save_missing(client, adapter, done)
+        watch = Watch(options.output, total, options.log_format, done=done)
+        with watch, Interrupt() as interrupt:
 
             def evaluate(step: int) -> None:
                 if held_out:
@@ -226,22 +246,21 @@ def run(options: argparse.Namespace) -> None:
                 # Prompt i of a step takes seed + i; steps must not share any.
                 seed = options.seed + step * options.prompts
                 groups = player.play(chosen, options.samples, options.temperature, seed)
-                rate = learning_rate(
-                    step,
-                    total,
-                    options.lr,
-                    schedule=options.schedule,
-                    warmup=options.warmup,
+                optim = adapters.optim_options(options, step, total)
+                result = learn(adapter, groups, info, options, optim)
+                watch.step(
+                    step + 1,
+                    sum(len(s.tokens) for group in groups for s in group.samples),
+                    {**shown(groups, result), "lr": optim["learning_rate"]},
+                    number=result.number,
                 )
-                values = {"reward": mean_reward(groups)}
-                values |= learn(adapter, groups, info, options, rate)
-                drawn = [len(s.tokens) for group in groups for s in group.samples]
-                values["length"] = float(np.mean(drawn))
-                watch.step(step + 1, sum(drawn), {**values, "lr": rate})
                 if adapters.is_due(step + 1, options.eval_every, total):
                     evaluate(step + 1)
-                if adapters.is_due(step + 1, options.save_every, total):
+                due = adapters.is_due(step + 1, options.save_every, total)
+                if due or interrupt.asked:
                     adapters.save(adapter, step + 1)
+                if interrupt.asked:
+                    raise KeyboardInterrupt
             watch.plot(["reward", "eval_reward"], f"{options.adapter}: mean reward")
         if options.export:
             adapter.export(options.export)

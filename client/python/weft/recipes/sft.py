@@ -13,11 +13,19 @@ from weft.adapter import Adapter
 from weft.client import Client
 from weft.recipes import adapters
 from weft.recipes.batches import BatchOrder, requests
-from weft.recipes.schedule import learning_rate
+from weft.recipes.interrupt import Interrupt
 from weft.recipes.watch import Watch
 from weft.types import ServerInfo
 
 SUMMARY = "Train an adapter on chats, prompts with completions, or texts."
+
+
+def fraction(text: str) -> float:
+    """An argument that is at least 0 and less than 1."""
+    value = float(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"{value}: must be in [0, 1)")
+    return value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", required=True, help=".jsonl, .parquet or hf:NAME[:SPLIT]")
     add("--eval-data", help="held out; default: a part of --data")
-    add("--eval-fraction", type=float, default=0.1, help="of --data, held out")
+    add("--eval-fraction", type=fraction, default=0.1, help="of --data, held out")
     add("--epochs", type=float, default=1.0)
-    add("--steps", type=int, help="optimizer steps; default: by --epochs")
-    add("--batch", type=int, default=8, help="examples in a batch")
-    add("--accumulate", type=int, default=1, help="batches in a step")
+    add("--steps", type=adapters.positive, help="optimizer steps; default: by --epochs")
+    add("--batch", type=adapters.positive, default=8, help="examples in a batch")
+    add("--accumulate", type=adapters.positive, default=1, help="batches in a step")
     add("--loss-on", choices=("all", "last"), default="all", help="assistant turns")
-    add("--max-tokens", type=int, help="of an example; default: the model's context")
+    limit = "of an example; default: the model's context"
+    add("--max-tokens", type=adapters.positive, help=limit)
     add("--truncate", choices=("end", "start", "never"), default="end")
 
 
@@ -72,14 +81,15 @@ def load(options: argparse.Namespace, context: int) -> Examples:
 def evaluate(
     adapter: Adapter, examples: Sequence[data.Example], info: ServerInfo
 ) -> float:
-    """Mean loss of a learnt token, without learning it."""
+    """Mean loss of a learnt token, without learning it. Takes no step's number."""
     batch = [example.datum() for example in examples]
-    sums = [adapter.forward(r).metrics["loss:sum"] for r in requests(batch, info)]
+    sums = [adapter.score(r).metrics["loss:sum"] for r in requests(batch, info)]
     return sum(sums) / sum(example.num_learnt for example in examples)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains, evaluates, saves; raises WeftError."""
+    """Trains, evaluates, saves; raises WeftError, and KeyboardInterrupt once the step
+    that was interrupted is saved."""
     with Client(options.server) as client:
         info = adapters.server_info(client)
         examples = load(options, info.model.context_length)
@@ -89,7 +99,10 @@ def run(options: argparse.Namespace) -> None:
             round(options.epochs * len(examples.train) / per_step), 1
         )
         order = BatchOrder(len(examples.train), per_step, options.seed)
-        with Watch(options.output, total, options.log_format) as watch:
+        if done and adapters.is_due(done, options.save_every, total):
+            adapters.save_missing(client, adapter, done)
+        watch = Watch(options.output, total, options.log_format, done=done)
+        with watch, Interrupt() as interrupt:
             if examples.held_out and done == 0:
                 watch.note(0, "eval_loss", evaluate(adapter, examples.held_out, info))
             for step in range(done, total):
@@ -97,13 +110,7 @@ def run(options: argparse.Namespace) -> None:
                 # Losses are sums: these weights make a mean over learnt tokens.
                 weight = 1.0 / sum(example.num_learnt for example in chosen)
                 batch = [example.datum(weight) for example in chosen]
-                rate = learning_rate(
-                    step,
-                    total,
-                    options.lr,
-                    schedule=options.schedule,
-                    warmup=options.warmup,
-                )
+                optim = adapters.optim_options(options, step, total)
                 result = adapters.update(
                     adapter,
                     [
@@ -113,20 +120,28 @@ def run(options: argparse.Namespace) -> None:
                     info,
                     "cross_entropy",
                     {},
-                    adapters.optim_options(options, rate),
+                    optim,
                 )
                 watch.step(
                     step + 1,
                     sum(len(datum.tokens) for datum in batch),
-                    {"loss": result.loss, "grad_norm": result.grad_norm, "lr": rate},
+                    {
+                        "loss": result.loss,
+                        "grad_norm": result.grad_norm,
+                        "lr": optim["learning_rate"],
+                    },
+                    number=result.number,
                 )
                 if examples.held_out and adapters.is_due(
                     step + 1, options.eval_every, total
                 ):
                     loss = evaluate(adapter, examples.held_out, info)
                     watch.note(step + 1, "eval_loss", loss)
-                if adapters.is_due(step + 1, options.save_every, total):
+                due = adapters.is_due(step + 1, options.save_every, total)
+                if due or interrupt.asked:
                     adapters.save(adapter, step + 1)
+                if interrupt.asked:
+                    raise KeyboardInterrupt
             watch.plot(["loss", "eval_loss"], f"{options.adapter}: loss per token")
         if options.export:
             adapter.export(options.export)

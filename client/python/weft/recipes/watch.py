@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from weft.errors import InvalidArgument
 
 Row = dict[str, float]
 FORMATS = ("jsonl", "csv")
+NUMBER = "adapter_step"
 SMOOTHED = 10  # Steps in the plot's moving average, at most a fifth of the run.
 
 
@@ -26,19 +28,25 @@ class _Board(Protocol):
 class Watch:
     """Prints a line for each step, and writes log.jsonl or log.csv to the folder.
 
-    A log that is there is continued. With the package tensorboard (and torch) or
-    tensorboardX the folder also gets event files; `plot` draws a PNG where
-    matplotlib is there. total: steps of the run. Also a context manager.
+    A log that is there is continued behind step `done`; one that goes on beyond is of
+    a run before this one and is kept as log.old.jsonl or log.old.csv. With the
+    package tensorboard (and torch) or tensorboardX the folder also gets event files;
+    `plot` draws a PNG where matplotlib is there. total: steps of the run. Also a
+    context manager. Raises InvalidArgument for another form and for a log that is
+    none.
     """
 
-    def __init__(self, folder: Path, total: int, form: str = "jsonl") -> None:
-        if form not in FORMATS:
-            raise InvalidArgument(f"log format {form!r}: one of {', '.join(FORMATS)}")
+    def __init__(
+        self, folder: Path, total: int, form: str = "jsonl", *, done: int = 0
+    ) -> None:
+        self._path = _log_path(folder, form)
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._path = folder / f"log.{form}"
         self._total = total
-        self._rows = _read(self._path)
+        rows = _read(self._path)
+        self._rows = [row for row in rows if done and row["step"] <= done]
+        if len(self._rows) < len(rows):
+            os.replace(self._path, folder / f"log.old.{form}")
         self._board = _open_board(folder)
         self._start = self._last = time.monotonic()
         self._num_new = 0
@@ -55,14 +63,25 @@ class Watch:
         """What is logged, a row per step, of runs before this one, too."""
         return self._rows
 
-    def step(self, step: int, num_tokens: int, values: Mapping[str, float]) -> None:
-        """Step `step`, counted from 1, has ended; num_tokens went through it."""
+    def step(
+        self,
+        step: int,
+        num_tokens: int,
+        values: Mapping[str, float],
+        *,
+        number: int | None = None,
+    ) -> None:
+        """Step `step`, counted from 1, has ended; num_tokens went through it.
+
+        number: what the adapter counts its last step as, logged as "adapter_step".
+        """
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         self._num_new += 1
         rate = num_tokens / max(seconds, 1e-9)
         row = {"step": step, **values, "tokens_per_second": rate, "seconds": seconds}
-        self._rows.append(row)
+        logged = row if number is None else {**row, NUMBER: number}
+        self._rows.append(logged)
         self._write()
         left = (now - self._start) / self._num_new * (self._total - step)
         shown = [f"{name} {value:.4g}" for name, value in values.items()]
@@ -117,13 +136,15 @@ class Watch:
     def _write(self) -> None:
         """Anew each time: a value may join a row that is there."""
         names = list(dict.fromkeys(name for row in self._rows for name in row))
-        with self._path.open("w", encoding="utf-8", newline="") as file:
+        draft = self._path.with_suffix(".tmp")  # A run may be cut at any moment.
+        with draft.open("w", encoding="utf-8", newline="") as file:
             if self._path.suffix == ".csv":
                 writer = csv.DictWriter(file, names)
                 writer.writeheader()
                 writer.writerows(self._rows)
             else:
                 file.writelines(json.dumps(row) + "\n" for row in self._rows)
+        os.replace(draft, self._path)
 
     def _to_board(self, step: int, row: Mapping[str, float]) -> None:
         if self._board is not None:
@@ -145,16 +166,36 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def _csv_row(row: Mapping[str, str]) -> Row:
+    return {name: float(text) for name, text in row.items() if text}
+
+
+def last_number(folder: Path, form: str) -> int | None:
+    """What the log in the folder has the adapter's last step as; None without one.
+    InvalidArgument as for Watch."""
+    rows = _read(_log_path(folder, form))
+    number = rows[-1].get(NUMBER) if rows else None
+    return None if number is None else int(number)
+
+
+def _log_path(folder: Path, form: str) -> Path:
+    if form not in FORMATS:
+        raise InvalidArgument(f"log format {form!r}: one of {', '.join(FORMATS)}")
+    return folder / f"log.{form}"
+
+
 def _read(path: Path) -> list[Row]:
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix != ".csv":
-            return [json.loads(line) for line in file]
-        return [
-            {name: float(text) for name, text in row.items() if text}
-            for row in csv.DictReader(file)
-        ]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            if path.suffix == ".csv":
+                rows = [_csv_row(row) for row in csv.DictReader(file)]
+            else:
+                rows = [{**json.loads(line)} for line in file]
+            return sorted(rows, key=lambda row: row["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidArgument(f"{path} is no log of a run: {error!r}") from None
 
 
 def _open_board(folder: Path) -> _Board | None:

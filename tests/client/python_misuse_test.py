@@ -1,0 +1,181 @@
+"""What a program may do wrong: closed clients, callbacks that wait, values that no
+message holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+import pytest
+from conftest import FAST
+from fake_weftd import FakeWeftd
+
+import weft
+
+DATA = [weft.Datum.next_token([1, 2, 3])]
+CLOSED = "the client is closed"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, adapter: adapter.forward_backward(DATA),
+        lambda client, adapter: adapter.submit.optim_step(),
+        lambda client, adapter: client.info(),
+        lambda client, adapter: client.sample_many([[1]] * 3),
+        lambda client, adapter: list(client.sample_stream([1])),
+        lambda client, adapter: adapter.export("out"),
+    ],
+)
+def test_a_closed_client_says_so_and_gives_out_no_number(
+    call: Callable[[weft.Client, weft.Adapter], object], server: FakeWeftd
+) -> None:
+    client = weft.Client(server.target, retry=FAST)
+    adapter = client.create_adapter("a")
+    client.close()
+    for _ in range(2):
+        with pytest.raises(weft.FailedPrecondition, match=CLOSED):
+            call(client, adapter)
+    assert adapter.next_step == 1 and not client.healthy()
+
+
+def test_the_end_of_a_client_ends_what_is_in_flight_and_what_pauses(
+    server: FakeWeftd,
+) -> None:
+    client = weft.Client(server.target, retry=FAST)
+    adapter, other = client.create_adapter("a"), client.create_adapter("b")
+    server.hold()
+    held = adapter.submit.optim_step()
+    server.retry_hint(100)
+    server.refuse("OptimStep", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    refused = other.submit.optim_step()
+    time.sleep(0.05)
+    client.close()
+    with pytest.raises(weft.Cancelled):
+        held.result(5)
+    with pytest.raises(weft.FailedPrecondition, match=CLOSED):
+        refused.result(5)
+
+
+def test_the_end_of_an_asyncio_client_is_a_weft_error(server: FakeWeftd) -> None:
+    async def body() -> None:
+        client = weft.AsyncClient(server.target, retry=FAST)
+        adapter = await client.create_adapter("a")
+        server.hold()
+        held = adapter.submit.optim_step()
+        await asyncio.sleep(0.05)
+        await client.close()
+        with pytest.raises(weft.Cancelled):
+            await held
+        with pytest.raises(weft.FailedPrecondition, match=CLOSED):
+            await client.info()
+        with pytest.raises(weft.FailedPrecondition):
+            adapter.submit.optim_step()
+
+    asyncio.run(body())
+
+
+def test_a_callback_that_waits_is_told_so_and_one_that_submits_works(
+    client: weft.Client, server: FakeWeftd
+) -> None:
+    adapter = client.create_adapter("a")
+    found: Future[weft.OptimResult] = Future()
+    waited: Future[str] = Future()
+
+    def on_done(_: object) -> None:
+        try:
+            client.info()
+        except weft.FailedPrecondition as error:
+            waited.set_result(error.message)
+        adapter.submit.optim_step().add_done_callback(
+            lambda step: found.set_result(step.result())
+        )
+
+    server.hold()
+    first = adapter.submit.forward_backward(DATA)
+    first.add_done_callback(on_done)
+    server.release()
+    assert "submit the call" in waited.result(5)
+    assert found.result(5).step == 2
+    assert client.info()  # This thread may wait.
+
+
+def test_no_error_of_many_samples_goes_unseen(server: FakeWeftd) -> None:
+    unseen: list[Any] = []
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unseen.append(context))
+        async with weft.AsyncClient(server.target, retry=FAST) as client:
+            server.hold()
+            for _ in range(4):
+                server.refuse("Sample", grpc.StatusCode.INTERNAL, "broken")
+            many = asyncio.ensure_future(client.sample_many([[1]] * 6))
+            # The loop sleeps while all answers come, and sees them at once.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            time.sleep(0.3)
+            with pytest.raises(weft.Internal, match="broken"):
+                await many
+            del many
+            # None is left in flight.
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            gc.collect()
+
+    asyncio.run(body())
+    gc.collect()
+    assert not unseen
+    server.release()
+
+
+def stops(sent: list[Any]) -> Any:
+    return sent[-1].config.stop
+
+
+def test_one_text_or_byte_string_is_one_stop(
+    sent: list[Any], server: FakeWeftd
+) -> None:
+    with weft.Client(server.target, retry=FAST) as client:
+        client.sample([1], max_tokens=1, stop="\n\n")
+        assert stops(sent).byte_strings == [b"\n\n"]
+        client.sample([1], max_tokens=1, stop=b"ab")
+        assert stops(sent).byte_strings == [b"ab"] and not stops(sent).token_ids
+        client.sample([1], max_tokens=1, stop=["ab", 5])
+        assert stops(sent).byte_strings == [b"ab"] and stops(sent).token_ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"max_tokens": -1}, "cannot be sent"),
+        ({"seed": -1}, "cannot be sent"),
+        ({"stop": [-1]}, "cannot be sent"),
+        ({"stop": ["\ud800"]}, "cannot be sent"),
+        ({"stop": 5}, "cannot be sent"),
+        ({"temperature": "hot"}, "cannot be sent"),
+    ],
+)
+def test_values_that_cannot_be_sent_are_invalid_arguments(
+    options: Any, reason: str, client: weft.Client
+) -> None:
+    with pytest.raises(weft.InvalidArgument, match=reason):
+        client.sample([1], **options)
+
+
+def test_other_calls_refuse_such_values_too(client: weft.Client) -> None:
+    with pytest.raises(weft.InvalidArgument, match="cannot be sent"):
+        client.create_adapter("a", rank=-1)
+    adapter = client.create_adapter("a")
+    wrong: Any = "fast"
+    with pytest.raises(weft.InvalidArgument, match="cannot be sent"):
+        adapter.optim_step(learning_rate=wrong)
+    with pytest.raises(weft.InvalidArgument, match="cannot be sent"):
+        adapter.forward_backward(DATA, temperature=wrong)
+    assert adapter.next_step == 1

@@ -1,0 +1,203 @@
+"""Runs that are cut, and go on: what is trained again, saved and logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from conftest import log
+from fake_weftd import FakeWeftd
+
+import weft
+from weft.__main__ import main
+from weft.recipes import Watch, adapters
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(base: list[str], texts: list[str]) -> Run:
+    """`sft` on these texts for so many steps in all."""
+
+    def call(steps: int, *options: str) -> int:
+        held = ["--batch", "2", "--eval-fraction", "0.25"]
+        return main(["sft", *base, *texts, *held, "--steps", str(steps), *options])
+
+    return call
+
+
+def learnt(sent: list[Any]) -> list[Any]:
+    return [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+
+
+def whole(run: Run, client: weft.Client, sent: list[Any], steps: int) -> list[Any]:
+    """The data of a run that nothing cuts."""
+    assert run(steps) == 0
+    data = learnt(sent)
+    for checkpoint in client.checkpoints("a"):
+        client.delete_checkpoint("a", checkpoint.name)
+    client.delete_adapter("a")
+    sent.clear()
+    return data
+
+
+def names(client: weft.Client) -> set[str]:
+    return {checkpoint.name for checkpoint in client.checkpoints("a")}
+
+
+def test_a_gradient_without_its_step_is_not_learnt_twice(
+    run: Run,
+    client: weft.Client,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = whole(run, client, sent, 5)
+    assert run(3, "--save-every", "2") == 0
+    # A run that is killed behind a gradient leaves this.
+    adapter = client.adapter("a")
+    adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
+    number = adapter.next_step - 1
+    assert run(5, "--resume") == 0
+    assert "may hold a part of a gradient: back to step-3" in capsys.readouterr().out
+    assert names(client) == {"step-2", "step-3", f"cut-{number}", "step-5"}
+    assert learnt(sent)[:3] + learnt(sent)[4:] == expected
+    assert client.adapter("a").info().optim_steps == 5
+    # No run goes on from what was cut.
+    client.delete_adapter("a")
+    client.delete_checkpoint("a", "step-5")
+    assert run(5, "--resume") == 0
+    assert learnt(sent)[6:] == expected[3:]
+
+
+def test_without_a_checkpoint_a_part_of_a_gradient_is_said(
+    run: Run, client: weft.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = client.create_adapter("a", rank=4)
+    adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
+    assert run(2) == 1
+    assert "give --resume" in capsys.readouterr().err
+    assert run(2, "--resume") == 0
+    assert "may hold a part of a gradient, and has no" in capsys.readouterr().out
+
+
+def test_what_is_done_is_not_done_again(
+    run: Run, client: weft.Client, sent: list[Any]
+) -> None:
+    assert run(2) == 0
+    client.delete_checkpoint("a", "step-2")  # As if the run was cut before it.
+    number = client.adapter("a").info().last_step
+    for _ in range(2):
+        sent.clear()
+        # Nobody knows the save's number that is no more: the log has the step's.
+        assert run(2, "--resume") == 0
+        assert not learnt(sent)
+    assert names(client) >= {"step-2"} and number > 0
+    assert client.adapter("a").info().optim_steps == 2
+
+
+def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
+    run: Run, client: weft.Client, sent: list[Any]
+) -> None:
+    expected = whole(run, client, sent, 3)
+    assert run(2) == 0
+    client.delete_adapter("a")
+    client.create_adapter("a", rank=4)
+    assert run(3, "--resume") == 0
+    assert learnt(sent) == expected
+
+
+@pytest.fixture
+def press(monkeypatch: pytest.MonkeyPatch, server: FakeWeftd) -> Callable[[int], None]:
+    """Presses Ctrl-C so many times while the first step is waited for."""
+    update = adapters.update
+
+    def press(times: int) -> None:
+        def press_keys() -> None:
+            while server.arrived()[-1][0] != "OptimStep":
+                time.sleep(0.01)
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+            server.release()
+
+        def waiting(*args: Any) -> adapters.Update:
+            monkeypatch.setattr(adapters, "update", update)
+            server.hold()
+            thread = Thread(target=press_keys)
+            thread.start()
+            try:
+                return update(*args)
+            finally:
+                thread.join(20)
+
+        monkeypatch.setattr(adapters, "update", waiting)
+
+    return press
+
+
+def test_ctrl_c_ends_a_run_behind_its_step_which_is_saved(
+    run: Run,
+    client: weft.Client,
+    press: Callable[[int], None],
+    sent: list[Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = whole(run, client, sent, 3)
+    handler = signal.getsignal(signal.SIGINT)
+    press(1)
+    assert run(3) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert "weft: interrupted" in capsys.readouterr().err
+    assert names(client) == {"step-1"} and len(learnt(sent)) == 1
+    assert [row["step"] for row in log(tmp_path)] == [0, 1]
+    assert run(3, "--resume") == 0
+    assert learnt(sent) == expected and names(client) == {"step-1", "step-3"}
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(
+    run: Run, client: weft.Client, press: Callable[[int], None], tmp_path: Path
+) -> None:
+    press(2)
+    assert run(3) == 130
+    assert not names(client)
+    assert [row["step"] for row in log(tmp_path)] == [0]
+
+
+def test_a_log_ends_where_the_adapter_is(tmp_path: Path) -> None:
+    with Watch(tmp_path, 4) as watch:
+        for step in range(1, 5):
+            watch.step(step, 1, {"loss": float(step)})
+    with Watch(tmp_path, 4, done=2) as watch:
+        watch.step(3, 1, {"loss": 0.5})
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [1, 2, 0.5]
+    with Watch(tmp_path, 4) as watch:  # A new run, which keeps the old one's.
+        watch.step(1, 1, {"loss": 7.0})
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "log.old.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_log_is_whole_at_any_moment_or_refused(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(1) == 0
+    whole_log = log(tmp_path)
+    with Watch(tmp_path / "run", 2, done=1) as watch, pytest.raises(TypeError):
+        broken: Any = object()
+        watch.step(2, 1, {"loss": 0.0, "x": broken})
+    assert log(tmp_path) == whole_log
+    (tmp_path / "run/log.jsonl").write_text('{"step": 1, "lo')
+    assert run(2, "--resume") == 1
+    assert "is no log of a run" in capsys.readouterr().err
+    for text in ("[1]\n", '{"loss": 1}\n'):
+        (tmp_path / "run/log.jsonl").write_text(text)
+        with pytest.raises(weft.InvalidArgument, match="no log"):
+            Watch(tmp_path / "run", 1)

@@ -1,0 +1,141 @@
+"""What a reader of README.md and client/python/README.md types, twice each: today, and
+tomorrow again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import fixtures
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "client" / "python"
+SMOLLM2 = fixtures.SMOLLM2
+ADDRESS = "127.0.0.1:50051"
+READMES = (ROOT / "README.md", CLIENT / "README.md")
+COMMAND = re.compile(r"^python -m weft (?:.*\\\n)*.*$", re.MULTILINE)
+# What a reader puts in the place of a name.
+NAMES = {"MODEL": "models/smollm2-135m-instruct"}
+# Fewer steps than a reader takes, of less.
+SHORTER = {
+    "sft": "--steps 2 --batch 1 --eval-fraction 0.005",
+    "grpo": "--steps 1 --prompts 1 --samples 4 --max-tokens 4 --eval-data topic.jsonl",
+    "sample": "--max-tokens 4",
+}
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, or "", and its lines."""
+
+    language: str
+    text: str
+
+
+def blocks(path: Path) -> list[Block]:
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    return [Block(*found) for found in fenced.findall(path.read_text("utf-8"))]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each `python -m weft` of a block, from the subcommand on."""
+    if block.language:
+        return []
+    lines = (found.replace("\\\n", " ") for found in COMMAND.findall(block.text))
+    return [shlex.split(line, comments=True)[3:] for line in lines]
+
+
+class Reader:
+    """Types blocks in a folder like the repository, against a server.
+
+    ran: the subcommands of all commands, in order.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.ran: list[str] = []
+        self._folder = folder
+        self._address = address
+        (folder / "client").symlink_to(ROOT / "client")
+        (folder / "models").mkdir()
+        model = fixtures.model_folder(SMOLLM2)
+        (folder / NAMES["MODEL"]).symlink_to(model)
+        (folder / "texts.jsonl").write_text('{"text": "Rain is water."}\n')
+        topics = CLIENT / "examples/data/topics_test.jsonl"
+        (folder / "topic.jsonl").write_text(topics.read_text().splitlines()[0])
+
+    def read(self, path: Path) -> None:
+        """All of a page, top to bottom; later blocks know the names of earlier ones."""
+        names: dict[str, Any] = {}
+        for block in blocks(path):
+            if block.language == "python":
+                code = block.text.replace(ADDRESS, self._address)
+                exec(compile(code, str(path), "exec"), names)
+            for words in commands(block):
+                self._run(words)
+
+    def _run(self, words: list[str]) -> None:
+        self.ran.append(words[0])
+        words = [
+            NAMES.get(word, word.replace(ADDRESS, self._address)) for word in words
+        ]
+        words += shlex.split(SHORTER.get(words[0], ""))
+        done = subprocess.run(
+            [sys.executable, "-m", "weft", *words],
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
+
+
+def test_the_readmes_lines_run_twice(
+    daemon_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = daemon_for(SMOLLM2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WEFT_SERVER", daemon.address)
+    monkeypatch.setenv("PYTHONPATH", str(CLIENT))
+    reader = Reader(tmp_path, daemon.address)
+    for _ in range(2):
+        for path in READMES:
+            assert any(block.language == "python" for block in blocks(path)), path
+            reader.read(path)
+    assert reader.ran == ["sft", "sample", "grpo", "tokenize", "sample"] * 2
+    for made in ("run/dictionary/peft/adapter_config.json", "run/grpo/log.jsonl"):
+        assert (tmp_path / made).is_file()
+    with daemon.client() as client:
+        assert client.adapter("dictionary").info().optim_steps == 2
+
+
+def test_a_line_that_works_but_once_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nopen('made', 'x').close()\n```\n")
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path, ADDRESS)
+    reader.read(page)
+    with pytest.raises(FileExistsError):
+        reader.read(page)
+    page.write_text(
+        "```\n# more\npython -m weft tokenize \\\n  --model-dir none\n```\n"
+    )
+    with pytest.raises(AssertionError, match=r"tokenize --model-dir none\n.*none"):
+        reader.read(page)
+
+
+def test_the_commands_of_the_examples_are_spelt_right() -> None:
+    from weft.__main__ import _parser
+
+    found = [
+        words
+        for block in blocks(CLIENT / "examples" / "README.md")
+        for words in commands(block)
+    ]
+    assert found
+    for words in found:
+        _parser().parse_args(words)
