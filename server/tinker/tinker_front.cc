@@ -1,5 +1,6 @@
 #include "server/tinker/tinker_front.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -23,7 +24,9 @@ constexpr absl::Duration kAgain = absl::Milliseconds(200);
 
 HttpLimits LimitsOf(const ServerOptions& options) {
   HttpLimits limits;
-  limits.max_body_bytes = static_cast<uint64_t>(options.max_message_bytes);
+  // Two holders have room for a request of any size each.
+  limits.max_pending_bytes =
+      std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
   if (options.max_connections > 0) {
     limits.max_connections = static_cast<size_t>(options.max_connections);
   }
@@ -61,9 +64,8 @@ class TinkerFront::Impl {
   ~Impl() { server_->Stop(); }
 
   void Start() {
-    server_->Start([this](HttpRequest request, const Respond& respond) {
-      Serve(front_, std::move(request), respond);
-    });
+    server_->Start(
+        [this](const HttpRequest& header) { return Admit(front_, header); });
     Sweep();
   }
 
