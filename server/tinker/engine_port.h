@@ -27,6 +27,11 @@ class EnginePort {
     return core_->engine.Get();
   }
 
+  // Runs `work` on the front's thread, if the front still lives. Threads: any.
+  void Post(std::function<void()> work) const {
+    if (const auto live = server_.lock()) live->Post(std::move(work));
+  }
+
   // `start(Engine&, Plain, Callback<Result>)`, Plain being what Validate makes
   // of `request`. `done` runs once, perhaps before this returns. An error that
   // is found at once is returned instead, and `done` does not run: the engine

@@ -139,6 +139,8 @@ struct Front {
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // By LoadedKey.
   std::map<std::string, Orphan> orphans;        // By owner and adapter.
+  // Reads files that clients download.
+  DiskPool files{2, 256};
   // The steps that waited when the last process ended have run again.
   bool ready = false;
 };

@@ -187,15 +187,36 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     response_->body() = std::move(reply.body);
     response_->keep_alive(keep_alive_);
     response_->prepare_payload();
+    if (reply.stream) response_->content_length(reply.stream->size);
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.transfer));
     http::async_write(
         stream_, *response_,
-        [self = shared_from_this()](beast::error_code error, size_t) {
+        [self = shared_from_this(), stream = std::move(reply.stream)](
+            beast::error_code error, size_t) {
           self->response_.reset();
           if (error) return;
-          self->keep_alive_ ? self->Read() : self->Close();
+          if (stream) return self->WriteStream(*stream, stream->size);
+          self->EndReply();
         });
   }
+
+  // Each piece has its time: a large file may take longer than one.
+  void WriteStream(const ReplyStream& stream, uint64_t left) {
+    if (left == 0) return EndReply();
+    stream.next([self = shared_from_this(), stream, left](std::string piece) {
+      if (piece.empty() || piece.size() > left) return;
+      const auto sent = std::make_shared<const std::string>(std::move(piece));
+      self->stream_.expires_after(
+          absl::ToChronoNanoseconds(self->limits_.transfer));
+      boost::asio::async_write(
+          self->stream_, boost::asio::buffer(*sent),
+          [self, stream, left, sent](beast::error_code error, size_t) {
+            if (!error) self->WriteStream(stream, left - sent->size());
+          });
+    });
+  }
+
+  void EndReply() { keep_alive_ ? Read() : Close(); }
 
   void Close() {
     beast::error_code ignored;

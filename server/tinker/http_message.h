@@ -31,12 +31,21 @@ struct HttpRequest {
   std::shared_ptr<void> reserved;
 };
 
+// A body that comes in pieces. `next` reads one and calls `then` with it, later
+// and on the front's thread; an empty one ends the connection.
+struct ReplyStream {
+  uint64_t size = 0;
+  std::function<void(std::function<void(std::string piece)> then)> next;
+};
+
 struct HttpReply {
   int status = 200;
   std::string content_type = kJsonType;
   std::string body;
   // When a client may come again, for a status that invites it.
   int retry_after_seconds = 0;
+  // Instead of the body.
+  std::optional<ReplyStream> stream;
 };
 
 // Takes the one reply of a request. Threads: the front's.

@@ -14,9 +14,10 @@ namespace {
 
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   const Json* const stop = Find(params, "stop");
-  // Absent: the model's end of sequence. Empty: never.
+  // Absent: the model's end of sequence. What is given takes its place.
   if (stop == nullptr) return absl::OkStatus();
   v1::StopRule* const rule = out->mutable_stop();
+  rule->set_ignore_eos(true);
   if (stop->is_string()) {
     rule->add_byte_strings(stop->get<std::string>());
     return absl::OkStatus();

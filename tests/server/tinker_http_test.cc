@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -95,10 +97,24 @@ class TinkerHttpTest : public ::testing::Test {
   ~TinkerHttpTest() override { server_->Stop(); }
 
   void Serve(HttpRequest request, const Respond& respond) {
+    if (request.target == "/stream") return respond(Pieces());
     if (request.target != "/held") return respond({.body = "served"});
     held_ = std::move(request);
     respond_ = respond;
     arrived_.Notify();
+  }
+
+  HttpReply Pieces() {
+    const auto left = std::make_shared<std::vector<std::string>>(
+        std::vector<std::string>{"3rd", "2nd", "1st"});
+    HttpReply reply;
+    reply.stream = ReplyStream{
+        .size = 9, .next = [this, left](std::function<void(std::string)> then) {
+          const std::string piece = left->back();
+          left->pop_back();
+          server_->Post([then = std::move(then), piece] { then(piece); });
+        }};
+    return reply;
   }
 
   HttpRequest held_;
@@ -141,6 +157,18 @@ TEST_F(TinkerHttpTest, RequestsFollowEachOtherOnAConnection) {
   }
   ASSERT_TRUE(client.Send(Post("/a", 801)));
   EXPECT_THAT(client.Receive(), StartsWith("HTTP/1.1 413 "));
+}
+
+TEST_F(TinkerHttpTest, AStreamIsSentPieceByPiece) {
+  const Client client(server_->port());
+  ASSERT_TRUE(client.Send(Post("/stream", 0)));
+  std::string all;
+  while (all.find("3rd") == std::string::npos) all += client.Receive();
+  EXPECT_THAT(all, HasSubstr("Content-Length: 9\r\n"));
+  EXPECT_THAT(all, HasSubstr("\r\n\r\n1st2nd3rd"));
+  // The connection lives on.
+  ASSERT_TRUE(client.Send(Post("/a", 0)));
+  EXPECT_THAT(client.Receive(), HasSubstr("served"));
 }
 
 }  // namespace
