@@ -1,10 +1,15 @@
 #include "server/tinker/archives.h"
 
+#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -21,6 +26,10 @@ namespace {
 
 constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
+
+constexpr uint64_t kPieceBytes = 1 << 20;
+// When to ask again for a thread that reads.
+constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
 
 // Which file, and until when.
 struct Ticket {
@@ -74,15 +83,69 @@ absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
                                            absl::UTCTimeZone())}};
 }
 
-absl::StatusOr<std::string> ReadTicketFile(const std::string& checkpoint_dir,
-                                           const Ticket& ticket) {
+// A file on its way to a client.
+struct Download {
+  UniqueFd file;
+  uint64_t size = 0;
+  uint64_t sent = 0;
+};
+using DownloadPtr = std::shared_ptr<Download>;
+
+absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
+                                         const Ticket& ticket) {
   WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
                         OpenDirectory(checkpoint_dir, "the checkpoints"));
   WEFT_ASSIGN_OR_RETURN(const UniqueFd adapter,
                         OpenDirectoryAt(root.get(), ticket.adapter));
   WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
                         OpenDirectoryAt(adapter.get(), ticket.checkpoint));
-  return ReadFileAt(checkpoint.get(), ticket.file);
+  const auto download = std::make_shared<Download>();
+  download->file =
+      UniqueFd(::openat(checkpoint.get(), ticket.file.c_str(),
+                        O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (download->file.get() < 0 || ::fstat(download->file.get(), &info) != 0) {
+    return ErrnoStatus(errno, "opening " + ticket.file);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InternalError(ticket.file + " is not a plain file");
+  }
+  download->size = static_cast<uint64_t>(info.st_size);
+  return download;
+}
+
+// Reads up to kPieceBytes; an empty piece when that fails.
+std::string ReadPiece(Download* download) {
+  std::string piece(std::min(kPieceBytes, download->size - download->sent),
+                    '\0');
+  const auto read =
+      ReadAt(download->file.get(), download->sent, piece, "the file");
+  piece.resize(read.ok() ? *read : 0);
+  download->sent += piece.size();
+  return piece;
+}
+
+// Reads the next piece off the front's thread, when a thread has time.
+void NextPiece(Front& front, const DownloadPtr& download,
+               const std::function<void(std::string)>& then) {
+  const bool taken = front.files.TryRun([&front, download, then] {
+    front.port.Post([then, piece = ReadPiece(download.get())] { then(piece); });
+  });
+  if (taken) return;
+  front.after(kBusyPause,
+              [&front, download, then] { NextPiece(front, download, then); });
+}
+
+HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
+  if (!opened.ok()) return ErrorReply(opened.status());
+  const DownloadPtr& download = *opened;
+  HttpReply reply{.content_type = "application/octet-stream", .body = ""};
+  reply.stream = ReplyStream{
+      .size = download->size,
+      .next = [&front, download](const std::function<void(std::string)>& then) {
+        NextPiece(front, download, then);
+      }};
+  return reply;
 }
 
 }  // namespace
@@ -120,12 +183,14 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
-  WEFT_ASSIGN_OR_RETURN(
-      std::string contents,
-      ReadTicketFile(front.port.core()->options.checkpoint_dir, ticket));
-  respond({.content_type = "application/octet-stream",
-           .body = std::move(contents)});
-  return absl::OkStatus();
+  const bool taken = front.files.TryRun([&front, ticket, respond] {
+    const auto opened =
+        OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
+    front.port.Post(
+        [&front, opened, respond] { respond(FileReply(front, opened)); });
+  });
+  if (taken) return absl::OkStatus();
+  return absl::UnavailableError("too many files are read: come again later");
 }
 
 }  // namespace weft::tinker

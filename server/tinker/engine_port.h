@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "server/call.h"
@@ -26,34 +27,49 @@ class EnginePort {
     return core_->engine.Get();
   }
 
+  // Runs `work` on the front's thread, if the front still lives. Threads: any.
+  void Post(std::function<void()> work) const {
+    if (const auto live = server_.lock()) live->Post(std::move(work));
+  }
+
   // `start(Engine&, Plain, Callback<Result>)`, Plain being what Validate makes
   // of `request`. `done` runs once, perhaps before this returns. An error that
   // is found at once is returned instead, and `done` does not run: the engine
   // has taken nothing. An error for which the step is done carries
-  // kStepDonePayload.
+  // kStepDonePayload. `cancel` gets what `start` returns.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
-                                  Callback<Result> done) const {
+                                  Callback<Result> done,
+                                  CancelHandle* cancel = nullptr) const {
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const absl::StatusOr<Engine*> engine = call->record.Admit();
     if (!engine.ok()) return call->record.Settle(engine.status());
     auto plain = call->record.Read(**engine, request);
     if (!plain.ok()) return call->record.Settle(plain.status());
-    start(**engine, *std::move(plain), Deliver<Result>(call, std::move(done)));
+    auto deliver = Deliver<Result>(call, std::move(done));
+    if constexpr (std::is_void_v<decltype(start(**engine, *std::move(plain),
+                                                deliver))>) {
+      start(**engine, *std::move(plain), std::move(deliver));
+    } else {
+      CancelHandle handle =
+          start(**engine, *std::move(plain), std::move(deliver));
+      if (cancel != nullptr) *cancel = std::move(handle);
+    }
     return Return(call.get());
   }
 
   // Call with a request that Validate would refuse: `plain` has the caller's
-  // names, and is taken as it is.
+  // names, and is taken as it is. The tenant's quota does not count: what is
+  // asked for so makes room for the calls that fill it.
   template <typename Result, typename Plain, typename StartFn>
-  [[nodiscard]] absl::Status CallPlain(CallOrigin origin, Rpc rpc, Plain plain,
-                                       StartFn start,
-                                       Callback<Result> done) const {
+  [[nodiscard]] absl::Status CallUnmetered(CallOrigin origin, Rpc rpc,
+                                           Plain plain, StartFn start,
+                                           Callback<Result> done) const {
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
-    const absl::StatusOr<Engine*> engine = call->record.Admit();
+    const absl::StatusOr<Engine*> engine = core_->engine.Get();
     if (!engine.ok()) return call->record.Settle(engine.status());
     const absl::Status own = call->record.caller()->Qualify(&plain);
     if (!own.ok()) return call->record.Settle(own);

@@ -47,8 +47,10 @@ HttpReply JsonReply(const Json& body, int status) {
 }
 
 HttpReply ErrorReply(const absl::Status& status) {
-  return JsonReply({{"detail", std::string(status.message())}},
-                   HttpStatusOf(status));
+  HttpReply reply = JsonReply({{"detail", std::string(status.message())}},
+                              HttpStatusOf(status));
+  if (reply.status == 429 || reply.status == 503) reply.retry_after_seconds = 1;
+  return reply;
 }
 
 const char* CategoryOf(const absl::Status& status) {

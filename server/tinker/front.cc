@@ -8,6 +8,7 @@ namespace {
 
 // Results of futures that clients have yet to fetch, or may fetch again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
+constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;
 
 template <typename Table>
 auto FindOwned(Table& table, const char* what, const std::string& owner,
@@ -31,11 +32,12 @@ uint64_t Model::StepOf(int64_t seq) const {
 }
 
 Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
-             Ledger opened, Futures::After later)
+             std::unique_ptr<Ledger> opened, Futures::After later)
     : port(core, server),
       ledger(std::move(opened)),
       futures(kMaxResultBytes, later),
-      after(std::move(later)) {}
+      after(std::move(later)),
+      waiting(std::make_shared<BodyBudget>(kMaxWaitingBytes)) {}
 
 absl::StatusOr<Session*> Front::FindSession(const Call& call,
                                             const std::string& id) {

@@ -1,5 +1,6 @@
 #include "server/tinker/futures.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace weft::tinker {
@@ -34,12 +35,38 @@ void Futures::Finish(const std::string& id, FutureResult result) {
   Future& future = found->second;
   future.finished = true;
   future.result = std::move(result);
-  bytes_ += BytesOf(future.result);
-  finished_.push_back(id);
+  Charge(future, id);
   for (const auto& [number, waiter] : std::exchange(future.waiters, {})) {
     Answer(future, waiter);
   }
-  Trim();
+  while (bytes_ > max_bytes_ && ForgetOne(id)) {
+  }
+}
+
+void Futures::Charge(const Future& future, const std::string& id) {
+  const int64_t bytes = BytesOf(future.result);
+  Account& account = accounts_[future.owner];
+  account.finished.push_back(id);
+  account.bytes += bytes;
+  bytes_ += bytes;
+}
+
+bool Futures::ForgetOne(const std::string& newest) {
+  const auto most = std::ranges::max_element(
+      accounts_, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == accounts_.end()) return false;
+  Account& account = most->second;
+  if (account.finished.front() == newest) return false;
+  const auto oldest = futures_.find(account.finished.front());
+  account.finished.pop_front();
+  if (oldest != futures_.end() && oldest->second.finished) {
+    const int64_t bytes = BytesOf(oldest->second.result);
+    account.bytes -= bytes;
+    bytes_ -= bytes;
+    futures_.erase(oldest);
+  }
+  if (account.finished.empty()) accounts_.erase(most);
+  return true;
 }
 
 void Futures::Answer(const Future& future, const Waiter& waiter) {
@@ -77,16 +104,6 @@ void Futures::GiveUp(const std::string& id, uint64_t waiter) {
   if (node.empty()) return;
   node.mapped().respond(JsonReply(
       {{"type", "try_again"}, {"request_id", id}, {"queue_state", "active"}}));
-}
-
-void Futures::Trim() {
-  while (bytes_ > max_bytes_ && finished_.size() > 1) {
-    const auto oldest = futures_.find(finished_.front());
-    finished_.pop_front();
-    if (oldest == futures_.end() || !oldest->second.finished) continue;
-    bytes_ -= BytesOf(oldest->second.result);
-    futures_.erase(oldest);
-  }
 }
 
 }  // namespace weft::tinker

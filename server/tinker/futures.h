@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -40,8 +40,8 @@ class Futures {
  public:
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
-  // Finished futures take at most `max_bytes`: the oldest are forgotten first.
-  // `after` runs a function later.
+  // Finished futures take at most `max_bytes`. Beyond, the owner whose results
+  // take the most loses its oldest. `after` runs a function later.
   Futures(int64_t max_bytes, After after)
       : max_bytes_(max_bytes), after_(std::move(after)) {}
 
@@ -71,14 +71,22 @@ class Futures {
     std::unordered_map<uint64_t, Waiter> waiters;
   };
 
+  // What one owner's finished futures take.
+  struct Account {
+    std::deque<std::string> finished;  // Oldest first.
+    int64_t bytes = 0;
+  };
+
   static void Answer(const Future& future, const Waiter& waiter);
   void GiveUp(const std::string& id, uint64_t waiter);
-  void Trim();
+  void Charge(const Future& future, const std::string& id);
+  // Forgets the oldest result of the owner with the most, but for `newest`.
+  bool ForgetOne(const std::string& newest);
 
   const int64_t max_bytes_;
   const After after_;
   std::unordered_map<std::string, Future> futures_;
-  std::deque<std::string> finished_;  // Oldest first.
+  std::map<std::string, Account> accounts_;  // Those with results.
   int64_t bytes_ = 0;
   uint64_t next_waiter_ = 0;
 };

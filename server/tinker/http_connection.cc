@@ -2,11 +2,13 @@
 
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace weft::tinker {
 namespace {
@@ -22,20 +24,25 @@ std::string PeerOf(const Tcp::socket& socket) {
                : absl::StrCat(peer.address().to_string(), ":", peer.port());
 }
 
+// How much of a refused body is thrown away, and for how long, so that the
+// client reads the reply before the connection goes.
+constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
+constexpr absl::Duration kDiscardTime = absl::Seconds(5);
+
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Tcp::socket socket, const HttpLimits& limits,
-             const HttpHandler* handler, std::shared_ptr<size_t> count)
+             const HttpHandler* handler, ConnectionPool pool)
       : limits_(limits),
         handler_(handler),
-        count_(std::move(count)),
+        pool_(std::move(pool)),
         peer_(PeerOf(socket)),
         stream_(std::move(socket)) {
-    ++*count_;
+    ++*pool_.count;
     beast::error_code ignored;
     stream_.socket().set_option(Tcp::no_delay(true), ignored);
   }
-  ~Connection() { --*count_; }
+  ~Connection() { --*pool_.count; }
 
   // Waits for the first byte of a request before it makes room for one: an idle
   // connection holds next to nothing.
@@ -43,28 +50,56 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.idle));
     parser_.emplace();
     parser_->header_limit(limits_.max_header_bytes);
-    parser_->body_limit(limits_.max_body_bytes);
+    // Each route has a limit of its own.
+    parser_->body_limit(std::numeric_limits<uint64_t>::max());
+    parser_->eager(false);
     http::async_read_some(
         stream_, buffer_, *parser_,
         [self = shared_from_this()](beast::error_code error, size_t) {
-          self->ReadRest(error);
+          self->ReadHeader(error);
         });
   }
 
  private:
-  void ReadRest(beast::error_code error) {
-    if (error || parser_->is_done()) return Handle(error);
+  void ReadHeader(beast::error_code error) {
+    if (error) return Fail(error);
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.transfer));
+    if (parser_->is_header_done()) return Judge();
+    http::async_read_header(
+        stream_, buffer_, *parser_,
+        [self = shared_from_this()](beast::error_code failed, size_t) {
+          failed ? self->Fail(failed) : self->Judge();
+        });
+  }
+
+  // Asks whether the body may come, and makes room for it.
+  void Judge() {
+    header_ = TakeHeader();
+    admission_ = (*handler_)(header_);
+    if (admission_.refusal) return Refuse(*std::move(admission_.refusal));
+    if (parser_->chunked()) return Refuse(411, "the body has no length");
+    const uint64_t bytes = parser_->content_length().value_or(0);
+    if (bytes > admission_.max_body_bytes) {
+      return Refuse(413, absl::StrCat("the body has more than ",
+                                      admission_.max_body_bytes, " bytes"));
+    }
+    auto reserved =
+        pool_.budget->Reserve(admission_.holder, static_cast<int64_t>(bytes));
+    if (!reserved.ok()) {
+      return Refuse(absl::IsUnavailable(reserved.status()) ? 503 : 429,
+                    reserved.status().message());
+    }
+    header_.reserved = *std::move(reserved);
+    parser_->body_limit(admission_.max_body_bytes);
     // A client that asks leave to send its body is told to go on.
-    if (parser_->is_header_done() && WantsContinue()) return Continue();
-    ReadBody();
+    WantsContinue() ? Continue() : ReadBody();
   }
 
   void ReadBody() {
     http::async_read(
         stream_, buffer_, *parser_,
         [self = shared_from_this()](beast::error_code error, size_t) {
-          self->Handle(error);
+          error ? self->Fail(error) : self->Serve();
         });
   }
 
@@ -81,24 +116,20 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  void Handle(beast::error_code error) {
-    if (error == http::error::body_limit) return Refuse(413, "the body");
-    if (error == http::error::header_limit) return Refuse(431, "the header");
-    if (error == http::error::end_of_stream) return Close();
-    if (error.category() ==
-        http::make_error_code(http::error::bad_method).category()) {
-      return Refuse(400, "the request");
-    }
-    if (error) return;
+  void Serve() {
     stream_.expires_never();
     keep_alive_ = parser_->get().keep_alive();
-    (*handler_)(TakeRequest(), [self = shared_from_this()](HttpReply reply) {
-      self->Write(std::move(reply));
-    });
+    header_.body = std::move(parser_->get().body());
+    parser_.reset();
+    const auto serve = std::exchange(admission_, {}).serve;
+    serve(std::exchange(header_, {}),
+          [self = shared_from_this()](HttpReply reply) {
+            self->Write(std::move(reply));
+          });
   }
 
-  [[nodiscard]] HttpRequest TakeRequest() {
-    auto message = parser_->release();
+  [[nodiscard]] HttpRequest TakeHeader() {
+    const auto& message = parser_->get();
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
@@ -111,15 +142,37 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .content_encoding = field(http::field::content_encoding),
             .accept = field(http::field::accept),
             .host = field(http::field::host),
-            .body = std::move(message.body()),
-            .peer = peer_};
+            .body = "",
+            .peer = peer_,
+            .reserved = nullptr};
   }
 
-  void Refuse(int status, const char* what) {
-    keep_alive_ = false;
-    Write({.status = status,
-           .body = absl::StrCat(R"({"detail":")", what,
-                                R"( is malformed or too large"})")});
+  // What the client sent cannot be read on.
+  void Fail(beast::error_code error) {
+    if (error == http::error::body_limit)
+      return Refuse(413, "the body is too large");
+    if (error == http::error::header_limit) {
+      return Refuse(431, "the header is too large");
+    }
+    if (error == http::error::end_of_stream) return Close();
+    if (error.category() ==
+        http::make_error_code(http::error::bad_method).category()) {
+      return Refuse(400, "the request is malformed");
+    }
+  }
+
+  void Refuse(int status, absl::string_view why) {
+    Refuse({.status = status,
+            .body = absl::StrCat(R"({"detail":")", why, R"("})"),
+            .retry_after_seconds = status == 429 || status == 503 ? 1 : 0});
+  }
+
+  // A refusal of a header ends the connection, unless nothing follows.
+  void Refuse(HttpReply reply) {
+    keep_alive_ = parser_->is_header_done() && parser_->get().keep_alive() &&
+                  !parser_->chunked() &&
+                  parser_->content_length().value_or(0) == 0;
+    Write(std::move(reply));
   }
 
   void Write(HttpReply reply) {
@@ -127,31 +180,74 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     response_->version(11);
     response_->result(static_cast<unsigned>(reply.status));
     response_->set(http::field::content_type, reply.content_type);
+    if (reply.retry_after_seconds > 0) {
+      response_->set(http::field::retry_after,
+                     std::to_string(reply.retry_after_seconds));
+    }
     response_->body() = std::move(reply.body);
     response_->keep_alive(keep_alive_);
     response_->prepare_payload();
+    if (reply.stream) response_->content_length(reply.stream->size);
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.transfer));
     http::async_write(
         stream_, *response_,
-        [self = shared_from_this()](beast::error_code error, size_t) {
+        [self = shared_from_this(), stream = std::move(reply.stream)](
+            beast::error_code error, size_t) {
           self->response_.reset();
           if (error) return;
-          self->keep_alive_ ? self->Read() : self->Close();
+          if (stream) return self->WriteStream(*stream, stream->size);
+          self->EndReply();
         });
   }
+
+  // Each piece has its time: a large file may take longer than one.
+  void WriteStream(const ReplyStream& stream, uint64_t left) {
+    if (left == 0) return EndReply();
+    stream.next([self = shared_from_this(), stream, left](std::string piece) {
+      if (piece.empty() || piece.size() > left) return;
+      const auto sent = std::make_shared<const std::string>(std::move(piece));
+      self->stream_.expires_after(
+          absl::ToChronoNanoseconds(self->limits_.transfer));
+      boost::asio::async_write(
+          self->stream_, boost::asio::buffer(*sent),
+          [self, stream, left, sent](beast::error_code error, size_t) {
+            if (!error) self->WriteStream(stream, left - sent->size());
+          });
+    });
+  }
+
+  void EndReply() { keep_alive_ ? Read() : Close(); }
 
   void Close() {
     beast::error_code ignored;
     stream_.socket().shutdown(Tcp::socket::shutdown_send, ignored);
+    stream_.expires_after(absl::ToChronoNanoseconds(kDiscardTime));
+    Discard(0);
   }
+
+  void Discard(size_t so_far) {
+    buffer_.clear();
+    stream_.async_read_some(
+        buffer_.prepare(kDiscardedPiece),
+        [self = shared_from_this(), so_far](beast::error_code error,
+                                            size_t bytes) {
+          if (!error && so_far + bytes < kMaxDiscardedBytes) {
+            self->Discard(so_far + bytes);
+          }
+        });
+  }
+
+  static constexpr size_t kDiscardedPiece = size_t{64} << 10;
 
   const HttpLimits limits_;
   const HttpHandler* const handler_;
-  const std::shared_ptr<size_t> count_;
+  const ConnectionPool pool_;
   const std::string peer_;
   beast::tcp_stream stream_;
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
+  HttpRequest header_;
+  Admission admission_;
   std::optional<http::response<http::string_body>> response_;
   bool keep_alive_ = true;
 };
@@ -159,10 +255,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 }  // namespace
 
 void ServeConnection(Tcp::socket socket, const HttpLimits& limits,
-                     const HttpHandler* handler,
-                     std::shared_ptr<size_t> count) {
+                     const HttpHandler* handler, ConnectionPool pool) {
   std::make_shared<Connection>(std::move(socket), limits, handler,
-                               std::move(count))
+                               std::move(pool))
       ->Read();
 }
 

@@ -6,16 +6,23 @@
 #include <cstddef>
 #include <memory>
 
+#include "server/tinker/body_budget.h"
 #include "server/tinker/http_server.h"
 
 namespace weft::tinker {
 
+// What connections share.
+struct ConnectionPool {
+  std::shared_ptr<size_t> count;  // How many there are.
+  std::shared_ptr<BodyBudget> budget;
+};
+
 // Serves the connection's requests one after the other until the client or a
-// limit ends it. *count is one higher while the connection lives. *handler
+// limit ends it. *handler
 // outlives the thread that runs the socket's context. Threads: only that one.
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      const HttpLimits& limits, const HttpHandler* handler,
-                     std::shared_ptr<size_t> count);
+                     ConnectionPool pool);
 
 }  // namespace weft::tinker
 

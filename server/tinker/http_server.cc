@@ -21,7 +21,9 @@ constexpr absl::Duration kAcceptPause = absl::Milliseconds(50);
 
 class HttpServer::Core {
  public:
-  explicit Core(const HttpLimits& limits) : limits_(limits) {}
+  explicit Core(const HttpLimits& limits)
+      : limits_(limits),
+        budget_(std::make_shared<BodyBudget>(limits.max_pending_bytes)) {}
   ~Core() { Stop(); }
 
   absl::Status Listen(const std::string& host, int port) {
@@ -72,7 +74,8 @@ class HttpServer::Core {
       if (error == asio::error::operation_aborted) return;
       if (error) return After(kAcceptPause, [this] { Accept(); });
       if (*connections_ < limits_.max_connections) {
-        ServeConnection(std::move(socket), limits_, &handler_, connections_);
+        ServeConnection(std::move(socket), limits_, &handler_,
+                        {.count = connections_, .budget = budget_});
       }
       Accept();
     });
@@ -81,6 +84,7 @@ class HttpServer::Core {
   const HttpLimits limits_;
   // How many are open; connections may end after this object.
   const std::shared_ptr<size_t> connections_ = std::make_shared<size_t>(0);
+  const std::shared_ptr<BodyBudget> budget_;
   HttpHandler handler_;
   asio::io_context context_{1};
   Tcp::acceptor acceptor_{context_};

@@ -20,7 +20,9 @@ namespace weft::tinker {
 
 struct HttpLimits {
   uint32_t max_header_bytes = 32 << 10;
-  uint64_t max_body_bytes = 64 << 20;
+  // The bodies of all connections together that are read or served; half of it
+  // for one holder.
+  int64_t max_pending_bytes = int64_t{512} << 20;
   size_t max_connections = 1024;
   // A request, once it has begun, and a reply must pass within this time.
   absl::Duration transfer = absl::Seconds(60);
@@ -28,11 +30,11 @@ struct HttpLimits {
   absl::Duration idle = absl::Seconds(120);
 };
 
-// Runs on the front's thread, once per request; may respond later.
-using HttpHandler = std::function<void(HttpRequest, Respond)>;
-
-// Replies of its own: 400 (not HTTP), 413 (body), 431 (headers); each closes
-// the connection. A connection above max_connections is closed at once.
+// Replies of its own: 400 (not HTTP), 411 (a body without its length), 413
+// (body), 431 (headers), 429 and 503 with Retry-After (no room for a body now:
+// of this holder, of anybody); each closes the connection, as any refusal of a
+// header does whose body has not come. A connection above max_connections is
+// closed at once.
 // Threads: one makes, starts and destroys it; Post and After from any.
 class HttpServer {
  public:

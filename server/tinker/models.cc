@@ -1,13 +1,16 @@
 #include "server/tinker/models.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/field_checks.h"
+#include "server/tinker/reaper.h"
+#include "server/tinker/samplers.h"
+#include "server/tinker/step_order.h"
 #include "server/tinker/steps.h"
-#include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
 #include "weft/v1/adapters.pb.h"
@@ -17,6 +20,18 @@ namespace {
 
 // create_model's place in the order of a model's requests.
 constexpr int64_t kCreateSeq = 0;
+
+// Of one owner. The engine's own limit is on those whose adapters it has.
+constexpr int64_t kMaxModels = 4096;
+
+absl::Status CheckModelCount(const Front& front, const std::string& owner) {
+  const auto count = std::ranges::count_if(
+      front.models,
+      [&](const auto& entry) { return entry.second.owner == owner; });
+  if (count < kMaxModels) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("there are ", count, " models: unload some first"));
+}
 
 absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
   if (Find(body, "lora_config") == nullptr) {
@@ -67,34 +82,20 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
       [](Engine& engine, CreateAdapterRequest plain, auto then) {
         engine.CreateAdapter(std::move(plain), std::move(then));
       },
-      [id = model.id, done](const absl::StatusOr<AdapterInfo>& info) {
+      [&front, id = model.id, caller = model.caller, adapter = model.adapter,
+       done](const absl::StatusOr<AdapterInfo>& info) {
+        // The session may have ended meanwhile.
+        if (!front.models.contains(id)) Reap(front, caller, adapter);
         if (!info.ok()) return done(info.status());
+        OpenLine(front, id);
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
 }
 
-void ForgetModel(Front& front, const std::string& id) {
-  EraseSteps(front, id);
-  front.ledger.Erase(EntryKind::kModel, id);
-  front.models.erase(id);
-}
-
-absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
-                             const std::string& adapter, Callback<bool> done) {
-  v1::DeleteAdapterRequest request;
-  request.set_adapter_id(adapter);
-  return front.port.Call<bool>(
-      std::move(origin), Rpc::kDeleteAdapter, request,
-      [](Engine& engine, std::string id, auto then) {
-        engine.DeleteAdapter(std::move(id), std::move(then));
-      },
-      std::move(done));
-}
-
-Json InfoOf(const Front& front, const Engine& engine, const Model& model,
+Json InfoOf(const Front& front, const Engine& engine, const std::string& model,
             const AdapterInfo& info) {
   return {{"type", "get_info"},
-          {"model_id", model.id},
+          {"model_id", model},
           {"model_name", front.model_name()},
           {"model_data",
            {{"arch", engine.info().architecture},
@@ -141,45 +142,63 @@ absl::Status CheckOptimizer(const Json& body) {
       absl::StrCat("optimizer ", Quoted(type), " is not offered: use adamw"));
 }
 
-absl::Status KeepModel(Front& front, const Model& model) {
-  return front.ledger.Put(EntryKind::kModel,
-                          {.id = model.id,
-                           .fields = {{"session", model.session},
-                                      {"user_metadata", model.user_metadata},
-                                      {"offsets", model.offsets}}});
+void KeepModel(Front& front, const Model& model,
+               std::function<void(absl::Status)> done) {
+  front.ledger->Put(EntryKind::kModel,
+                    {.id = model.id,
+                     .fields = {{"session", model.session},
+                                {"caller", CallerToJson(model.caller)},
+                                {"user_metadata", model.user_metadata},
+                                {"offsets", model.offsets},
+                                {"begun_load", model.begun_load}},
+                     .bytes = ""},
+                    std::move(done));
 }
 
-absl::StatusOr<Model*> OpenModel(Front& front, const Call& call) {
+absl::Status OpenModel(
+    Front& front, const CallPtr& call, const Respond& respond,
+    std::function<absl::Status(const std::string& id)> then) {
   WEFT_ASSIGN_OR_RETURN(const std::string session,
-                        StringField(call.body, "session_id"));
-  WEFT_RETURN_IF_ERROR(front.FindSession(call, session).status());
+                        StringField(call->body, "session_id"));
+  WEFT_RETURN_IF_ERROR(front.FindSession(*call, session).status());
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
-                        IntField(call.body, "model_seq_id"));
+                        IntField(call->body, "model_seq_id"));
   if (number < 0) return BadField("model_seq_id", "must not be negative");
   const std::string id = absl::StrCat(session, ":train:", number);
-  const auto [entry, added] = front.models.try_emplace(id);
-  Model& model = entry->second;
-  if (!added) return &model;
+  if (front.models.contains(id)) return then(id);
+  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
+  Model& model = front.models[id];
   model.id = id;
-  model.owner = call.owner();
+  model.caller = call->caller;
+  model.owner = call->owner();
   model.session = session;
   model.adapter = AdapterOfModel(id);
-  const Json* const metadata = Find(call.body, "user_metadata");
+  model.line.loading = 0;
+  const Json* const metadata = Find(call->body, "user_metadata");
   if (metadata != nullptr) model.user_metadata = *metadata;
-  WEFT_RETURN_IF_ERROR(KeepModel(front, model));
-  return &model;
+  KeepModel(front, model, [&front, id, respond, then](absl::Status status) {
+    if (!status.ok()) front.models.erase(id);
+    if (status.ok()) status = then(id);
+    if (!status.ok()) respond(ErrorReply(status));
+  });
+  return absl::OkStatus();
 }
 
 absl::Status CreateModel(Front& front, const CallPtr& call,
                          const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const Model* const model, OpenModel(front, *call));
-  const std::string id = model->id;
-  return Promise(
-      front, call, {.model = id, .seq = kCreateSeq},
-      [&front, call, id](Callback<FutureResult> done) {
-        return StartCreation(front, call, front.models.at(id), std::move(done));
-      },
-      respond);
+  return OpenModel(
+      front, call, respond, [&front, call, respond](const std::string& id) {
+        return Promise(
+            front, call, {.model = id, .seq = kCreateSeq},
+            [&front, call, id](Callback<FutureResult> done) -> absl::Status {
+              const auto model = front.models.find(id);
+              if (model == front.models.end()) {
+                return absl::NotFoundError("the session has ended");
+              }
+              return StartCreation(front, call, model->second, std::move(done));
+            },
+            respond);
+      });
 }
 
 absl::Status GetModelInfo(Front& front, const CallPtr& call,
@@ -195,9 +214,8 @@ absl::Status GetModelInfo(Front& front, const CallPtr& call,
       [](Engine& port, std::string adapter, auto then) {
         port.GetAdapter(std::move(adapter), std::move(then));
       },
-      [&front, engine, model = *model,
-       respond](const absl::StatusOr<AdapterInfo>& info) {
-        respond(info.ok() ? JsonReply(InfoOf(front, *engine, model, *info))
+      [&front, engine, id, respond](const absl::StatusOr<AdapterInfo>& info) {
+        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, *info))
                           : ErrorReply(info.status()));
       });
 }
@@ -223,32 +241,56 @@ absl::Status UnloadModel(Front& front, const CallPtr& call,
       respond);
 }
 
-void UnloadModelsOf(Front& front, const std::string& session) {
-  std::vector<Model> gone;
-  for (const auto& [id, model] : front.models) {
-    if (model.session == session) gone.push_back(model);
+void ForgetModel(Front& front, const std::string& id) {
+  const auto found = front.models.find(id);
+  if (found == front.models.end()) return;
+  const Model model = std::move(found->second);
+  front.models.erase(found);
+  DropSnapshotsOf(front, model);
+  front.ledger->EraseSteps(id);
+  front.ledger->Erase(EntryKind::kModel, id);
+  const FutureResult gone =
+      FutureResult::Failed(absl::NotFoundError("the model is gone"));
+  for (const auto& [seq, step] : model.line.arrived) {
+    front.futures.Finish(step.future, gone);
   }
-  for (const Model& model : gone) {
-    ForgetModel(front, model.id);
-    const absl::Status deleted = DeleteAdapterOf(
-        front, {.caller = front.CallerOf(session)}, model.adapter,
-        [](const absl::StatusOr<bool>& /*result*/) {});
-    if (deleted.ok() || absl::IsNotFound(deleted)) continue;
-    Log(LogLevel::kWarning, "the adapter of an ended session stays",
-        {{"adapter", model.adapter},
-         {"error", std::string(deleted.message())}});
+  for (const auto& [seq, running] : model.line.running) {
+    running.cancel->Cancel();
+    front.futures.Finish(running.step.future, gone);
+  }
+}
+
+void UnloadModelsOf(Front& front, const std::string& session) {
+  std::vector<std::string> gone;
+  for (const auto& [id, model] : front.models) {
+    if (model.session == session) gone.push_back(id);
+  }
+  for (const std::string& id : gone) {
+    const Model& model = front.models.at(id);
+    // First, so that a crash between the two leaves no adapter.
+    Reap(front, model.caller, model.adapter);
+    ForgetModel(front, id);
   }
 }
 
 void RestoreModels(Front& front) {
-  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kModel)) {
+  std::vector<std::string> orphans;
+  for (const LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kModel)) {
     Model& model = front.models[entry.id];
     model.id = entry.id;
     model.session = entry.fields.value("session", "");
-    model.owner = OwnerKey(front.CallerOf(model.session));
+    model.caller = CallerFromJson(entry.fields.value("caller", Json()));
+    model.owner = OwnerKey(model.caller);
     model.adapter = AdapterOfModel(entry.id);
     model.user_metadata = entry.fields.value("user_metadata", Json());
     model.offsets = entry.fields.value("offsets", decltype(model.offsets)());
+    model.begun_load = entry.fields.value("begun_load", int64_t{0});
+    if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
+  }
+  // A crash came between the end of a session and that of its models.
+  for (const std::string& id : orphans) {
+    Reap(front, front.models.at(id).caller, front.models.at(id).adapter);
+    ForgetModel(front, id);
   }
 }
 

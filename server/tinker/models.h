@@ -3,6 +3,7 @@
 #ifndef WEFT_SERVER_TINKER_MODELS_H_
 #define WEFT_SERVER_TINKER_MODELS_H_
 
+#include <functional>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -22,10 +23,15 @@ namespace weft::tinker {
 // UNIMPLEMENTED unless the body's optimizer is AdamW.
 [[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 
-// The model that `session_id` and `model_seq_id` of the body name, put on
-// record. The same one if it is there.
-[[nodiscard]] absl::StatusOr<Model*> OpenModel(Front& front, const Call& call);
-[[nodiscard]] absl::Status KeepModel(Front& front, const Model& model);
+// Makes the model that `session_id` and `model_seq_id` of the body name, unless
+// it is there, and calls `then` with its id when it is on record. An error that
+// `then` returns is the response.
+[[nodiscard]] absl::Status OpenModel(
+    Front& front, const CallPtr& call, const Respond& respond,
+    std::function<absl::Status(const std::string& id)> then);
+// Puts it on record; `done` is told when that is on disk.
+void KeepModel(Front& front, const Model& model,
+               std::function<void(absl::Status)> done);
 
 [[nodiscard]] absl::Status CreateModel(Front& front, const CallPtr& call,
                                        const Respond& respond);
@@ -34,7 +40,10 @@ namespace weft::tinker {
 [[nodiscard]] absl::Status UnloadModel(Front& front, const CallPtr& call,
                                        const Respond& respond);
 
-// Deletes the adapters of a session's models.
+// Forgets a model with its futures and sampling sessions. Its adapter is gone,
+// or goes by the reaper.
+void ForgetModel(Front& front, const std::string& id);
+// Forgets a session's models and has their adapters deleted.
 void UnloadModelsOf(Front& front, const std::string& session);
 
 // Takes up the models of the ledger; sessions are there already.

@@ -1,5 +1,6 @@
 #include "server/tinker/routes.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -30,16 +31,23 @@ struct Route {
   const char* path;
   Rpc scope;
   Handler handler;
-  bool open = false;  // Needs no key.
+  bool open = false;   // Needs no key.
+  bool large = false;  // Its body carries data.
 };
 
+// The most that a body has which carries no data. Names and metadata of it are
+// kept.
+constexpr uint64_t kMaxSmallBody = 256 << 10;
+
 constexpr Rpc kRead = Rpc::kGetInfo;
+constexpr bool kClosed = false;
+constexpr bool kLarge = true;
 constexpr Route kRoutes[] = {
     {"GET", "healthz", kRead, GetHealth},
     {"GET", "get_server_capabilities", kRead, GetCapabilities},
     {"POST", "client/config", kRead, GetClientConfig},
     {"POST", "client/dynamic_config", kRead, GetDynamicConfig},
-    {"POST", "telemetry", kRead, TakeTelemetry},
+    {"POST", "telemetry", kRead, TakeTelemetry, kClosed, kLarge},
     {"POST", "create_session", kRead, CreateSession},
     {"POST", "session_heartbeat", kRead, BeatSession},
     {"POST", "sessions/*/finish", kRead, FinishSession},
@@ -47,8 +55,9 @@ constexpr Route kRoutes[] = {
     {"POST", "create_model", Rpc::kCreateAdapter, CreateModel},
     {"POST", "get_info", Rpc::kGetAdapter, GetModelInfo},
     {"POST", "unload_model", Rpc::kDeleteAdapter, UnloadModel},
-    {"POST", "forward_backward", Rpc::kForwardBackward, RunForwardBackward},
-    {"POST", "forward", Rpc::kForward, RunForwardBackward},
+    {"POST", "forward_backward", Rpc::kForwardBackward, RunForwardBackward,
+     kClosed, kLarge},
+    {"POST", "forward", Rpc::kForward, RunForwardBackward, kClosed, kLarge},
     {"POST", "optim_step", Rpc::kOptimStep, RunOptimStep},
     {"POST", "save_weights", Rpc::kSaveCheckpoint, SaveWeights},
     {"POST", "save_weights_for_sampler", Rpc::kPublishSnapshot,
@@ -58,7 +67,7 @@ constexpr Route kRoutes[] = {
     {"POST", "load_weights", Rpc::kLoadCheckpoint, LoadWeights},
     {"POST", "create_sampling_session", Rpc::kSample, CreateSampler},
     {"GET", "samplers/*", kRead, GetSampler},
-    {"POST", "asample", Rpc::kSample, RunSample},
+    {"POST", "asample", Rpc::kSample, RunSample, kClosed, kLarge},
     {"POST", "retrieve_future", kRead, RetrieveFuture},
     {"POST", "cancel_future", kRead, CancelFuture},
     {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},
@@ -131,30 +140,50 @@ absl::Status ReadBody(const Front& front, Call* call) {
   return absl::OkStatus();
 }
 
-absl::Status Handle(Front& front, const std::shared_ptr<Call>& call,
-                    const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call.get()));
+// The route of a request whose header is there, with its caller.
+absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
+  WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   const std::string key = std::exchange(call->http.api_key, "");
   if (!route->open) {
     WEFT_ASSIGN_OR_RETURN(call->caller,
                           FindCaller(*front.port.core(), route->scope, key));
   }
+  return route;
+}
+
+void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
+           const Respond& respond) {
   const absl::Status read = ReadBody(front, call.get());
   if (absl::IsResourceExhausted(read)) {
-    respond(JsonReply({{"detail", std::string(read.message())}}, 413));
-    return absl::OkStatus();
+    return respond(JsonReply({{"detail", std::string(read.message())}}, 413));
   }
-  WEFT_RETURN_IF_ERROR(read);
-  return route->handler(front, call, respond);
+  const absl::Status refused =
+      read.ok() ? route.handler(front, call, respond) : read;
+  // What waits has made its own of the body.
+  call->http.body.clear();
+  call->http.body.shrink_to_fit();
+  call->http.reserved.reset();
+  if (!refused.ok()) respond(ErrorReply(refused));
 }
 
 }  // namespace
 
-void Serve(Front& front, HttpRequest request, const Respond& respond) {
+Admission Admit(Front& front, const HttpRequest& header) {
   const auto call = std::make_shared<Call>();
-  call->http = std::move(request);
-  const absl::Status refused = Handle(front, call, respond);
-  if (!refused.ok()) respond(ErrorReply(refused));
+  call->http = header;
+  const absl::StatusOr<const Route*> route = Judge(front, call.get());
+  if (!route.ok()) return {.refusal = ErrorReply(route.status())};
+  const auto most =
+      static_cast<uint64_t>(front.port.core()->options.max_message_bytes);
+  return {
+      .max_body_bytes = (*route)->large ? most : std::min(most, kMaxSmallBody),
+      .holder = call->owner(),
+      .serve = [&front, route = *route, call](HttpRequest request,
+                                              const Respond& respond) {
+        call->http.body = std::move(request.body);
+        call->http.reserved = std::move(request.reserved);
+        Serve(front, *route, call, respond);
+      }};
 }
 
 absl::Status ServeAgain(Front& front, const CallPtr& call) {

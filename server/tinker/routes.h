@@ -9,10 +9,10 @@ namespace weft::tinker {
 // Begins every API key; what follows is the token.
 inline constexpr char kKeyPrefix[] = "tml-";
 
-// Runs the request's handler, or responds with why there is none: 404 (path or
-// method), 401 and 403 (token), 400 and 413 (body).
+// Finds the handler of a request by its header. Refuses: 404 (path or method),
+// 401 and 403 (token). With its body the request may be refused as 400 and 413.
 // Threads: the front's.
-void Serve(Front& front, HttpRequest request, const Respond& respond);
+[[nodiscard]] Admission Admit(Front& front, const HttpRequest& header);
 
 // Runs a request of the ledger, whose token was seen when it came. UNAVAILABLE
 // and RESOURCE_EXHAUSTED when it must come again.

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/field_checks.h"
+#include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
-#include "server/tinker/samplers.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {

@@ -57,7 +57,8 @@ Json LogprobsJson(const std::string& raw) {
 
 }  // namespace
 
-std::string SampleOutput(const SampleResult& result, int64_t last_n) {
+std::string SampleOutput(const SampleResult& result,
+                         const SampleFormat& format) {
   SampleResponse out;
   for (const Sample& sample : result.samples) {
     SampledSequence* const sequence = out.add_sequences();
@@ -74,7 +75,7 @@ std::string SampleOutput(const SampleResult& result, int64_t last_n) {
     std::vector<float> logprobs = result.prompt_logprobs;
     // Nothing predicts the first token.
     const auto count = static_cast<int64_t>(logprobs.size());
-    const int64_t unscored = std::max<int64_t>(1, count - last_n);
+    const int64_t unscored = std::max<int64_t>(1, count - format.last_n);
     std::fill_n(logprobs.begin(), unscored,
                 std::numeric_limits<float>::quiet_NaN());
     SetRaw(logprobs, out.mutable_prompt_logprobs());

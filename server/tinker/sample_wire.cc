@@ -14,9 +14,10 @@ namespace {
 
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   const Json* const stop = Find(params, "stop");
-  // Absent: the model's end of sequence. Empty: never.
+  // Absent: the model's end of sequence. What is given takes its place.
   if (stop == nullptr) return absl::OkStatus();
   v1::StopRule* const rule = out->mutable_stop();
+  rule->set_ignore_eos(true);
   if (stop->is_string()) {
     rule->add_byte_strings(stop->get<std::string>());
     return absl::OkStatus();
@@ -95,7 +96,7 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
   TranslatedSample out;
   WEFT_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
                         ReadModelInput(body, "prompt"));
-  out.prompt_tokens = static_cast<int64_t>(prompt.size());
+  const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   out.request.mutable_prompt()->Add(prompt.begin(), prompt.end());
   WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,
                         IntOr(body, "num_samples", 1));
@@ -111,10 +112,10 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
   WEFT_RETURN_IF_ERROR(CheckReal("topk_sample_logprobs",
                                  static_cast<double>(top), {.high = 1e9}));
   out.request.set_top_logprobs(static_cast<uint32_t>(top));
-  WEFT_ASSIGN_OR_RETURN(out.last_n, ReadLastN(body, out.prompt_tokens));
+  WEFT_ASSIGN_OR_RETURN(out.format.last_n, ReadLastN(body, prompt_tokens));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
                         ObjectField(body, "sampling_params"));
-  WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - out.prompt_tokens,
+  WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - prompt_tokens,
                                   out.request.mutable_config()));
   return out;
 }

@@ -15,11 +15,15 @@
 
 namespace weft::tinker {
 
+// What the caller wants of the result.
+struct SampleFormat {
+  // The log-probabilities of so many last prompt tokens.
+  int64_t last_n = 0;
+};
+
 struct TranslatedSample {
   v1::SampleRequest request;  // Without adapter and snapshot.
-  int64_t prompt_tokens = 0;
-  // The caller wants the log-probabilities of so many last prompt tokens.
-  int64_t last_n = 0;
+  SampleFormat format;
 };
 // `context_length` is what max_tokens has when it is absent, but for the
 // prompt.
@@ -28,7 +32,7 @@ struct TranslatedSample {
 
 // A serialized SampleResponse.
 [[nodiscard]] std::string SampleOutput(const SampleResult& result,
-                                       int64_t last_n);
+                                       const SampleFormat& format);
 // The same as JSON text.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 

@@ -3,105 +3,120 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
 #include "server/tinker/checkpoint_path.h"
+#include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/steps.h"
-#include "src/base/log.h"
 #include "src/base/status_macros.h"
-#include "src/request/digest.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
 namespace {
 
-using Done = Callback<FutureResult>;
-
-absl::Status Keep(Front& front, const Sampler& sampler) {
-  WEFT_RETURN_IF_ERROR(front.ledger.Put(
-      EntryKind::kSampler, {.id = sampler.id,
-                            .fields = {{"session", sampler.session},
-                                       {"adapter", sampler.adapter},
-                                       {"snapshot", sampler.snapshot},
-                                       {"model_path", sampler.model_path}}}));
-  front.samplers.insert_or_assign(sampler.id, sampler);
-  return absl::OkStatus();
+void RespondSampler(const std::string& id, const Respond& respond) {
+  respond(JsonReply(
+      {{"type", "create_sampling_session"}, {"sampling_session_id", id}}));
 }
 
-void RespondSampler(const Sampler& sampler, const Respond& respond) {
-  respond(JsonReply({{"type", "create_sampling_session"},
-                     {"sampling_session_id", sampler.id}}));
+// Puts the sampler on record, and then among those that can be named.
+void Keep(Front& front, const Sampler& sampler,
+          const std::function<void(absl::Status)>& done) {
+  front.ledger->Put(
+      EntryKind::kSampler,
+      {.id = sampler.id,
+       .fields = {{"session", sampler.session},
+                  {"adapter", sampler.adapter},
+                  {"snapshot", sampler.snapshot},
+                  {"model_path", sampler.model_path}},
+       .bytes = ""},
+      [&front, sampler, done](absl::Status put) {
+        if (put.ok() && !front.sessions.contains(sampler.session)) {
+          front.ledger->Erase(EntryKind::kSampler, sampler.id);
+          put = absl::NotFoundError("the session has ended");
+        }
+        if (put.ok()) {
+          TouchSampler(front, front.samplers[sampler.id] = sampler);
+        }
+        done(put);
+      });
+}
+
+void KeepAndRespond(Front& front, const Sampler& sampler,
+                    const Respond& respond,
+                    const std::function<void()>& failed) {
+  Keep(front, sampler,
+       [id = sampler.id, respond, failed](const absl::Status& kept) {
+         if (!kept.ok()) {
+           failed();
+           return respond(ErrorReply(kept));
+         }
+         RespondSampler(id, respond);
+       });
 }
 
 std::string SamplerId(absl::string_view session, int64_t number) {
   return absl::StrCat(session, ":sample:", number);
 }
 
-absl::Status StartPublish(Front& front, const CallPtr& call, Sampler sampler,
-                          uint64_t step, const Done& done) {
+void Forget(Front& front, const std::string& id) {
+  front.ledger->Erase(EntryKind::kSampler, id);
+  front.samplers.erase(id);
+}
+
+// Releases the snapshot of an adapter that has been used least lately, if there
+// are too many. What cannot be released now is found at the next snapshot.
+void ReleaseOldest(Front& front, const CallOrigin& origin,
+                   const Sampler& newest) {
+  const Sampler* oldest = nullptr;
+  size_t count = 0;
+  for (const auto& [id, sampler] : front.samplers) {
+    if (sampler.adapter != newest.adapter || sampler.snapshot.empty()) continue;
+    ++count;
+    if (oldest == nullptr || sampler.used < oldest->used) oldest = &sampler;
+  }
+  if (count <= kMaxSnapshots) return;
+  v1::ReleaseSnapshotRequest request;
+  request.set_adapter_id(oldest->adapter);
+  request.set_name(oldest->snapshot);
+  const auto end = [&front, id = oldest->id](const absl::Status& released) {
+    if (released.ok() || absl::IsNotFound(released)) Forget(front, id);
+  };
+  const absl::Status refused = front.port.Call<bool>(
+      origin, Rpc::kReleaseSnapshot, request,
+      [](Engine& engine, ReleaseSnapshotRequest plain, auto then) {
+        engine.ReleaseSnapshot(std::move(plain), std::move(then));
+      },
+      [end](const absl::StatusOr<bool>& released) { end(released.status()); });
+  if (!refused.ok()) end(refused);
+}
+
+absl::Status StartPublish(Front& front, const CallOrigin& origin,
+                          const Sampler& sampler, const StepRun& run) {
   v1::PublishSnapshotRequest request;
   request.set_adapter_id(sampler.adapter);
   request.set_name(sampler.snapshot);
-  request.set_step(step);
+  request.set_step(run.number);
   return front.port.Call<StepReply<PublishedSnapshot>>(
-      call->origin(), Rpc::kPublishSnapshot, request,
+      origin, Rpc::kPublishSnapshot, request,
       [](Engine& engine, PublishSnapshotRequest plain, auto then) {
-        engine.PublishSnapshot(std::move(plain), std::move(then));
+        return engine.PublishSnapshot(std::move(plain), std::move(then));
       },
-      [&front, sampler = std::move(sampler),
-       done](const absl::StatusOr<StepReply<PublishedSnapshot>>& reply) {
-        absl::Status status = reply.status();
-        if (status.ok()) status = Keep(front, sampler);
-        if (!status.ok()) return done(status);
-        done(FutureResult::Of({{"type", "save_weights_for_sampler"},
-                               {"path", nullptr},
-                               {"sampling_session_id", sampler.id}}));
-      });
-}
-
-// The name of the adapter for a checkpoint. An overwritten checkpoint is
-// another one: sessions of the old one stay as they are.
-std::string AdapterOfCheckpoint(const CheckpointInfo& info) {
-  const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
-                                       absl::ToUnixNanos(info.created_at));
-  return absl::StrCat(kSamplerAdapterPrefix,
-                      absl::BytesToHexString(Sha256(key).substr(0, 16)));
-}
-
-bool IsUsed(const Front& front, const std::string& adapter) {
-  return std::any_of(
-      front.samplers.begin(), front.samplers.end(),
-      [&](const auto& entry) { return entry.second.adapter == adapter; });
-}
-
-absl::Status LoadSampler(Front& front, const CallPtr& call,
-                         const Sampler& sampler, const CheckpointInfo& info,
-                         const Respond& respond) {
-  const auto finish = [&front, sampler, respond](const absl::Status& loaded) {
-    const absl::Status kept = loaded.ok() ? Keep(front, sampler) : loaded;
-    if (!kept.ok()) return respond(ErrorReply(kept));
-    RespondSampler(sampler, respond);
-  };
-  if (IsUsed(front, sampler.adapter)) {
-    finish(absl::OkStatus());
-    return absl::OkStatus();
-  }
-  v1::LoadCheckpointRequest request;
-  request.set_adapter_id(sampler.adapter);
-  request.set_source_adapter_id(info.adapter_id);
-  request.set_name(info.name);
-  request.set_weights_only(true);
-  return front.port.Call<StepReply<AdapterInfo>>(
-      call->origin(), Rpc::kLoadCheckpoint, request,
-      [](Engine& engine, LoadCheckpointRequest plain, auto then) {
-        engine.LoadCheckpoint(std::move(plain), std::move(then));
+      [&front, origin, sampler, done = run.done](
+          const absl::StatusOr<StepReply<PublishedSnapshot>>& reply) {
+        if (!reply.ok()) return done(reply.status());
+        Keep(front, sampler,
+             [&front, origin, sampler, done](const absl::Status& kept) {
+               if (!kept.ok()) return done(kept);
+               ReleaseOldest(front, origin, sampler);
+               done(FutureResult::Of({{"type", "save_weights_for_sampler"},
+                                      {"path", nullptr},
+                                      {"sampling_session_id", sampler.id}}));
+             });
       },
-      [finish](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-        finish(reply.status());
-      });
+      run.cancel);
 }
 
 absl::Status CreateFromPath(Front& front, const CallPtr& call, Sampler sampler,
@@ -114,25 +129,25 @@ absl::Status CreateFromPath(Front& front, const CallPtr& call, Sampler sampler,
        respond](const absl::StatusOr<CheckpointInfo>& info) mutable {
         if (!info.ok()) return respond(ErrorReply(info.status()));
         sampler.adapter = AdapterOfCheckpoint(*info);
-        const absl::Status refused =
-            LoadSampler(front, call, sampler, *info, respond);
-        if (!refused.ok()) respond(ErrorReply(refused));
+        UseAdapter(front, call->origin(), *info,
+                   [&front, call, sampler, respond](const absl::Status& used) {
+                     if (!used.ok()) return respond(ErrorReply(used));
+                     KeepAndRespond(
+                         front, sampler, respond, [&front, call, sampler] {
+                           LeaveAdapter(front, call->caller, sampler.adapter);
+                         });
+                   });
       });
 }
 
-void DeleteSamplerAdapter(Front& front, const Caller& caller,
-                          const std::string& adapter) {
-  v1::DeleteAdapterRequest request;
-  request.set_adapter_id(adapter);
-  const absl::Status deleted = front.port.Call<bool>(
-      {.caller = caller}, Rpc::kDeleteAdapter, request,
-      [](Engine& engine, std::string id, auto then) {
-        engine.DeleteAdapter(std::move(id), std::move(then));
-      },
-      [](const absl::StatusOr<bool>& /*result*/) {});
-  if (deleted.ok() || absl::IsNotFound(deleted)) return;
-  Log(LogLevel::kWarning, "the adapter of an ended sampling session stays",
-      {{"adapter", adapter}, {"error", std::string(deleted.message())}});
+absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
+  const auto count =
+      std::ranges::count_if(front.samplers, [&](const auto& entry) {
+        return entry.second.session == session && entry.second.snapshot.empty();
+      });
+  if (count < kMaxSamplers) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the session has ", count, " sampling sessions, as many as it may"));
 }
 
 }  // namespace
@@ -154,15 +169,15 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                         .snapshot = absl::StrCat("sample-", number)};
   return PromiseStep(
       front, call, id, seq,
-      [&front, call, sampler, kind](uint64_t step,
-                                    const Done& done) -> absl::Status {
+      [&front, origin = call->origin(), sampler,
+       kind](const StepRun& run) -> absl::Status {
         if (kind != "snapshot") {
           return absl::UnimplementedError(
               absl::StrCat("kind ", Quoted(kind),
                            " is not offered: use snapshot, which takes no "
                            "longer"));
         }
-        return StartPublish(front, call, sampler, step, done);
+        return StartPublish(front, origin, sampler, run);
       },
       respond);
 }
@@ -178,9 +193,10 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
                   .owner = call->owner(),
                   .session = session};
   if (front.samplers.contains(sampler.id)) {
-    RespondSampler(sampler, respond);
+    RespondSampler(sampler.id, respond);
     return absl::OkStatus();
   }
+  WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session));
   WEFT_ASSIGN_OR_RETURN(sampler.model_path,
                         StringOr(call->body, "model_path", ""));
   if (!sampler.model_path.empty()) {
@@ -189,8 +205,7 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string base,
                         StringField(call->body, "base_model"));
   WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-  WEFT_RETURN_IF_ERROR(Keep(front, sampler));
-  RespondSampler(sampler, respond);
+  KeepAndRespond(front, sampler, respond, [] {});
   return absl::OkStatus();
 }
 
@@ -205,27 +220,48 @@ absl::Status GetSampler(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
+void TouchSampler(Front& front, Sampler& sampler) {
+  sampler.used = ++front.sampler_uses;
+}
+
 void DropSamplersOf(Front& front, const std::string& session) {
   std::vector<Sampler> gone;
   for (const auto& [id, sampler] : front.samplers) {
     if (sampler.session == session) gone.push_back(sampler);
   }
   for (const Sampler& sampler : gone) {
-    front.ledger.Erase(EntryKind::kSampler, sampler.id);
-    front.samplers.erase(sampler.id);
-    if (sampler.model_path.empty() || IsUsed(front, sampler.adapter)) continue;
-    DeleteSamplerAdapter(front, front.CallerOf(session), sampler.adapter);
+    Forget(front, sampler.id);
+    if (sampler.model_path.empty()) continue;
+    LeaveAdapter(front, front.CallerOf(session), sampler.adapter);
   }
 }
 
+void DropSnapshotsOf(Front& front, const Model& model) {
+  std::vector<std::string> gone;
+  for (const auto& [id, sampler] : front.samplers) {
+    if (sampler.owner == model.owner && sampler.adapter == model.adapter) {
+      gone.push_back(id);
+    }
+  }
+  for (const std::string& id : gone) Forget(front, id);
+}
+
 void RestoreSamplers(Front& front) {
-  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSampler)) {
+  for (const LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kSampler)) {
     Sampler sampler{.id = entry.id,
                     .session = entry.fields.value("session", ""),
                     .adapter = entry.fields.value("adapter", ""),
                     .snapshot = entry.fields.value("snapshot", ""),
                     .model_path = entry.fields.value("model_path", "")};
-    sampler.owner = OwnerKey(front.CallerOf(sampler.session));
+    if (!front.sessions.contains(sampler.session)) {
+      front.ledger->Erase(EntryKind::kSampler, entry.id);
+      continue;
+    }
+    const Caller caller = front.CallerOf(sampler.session);
+    sampler.owner = OwnerKey(caller);
+    if (!sampler.model_path.empty()) {
+      HaveAdapter(front, caller, sampler.adapter);
+    }
     front.samplers.emplace(entry.id, std::move(sampler));
   }
 }

@@ -1,9 +1,9 @@
 // Sampling sessions: what a sampling client samples from, fixed when it is
 // made.
 //
-// A session made from a model pins a snapshot of its weights. A session made
-// from a checkpoint has an adapter of its own, which is loaded from it. All
-// such sessions of one checkpoint share the adapter; the last one deletes it.
+// A session made from a model pins a snapshot of its weights; a model keeps the
+// kMaxSnapshots that were used last. A session made from a checkpoint samples
+// from an adapter that was loaded from it (loaded_adapters.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
 #define WEFT_SERVER_TINKER_SAMPLERS_H_
@@ -12,8 +12,9 @@
 
 namespace weft::tinker {
 
-// How the names of adapters begin that were loaded to sample from.
-inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
+inline constexpr size_t kMaxSnapshots = 32;
+// Sampling sessions without a snapshot that a session may have.
+inline constexpr int64_t kMaxSamplers = 1024;
 
 // save_weights_for_sampler of a model that goes on training.
 [[nodiscard]] absl::Status PublishSampler(Front& front, const CallPtr& call,
@@ -25,8 +26,13 @@ inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 [[nodiscard]] absl::Status GetSampler(Front& front, const CallPtr& call,
                                       const Respond& respond);
 
+// Notes that it is sampled from.
+void TouchSampler(Front& front, Sampler& sampler);
+
 // Forgets a session's samplers, and the adapters that no other one needs.
 void DropSamplersOf(Front& front, const std::string& session);
+// Forgets the samplers of a model that is gone, with its snapshots.
+void DropSnapshotsOf(Front& front, const Model& model);
 
 void RestoreSamplers(Front& front);
 

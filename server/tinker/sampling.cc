@@ -5,20 +5,28 @@
 #include "absl/strings/str_cat.h"
 #include "server/status_conversion.h"
 #include "server/tinker/models.h"
-#include "server/tinker/sample_wire.h"
+#include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
+#include "server/tinker/step_order.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
+
+void AdvanceSamples(Front& front);
+
 namespace {
+
+// What a sample takes in memory beside its request.
+constexpr int64_t kSampleBytes = 1024;
 
 // A sampling session, or for one sample the base model.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringOr(call.body, "sampling_session_id", ""));
   if (!id.empty()) {
-    WEFT_ASSIGN_OR_RETURN(const Sampler* const sampler,
-                          front.FindSampler(call, id));
+    WEFT_ASSIGN_OR_RETURN(Sampler* const sampler, front.FindSampler(call, id));
+    TouchSampler(front, *sampler);
     return *sampler;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string path,
@@ -33,29 +41,30 @@ absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   return Sampler{.id = absl::StrCat("base:", call.owner())};
 }
 
-absl::Status StartSample(Front& front, const CallPtr& call,
-                         const Sampler& sampler, const std::string& id) {
-  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
-  WEFT_ASSIGN_OR_RETURN(
-      TranslatedSample sample,
-      TranslateSample(call->body, engine->info().context_length));
-  sample.request.set_adapter_id(sampler.adapter);
-  sample.request.set_snapshot(sampler.snapshot);
-  const std::string cancel = absl::StrCat(call->owner(), "/", id);
-  return front.port.Call<SampleResult>(
-      call->origin(), Rpc::kSample, sample.request,
+std::string CancelKey(const std::string& owner, const std::string& id) {
+  return absl::StrCat(owner, "/", id);
+}
+
+absl::Status StartSample(Front& front, const std::string& owner,
+                         const WaitingSample& sample) {
+  const std::string cancel = CancelKey(owner, sample.id);
+  const absl::Status refused = front.port.Call<SampleResult>(
+      sample.origin, Rpc::kSample, sample.translated.request,
       [&front, cancel](Engine& port, SampleRequest plain, auto then) {
         front.cancels[cancel] =
             port.Sample(std::move(plain), nullptr, std::move(then));
       },
-      [&front, id, cancel,
-       last_n = sample.last_n](const absl::StatusOr<SampleResult>& result) {
+      [&front, id = sample.id, cancel, format = sample.translated.format](
+          const absl::StatusOr<SampleResult>& result) {
         front.cancels.erase(cancel);
         front.futures.Finish(
-            id, result.ok() ? FutureResult{SampleOutput(*result, last_n),
+            id, result.ok() ? FutureResult{SampleOutput(*result, format),
                                            SampleOutputJson}
                             : FutureResult::Failed(result.status()));
+        AdvanceSamples(front);
       });
+  if (!refused.ok()) front.cancels.erase(cancel);
+  return refused;
 }
 
 // Returns what names the request among those of its sampler. Without a number,
@@ -77,6 +86,29 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
   respond(JsonReply({{"request_id", id}, {"sample_sequence_ids", sequences}}));
 }
 
+absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
+                     const std::string& id) {
+  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WaitingSample sample{.id = id, .origin = call->origin()};
+  WEFT_ASSIGN_OR_RETURN(
+      sample.translated,
+      TranslateSample(call->body, engine->info().context_length));
+  v1::SampleRequest& request = sample.translated.request;
+  request.set_adapter_id(sampler.adapter);
+  request.set_snapshot(sampler.snapshot);
+  const auto bytes =
+      static_cast<int64_t>(request.SpaceUsedLong()) + kSampleBytes;
+  auto reserved = front.waiting->Reserve(call->owner(), bytes);
+  if (!reserved.ok()) {
+    return WithReason(absl::ResourceExhaustedError("too many samples wait"),
+                      {.name = "QUEUE_FULL", .values = {}});
+  }
+  sample.reserved = *std::move(reserved);
+  front.samples.Add(call->owner(), std::move(sample));
+  AdvanceSamples(front);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status RunSample(Front& front, const CallPtr& call,
@@ -87,9 +119,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
   const std::string id = absl::StrCat(sampler.id, ":", number);
   if (front.futures.Open(id, call->owner())) {
-    const absl::Status refused = StartSample(front, call, sampler, id);
-    if (!refused.ok())
-      front.cancels.erase(absl::StrCat(call->owner(), "/", id));
+    const absl::Status refused = Enqueue(front, call, sampler, id);
     if (!refused.ok() && RetryMillis(refused).has_value()) {
       front.futures.Drop(id);
       return refused;
@@ -100,6 +130,32 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   }
   RespondSamplePromise(id, std::min<int64_t>(num_samples, 1 << 16), respond);
   return absl::OkStatus();
+}
+
+void AdvanceSamples(Front& front) {
+  const bool blocked = front.samples.Advance(
+      [&front](const std::string& owner, const WaitingSample& sample) {
+        const absl::Status refused = StartSample(front, owner, sample);
+        if (refused.ok()) return true;
+        if (RetryMillis(refused).has_value()) return false;
+        front.futures.Finish(sample.id, FutureResult::Failed(refused));
+        return true;
+      });
+  if (!blocked || std::exchange(front.samples_come_again, true)) return;
+  front.after(kRetryPause, [&front] {
+    front.samples_come_again = false;
+    AdvanceSamples(front);
+  });
+}
+
+void CancelSample(Front& front, const std::string& owner,
+                  const std::string& id) {
+  if (front.samples.Remove(owner, id)) {
+    return front.futures.Finish(
+        id, FutureResult::Failed(absl::CancelledError("cancelled")));
+  }
+  const auto found = front.cancels.find(CancelKey(owner, id));
+  if (found != front.cancels.end()) found->second.Cancel();
 }
 
 }  // namespace weft::tinker

@@ -18,8 +18,29 @@ namespace {
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
   DropSamplersOf(front, id);
-  front.ledger.Erase(EntryKind::kSession, id);
+  front.ledger->Erase(EntryKind::kSession, id);
   front.sessions.erase(id);
+}
+
+// Makes room for one more session of the owner: the one that has been silent
+// for longest ends, if its client must be gone.
+absl::Status MakeRoom(Front& front, const std::string& owner, absl::Time now) {
+  size_t count = 0;
+  const Session* oldest = nullptr;
+  for (const auto& [id, session] : front.sessions) {
+    if (session.owner != owner) continue;
+    ++count;
+    if (oldest == nullptr || session.last_beat < oldest->last_beat) {
+      oldest = &session;
+    }
+  }
+  if (count < kMaxSessions) return absl::OkStatus();
+  if (now - oldest->last_beat < kSilence) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", count, " sessions: finish some first"));
+  }
+  EndSession(front, std::string(oldest->id));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -84,18 +105,24 @@ absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
 
 absl::Status CreateSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(std::string id, NewId());
-  Session session{.id = id,
-                  .caller = call->caller,
-                  .owner = call->owner(),
-                  .fields = call->body,
-                  .last_beat = absl::Now()};
-  WEFT_RETURN_IF_ERROR(front.ledger.Put(
-      EntryKind::kSession, {.id = id,
-                            .fields = {{"caller", CallerToJson(session.caller)},
-                                       {"request", session.fields}}}));
-  front.sessions.emplace(id, std::move(session));
-  respond(JsonReply({{"type", "create_session"}, {"session_id", id}}));
+  WEFT_RETURN_IF_ERROR(MakeRoom(front, call->owner(), absl::Now()));
+  WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
+  const Session session{.id = id,
+                        .caller = call->caller,
+                        .owner = call->owner(),
+                        .fields = call->body,
+                        .last_beat = absl::Now()};
+  LedgerEntry entry{.id = id,
+                    .fields = {{"caller", CallerToJson(session.caller)},
+                               {"request", session.fields}},
+                    .bytes = ""};
+  front.ledger->Put(EntryKind::kSession, std::move(entry),
+                    [&front, session, respond](const absl::Status& kept) {
+                      if (!kept.ok()) return respond(ErrorReply(kept));
+                      front.sessions.emplace(session.id, session);
+                      respond(JsonReply({{"type", "create_session"},
+                                         {"session_id", session.id}}));
+                    });
   return absl::OkStatus();
 }
 
@@ -150,7 +177,7 @@ void SweepSessions(Front& front, absl::Time now) {
 }
 
 void RestoreSessions(Front& front, absl::Time now) {
-  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSession)) {
+  for (LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kSession)) {
     const Caller caller = CallerFromJson(entry.fields["caller"]);
     Session session{.id = entry.id,
                     .caller = caller,

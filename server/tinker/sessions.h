@@ -13,6 +13,10 @@ namespace weft::tinker {
 
 // A session without heartbeats for this long is ended as if it had finished.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
+// Sessions of one owner. A further one ends the one that has been silent for
+// longest, if that is for kSilence, in which a client beats thirty times.
+inline constexpr size_t kMaxSessions = 1000;
+inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
 [[nodiscard]] absl::Status GetHealth(Front& front, const CallPtr& call,
                                      const Respond& respond);

@@ -1,26 +1,24 @@
 #include "server/tinker/steps.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
 #include "server/tinker/errors.h"
-#include "src/base/log.h"
+#include "server/tinker/samplers.h"
+#include "server/tinker/sampling.h"
+#include "server/tinker/step_order.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
 namespace {
 
-// As many as the dispatcher keeps replies of.
-constexpr int64_t kKeptSteps = 64;
-// When to try again what the engine had no room for.
-constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 // How long a retrieval waits while the server starts.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// No checkpoint can have this name, so that loading it does nothing.
-constexpr char kNoCheckpoint[] = "~";
+// What a step takes in memory beside its body.
+constexpr int64_t kStepBytes = 1024;
 
 void RespondPromise(const PromiseId& id, const Respond& respond) {
   Json reply = {{"request_id", id.ToString()}};
@@ -28,96 +26,70 @@ void RespondPromise(const PromiseId& id, const Respond& respond) {
   respond(JsonReply(reply));
 }
 
-absl::Status Keep(Front& front, const CallPtr& call, const PromiseId& id) {
-  if (!id.seq) return absl::OkStatus();
-  front.ledger.Erase(
-      EntryKind::kStep,
-      PromiseId{.model = id.model, .seq = *id.seq - kKeptSteps}.ToString());
-  return front.ledger.Put(EntryKind::kStep,
-                          {.id = id.ToString(),
-                           .fields = {{"model", id.model},
-                                      {"seq", *id.seq},
-                                      {"target", call->http.target},
-                                      {"content_type", call->http.content_type},
-                                      {"caller", CallerToJson(call->caller)}},
-                           .bytes = call->http.body});
-}
-
-void Forget(Front& front, const PromiseId& id) {
-  front.futures.Drop(id.ToString());
-  if (id.seq) front.ledger.Erase(EntryKind::kStep, id.ToString());
-}
-
-void FinishWith(Front& front, const PromiseId& id,
-                absl::StatusOr<FutureResult> result) {
-  front.futures.Finish(
-      id.ToString(),
-      result.ok() ? *std::move(result) : FutureResult::Failed(result.status()));
-}
-
-// Whether a step that ended like this leaves its number free.
-bool LeavesGap(const absl::Status& status) {
-  return !status.GetPayload(kStepDonePayload) && !absl::IsNotFound(status) &&
-         !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status) &&
-         !absl::IsUnavailable(status);
-}
-
-// Gives a step to what does nothing, so that those after it can run.
-void FillStep(Front& front, const CallOrigin& origin,
-              const std::string& adapter, uint64_t step) {
-  LoadCheckpointRequest nothing;
-  nothing.adapter_id = adapter;
-  nothing.source_adapter_id = adapter;
-  nothing.name = kNoCheckpoint;
-  nothing.step = step;
-  const absl::Status refused = front.port.CallPlain<StepReply<AdapterInfo>>(
-      origin, Rpc::kLoadCheckpoint, std::move(nothing),
-      [](Engine& engine, LoadCheckpointRequest plain, auto done) {
-        engine.LoadCheckpoint(std::move(plain), std::move(done));
-      },
-      [](const absl::StatusOr<StepReply<AdapterInfo>>& /*result*/) {});
-  if (!absl::IsResourceExhausted(refused)) return;
-  front.after(kRetryPause, [&front, origin, adapter, step] {
-    FillStep(front, origin, adapter, step);
-  });
-}
-
-struct Step {
-  CallPtr call;
-  PromiseId id;
-  StepTask task;
-};
-
-// Starts a step at its place. Returns only what may succeed later; any other
-// refusal is the future's result.
-absl::Status RunStep(Front& front, const Model& model, const Step& step) {
-  const uint64_t number = model.StepOf(*step.id.seq);
-  const auto end = [&front, origin = step.call->origin(), id = step.id,
-                    adapter = model.adapter,
-                    number](absl::StatusOr<FutureResult> result) {
-    // A server that stops answers nothing: the next one runs the step.
-    if (absl::IsUnavailable(result.status()) && front.ledger.keeps()) return;
-    if (!result.ok() && LeavesGap(result.status())) {
-      FillStep(front, origin, adapter, number);
+// Puts the request on disk if its future must outlive the process. `done` is
+// told how that went, before those who asked for the future.
+void Keep(Front& front, const CallPtr& call, const PromiseId& id,
+          const Respond& respond,
+          std::function<absl::Status(const absl::Status&)> done) {
+  const std::string future = id.ToString();
+  front.keeping[future].push_back(respond);
+  const auto end = [&front, id, future,
+                    done = std::move(done)](const absl::Status& put) {
+    const absl::Status began = done(put);
+    if (!began.ok()) {
+      front.futures.Drop(future);
+      if (id.seq) front.ledger->Erase(EntryKind::kStep, future);
     }
-    FinishWith(front, id, std::move(result));
+    for (const Respond& asker : std::exchange(front.keeping[future], {})) {
+      began.ok() ? RespondPromise(id, asker) : asker(ErrorReply(began));
+    }
+    front.keeping.erase(future);
   };
-  const absl::Status refused = step.task(number, end);
-  if (refused.ok()) return refused;
-  if (RetryMillis(refused).has_value()) return refused;
-  end(refused);
-  return absl::OkStatus();
+  if (!id.seq || call->kept) return end(absl::OkStatus());
+  front.ledger->Put(EntryKind::kStep,
+                    {.id = future,
+                     .fields = {{"model", id.model},
+                                {"seq", *id.seq},
+                                {"target", call->http.target},
+                                {"content_type", call->http.content_type},
+                                {"caller", CallerToJson(call->caller)}},
+                     .bytes = call->http.body},
+                    end);
 }
 
-// RunStep for one that is promised: it must start.
-void RunPromised(Front& front, const std::string& model, const Step& step) {
-  const auto found = front.models.find(model);
-  if (found == front.models.end()) {
-    return FinishWith(front, step.id, absl::NotFoundError("the model is gone"));
+// False: the future is there already, and `respond` hears so in time.
+bool Open(Front& front, const CallPtr& call, const PromiseId& id,
+          const Respond& respond) {
+  const std::string future = id.ToString();
+  if (front.futures.Open(future, call->owner())) return true;
+  const auto keeping = front.keeping.find(future);
+  if (keeping != front.keeping.end()) {
+    keeping->second.push_back(respond);
+  } else {
+    RespondPromise(id, respond);
   }
-  if (RunStep(front, found->second, step).ok()) return;
-  front.after(kRetryPause,
-              [&front, model, step] { RunPromised(front, model, step); });
+  return false;
+}
+
+absl::Status TooMuchWaits() {
+  return WithReason(
+      absl::ResourceExhaustedError("too many requests wait: come again later"),
+      {.name = "QUEUE_FULL", .values = {}});
+}
+
+absl::Status CheckPlace(const Front& front, const Call& call,
+                        const Model& model, int64_t seq) {
+  if (seq < 1) return BadField("seq_id", "must be at least 1");
+  if (!front.ready && !call.kept) {
+    return absl::UnavailableError("the server is starting");
+  }
+  if (seq - model.line.next > kMaxAhead) {
+    return BadField("seq_id", absl::StrCat("is ", seq, ", must be at most ",
+                                           model.line.next + kMaxAhead,
+                                           " before the others come"));
+  }
+  if (seq >= LatestLoad(model)) return absl::OkStatus();
+  return absl::AbortedError("the request was before a load, and is forgotten");
 }
 
 }  // namespace
@@ -128,63 +100,59 @@ std::string PromiseId::ToString() const {
 
 absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
                      const Task& task, const Respond& respond) {
-  if (front.futures.Open(id.ToString(), call->owner())) {
-    absl::Status refused = Keep(front, call, id);
-    if (refused.ok()) {
-      refused = task([&front, id](absl::StatusOr<FutureResult> result) {
-        // The request that made a model must not make it again after it has
-        // trained.
-        if (id.seq) front.ledger.Erase(EntryKind::kStep, id.ToString());
-        FinishWith(front, id, std::move(result));
-      });
-    }
-    if (!refused.ok() && RetryMillis(refused).has_value()) {
-      Forget(front, id);
-      return refused;
-    }
-    if (!refused.ok()) FinishWith(front, id, refused);
+  if (!Open(front, call, id, respond)) return absl::OkStatus();
+  absl::Status again;
+  const auto begin = [&front, id, task](const absl::Status& kept) {
+    const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
+      // The request that made a model must not make it again after it has
+      // trained.
+      if (id.seq) front.ledger->Erase(EntryKind::kStep, id.ToString());
+      front.futures.Finish(id.ToString(),
+                           result.ok() ? *std::move(result)
+                                       : FutureResult::Failed(result.status()));
+    };
+    absl::Status refused = kept;
+    if (kept.ok()) refused = task(finish);
+    if (refused.ok() || RetryMillis(refused).has_value()) return refused;
+    finish(refused);
+    return absl::OkStatus();
+  };
+  if (!call->kept) {
+    Keep(front, call, id, respond, begin);
+    return absl::OkStatus();
   }
-  RespondPromise(id, respond);
-  return absl::OkStatus();
+  const absl::Status began = begin(absl::OkStatus());
+  if (!began.ok()) front.futures.Drop(id.ToString());
+  return began;
 }
 
 absl::Status PromiseStep(Front& front, const CallPtr& call,
                          const std::string& model_id, int64_t seq,
-                         StepTask task, const Respond& respond) {
-  if (seq < 1) return BadField("seq_id", "must be at least 1");
-  WEFT_ASSIGN_OR_RETURN(Model* const model, front.FindModel(*call, model_id));
-  const Step step{call, {.model = model_id, .seq = seq}, std::move(task)};
-  if (!front.futures.Open(step.id.ToString(), call->owner())) {
-    RespondPromise(step.id, respond);
-    return absl::OkStatus();
+                         StepTask task, const Respond& respond, StepKind kind) {
+  WEFT_ASSIGN_OR_RETURN(const Model* const model,
+                        front.FindModel(*call, model_id));
+  WEFT_RETURN_IF_ERROR(CheckPlace(front, *call, *model, seq));
+  const PromiseId id{.model = model_id, .seq = seq};
+  if (!Open(front, call, id, respond)) return absl::OkStatus();
+  auto reserved = front.waiting->Reserve(
+      call->owner(), static_cast<int64_t>(call->http.body.size()) + kStepBytes);
+  // The one that others wait for always has room.
+  if (!reserved.ok() && seq != model->line.next) {
+    front.futures.Drop(id.ToString());
+    return TooMuchWaits();
   }
-  absl::Status refused = Keep(front, call, step.id);
-  if (refused.ok() && model->loading && seq > *model->loading) {
-    model->held.push_back(
-        [&front, model_id, step] { RunPromised(front, model_id, step); });
-  } else if (refused.ok()) {
-    refused = RunStep(front, *model, step);
-  }
-  if (!refused.ok()) {
-    Forget(front, step.id);
-    return refused;
-  }
-  RespondPromise(step.id, respond);
+  ArrivedStep step{.future = id.ToString(),
+                   .origin = call->origin(),
+                   .task = std::move(task),
+                   .is_load = kind.is_load,
+                   .reserved = reserved.ok() ? *reserved : nullptr};
+  Keep(front, call, id, respond,
+       [&front, model_id, seq,
+        step = std::move(step)](const absl::Status& kept) {
+         if (kept.ok()) EnterStep(front, model_id, seq, step);
+         return kept;
+       });
   return absl::OkStatus();
-}
-
-void BeginLoad(Model& model, int64_t seq) { model.loading = seq; }
-
-void EndLoad(Front& front, Model& model, int64_t seq,
-             std::optional<uint64_t> last_step) {
-  if (last_step) {
-    model.offsets.emplace_back(seq + 1, static_cast<int64_t>(*last_step) - seq);
-  }
-  model.loading.reset();
-  // They may hold others that arrive meanwhile.
-  for (const auto& run : std::exchange(model.held, {})) {
-    front.after(absl::ZeroDuration(), run);
-  }
 }
 
 absl::Status RetrieveFuture(Front& front, const CallPtr& call,
@@ -209,53 +177,9 @@ absl::Status CancelFuture(Front& front, const CallPtr& call,
                           const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringField(call->body, "request_id"));
-  const auto found = front.cancels.find(absl::StrCat(call->owner(), "/", id));
-  if (found != front.cancels.end()) found->second.Cancel();
+  CancelSample(front, call->owner(), id);
   respond(JsonReply(Json::object()));
   return absl::OkStatus();
-}
-
-void EraseSteps(Front& front, const std::string& model) {
-  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kStep)) {
-    if (entry.fields.value("model", "") != model) continue;
-    front.ledger.Erase(EntryKind::kStep, entry.id);
-  }
-}
-
-namespace {
-
-// A load sets a model back, so that its numbers begin anew. A step from before
-// the load would run as one of the steps that follow it.
-bool IsBeforeLoad(const Front& front, const LedgerEntry& entry) {
-  const auto model = front.models.find(entry.fields.value("model", ""));
-  if (model == front.models.end() || model->second.offsets.empty()) {
-    return false;
-  }
-  const int64_t load = model->second.offsets.back().first - 1;
-  return entry.fields.value("seq", int64_t{0}) < load;
-}
-
-}  // namespace
-
-void RestoreSteps(Front& front, const std::function<void(CallPtr)>& run) {
-  std::vector<LedgerEntry> entries = front.ledger.ReadAll(EntryKind::kStep);
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return a.fields.value("seq", int64_t{0}) <
-           b.fields.value("seq", int64_t{0});
-  });
-  for (LedgerEntry& entry : entries) {
-    if (IsBeforeLoad(front, entry)) {
-      front.ledger.Erase(EntryKind::kStep, entry.id);
-      continue;
-    }
-    const auto call = std::make_shared<Call>();
-    call->http.method = "POST";
-    call->http.target = entry.fields.value("target", "");
-    call->http.content_type = entry.fields.value("content_type", "");
-    call->http.body = std::move(entry.bytes);
-    call->caller = CallerFromJson(entry.fields["caller"]);
-    run(call);
-  }
 }
 
 }  // namespace weft::tinker

@@ -2,10 +2,8 @@
 // them that are steps of a model.
 //
 // A model's sequence numbers are consecutive, in whatever order they arrive,
-// and each is one step of the adapter: the dispatcher puts them in order, waits
-// for gaps, and answers a repeated one as it did the first. A request that is
-// refused, or fails so that its step has not happened, leaves no gap: its step
-// becomes one that does nothing.
+// and each is one step of the adapter (step_order.h); the dispatcher answers a
+// repeated one as it did the first.
 //
 // With a ledger, a step's request is on disk before it is promised. After a
 // restart it runs again, and the dispatcher gives the stored reply where it had
@@ -36,23 +34,24 @@ struct PromiseId {
 
 // Responds with the future, whose result `task` gives. One that was promised
 // before is promised again, and `task` does not run. What may succeed later is
-// not promised: the error is returned.
+// not promised: the error is the response, or is returned if the call is from
+// the ledger.
 [[nodiscard]] absl::Status Promise(Front& front, const CallPtr& call,
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
 
-// As Promise, for a step: `start` gets its number. `seq` must be at least 1.
-using StepTask =
-    std::function<absl::Status(uint64_t step, Callback<FutureResult> done)>;
+struct StepKind {
+  bool is_load = false;
+};
+
+// As Promise, for a step. Errors: INVALID_ARGUMENT unless `seq` is at least 1
+// and at most kMaxAhead ahead; NOT_FOUND (model); ABORTED for a number below
+// the latest load; RESOURCE_EXHAUSTED when too much waits; UNAVAILABLE until
+// the server has started.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        const std::string& model, int64_t seq,
-                                       StepTask task, const Respond& respond);
-
-// Says that step `seq` of the model loads a checkpoint: later ones wait. The
-// end of the load says which step it has led to, or that it has failed.
-void BeginLoad(Model& model, int64_t seq);
-void EndLoad(Front& front, Model& model, int64_t seq,
-             std::optional<uint64_t> last_step);
+                                       StepTask task, const Respond& respond,
+                                       StepKind kind = {});
 
 // retrieve_future and cancel_future.
 [[nodiscard]] absl::Status RetrieveFuture(Front& front, const CallPtr& call,
@@ -60,11 +59,11 @@ void EndLoad(Front& front, Model& model, int64_t seq,
 [[nodiscard]] absl::Status CancelFuture(Front& front, const CallPtr& call,
                                         const Respond& respond);
 
-// Forgets the requests of a model that is gone.
-void EraseSteps(Front& front, const std::string& model);
-
-// Has `run` do the requests of the ledger again, in their order.
-void RestoreSteps(Front& front, const std::function<void(CallPtr)>& run);
+// Has `run` do the requests of the ledger again, one after the other in their
+// order, so that few are in memory; then the front is ready. `run` returns
+// what may succeed later, and is asked again.
+void RestoreSteps(Front& front,
+                  std::function<absl::Status(const CallPtr&)> run);
 
 }  // namespace weft::tinker
 

@@ -1,5 +1,6 @@
 #include "server/tinker/tinker_front.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -7,7 +8,9 @@
 #include "absl/time/clock.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
+#include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
+#include "server/tinker/reaper.h"
 #include "server/tinker/routes.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
@@ -19,33 +22,34 @@ namespace weft::tinker {
 namespace {
 
 constexpr absl::Duration kSweepInterval = absl::Minutes(1);
-constexpr absl::Duration kAgain = absl::Milliseconds(200);
+constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 
 HttpLimits LimitsOf(const ServerOptions& options) {
   HttpLimits limits;
-  limits.max_body_bytes = static_cast<uint64_t>(options.max_message_bytes);
+  // Two holders have room for a request of any size each.
+  limits.max_pending_bytes =
+      std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
   if (options.max_connections > 0) {
     limits.max_connections = static_cast<size_t>(options.max_connections);
   }
   return limits;
 }
 
-// Until the engine has room for it, which it has in the end.
-void RunAgain(Front& front, const CallPtr& call) {
+// Returns what may succeed later.
+absl::Status RunAgain(Front& front, const CallPtr& call) {
   const absl::Status run = ServeAgain(front, call);
-  if (run.ok()) return;
-  if (RetryMillis(run).has_value()) {
-    return front.after(kAgain, [&front, call] { RunAgain(front, call); });
-  }
+  if (run.ok() || RetryMillis(run).has_value()) return run;
   Log(LogLevel::kWarning, "a promised step cannot run again",
       {{"path", call->http.target}, {"error", std::string(run.message())}});
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 class TinkerFront::Impl {
  public:
-  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server, Ledger ledger)
+  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server,
+       std::unique_ptr<Ledger> ledger)
       : server_(std::move(server)),
         front_(core, server_, std::move(ledger),
                [raw = server_.get()](absl::Duration delay,
@@ -57,21 +61,26 @@ class TinkerFront::Impl {
     RestoreModels(front_);
     RestoreSamplers(front_);
     RestoreExtras(front_);
+    RestoreOrphans(front_,
+                   [this](const std::string& owner, const std::string& name) {
+                     return IsLoaded(front_, owner, name);
+                   });
   }
   ~Impl() { server_->Stop(); }
 
   void Start() {
-    server_->Start([this](HttpRequest request, const Respond& respond) {
-      Serve(front_, std::move(request), respond);
-    });
+    server_->Start(
+        [this](const HttpRequest& header) { return Admit(front_, header); });
     Sweep();
+    SweepAgain();
   }
 
   void EngineIsReady() {
     server_->Post([this] {
-      RestoreSteps(front_,
-                   [this](const CallPtr& call) { RunAgain(front_, call); });
-      front_.ready = true;
+      RestoreSteps(front_, [this](const CallPtr& call) {
+        return RunAgain(front_, call);
+      });
+      SweepOrphans(front_);
     });
   }
 
@@ -84,6 +93,13 @@ class TinkerFront::Impl {
     });
   }
 
+  void SweepAgain() {
+    server_->After(kOrphanInterval, [this] {
+      SweepOrphans(front_);
+      SweepAgain();
+    });
+  }
+
   const std::shared_ptr<HttpServer> server_;
   Front front_;
 };
@@ -91,10 +107,15 @@ class TinkerFront::Impl {
 absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
     ServiceCore* core) {
   const ServerOptions& options = core->options;
-  WEFT_ASSIGN_OR_RETURN(Ledger ledger, Ledger::Open(options.state_dir));
   WEFT_ASSIGN_OR_RETURN(
       std::shared_ptr<HttpServer> server,
       HttpServer::Bind(options.tinker_listen, LimitsOf(options)));
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<Ledger> ledger,
+      Ledger::Open(options.state_dir,
+                   [raw = server.get()](std::function<void()> work) {
+                     raw->Post(std::move(work));
+                   }));
   const std::string& listen = options.tinker_listen;
   std::string address =
       absl::StrCat(listen.substr(0, listen.rfind(':') + 1), server->port());

@@ -13,8 +13,6 @@
 namespace weft::tinker {
 namespace {
 
-using Done = Callback<FutureResult>;
-
 absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
   if (!absl::StrContains(call.http.content_type, kProtobufType)) {
     return TrainFromJson(call.body);
@@ -30,24 +28,25 @@ absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
 // `Message` is ForwardBackwardRequest or ForwardRequest, which have the same
 // fields.
 template <typename Message>
-absl::Status StartTrain(Front& front, const CallPtr& call, Rpc rpc,
-                        TranslatedTrain train, Done done) {
+absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
+                        TranslatedTrain train, const StepRun& run) {
   Message request;
   request.set_adapter_id(train.request.adapter_id());
   request.set_step(train.request.step());
   request.mutable_data()->Swap(train.request.mutable_data());
   *request.mutable_loss() = train.request.loss();
   return front.port.Call<StepReply<TrainResult>>(
-      call->origin(), rpc, request,
+      origin, rpc, request,
       [](Engine& engine, TrainRequest plain, auto then) {
-        engine.Train(std::move(plain), std::move(then));
+        return engine.Train(std::move(plain), std::move(then));
       },
-      [shapes = std::move(train.shapes), done = std::move(done)](
-          const absl::StatusOr<StepReply<TrainResult>>& reply) {
+      [shapes = std::move(train.shapes),
+       done = run.done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
         done(FutureResult{.body = TrainOutput(reply->result, shapes),
                           .to_json = TrainOutputJson});
-      });
+      },
+      run.cancel);
 }
 
 absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
@@ -75,22 +74,23 @@ absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
 }
 
 absl::Status StartOptim(Front& front, const CallPtr& call,
-                        const std::string& adapter, uint64_t step, Done done) {
+                        const std::string& adapter, const StepRun& run) {
   v1::OptimStepRequest request;
   request.set_adapter_id(adapter);
-  request.set_step(step);
+  request.set_step(run.number);
   WEFT_RETURN_IF_ERROR(ReadAdam(call->body, request.mutable_adamw()));
   return front.port.Call<StepReply<OptimStepResult>>(
       call->origin(), Rpc::kOptimStep, request,
       [](Engine& engine, OptimStepRequest plain, auto then) {
-        engine.OptimStep(std::move(plain), std::move(then));
+        return engine.OptimStep(std::move(plain), std::move(then));
       },
-      [done = std::move(done)](
-          const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
+      [done =
+           run.done](const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
         done(FutureResult::Of(
             {{"metrics", {{"grad_norm", reply->result.grad_norm}}}}));
-      });
+      },
+      run.cancel);
 }
 
 }  // namespace
@@ -107,18 +107,19 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   in.Clear();
   return PromiseStep(
       front, call, model, seq,
-      [&front, call, model, train, forward_only](uint64_t step, Done done) {
+      [&front, origin = call->origin(), model, train,
+       forward_only](const StepRun& run) {
         if (!train->ok()) return train->status();
         // A copy: a step that finds no room comes again.
         TranslatedTrain placed = **train;
         placed.request.set_adapter_id(AdapterOfModel(model));
-        placed.request.set_step(step);
-        return forward_only ? StartTrain<v1::ForwardRequest>(
-                                  front, call, Rpc::kForward, std::move(placed),
-                                  std::move(done))
-                            : StartTrain<v1::ForwardBackwardRequest>(
-                                  front, call, Rpc::kForwardBackward,
-                                  std::move(placed), std::move(done));
+        placed.request.set_step(run.number);
+        return forward_only
+                   ? StartTrain<v1::ForwardRequest>(
+                         front, origin, Rpc::kForward, std::move(placed), run)
+                   : StartTrain<v1::ForwardBackwardRequest>(
+                         front, origin, Rpc::kForwardBackward,
+                         std::move(placed), run);
       },
       respond);
 }
@@ -130,9 +131,8 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
   return PromiseStep(
       front, call, model, seq,
-      [&front, call, adapter = AdapterOfModel(model)](uint64_t step,
-                                                      Done done) {
-        return StartOptim(front, call, adapter, step, std::move(done));
+      [&front, call, adapter = AdapterOfModel(model)](const StepRun& run) {
+        return StartOptim(front, call, adapter, run);
       },
       respond);
 }

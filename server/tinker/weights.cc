@@ -7,9 +7,10 @@
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/models.h"
+#include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
+#include "server/tinker/step_order.h"
 #include "server/tinker/steps.h"
-#include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 
@@ -25,25 +26,26 @@ struct Save {
 };
 
 absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
-                       uint64_t step, Done done) {
+                       const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointExtras extras, ReadExtras(call->body));
   v1::SaveCheckpointRequest request;
   request.set_adapter_id(AdapterOfModel(save.path.run));
   request.set_name(save.path.WeftName());
   request.set_overwrite(save.overwrite);
-  request.set_step(step);
+  request.set_step(run.number);
   return front.port.Call<StepReply<CheckpointInfo>>(
       call->origin(), Rpc::kSaveCheckpoint, request,
       [](Engine& engine, SaveCheckpointRequest plain, auto then) {
-        engine.SaveCheckpoint(std::move(plain), std::move(then));
+        return engine.SaveCheckpoint(std::move(plain), std::move(then));
       },
-      [&front, call, save, extras, done = std::move(done)](
+      [&front, call, save, extras, done = run.done](
           const absl::StatusOr<StepReply<CheckpointInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
         KeepExtras(front, call->caller, save.path, extras);
         done(FutureResult::Of(
             {{"path", save.path.ToString()}, {"type", save.type}}));
-      });
+      },
+      run.cancel);
 }
 
 absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
@@ -64,9 +66,9 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
   };
   return PromiseStep(
       front, call, model, seq,
-      [&front, call, read](uint64_t step, Done done) -> absl::Status {
+      [&front, call, read](const StepRun& run) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const Save save, read());
-        return StartSave(front, call, save, step, std::move(done));
+        return StartSave(front, call, save, run);
       },
       respond);
 }
@@ -88,53 +90,86 @@ absl::StatusOr<Load> ReadLoad(const Json& body) {
   return load;
 }
 
+FutureResult Loaded(const std::string& model, const CheckpointPath& path) {
+  return FutureResult::Of({{"path", path.ToString()},
+                           {"model_id", model},
+                           {"type", "load_weights"}});
+}
+
+// The engine has loaded: that is on record before the client hears of it.
+void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
+             const std::string& id, int64_t seq, uint64_t last_step,
+             const std::function<void(absl::Status)>& done) {
+  const auto found = front.models.find(id);
+  if (found != front.models.end()) {
+    return NoteLoad(front, found->second, seq, last_step, done);
+  }
+  // Its session has ended meanwhile, perhaps before the adapter was there.
+  Reap(front, call->caller, adapter);
+  done(absl::NotFoundError("the session has ended"));
+}
+
 // Loads into the model's adapter, and makes it if it is not there. `seq` is the
-// load's own number, 0 for a model's first request.
-absl::Status StartLoad(Front& front, const CallPtr& call, const Model& model,
-                       int64_t seq, uint64_t step, const Done& done) {
+// load's own number, 0 for a model's first request. One that is on record
+// already does not happen again.
+absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
+                       int64_t seq, const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
+  const auto model = front.models.find(id);
+  if (model == front.models.end()) return absl::NotFoundError("no such model");
+  if (HasLoaded(model->second, seq)) {
+    run.done(Loaded(id, load.path));
+    return absl::OkStatus();
+  }
   v1::LoadCheckpointRequest request;
-  request.set_adapter_id(model.adapter);
+  request.set_adapter_id(model->second.adapter);
   request.set_source_adapter_id(AdapterOfModel(load.path.run));
   request.set_name(load.path.WeftName());
   request.set_weights_only(!load.with_optimizer);
-  request.set_step(step);
+  request.set_step(run.number);
   return front.port.Call<StepReply<AdapterInfo>>(
       call->origin(), Rpc::kLoadCheckpoint, request,
       [](Engine& engine, LoadCheckpointRequest plain, auto then) {
-        engine.LoadCheckpoint(std::move(plain), std::move(then));
+        return engine.LoadCheckpoint(std::move(plain), std::move(then));
       },
-      [&front, id = model.id, seq, path = load.path.ToString(),
-       done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-        const auto found = front.models.find(id);
-        absl::Status status = reply.status();
-        if (found != front.models.end()) {
-          EndLoad(front, found->second, seq,
-                  reply.ok() ? std::optional(reply->result.last_step)
-                             : std::nullopt);
-          if (reply.ok()) status = KeepModel(front, found->second);
-        }
-        if (!status.ok()) return done(status);
-        done(FutureResult::Of(
-            {{"path", path}, {"model_id", id}, {"type", "load_weights"}}));
-      });
+      [&front, call, adapter = model->second.adapter, id, seq, path = load.path,
+       done = run.done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+        if (!reply.ok()) return done(reply.status());
+        EndLoad(front, call, adapter, id, seq, reply->result.last_step,
+                [id, path, done](const absl::Status& kept) {
+                  kept.ok() ? done(Loaded(id, path)) : done(kept);
+                });
+      },
+      run.cancel);
+}
+
+absl::Status StartNewModel(Front& front, const CallPtr& call,
+                           const std::string& id, const Done& done) {
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string base,
+      StringOr(call->body, "base_model", front.model_name().c_str()));
+  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+  WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
+  return StartLoad(
+      front, call, id, 0,
+      {.number = 0,
+       .done = [&front, id, done](const absl::StatusOr<FutureResult>& result) {
+         if (result.ok()) OpenLine(front, id);
+         done(result);
+       }});
 }
 
 absl::Status LoadNewModel(Front& front, const CallPtr& call,
                           const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const Model* const model, OpenModel(front, *call));
-  const std::string id = model->id;
-  return Promise(
-      front, call, {.model = id, .seq = 0},
-      [&front, call, id](const Done& done) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(
-            const std::string base,
-            StringOr(call->body, "base_model", front.model_name().c_str()));
-        WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-        WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
-        return StartLoad(front, call, front.models.at(id), 0, 0, done);
-      },
-      respond);
+  return OpenModel(front, call, respond,
+                   [&front, call, respond](const std::string& id) {
+                     return Promise(
+                         front, call, {.model = id, .seq = 0},
+                         [&front, call, id](const Done& done) {
+                           return StartNewModel(front, call, id, done);
+                         },
+                         respond);
+                   });
 }
 
 }  // namespace
@@ -167,17 +202,11 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
-  return PromiseStep(
-      front, call, id, seq,
-      [&front, call, id, seq](uint64_t step, const Done& done) {
-        Model& model = front.models.at(id);
-        BeginLoad(model, seq);
-        const absl::Status refused =
-            StartLoad(front, call, model, seq, step, done);
-        if (!refused.ok()) EndLoad(front, model, seq, std::nullopt);
-        return refused;
-      },
-      respond);
+  return PromiseStep(front, call, id, seq,
+                     [&front, call, id, seq](const StepRun& run) {
+                       return StartLoad(front, call, id, seq, run);
+                     },
+                     respond, {.is_load = true});
 }
 
 }  // namespace weft::tinker

@@ -2,8 +2,6 @@
 #include <zstd.h>
 
 #include <cstring>
-#include <filesystem>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,8 +10,6 @@
 #include "gtest/gtest.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoint_path.h"
-#include "server/tinker/futures.h"
-#include "server/tinker/ledger.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/url.h"
 #include "tests/support/status_matchers.h"
@@ -22,8 +18,6 @@ namespace weft::tinker {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::UnorderedElementsAre;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 std::string Zstd(const std::string& text) {
@@ -167,105 +161,6 @@ TEST(TinkerCheckpointPathTest, RefusesPathsThatLeaveTheirFolder) {
         "tinker://run/weights/sampler_weights.a", "tinker://run", ""}) {
     EXPECT_THAT(ParseCheckpointPath(text), IsStatus(kInvalid, "path")) << text;
   }
-}
-
-class TinkerFuturesTest : public ::testing::Test {
- protected:
-  Respond Take() {
-    return [this](HttpReply reply) { replies_.push_back(std::move(reply)); };
-  }
-  // Retrieves a JSON answer without an announcement.
-  void Retrieve(const std::string& id, const std::string& owner = "me") {
-    futures_.Retrieve(id, owner, false, false, Take());
-  }
-
-  std::vector<std::function<void()>> later_;
-  Futures futures_{2000, [this](absl::Duration, std::function<void()> run) {
-                     later_.push_back(std::move(run));
-                   }};
-  std::vector<HttpReply> replies_;
-};
-
-TEST_F(TinkerFuturesTest, AnswersAllWhoWaitAndAllWhoComeLater) {
-  EXPECT_TRUE(futures_.Open("f", "me"));
-  EXPECT_FALSE(futures_.Open("f", "me"));
-  Retrieve("f");
-  Retrieve("f");
-  EXPECT_TRUE(replies_.empty());
-  futures_.Finish("f", FutureResult::Of({{"a", 1}}));
-  futures_.Finish("f", FutureResult::Of({{"a", 2}}));
-  Retrieve("f");
-  ASSERT_EQ(replies_.size(), 3u);
-  for (const HttpReply& reply : replies_) EXPECT_EQ(reply.body, R"({"a":1})");
-  // Their long polls have ended already.
-  for (const auto& give_up : later_) give_up();
-  EXPECT_EQ(replies_.size(), 3u);
-}
-
-TEST_F(TinkerFuturesTest, ALongPollEndsAndMayBeMadeAgain) {
-  ASSERT_TRUE(futures_.Open("f", "me"));
-  Retrieve("f");
-  later_.at(0)();
-  ASSERT_EQ(replies_.size(), 1u);
-  EXPECT_THAT(replies_[0].body, HasSubstr("try_again"));
-  Retrieve("f");
-  futures_.Finish("f", FutureResult::Of({{"a", 1}}));
-  EXPECT_EQ(replies_.back().body, R"({"a":1})");
-}
-
-TEST_F(TinkerFuturesTest, AnotherOwnersFutureIsNotThere) {
-  ASSERT_TRUE(futures_.Open("f", "me"));
-  futures_.Finish("f", FutureResult::Of({{"secret", 1}}));
-  Retrieve("f", "you");
-  Retrieve("unknown");
-  ASSERT_EQ(replies_.size(), 2u);
-  EXPECT_EQ(replies_[0].status, 410);
-  EXPECT_EQ(replies_[0].body, replies_[1].body);
-}
-
-TEST_F(TinkerFuturesTest, ForgetsTheOldestResultsBeyondItsBytes) {
-  for (const char* id : {"a", "b", "c", "d", "e"}) {
-    ASSERT_TRUE(futures_.Open(id, "me"));
-    futures_.Finish(id, FutureResult::Of({{"id", id}}));
-  }
-  EXPECT_FALSE(futures_.Has("a"));
-  EXPECT_TRUE(futures_.Has("e"));
-}
-
-TEST(TinkerLedgerTest, EntriesAreThereAgainAfterARestart) {
-  const std::string folder = ::testing::TempDir() + "tinker_ledger_test";
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directory(folder);
-  {
-    auto ledger = Ledger::Open(folder);
-    ASSERT_TRUE(ledger.ok()) << ledger.status();
-    const std::string bytes("\0\xff\n", 3);
-    ASSERT_TRUE(ledger->Put(EntryKind::kStep, {"a:1", {{"n", 1}}, bytes}).ok());
-    ASSERT_TRUE(ledger->Put(EntryKind::kStep, {"a:2", {{"n", 2}}, ""}).ok());
-    ASSERT_TRUE(ledger->Put(EntryKind::kStep, {"a:2", {{"n", 3}}, ""}).ok());
-    ASSERT_TRUE(ledger->Put(EntryKind::kModel, {"../a", {{"n", 4}}, ""}).ok());
-    ledger->Erase(EntryKind::kStep, "unknown");
-  }
-  auto ledger = Ledger::Open(folder);
-  ASSERT_TRUE(ledger.ok()) << ledger.status();
-  std::vector<int> steps;
-  for (const LedgerEntry& entry : ledger->ReadAll(EntryKind::kStep)) {
-    steps.push_back(entry.fields["n"].get<int>());
-    EXPECT_EQ(entry.bytes, entry.id == "a:1" ? std::string("\0\xff\n", 3) : "");
-  }
-  EXPECT_THAT(steps, UnorderedElementsAre(1, 3));
-  const auto models = ledger->ReadAll(EntryKind::kModel);
-  ASSERT_EQ(models.size(), 1u);
-  EXPECT_EQ(models[0].id, "../a");
-  std::filesystem::remove_all(folder);
-}
-
-TEST(TinkerLedgerTest, WithoutAFolderNothingIsKept) {
-  auto ledger = Ledger::Open("");
-  ASSERT_TRUE(ledger.ok()) << ledger.status();
-  EXPECT_FALSE(ledger->keeps());
-  EXPECT_TRUE(ledger->Put(EntryKind::kStep, {"a", {}, ""}).ok());
-  EXPECT_TRUE(ledger->ReadAll(EntryKind::kStep).empty());
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ import json
 import sys
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tinker
@@ -301,6 +302,28 @@ def chunks(base: str) -> dict[str, Any]:
     }
 
 
+def crowd(base: str) -> dict[str, Any]:
+    """32 clients train while one has 2,000 samples under way."""
+    sampler = tinker.ServiceClient().create_sampling_client(base_model=base)
+    one = types.SamplingParams(max_tokens=2, temperature=1.0, stop=[])
+    drawn = [
+        sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(2000)
+    ]
+
+    def one_client(_: int) -> float:
+        _, client = new_client(base)
+        forward = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
+        step = client.optim_step(types.AdamParams(learning_rate=1e-3))
+        forward.result()
+        return float(step.result().metrics["grad_norm"])
+
+    with ThreadPoolExecutor(32) as pool:
+        norms = list(pool.map(one_client, range(32)))
+    left = sum(not future.future().done() for future in drawn)
+    lengths = {len(future.result().sequences[0].tokens) for future in drawn}
+    return {"norms": norms, "lengths": sorted(lengths), "left": left}
+
+
 PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
     program.__name__: program
     for program in (
@@ -314,6 +337,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         back,
         back_killed,
         chunks,
+        crowd,
     )
 }
 

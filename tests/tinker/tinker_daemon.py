@@ -17,6 +17,7 @@ import daemon  # noqa: E402
 import models  # noqa: E402
 
 SDK = ROOT / "build" / "tinker-venv" / "bin" / "python"
+WEFTCTL = daemon.BUILD_DIR / "client" / "weftctl" / "weftctl"
 SCRIPT = Path(__file__).with_name("sdk_script.py")
 
 
@@ -31,21 +32,24 @@ class TinkerDaemon:
     def __init__(self, folder: Path, *flags: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self.state = folder / "state"
         self.server = daemon.Daemon(
             models.tiny_model("llama-untied"),
             folder / "run",
             *("--model-name", "toy"),
             *("--tinker-listen", f"127.0.0.1:{port}"),
-            *("--state-dir", str(folder / "state")),
+            *("--state-dir", str(self.state)),
             *flags,
         )
         self.server.start()
+        # Where the SDK looks for it.
+        self.sdk_url = self.url
         self._sdk: subprocess.Popen[str] | None = None
 
     def environment(self, key: str = "tml-any") -> dict[str, str]:
         return {
             **os.environ,
-            "TINKER_BASE_URL": self.url,
+            "TINKER_BASE_URL": self.sdk_url,
             "TINKER_API_KEY": key,
             "TINKER_TELEMETRY": "0",
             "PYTHONPATH": "",
@@ -84,8 +88,13 @@ class TinkerDaemon:
         self.begin(name)
         return self.result()
 
-    def stop(self) -> None:
+    def end_sdk(self) -> None:
+        """The next program gets a new process."""
         if self._sdk is not None:
             self._sdk.kill()
             self._sdk.communicate()
+            self._sdk = None
+
+    def stop(self) -> None:
+        self.end_sdk()
         self.server.stop()

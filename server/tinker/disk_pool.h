@@ -1,0 +1,47 @@
+// Threads that read and write files, so that the front's thread never waits for
+// the disk.
+#ifndef WEFT_SERVER_TINKER_DISK_POOL_H_
+#define WEFT_SERVER_TINKER_DISK_POOL_H_
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "src/base/mutex.h"
+
+namespace weft::tinker {
+
+// Work begins in the order in which it comes; with one thread it also ends so.
+// Threads: any.
+class DiskPool {
+ public:
+  using Work = std::function<void()>;
+
+  // TryRun takes work while fewer than `max_waiting` wait.
+  DiskPool(size_t num_threads, size_t max_waiting);
+  // Ends all work that waits.
+  ~DiskPool();
+  DiskPool(const DiskPool&) = delete;
+  DiskPool& operator=(const DiskPool&) = delete;
+
+  void Run(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+  // False: too much waits, and `work` will not run.
+  [[nodiscard]] bool TryRun(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Loop() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const size_t max_waiting_;
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<Work> waiting_ ABSL_GUARDED_BY(mu_);
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_DISK_POOL_H_

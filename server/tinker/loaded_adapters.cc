@@ -1,0 +1,115 @@
+#include "server/tinker/loaded_adapters.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "server/tinker/reaper.h"
+#include "src/request/digest.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft::tinker {
+namespace {
+
+using State = LoadedAdapter::State;
+
+std::string LoadedKey(const std::string& owner, const std::string& adapter) {
+  return absl::StrCat(owner, " ", adapter);
+}
+
+// Tells all who wait how the load went.
+void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
+             const absl::Status& loaded) {
+  const std::string key = LoadedKey(OwnerKey(*origin.caller), adapter);
+  LoadedAdapter& entry = front.loaded.at(key);
+  const auto waiting = std::exchange(entry.waiting, {});
+  if (loaded.ok()) {
+    entry.state = State::kReady;
+    entry.users = static_cast<int>(waiting.size());
+    Spare(front, *origin.caller, adapter);
+  } else {
+    front.loaded.erase(key);
+    Reap(front, *origin.caller, adapter);
+  }
+  for (const auto& done : waiting) done(loaded);
+}
+
+void StartLoad(Front& front, const CallOrigin& origin,
+               const std::string& adapter, const CheckpointInfo& info) {
+  Doubt(front, *origin.caller, adapter);
+  v1::LoadCheckpointRequest request;
+  request.set_adapter_id(adapter);
+  request.set_source_adapter_id(info.adapter_id);
+  request.set_name(info.name);
+  request.set_weights_only(true);
+  const absl::Status refused = front.port.Call<StepReply<AdapterInfo>>(
+      origin, Rpc::kLoadCheckpoint, request,
+      [](Engine& engine, LoadCheckpointRequest plain, auto then) {
+        engine.LoadCheckpoint(std::move(plain), std::move(then));
+      },
+      [&front, origin,
+       adapter](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+        EndLoad(front, origin, adapter, reply.status());
+      });
+  if (!refused.ok()) EndLoad(front, origin, adapter, refused);
+}
+
+}  // namespace
+
+std::string AdapterOfCheckpoint(const CheckpointInfo& info) {
+  const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
+                                       absl::ToUnixNanos(info.created_at));
+  return absl::StrCat(kSamplerAdapterPrefix,
+                      absl::BytesToHexString(Sha256(key).substr(0, 16)));
+}
+
+void UseAdapter(Front& front, const CallOrigin& origin,
+                const CheckpointInfo& info,
+                std::function<void(const absl::Status&)> done) {
+  const std::string adapter = AdapterOfCheckpoint(info);
+  const std::string key = LoadedKey(OwnerKey(*origin.caller), adapter);
+  const auto [entry, added] = front.loaded.try_emplace(key);
+  LoadedAdapter& loaded = entry->second;
+  if (loaded.state == State::kReady) {
+    ++loaded.users;
+    return done(absl::OkStatus());
+  }
+  loaded.waiting.push_back(std::move(done));
+  if (loaded.state == State::kLeaving && loaded.waiting.size() == 1) {
+    // Once it is gone: the first one that waits loads it for all.
+    Reap(front, *origin.caller, adapter, [&front, key, origin, adapter, info] {
+      front.loaded.at(key).state = State::kLoading;
+      StartLoad(front, origin, adapter, info);
+    });
+  } else if (added) {
+    StartLoad(front, origin, adapter, info);
+  }
+}
+
+void LeaveAdapter(Front& front, const Caller& caller,
+                  const std::string& adapter) {
+  const std::string key = LoadedKey(OwnerKey(caller), adapter);
+  const auto found = front.loaded.find(key);
+  if (found == front.loaded.end() || --found->second.users > 0) return;
+  found->second.state = State::kLeaving;
+  Reap(front, caller, adapter, [&front, key] {
+    const auto left = front.loaded.find(key);
+    if (left != front.loaded.end() && left->second.waiting.empty()) {
+      front.loaded.erase(left);
+    }
+  });
+}
+
+void HaveAdapter(Front& front, const Caller& caller,
+                 const std::string& adapter) {
+  LoadedAdapter& loaded = front.loaded[LoadedKey(OwnerKey(caller), adapter)];
+  loaded.state = State::kReady;
+  ++loaded.users;
+}
+
+bool IsLoaded(const Front& front, const std::string& owner,
+              const std::string& adapter) {
+  return front.loaded.contains(LoadedKey(owner, adapter));
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,270 @@
+#include "server/tinker/step_order.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/status_conversion.h"
+#include "server/tinker/errors.h"
+#include "server/tinker/models.h"
+
+namespace weft::tinker {
+namespace {
+
+// Steps of a model that the engine has at once. It needs a few to be busy, and
+// the rest would fill the queue of others.
+constexpr size_t kMaxRunning = 64;
+// Requests of steps that have ended are kept for as many as the dispatcher
+// keeps replies of.
+constexpr int64_t kKeptSteps = 64;
+// No checkpoint can have this name, so that loading it does nothing.
+constexpr absl::string_view kNoCheckpoint = "~";
+
+using Result = absl::StatusOr<FutureResult>;
+
+void Advance(Front& front, const std::string& id);
+
+Model* FindModel(Front& front, const std::string& id) {
+  const auto found = front.models.find(id);
+  return found == front.models.end() ? nullptr : &found->second;
+}
+
+void Finish(Front& front, const std::string& future, Result result) {
+  front.futures.Finish(future, result.ok()
+                                   ? *std::move(result)
+                                   : FutureResult::Failed(result.status()));
+}
+
+void AdvanceLater(Front& front, Model& model) {
+  if (std::exchange(model.line.retries, true)) return;
+  front.after(kRetryPause, [&front, id = model.id] {
+    Model* const later = FindModel(front, id);
+    if (later == nullptr) return;
+    later->line.retries = false;
+    Advance(front, id);
+  });
+}
+
+// Whether a step that ended like this leaves its number free.
+bool LeavesGap(const absl::Status& status) {
+  return !status.GetPayload(kStepDonePayload) && !absl::IsNotFound(status) &&
+         !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status) &&
+         !absl::IsUnavailable(status);
+}
+
+// Number `seq` is used up at the engine.
+void Leave(Front& front, Model& model, int64_t seq) {
+  StepLine& line = model.line;
+  line.running.erase(seq);
+  front.ledger->Erase(EntryKind::kStep,
+                      absl::StrCat(model.id, ":", seq - kKeptSteps));
+  if (line.loading != seq) return Advance(front, model.id);
+  if (HasLoaded(model, seq)) return OpenLine(front, model.id);
+  // A load that has failed no longer stands before what ran before it.
+  model.begun_load = 0;
+  KeepModel(front, model,
+            [&front, id = model.id](const absl::Status& /*kept*/) {
+              OpenLine(front, id);
+            });
+}
+
+// Takes the last step behind `seq` from the engine's queue, which may be full
+// of steps that wait for this number.
+void MakeRoom(StepLine& line, int64_t seq) {
+  const auto last = line.running.rbegin();
+  if (last == line.running.rend() || last->first <= seq || last->second.again) {
+    return;
+  }
+  last->second.again = true;
+  last->second.cancel->Cancel();
+}
+
+// Gives the number of a failed step to what does nothing, so that those after
+// it can run.
+void FillStep(Front& front, const std::string& id, int64_t seq,
+              uint64_t number) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr || !model->line.running.contains(seq)) return;
+  LoadCheckpointRequest nothing;
+  nothing.adapter_id = model->adapter;
+  nothing.source_adapter_id = model->adapter;
+  nothing.name = std::string(kNoCheckpoint);
+  nothing.step = number;
+  const auto end = [&front, id, seq, number](const absl::Status& status) {
+    Model* const later = FindModel(front, id);
+    if (later == nullptr) return;
+    if (absl::IsUnavailable(status)) return;  // The server stops.
+    if (status.ok() || !LeavesGap(status)) return Leave(front, *later, seq);
+    if (absl::IsResourceExhausted(status)) MakeRoom(later->line, seq);
+    front.after(kRetryPause, [&front, id, seq, number] {
+      FillStep(front, id, seq, number);
+    });
+  };
+  const absl::Status refused = front.port.CallUnmetered<StepReply<AdapterInfo>>(
+      model->line.running.at(seq).step.origin, Rpc::kLoadCheckpoint,
+      std::move(nothing),
+      [](Engine& engine, LoadCheckpointRequest plain, auto done) {
+        engine.LoadCheckpoint(std::move(plain), std::move(done));
+      },
+      [end](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+        end(reply.status());
+      });
+  if (!refused.ok()) end(refused);
+}
+
+// The engine has ended a step.
+void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
+         Result result) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr) return;  // EndModel has finished the future.
+  // A server that stops answers nothing: the next one runs the step.
+  if (absl::IsUnavailable(result.status()) && front.ledger->keeps()) return;
+  StepLine& line = model->line;
+  const auto running = line.running.find(seq);
+  if (running == line.running.end()) return;
+  if (running->second.again && absl::IsCancelled(result.status())) {
+    line.arrived.emplace(seq, std::move(running->second.step));
+    line.running.erase(running);
+    line.next = std::min(line.next, seq);
+    return AdvanceLater(front, *model);
+  }
+  const bool gap = !result.ok() && LeavesGap(result.status());
+  Finish(front, running->second.step.future, std::move(result));
+  if (gap) return FillStep(front, id, seq, number);
+  Leave(front, *model, seq);
+}
+
+// Gives a step to the engine. Returns only what may succeed later.
+absl::Status Run(Front& front, Model& model, int64_t seq,
+                 const ArrivedStep& step) {
+  const uint64_t number = model.StepOf(seq);
+  RunningStep& running = model.line.running[seq];
+  running.step = step;
+  const std::shared_ptr<CancelHandle> cancel = running.cancel;
+  const absl::Status refused =
+      step.task({.number = number,
+                 .done =
+                     [&front, id = model.id, seq, number](Result result) {
+                       End(front, id, seq, number, std::move(result));
+                     },
+                 .cancel = cancel.get()});
+  if (refused.ok()) return refused;
+  if (RetryMillis(refused).has_value()) {
+    model.line.running.erase(seq);
+    return refused;
+  }
+  End(front, model.id, seq, number, refused);
+  return absl::OkStatus();
+}
+
+void RunLoad(Front& front, const std::string& id, int64_t seq,
+             const ArrivedStep& step) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr || Run(front, *model, seq, step).ok()) return;
+  front.after(kRetryPause,
+              [&front, id, seq, step] { RunLoad(front, id, seq, step); });
+}
+
+// That a load begins is on disk before it does: no step before it may run
+// again after it.
+void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
+  model.line.loading = seq;
+  model.begun_load = seq;
+  KeepModel(front, model,
+            [&front, id = model.id, seq,
+             step = std::move(step)](const absl::Status& kept) {
+              Model* const later = FindModel(front, id);
+              if (later == nullptr) return;
+              if (kept.ok()) return RunLoad(front, id, seq, step);
+              later->line.running[seq].step = step;
+              End(front, id, seq, later->StepOf(seq), kept);
+            });
+}
+
+void Advance(Front& front, const std::string& id) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr || model->line.advances) return;
+  StepLine& line = model->line;
+  line.advances = true;
+  while (!line.loading && line.running.size() < kMaxRunning) {
+    const int64_t seq = line.next;
+    const auto next = line.arrived.find(seq);
+    if (next == line.arrived.end()) break;
+    if (next->second.is_load && !line.running.empty()) break;
+    ArrivedStep step = std::move(next->second);
+    line.arrived.erase(next);
+    ++line.next;
+    if (step.is_load) {
+      BeginLoad(front, *model, seq, std::move(step));
+    } else if (!Run(front, *model, seq, step).ok()) {
+      line.arrived.emplace(seq, std::move(step));
+      line.next = seq;
+      AdvanceLater(front, *model);
+      break;
+    }
+  }
+  line.advances = false;
+}
+
+// For the stored reply of a step that the engine has had: nothing waits for it.
+void RunAgain(Front& front, const std::string& id, int64_t seq,
+              const ArrivedStep& step) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr) return;
+  const auto finish = [&front, future = step.future](Result result) {
+    Finish(front, future, std::move(result));
+  };
+  const absl::Status refused = step.task(
+      {.number = model->StepOf(seq), .done = finish, .cancel = nullptr});
+  if (refused.ok()) return;
+  if (!RetryMillis(refused).has_value()) return finish(refused);
+  front.after(kRetryPause,
+              [&front, id, seq, step] { RunAgain(front, id, seq, step); });
+}
+
+}  // namespace
+
+void EnterStep(Front& front, const std::string& model_id, int64_t seq,
+               ArrivedStep step) {
+  Model* const model = FindModel(front, model_id);
+  if (model == nullptr) {
+    return Finish(front, step.future, absl::NotFoundError("the model is gone"));
+  }
+  if (seq < model->line.next) return RunAgain(front, model_id, seq, step);
+  model->line.arrived.emplace(seq, std::move(step));
+  Advance(front, model_id);
+}
+
+void OpenLine(Front& front, const std::string& id) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr) return;
+  model->line.loading.reset();
+  Advance(front, id);
+}
+
+void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
+              const std::function<void(absl::Status)>& done) {
+  if (!HasLoaded(model, seq)) {
+    model.offsets.emplace_back(seq + 1, static_cast<int64_t>(last_step) - seq);
+  }
+  // Steps before the last load but one can run no more.
+  if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
+  model.begun_load = 0;
+  if (seq == 0) model.line.next = 1;
+  KeepModel(front, model, done);
+}
+
+bool HasLoaded(const Model& model, int64_t seq) {
+  return std::ranges::any_of(model.offsets, [seq](const auto& offset) {
+    return offset.first == seq + 1;
+  });
+}
+
+int64_t LatestLoad(const Model& model) {
+  const int64_t noted =
+      model.offsets.empty() ? 0 : model.offsets.back().first - 1;
+  return std::max(noted, model.begun_load);
+}
+
+}  // namespace weft::tinker

@@ -1,0 +1,111 @@
+// Steps of the ledger, after a restart; see steps.h.
+#include <memory>
+#include <utility>
+
+#include "server/tinker/step_order.h"
+#include "server/tinker/steps.h"
+#include "src/base/log.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr absl::Duration kPause = absl::Milliseconds(200);
+
+// Where the engine is says which number comes next. A load that may have ended
+// has set the engine's numbers back, and must come first.
+void PlaceLine(Front& front, Model& model) {
+  if (model.begun_load > 0) {
+    model.line.next = model.begun_load;
+    return;
+  }
+  v1::GetAdapterRequest request;
+  request.set_adapter_id(model.adapter);
+  const absl::Status asked = front.port.Call<AdapterInfo>(
+      {.caller = model.caller}, Rpc::kGetAdapter, request,
+      [](Engine& engine, std::string id, auto then) {
+        engine.GetAdapter(std::move(id), std::move(then));
+      },
+      [&model](const absl::StatusOr<AdapterInfo>& info) {
+        const int64_t offset =
+            model.offsets.empty() ? 0 : model.offsets.back().second;
+        if (info.ok()) {
+          model.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
+        }
+      });
+  // The adapter of a model whose creation was cut off is not there.
+  if (asked.ok() || absl::IsNotFound(asked)) return;
+  Log(LogLevel::kWarning, "a model's place is not known",
+      {{"model", model.id}, {"error", std::string(asked.message())}});
+}
+
+class Restore : public std::enable_shared_from_this<Restore> {
+ public:
+  Restore(Front& front, std::function<absl::Status(const CallPtr&)> run)
+      : front_(front), run_(std::move(run)) {}
+
+  void Start() {
+    front_.ledger->ListSteps(
+        [self = shared_from_this()](std::vector<StepFile> files) {
+          self->files_ = std::move(files);
+          self->Next();
+        });
+  }
+
+ private:
+  void Next() {
+    if (next_ == files_.size()) {
+      front_.ready = true;
+      return;
+    }
+    front_.ledger->ReadStep(
+        files_[next_++],
+        [self = shared_from_this()](std::optional<LedgerEntry> entry) {
+          entry ? self->Take(*std::move(entry)) : self->Next();
+        });
+  }
+
+  // Steps of models that are gone, and from before a load, run no more: as the
+  // load set the model back, they would run as steps that follow it.
+  [[nodiscard]] bool IsOver(const LedgerEntry& entry) const {
+    const auto model = front_.models.find(entry.fields.value("model", ""));
+    return model == front_.models.end() ||
+           entry.fields.value("seq", int64_t{0}) < LatestLoad(model->second);
+  }
+
+  void Take(LedgerEntry entry) {
+    if (IsOver(entry)) {
+      front_.ledger->Erase(EntryKind::kStep, entry.id);
+      return Next();
+    }
+    const auto call = std::make_shared<Call>();
+    call->http.method = "POST";
+    call->http.target = entry.fields.value("target", "");
+    call->http.content_type = entry.fields.value("content_type", "");
+    call->http.body = std::move(entry.bytes);
+    call->caller = CallerFromJson(entry.fields["caller"]);
+    call->kept = true;
+    Run(call);
+  }
+
+  void Run(const CallPtr& call) {
+    if (run_(call).ok()) return Next();
+    front_.after(kPause,
+                 [self = shared_from_this(), call] { self->Run(call); });
+  }
+
+  Front& front_;
+  const std::function<absl::Status(const CallPtr&)> run_;
+  std::vector<StepFile> files_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+void RestoreSteps(Front& front,
+                  std::function<absl::Status(const CallPtr&)> run) {
+  for (auto& [id, model] : front.models) PlaceLine(front, model);
+  std::make_shared<Restore>(front, std::move(run))->Start();
+}
+
+}  // namespace weft::tinker

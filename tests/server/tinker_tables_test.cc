@@ -1,0 +1,220 @@
+// The tables of the Tinker front, without a server: futures, the ledger, samples
+// that wait.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/tinker/futures.h"
+#include "server/tinker/ledger.h"
+#include "server/tinker/sample_queue.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::tinker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class TinkerFuturesTest : public ::testing::Test {
+ protected:
+  Respond Take() {
+    return [this](HttpReply reply) { replies_.push_back(std::move(reply)); };
+  }
+  // Retrieves a JSON answer without an announcement.
+  void Retrieve(const std::string& id, const std::string& owner = "me") {
+    futures_.Retrieve(id, owner, false, false, Take());
+  }
+
+  std::vector<std::function<void()>> later_;
+  Futures futures_{2000, [this](absl::Duration, std::function<void()> run) {
+                     later_.push_back(std::move(run));
+                   }};
+  std::vector<HttpReply> replies_;
+};
+
+TEST_F(TinkerFuturesTest, AnswersAllWhoWaitAndAllWhoComeLater) {
+  EXPECT_TRUE(futures_.Open("f", "me"));
+  EXPECT_FALSE(futures_.Open("f", "me"));
+  Retrieve("f");
+  Retrieve("f");
+  EXPECT_TRUE(replies_.empty());
+  futures_.Finish("f", FutureResult::Of({{"a", 1}}));
+  futures_.Finish("f", FutureResult::Of({{"a", 2}}));
+  Retrieve("f");
+  ASSERT_EQ(replies_.size(), 3u);
+  for (const HttpReply& reply : replies_) EXPECT_EQ(reply.body, R"({"a":1})");
+  // Their long polls have ended already.
+  for (const auto& give_up : later_) give_up();
+  EXPECT_EQ(replies_.size(), 3u);
+}
+
+TEST_F(TinkerFuturesTest, ALongPollEndsAndMayBeMadeAgain) {
+  ASSERT_TRUE(futures_.Open("f", "me"));
+  Retrieve("f");
+  later_.at(0)();
+  ASSERT_EQ(replies_.size(), 1u);
+  EXPECT_THAT(replies_[0].body, HasSubstr("try_again"));
+  Retrieve("f");
+  futures_.Finish("f", FutureResult::Of({{"a", 1}}));
+  EXPECT_EQ(replies_.back().body, R"({"a":1})");
+}
+
+TEST_F(TinkerFuturesTest, AnotherOwnersFutureIsNotThere) {
+  ASSERT_TRUE(futures_.Open("f", "me"));
+  futures_.Finish("f", FutureResult::Of({{"secret", 1}}));
+  Retrieve("f", "you");
+  Retrieve("unknown");
+  ASSERT_EQ(replies_.size(), 2u);
+  EXPECT_EQ(replies_[0].status, 410);
+  EXPECT_EQ(replies_[0].body, replies_[1].body);
+}
+
+TEST_F(TinkerFuturesTest, ForgetsTheOldestResultsBeyondItsBytes) {
+  for (const char* id : {"a", "b", "c", "d", "e"}) {
+    ASSERT_TRUE(futures_.Open(id, "me"));
+    futures_.Finish(id, FutureResult::Of({{"id", id}}));
+  }
+  EXPECT_FALSE(futures_.Has("a"));
+  EXPECT_TRUE(futures_.Has("e"));
+}
+
+TEST_F(TinkerFuturesTest, WhoHasTheMostLosesResultsFirst) {
+  ASSERT_TRUE(futures_.Open("mine", "me"));
+  futures_.Finish("mine", FutureResult::Of({{"a", 1}}));
+  for (int i = 0; i < 20; ++i) {
+    const std::string id = "theirs" + std::to_string(i);
+    ASSERT_TRUE(futures_.Open(id, "them"));
+    futures_.Finish(id, FutureResult::Of({{"a", 1}}));
+  }
+  EXPECT_TRUE(futures_.Has("mine"));
+  EXPECT_FALSE(futures_.Has("theirs0"));
+  EXPECT_TRUE(futures_.Has("theirs19"));
+}
+
+class TinkerLedgerTest : public ::testing::Test {
+ protected:
+  TinkerLedgerTest() : folder_(::testing::TempDir() + "tinker_ledger_test") {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+  }
+  ~TinkerLedgerTest() override { std::filesystem::remove_all(folder_); }
+
+  // The ledger's own thread stands for the front's.
+  static std::unique_ptr<Ledger> Open(const std::string& folder) {
+    auto ledger =
+        Ledger::Open(folder, [](const std::function<void()>& work) { work(); });
+    EXPECT_TRUE(ledger.ok()) << ledger.status();
+    return *std::move(ledger);
+  }
+  static std::vector<StepFile> Steps(Ledger& ledger) {
+    std::vector<StepFile> found;
+    absl::Notification done;
+    ledger.ListSteps([&](std::vector<StepFile> files) {
+      found = std::move(files);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return found;
+  }
+  static LedgerEntry Read(Ledger& ledger, const StepFile& file) {
+    LedgerEntry found;
+    absl::Notification done;
+    ledger.ReadStep(file, [&](std::optional<LedgerEntry> entry) {
+      if (entry) found = *std::move(entry);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return found;
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(TinkerLedgerTest, EntriesAreThereAgainAfterARestart) {
+  const std::string bytes("\0\xff\n", 3);
+  int kept = 0;
+  {
+    const auto ledger = Open(folder_);
+    const auto count = [&kept](const absl::Status& put) { kept += put.ok(); };
+    ledger->Put(EntryKind::kStep, {"a:12", {{"n", 2}}, ""}, count);
+    ledger->Put(EntryKind::kStep, {"a:3", {{"n", 1}}, bytes}, count);
+    ledger->Put(EntryKind::kStep, {"a:12", {{"n", 3}}, ""}, count);
+    ledger->Put(EntryKind::kModel, {"../a", {{"n", 4}}, ""}, count);
+    ledger->Erase(EntryKind::kStep, "unknown:1");
+  }
+  EXPECT_EQ(kept, 4) << "the end waits for what was put";
+  const auto ledger = Open(folder_);
+  const std::vector<StepFile> steps = Steps(*ledger);
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0].seq, 3);
+  EXPECT_EQ(steps[1].seq, 12);
+  EXPECT_EQ(Read(*ledger, steps[0]).bytes, bytes);
+  EXPECT_EQ(Read(*ledger, steps[1]).fields["n"], 3);
+  const auto models = ledger->ReadAll(EntryKind::kModel);
+  ASSERT_EQ(models.size(), 1u);
+  EXPECT_EQ(models[0].id, "../a");
+}
+
+TEST_F(TinkerLedgerTest, ErasesTheStepsOfOneModel) {
+  const auto ledger = Open(folder_);
+  for (const char* id : {"a:1", "a:2", "a:b:1"}) {
+    ledger->Put(EntryKind::kStep, {id, {}, ""}, [](const absl::Status&) {});
+  }
+  ledger->EraseSteps("a");
+  const std::vector<StepFile> left = Steps(*ledger);
+  ASSERT_EQ(left.size(), 1u);
+  EXPECT_EQ(Read(*ledger, left[0]).id, "a:b:1");
+}
+
+TEST_F(TinkerLedgerTest, WithoutAFolderNothingIsKept) {
+  const auto ledger = Open("");
+  EXPECT_FALSE(ledger->keeps());
+  bool put = false;
+  ledger->Put(EntryKind::kStep, {"a:1", {}, ""},
+              [&](const absl::Status& status) { put = status.ok(); });
+  EXPECT_TRUE(put);
+  EXPECT_TRUE(Steps(*ledger).empty());
+}
+
+class TinkerSampleQueueTest : public ::testing::Test {
+ protected:
+  // Starts up to `room` samples and returns their ids.
+  std::vector<std::string> Advance(size_t room, const std::string& blocked) {
+    std::vector<std::string> started;
+    queue_.Advance([&](const std::string& owner, const WaitingSample& sample) {
+      if (owner == blocked || started.size() == room) return false;
+      started.push_back(sample.id);
+      return true;
+    });
+    return started;
+  }
+
+  SampleQueue queue_;
+};
+
+TEST_F(TinkerSampleQueueTest, OwnersTakeTurnsAndOneThatIsFullBlocksNobody) {
+  for (const char* id : {"a1", "a2", "a3"}) queue_.Add("a", {.id = id});
+  for (const char* id : {"b1", "b2"}) queue_.Add("b", {.id = id});
+  EXPECT_THAT(Advance(3, ""), ElementsAre("a1", "b1", "a2"));
+  EXPECT_THAT(Advance(9, "a"), ElementsAre("b2"));
+  EXPECT_THAT(Advance(9, ""), ElementsAre("a3"));
+  EXPECT_THAT(Advance(9, ""), ElementsAre());
+}
+
+TEST_F(TinkerSampleQueueTest, OneThatWaitsCanBeTakenOut) {
+  queue_.Add("a", {.id = "a1"});
+  EXPECT_FALSE(queue_.Remove("b", "a1"));
+  EXPECT_TRUE(queue_.Remove("a", "a1"));
+  EXPECT_FALSE(queue_.Remove("a", "a1"));
+  EXPECT_THAT(Advance(9, ""), ElementsAre());
+}
+
+}  // namespace
+}  // namespace weft::tinker

@@ -1,0 +1,52 @@
+"""A proxy that breaks connections: now before a request has gone through, now
+in the middle of its reply."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+
+
+class FlakyProxy:
+    """Forwards to `url`; `broken` counts the connections that it broke."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.broken = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        for number in itertools.count():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._forward, args=(client, number), daemon=True
+            ).start()
+
+    def _forward(self, client: socket.socket, number: int) -> None:
+        """Every connection breaks: one in its request, the next in the reply to
+        a later request."""
+        with contextlib.suppress(OSError), client:
+            with socket.create_connection(self._target) as server:
+                requests = 3 + number % 4
+                while request := client.recv(65536):
+                    requests -= 1
+                    if requests == 0 and number % 2:
+                        break
+                    server.sendall(request)
+                    reply = server.recv(65536)
+                    if requests == 0:
+                        client.sendall(reply[: len(reply) // 2])
+                        break
+                    client.sendall(reply)
+                self.broken += 1

@@ -1,0 +1,85 @@
+"""Many clients at once, connections that break, tenants."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+from flaky_proxy import FlakyProxy
+from raw_client import RawClient
+from tinker_daemon import SDK, WEFTCTL, TinkerDaemon
+
+
+@pytest.fixture(autouse=True)
+def has_sdk() -> None:
+    if not SDK.exists():
+        pytest.skip("no Tinker SDK: deploy/setup.sh --tests installs it")
+
+
+def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
+    server = TinkerDaemon(
+        tmp_path,
+        *("--max-queue-requests", "64", "--max-queue-requests-per-tenant", "32"),
+        *("--max-adapters", "40"),
+    )
+    try:
+        out = server.run("crowd")
+    finally:
+        server.stop()
+    assert out["lengths"] == [2]
+    assert len(out["norms"]) == 32
+    # Rounding depends on what shares a batch.
+    assert out["norms"] == pytest.approx([out["norms"][0]] * 32, rel=1e-5)
+    assert math.isfinite(out["norms"][0]) and out["norms"][0] > 0
+
+
+def test_connections_that_break_change_nothing(tmp_path: Path) -> None:
+    server = TinkerDaemon(tmp_path)
+    try:
+        calm = server.run("calm")
+        server.end_sdk()
+        proxy = FlakyProxy(server.url)
+        server.sdk_url = proxy.url
+        assert server.run("calm") == calm
+        proxy.close()
+    finally:
+        server.stop()
+    assert proxy.broken > 3
+
+
+def test_tenants_see_their_own(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+
+    def token(name: str, *options: str) -> str:
+        made = subprocess.run(
+            [str(WEFTCTL), "token", "create", name]
+            + ["--file", str(tokens), *options],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return "tml-" + made.stdout.split()[0]
+
+    alice, bob = token("a", "--tenant", "alice"), token("b", "--tenant", "bob")
+    reader = token("r", "--tenant", "alice", "--scopes", "read")
+    server = TinkerDaemon(
+        tmp_path, "--auth-tokens-file", str(tokens), "--insecure"
+    )
+    try:
+        one, other = RawClient(server, alice), RawClient(server, bob)
+        session = one.session()
+        model = one.model(session)
+        body = {"model_id": model, "seq_id": 1, "adam_params": {}}
+        assert other.ask("optim_step", body)[0] == 404
+        assert other.ask(f"sessions/{session}", method="GET")[0] == 404
+        assert RawClient(server, reader).ask("optim_step", body)[0] == 403
+        assert RawClient(server, "tml-weft_none").ask("optim_step", body)[0] == 401
+        future = one.train(model, 1)
+        assert other.ask("retrieve_future", future)[0] == 410
+        assert "metrics" in one.result(future)
+        # Both train, and each has its own.
+        assert other.norm(other.step(other.model(other.session()), 1)) >= 0
+    finally:
+        server.stop()

@@ -1,0 +1,205 @@
+"""Order, ends and limits that the SDK does not show, by a client that sends
+requests in any order and leaves when it likes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from raw_client import RawClient
+from tinker_daemon import TinkerDaemon
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerDaemon]:
+    tinker = TinkerDaemon(tmp_path_factory.mktemp("order"))
+    yield tinker
+    tinker.stop()
+
+
+def state(daemon: TinkerDaemon) -> Path:
+    return daemon.state / "tinker"
+
+
+def adapters(daemon: TinkerDaemon) -> list[str]:
+    with daemon.server.client() as client:
+        return [info.adapter_id for info in client.adapters()]
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def trained(client: RawClient) -> tuple[str, str]:
+    """A model after one step with a checkpoint of it; 4 is its next number."""
+    model = client.model(client.session())
+    client.train(model, 1)
+    client.step(model, 2)
+    path = client.result(client.save(model, 3, "early"))["path"]
+    return model, path
+
+
+def unwrite_load(daemon: TinkerDaemon, model: str, seq: int) -> None:
+    """Leaves the state of a process that ended before it wrote that the load,
+    which the engine has on record, is done."""
+    for file in (daemon.state / "tinker").glob("model-*"):
+        entry = json.loads(file.read_text())
+        if entry["id"] == model:
+            assert entry["fields"]["offsets"][-1][0] == seq + 1
+            del entry["fields"]["offsets"][-1]
+            entry["fields"]["begun_load"] = seq
+            file.write_text(json.dumps(entry) + "\n")
+            return
+    raise AssertionError("no such model")
+
+
+def test_a_load_that_arrives_late_keeps_its_place(daemon: TinkerDaemon) -> None:
+    client = RawClient(daemon)
+    norms = []
+    for late in (False, True):
+        model, path = trained(client)
+        client.train(model, 4, weight=2)
+        futures = {}
+
+        def send(seq: int, model: str = model, path: str = path) -> None:
+            if seq in (6, 7):
+                futures[seq] = client.load(model, seq, path)
+            elif seq in (5, 9):
+                futures[seq] = client.step(model, seq)
+            else:
+                futures[seq] = client.train(model, seq)
+
+        for seq in (9, 8, 7, 6, 5) if late else (5, 6, 7, 8, 9):
+            send(seq)
+        for seq in (6, 7):
+            assert client.result(futures[seq])["path"] == path
+        norms.append((client.norm(futures[5]), client.norm(futures[9])))
+    assert norms[0] == norms[1]
+    assert norms[0][0] != norms[0][1]
+
+
+def test_two_loads_and_a_kill_run_nothing_twice(daemon: TinkerDaemon) -> None:
+    client = RawClient(daemon)
+    norms = []
+    for kill in (False, True):
+        model, path = trained(client)
+        client.result(client.load(model, 4, path))
+        for seq in (5, 7):
+            client.train(model, seq, weight=3)
+            client.result(client.step(model, seq + 1))
+        client.result(client.load(model, 9, path))
+        if kill:
+            daemon.server.kill()
+            unwrite_load(daemon, model, 9)
+            daemon.server.start()
+        client.train(model, 10)
+        norms.append(client.norm(client.step(model, 11)))
+    assert norms[0] == norms[1]
+
+
+def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> None:
+    client = RawClient(daemon)
+    model = client.model(client.session())
+    before = len(list(state(daemon).glob("step-*")))
+    body = {"model_id": model, "seq_id": 5000, "adam_params": {}}
+    status, reply = client.ask("optim_step", body)
+    assert status == 400 and "seq_id" in reply["detail"]
+    assert len(list(state(daemon).glob("step-*"))) == before
+
+
+def test_a_refused_step_is_passed_though_the_queue_is_full(
+    tmp_path: Path,
+) -> None:
+    small = TinkerDaemon(tmp_path, "--max-queue-requests-per-tenant", "2")
+    try:
+        client = RawClient(small)
+        model = client.model(client.session())
+        others = [client.train(model, seq) for seq in range(2, 10)]
+        refused = client.result(client.train(model, 1, loss="none"))
+        assert refused["category"] == "user", refused
+        for future in others:
+            assert "metrics" in client.result(future)
+    finally:
+        small.stop()
+
+
+def test_a_session_that_ends_takes_its_adapters_along(daemon: TinkerDaemon) -> None:
+    client = RawClient(daemon)
+    session = client.session()
+    client.model(session, 0)
+    # The second one is still being made.
+    client.must(
+        "create_model",
+        session_id=session,
+        model_seq_id=1,
+        base_model="toy",
+        lora_config={"rank": 4, "seed": 3},
+    )
+    client.must(f"sessions/{session}/finish")
+    wait_for(lambda: not any(session in name for name in adapters(daemon)))
+    wait_for(lambda: not list(state(daemon).glob("orphan-*")))
+
+
+def test_an_adapter_without_its_session_goes_after_a_restart(
+    daemon: TinkerDaemon,
+) -> None:
+    client = RawClient(daemon)
+    before = set(state(daemon).glob("session-*"))
+    session = client.session()
+    client.model(session)
+    daemon.server.kill()
+    # As a crash at the end of a session may leave it.
+    for file in set(state(daemon).glob("session-*")) - before:
+        file.unlink()
+    daemon.server.start()
+    wait_for(lambda: not any(session in name for name in adapters(daemon)))
+
+
+def test_a_checkpoint_is_sampled_from_while_its_last_session_ends(
+    daemon: TinkerDaemon,
+) -> None:
+    client = RawClient(daemon)
+    model, _ = trained(client)
+    saved = client.must(
+        "save_weights_for_sampler", model_id=model, seq_id=4, path="kept"
+    )
+    path = client.result(saved)["path"]
+    tokens = []
+    for _ in range(4):
+        session = client.session()
+        status, reply = client.sampler(session, 0, path)
+        assert status == 200, reply
+        sampled = client.result(client.sample(reply["sampling_session_id"], 0))
+        tokens.append(sampled["sequences"][0]["tokens"])
+        client.must(f"sessions/{session}/finish")
+    assert tokens == [tokens[0]] * 4
+    wait_for(lambda: not any("sampler" in name for name in adapters(daemon)))
+
+
+def test_a_model_keeps_the_snapshots_that_were_used_last(
+    daemon: TinkerDaemon,
+) -> None:
+    client = RawClient(daemon)
+    model = client.model(client.session())
+    samplers = []
+    for number in range(40):
+        made = client.must(
+            "save_weights_for_sampler",
+            model_id=model,
+            seq_id=number + 1,
+            sampling_session_seq_id=number,
+        )
+        samplers.append(client.result(made)["sampling_session_id"])
+        client.result(client.sample(samplers[0], number))
+    with daemon.server.client() as weft:
+        info = weft.adapter(model.replace(":", ".")).info()
+    assert len(info.snapshots) == 32
+    assert client.ask("samplers/" + samplers[1], method="GET")[0] == 404
+    for sampler in (samplers[0], samplers[-1]):
+        assert client.ask("samplers/" + sampler, method="GET")[0] == 200
