@@ -5,6 +5,17 @@
 #include "client/call_metadata.h"
 
 namespace weft::client {
+namespace {
+
+v1::ForwardRequest ForwardRequestOf(std::vector<v1::Datum> data,
+                                    v1::LossConfig loss) {
+  v1::ForwardRequest request;
+  for (v1::Datum& datum : data) *request.add_data() = std::move(datum);
+  *request.mutable_loss() = std::move(loss);
+  return request;
+}
+
+}  // namespace
 
 AdapterHandle::AdapterHandle(std::shared_ptr<grpc::Channel> channel,
                              CallOptions options, const v1::Adapter& adapter)
@@ -60,10 +71,32 @@ Future<TrainReply> AdapterHandle::ForwardBackward(std::vector<v1::Datum> data,
 
 Future<ForwardReply> AdapterHandle::Forward(std::vector<v1::Datum> data,
                                             v1::LossConfig loss) {
-  v1::ForwardRequest request;
-  for (v1::Datum& datum : data) *request.add_data() = std::move(datum);
-  *request.mutable_loss() = std::move(loss);
-  return Submit(&v1::TrainingService::Stub::async::Forward, std::move(request));
+  return Submit(&v1::TrainingService::Stub::async::Forward,
+                ForwardRequestOf(std::move(data), std::move(loss)));
+}
+
+Future<ForwardReply> AdapterHandle::Score(std::vector<v1::Datum> data,
+                                          v1::LossConfig loss,
+                                          absl::string_view snapshot) {
+  auto request = ForwardRequestOf(std::move(data), std::move(loss));
+  request.set_adapter_id(adapter_id_);
+  request.set_unnumbered(true);
+  request.set_snapshot(std::string(snapshot));
+  auto promise = std::make_shared<std::promise<absl::StatusOr<ForwardReply>>>();
+  auto start = [stub = training_](grpc::ClientContext* context,
+                                  const v1::ForwardRequest* sent,
+                                  v1::ForwardResponse* response,
+                                  std::function<void(grpc::Status)> done) {
+    stub->async()->Forward(context, sent, response, std::move(done));
+  };
+  auto finish = [promise](absl::StatusOr<ForwardReply> reply) {
+    promise->set_value(std::move(reply));
+  };
+  using Call = UnaryCall<v1::ForwardRequest, v1::ForwardResponse>;
+  std::make_shared<Call>(std::move(start), std::move(request), options_,
+                         std::move(finish))
+      ->Start();
+  return promise->get_future();
 }
 
 Future<OptimReply> AdapterHandle::OptimStep(v1::AdamWConfig adamw) {

@@ -1,4 +1,4 @@
-// Sends the training steps of one adapter and numbers them.
+// Sends the training steps of one adapter and numbers them, and scores data.
 #ifndef WEFT_CLIENT_ADAPTER_HANDLE_H_
 #define WEFT_CLIENT_ADAPTER_HANDLE_H_
 
@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/step_counter.h"
 #include "client/unary_call.h"
 #include "weft/v1/adapters.grpc.pb.h"
@@ -23,11 +24,11 @@ using OptimReply = Reply<v1::OptimStepResponse>;
 template <typename T>
 using Future = std::future<absl::StatusOr<T>>;
 
-// Each method sends one step at once and returns a future, so that several
-// steps can be in flight. The server runs them in the order of the calls. If
-// the server refuses a step while later ones are in flight, the later ones end
-// with FAILED_PRECONDITION and the handle needs a Resync(). Threads: any.
-// Ownership: futures may outlive the handle.
+// Each method but Score sends one step at once and returns a future, so that
+// several steps can be in flight. The server runs them in the order of the
+// calls. If the server refuses a step while later ones are in flight, the later
+// ones end with FAILED_PRECONDITION and the handle needs a Resync().
+// Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
   AdapterHandle(std::shared_ptr<grpc::Channel> channel, CallOptions options,
@@ -40,6 +41,11 @@ class AdapterHandle {
                                                    v1::LossConfig loss);
   [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
                                              v1::LossConfig loss);
+  // Forward beside the steps: it takes no number and waits for none that is
+  // missing. With an empty snapshot it sees the latest weights when it runs.
+  [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
+                                           v1::LossConfig loss,
+                                           absl::string_view snapshot = "");
   [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
 
   // Asks the server for the next number. Errors: FAILED_PRECONDITION while

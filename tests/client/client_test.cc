@@ -166,6 +166,26 @@ TEST_F(ClientTest, RunsPipelinedStepsInOrder) {
   EXPECT_THAT(steps, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
+TEST_F(ClientTest, ScoresBesideTheSteps) {
+  const auto adapter = Create();
+  v1::LossConfig loss;
+  loss.set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+  const v1::Datum datum = *NextTokenDatum({1, 2, 3});
+  server_.engine().FailNext(absl::UnavailableError("restarting"), "Forward");
+  const auto scored = adapter->Score({datum}, loss).get();
+  ASSERT_TRUE(scored.ok()) << scored.status();
+  EXPECT_EQ(scored->message.step(), 0);
+  EXPECT_EQ(scored->message.metrics().at("loss:sum"), 7.0 / 8);
+  EXPECT_EQ(adapter->next_step(), 1);
+  EXPECT_TRUE(server_.engine().last_train().unnumbered);
+  ASSERT_TRUE(adapter->Score({datum}, loss, "best").get().ok());
+  EXPECT_EQ(server_.engine().last_train().snapshot, "best");
+  EXPECT_THAT(server_.engine().arrived(),
+              ElementsAre(Pair("CreateAdapter", 0), Pair("Forward", 0),
+                          Pair("Forward", 0), Pair("Forward", 0)));
+  EXPECT_EQ(Train(*adapter).get()->message.step(), 1);
+}
+
 TEST_F(ClientTest, WithdrawsTheStepsBehindARefusal) {
   const auto adapter = Create();
   server_.engine().Hold();
