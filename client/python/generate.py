@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from importlib import resources
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +31,11 @@ def generate() -> None:
 
     OUTPUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=OUTPUT.parent) as scratch:
-        command = ["protoc", "-I", str(PROTO_ROOT), f"--python_out={scratch}"]
+        # protoc looks for protobuf's own files beside python alone, where only a
+        # system that has its headers has them.
+        own = resources.files("grpc_tools") / "_proto"
+        command = ["protoc", "-I", str(PROTO_ROOT), "-I", str(own)]
+        command += [f"--python_out={scratch}"]
         command += [f"--pyi_out={scratch}", *map(str, _sources())]
         if protoc.main(command) != 0:
             raise RuntimeError(f"protoc failed: {' '.join(command)}")

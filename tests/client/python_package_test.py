@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import CLIENT
 from fake_weftd import FakeWeftd
+from grpc_tools import protoc
 from wheels import build_wheel, install, requirements, run
+
+import generate
 
 VERSION = "0.1.0"
 PROGRAM = """
@@ -23,6 +27,24 @@ try:
 except weft.InvalidArgument as error:
     print(error)
 """
+
+
+def test_stubs_need_no_headers_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def main(command: list[str]) -> int:
+        pairs = pairwise(command)
+        folders.extend(Path(value) for name, value in pairs if name == "-I")
+        return 1
+
+    monkeypatch.setattr(protoc, "main", main)
+    monkeypatch.setattr(generate, "OUTPUT", tmp_path / "_proto")
+    with pytest.raises(RuntimeError, match="protoc failed"):
+        generate.generate()
+    # Some of ours import files that protobuf brings.
+    assert any((one / "google/protobuf/any.proto").is_file() for one in folders)
 
 
 @pytest.fixture(scope="module")
