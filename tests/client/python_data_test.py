@@ -353,6 +353,27 @@ def test_hugging_face_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[1][1]["split"] == "train"
 
 
+def test_a_folder_of_records_is_a_dataset_of_hugging_face(
+    tokenizer: data.ModelTokenizer, tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path / "records"
+    folder.mkdir()
+    lines: list[dict[str, Any]] = [{"text": "one two"}, {"messages": [USER, ANSWER]}]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = list(data.read(f"hf:{folder}"))
+    assert [one.record for one in found] == lines
+    # Handed over as it is, its rows have every column.
+    rows = datasets.Dataset.from_list([{**lines[0], "messages": None}, lines[1]])
+    made = data.Dataset(rows, data.Encoder(tokenizer)).load()
+    assert [learnt(one) for one in made] == [
+        "ONE TWO END",
+        "user one two assistant THREE END",
+    ]
+    with pytest.raises(weft.InvalidArgument, match=r"hf:.*none"):
+        data.read(f"hf:{folder}:none")
+
+
 @pytest.mark.parametrize(
     ("missing", "read", "advice"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +155,26 @@ def test_tensorboard_is_written_where_it_is_there(
         watch.note(1, "eval_loss", 0.25)
     assert ("loss", 0.5, 1) in written and ("eval_loss", 0.25, 1) in written
     assert written[-1][0] == "closed"
+
+
+def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    with Watch(tmp_path, 2) as watch:
+        watch.step(1, 10, {"loss": 0.5})
+        watch.step(2, 10, {"loss": 0.25})
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    rest = path.read_bytes()
+    found: dict[int, float] = {}
+    while rest:  # Length, its checksum, an event, its checksum.
+        (size,) = struct.unpack("<Q", rest[:8])
+        event = Event.FromString(rest[12 : 12 + size])
+        rest = rest[16 + size :]
+        for value in event.summary.value:
+            if value.tag == "loss":
+                found[event.step] = value.simple_value
+    assert found == {1: 0.5, 2: 0.25}
 
 
 def test_a_log_has_one_of_two_forms(tmp_path: Path) -> None:

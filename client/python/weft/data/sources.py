@@ -34,7 +34,7 @@ def read(source: Source) -> Iterator[Located]:
     package that is missing.
     """
     if not isinstance(source, str) and isinstance(source, Iterable):
-        return _numbered(source, "record ")
+        return _numbered(map(_present, source), "record ")
     text = str(source)
     if text.startswith(HUB):
         return _hub(text)
@@ -87,7 +87,10 @@ def _hub(source: str) -> Iterator[Located]:
             f"{source} needs the package datasets: pip install datasets"
         ) from None
     name, _, split = source.removeprefix(HUB).partition(":")
-    records = datasets.load_dataset(name, split=split or "train", streaming=True)
+    try:
+        records = datasets.load_dataset(name, split=split or "train", streaming=True)
+    except Exception as error:  # Of many kinds: no such name, split, format, network.
+        raise InvalidArgument(f"{source}: {error}") from error
     return _numbered(map(_present, records), f"{source}:")
 
 
