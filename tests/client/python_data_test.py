@@ -12,7 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 import weft
 from weft import data
@@ -83,6 +90,24 @@ def test_formats_learn_what_they_should_and_end(
     tokenizer: data.ModelTokenizer, record: dict[str, Any], expected: str
 ) -> None:
     assert learnt(data.Encoder(tokenizer)(record)) == expected
+
+
+def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
+    letters = [*"\u2581ab=", "<eos>", "=b"]
+    sentence_piece = Tokenizer(
+        models.BPE({c: i for i, c in enumerate(letters)}, [("=", "b")])
+    )
+    sentence_piece.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer = data.ModelTokenizer(sentence_piece, [4])
+    encode = data.Encoder(tokenizer)
+    example = encode.example({"prompt": "ab=", "completion": "a"})
+    assert [letters[t] for t in example.tokens] == [*"\u2581ab=a", "<eos>"]
+    assert example.prompt_length == 4
+    # Where both become one token, the prompt stays as a sample has it.
+    example = encode.example({"prompt": "a=", "completion": "b"})
+    assert [letters[t] for t in example.tokens] == [*"\u2581a=\u2581b", "<eos>"]
 
 
 def test_the_last_turn_alone_can_be_learnt(tokenizer: data.ModelTokenizer) -> None:

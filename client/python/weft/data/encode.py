@@ -141,10 +141,16 @@ class Encoder:
     def _answer(self, record: Record, name: str) -> Example:
         """record["prompt"] is read, record[name] is learnt."""
         if str in (type(record.get("prompt")), type(record.get(name))):
-            prompt = self._tokenizer.encode(_text(record, "prompt"))
-            answer = self._tokenizer.encode(_text(record, name), special=False)
-            learnt = [False] * len(prompt) + [True] * len(answer)
-            return self._ended(prompt + answer, learnt)
+            text = _text(record, "prompt")
+            prompt = self._tokenizer.encode(text)
+            tokens = self._tokenizer.encode(text + _text(record, name))
+            # By itself an answer may get a space before it that nobody wrote. But
+            # what is learnt goes on where a sample's prompt ends.
+            if tokens[: len(prompt)] != prompt:
+                answer = self._tokenizer.encode(_text(record, name), special=False)
+                tokens = prompt + answer
+            learnt = [position >= len(prompt) for position in range(len(tokens))]
+            return self._ended(tokens, learnt)
         before = _messages(record, "prompt") if "prompt" in record else []
         return self._chat([*before, *_messages(record, name)], record, True)
 
