@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -305,6 +306,10 @@ def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
     tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, None))
     with pytest.raises(weft.InvalidArgument, match="no chat template"):
         data.Encoder(tokenizer)({"messages": [USER, ANSWER]})
+    unnamed = {"eos_token": "end", "chat_template": ["one", {"template": TEMPLATE}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(unnamed))
+    with pytest.raises(weft.InvalidArgument, match="no chat template"):
+        data.ModelTokenizer.from_folder(tmp_path).chat_prompt([USER])
     with pytest.raises(weft.InvalidArgument, match="chat template: "):
         data.ModelTokenizer.from_folder(folder_with(tmp_path, "{% if %}"))
 
@@ -360,6 +365,14 @@ def test_parquet_is_read_in_batches(
     assert [one.record for one in found][::2] == rows[::2]
     made = data.Dataset(path, data.Encoder(tokenizer)).load()
     assert learnt(made[0]) == "user one two assistant THREE END"
+
+
+def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "data.parquet"
+    path.write_bytes(b"not a table")
+    with pytest.raises(weft.InvalidArgument, match=re.escape(str(path))):
+        list(data.read(path))
 
 
 def test_hugging_face_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:

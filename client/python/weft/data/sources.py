@@ -69,14 +69,18 @@ def _lines(path: Path) -> Iterator[Located]:
 
 def _parquet(path: Path) -> Iterator[Located]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise InvalidArgument(
             f"{path}: Parquet needs the package pyarrow: pip install pyarrow"
         ) from None
-    with parquet.ParquetFile(path) as file:
-        rows = (row for batch in file.iter_batches(ROWS) for row in batch.to_pylist())
-        yield from _numbered(map(_present, rows), f"{path}:")
+    try:
+        with parquet.ParquetFile(path) as file:
+            batches = file.iter_batches(ROWS)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from _numbered(map(_present, rows), f"{path}:")
+    except ArrowException as error:
+        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def _hub(source: str) -> Iterator[Located]:

@@ -178,6 +178,7 @@ def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
         return path.read_text("utf-8")
     source = config.get("chat_template")
     if isinstance(source, list):  # Several by name.
-        named = {entry["name"]: entry["template"] for entry in source}
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
         source = named.get("default")
     return source if isinstance(source, str) else None
