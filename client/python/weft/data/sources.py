@@ -93,7 +93,7 @@ def _hub(source: str) -> Iterator[Located]:
     name, _, split = source.removeprefix(HUB).partition(":")
     try:
         records = datasets.load_dataset(name, split=split or "train", streaming=True)
-    except Exception as error:  # Of many kinds: no such name, split, format, network.
+    except Exception as error:  # No such name, split or format, or no network.
         raise InvalidArgument(f"{source}: {error}") from error
     return _numbered(map(_present, records), f"{source}:")
 
