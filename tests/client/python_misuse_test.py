@@ -108,9 +108,14 @@ def test_a_callback_that_waits_is_told_so_and_one_that_submits_works(
 def test_no_error_of_many_samples_goes_unseen(server: FakeWeftd) -> None:
     unseen: list[Any] = []
 
+    def note(_: object, context: dict[str, Any]) -> None:
+        # gRPC's poller of an earlier loop in this process may tell this one that
+        # its own is closed.
+        if "task" in context or "future" in context:
+            unseen.append(context)
+
     async def body() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: unseen.append(context))
+        asyncio.get_running_loop().set_exception_handler(note)
         async with weft.AsyncClient(server.target, retry=FAST) as client:
             server.hold()
             for _ in range(4):

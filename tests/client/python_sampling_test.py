@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -84,6 +86,43 @@ def test_refusals_with_a_hint_are_waited_out(
     for _ in range(3 * FAST.max_attempts):
         server.refuse("Sample", FULL, "the queue is full")
     assert len(client.sample_many([[1], [2], [3]], max_tokens=2)) == 3
+
+
+def test_a_batch_may_take_longer_than_the_timeout_while_answers_come(
+    server: FakeWeftd,
+) -> None:
+    server.retry_hint(400)
+
+    def each(client: weft.Client) -> Iterator[Any]:
+        """Prompts that wait one after the other."""
+        prompts = [[1], [2], [3]]
+        for draw in client._core.sampler.sample_each(prompts, {}, None, InFlight()):
+            server.refuse("Sample", FULL, "the queue is full")
+            yield draw
+
+    with weft.Client(server.target, retry=FAST, timeout=1.0) as client:
+        started = time.monotonic()
+        results = client._driver.run_many(each(client), lambda: 1, 1.0)
+        assert time.monotonic() - started > 1.0 and len(results) == 3
+
+
+def test_a_batch_without_an_answer_ends_at_the_timeout(server: FakeWeftd) -> None:
+    message = "no answer to any of 3 calls in flight within 0.3 s"
+    prompts = [[1], [2], [3]]
+    server.hold()
+    with (
+        weft.Client(server.target, retry=FAST, timeout=0.3) as client,
+        pytest.raises(weft.DeadlineExceeded, match=message),
+    ):
+        client.sample_many(prompts)
+
+    async def run() -> None:
+        async with weft.AsyncClient(server.target, timeout=0.3) as client:
+            with pytest.raises(weft.DeadlineExceeded, match=message):
+                await client.sample_many(prompts)
+
+    asyncio.run(run())
+    server.release()
 
 
 def test_an_error_ends_the_rest(client: weft.Client, server: FakeWeftd) -> None:

@@ -182,7 +182,9 @@ class AsyncClient:
         `Adapter.sample_many`."""
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, None, bound)
-        return await self._driver.run_many(each, lambda: bound.limit)
+        return await self._driver.run_many(
+            each, lambda: bound.limit, self._core.caller.timeout
+        )
 
     def sample_stream(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]

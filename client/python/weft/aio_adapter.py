@@ -203,10 +203,14 @@ class AsyncAdapter:
         As many prompts are in flight as the server admits. Where it is full, the
         client comes again when the server says. Prompt i is drawn with seed + i.
         The first error that remains is raised and ends the rest.
+        The client's timeout bounds the time from one answer to the next: the whole
+        may take longer.
         """
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, snapshot, bound)
-        return await self._driver.run_many(each, lambda: bound.limit)
+        return await self._driver.run_many(
+            each, lambda: bound.limit, self._core.caller.timeout
+        )
 
     def sample_stream(
         self,

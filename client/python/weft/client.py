@@ -179,7 +179,9 @@ class Client:
         `Adapter.sample_many`."""
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, None, bound)
-        return self._driver.run_many(each, lambda: bound.limit)
+        return self._driver.run_many(
+            each, lambda: bound.limit, self._core.caller.timeout
+        )
 
     def sample_stream(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]

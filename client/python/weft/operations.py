@@ -7,13 +7,14 @@ weft.aio with asyncio, so both share every decision made here.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from weft._proto import adapters_pb2
-from weft.errors import Cancelled, FailedPrecondition, WeftError
+from weft.errors import Cancelled, DeadlineExceeded, FailedPrecondition, WeftError
 from weft.methods import GET_ADAPTER, Message, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
 from weft.steps import Outcome, StepCounter, StepSlot
@@ -35,7 +36,7 @@ REFUSALS = frozenset(
 
 @dataclass
 class Call:
-    """Perform one RPC. `slot` learns how to cancel it."""
+    """Perform one RPC. `slot` learns how to cancel it; `timeout` in seconds."""
 
     method: Method[Any, Any]
     request: Message | Iterable[Message]  # The latter for streams.
@@ -61,6 +62,18 @@ class Reply(Generic[ResponseT]):
     def replayed(self) -> bool:
         """Whether the server had run this step before."""
         return self.trailers.get("weft-replayed") == "1"
+
+
+def seconds_left(call: Call) -> float | None:
+    """The timeout as gRPC takes it: None for a call without one."""
+    return None if math.isinf(call.timeout) else call.timeout
+
+
+def none_ended(in_flight: int, patience: float) -> DeadlineExceeded:
+    """The error of a batch of calls that no longer moves."""
+    return DeadlineExceeded(
+        f"no answer to any of {in_flight} calls in flight within {patience:g} s"
+    )
 
 
 Operation = Generator[Call | Sleep, Any, T]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
@@ -69,12 +70,15 @@ class SamplerCore:
         snapshot: str | None = None,
         in_flight: InFlight | None = None,
     ) -> Operation[SampleResult]:
-        """Changes nothing on the server, so it may be repeated."""
+        """Changes nothing on the server, so it may be repeated. One of many has no
+        deadline of its own: it may wait for the others' tokens first."""
         tokens = token_list("prompt", prompt)
         request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
-        on_refusal = None if in_flight is None else in_flight.watch()
+        timeout = on_refusal = None
+        if in_flight is not None:
+            timeout, on_refusal = math.inf, in_flight.watch()
         reply = yield from self.caller.call(
-            methods.SAMPLE, request, on_refusal=on_refusal
+            methods.SAMPLE, request, timeout=timeout, on_refusal=on_refusal
         )
         if in_flight is not None:
             in_flight.answered()

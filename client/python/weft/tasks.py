@@ -14,7 +14,7 @@ from weft.channel import Security
 from weft.convert import to_sample_delta
 from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import Call, Operation, Reply, Sleep
+from weft.operations import Call, Operation, Reply, Sleep, none_ended, seconds_left
 from weft.routing import adapter_metadata
 from weft.types import SampleDelta
 
@@ -48,11 +48,15 @@ class TaskDriver:
         return asyncio.ensure_future(self._drive(operation, effect))
 
     async def run_many(
-        self, operations: Iterable[Operation[T]], limit: Callable[[], int]
+        self,
+        operations: Iterable[Operation[T]],
+        limit: Callable[[], int],
+        patience: float,
     ) -> list[T]:
         """Results in the operations' order, with at most limit() in flight.
 
-        The first error ends those in flight and is raised.
+        The first error ends those in flight and is raised: DeadlineExceeded where
+        none of them ends for `patience` seconds.
         """
         waiting = enumerate(operations)
         tasks: dict[asyncio.Task[T], int] = {}
@@ -68,8 +72,12 @@ class TaskDriver:
                     tasks[self.submit(operation)] = index
                 if tasks:
                     ended, _ = await asyncio.wait(
-                        tasks, return_when=asyncio.FIRST_COMPLETED
+                        tasks,
+                        timeout=patience,
+                        return_when=asyncio.FIRST_COMPLETED,
                     )
+                    if not ended:
+                        raise none_ended(len(tasks), patience)
                     for task in ended:
                         results[tasks[task]] = task.result()
                         del tasks[task]
@@ -101,7 +109,7 @@ class TaskDriver:
             return None
         call = self._callable(effect.method)(
             effect.request,
-            timeout=effect.timeout,
+            timeout=seconds_left(effect),
             metadata=self._metadata + adapter_metadata(effect.request),
         )
         slot = effect.slot

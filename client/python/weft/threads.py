@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -28,7 +28,7 @@ from weft.errors import (
     metadata_dict,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import Call, Operation, Reply, Sleep
+from weft.operations import Call, Operation, Reply, Sleep, none_ended, seconds_left
 from weft.routing import adapter_metadata
 from weft.types import SampleDelta
 
@@ -155,7 +155,7 @@ class ThreadDriver:
         request = call.request
         return self._callable(call.method).future(
             request,
-            timeout=call.timeout,
+            timeout=seconds_left(call),
             metadata=self._metadata + adapter_metadata(request),
         )
 
@@ -177,11 +177,15 @@ class ThreadDriver:
             raise
 
     def run_many(
-        self, operations: Iterable[Operation[T]], limit: Callable[[], int]
+        self,
+        operations: Iterable[Operation[T]],
+        limit: Callable[[], int],
+        patience: float,
     ) -> list[T]:
         """Results in the operations' order, with at most limit() in flight.
 
-        The first error ends those in flight and is raised.
+        The first error ends those in flight and is raised: DeadlineExceeded where
+        none of them ends for `patience` seconds.
         """
         _require_may_wait(self)
         waiting = enumerate(operations)
@@ -200,7 +204,10 @@ class ThreadDriver:
                     runs[index].future.add_done_callback(partial(_put, ended, index))
                     runs[index].resume()
                 if runs:
-                    index = ended.get()
+                    try:
+                        index = ended.get(timeout=patience)
+                    except Empty:
+                        raise none_ended(len(runs), patience) from None
                     results[index] = runs.pop(index).future.result()
         except BaseException:
             for run in runs.values():

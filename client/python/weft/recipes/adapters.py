@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
+    add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
     add("--model-dir", required=True, help="folder with tokenizer.json")
     add("--adapter", required=True, help="its name on the server")
     add("--tenant", help="of a new adapter; one of its own")

@@ -216,7 +216,7 @@ def run(options: argparse.Namespace) -> None:
     once the step that was interrupted is saved."""
     tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
     reward = load_reward(options.reward)
-    with Client(options.server) as client:
+    with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         most = info.model.context_length - options.max_tokens
         prompts = load_prompts(options.data, tokenizer, most)

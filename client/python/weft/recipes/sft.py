@@ -90,7 +90,7 @@ def evaluate(
 def run(options: argparse.Namespace) -> None:
     """Trains, evaluates, saves; raises WeftError, and KeyboardInterrupt once the step
     that was interrupted is saved."""
-    with Client(options.server) as client:
+    with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         examples = load(options, info.model.context_length)
         adapter, done = adapters.open_adapter(client, options)
