@@ -1,5 +1,5 @@
-// The products of one adapter on one layer, in shapes that models have and in
-// odd ones, against loops in f64.
+// Compares the products of one adapter on one layer with loops in f64, in
+// shapes that models have and in odd ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
