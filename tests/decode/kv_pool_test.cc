@@ -51,7 +51,8 @@ TEST(KvPoolTest, GivesAllTokensOrNone) {
   kv::SequencePages other = pool.Begin(kBase, {});
   EXPECT_FALSE(pool.Append(other, 17));
   EXPECT_EQ(pool.available_pages(), 1);
-  EXPECT_TRUE(pool.Append(two, 12));  // The page that it has holds them.
+  EXPECT_TRUE(pool.Append(two, 12));  // The last page of `two` has room for the
+                                      // 12 tokens.
   EXPECT_EQ(pool.available_pages(), 1);
   two.Release();
   EXPECT_EQ(pool.available_pages(), 3);

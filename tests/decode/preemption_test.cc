@@ -32,7 +32,7 @@ class PreemptionTest : public SampleLoopTest {
 
 TEST_F(PreemptionTest, SequencesTakePagesAsTheyGrow) {
   RestartWithFewPages();
-  // All of its tokens would need 24 pages.
+  // All tokens of one request would need 24 pages.
   const SampleRequest request = Request(1, 4, 120, 7);
   for (uint64_t id = 1; id <= 3; ++id) {
     EXPECT_TRUE(loop_->HasRoom(request));

@@ -198,7 +198,8 @@ TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
   }
 }
 
-// It diverges at the first token of two samples, and in the middle of one.
+// The adapter diverges at the first token of two samples, and in the middle of
+// another sample.
 TEST_F(SampleLifecycleTest, ADivergedAdapterFailsAlone) {
   auto bad = std::make_shared<lora::AdapterVersion>(*adapter_);
   bad->compute_N = adapter_->compute_N.clone();

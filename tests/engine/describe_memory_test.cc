@@ -1,4 +1,5 @@
-// Tests weftd --check-config --device-memory-bytes, without weftd.
+// Tests what weftd --check-config --device-memory-bytes prints, by the engine's
+// function that computes it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

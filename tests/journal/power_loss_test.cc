@@ -28,8 +28,9 @@ std::vector<float> ImageOf(uint64_t sequence) {
 // What was acknowledged, and from which moment on.
 struct Promise {
   size_t moment = 0;
-  uint64_t records = 0;   // Records before it are durable.
-  uint64_t snapshot = 0;  // The snapshot with records before it is too.
+  uint64_t records = 0;   // Records with lower numbers are durable.
+  uint64_t snapshot = 0;  // The snapshot of the state after the records below
+                          // this number is durable.
 };
 
 class PowerLossTest : public testing::Test {

@@ -139,7 +139,7 @@ TEST_F(StateFolderTest, EveryFlippedBitAndEveryPrefixOfASnapshotIsDamage) {
           << i;
     }
   }
-  // Nor is it the snapshot of other records.
+  // A snapshot under the name of a later snapshot is refused too.
   WriteBytes(path, whole);
   fs::rename(path, File("SNAPSHOT-00000000000000000008"));
   EXPECT_THAT(folder->ReadSnapshot(),

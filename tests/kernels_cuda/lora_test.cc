@@ -81,7 +81,8 @@ class CudaLoraTest : public CudaKernelTest {
     }
   }
 
-  // Everything on the device. Segment s trains gradient s % num_gradients.
+  // All arrays of the problem, on the device. Segment s trains gradient s %
+  // num_gradients.
   struct OnDevice {
     OnDevice(const CudaLoraTest& test, const Problem& problem,
              size_t num_gradients)

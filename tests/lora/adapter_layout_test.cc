@@ -100,7 +100,7 @@ TEST(AdapterLayoutTest, TakesWidthsFromTheProjection) {
   EXPECT_THAT(widths,
               ElementsAre(Pair(5, 7), Pair(5, 3), Pair(5, 3), Pair(7, 5),
                           Pair(5, 11), Pair(5, 11), Pair(11, 5)));
-  // The head, then the embedding.
+  // Factor 14 is that of the head, factor 15 that of the embedding.
   EXPECT_EQ(layout.factors()[14].in, 5);
   EXPECT_EQ(layout.factors()[14].out, 13);
   EXPECT_EQ(layout.factors()[15].in, 13);

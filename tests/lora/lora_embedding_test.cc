@@ -52,7 +52,8 @@ struct Problem {
   at::Tensor tokens_T;
   at::Tensor base_TH;
   LoraRouting routing;
-  LoraGradients gradients;  // Their old values. Tests add to copies.
+  LoraGradients gradients;  // The gradients before the pass. Tests add to
+                            // copies.
   at::Tensor dx_TH;
 };
 

@@ -74,7 +74,8 @@ struct Problem {
   at::Tensor x_TI;
   BaseLinear base;
   LoraRouting routing;
-  LoraGradients gradients;  // Their old values. Tests add to copies.
+  LoraGradients gradients;  // The gradients before the pass. Tests add to
+                            // copies.
   at::Tensor dy_TO;
 
   [[nodiscard]] at::Tensor Gradient(size_t segment) const {

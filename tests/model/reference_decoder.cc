@@ -62,7 +62,7 @@ class Reference {
     return x;
   }
 
-  // Norms the last dimension.
+  // Applies RMSNorm to the last dimension.
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x,
                                 const at::Tensor& weight) const {
     const at::Tensor mean = x.pow(2).mean(-1, /*keepdim=*/true);

@@ -250,8 +250,8 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         expected = chosen(expression, field)
         if "error" in reply:
             assert field in reply["error"]
-            # Python compiles it and peft could use it, but RE2 does not
-            # support it.
+            # Python compiles the expression and peft could use it, but RE2
+            # does not support it.
             different += bool(expected)
             continue
         assert expected is not None, f"{expression!r}: Python refuses it"

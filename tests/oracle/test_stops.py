@@ -170,7 +170,7 @@ def test_cuts_of_the_models_tokenizer() -> None:
 
 
 def test_added_tokens(folder: Path, tmp_path: Path) -> None:
-    """They are decoded as the others are, whatever they are named."""
+    """Added tokens decode like all others, whatever their names are."""
     added = [
         SPACE * 2,
         f"x{SPACE}y",

@@ -137,7 +137,7 @@ def _one_storage(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 class _Command:
-    """Its unpickling runs a shell command and returns the result."""
+    """An object whose unpickling runs a shell command and returns the result."""
 
     def __init__(self, command: str):
         self._command = command

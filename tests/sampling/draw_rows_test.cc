@@ -107,7 +107,8 @@ TEST(DrawRowsTest, RefusesWhatDoesNotFit) {
 TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   std::vector<DrawRule> rules = SomeRules();
-  rules[2].config.temperature = 1e-60;  // It is 0 in f32, where 0 means greedy.
+  rules[2].config.temperature = 1e-60;  // This temperature is 0 in f32, where 0
+                                        // means greedy.
   // One rule lists its likeliest tokens, and one does not.
   for (const int32_t row : {4, 2}) {
     rules.push_back(

@@ -133,7 +133,7 @@ def test_a_header_is_refused_before_its_body_comes(
         peer.sendall(header.encode())
         reply = peer.recv(4096)
         assert f" {status} ".encode() in reply and b"Connection: close" in reply
-        # The client may go on, and still finds the reply.
+        # A client that sends the body nevertheless still finds the reply.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             peer.sendall(bytes(size))
     assert is_alive(small)

@@ -109,7 +109,8 @@ TEST(PrefixTreeTest, LeavesAloneWhatSavesTooLittle) {
 }
 
 TEST(PrefixTreeTest, SkipsAShortBeginningToShareALongOneBehindIt) {
-  // "a" alone would save 2 rows, and "abcdef" of two sequences 6.
+  // Sharing "a" alone would save 2 rows. Sharing "abcdef" between two sequences
+  // saves 6.
   const auto sequences = {Letters("abcdefx"), Letters("abcdefy"),
                           Letters("azz")};
   const PrefixTree tree = Build(sequences, 4);
