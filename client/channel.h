@@ -19,8 +19,8 @@ struct Security {
   bool tls = false;
   std::string root_certificates = {};  // PEM, instead of the system's
                                        // authorities.
-  std::string certificate = {};        // PEM. With `private_key` it makes TLS
-                                       // mutual.
+  std::string certificate = {};        // PEM. If `private_key` is set too, TLS
+                                       // is mutual.
   std::string private_key = {};
   // The name in the server's certificate. Empty: the target's host.
   std::string server_name = {};

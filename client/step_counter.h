@@ -23,9 +23,9 @@
 namespace weft::client {
 
 enum class StepOutcome : uint8_t {
-  kDone,     // It has run, now or earlier.
-  kRefused,  // It did not run; its number is free.
-  kUnknown,  // It may have run.
+  kDone,     // The step ran, now or earlier.
+  kRefused,  // The step did not run, so its number is free.
+  kUnknown,  // The step may have run.
 };
 
 // Returns the outcome that a training step's status implies. If the status has

@@ -11,8 +11,9 @@ constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
 constexpr int kTiles = 4;
 constexpr int kWarpFeatures = kTiles * kColumns;
 constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
-// A slab of ranks has this many steps, and its B is loaded at once. It has 1
-// step if no rank is larger, so that more warps fit on a device.
+// The most steps that a slab of ranks has. The B of a slab is loaded at once.
+// If all ranks fit in one step, a slab has one step, so that more warps fit on
+// a device.
 constexpr int kMostSteps = 2;
 
 __device__ void KeepShrunk(const LoraFewRowsProduct& product,

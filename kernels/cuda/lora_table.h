@@ -45,7 +45,7 @@ inline constexpr int64_t kLoraFewRows = 16;
 struct LoraMatrix {
   int64_t offset = 0;  // Offset in elements, the same in weights and gradient.
   int32_t rank = 0;    // R; 0: there is no matrix.
-  int32_t column = 0;  // First column of its ranks in S.
+  int32_t column = 0;  // First column of the matrix's ranks in S.
   float scale = 1;     // Factor of its products.
 };
 
@@ -65,8 +65,9 @@ struct LoraRowPart {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t partial = 0;  // Its index among the parts of its gradient.
-  int32_t sum = -1;     // Index of its LoraPartialSum; -1: it is the only part.
+  int32_t partial = 0;  // Index of this part among the parts of the gradient.
+  int32_t sum = -1;     // Index of the gradient's LoraPartialSum; -1 if there
+                        // is only one part.
 };
 
 // A gradient that has several parts: the launch's partials [first, first +
@@ -82,7 +83,7 @@ struct alignas(16) LoraFewRows {
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t place = 0;  // Index of its first row among the rows of all entries.
+  int32_t place = 0;  // Index of `row` among the rows of all entries.
 };
 
 // The table's arrays, on the device.

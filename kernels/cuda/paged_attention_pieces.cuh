@@ -43,7 +43,7 @@ struct Words {
   unsigned at[kPiece / 2];
 };
 
-// 8 features as they are in memory.
+// Holds 8 features of the key or value in their stored dtype.
 template <typename T>
 struct Piece {
   uint4 raw[kPiece * sizeof(T) / 16];

@@ -15,7 +15,7 @@ inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
 struct BlockWork {
   int sequence;
   int kv_head;
-  int64_t row;     // Its first query head, counted over all sequences.
+  int64_t row;     // First query head of the block, counted over all sequences.
   int num_heads;   // At most kStepHeads.
   int num_splits;  // Number of splits that have tokens; 1 if there are no
                    // tokens.

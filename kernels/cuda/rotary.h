@@ -45,7 +45,7 @@ struct HeadNorms {
 
 // The slots of keys and values. If null, keys and values are not written.
 struct KvSlots {
-  HeadRows v;  // It has as many heads as k.
+  HeadRows v;  // v has as many heads as k.
   // Token t goes to row slots_T[t] of the pages. A negative slot is not
   // written.
   const int64_t* slots_T = nullptr;

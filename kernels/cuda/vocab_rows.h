@@ -12,10 +12,10 @@ namespace weft::kernels::cuda {
 // Where the softmax is written.
 enum class VocabSoftmax {
   kNone,
-  // It replaces the logits, which are read twice.
+  // The softmax replaces the logits, which are read twice.
   kInPlace,
-  // It is written as bf16 weights beside the logits, which are read once. A
-  // row's weights times its scale are its softmax.
+  // The softmax is written as bf16 weights beside the logits, which are read
+  // once. A row's softmax is its weights times its scale.
   kWeights,
 };
 
@@ -34,7 +34,7 @@ struct VocabRows {
   float* scale_R = nullptr;
   bool clear_targets = false;  // The softmax is 0 at a row's own targets.
   float* logprobs_E = nullptr;
-  float* entropy_R = nullptr;  // Null if it is not wanted.
+  float* entropy_R = nullptr;  // Null if the entropy is not wanted.
 };
 
 // With z = softcap(x) / temperature, computes logprobs[e] = z[row, target] -

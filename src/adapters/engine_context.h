@@ -29,7 +29,7 @@ struct EngineContext {
   EngineProbe& probe;
   records::Recorder& recorder;
   const journal::StateFolder* state;  // Null without --state-dir.
-  // The engine calls it before an adapter changes or is removed.
+  // The engine calls this function before an adapter changes or is removed.
   std::function<void(AdapterKey)> before_change;
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.

@@ -78,7 +78,7 @@ struct EngineOptions {
   // Bytes of all replies that are kept for repeated calls. The oldest replies
   // are dropped first.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
-  std::string tenant_weights;     // ParseTenantWeights reads it.
+  std::string tenant_weights;     // In the format of ParseTenantWeights.
   int64_t kv_cache_bytes = 0;     // 0: from the machine's memory.
   int max_decode_sequences = 64;  // Most sequences in a decode iteration.
   bool decode_graphs = true;      // Run decode steps as CUDA graphs.

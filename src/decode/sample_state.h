@@ -51,7 +51,8 @@ inline constexpr int kPrompt = -1;
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
-  std::optional<kv::SequencePages> pages;  // None while it waits for pages.
+  std::optional<kv::SequencePages> pages;  // None while the sequence waits for
+                                           // pages.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
   sampling::StopMatcher stop;
 

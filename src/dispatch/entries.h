@@ -33,8 +33,10 @@ struct StepWork {
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
   bool started = false;
-  bool again = false;      // The log brought it: it is not scheduled.
-  bool cancelled = false;  // It ends at its next slice, since no caller waits.
+  bool again = false;      // The request came from the log, so it is not
+                           // scheduled.
+  bool cancelled = false;  // The request ends at its next slice, since no
+                           // caller waits.
   std::vector<Waiter> waiters;
 };
 
@@ -71,9 +73,10 @@ struct AdapterRecord {
   uint64_t image_bytes = 0;
   ReplayTable replays;
   std::optional<LoadOrigin> origin;
-  std::optional<absl::Time> wanted_at;  // Since when work has waited for it.
-  std::vector<EngineTask> tasks;        // They run when the adapter is on the
-                                        // device.
+  std::optional<absl::Time> wanted_at;  // Since when work has waited for the
+                                        // adapter to be on the device.
+  std::vector<EngineTask> tasks;        // Tasks to run when the adapter is on
+                                        // the device.
   bool pinned = false;                  // A pinned adapter stays on the device.
 };
 

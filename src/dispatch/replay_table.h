@@ -29,7 +29,7 @@ class ReplayTable {
   // mean the same alternative of StepResult.
   struct Done {
     std::string digest;
-    StepResultPtr result;  // Null after it was dropped.
+    StepResultPtr result;  // Null after the result was dropped.
     uint64_t receipt = 0;  // Names the stored reply (stored_replies.h).
   };
 

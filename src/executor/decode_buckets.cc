@@ -11,7 +11,7 @@ constexpr int64_t kLeastTokens = 512;
 
 int64_t NextBucket(int64_t bucket) {
   if (bucket < kLastDoubled) return 2 * bucket;
-  // Above it, sizes alternate between 2^n and 3 * 2^(n - 1).
+  // Above kLastDoubled, sizes alternate between 2^n and 3 * 2^(n - 1).
   return (bucket & (bucket - 1)) == 0 ? bucket / 2 * 3 : bucket / 3 * 4;
 }
 

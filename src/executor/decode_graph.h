@@ -98,7 +98,7 @@ class DecodeGraphs {
     at::Tensor buffer;  // The memory of DecodeInputs.
     sampling::cuda::DrawSpace draws;
     bool tried = false;                   // A recording was tried.
-    std::unique_ptr<StepGraph> recorded;  // Null if it is not recorded.
+    std::unique_ptr<StepGraph> recorded;  // Null if no recording exists.
     int64_t bytes = 0;                    // Memory that the recording took.
     uint64_t last_run = 0;
   };

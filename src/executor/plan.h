@@ -30,7 +30,7 @@ struct TrainPlan {
 // The scores, on the host, in f32.
 struct TrainScores {
   at::Tensor logprobs_E;
-  at::Tensor entropies_R;  // Undefined unless asked for.
+  at::Tensor entropies_R;  // Undefined if no entropies were requested.
 };
 
 using DrawRules = std::vector<sampling::DrawRule>;
@@ -40,7 +40,7 @@ using Draws = std::vector<std::optional<sampling::DrawResult>>;
 // One pass over the key/value cache: a prefill or a decode iteration.
 struct CachePlan {
   model::PackedBatch batch;
-  model::KvAccess kv;  // Each rank has its own store.
+  model::KvAccess kv;  // Each rank keeps its own part of the cache.
   // Distinct batch rows whose logits are needed, and the adapters of these
   // rows.
   std::vector<int64_t> logit_rows;

@@ -59,7 +59,7 @@ void RemoveTree(const std::string& parent, const std::string& name) {
   std::filesystem::remove_all(std::filesystem::path(parent) / name, ignored);
 }
 
-// Removes its temporary folder unless it was renamed.
+// A temporary folder. The destructor removes the folder unless it was renamed.
 class Temporary {
  public:
   static absl::StatusOr<Temporary> Create(const std::string& parent,

@@ -81,7 +81,8 @@ class LogWriter {
 
  private:
   struct Task {
-    uint64_t sequence;  // It runs when lower ones are on disk.
+    uint64_t sequence;  // The task runs when all records with lower numbers are
+                        // on disk.
     std::function<void()> run;
   };
   // What the log's thread does next.

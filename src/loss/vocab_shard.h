@@ -26,7 +26,8 @@ namespace weft::loss {
 // The entries whose target this rank has.
 struct OwnEntries {
   ScoreRows rows;                  // Only own entries; targets count from 0.
-  std::vector<int64_t> entries_O;  // Their indices among all entries.
+  std::vector<int64_t> entries_O;  // The index of each own entry among all
+                                   // entries.
 };
 
 [[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,

@@ -117,7 +117,7 @@ class Recovery {
   RecoveryReport report_;
   struct Begun {
     dispatch::StepTask step;
-    bool between_slices = false;  // Its gradients are on the device.
+    bool between_slices = false;  // The request's gradients are on the device.
   };
   using BegunRequests = std::map<uint64_t, Begun>;
 

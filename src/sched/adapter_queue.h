@@ -27,10 +27,12 @@ namespace weft::sched {
 class AdapterQueue {
  public:
   struct Entry {
-    WorkItem item;           // item.step is its number; 0 if it has none.
+    WorkItem item;           // item.step is the work's number, or 0 if the work
+                             // has none.
     uint64_t arrival = 0;    // Unique over all adapters.
     bool automatic = false;  // The queue chose the number.
-    int64_t next_datum = 0;  // Data before it are done; > 0: started.
+    int64_t next_datum = 0;  // All data before this one are done. If > 0, the
+                             // work has started.
     int64_t in_flight = 0;   // Number of data on the device (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }

@@ -118,7 +118,8 @@ class Residency {
     uint64_t move_id = 0;  // > 0 during a move.
     Location target = Location::kDevice;
     bool waits = false;    // The adapter is among waiters_.
-    WorkKinds served = 0;  // Kinds served since it came in.
+    WorkKinds served = 0;  // Kinds of work that ran since the adapter came to
+                           // the device.
     uint64_t last_use = 0;
     uint64_t bytes = 0;  // Bytes when off the device.
   };

@@ -28,7 +28,7 @@ struct WorkItem {
   WorkKind kind = WorkKind::kTrain;
   AdapterKey adapter = AdapterKey::kBaseModel;  // The base model's work has no
                                                 // order.
-  uint64_t step = 0;      // If > 0, its place in the adapter's order.
+  uint64_t step = 0;      // If > 0, the work's place in the adapter's order.
   bool backward = false;  // kTrain: computes gradients.
   // kTrain without backward: has no number and waits for no gap.
   bool unnumbered = false;

@@ -90,7 +90,7 @@ struct BatchTrainer::MicroBatch {
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
-  lora::LoraGradients gradients;  // They are the scratches of `touched`.
+  lora::LoraGradients gradients;  // The scratch gradients of `touched`.
   int64_t num_tokens = 0;
 };
 

@@ -26,7 +26,7 @@ enum class PickleKind : uint8_t {
   kString,  // `size` bytes of the pickle, from `number` on.
   kTuple,   // `size` items of the heap, from `number` on.
   kList,    // Its items are not kept.
-  kDict,    // Dict `number` of the heap.
+  kDict,    // The dict with index `number` in the heap.
   kGlobal,  // PickleObjects numbers this and the next two.
   kStorage,
   kTensor,

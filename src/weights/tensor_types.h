@@ -57,7 +57,7 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   uint64_t offset = 0;      // Position of the first element.
   uint64_t size_bytes = 0;  // Implied by shape and dtype.
-  bool row_major = true;    // If false, it cannot be read.
+  bool row_major = true;    // If false, the tensor cannot be read.
 };
 
 // The tensors of one file by name.

@@ -22,7 +22,8 @@ struct Global {
   absl::string_view module;
   absl::string_view name;
   Callee call = Callee::kStorage;
-  ScalarType dtype = ScalarType::kF32;  // kStorage: dtype of its elements.
+  ScalarType dtype = ScalarType::kF32;  // kStorage: dtype of the storage's
+                                        // elements.
 };
 
 constexpr Global kGlobals[] = {

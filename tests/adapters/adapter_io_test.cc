@@ -28,7 +28,7 @@ constexpr lora::ModelShape kShape = {.num_layers = 2,
                                      .ffn = 8,
                                      .vocab = 10};
 
-// Every kind of a layer of its own.
+// Returns a config with one override of every kind.
 LoraConfig Uneven() {
   return {
       .rank = 3,
@@ -67,7 +67,7 @@ class AdapterIoTest : public ::testing::Test {
                 IsOk());
   }
 
-  // Changes the configuration that the manifest has.
+  // Changes the configuration in the manifest.
   template <typename Edit>
   void EditConfig(Edit edit) {
     const std::filesystem::path path = folder_ / "a" / "c" / "MANIFEST.json";
@@ -139,7 +139,7 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
   }
 }
 
-// Weights of one shape and moments of another would be read past their end.
+// Weights of one shape with moments of another would be read past their end.
 TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   Save(Uneven());
   EditConfig([](json& config) { config["overrides"] = json::array(); });

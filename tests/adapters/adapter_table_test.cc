@@ -26,7 +26,7 @@ constexpr auto kB = static_cast<AdapterKey>(2);
 
 class AdapterTableTest : public ::testing::Test {
  protected:
-  // What an optimizer step does.
+  // Does what an optimizer step does to the adapter.
   void Step(AdapterKey key) {
     lora::Adapter* adapter = table_.Find(key);
     at::Tensor next = adapter->NextWeights();

@@ -16,7 +16,8 @@ TEST(TokensTest, NewTokensAreLongAndNeverEqual) {
   EXPECT_EQ(tokens.size(), 100u);
   for (const std::string& token : tokens) {
     EXPECT_THAT(token, StartsWith("weft_"));
-    EXPECT_GE(token.size(), 5u + 43u);  // 256 bits in base 64.
+    EXPECT_GE(token.size(), 5u + 43u);  // 43 characters of base 64 hold 256
+                                        // bits.
   }
 }
 

@@ -9,7 +9,8 @@
 namespace weft {
 namespace {
 
-// Annotated, so that a clang build checks the annotations themselves.
+// The class is annotated, so that a clang build checks the annotations
+// themselves.
 class Counter {
  public:
   void Add() {
@@ -66,7 +67,7 @@ TEST(CondVarTest, WakesAWaiter) {
 TEST(CondVarTest, StillHoldsTheMutexAfterATimeout) {
   Counter counter;
   counter.WaitBriefly();
-  counter.Add();  // Would deadlock had the wait kept or lost the lock.
+  counter.Add();  // This would deadlock if the wait had kept or lost the lock.
   EXPECT_EQ(counter.Get(), 1);
 }
 

@@ -1,4 +1,4 @@
-// The matchers of tests/support.
+// Tests the matchers of tests/support.
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 

@@ -30,7 +30,7 @@ TEST(WorkerTest, RunsWhatATaskPosts) {
 }
 
 TEST(WorkerTest, TakesTasksFromManyThreads) {
-  int runs = 0;  // Touched by the worker's thread alone.
+  int runs = 0;  // Only the worker's thread uses it.
   {
     Worker worker;
     std::vector<std::thread> threads;

@@ -108,7 +108,7 @@ def _of_batch(batch: int, speed: float, fraction: float, device: str) -> dict[st
         ),
     }
     if device == "cpu" and batch in PEER_TARGETS:
-        # It is enough to reach one of the two targets.
+        # One of the two targets must be reached, not both.
         reached = max(speed / PEER_TARGETS[batch], fraction / least)
         result[f"of the target, batch {batch}"] = report.ratio(reached, at_least=1)
     return result

@@ -115,8 +115,8 @@ def test_a_device_is_described_and_its_memory_counts(
 def test_memory_of_a_process_that_cannot_be_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is left out where the device's memory is measured, and is an error
-    otherwise."""
+    """If the process's memory cannot be watched, it is left out where the device's
+    memory is measured. Elsewhere that is an error."""
     monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["0"])
 
     def forbidden(self: Path, text: str, encoding: str) -> int:

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl program."""
+"""Makes certificates for tests with the openssl program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pair:
     key: Path
 
     def install(self, at: Pair) -> None:
-        """Takes the place of another pair, one file after the other."""
+        """Replaces another pair, one file after the other."""
         for source, target in ((self.certificate, at.certificate), (self.key, at.key)):
             draft = target.with_suffix(".new")
             draft.write_bytes(source.read_bytes())
@@ -40,7 +40,7 @@ def make_authority(folder: Path, name: str) -> Pair:
 
 
 def make_identity(folder: Path, name: str, authority: Pair) -> Pair:
-    """For 127.0.0.1 and localhost."""
+    """Makes a certificate for 127.0.0.1 and localhost."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
     extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")

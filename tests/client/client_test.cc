@@ -294,7 +294,8 @@ TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
   const std::string folder = testing::TempDir() + "/named";
   EXPECT_TRUE(client_->ExportAdapter("a", "", folder).ok() && names("a"));
   EXPECT_TRUE(client_->ImportAdapter("b", folder).ok() && names("b"));
-  // Metadata cannot hold it: the server refuses it by its field.
+  // Metadata cannot hold the id, so the server gets it only in the field and
+  // refuses it.
   EXPECT_TRUE(absl::IsInvalidArgument(client_->DeleteAdapter("\xc3\xa4\n")));
   EXPECT_TRUE(names(""));
 }

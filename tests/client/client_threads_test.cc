@@ -1,4 +1,4 @@
-// Calls and step numbers of the client, used by several threads without a
+// Uses the client's calls and step numbers from several threads, without a
 // connection, for ThreadSanitizer.
 #include <atomic>
 #include <latch>
@@ -31,7 +31,7 @@ TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
       for (int round = 0; round < kNumbersPerThread; ++round) {
         const uint64_t number = *counter.Take();
         counter.SetCancel(number, [] {});
-        // Another thread goes on before this one takes the lock again.
+        // Lets another thread run before this one takes the lock again.
         std::this_thread::yield();
         sum += number;
         EXPECT_TRUE(counter.Finish(number, StepOutcome::kDone, {}).ok());
@@ -46,7 +46,7 @@ TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
   EXPECT_TRUE(counter.CheckIdle().ok());
 }
 
-// Without repetitions: those come from gRPC's threads.
+// The call is not repeated, because repetitions come from gRPC's threads.
 TEST(UnaryCallThreadsTest, ACallMayBeCancelledWhileItStarts) {
   using Call = UnaryCall<v1::GetInfoRequest, v1::GetInfoResponse>;
   std::atomic<int> ended = 0;

@@ -1,4 +1,4 @@
-"""Fixtures of the Python client's tests. Stubs are generated when missing."""
+"""Fixtures of the Python client's tests. Generates missing stubs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def server() -> Iterator[FakeWeftd]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The messages that clients made from now on send, as they are serialized."""
+    """Returns a list that collects the messages, as serialized, that clients made
+    from now on send."""
     messages: list[Any] = []
 
     def bind(method: methods.Method[Any, Any], channel: Any) -> Any:

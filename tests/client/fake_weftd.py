@@ -1,4 +1,4 @@
-"""fake_weftd: the real server in a process of its own, with made-up results
+"""Starts fake_weftd: the real server, as a program, with canned results
 (tests/support/fake_weftd.cc)."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLAINTEXT = weft.Security()
 
 
 def canned_logprobs(targets: np.ndarray) -> np.ndarray:
-    """What the server answers for targets whose weight is not 0."""
+    """Returns what the server answers for targets whose weight is not 0."""
     return (-(targets.astype("f8") + 1) / 8).astype("<f4")
 
 
@@ -36,12 +36,12 @@ def _limit_files(count: int) -> None:
 
 
 class FakeWeftd:
-    """A server on a free port of the loopback, as a context manager. What is set to
-    go wrong is in effect when the method returns.
+    """A server on a free port of the loopback interface, as a context manager. A
+    method that injects a failure returns when the failure is in effect.
 
-    flags: of weftd, after those that every server here has.
-    files: how many the process may have open; None: as many as this one.
-    security: how to ask it for its health.
+    flags: weftd's flags, after those that every server here has.
+    files: how many files the process may have open; None: as many as this one.
+    security: how to connect when asking for its health.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FakeWeftd:
 
     def __exit__(self, *_: object) -> None:
         if self._log.closed:
-            return  # The test has stopped it itself.
+            return  # The test itself has stopped it.
         self._process.terminate()
         self._process.communicate()
         sys.stderr.write(self.log())
@@ -95,7 +95,7 @@ class FakeWeftd:
         self._folder.cleanup()
 
     def log(self) -> str:
-        """What the server has written to stderr so far."""
+        """Returns what the server has written to stderr so far."""
         return (Path(self._folder.name) / "log").read_text()
 
     def _say(self, **line: Any) -> dict[str, Any]:
@@ -107,11 +107,11 @@ class FakeWeftd:
         return answer
 
     def refuse(self, rpc: str, code: grpc.StatusCode, message: str) -> None:
-        """The next call of that RPC is refused."""
+        """Refuses the next call of this RPC."""
         self._say(do="refuse", rpc=rpc, code=code.value[0], message=message)
 
     def fail_run(self, rpc: str, code: grpc.StatusCode, message: str) -> None:
-        """The next step of that RPC fails when its turn has come."""
+        """Makes the next step of this RPC fail when it runs."""
         self._say(do="fail_run", rpc=rpc, code=code.value[0], message=message)
 
     def lose_reply(
@@ -120,32 +120,36 @@ class FakeWeftd:
         code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
         message: str = "the reply was lost",
     ) -> None:
-        """The next call of that RPC runs, but ends with this for its caller."""
+        """Runs the next call of this RPC, but ends it with this error for its
+        caller."""
         self._say(do="lose_reply", rpc=rpc, code=code.value[0], message=message)
 
     def retry_hint(self, milliseconds: int | None) -> None:
-        """When refusals tell clients to come again; at first they do not."""
+        """Sets the hint with which refusals tell clients when to come again.
+        Without it refusals have no hint."""
         self._say(do="hint", ms=milliseconds)
 
     def hold(self) -> None:
-        """No work is done until release()."""
+        """Does no work until release()."""
         self._say(do="hold")
 
     def release(self) -> None:
         self._say(do="release")
 
     def next_export(self, files: dict[str, str]) -> None:
-        """What the next export sends, whatever it is."""
+        """Sets the files that the next export sends, whatever their content."""
         self._say(do="export", files=files)
 
     def arrived(self) -> list[tuple[str, int]]:
-        """RPCs and step numbers of the calls, in the order in which they came."""
+        """Returns RPCs and step numbers of the calls, in the order in which they
+        arrived."""
         return [(rpc, step) for rpc, step in self._say(do="calls")["arrived"]]
 
     def applied(self) -> list[tuple[str, int]]:
-        """RPCs and numbers of the steps, in the order in which they were run."""
+        """Returns RPCs and numbers of the steps, in the order in which they ran."""
         return [(rpc, step) for rpc, step in self._say(do="calls")["applied"]]
 
     def iterations(self) -> int:
-        """Decode iterations so far, the clock of an engine that samples."""
+        """Returns the number of decode iterations so far, which serves as a clock
+        of sampling."""
         return int(self._say(do="calls")["iterations"])

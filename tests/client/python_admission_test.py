@@ -1,5 +1,5 @@
-"""What a batch of reinforcement learning asks at once: 128 prompts, 8 samples of each
-and 2,048 tokens of each sample, from a server that decodes 64 sequences."""
+"""Tests a whole batch of reinforcement learning: 128 prompts, with 8 samples of
+2,048 tokens each, on a server that decodes 64 sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import weft
 
 NUM_PROMPTS, NUM_SAMPLES, MAX_TOKENS = 128, 8, 2048
 PROMPT = np.arange(64)
-# Room for the prompts, not for a hundredth of what they may produce.
+# There is room for the prompts, but not for a hundredth of what they may
+# produce.
 FLAGS = ("--max-queue-tokens", str(NUM_PROMPTS * PROMPT.size))
 
 
@@ -23,7 +24,8 @@ def sample(client: weft.Client, max_tokens: int) -> weft.SampleResult:
 
 
 def offer(server: FakeWeftd, client: weft.Client, threads: int) -> int:
-    """Decode iterations that the batch takes with so many calls in flight."""
+    """Returns the decode iterations that the batch takes with this many calls in
+    flight."""
     before = server.iterations()
     with ThreadPoolExecutor(threads) as pool:
         results: Sequence[weft.SampleResult] = list(
@@ -69,7 +71,8 @@ def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
 
 
 def test_calls_are_repeated_while_the_server_says_so() -> None:
-    """More calls than the queue has room for, for longer than eight attempts."""
+    """Makes more calls than the queue has room for, for longer than eight attempts
+    take."""
     policy = weft.RetryPolicy(max_attempts=2, initial_delay=0.01)
     with (
         FakeWeftd("--max-queue-requests", "8") as server,

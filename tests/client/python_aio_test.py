@@ -1,5 +1,5 @@
-"""The asyncio client: what its driver does by itself. The decisions that both
-clients share are tested in python_client_test.py."""
+"""Tests what the asyncio client's driver does by itself. python_client_test.py
+tests the decisions that both clients share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public names: described, typed without Any, and all on one page."""
+"""Tests that all public names are described, typed without Any, and on one page."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ MODULES = (weft, weft.data, weft.recipes)
 
 
 class Public(NamedTuple):
-    """A public class, function or method, by its full name."""
+    """A public class, function or method, with its full name."""
 
     name: str
     thing: Any
 
 
 def members(name: str, cls: type) -> Iterator[Public]:
-    """Public methods and properties of a class itself and of its own bases."""
+    """Returns the public methods and properties of a class and of its own base
+    classes."""
     for base in cls.__mro__:
         if not base.__module__.startswith("weft"):
             continue
@@ -56,23 +57,24 @@ def public() -> Iterator[Public]:
 
 
 def mentions_any(hint: Any) -> bool:
-    """Whether a type is Any, or made of it."""
+    """Returns whether a type is Any, or contains it."""
     if hint is Any:
         return True
-    if hint in typing.get_args(npt.ArrayLike):  # numpy's own, of any dtype.
+    if hint in typing.get_args(npt.ArrayLike):  # numpy's own type, of any dtype.
         return False
-    if isinstance(hint, list):  # The parameters of a Callable.
+    if isinstance(hint, list):  # Parameters of a Callable.
         return any(map(mentions_any, hint))
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
         return False
-    # numpy's own arrays leave their shape open.
+    # numpy's own array types leave their shape open.
     name = getattr(typing.get_origin(hint), "__name__", "")
     return name not in ("ndarray", "_Buffer") and any(map(mentions_any, arguments))
 
 
 def hints(function: Any) -> dict[str, Any]:
-    """Types of the parameters; those under TYPE_CHECKING are named by a stand-in."""
+    """Returns the types of the parameters. Types under TYPE_CHECKING have a
+    substitute."""
     unknown = {"torch": types.SimpleNamespace(Tensor=object), "Tokenizer": object}
     return typing.get_type_hints(function, localns=unknown)
 

@@ -1,4 +1,4 @@
-"""`python -m weft` with a word-level tokenizer."""
+"""Tests `python -m weft` with a word-level tokenizer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_bad_records_fail(
     texts = model_dir / "texts.jsonl"
     texts.write_text(line + "\n" + '{"text": "one"}\n')
     base = ["tokenize", "--model-dir", str(model_dir)]
-    # The good one is written all the same.
+    # The good record is written nevertheless.
     assert main([*base, "--input", str(texts)]) == 1
     printed = capsys.readouterr()
     assert f"{texts}: 1 records left out" in printed.err

@@ -1,4 +1,4 @@
-"""The synchronous Python client against fake_weftd."""
+"""Tests the synchronous Python client with fake_weftd."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_gives_up_after_the_attempts_and_asks_for_the_number(
         server.lose_reply("ForwardBackward")
     with pytest.raises(weft.Unavailable):
         adapter.forward_backward(DATA)
-    # It did run: the next step is number 2.
+    # The step has run, so the next step is number 2.
     assert adapter.optim_step().step == 2
 
 
@@ -285,7 +285,7 @@ def test_custom_loss_sends_the_negative_gradient(
 
     result = adapter.forward_backward_custom(DATA, loss_fn)
     expected = canned_logprobs(np.array([2, 3, 4], "u4"))
-    expected[0] = 0  # Unscored.
+    expected[0] = 0  # It is not scored.
     weights = np.frombuffer(sent[-1].data[0].weights_le, "<f4")
     np.testing.assert_allclose(weights[1:], -(2 * expected[1:] + 1), rtol=1e-6)
     assert weights[0] == 0
@@ -427,7 +427,7 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     adapter.save("one", overwrite=True)
     adapter.save("two")
     assert {c.name for c in client.checkpoints("a")} == {"one", "two"}
-    # The step that failed has kept its number.
+    # The failed step has kept its number.
     assert adapter.load("one").last_step == 4
     assert adapter.next_step == 5
     adapter.load("two", weights_only=True)
@@ -452,7 +452,7 @@ def test_lost_reply_to_a_deletion_is_a_success(
 
 
 def test_lists_all_pages(client: weft.Client) -> None:
-    names = [f"a{i:03}" for i in range(101)]  # One more than a page holds.
+    names = [f"a{i:03}" for i in range(101)]  # One more than fits on a page.
     for name in names:
         client.create_adapter(name)
     assert [info.adapter_id for info in client.adapters()] == names

@@ -1,4 +1,5 @@
-"""weft.data: formats, ends, truncation, sources, and what becomes of bad records."""
+"""Tests weft.data: formats, ends, truncation, sources, and what happens to bad
+records."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ TEMPLATE = (
     "{% if m.role == 'assistant' %}{{ ' end' }}{% endif %}{{ ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
-# The last turn is rendered in a way of its own.
+# This template renders the last turn differently.
 UNSTABLE = TEMPLATE.replace("m.content", "(m.content if loop.last else 'seven')")
 USER = {"role": "user", "content": "one two"}
 ANSWER = {"role": "assistant", "content": "three"}
@@ -63,7 +64,7 @@ def ids(text: str) -> list[int]:
 
 
 def learnt(example: data.Example | data.Pair) -> str:
-    """The words that are learnt, in capitals."""
+    """Returns the words, with those that are learnt in capitals."""
     assert isinstance(example, data.Example)
     pairs = zip(example.tokens, example.learnt, strict=True)
     return " ".join(WORDS[t].upper() if one else WORDS[t] for t, one in pairs)
@@ -156,7 +157,7 @@ def test_truncation_follows_its_rule(tokenizer: data.ModelTokenizer) -> None:
         encode = data.Encoder(tokenizer, max_tokens=most, truncate=rule)
         return learnt(encode(record))
 
-    assert cut("end") == "one two THREE"  # A text that is cut teaches no end.
+    assert cut("end") == "one two THREE"  # A truncated text does not teach the end.
     assert cut("start") == "THREE FOUR END"
     with pytest.raises(weft.InvalidArgument, match="5 tokens > max_tokens 3"):
         cut("never")
@@ -177,7 +178,7 @@ def test_options_of_another_kind_are_refused(
 
 def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
     example = data.Example([5, 6, 7], [True, False, True])
-    assert example.num_learnt == 1  # Nothing predicts the first.
+    assert example.num_learnt == 1  # Nothing predicts the first word.
     datum = example.datum(0.5)
     assert datum.tokens.tolist() == [5, 6] and datum.targets.tolist() == [6, 7]
     assert datum.weights is not None and datum.weights.tolist() == [0, 0.5]
@@ -237,7 +238,7 @@ def test_a_template_writes_json_as_transformers_lets_it() -> None:
 
 def test_a_template_renders_on_several_threads() -> None:
     class Slow:
-        """Lets other threads go on where it is written."""
+        """Lets other threads run where it is written."""
 
         def __init__(self, text: str) -> None:
             self._text = text
@@ -253,7 +254,7 @@ def test_a_template_renders_on_several_threads() -> None:
     assert written == [str(n) * 9 for n in range(20)]
 
 
-# Its turns end in a line break, without an end of sequence.
+# In this template turns end in a line break, without an end of sequence.
 PLAIN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -324,7 +325,7 @@ def test_lines_are_streamed_and_bad_ones_reported_and_counted(
     bad: list[data.BadRecord] = []
     encode = data.Encoder(tokenizer, eos=False)
     dataset = data.Dataset(path, encode.example, on_bad=bad.append)
-    # Words of one token have nothing that predicts them.
+    # A text of one token has nothing that predicts the token.
     assert list(dataset) == [] and dataset.num_bad == 7
     places = [f"{path}:{n}" for n in (1, 3, 4, 5, 6, 7, 8)]
     assert [one.where for one in bad] == places
@@ -332,7 +333,8 @@ def test_lines_are_streamed_and_bad_ones_reported_and_counted(
     with_end = data.Dataset(path, data.Encoder(tokenizer), on_bad=bad.append)
     assert len(with_end.load()) == 2
     assert (with_end.num_good, with_end.num_bad) == (2, 5)
-    assert next(iter(with_end)) and with_end.num_good == 1  # One at a time.
+    # The records are read one at a time.
+    assert next(iter(with_end)) and with_end.num_good == 1
 
 
 def test_bad_records_are_logged_unless_told_otherwise(
@@ -352,7 +354,8 @@ def test_parquet_is_read_in_batches(
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "data.parquet"
-    # A column, or a field of a message, that only some have is null for others.
+    # A column or a message's field that only some records have is null for the
+    # others.
     calling = {**USER, "tool_calls": [{"name": "f"}]}
     rows = [
         {"messages": [USER, ANSWER]},

@@ -1,4 +1,4 @@
-"""The GRPO example's verifier, and what the loop makes of its rewards."""
+"""Tests the GRPO example's verifier, and the loop's use of its rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbering and retry decisions, without any I/O."""
+"""Tests the decisions about numbers and repetitions, without any I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_hints_are_followed_until_the_deadline() -> None:
     assert next_delay(weft.NO_RETRY, 0, full, 100) is None
     assert next_delay(POLICY, 1, make_error("RESOURCE_EXHAUSTED", ""), 9) is None
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 7), 9) == 7
-    # A server that asks to come again at once is not taken at its word.
+    # Even if the server asks the client to come again at once, the client
+    # waits.
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 0), 9) == 1
 
 
@@ -94,7 +95,7 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
 
 @pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
 def test_metadata_holds_no_id_that_it_cannot(adapter_id: str) -> None:
-    """gRPC would refuse the call; the server names the field that is wrong."""
+    """gRPC would refuse the call, but the server can name the wrong field."""
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
     assert adapter_metadata(request) == ()
 

@@ -1,4 +1,5 @@
-"""The wheel: built by one command, installed into an empty environment, used there."""
+"""Tests the wheel: builds it by one command, installs it into an empty environment,
+and uses it there."""
 
 from __future__ import annotations
 

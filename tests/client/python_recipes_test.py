@@ -1,4 +1,4 @@
-"""The training loops against fake_weftd: what they send, show, keep and take up."""
+"""Tests the training loops with fake_weftd: what they send, show, store and resume."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_batches_keep_to_the_servers_limits(client: weft.Client) -> None:
     assert info.max_data_per_request > 0
     data = [weft.Datum.next_token([1] * n) for n in (3, 3, 3, 3, 10, 12, 2)]
     cut = list(requests(data, small))  # type: ignore[arg-type]
-    # What is too long alone is for the server to refuse.
+    # A record that is too long by itself is kept, because the server must
+    # refuse it.
     assert [len(r) for r in cut] == [3, 1, 1, 1, 1]
     assert [d for r in cut for d in r] == data
 
@@ -113,7 +114,8 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     assert main([*command, "--steps", "5"]) == 1
     assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
-    # The server has lost it: it comes back from its last checkpoint.
+    # The server has lost the adapter, which comes back from its last
+    # checkpoint.
     client.adapter("a").delete()
     client.delete_checkpoint("a", "step-5")
     assert main([*command, "--steps", "5", "--resume"]) == 0
@@ -187,7 +189,7 @@ def test_advantages_are_standard_deviations_above_the_mean() -> None:
     uneven = advantages([0.2, 0.2, 0.2, 1.0])
     assert uneven.mean() == pytest.approx(0.0, abs=1e-6)
     assert uneven.std() == pytest.approx(1.0) and uneven.argmax() == 3
-    for value in (0.0, 0.2, 0.6, 1.0):  # Rounding must not become an advantage.
+    for value in (0.0, 0.2, 0.6, 1.0):  # Rounding errors must not become an advantage.
         assert not advantages([value] * 7).any()
 
 
@@ -220,7 +222,7 @@ def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
     (tmp_path / "score.py").write_text("def same(reply):\n    return 1.0\n")
     play[-1] += ":same"
     assert main(["grpo", *base, *play, "--steps", "1", "--prompts", "2"]) == 0
-    # The step counts all the same: a resumed run goes on behind it.
+    # The step counts nevertheless, and a resumed run continues after it.
     assert client.adapter("a").info().optim_steps == 1
     assert "loss" not in log(tmp_path)[0]
 

@@ -1,4 +1,5 @@
-"""Runs that are cut, and go on: what is trained again, saved and logged."""
+"""Tests runs that are interrupted and resumed: what is trained again, saved and
+logged."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_a_gradient_without_its_step_is_not_learnt_twice(
     assert names(client) == {"step-2", "step-3", f"cut-{number}", "step-5"}
     assert learnt(sent)[:3] + learnt(sent)[4:] == expected
     assert client.adapter("a").info().optim_steps == 5
-    # No run goes on from what was cut.
+    # A new run does not continue from the checkpoint of an interrupted run.
     client.delete_adapter("a")
     client.delete_checkpoint("a", "step-5")
     assert run(5, "--resume") == 0
@@ -95,7 +96,8 @@ def test_what_is_done_is_not_done_again(
     number = client.adapter("a").info().last_step
     for _ in range(2):
         sent.clear()
-        # Nobody knows the save's number that is no more: the log has the step's.
+        # The log has the last step's number, but nothing has the deleted
+        # save's.
         assert run(2, "--resume") == 0
         assert not learnt(sent)
     assert names(client) >= {"step-2"} and number > 0

@@ -1,4 +1,5 @@
-"""Sampling for training: many prompts at once, futures, data from samples."""
+"""Tests sampling for training: many prompts at once, futures, and data from
+samples."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def test_the_bound_doubles_until_a_refusal_then_creeps() -> None:
     assert bound.limit == 8
     refused, other = bound.watch(), bound.watch()
     refused()
-    other()  # The same crowd: cut once.
+    other()  # The second call has the same prompts and cuts the connection once.
     assert bound.limit == 4
     for _ in range(3):
         bound.answered()
@@ -51,7 +52,7 @@ def test_many_prompts_come_back_in_order(
     assert [list(r.samples[1].prompt) for r in results] == prompts
     assert all(len(r.samples) == 2 for r in results)
     requests = [m for m in sent if type(m).__name__ == "SampleRequest"]
-    # One seed for all would draw the same random numbers for each.
+    # One seed for all prompts would draw the same random numbers for each.
     assert [m.config.seed for m in requests] == [7 + n for n in range(len(prompts))]
     alone = client.adapter("a").sample([5, 6], num_samples=2, max_tokens=3, seed=12)
     assert [s.tokens for s in alone.samples] == [s.tokens for s in results[5].samples]
@@ -181,7 +182,8 @@ def test_saves_snapshots_and_samples_have_futures(client: weft.Client) -> None:
     version = adapter.submit.snapshot("best")
     drawn = adapter.submit.sample([1], max_tokens=2)
     assert gradient.result(20).step == 1 and update.result(20).step == 2
-    # In the order of the calls: the checkpoint has both steps in it.
+    # Steps run in the order of the calls, so the checkpoint contains both
+    # steps.
     assert saved.result(20).last_step == 3 and saved.result().optim_steps == 1
     assert version.result(20) == update.result().version
     assert len(drawn.result(20).samples[0].tokens) == 2

@@ -1,4 +1,4 @@
-"""TLS, tokens and tenants of a server in a process of its own, and what it does
+"""Tests TLS, tokens and tenants of a server in its own process, and what it does
 when connections or descriptors run out."""
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from weft import channel, methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 
 DATA = [weft.Datum.next_token([1, 2, 3])]
-RELOAD_SECONDS = 2.5  # Files are looked at every half second, by gRPC every second.
+# The server checks files every half second, and gRPC every second.
+RELOAD_SECONDS = 2.5
 
 
 @dataclass
 class Tokens:
-    """A file of --auth-tokens-file."""
+    """Writes a file for --auth-tokens-file."""
 
     path: Path
     lines: dict[str, str] = field(default_factory=dict)
@@ -105,9 +106,10 @@ def test_mutual_tls_with_given_and_with_system_authorities(
         security=weft.Security(**mine, **trust(authority)),
     ) as server:
         with connect(server, **trust(authority)) as client:
-            assert not client.healthy()  # Without a certificate.
+            assert not client.healthy()  # This client has no certificate.
         with connect(server, tls=True, **mine) as client:
-            assert not client.healthy()  # The system does not trust it yet.
+            # The system does not trust the certificate yet.
+            assert not client.healthy()
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         with connect(server, tls=True, **mine) as client:
             assert client.create_adapter("a").info().adapter_id == "a"
@@ -147,7 +149,7 @@ def test_knows_what_is_local() -> None:
 def test_nothing_fails_while_certificates_and_tokens_are_replaced(
     authority: Pair, identity: Pair, tokens: Tokens, tmp_path: Path
 ) -> None:
-    """Two loops, one of them with a new connection for each call."""
+    """Two loops make calls, one of them with a new connection for each call."""
     current = [tokens.add("t0", "acme", "train", "sample")]
     failures: list[str] = []
     calls = [0, 0]
@@ -202,7 +204,7 @@ def test_nothing_fails_while_certificates_and_tokens_are_replaced(
 
 
 def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
-    """A valid request of each method that names an adapter."""
+    """Returns a valid request for each method that names an adapter."""
     datum = training_pb2.Datum(tokens=[1, 2], targets=[2, 3])
     loss = training_pb2.LossConfig(function=training_pb2.LOSS_FUNCTION_CROSS_ENTROPY)
     sample = sampling_pb2.SampleRequest(adapter_id=adapter, prompt=[1, 2])
@@ -231,7 +233,8 @@ def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
     ]
 
 
-# What names no other's adapter: lists, and what makes one.
+# Methods that cannot name another tenant's adapter: lists, and those that
+# create one.
 WITHOUT_AN_ADAPTER = {
     methods.CREATE_ADAPTER.path,
     methods.LIST_ADAPTERS.path,
@@ -295,7 +298,8 @@ def test_a_stolen_token_sees_nothing_of_another_tenant(tokens: Tokens) -> None:
         assert theirs.info().num_adapters == 0
         with pytest.raises(weft.PermissionDenied):
             theirs.create_adapter("other", tenant="acme")
-        # The same name is free for them, and theirs alone.
+        # The same name is free for the other tenant, whose adapter is
+        # separate.
         theirs.create_adapter("victim", rank=4)
         assert client.adapter("victim").info().config.rank == 2
         assert adapter.info().last_step == steps
@@ -355,7 +359,7 @@ def open_sockets(address: str, count: int) -> list[socket.socket]:
 
 @pytest.mark.parametrize("limit", ["--max-connections=0", "--max-connections=1000"])
 def test_serves_again_after_all_descriptors_were_taken(limit: str) -> None:
-    """With its own limit below that of the system, and without one."""
+    """Tests a limit of its own, below the system's, and the default."""
     with FakeWeftd(limit, files=64) as server:
         taken = open_sockets(server.target, 100)
         time.sleep(1.0)
@@ -406,6 +410,6 @@ def test_idle_connections_do_not_block_a_scrape() -> None:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The scrapes go to this machine, whatever the environment says."""
+    """The scrapes go to this machine, whatever proxy the environment names."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield

@@ -1,5 +1,5 @@
-"""weft.client and weft.aio are one interface: the same methods with the same
-parameters and descriptions, and a return type that follows from the other's."""
+"""Tests that weft.client and weft.aio are one interface: the same methods with the
+same parameters and descriptions, and a return type that follows from the other's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECIAL = ("__init__", "__enter__", "__exit__")
 
 
 class Method(NamedTuple):
-    """A method in the words of the synchronous class."""
+    """A method, described in terms of the synchronous class."""
 
     parameters: list[str]
     returns: str
@@ -32,16 +32,16 @@ class Method(NamedTuple):
 
 
 def in_sync_words(text: str) -> str:
-    """Iterator for AsyncIterator, Client for AsyncClient, Future for Task."""
+    """Replaces AsyncIterator by Iterator, AsyncClient by Client, Task by Future."""
     for theirs, ours in (("Async", ""), ("Task[", "Future["), ("Task", "Thread")):
         text = text.replace(theirs, ours)
     return text
 
 
 def methods(cls: type, *, is_async: bool) -> dict[str, Method]:
-    """Public methods and properties. A synchronous method that waits stands for a
-    coroutine; __init__, properties and what returns an iterator or a future do not
-    wait."""
+    """Returns the public methods and properties. A synchronous method that waits
+    corresponds to a coroutine. __init__, properties and methods that return an
+    iterator or a future do not wait."""
     found = {}
     for name, member in vars(cls).items():
         plain = name.replace("__a", "__") if is_async else name
@@ -66,7 +66,7 @@ def methods(cls: type, *, is_async: bool) -> dict[str, Method]:
 
 
 def differences(sync: type, asynchronous: type) -> list[str]:
-    """A sentence for each method that the twins do not share."""
+    """Returns a sentence for each method that the twins do not share."""
     ours = methods(sync, is_async=False)
     theirs = methods(asynchronous, is_async=True)
     found = []
@@ -118,7 +118,7 @@ async def other_type(self: object, a: int = 1, *, b: Ours | None = None) -> str:
 
 
 async def other_words(self: object, a: int = 1, *, b: Ours | None = None) -> int:
-    """Does something else."""
+    """This method differs from its twin."""
     return a
 
 

@@ -5,7 +5,7 @@
 namespace weft::client {
 namespace {
 
-constexpr double kMiddle = 0.5;  // No jitter.
+constexpr double kMiddle = 0.5;  // This draw gives no jitter.
 
 RetryPolicy Policy() {
   return {.max_attempts = 4,
@@ -40,7 +40,7 @@ TEST(NextDelayTest, WaitsAsLongAsTheServerSays) {
             std::nullopt);
 }
 
-// However often it was refused: the deadline ends it.
+// However often the call was refused, only the deadline ends it.
 TEST(NextDelayTest, CountsNoAttemptThatWasHinted) {
   RetryPolicy policy = Policy();
   const Failure hinted{absl::UnavailableError(""), absl::Seconds(2)};

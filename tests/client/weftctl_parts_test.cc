@@ -1,4 +1,4 @@
-// The parts of weftctl that need no server.
+// Tests the parts of weftctl that need no server.
 #include <sstream>
 
 #include "client/weft_client.h"

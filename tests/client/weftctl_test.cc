@@ -21,7 +21,7 @@ using Step = CannedEngine::Call;
 
 class WeftctlTest : public ::testing::Test {
  protected:
-  // Runs a command line against a canned server; keeps its output.
+  // Runs a command line against a canned server and keeps its output.
   int Run(std::vector<std::string> given) {
     out_.str("");
     err_.str("");
@@ -32,7 +32,7 @@ class WeftctlTest : public ::testing::Test {
   nlohmann::json Json() { return nlohmann::json::parse(out_.str()); }
 
   std::string WriteData(const std::string& lines) {
-    // Tests run side by side.
+    // The name differs, because tests run in parallel.
     const std::string path =
         ::testing::TempDir() + "/weftctl_" +
         ::testing::UnitTest::GetInstance()->current_test_info()->name() +
@@ -170,7 +170,7 @@ TEST_F(WeftctlTest, SamplesTokens) {
   given = base;
   given.push_back("--stream");
   EXPECT_EQ(Run(given), 0);
-  // A line holds one token or the ones that were drawn meanwhile.
+  // A line holds one token, or the tokens that were drawn in the meantime.
   const std::string tokens =
       absl::StrReplaceAll(out_.str(), {{"0: ", ""}, {"\n", ","}});
   EXPECT_EQ(tokens, "7,8,9,");

@@ -1,5 +1,5 @@
-// weftctl's tokens: the commands that edit weftd's file, and the flags that
-// send one.
+// Tests weftctl's tokens: the commands that edit weftd's file, and the flags
+// that send one.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -97,7 +97,7 @@ TEST_F(WeftctlTokenTest, RefusesWhatWouldBeNoToken) {
   EXPECT_EQ(RunOnFile({"token", "create", "ci", "--tenant=acme"}), 0);
   EXPECT_EQ(RunOnFile({"token", "create", "ci", "--tenant=acme"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("revoke it first"));
-  // A file that is not understood is not written over.
+  // A file that cannot be parsed is not overwritten.
   std::ofstream(file_) << "something else\n";
   EXPECT_EQ(RunOnFile({"token", "create", "new", "--tenant=acme"}), 1);
   EXPECT_EQ(RunOnFile({"token", "list"}), 1);

@@ -1,7 +1,9 @@
-"""The client's wheel, and environments that have nothing but it and what it asks for.
+"""Builds the client's wheel, and environments that contain only the wheel and what
+it requires.
 
-Nothing is fetched: what the wheel asks for is lent from this environment, by the
-names in its metadata, so that something it forgets to ask for is missing.
+Nothing is downloaded. The required packages are linked from this environment by the
+names in the wheel's metadata. So a package that the wheel forgets to require is
+missing.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def run(*command: object, cwd: Path | None = None) -> str:
 
 
 def build_wheel(folder: Path) -> Path:
-    """What `python -m build` makes, by way of the sdist, with the build's packages at
-    hand."""
+    """Builds the wheel like `python -m build`, by way of the sdist, with the
+    installed build packages."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder]
     run(*command, CLIENT)
     (made,) = folder.glob("*.whl")
@@ -43,7 +45,8 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(wheel: Path, folder: Path, extra: str | None = None) -> Path:
-    """Python of a new environment that has the wheel and what it asks for."""
+    """Returns the Python of a new environment that has the wheel and what it
+    requires."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name in requirements(wheel, extra):
@@ -56,7 +59,7 @@ def install(wheel: Path, folder: Path, extra: str | None = None) -> Path:
 
 
 def requirements(wheel: Path, extra: str | None) -> list[str]:
-    """The names that the wheel asks for, with one of its extras or without."""
+    """Returns the names that the wheel requires, with or without one of its extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
@@ -72,7 +75,8 @@ def _needed(requirements: Iterable[str], extra: str) -> Iterator[str]:
 
 
 def _lend(name: str, packages: Path) -> None:
-    """Links a distribution of this environment, and what it needs, into another."""
+    """Links a distribution of this environment, and what it needs, into another
+    environment."""
     found = importlib.metadata.distribution(name)
     for file in found.files or ():
         top = file.parts[0]

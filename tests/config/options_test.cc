@@ -140,7 +140,7 @@ TEST(ServerOptionsTest, RefusesMessageSizesThatOverflowGrpc) {
 struct AddressRow {
   std::string name;
   const char* address;
-  const char* host;  // nullptr: refused.
+  const char* host;  // nullptr if the text is refused.
   int port;
 };
 

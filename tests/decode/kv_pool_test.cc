@@ -9,10 +9,10 @@
 namespace weft::engine {
 namespace {
 
-constexpr uint64_t kBase = 0;  // The version.
+constexpr uint64_t kBase = 0;  // Version of the base model's weights.
 constexpr int64_t kPageBytes = 4096;
 
-// With the copies that it makes of pages.
+// Makes a pool. `copies` collects the copies of pages.
 KvPool MakePool(int64_t pages, std::vector<kv::PageCopy>* copies = nullptr) {
   return {kPageBytes, pages * kPageBytes, [copies](const kv::PageCopy& copy) {
             if (copies != nullptr) copies->push_back(copy);
@@ -37,7 +37,7 @@ TEST(KvPoolTest, CountsPagesOfAPartFilledLastPage) {
   EXPECT_EQ(KvPool::PagesFor(17), 2);
 }
 
-// An empty sequence with room for `count` tokens.
+// Returns an empty sequence with room for `count` tokens.
 kv::SequencePages Sequence(KvPool& pool, int64_t count) {
   kv::SequencePages sequence = pool.Begin(kBase, {});
   EXPECT_TRUE(pool.Append(sequence, count));
@@ -51,7 +51,8 @@ TEST(KvPoolTest, GivesAllTokensOrNone) {
   kv::SequencePages other = pool.Begin(kBase, {});
   EXPECT_FALSE(pool.Append(other, 17));
   EXPECT_EQ(pool.available_pages(), 1);
-  EXPECT_TRUE(pool.Append(two, 12));  // In the page that it has.
+  EXPECT_TRUE(pool.Append(two, 12));  // The last page of `two` has room for the
+                                      // 12 tokens.
   EXPECT_EQ(pool.available_pages(), 1);
   two.Release();
   EXPECT_EQ(pool.available_pages(), 3);
@@ -82,7 +83,7 @@ TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
   EXPECT_TRUE(pool.Fork(source).has_value());
 }
 
-// The sequence that computed them ends.
+// Caches a prefix of a sequence that then ends.
 void RememberNew(KvPool& pool, uint64_t version,
                  const std::vector<int32_t>& tokens) {
   kv::SequencePages sequence =

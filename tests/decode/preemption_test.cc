@@ -1,4 +1,4 @@
-// The sampling loop when pages run out: nobody sees it in the results.
+// Tests that results do not change when pages run out.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class PreemptionTest : public SampleLoopTest {
 
 TEST_F(PreemptionTest, SequencesTakePagesAsTheyGrow) {
   RestartWithFewPages();
-  // All of their tokens would need 24 pages.
+  // All tokens of one request would need 24 pages.
   const SampleRequest request = Request(1, 4, 120, 7);
   for (uint64_t id = 1; id <= 3; ++id) {
     EXPECT_TRUE(loop_->HasRoom(request));
@@ -66,7 +66,8 @@ TEST_F(PreemptionTest, GroupsFinishOneSampleAtATimeIfNeedBe) {
   first.num_samples = 4;
   SampleRequest second = Request(2, 35, 85, 8);
   second.num_samples = 3;
-  SampleRequest same = Request(1, 20, 90, 9);  // The first one's prompt.
+  SampleRequest same = Request(1, 20, 90, 9);  // Equal to the first one's
+                                               // prompt.
   same.num_samples = 2;
   const SampleResult expected[] = {Alone(first), Alone(second, adapter_),
                                    Alone(same)};
@@ -80,7 +81,7 @@ TEST_F(PreemptionTest, GroupsFinishOneSampleAtATimeIfNeedBe) {
   EXPECT_TRUE(AllPagesFree(kFewPages));
 }
 
-// Each needs every page, and both prompts are computed in one pass.
+// Each group needs every page, and one pass computes both prompts.
 TEST_F(PreemptionTest, GroupsOfOnePromptLeaveEachOtherRoom) {
   SampleRequest request = Request(1, 64, 65, 7);
   request.num_samples = 2;
@@ -94,8 +95,8 @@ TEST_F(PreemptionTest, GroupsOfOnePromptLeaveEachOtherRoom) {
   EXPECT_TRUE(AllPagesFree(kFewPages));
 }
 
-// The long prompt waits for the pages of the group's prompt, not the group for
-// the pages of a prompt that it keeps from being prefilled.
+// The long prompt waits for the pages of the group's prompt. The group must not
+// wait for pages of a prompt that it keeps from being prefilled.
 TEST_F(PreemptionTest, AYoungerPromptNeverTakesPagesOfAnOlderOne) {
   SampleRequest group = Request(1, 20, 30, 7);
   group.num_samples = 5;
@@ -163,8 +164,8 @@ TEST_F(PreemptionTest, CancelFreesAPromptBetweenItsPieces) {
   EXPECT_EQ(Metric("weft_kv_cache_used_bytes"), 0);
 }
 
-// Requests come, some go, at random; whoever stays gets what it would have got
-// alone.
+// Requests come and are cancelled at random. Each one that stays gets the same
+// result as alone.
 TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
   const at::InferenceMode no_autograd;
   std::mt19937 random(3);
@@ -172,7 +173,7 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
   std::vector<SampleResult> expected;
   for (int i = 0; i < 12; ++i) {
     const int length = 1 + static_cast<int>(random() % 60);
-    // Few beginnings, so that prompts are prefixes of each other.
+    // There are few beginnings, so that prompts are prefixes of each other.
     requests.push_back(Request(static_cast<int32_t>(random() % 3), length,
                                1 + static_cast<int>(random() % 60), random()));
     requests.back().num_samples = 1 + static_cast<int>(random() % 4);
@@ -186,7 +187,8 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
     uint64_t next = 0;
     for (int step = 0; next < 12 || loop_->active() > 0; ++step) {
       ASSERT_LT(step, 5000) << "the loop does not end";
-      // Nothing breaks when more are admitted than there is room for.
+      // Nothing breaks even if more requests are admitted than there is room
+      // for.
       if (next < 12 && random() % 3 == 0 &&
           (round % 2 == 0 || loop_->HasRoom(requests[next]))) {
         Admit(next, requests[next], next % 2 == 0 ? nullptr : adapter_);

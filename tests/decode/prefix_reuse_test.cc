@@ -1,5 +1,5 @@
-// What the sampling loop takes from its cache instead of computing it, and that
-// nobody sees it in the numbers.
+// Tests what the sampling loop takes from its cache instead of computing it,
+// and that results do not change.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,21 +23,21 @@ using ::weft::testing::Tolerance;
 
 class PrefixReuseTest : public SampleLoopTest {
  protected:
-  // Tokens that the cache had since the last call.
+  // Returns the tokens that the cache had since the last call.
   int64_t NewHits() {
     const auto hits =
         static_cast<int64_t>(Metric("weft_prefix_cache_hit_tokens_total"));
     return hits - std::exchange(hits_, hits);
   }
-  // The same, of tokens that were computed.
+  // Returns the tokens that were computed since the last call.
   int64_t NewPrefilled() {
     const auto tokens =
         static_cast<int64_t>(Metric("weft_prompt_tokens_total"));
     return tokens - std::exchange(prefilled_, tokens);
   }
 
-  // Other weights under the same number, as after an adapter was deleted and
-  // created again.
+  // Returns other weights with the same number, as after an adapter was deleted
+  // and created again.
   [[nodiscard]] lora::AdapterVersionPtr OtherWeights() const {
     auto other = std::make_shared<lora::AdapterVersion>(*adapter_);
     other->compute_N = adapter_->compute_N * 2;
@@ -71,7 +71,7 @@ TEST_F(PrefixReuseTest, TheLastTokenOfAPromptIsComputed) {
   EXPECT_EQ(NewHits(), 16);
 }
 
-// The next turn of a conversation.
+// The prompt is the next turn of a conversation.
 TEST_F(PrefixReuseTest, TokensThatWereDrawnAreRemembered) {
   const SampleRequest turn = Request(3, 20, 30, 7);
   const SampleResult drawn = Alone(turn, adapter_);
@@ -99,7 +99,7 @@ TEST_F(PrefixReuseTest, RunningSequencesShareAlready) {
   EXPECT_EQ(NewHits(), 32);
 }
 
-// Both computed it, in one pass; one copy is enough.
+// One pass computes the prompt for both, and one copy is enough.
 TEST_F(PrefixReuseTest, PromptsThatComeTogetherKeepOneCopy) {
   const at::InferenceMode no_autograd;
   const SampleRequest first = Request(3, 40, 20, 7);
@@ -109,7 +109,7 @@ TEST_F(PrefixReuseTest, PromptsThatComeTogetherKeepOneCopy) {
   Admit(1, first);
   Admit(2, second);
   (void)loop_->Step();
-  // Two pages that both fill, and one each for the rest.
+  // There are two pages that both fill, and one each for the rest.
   EXPECT_EQ(Metric("weft_kv_cache_used_bytes"), BytesOfPages(decoder_, 4));
   ExpectSameDraws(Finish().at(2), alone);
   EXPECT_TRUE(AllPagesFree());
@@ -146,7 +146,7 @@ TEST_F(PrefixReuseTest, PrefixesGoWithTheirWeights) {
   EXPECT_EQ(NewHits(), 32);
 }
 
-// Their hidden states are not remembered.
+// Hidden states are not cached.
 TEST_F(PrefixReuseTest, ScoredPromptsAreComputed) {
   SampleRequest request = Request(3, 40, 1, 7);
   (void)Alone(request, adapter_);

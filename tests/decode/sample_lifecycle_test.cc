@@ -1,4 +1,4 @@
-// What comes out of the sampling loop, and what it gives back.
+// Tests what the sampling loop returns and what it frees.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -61,7 +61,8 @@ TEST_F(SampleLifecycleTest, CancelFreesPagesAtEveryStage) {
 TEST_F(SampleLifecycleTest, CancelFreesSamplesThatNeverStarted) {
   SampleRequest group = Request(2, 5, 20, 7);
   group.num_samples = 8;
-  // Room for two samples at a time: the rest hold on to the prompt.
+  // There is room for two samples at a time, and the waiting ones keep the
+  // prompt.
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
            .max_decode_sequences = 2});
   Admit(1, group);
@@ -172,7 +173,7 @@ TEST_F(SampleLifecycleTest, MakesNoEventsBeforeTheEndWithoutAStream) {
   EXPECT_THAT(events[0].deltas, IsEmpty());
 }
 
-// Prompts are prefilled together, and one of them is a single token.
+// The prompts are prefilled together, and one of them is a single token.
 TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
   SampleRequest request = Request(1, 9, 1, 7);
   request.prompt_logprobs = true;
@@ -197,7 +198,8 @@ TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
   }
 }
 
-// At the first token of two samples, and in the middle of one.
+// The adapter diverges at the first token of two samples, and in the middle of
+// another sample.
 TEST_F(SampleLifecycleTest, ADivergedAdapterFailsAlone) {
   auto bad = std::make_shared<lora::AdapterVersion>(*adapter_);
   bad->compute_N = adapter_->compute_N.clone();
@@ -224,7 +226,7 @@ TEST_F(SampleLifecycleTest, ADivergedAdapterFailsAlone) {
 
 TEST_F(SampleLifecycleTest, RefusesWhatNeverFits) {
   const int room = static_cast<int>(kPages * kPageTokens);
-  // The last token is drawn, but needs no room.
+  // The last token is drawn but needs no room.
   EXPECT_TRUE(loop_->CheckFits(Request(1, 1, room, 0)).ok());
   SampleRequest group = Request(1, 1, room, 0);
   group.num_samples = 2;

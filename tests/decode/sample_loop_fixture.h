@@ -24,7 +24,7 @@ namespace weft::engine {
 inline constexpr int64_t kPages = 24;
 
 inline model::Decoder MakeDecoder() {
-  // On a model of this size threads wait for each other, no more.
+  // With a model of this size, several threads would only wait for each other.
   at::set_num_threads(1);
   at::manual_seed(31);
   const model::ModelConfig config = testing::TinyConfig();
@@ -36,7 +36,7 @@ inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
   return pages * executor::PageBytes(decoder, kPageTokens);
 }
 
-// A prompt of `length` tokens that begins with `first`.
+// Returns a request whose prompt has `length` tokens and begins with `first`.
 inline SampleRequest Request(int32_t first, int length, int max_tokens,
                              uint64_t seed) {
   SampleRequest request{.config = {.max_tokens = max_tokens,
@@ -48,8 +48,9 @@ inline SampleRequest Request(int32_t first, int length, int max_tokens,
   return request;
 }
 
-// But for the order of summation. A matrix product of one row may go another
-// way than one of many. Logits are sums over both layers' widths.
+// Compares scores up to the order of summation. A matrix product of one row may
+// take another path than one of many rows. Logits are sums over both layers'
+// widths.
 inline void ExpectSameScores(const std::vector<float>& actual,
                              const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -91,7 +92,7 @@ class SampleLoopTest : public ::testing::Test {
     loop_->Admit(id, &request, streams, absl::Now(), std::move(version));
   }
 
-  // Steps until nothing runs; the results by id.
+  // Runs steps until nothing is left. Returns the results by id.
   std::map<uint64_t, SampleResult> Finish() {
     const at::InferenceMode no_autograd;
     std::map<uint64_t, SampleResult> results;
@@ -113,13 +114,13 @@ class SampleLoopTest : public ::testing::Test {
     return Finish()[1];
   }
 
-  // Whether a prompt that needs every page could start.
+  // Returns whether a prompt that needs every page could start.
   [[nodiscard]] bool AllPagesFree(int64_t num_pages = kPages) const {
     const int tokens = static_cast<int>(num_pages * kPageTokens);
     return loop_->HasRoom(Request(0, tokens, 1, 0));
   }
 
-  // A counter or gauge without labels.
+  // Returns the value of a counter or gauge without labels.
   [[nodiscard]] double Metric(const std::string& name) const {
     for (const prometheus::MetricFamily& family : registry_.Collect()) {
       if (family.name != name) continue;
@@ -140,7 +141,8 @@ class SampleLoopTest : public ::testing::Test {
   std::optional<SampleLoop> loop_;
 };
 
-// log softmax of the logits after `tokens`, by one pass without a cache.
+// Returns the log softmax of the logits after `tokens`, computed by one pass
+// without a cache.
 inline at::Tensor NextLogprobs(const model::Decoder& decoder,
                                const std::vector<int32_t>& tokens,
                                const lora::AdapterVersionPtr& version) {

@@ -82,7 +82,7 @@ TEST_F(SampleLoopTest, SeedsAndSamplesDrawOnTheirOwn) {
   EXPECT_NE(other.samples[0].tokens, result.samples[0].tokens);
 }
 
-// Prompts that end inside a page, at its end and one after.
+// Prompts end inside a page, at its end and one token after.
 TEST_F(SampleLoopTest, ForkedSamplesDrawWhatASingleOneDraws) {
   for (const int length : {5, 16, 17}) {
     SampleRequest single = Request(2, length, 20, 7);
@@ -97,8 +97,8 @@ TEST_F(SampleLoopTest, ForkedSamplesDrawWhatASingleOneDraws) {
 }
 
 TEST_F(SampleLoopTest, SamplesOfAGroupShareThePagesOfThePrompt) {
-  // 4 pages of prompt; each sample adds one. Without sharing, 10 samples would
-  // take 50 pages.
+  // The prompt has 4 pages, and each sample adds one. Without sharing, 10
+  // samples would take 50 pages.
   constexpr int kPromptPages = 4, kSamples = 10;
   SampleRequest group =
       Request(2, kPromptPages * kPageTokens, kPageTokens + 1, 7);
@@ -116,7 +116,7 @@ TEST_F(SampleLoopTest, SamplesWithoutRoomWaitForThoseBefore) {
   SampleRequest group = Request(2, 5, 20, 7);
   group.num_samples = 6;
   const SampleResult expected = Alone(group);
-  // The prompt's page and two samples of two pages each.
+  // The pages are the prompt's and those of two samples with two pages each.
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, 5)});
   ASSERT_TRUE(loop_->CheckFits(group).ok());
   ExpectSameDraws(Alone(group), expected);
@@ -136,7 +136,7 @@ TEST_F(SampleLoopTest, NoMoreSequencesRunThanAreAllowed) {
   EXPECT_FALSE(loop_->HasRoom(request));
 }
 
-// Each but the first token, which is drawn with the prefill.
+// Counts each token except the first, which is drawn with the prefill.
 TEST_F(SampleLoopTest, IterationsAreCountedByTheWayTheyRan) {
   static_cast<void>(Alone(Request(2, 5, 12, 7)));
   double graphs = -1, launches = -1;

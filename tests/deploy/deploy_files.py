@@ -1,4 +1,4 @@
-"""What the deploy tests share: where things are, and how to run a tool."""
+"""Shared by the deploy tests: where things are, and how to run a tool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ K8S = DEPLOY / "k8s"
 OVERLAYS = tuple(
     sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
 )
-# Components that no overlay combines so.
+# Combinations of components that no overlay has.
 MIXES = (
     "gpu durable",
     "tls mtls monitoring",
@@ -30,10 +30,11 @@ MANIFESTS = OVERLAYS + MIXES
 
 
 def tool(name: str) -> str:
-    """Path of a program that deploy/setup.sh --tests installs, or of kubectl.
+    """Returns the path of a program that deploy/setup.sh --tests installs, or of
+    kubectl.
 
-    Debian 12 has no kubectl that knows today's kustomizations, so without one
-    the test skips; anything else that is missing is a failure.
+    Debian 12 has no kubectl that knows present kustomizations, so without kubectl
+    the test is skipped. Any other missing program is a failure.
     """
     path = ROOT / ".venv" / "bin" / name
     found = str(path) if path.exists() else shutil.which(name)
@@ -44,7 +45,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
-    """Output of a command that must succeed."""
+    """Returns the output of a command that must succeed."""
     done = subprocess.run(
         command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -53,13 +54,13 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 
 
 def kustomize(folder: Path) -> str:
-    """What kubectl makes of a kustomization."""
+    """Returns what kubectl makes of a kustomization."""
     return run(tool("kubectl"), "kustomize", str(folder))
 
 
 @functools.cache
 def render(name: str) -> str:
-    """The objects of an overlay, or of the base with the components named."""
+    """Returns the objects of an overlay, or of the base with the named components."""
     if name in OVERLAYS:
         return kustomize(K8S / "overlays" / name)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +77,7 @@ def render(name: str) -> str:
 
 
 def rendered_objects(name: str) -> dict[str, list[dict[str, Any]]]:
-    """The rendered objects by kind."""
+    """Returns the rendered objects by kind."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for item in yaml.safe_load_all(render(name)):
         kinds.setdefault(item["kind"], []).append(item)
@@ -84,13 +85,13 @@ def rendered_objects(name: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def by_name(name: str, kind: str) -> dict[str, dict[str, Any]]:
-    """The rendered objects of a kind by their names."""
+    """Returns the rendered objects of a kind by name."""
     objects = rendered_objects(name).get(kind, [])
     return {item["metadata"]["name"]: item for item in objects}
 
 
 def pod(name: str) -> dict[str, Any]:
-    """The spec of the pod that serves: weftd's, or rank 0's of a group."""
+    """Returns the spec of the pod that serves: weftd's, or rank 0's of a group."""
     kinds = rendered_objects(name)
     if "LeaderWorkerSet" in kinds:
         (group,) = kinds["LeaderWorkerSet"]
@@ -103,7 +104,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 def configuration(name: str) -> dict[str, str]:
-    """weftd's variables."""
+    """Returns weftd's environment variables."""
     (config,) = (
         item
         for item in rendered_objects(name)["ConfigMap"]
@@ -114,7 +115,8 @@ def configuration(name: str) -> dict[str, str]:
 
 
 def built(program: str) -> Path:
-    """Path of a program of the build; the test skips, and says so, without it."""
+    """Returns the path of a program of the build. The test is skipped if it is
+    missing."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
     path = build / program
     if not path.exists():

@@ -1,4 +1,5 @@
-"""clang-tidy finds nothing in the product's sources, and would find something."""
+"""Tests that clang-tidy finds nothing in the product's sources, and that it would
+find something."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_nothing_is_found() -> None:
 @pytest.mark.parametrize("check", BAD)
 def test_finds_each_offence(tidy: Tidy, check: str) -> None:
     sources = [_write(tidy, "bad.cc", BAD[check]), _write(tidy, "clean.cc", CLEAN)]
-    for _ in range(2):  # What is not clean is not remembered.
+    for _ in range(2):  # A source with findings is not cached.
         found = tidy.check(sources, FLAGS)
         assert check in found and "src/bad.cc" in found, found
         assert "clean.cc" not in found

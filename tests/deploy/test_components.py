@@ -1,4 +1,4 @@
-"""What each component adds: groups of ranks, TLS, durability, monitoring."""
+"""Tests what each component adds: groups of ranks, TLS, durability, monitoring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from deploy_files import (
 from test_prometheus import alert_rules
 
 EVERYTHING = "gpu tls mtls durable monitoring group"
-# What the controller sets before the variables that name them.
+# The variables that the controller sets before the variables that refer to
+# them.
 CONTROLLERS = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
 
 
@@ -30,7 +31,7 @@ def group(name: str) -> dict[str, Any]:
 
 
 def containers(name: str) -> list[dict[str, Any]]:
-    """The leader's and a worker's."""
+    """Returns the containers of the leader and of a worker."""
     parts = group(name)
     found = []
     for template in ("leaderTemplate", "workerTemplate"):
@@ -49,7 +50,7 @@ def test_ranks_get_the_environment_that_weftd_reads() -> None:
         named = set(re.findall(r"\$\((\w+)\)", " ".join(values.values())))
         assert named == CONTROLLERS
         assert values["RANK"] == "$(LWS_WORKER_INDEX)"
-        # One rank a pod.
+        # Each pod has one rank.
         assert (values["LOCAL_RANK"], values["LOCAL_WORLD_SIZE"]) == ("0", "1")
 
 
@@ -103,7 +104,7 @@ def test_tls_leaves_no_plaintext(name: str) -> None:
         "tokens": ("WEFT_AUTH_TOKENS_FILE",),
     }.items():
         assert mounts[mount]["readOnly"] is True
-        # The kubelet renews folders, never single files.
+        # The kubelet renews folders, but never single files.
         assert "subPath" not in mounts[mount]
         for variable in variables:
             assert config[variable].startswith(mounts[mount]["mountPath"] + "/")
@@ -171,7 +172,8 @@ def test_the_readme_says_which_overlay_and_which_component_to_choose() -> None:
 
 
 def test_components_are_listed_in_an_order_that_works() -> None:
-    """The group copies the pod: it comes after what changes the pod."""
+    """The group copies the pod, so it comes after the components that change the
+    pod."""
     for path in K8S.glob("overlays/*/kustomization.yaml"):
         listed = yaml.safe_load(path.read_text()).get("components", [])
         names = [name.rpartition("/")[2] for name in listed]

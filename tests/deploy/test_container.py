@@ -1,4 +1,5 @@
-"""The Dockerfile and the compose file, as far as they go without an engine."""
+"""Tests the Dockerfile and the compose file, as far as possible without a container
+engine."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def test_hadolint_finds_nothing() -> None:
 
 
 def copies() -> list[list[str]]:
-    """Words of each COPY that takes from the build context."""
+    """Returns the words of each COPY from the build context."""
     lines = re.findall(r"^COPY (?!--from)(.+)$", INSTRUCTIONS, re.MULTILINE)
     return [line.split() for line in lines]
 

@@ -1,4 +1,4 @@
-"""Grafana dashboards: every query parses, every metric is one we document."""
+"""Tests Grafana dashboards: every query parses, and every metric is documented."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def panels(path: Path) -> list[dict[str, Any]]:
 
 
 def expressions(path: Path) -> list[str]:
-    """All queries, with Grafana's variables given values."""
+    """Returns all queries, with values for Grafana's variables."""
     found = []
     for panel in panels(path):
         for target in panel.get("targets", []):
@@ -50,13 +50,13 @@ def test_panel_ids_are_unique_and_the_datasource_is_a_variable(path: Path) -> No
 
 
 def documented() -> set[str]:
-    """Names in the metrics table of deploy/README.md."""
+    """Returns the names in the metrics table of deploy/README.md."""
     text = (DEPLOY / "README.md").read_text()
     return set(re.findall(r"`((?:weft|grpc|process)_\w+)", text))
 
 
 def used_metrics() -> set[str]:
-    """Names in the dashboards and in the alert rules."""
+    """Returns the names in the dashboards and in the alert rules."""
     text = (DEPLOY / "prometheus" / "rules.yml").read_text()
     texts = [line for line in text.splitlines() if "record:" not in line]
     for path in DASHBOARDS:

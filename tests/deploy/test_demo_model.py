@@ -1,4 +1,4 @@
-"""The demo model against transformers: weights bit for bit, tokens id for id."""
+"""Compares the demo model with transformers: weights bit for bit, tokens id for id."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ours(folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def theirs() -> PreTrainedModel:
-    """transformers' own reading of the GGUF file."""
+    """Returns the model that transformers reads from the GGUF file."""
     return AutoModelForCausalLM.from_pretrained(
         GGUF.parent, gguf_file=GGUF.name, dtype=torch.float32
     )

@@ -1,7 +1,8 @@
-"""Envoy as deploy/k8s/components/replicas configures it, in front of two servers.
+"""Runs Envoy, as deploy/k8s/components/replicas configures it, in front of two
+servers.
 
-The servers are fake_weftd: the real server with made-up results. Only addresses
-differ from what is shipped.
+The servers are fake_weftd: the real server with canned results. Only addresses
+differ from the shipped configuration.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def test_the_pods_envoy_is_the_one_that_was_tried() -> None:
 
 
 class Proxied:
-    """Two servers and an Envoy that listens on `target`."""
+    """Two servers, and an Envoy that listens on `target`."""
 
     def __init__(self, folder: Path, servers: list[FakeWeftd]) -> None:
         self.servers = servers
@@ -128,7 +129,8 @@ class Proxied:
             return False
 
     def holders(self) -> dict[str, int]:
-        """Which of the servers holds each adapter, as they say themselves."""
+        """Returns which of the servers holds each adapter, as the servers report
+        it."""
         found: dict[str, int] = {}
         for number, server in enumerate(self.servers):
             with weft.Client(server.target) as client:
@@ -148,7 +150,8 @@ def proxied(tmp_path: Path) -> Iterator[Proxied]:
 
 
 def use(client: weft.Client, adapter_id: str, folder: Path) -> None:
-    """Every kind of call that names an adapter; another replica has none of it."""
+    """Makes every kind of call that names an adapter. Another replica has no such
+    adapter."""
     adapter = client.create_adapter(adapter_id)
     adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
     adapter.optim_step(learning_rate=1e-3)
@@ -168,15 +171,16 @@ def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
             use(client, adapter_id, tmp_path)
         held = proxied.holders()
         assert set(held.values()) == {0, 1}
-        # A call without an adapter gets an answer, too.
+        # A call without an adapter gets an answer too.
         assert client.info().model.name == "toy"
 
-    # The command line, whose client is the C++ one.
+    # Uses the command line, which has the C++ client.
     for adapter_id in ADAPTERS:
         command = [str(weftctl()), "adapters", "get", adapter_id]
         run(*command, "--server", proxied.target)
 
-    # A replica that is down keeps its adapters: nobody else is asked for them.
+    # A replica that is down keeps its adapters, and no other replica gets
+    # their calls.
     down = held[ADAPTERS[0]]
     proxied.servers[down].__exit__()
     with weft.Client(proxied.target, retry=weft.NO_RETRY) as client:
@@ -191,7 +195,8 @@ def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
 def test_places_on_the_ring_are_those_of_names_not_addresses(
     tmp_path: Path,
 ) -> None:
-    """The servers listen elsewhere after each start; the adapters find the same."""
+    """The servers have other addresses after each start, and the adapters still
+    find the same server."""
     built("tests/support/fake_weftd")
     import weft
 

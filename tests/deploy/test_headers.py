@@ -1,9 +1,11 @@
-"""Headers stand alone, also those that preset asan does not compile.
+"""Tests that headers compile alone, including those that preset asan does not
+compile.
 
-Preset asan compiles every header of the modules without LibTorch and gRPC by itself.
-Most other headers have a source of the same name, which includes them first
-(clang-format keeps that order), so they are compiled with it. The rest is compiled
-here. All headers without precompiled ones would take five minutes of CPU time.
+Preset asan compiles every header of the modules without LibTorch and gRPC by
+itself. Most other headers have a source of the same name that includes them first
+(clang-format keeps that order), so they are compiled with it. The others are
+compiled here. To compile all headers without precompiled ones would take five
+minutes of CPU time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def _headers() -> dict[Path, list[str]]:
-    """Headers that are compiled here, with the flags of a source beside them."""
+    """Returns the headers that are compiled here, with the flags of a source beside
+    them."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
     found: dict[Path, list[str]] = {}
     for name, flags in sorted(compile_flags(build / "compile_commands.json").items()):

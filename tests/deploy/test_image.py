@@ -1,8 +1,7 @@
-"""Image runtime-cpu: built as the Dockerfile says, and run as clusters run it.
+"""Builds image runtime-cpu from the Dockerfile and runs it as clusters do.
 
-It runs as its user, with a read-only root, no capabilities and no network but a
-loopback of its own: what an engine would set up is set up here by unshare, chroot
-and setpriv.
+It runs as its user, with a read-only root, no capabilities, and no network but its
+own loopback. unshare, chroot and setpriv do here what a container engine would do.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ MOST_BYTES = 2e9
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 
-# Root file system, model, state. Then words of env: variables and the command.
+# The arguments are root file system, model and state, and then words of env:
+# variables and the command.
 START = """
 set -eu
 root="$1" model="$2" state="$3" user="$4"
@@ -59,7 +59,7 @@ def engine(*words: str) -> str:
 
 
 def build() -> None:
-    """Takes long: what it does can be followed in build.log of the store."""
+    """This takes long. build.log in the store shows its progress."""
     STORE.mkdir(parents=True, exist_ok=True)
     script = ROOT / "tests" / "deploy" / "build_image.sh"
     log = STORE / "build.log"
@@ -70,7 +70,7 @@ def build() -> None:
 
 @pytest.fixture(scope="module")
 def image() -> dict[str, Any]:
-    """What the image says of itself."""
+    """Returns the image's description."""
     for name in ("buildah", "debootstrap"):
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not installed: the image was NOT built")
@@ -83,10 +83,10 @@ def image() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def root(image: dict[str, Any]) -> Iterator[Path]:
-    """The image's files, in a container that is removed afterwards."""
+    """Returns the image's files, in a container that is removed afterwards."""
     container = engine("from", "--pull=never", IMAGE).strip()
     folder = Path(engine("mount", container).strip())
-    # An engine makes the places of mounts.
+    # A container engine creates the places of mounts.
     (folder / "models" / "base").mkdir(parents=True)
     for device in ("null", "urandom"):
         (folder / "dev" / device).touch()
@@ -96,14 +96,14 @@ def root(image: dict[str, Any]) -> Iterator[Path]:
 
 
 class Container:
-    """The image's command, started on a model; its state outlives it."""
+    """Runs the image's command on a model. Its state outlives it."""
 
     def __init__(
         self, root: Path, image: dict[str, Any], model: Path, state: Path
     ) -> None:
         config = image["Docker"]["config"]
         self.root = root
-        # The OCI's format has no place for it.
+        # The OCI format has no place for the health check.
         check = re.search(r"HEALTHCHECK .+\\\n\s+CMD (\[.+\])", DOCKERFILE.read_text())
         assert check
         self.health = json.loads(check[1])
@@ -122,7 +122,7 @@ class Container:
         return self._log_path.read_text("utf-8", errors="replace")
 
     def inside(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command in the container, as root: what kubectl exec would do."""
+        """Runs a command in the container as root, like kubectl exec."""
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid"]
         return subprocess.run(
             [*enter, "--root", *command], text=True, capture_output=True
@@ -179,7 +179,7 @@ def test_it_serves_trains_a_step_and_stops(
     state = tmp_path / "state"
     state.mkdir(mode=0o750)
     os.chown(state, 10001, 10001)
-    # Readable for the image's user wherever the tests' folder is.
+    # The image's user can read the model here, wherever the tests' folder is.
     model = tmp_path / "model"
     shutil.copytree(models.tiny_model("llama-tied"), model)
     for path in (model, *model.rglob("*")):

@@ -1,5 +1,5 @@
-"""The installed tree runs from any place, with the system's C and C++ runtimes and
-LibTorch alone."""
+"""Tests that the installed tree runs from any place, with only LibTorch and the
+system's C and C++ runtimes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import models  # noqa: E402
 
 RUNTIME = re.compile(
     r"(ld-linux.*|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so.*"
-    # What the C library opens by itself to look up hosts and users.
+    # Files that the C library itself opens to look up hosts and users.
     r"|libnss_.*|locale-archive|.*\.mo|gconv-modules\.cache)"
 )
 
@@ -37,7 +37,7 @@ def torch_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Installed, then moved elsewhere."""
+    """The tree is installed, and then moved."""
     first = tmp_path_factory.mktemp("install") / "weft"
     subprocess.run(
         ["cmake", "--install", daemon_module.BUILD_DIR, "--prefix", first],
@@ -56,7 +56,8 @@ def environment() -> dict[str, str]:
 def serve(
     tree: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str
 ) -> set[Path]:
-    """Samples with the tree's weftd; what it has mapped, with links resolved."""
+    """Samples with the tree's weftd. Returns the files that it has mapped, with
+    links resolved."""
     monkeypatch.setattr(daemon_module, "WEFTD", tree / "bin" / "weftd")
     for name in [name for name in os.environ if name.startswith("LD_")]:
         monkeypatch.delenv(name)
@@ -76,7 +77,8 @@ def serve(
 
 
 def strangers(libraries: set[Path], *known: Path) -> list[Path]:
-    """Libraries that are neither the system's runtime nor below a known folder."""
+    """Returns the libraries that are neither the system's runtime nor below a known
+    folder."""
     return sorted(
         library
         for library in libraries
@@ -136,7 +138,7 @@ class Bundle:
         self.folder = folder / "weft-device"
 
     def run(self, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-        """Its run.sh, with this Python, and with tools in `path`."""
+        """Runs its run.sh with this Python, and with the tools in `path`."""
         return subprocess.run(
             [self.folder / "tests" / "device" / "run.sh", *words],
             env={
@@ -161,7 +163,8 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
         line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
         assert line["bench"] == name
         assert line["machine"]["cores"] > 0 and line["command"]
-    # The client runs with what came along, nothing else of this Python.
+    # The client runs with the packages of the bundle and nothing else of this
+    # Python.
     program = (
         "import grpc, google.protobuf.message as m; print(grpc.__file__, m.__file__)"
     )
@@ -178,9 +181,9 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
 
 
 def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
-    """Bad ends of the bundle's run.sh: a device that is missing, or that a program
-    does not see, or too few devices; a program that fails or hangs; a wrong name; a
-    client that does not load."""
+    """Tests how the bundle's run.sh fails: a device that is missing, or that a
+    program does not see, or too few devices; a program that fails or hangs; a wrong
+    name; a client that does not load."""
     if daemon_module.num_devices() == 0:
         done = bundle.run("optim", "sample")
         assert done.returncode == 1

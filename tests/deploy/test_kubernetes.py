@@ -1,4 +1,5 @@
-"""The Kubernetes manifests: valid for old and new clusters, and kept safe."""
+"""Tests the Kubernetes manifests: they are valid for old and new clusters, and
+secure."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ LABELS = {"app.kubernetes.io/name": "weftd", "app.kubernetes.io/instance": "weft
 
 
 def pod_templates(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Both templates of a LeaderWorkerSet as objects of Kubernetes' own."""
+    """Returns both templates of a LeaderWorkerSet as Kubernetes' own objects."""
     parts = group["spec"]["leaderWorkerTemplate"]
     return [
         {
@@ -56,12 +57,12 @@ def test_rendered_objects_match_the_schemas(version: str, tmp_path: Path) -> Non
         files[-1].write_text(yaml.safe_dump_all(own))
     command = [tool("kubernetes-validate"), "--strict", "-k", version]
     output = run(*command, *map(str, files))
-    # A kind that it does not know is a warning alone.
+    # For an unknown kind kubeconform only warns.
     assert "WARN" not in output, output
 
 
 def check_custom(item: dict[str, Any]) -> None:
-    """Raises unless the object is as its CustomResourceDefinition says."""
+    """Raises unless the object matches its CustomResourceDefinition."""
     schema = json.loads((SCHEMAS / f"{item['kind']}.json").read_text())
     assert item["apiVersion"] == schema["apiVersion"]
     jsonschema.validate(item["spec"], schema["spec"])
@@ -120,7 +121,7 @@ def test_probes_go_through_the_grpc_listener(name: str) -> None:
             wanted = {"port": ports["grpc"], "service": service}
             assert container[probe]["grpc"] == wanted
             continue
-        # The kubelet's gRPC probes speak no TLS.
+        # The kubelet's gRPC probes do not speak TLS.
         assert "grpc" not in container[probe]
         command = container[probe]["exec"]["command"]
         assert command[:2] == ["weftctl", "health"]
@@ -132,7 +133,7 @@ def test_probes_go_through_the_grpc_listener(name: str) -> None:
 
 
 def heartbeat_limit() -> int:
-    """Seconds after which weftd says that it is not alive."""
+    """Returns after how many seconds weftd reports that it is not alive."""
     header = (ROOT / "server" / "frontend.h").read_text()
     minutes = re.search(r"kHeartbeatLimit = absl::Minutes\((\d+)\)", header)
     assert minutes

@@ -1,4 +1,4 @@
-"""Flags, WEFT_ variables and ports that deploy/ names are weftd's own."""
+"""Tests that flags, WEFT_ variables and ports in deploy/ exist in weftd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from deploy_files import (
     weftctl,
 )
 
-# Variables of our scripts, of compose and of clients, which weftd does not read.
+# Variables of the scripts, of compose and of clients, which weftd does not
+# read.
 NOT_THE_DAEMONS = {"WEFT_MODEL_FOLDER", "WEFT_BUILD_DIR", "WEFT_TORCH_DIR"}
 NOT_THE_DAEMONS |= {"WEFT_TOKEN", "WEFT_TOKEN_FILE", "WEFT_TLS", "WEFT_CA"}
 NOT_THE_DAEMONS |= {"WEFT_CLIENT_CERT", "WEFT_CLIENT_KEY", "WEFT_SERVER_NAME"}
@@ -41,13 +42,14 @@ def flag_of(variable: str) -> str:
 
 
 def variables_of(component: str) -> set[str]:
-    """Those that a component sets."""
+    """Returns the variables that a component sets."""
     text = (K8S / "components" / component / "kustomization.yaml").read_text()
     return set(re.findall(r"- (WEFT_\w+)=", text))
 
 
 def missing_components(help_text: str) -> set[str]:
-    """Components of which weftd knows no flag: it was built without what they use."""
+    """Returns the components whose flags weftd does not know, because it was built
+    without what they use."""
     names = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
     flags = flags_of(help_text) - {"insecure"}
     return {

@@ -1,4 +1,5 @@
-"""Alert rules: valid, tested one by one, and each with a section of the runbook."""
+"""Tests the alert rules: each is valid, has its own test, and has a section of the
+runbook."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ def test_every_alert_has_a_firing_and_a_quiet_test() -> None:
 
 
 def anchor(title: str) -> str:
-    """What a heading's link is called."""
+    """Returns the link of a heading."""
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
 def sections() -> dict[str, str]:
-    """The runbook's sections by the names of their links."""
+    """Returns the runbook's sections by their links."""
     _, *parts = re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)
     return {
         anchor(title): text
@@ -62,7 +63,7 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
         link = f"{RUNBOOK.relative_to(ROOT)}#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook"] == link
         text = found[rule["alert"].lower()]
-        # What the alert measures is where one looks first.
+        # The runbook must name the metrics that the alert uses.
         metrics = set(METRIC.findall(rule["expr"])) - {"grpc_code"}
         bases = {re.sub(r"_(bucket|sum|count)$", "", name) for name in metrics}
         for name in bases - {"weft_startup_phase"}:
@@ -72,7 +73,7 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
 
 
 def exported() -> set[str]:
-    """Names in the sources that make metrics."""
+    """Returns the names in the sources that make metrics."""
     sources = [
         path for folder in ("src", "server") for path in (ROOT / folder).rglob("*.cc")
     ]

@@ -1,4 +1,5 @@
-"""A Prometheus that scrapes a live weftd: what dashboards and alerts ask has data."""
+"""A Prometheus scrapes a live weftd, and the queries of dashboards and alerts find
+data."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ LIMIT_SECONDS = 30.0
 
 
 class Prometheus:
-    """One process with the shipped configuration, but for target and interval."""
+    """Runs one process with the shipped configuration, except for target and
+    interval."""
 
     def __init__(self, folder: Path, target: str) -> None:
         text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
@@ -84,7 +86,7 @@ class Prometheus:
 
 
 def work(process: Any) -> None:
-    """Some of everything that metrics count."""
+    """Does some of everything that metrics count."""
     with process.client() as client:
         for name in ("a", "b", "c"):
             adapter = client.create_adapter(name, rank=4)
@@ -104,7 +106,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     with daemon_module.running(model, folder / "weftd", *flags) as process:
         server = Prometheus(folder, process.metrics_address)
         try:
-            # Rates need a value before the work and one after it.
+            # A rate needs a value before the work and one after it.
             server.wait_for("weft_optim_steps_total == 0")
             work(process)
             server.wait_for("rate(weft_optim_steps_total[5m]) > 0")
@@ -119,7 +121,7 @@ def test_every_query_of_a_dashboard_has_data(
     path: Path, prometheus: Prometheus
 ) -> None:
     for expression in expressions(path):
-        # A panel of a CUDA device leaves out the zeros of a CPU.
+        # A panel for a CUDA device leaves out the zeros of a CPU.
         asked = expression.removesuffix(" > 0")
         assert prometheus.query(asked), expression
 
@@ -127,7 +129,7 @@ def test_every_query_of_a_dashboard_has_data(
 def test_the_page_is_scraped_as_the_alerts_name_it(prometheus: Prometheus) -> None:
     (up,) = prometheus.query('up{job="weft"}')
     assert up["value"][1] == "1"
-    # A failure of the page's format would be told here.
+    # Prometheus reports an error in the page's format here.
     (target,) = prometheus.get("targets")["activeTargets"]
     assert target["health"] == "up" and not target["lastError"]
 

@@ -1,4 +1,4 @@
-"""The scripts a stranger runs first, and the protos they build."""
+"""Tests the scripts that a new user runs first, and the protos that they build."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_every_requirement_is_pinned_and_agrees_with_the_constraints() -> None:
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
                 assert re.fullmatch(r"[\w.-]+==[\w.]+", line), line
-                # The Tinker SDK lives apart and is installed without dependencies.
+                # The Tinker SDK has its own environment and is installed
+                # without dependencies.
                 if path.name != "requirements-tinker.txt":
                     assert line in pinned, f"{path.name}: {line}"
 

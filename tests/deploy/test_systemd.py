@@ -1,4 +1,5 @@
-"""The systemd unit: well formed, confined, and patient with a drain."""
+"""Tests that the systemd unit is well formed, confined, and gives a drain enough
+time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from deploy_files import DEPLOY, run
 
 UNIT = DEPLOY / "systemd" / "weftd.service"
-# How much of the system the service could reach, of 10: systemd's own measure.
+# How much of the system the service may reach, on systemd's scale up to 10.
 LEAST_CONFINED = 2.0
 
 
@@ -26,7 +27,7 @@ def settings(path: Path) -> dict[str, str]:
 
 def test_systemd_finds_nothing(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
-    # The program need not be installed here.
+    # The test replaces the program, because it need not be installed here.
     copy.write_text(UNIT.read_text().replace("/opt/weft/bin/weftd", "/bin/true"))
     assert analyze("verify", "--man=no", "--recursive-errors=no", str(copy)) == ""
     copy.write_text(copy.read_text().replace("LimitNOFILE", "LimitNOFILES"))

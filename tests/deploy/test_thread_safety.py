@@ -1,8 +1,8 @@
-"""Clang's thread-safety analysis over what the sanitizer builds leave out.
+"""Runs Clang's thread-safety analysis over what the sanitizer builds leave out.
 
-Preset asan compiles the modules without Torch and gRPC with the analysis on. The
-server, the clients and the engine's threads are checked here, without making any
-code: each source with its line of the CPU build's compile_commands.json.
+Preset asan compiles the modules without Torch and gRPC with the analysis on. This
+test checks the server, the clients and the engine's threads, without generating
+code. Each source is checked with its line of the CPU build's compile_commands.json.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "lint"))
 from compile_flags import compile_flags
 
 FOLDERS = ("server", "client", "tests/support", "src/engine", "src/runtime")
-# A source of each kind: without its first lock it must not pass.
+# One source of each kind. Without its first lock it must fail.
 LOCKED = (
     "src/runtime/compute_guard.cc",
     "server/sample_stream.cc",
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def _sources() -> dict[str, list[str]]:
-    """Flags of every source of FOLDERS."""
+    """Returns the flags of every source in FOLDERS."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
     flags = compile_flags(build / "compile_commands.json")
     folders = tuple(f"{folder}/" for folder in FOLDERS)
@@ -45,7 +45,7 @@ def _sources() -> dict[str, list[str]]:
 
 
 def _errors(source: Path, flags: list[str]) -> str:
-    """What the analysis says of a source; empty: nothing."""
+    """Returns the analysis' messages about a source; empty if there are none."""
     done = subprocess.run(
         ["clang++", *flags, "-fsyntax-only", "-Wno-everything"]
         + ["-Wthread-safety", "-Werror=thread-safety", str(source)],

@@ -1,4 +1,4 @@
-"""Copies installed packages, with what tells their versions, into a folder:
+"""Copies installed packages, with their version metadata, into a folder:
 copy_packages.py FOLDER NAME..."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def main() -> None:
     for name in sys.argv[2:]:
         for file in distribution(name).files or ():
             if ".." in file.parts or "__pycache__" in file.parts:
-                continue  # Scripts, and what another Python compiles again.
+                continue  # Skips scripts, and files that another Python compiles again.
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(str(file.locate()), target)

@@ -1,4 +1,4 @@
-"""Runs a program that measures and writes one JSON line of what it printed, its
+"""Runs a program that measures. Writes one JSON line with the program's output, its
 command and the machine: record.py NAME OUTPUT cpu|cuda COMMAND..."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is some."""
+    """Returns the parsed text if it is JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -1,5 +1,4 @@
-// The list of adapters, page by page, and the numbers that are counted over
-// all of them.
+// Tests the list of adapters, page by page, and the totals over all adapters.
 #include <string>
 #include <vector>
 

@@ -1,5 +1,6 @@
-// Clients on several threads, an engine thread and a reply thread, with the
-// real clock: what ThreadSanitizer and the thread-safety analysis look at.
+// Clients on several threads, an engine thread and a reply thread use the
+// dispatcher with the real clock, for ThreadSanitizer and the thread-safety
+// analysis.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -23,7 +24,7 @@ constexpr int kClients = 4;
 constexpr uint64_t kSteps = 60;
 constexpr int kManagers = 2;
 constexpr int kShortLives = 30;
-// Fewer than there are adapters, so that they have to move.
+// Fewer slots than adapters, so that adapters must move.
 constexpr int kPlacesOnDevice = 3;
 
 class DispatcherThreadsTest : public ::testing::Test {
@@ -47,7 +48,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     dispatcher_.Close(absl::UnavailableError("stopped"));
   }
 
-  // What an engine does, without computing anything.
+  // Does what an engine does, without computing anything.
   void Compute() {
     std::vector<uint64_t> decoding;
     while (std::optional<Work> work = dispatcher_.Next(
@@ -61,7 +62,7 @@ class DispatcherThreadsTest : public ::testing::Test {
           Complete(step);
         }
       } else if (auto* step = std::get_if<RunStep>(&*work)) {
-        // As a checkpoint: another thread writes the file.
+        // Like a checkpoint, whose file another thread writes.
         Count(step->step);
         AfterIo([this, step = step->step] { Complete(step); });
       } else if (auto* move = std::get_if<RunMove>(&*work)) {
@@ -78,7 +79,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     }
   }
 
-  // Runs `task` on the engine thread when the I/O thread has been there.
+  // Runs `task` on the engine thread after a task of the I/O thread.
   void AfterIo(std::function<void()> task) {
     io_.Post([this, task = std::move(task), hold = dispatcher_.Hold()] {
       dispatcher_.Post([task](const absl::Status&) { task(); });
@@ -95,7 +96,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     desk.FinishMove(move, 1, absl::OkStatus());
   }
 
-  // Steps of adapters that live on are run once.
+  // Counts a step. Steps of adapters that are never deleted must run once.
   void Count(const StepTask& step) {
     if (AdapterIdOf(*step.request).starts_with("a")) ++runs_;
   }
@@ -135,7 +136,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     while (dispatcher_.adapters().Info(id).ok()) std::this_thread::yield();
   }
 
-  // Page by page. Those that live on are all there.
+  // Lists page by page. Adapters that are never deleted must be there.
   void List() {
     std::vector<std::string> ids;
     ListAdaptersRequest request{.size = 2};
@@ -151,7 +152,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     EXPECT_LE(ids.size(), size_t{kClients + kManagers});
   }
 
-  // Adapters come and go, with work that they may take along.
+  // Creates and deletes adapters, which may have work when they are deleted.
   void Manager(int number) {
     const std::string id = absl::StrCat("b", number);
     for (int life = 0; life < kShortLives; ++life) {
@@ -172,8 +173,8 @@ class DispatcherThreadsTest : public ::testing::Test {
         [this](const absl::StatusOr<SampleResult>&) { ++answers_; });
   }
 
-  // Sends every step twice, as a client whose connection breaks, and cancels
-  // and samples in between.
+  // Sends every step twice, like a client whose connection breaks. Cancels and
+  // samples in between.
   void Client(int number) {
     const std::string id = absl::StrCat("a", number);
     Create(id);

@@ -1,5 +1,5 @@
-// A dispatcher with a clock that stands still, replies that are collected, and
-// an engine thread that the test plays.
+// A dispatcher with a clock that stands still and with replies that are
+// collected. The test plays the engine thread.
 #ifndef WEFT_TESTS_DISPATCH_FAKE_ENGINE_THREAD_H_
 #define WEFT_TESTS_DISPATCH_FAKE_ENGINE_THREAD_H_
 
@@ -45,7 +45,7 @@ class FakeEngineThread {
   FakeClock& clock() { return clock_; }
   prometheus::Registry& registry() { return registry_; }
 
-  // What there is to do now, after all tasks.
+  // Returns the next work after all tasks have run.
   std::optional<Work> Next(int active_samples = 0) {
     for (;;) {
       std::optional<Work> work =
@@ -66,7 +66,7 @@ class FakeEngineThread {
     }
   }
 
-  // As a client's CreateAdapter: the answer comes once there is a slot. An
+  // Like a client's CreateAdapter, which is answered when there is a slot. An
   // adapter has ten bytes.
   void Create(const std::string& id, const std::string& tenant,
               Callback<AdapterKey> done, uint64_t last_step = 0) {
@@ -97,7 +97,7 @@ class FakeEngineThread {
     });
   }
 
-  // Ends a move at once, as the owner of the tensors does.
+  // Ends a move at once, like the owner of the tensors.
   void Finish(const sched::Move& move, const absl::Status& status) {
     AdapterDesk& desk = dispatcher_.adapters();
     if (desk.IsUnderway(move) && status.ok()) {

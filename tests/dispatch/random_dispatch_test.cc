@@ -1,7 +1,8 @@
-// Random clients against the dispatcher: repeated, lost and cancelled calls,
+// Random clients use the dispatcher: repeated, lost and cancelled calls,
 // deletions and new adapters under old names, failing work and moves, one or
-// two slots on the device. Whatever happens, every call is answered once, every
-// step has one effect, and an effect belongs to the adapter it was sent to.
+// two slots on the device. In all cases every call is answered once, every step
+// has one effect, and the effect belongs to the adapter to which the step was
+// sent.
 #include <cstdint>
 #include <map>
 #include <random>
@@ -34,7 +35,7 @@ class World {
       engine_.RunReplies();
       if (testing::Test::HasFailure()) return;
     }
-    // Without new calls everything ends: nothing waits for ever.
+    // Without new calls everything must end, so nothing waits forever.
     quiet_ = true;
     for (int round = 0; round < 1000; ++round) {
       engine_.clock().Advance(absl::Seconds(1));
@@ -54,7 +55,7 @@ class World {
     int answers = 0;
     CancelHandle handle;
   };
-  // A step of one life of an adapter.
+  // A step of one adapter that had the name.
   using Effect = std::pair<AdapterKey, uint64_t>;
 
   int Uniform(int low, int high) {
@@ -98,7 +99,7 @@ class World {
     }
   }
 
-  // The next step, or one of the latest once more.
+  // Sends the next step, or repeats one of the latest.
   void Send(const std::string& name) {
     uint64_t& next = next_step_[name];
     if (next == 0) next = 1;
@@ -128,7 +129,8 @@ class World {
           Call& call = calls_[index];
           ++call.answers;
           if (!result.ok()) return;
-          // The effect of this number, of some life of this name.
+          // The effect with this number, on one of the adapters that had this
+          // name.
           const uint64_t serial = std::get<OptimStepResult>(**result).version;
           EXPECT_EQ(effects_.at(serial).second, call.step);
           EXPECT_EQ(names_.at(effects_.at(serial).first), call.adapter);
@@ -177,7 +179,7 @@ class World {
     }
   }
 
-  // Adapters on the device, or on their way there.
+  // Checks the adapters that are on the device or on their way there.
   void CheckSlots() {
     int64_t used = 0;
     const AdapterPage all = engine_.dispatcher().adapters().List({});
@@ -194,7 +196,7 @@ class World {
     EXPECT_LE(used, slots_);
   }
 
-  // Files and moves end on another thread's word, some time later.
+  // Files and moves end some time later, when another thread reports it.
   void EndSomething() {
     if (!steps_.empty() && (quiet_ || Uniform(0, 1) == 0)) {
       const StepTask step = steps_.front();
@@ -250,10 +252,10 @@ class World {
   std::map<std::string, uint64_t> next_step_;
   std::map<AdapterKey, std::string> names_;
   std::set<Effect> applied_;
-  std::map<uint64_t, Effect> effects_;  // By serial number.
+  std::map<uint64_t, Effect> effects_;  // Keys: serial numbers.
   uint64_t serial_ = 0;
-  std::vector<StepTask> steps_;  // Under way.
-  std::set<uint64_t> samples_;   // Being decoded.
+  std::vector<StepTask> steps_;  // Steps that are running.
+  std::set<uint64_t> samples_;   // Samples in decoding.
   std::vector<sched::Move> moves_;
 };
 

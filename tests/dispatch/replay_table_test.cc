@@ -46,7 +46,8 @@ TEST(ReplayTableTest, ForgetsFailedSteps) {
   table.Begin(1, "a", /*work_id=*/7);
   table.Fail(1);
   EXPECT_EQ(table.Lookup(1, "b")->verdict, Verdict::kNew);
-  table.Complete(1, Value(1), /*receipt=*/1);  // Not in flight: no effect.
+  table.Complete(1, Value(1), /*receipt=*/1);  // The step is not in flight, so
+                                               // this has no effect.
   EXPECT_TRUE(table.Receipts().empty());
 }
 

@@ -1,4 +1,4 @@
-// Runs the stories of scenarios/ (README.md there tells how they are written).
+// Runs the scenarios in scenarios/, whose README.md describes their language.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -29,7 +29,7 @@ int64_t Number(const std::string& word) {
   return number;
 }
 
-// The value of KEY=VALUE among the words.
+// Returns the value of KEY=VALUE among the words, or `otherwise`.
 std::string Option(const Words& words, const std::string& key,
                    const std::string& otherwise) {
   for (const std::string& word : words) {

@@ -1,4 +1,4 @@
-"""The fixtures of tests/oracle, which sits beside this folder."""
+"""The fixtures of tests/oracle, the folder beside this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 _ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 sys.path.insert(0, str(_ORACLE))
 
-# Both folders have a conftest.py, so this one is loaded under another name.
+# Both folders have a conftest.py, so that one is loaded under another name.
 _spec = importlib.util.spec_from_file_location("fixtures", _ORACLE / "conftest.py")
 assert _spec is not None and _spec.loader is not None
 fixtures = importlib.util.module_from_spec(_spec)

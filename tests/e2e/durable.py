@@ -1,4 +1,4 @@
-"""A daemon with a state folder that tests kill and start again."""
+"""A daemon with a state folder that tests kill and restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints
 
 
 class Durable:
-    """A daemon with a state folder that is killed and started again."""
+    """A daemon with a state folder that is killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class Durable:
         self.daemon: Any = None
 
     def launch(self, *flags: str, failpoints: str = "") -> Any:
-        """Starts the process; `flags` replace those of the life before."""
+        """Starts the process. `flags` replace those of the last start."""
         self.flags = flags or self.flags
         self.daemon = daemon_module.Daemon(
             models.tiny_model(KIND),
@@ -65,7 +65,7 @@ class Durable:
         return sorted((self.folder / "state" / "log").iterdir())
 
     def tear(self) -> None:
-        """The last record of the log is not whole, as after a loss of power."""
+        """Makes the log's last record incomplete, as after a loss of power."""
         segment = self.segments[-1]
         with segment.open("r+b") as file:
             file.truncate(segment.stat().st_size - 1)
@@ -85,7 +85,7 @@ def train(client: Any, adapter_id: str, seed: int) -> None:
 
 
 def image(server: Durable, adapter_id: str) -> dict[str, bytes]:
-    """Weights, accumulator and moments, byte by byte."""
+    """Returns weights, accumulator and moments as bytes."""
     with server.daemon.client() as client:
         return exported.saved(server.daemon, client.adapter(adapter_id), "image")
 
@@ -93,7 +93,7 @@ def image(server: Durable, adapter_id: str) -> dict[str, bytes]:
 def facts(server: Durable, adapter_id: str) -> Any:
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
     adapter = server.call(methods.GET_ADAPTER, request).reply.adapter
-    # Where the tensors are may differ.
+    # The place of the tensors may differ.
     adapter.ClearField("resident_bytes")
     adapter.ClearField("location")
     adapter.ClearField("last_used_at")

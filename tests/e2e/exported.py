@@ -1,4 +1,4 @@
-"""Adapters as bytes."""
+"""Returns adapters as bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from safetensors.numpy import load_file
 
 
 def files(adapter: Any, folder: Path) -> dict[str, bytes]:
-    """Name and bytes of every file of the exported adapter."""
+    """Returns name and bytes of every file of the exported adapter."""
     adapter.export(folder)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def saved(daemon: Any, adapter: Any, name: str) -> dict[str, bytes]:
-    """Tensor files of a checkpoint: weights, gradients and both moments."""
+    """Returns the tensor files of a checkpoint: weights, gradients and both
+    moments."""
     import checkpoints
 
     adapter.save(name, overwrite=True)
@@ -27,6 +28,6 @@ def saved(daemon: Any, adapter: Any, name: str) -> dict[str, bytes]:
 
 
 def weights(adapter: Any, folder: Path) -> dict[str, np.ndarray]:
-    """Tensors of the exported adapter."""
+    """Returns the tensors of the exported adapter."""
     adapter.export(folder)
     return load_file(folder / "adapter_model.safetensors")

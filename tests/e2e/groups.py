@@ -1,4 +1,4 @@
-"""Daemons of several ranks, and their processes."""
+"""Daemons with several ranks, and their processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_SECONDS = 20.0
 
 
 def children(pid: int) -> list[int]:
-    """Processes whose parent it is, in the order of their start."""
+    """Returns the processes whose parent is `pid`, in the order of their start."""
     tasks = Path(f"/proc/{pid}/task")
     found = {
         int(child)
@@ -46,12 +46,13 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def ranks_of(process: daemon_module.Daemon) -> list[int]:
-    """The processes of a group that one weftd has started."""
+    """Returns the processes of a group that one weftd has started."""
     return [process.pid, *children(process.pid)]
 
 
 def kill_rank(process: daemon_module.Daemon, rank: int) -> None:
-    """kill -9; the group must end with an error, and leave nobody behind."""
+    """Kills a rank (kill -9). The group must end with an error and leave no
+    process."""
     ranks = ranks_of(process)
     os.kill(ranks[rank], signal.SIGKILL)
     assert process.wait(STOP_SECONDS) != 0
@@ -59,7 +60,8 @@ def kill_rank(process: daemon_module.Daemon, rank: int) -> None:
 
 
 def make(folder: Path, *flags: str, model: Path | None = None) -> daemon_module.Daemon:
-    """A daemon, not started yet. It serves a tiny model unless one is given."""
+    """Returns a daemon that is not started yet. It serves a tiny model unless one
+    is given."""
     need_devices(flags)
     return daemon_module.Daemon(
         model or models.tiny_model("llama-tied"), folder, *flags

@@ -1,4 +1,5 @@
-"""Single RPCs with every field as given: no checks, no numbering, no retries."""
+"""Makes single RPCs with every field as given: without checks, numbers and
+repetitions."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from weft._proto import adapters_pb2, sampling_pb2, training_pb2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back: `reply` where the code is OK."""
+    """The outcome of a call. `reply` is set if the code is OK."""
 
     code: str
     message: str = ""
@@ -29,10 +30,10 @@ class Outcome:
 
 
 class Raw:
-    """A plain channel to a daemon. Use as a context manager."""
+    """A plain channel to a daemon, used as a context manager."""
 
     def __init__(self, address: str):
-        # The default limit would refuse large replies on this side.
+        # The client's default limit would refuse large replies.
         options = [("grpc.max_receive_message_length", -1)]
         self._channel = grpc.insecure_channel(address, options=options)
 
@@ -48,7 +49,7 @@ class Raw:
         self._channel.close()
 
     def call(self, method: Any, request: Any, timeout: float = 60.0) -> Outcome:
-        """One unary RPC; `request` is a message, or an iterable of them."""
+        """Makes one unary RPC. `request` is a message, or an iterable of them."""
         bound = method.bind(self._channel)
         try:
             reply, call = bound.with_call(request, timeout=timeout)
@@ -57,7 +58,7 @@ class Raw:
         return Outcome("OK", "", reply, _text(call.trailing_metadata()))
 
     def drain_stream(self, method: Any, request: Any, timeout: float) -> Outcome:
-        """One server-streaming RPC; `reply` is the list of messages."""
+        """Makes one server-streaming RPC. `reply` is the list of messages."""
         try:
             messages = list(method.bind(self._channel)(request, timeout=timeout))
         except grpc.RpcError as error:
@@ -95,7 +96,7 @@ class Raw:
         return self.call(methods.CREATE_ADAPTER, request)
 
     def load(self, adapter_id: str, name: str, source: str = "") -> Outcome:
-        """Loading makes the adapter when it does not exist."""
+        """The load creates the adapter if it does not exist."""
         request = adapters_pb2.LoadCheckpointRequest(
             adapter_id=adapter_id, source_adapter_id=source, name=name
         )
@@ -124,6 +125,6 @@ def _failed(error: Any) -> Outcome:
 
 
 def datum(tokens: Iterable[int], **values: Any) -> dict[str, Any]:
-    """A datum that scores every next token, as a message's fields."""
+    """Returns the fields of a datum that scores every next token."""
     ids = [int(token) for token in tokens]
     return {"tokens": ids[:-1], "targets": ids[1:], **values}

@@ -1,4 +1,4 @@
-"""weftctl state: a backup of a live server, its check, and a start from it."""
+"""Tests weftctl state: a backup of a live server, its check, and a start from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_backup_has_what_was_answered_before_it(
         for seed in range(4):
             train(client, "a", seed)
         before, known = image(durable, "a"), facts(durable, "a")
-        # What another part of the server keeps there.
+        # Another part of the server keeps this in the folder.
         (state / "beside").mkdir()
         (state / "beside" / "entry").write_text("kept")
         stop = threading.Event()

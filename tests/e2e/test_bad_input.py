@@ -1,4 +1,5 @@
-"""Every refusal has its code and names what was wrong; nobody else notices."""
+"""Tests that every refusal has its code and names what was wrong, and that it
+affects nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ NAN, INFINITY = math.nan, math.inf
 INVALID = "INVALID_ARGUMENT"
 POLICY = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
 
-# What is wrong, fields of the datum, words of the message.
+# Each has what is wrong, the datum's fields, and words of the message.
 BAD_DATA: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("empty", {"tokens": [], "targets": []}, ("tokens",)),
     ("id = vocab", {"tokens": [5, VOCAB, 7]}, ("tokens", "320")),
@@ -138,8 +139,8 @@ def check(outcome: Outcome, code: str, words: tuple[str, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def canary(daemon_for: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An adapter with gradients and moments. All the bad requests of this file
-    must leave its bytes alone and the daemon able to train it."""
+    """An adapter with gradients and moments. All the bad requests of this file must
+    leave its bytes unchanged and the daemon able to train it."""
     daemon = daemon_for("llama-tied")
     data = [next_token(random_tokens(VOCAB, 20, 1))]
     with daemon.client() as client:
@@ -264,7 +265,7 @@ def test_what_the_base_model_cannot_do(raw: Raw) -> None:
 
 
 def test_an_adapter_that_is_there_already(raw: Raw) -> None:
-    """The same call again is answered, another shape under the name is not."""
+    """The same call again is answered; another shape with the same name is refused."""
     assert raw.create("twice", rank=4, seed=1).code == "OK"
     assert raw.create("twice", rank=4, seed=1).code == "OK"
     check(raw.create("twice", rank=8, seed=1), "ALREADY_EXISTS", ("twice",))
@@ -326,7 +327,8 @@ def test_strange_imports(raw: Raw, canary: Any, tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_dropped(raw: Raw) -> None:
-    """Huge weights are finite as they arrive and overflow in the backward."""
+    """The weights are huge but finite when they arrive, and overflow in the
+    backward pass."""
     assert raw.create("overflow", rank=4, seed=1).code == "OK"
     assert raw.forward_backward("overflow", [GOOD]).code == "OK"
     assert raw.optim_step("overflow").code == "OK"

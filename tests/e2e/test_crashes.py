@@ -1,8 +1,9 @@
-"""kill -9 under load and during recovery: what was answered is there exactly once,
-and the adapters end with the bits of a run without kills.
+"""Kills the server (kill -9) under load and during recovery. Everything that was
+answered is there exactly once, and the adapters end with the bits of a run without
+kills.
 
-Half of the lives end at a random file operation (support/failpoints.h), the others
-at a random moment. WEFT_CRASHES is the number of kills.
+Half of the processes end at a random file operation (support/failpoints.h), the
+others at a random moment. WEFT_CRASHES is the number of kills.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ VOCAB = 320
 CLIENTS = 8
 CRASHES = int(os.environ.get("WEFT_CRASHES", "20"))
 FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
-# Products of so few rows have the same bits in every batch (src/ops/matmul.h):
-# who shares a batch with whom, which differs from run to run, changes nothing.
+# Products of so few rows have the same bits in every batch (src/ops/matmul.h).
+# So it does not matter which requests share a batch, which differs between
+# runs.
 FLAGS = ("--max-batch-tokens", "32", "--snapshot-log-bytes", "30000")
 
 
@@ -42,7 +44,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A daemon on a port that stays the same over its lives."""
+    """A daemon whose port stays the same over its restarts."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -65,7 +67,7 @@ class Server:
         self.daemon.wait_until_serving()
 
     def live_and_die(self, rng: random.Random) -> None:
-        """One life, which ends by a kill."""
+        """Runs one process until it is killed."""
         if rng.random() < 0.5:
             self.launch(
                 LD_PRELOAD=str(FAILPOINTS),
@@ -87,7 +89,7 @@ class Server:
 
 
 class Client:
-    """One adapter: numbered steps, each repeated until it is answered."""
+    """Trains one adapter by numbered steps, and repeats each until it is answered."""
 
     def __init__(self, address: str, index: int) -> None:
         self.address = address
@@ -113,7 +115,7 @@ class Client:
         self.call(methods.CREATE_ADAPTER, request)
 
     def round(self) -> None:
-        """Two gradients and a step of the optimizer."""
+        """Sends two gradients and an optimizer step."""
         for part in range(2):
             self.step += 1
             seed = 1000 * self.index + 10 * self.step + part

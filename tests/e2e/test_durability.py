@@ -1,5 +1,5 @@
-"""A server that is killed goes on where it was: nothing that it has answered is
-lost, nothing is done twice, and the adapters have the same bits."""
+"""Tests that a killed server continues where it was: nothing that it has answered
+is lost, nothing is done twice, and the adapters have the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft._proto import adapters_pb2, training_pb2
 
 
 def train_together(client: Any, adapters: list[Any], rounds: int) -> None:
-    """Their steps meet in the same micro-batches."""
+    """Steps of all adapters meet in the same micro-batches."""
     for step in range(rounds):
         together(
             client,
@@ -42,7 +42,7 @@ def test_adapters_survive_a_kill_with_all_their_bits(durable: Durable) -> None:
         train_together(client, adapters, 3)
         adapters[0].snapshot("early")
         train_together(client, adapters, 1)
-        adapters[1].forward_backward(batch(77))  # Stays in the accumulator.
+        adapters[1].forward_backward(batch(77))  # This stays in the accumulator.
         adapters[2].snapshot("late")
         adapters[2].release_snapshot("late")
         client.create_adapter("gone", rank=4).delete()
@@ -96,7 +96,7 @@ def test_a_step_that_failed_for_good_fails_so_again_after_a_kill(
     daemon = durable.start()
     with daemon.client() as client:
         client.create_adapter("a", rank=4, seed=1)
-    # Losses whose gradient overflows.
+    # The gradient of these losses overflows.
     bad = training_pb2.ForwardBackwardRequest(
         adapter_id="a",
         step=1,

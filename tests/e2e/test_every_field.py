@@ -1,9 +1,10 @@
-"""Every field of every request at its extremes, and bytes that are no request.
+"""Sends every field of every request at its extremes, and bytes that are not a
+request.
 
 The requests and their fields come from the descriptors, so that a new field is
-tried from its first day. Whatever comes back, it comes with a code that a client
-understands and in under a second; a canary is served after each call, and ends with
-the state that it had.
+tested at once. Every answer has a code that a client understands and comes in under
+a second. A canary adapter is served after each call and ends with the state that it
+had.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from raw import Raw, datum
 from weft import methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 
-# What a bad request may be told. INTERNAL is gRPC's word for bytes that do not parse.
+# The codes that a bad request may get. gRPC returns INTERNAL for bytes that do
+# not parse.
 ANSWERS = {
     "OK",
     "INVALID_ARGUMENT",
@@ -50,12 +52,13 @@ SPREAD = {
     FieldDescriptor.CPPTYPE_BOOL: (False, True),
     FieldDescriptor.CPPTYPE_ENUM: (0, 1, 99, -1),
 }
-# What the peak may grow by over all calls; one is of 10 MB, of which there are copies.
+# How much the peak memory may grow over all calls. One call has 10 MB, of
+# which there are copies.
 RESIDENT_LIMIT = 128 << 20
 
 
 def requests() -> dict[str, Message]:
-    """A request that each method takes, by the name of the method."""
+    """Returns a valid request for each method, by the method's name."""
     train: dict[str, Any] = {"adapter_id": "victim", "data": [datum([5, 6, 7, 8])]}
     policy: dict[str, Any] = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
     prompt: dict[str, Any] = {"prompt": [5, 6, 7], "config": {"max_tokens": 2}}
@@ -105,7 +108,8 @@ def values_of(field: FieldDescriptor) -> tuple[Any, ...]:
 
 
 def bent(message: Message) -> Iterator[tuple[str, Message]]:
-    """Copies of the message with one field, at any depth, at an extreme."""
+    """Returns copies of the message in which one field, at any depth, has an
+    extreme value."""
     for field in message.DESCRIPTOR.fields:
         for name, change in changes(message, field):
             copy = type(message)()
@@ -174,7 +178,7 @@ def canary(daemon_for: Any) -> Iterator[Callable[[], Any]]:
         yield check
         check()
         assert daemon.peak_resident_bytes() - resident < RESIDENT_LIMIT
-        # The scores took numbers that this client does not know.
+        # The scores took step numbers that this client does not know.
         adapter = client.adapter("field-canary")
         assert exported.saved(daemon, adapter, "after") == before
 
@@ -203,7 +207,7 @@ def test_requests_are_tried_for_every_method() -> None:
     assert unary - set(requests()) == {"DRAIN", "HEALTH_CHECK"}
 
 
-GROUP = b"\x0b"  # The beginning of a group, field 1.
+GROUP = b"\x0b"  # The start of a group with field number 1.
 HOSTILE = {
     "garbage": b"\xff" * 100,
     "a cut varint": b"\x08\x80",

@@ -1,4 +1,4 @@
-"""The examples against the real daemon and the demo model."""
+"""Runs the examples with the real daemon and the demo model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A new user's first hour: the wheel in an empty environment, one command, a model
-that answers in the format of a chat file."""
+"""Tests a new user's first hour: the wheel in an empty environment, one command,
+and a model that answers in the format of a chat file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import wheels  # noqa: E402
 
 SMOLLM2 = fixtures.SMOLLM2
 CHATS = ROOT / "client/python/examples/data/dictionary.jsonl"
-# Words that the file does not have, asked as it asks.
+# These words are not in the file, but the questions have its form.
 QUESTIONS = ['What does "river" mean?', "Define the word happy."]
 FORMAT = re.compile(r"\w+ \((noun|verb|adjective)\): [^\n]+\.")
 
@@ -61,7 +61,7 @@ def test_one_command_teaches_a_format(daemon_for: Any, tmp_path: Path) -> None:
 
 
 def peft_answer(model: Path, folder: Path, prompt: list[int]) -> list[int]:
-    """The likeliest answer by transformers and peft."""
+    """Returns the likeliest answer according to transformers and peft."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

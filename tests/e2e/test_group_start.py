@@ -1,4 +1,4 @@
-"""Ranks that somebody else starts, so that nobody watches them."""
+"""Tests ranks that another program starts, so that weftd does not watch them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def launch(
 
 
 def damaged(model: Path, folder: Path, file: str) -> Path:
-    """A copy of the model whose `file` has lost its second half."""
+    """Makes a copy of the model in which `file` has lost its second half."""
     copy = shutil.copytree(model, folder)
     content = (copy / file).read_bytes()
     (copy / file).write_bytes(content[: len(content) // 2])
     return copy
 
 
-# Rank 0 looks at its config.json before it meets anybody.
+# Rank 0 reads its config.json before it meets the others.
 @pytest.mark.parametrize(
     ("bad_rank", "file"),
     [(1, "config.json"), (0, "model.safetensors"), (1, "model.safetensors")],

@@ -1,4 +1,4 @@
-"""What one tenant does leaves no trace in another."""
+"""Tests that what one tenant does leaves no trace in another."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ STEPS = 20
 
 
 def batch(tenant: int, step: int) -> list[Any]:
-    """Sequences that differ between tenants, few enough that tenants learn them."""
+    """Returns sequences that differ between tenants. They are few, so that tenants
+    learn them."""
     length = 6 + 5 * (tenant % 4)
     seeds = (1000 * tenant + step % 4, 1000 * tenant + 500 + step % 3)
     return [next_token(random_tokens(VOCAB, length, seed)) for seed in seeds]
 
 
-# Adapters of these also train the output head, which all rows run through.
+# Adapters with these targets also train the output head, through which all
+# rows pass.
 HEADED = ("q_proj", "down_proj", "lm_head")
 
 
@@ -41,7 +43,8 @@ def test_stepping_one_adapter_leaves_all_bytes_of_the_others(
             )
             for rank, modules in ((4, HEADED), (8, HEADED), (16, None))
         ]
-        # Accumulated gradients and moments must be there to be left alone.
+        # Accumulated gradients and moments must exist, so that the test sees
+        # whether they change.
         for index, adapter in enumerate(adapters):
             adapter.forward_backward(batch(index, 0))
             adapter.optim_step(learning_rate=1e-2)
@@ -101,7 +104,7 @@ def test_a_failed_request_leaves_the_accumulator_as_it_was(
 
 
 def _train(daemon: Any, name: str, tenant: int, barrier: Any) -> str:
-    """Twenty steps of one tenant over its own connection."""
+    """Runs twenty steps of one tenant over its own connection."""
     with daemon.client() as client:
         adapter = client.create_adapter(name, rank=(4, 8, 16)[tenant % 3], seed=tenant)
         for step in range(STEPS):

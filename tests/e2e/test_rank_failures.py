@@ -1,5 +1,5 @@
-"""kill -9 of any rank, whatever the group is doing: the group ends, comes back,
-and what was acknowledged is there and was done once."""
+"""Kills any rank (kill -9), whatever the group is doing. The group ends and comes
+back, and everything that was acknowledged is there and was done once."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def one_step(adapter: Any, number: int) -> float:
-    """The norm of the gradient."""
+    """Returns the norm of the gradient."""
     adapter.forward_backward(data(number))
     norm: float = adapter.optim_step(learning_rate=LEARNING_RATE).grad_norm
     return norm
 
 
 class Work(threading.Thread):
-    """Calls of one adapter until the server is gone; what it acknowledged."""
+    """Makes calls of one adapter until the server is gone. Returns what the server
+    acknowledged."""
 
     def __init__(self, process: daemon_module.Daemon, phase: str):
         super().__init__()
@@ -59,7 +60,7 @@ class Work(threading.Thread):
         with self._process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
             adapter = client.create_adapter("a", rank=4, seed=1)
             self.save(adapter)
-            # Anything but a server that is gone fails the test's thread.
+            # Any error except a lost server fails the test's thread.
             with contextlib.suppress(weft.Unavailable):
                 while True:
                     self._call(adapter)
@@ -83,8 +84,8 @@ class Work(threading.Thread):
 
 
 def expect_what_was_acknowledged(process: daemon_module.Daemon, work: Work) -> None:
-    """The group that comes back repeats the work from the start, and goes on from
-    the last checkpoint."""
+    """Repeats the work from the start on the group that comes back, and continues
+    from the last checkpoint."""
     process.start()
     try:
         _repeat(process, work)
@@ -168,7 +169,7 @@ def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", range(2))
 def test_while_draining(victim: int, tmp_path: Path) -> None:
-    """Steps that were waiting are told; none of them was half done."""
+    """Waiting steps get an error, and none of them was half done."""
     import weft
 
     process = make(tmp_path, *TENSOR_2)

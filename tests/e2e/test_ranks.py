@@ -1,4 +1,4 @@
-"""How groups of ranks start and stop."""
+"""Tests how groups of ranks start and stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def test_a_drain_ends_all_ranks(tmp_path: Path) -> None:
     ranks = children(process.pid)
     begin = time.monotonic()
     assert process.stop() == 0
-    # They were told: nobody waited for them, nobody killed them.
+    # The ranks got the command to stop, so nobody waited for them or killed
+    # them.
     assert time.monotonic() - begin < 8
     assert "the rank stops" not in process.log_tail()
     assert all(gone(rank) for rank in ranks)
@@ -31,7 +32,7 @@ def test_a_rank_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
 
 
 def test_torchrun_starts_a_group(tmp_path: Path) -> None:
-    """Its agent serves the rendezvous, and is the parent of all ranks."""
+    """torchrun's agent serves the rendezvous and is the parent of all ranks."""
     process = make(tmp_path, *TENSOR_2)
     agent = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     process.start_with(*agent, "--standalone", "--nproc-per-node=2")

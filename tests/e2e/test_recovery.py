@@ -1,5 +1,5 @@
-"""What a start does with a log that is not as its writer would have it: torn, of
-other limits, of replies that nobody kept, of a disk that failed."""
+"""Tests a start whose log is not as its writer would leave it: torn, written with
+other limits, with dropped replies, or from a disk that failed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_replayed_load_is_in_the_next_snapshot(durable: Durable) -> None:
         client.adapter("a").load("c")
     before = image(durable, "a")
     snapshots = sorted((durable.folder / "state").glob("SNAPSHOT-*"))
-    # The log of the lives before counts: a small step makes a snapshot due.
+    # The earlier log counts, so a small step makes a snapshot due.
     daemon = durable.restart(*SMALL_SNAPSHOTS)
     with daemon.client() as client:
         train(client, "b", 3)
@@ -163,7 +163,7 @@ def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
     with daemon.client() as client:
         client.create_adapter("a", rank=4, seed=1)
         train(client, "a", 1)
-        # Tried again after ten seconds, without new work.
+        # The snapshot is tried again after ten seconds, without new work.
         wait_for_snapshot(durable, [])
     assert "no snapshot could be written" in daemon.log_tail()
     before = image(durable, "a")
@@ -186,7 +186,7 @@ def test_a_clean_stop_leaves_a_start_nothing_to_run_again(durable: Durable) -> N
         for record in map(json.loads, daemon.log_tail().splitlines())
         if record["msg"] == "state recovered"
     ]
-    # The settings of the segment that the snapshot began.
+    # The settings record of the segment that the snapshot began may be there.
     assert recovered[-1]["records"] <= 1
     assert image(durable, "a") == before
 

@@ -1,4 +1,4 @@
-"""More adapters than device slots: clients see no difference."""
+"""Tests more adapters than device slots: clients see no difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ VOCAB = 320
 CLIENTS = 12
 SLOTS = 3
 ROUNDS = 4
-# Every sequence runs alone, so that results do not depend on the company.
+# Every sequence runs alone, so that results do not depend on other sequences
+# in the batch.
 ALONE = ("--max-batch-tokens", "1", "--max-decode-sequences", "1")
 
 
@@ -27,7 +28,8 @@ def test_clients_at_once_get_the_bits_of_clients_in_turn(tmp_path: Path) -> None
     with daemon_module.running(model, tmp_path / "all", *ALONE) as daemon:
         expected = [_use(daemon, tenant, None) for tenant in range(CLIENTS)]
         assert _series(daemon, "weft_adapter_moves_total") == 0
-    # On a device the others would wait in host memory, as far as that goes.
+    # On a device the other adapters would wait in host memory, as far as there
+    # is room.
     flags = (
         "--max-resident-adapters",
         str(SLOTS),
@@ -57,7 +59,7 @@ def test_clients_at_once_get_the_bits_of_clients_in_turn(tmp_path: Path) -> None
 
 
 def _use(daemon: Any, tenant: int, barrier: threading.Barrier | None) -> list[Any]:
-    """All that one client sees of an adapter of its own, over its own connection."""
+    """Returns all that one client sees of its own adapter, over its own connection."""
     seen: list[Any] = []
     with daemon.client() as client:
         adapter = client.create_adapter(f"a{tenant}", rank=4 + tenant % 3, seed=tenant)
@@ -105,7 +107,7 @@ def _check_metrics(daemon: Any) -> None:
 
 
 def _series(daemon: Any, name: str, label: str = "") -> float:
-    """Sum over the series of that name with the label."""
+    """Returns the sum over the series with this name and label."""
     found = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", daemon.scrape(), re.MULTILINE)
     assert found, name
     return sum(float(value) for labels, value in found if label in labels)

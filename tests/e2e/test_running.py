@@ -1,4 +1,5 @@
-"""Draining, metrics, admission, connections and client-side losses."""
+"""Tests draining, metrics, admission, connections and losses computed by the
+client."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> No
 
 
 def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
-    """Within 0.3 s where the machine is free, with a client and a scraper."""
+    """On an idle machine this takes 0.3 s, even with a client and a scraper."""
     seconds = []
     for attempt in range(3):
         folder = tmp_path / str(attempt)
@@ -105,7 +106,8 @@ def test_a_cancelled_request_leaves_nothing_behind(
         assert raw.create(name, rank=4).code == "OK"
         outcome = raw.forward_backward(name, LONG, step=1, timeout=0.05)
         assert outcome.code == "DEADLINE_EXCEEDED"
-        # The step ran or it did not: the same number has one meaning.
+        # The step ran or it did not run, and its number has the same meaning
+        # in both cases.
         assert raw.forward_backward(name, LONG, step=1).code == "OK"
         assert raw.optim_step(name, step=2).code == "OK"
 
@@ -177,10 +179,10 @@ def test_clients_of_one_process_have_connections_of_their_own(daemon_for: Any) -
 
 
 def _sockets(pid: int) -> set[str]:
-    """The open sockets of a process, by inode."""
+    """Returns the open sockets of a process, by inode."""
     links = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # Closed since it was listed.
+        with suppress(FileNotFoundError):  # It was closed after it was listed.
             links.add(os.readlink(descriptor))
     return {link for link in links if link.startswith("socket:")}
 
@@ -214,7 +216,7 @@ def test_the_runbook_names_metrics_that_exist(tmp_path: Path) -> None:
         pytest.skip("no runbook")
     pattern = r"`((?:weft|grpc_server)_[a-z0-9_]+)"
     names = set(re.findall(pattern, runbook.read_text("utf-8")))
-    # Some are there only with tokens, some only with a state folder.
+    # Some metrics exist only with tokens, others only with a state folder.
     tokens = tmp_path / "tokens"
     weftctl = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
     create = [str(weftctl), "token", "create", "t", "--file", str(tokens)]
@@ -231,7 +233,7 @@ def test_the_runbook_names_metrics_that_exist(tmp_path: Path) -> None:
 
 
 def _values(page: str) -> dict[str, float]:
-    """Sum over all labels of each sample name."""
+    """Returns the sum over all labels for each sample name."""
     sums: dict[str, float] = {}
     for line in page.splitlines():
         if line and not line.startswith("#"):
@@ -248,8 +250,8 @@ def _moved(before: dict[str, float], after: dict[str, float], name: str) -> floa
 def test_client_side_preference_loss(
     daemon_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """DPO written by the user: the accumulated gradient is that of the loss, and
-    training raises the margin."""
+    """Tests a DPO loss that the user wrote. The accumulated gradient is that of the
+    loss, and training raises the margin."""
     daemon = daemon_for("llama-tied")
     chosen = next_token(random_tokens(VOCAB, 14, 1))
     rejected = next_token(random_tokens(VOCAB, 17, 2))
@@ -272,7 +274,7 @@ def test_client_side_preference_loss(
             adapter.optim_step(learning_rate=1e-2)
         assert losses[0] == pytest.approx(np.log(2.0), abs=1e-3)
         assert losses[-1] < 0.5 * losses[0]
-        # The same step written as signed weights, on an equal adapter.
+        # The same step, written as signed weights, runs on an equal adapter.
         twins = [client.create_adapter(unique("twin"), rank=8, seed=2) for _ in "ab"]
         for twin in twins:
             twin.forward_backward([chosen, rejected])
@@ -294,7 +296,7 @@ def test_reflection_lists_the_services(daemon_for: Any) -> None:
         ask: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         )
-        # ServerReflectionRequest{list_services: ""}.
+        # The bytes encode ServerReflectionRequest{list_services: ""}.
         answer = b"".join(ask(iter([b"\x3a\x00"]), timeout=10))
     for service in ("TrainingService", "SamplingService", "AdapterService"):
         assert f"weft.v1.{service}".encode() in answer

@@ -1,5 +1,5 @@
-"""From Sample to training: the real daemon scores what it sampled as it sampled it,
-and every loss learns from it."""
+"""Tests the way from Sample to training: the real daemon scores its samples as it
+sampled them, and every loss learns from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def test_forward_gives_the_samples_logprobs(
 ) -> None:
     with daemon_for(KIND).client() as client:
         adapter = client.create_adapter(unique("scores"), rank=4, seed=1)
-        train(adapter, draw(adapter, 1.0), "cross_entropy")  # Else it is the base.
+        # Without this training the adapter would equal the base model.
+        train(adapter, draw(adapter, 1.0), "cross_entropy")
         samples = draw(adapter, temperature)
         data = [weft.Datum.from_sample(sample) for sample in samples]
         scored = adapter.forward(data, temperature=temperature)
@@ -61,13 +62,13 @@ def train(
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains_on_samples(daemon_for: Any, unique: Any, loss: str) -> None:
-    """What has an advantage becomes likelier than what has none."""
+    """Tokens with an advantage become likelier than tokens without."""
     with daemon_for(KIND).client() as client:
         adapter = client.create_adapter(unique(loss), rank=4, seed=1)
         samples = draw(adapter, 1.0)
         result = train(adapter, samples, loss)
         if loss != "cross_entropy":
-            # On the policy itself the ratio is 1.
+            # For the policy itself the ratio is 1.
             assert abs(result.metrics["kl_sample_train_v1:mean"]) < 1e-5
         again = adapter.forward([weft.Datum.from_sample(s) for s in samples])
     gains = [

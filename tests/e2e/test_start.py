@@ -1,4 +1,4 @@
-"""Start, refusal to start, and command-line answers."""
+"""Tests starts, refused starts, and the answers of the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from models import tiny_model
 import weft
 
 START_SECONDS = 10.0
-# From its error to the end of the process: 0.5 s where the machine is free.
+# The time from an error to the end of the process, which is 0.5 s on an idle
+# machine.
 FAILED_START_SECONDS = 1.2
 HELP_SECONDS = 0.050
 
@@ -79,7 +80,8 @@ def _no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
-# The damage, the model, what the message must name.
+# Each has the damage, the model, how to make the damage, and what the message
+# must name.
 DAMAGES: tuple[tuple[str, str, Callable[[Path], None], str], ...] = (
     ("truncated", "llama-tied", _truncate, "model.safetensors"),
     ("header", "llama-tied", _damage_header, "model.safetensors"),
@@ -125,7 +127,7 @@ def test_a_damaged_model_folder_ends_the_start(
 
 
 def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:
-    """Seeded: two daemons agree; another folder's weights are not these."""
+    """With one seed two daemons agree, and a folder with other weights differs."""
     source = tiny_model("gemma2")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -213,7 +215,8 @@ def test_check_config_tells_the_memory_of_a_device_that_is_not_there(
     total = int(rows.pop("all")[0])
     assert sum(int(row[0]) for row in rows.values()) == total
     assert total <= 0.9 * 4 * 2**30
-    # What a start refuses: too little memory, flags, a folder that is damaged.
+    # Tests what makes a start fail: too little memory, flags, a damaged
+    # folder.
     done = _check_config(folder, "--device-memory-bytes", str(2**29))
     assert (done.returncode, done.stdout) == (1, "")
     assert "--max-rank" in done.stderr and "--max-context" in done.stderr
@@ -243,6 +246,7 @@ def test_info_describes_the_model(daemon_for: Any) -> None:
     assert info.model.vocab_size == 320
     assert info.model.context_length == 512
     assert list(info.model.eos_token_ids) == [2]
-    # Embeddings and head; per layer q, o, k, v, two head norms, MLP, two norms.
+    # Counts embeddings and head, and per layer q, o, k, v, two head norms, MLP
+    # and two norms.
     layer = 2 * 64 * 128 + 2 * 64 * 64 + 2 * 32 + 3 * 64 * 96 + 2 * 64
     assert info.model.num_parameters == 2 * 320 * 64 + 3 * layer + 64

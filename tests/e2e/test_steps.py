@@ -1,4 +1,4 @@
-"""Numbered steps: exactly once, in order, and durable."""
+"""Tests that numbered steps happen exactly once, in order, and durably."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_same_step_again_returns_the_same_reply(
         assert first.reply == again.reply
         step = expect(raw.optim_step(name, step=2, adamw=ADAMW))
         once = exported.saved(daemon, client.adapter(name), "once")
-        # The save took a number of its own; the old ones still answer.
+        # The save took its own number, and the old numbers still answer.
         repeated = expect(raw.optim_step(name, step=2, adamw=ADAMW))
         assert repeated.replayed and repeated.reply == step.reply
         assert expect(raw.forward_backward(name, DATA, step=1)).replayed
@@ -95,7 +95,7 @@ def test_steps_that_arrive_out_of_order_run_in_order(
 
 
 def _submit(raw: Raw, name: str, order: tuple[int, ...]) -> None:
-    """Sends four steps in the given order, each while the others may wait."""
+    """Sends four steps in the given order. Each step may wait for the others."""
 
     def step(number: int) -> Outcome:
         if number % 2 == 0:
@@ -125,7 +125,7 @@ def test_a_gap_waits_no_longer_than_the_deadline(daemon_for: Any, unique: Any) -
 
 
 def test_a_save_behind_a_gap_can_be_given_up(daemon_for: Any, unique: Any) -> None:
-    """It must not run later, when its number belongs to another step."""
+    """The step must not run later, when its number belongs to another step."""
     from weft import methods
     from weft._proto import adapters_pb2
 
@@ -158,7 +158,8 @@ def test_steps_in_flight_from_one_client(daemon_for: Any, unique: Any) -> None:
 
 
 def test_training_goes_on_bit_equal_after_a_crash(tmp_path: Path) -> None:
-    """save, two steps more, kill -9, restart, load, the same two steps."""
+    """Saves, takes two more steps, kills (kill -9), restarts, loads, and repeats
+    the two steps."""
     daemon = daemon_module.Daemon(tiny_model("qwen3"), tmp_path / "weftd")
     daemon.start()
     try:

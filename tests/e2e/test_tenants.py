@@ -1,4 +1,5 @@
-"""Tenants: only a flooding one is refused, shares are counted, slots limited."""
+"""Tests tenants: only a flooding tenant is refused, shares are counted, and slots
+are limited."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_slots_are_limited_by_tenant(daemon: Any, unique: Any) -> None:
             client.create_adapter(names[2], rank=4, tenant="carol")
         alone = client.create_adapter(names[2], rank=4)
         assert alone.info().tenant == names[2]
-        # The tenant is part of what a repeated call must repeat.
+        # A repeated call must have the same tenant too.
         with pytest.raises(weft.AlreadyExists):
             client.create_adapter(names[0], rank=4)
         with pytest.raises(weft.InvalidArgument, match="tenant"):
@@ -81,7 +82,8 @@ def test_served_tokens_are_counted_by_tenant(daemon: Any, unique: Any) -> None:
 
 
 def test_a_flood_is_refused_and_nobody_else(daemon: Any, unique: Any) -> None:
-    """Five tenants fill every place of the queue; a sixth asks now and then."""
+    """Five tenants fill every place of the queue, and a sixth sometimes sends a
+    request."""
     flooders = [unique("flood") for _ in range(5)]
     polite = unique("polite")
     with Raw(daemon.address) as raw, ThreadPoolExecutor(48) as pool:

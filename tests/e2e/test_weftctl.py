@@ -1,4 +1,4 @@
-"""weftctl against the real daemon: what an operator types."""
+"""Runs weftctl with the real daemon, as an operator would."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("kind", ["llama-tied", "llama-untied", "gemma3-wrapped"])
 def test_copies_a_models_head_and_nothing_else(kind: str, tmp_path: Path) -> None:
-    """Safetensors, one file and shards; canonical names; readable by transformers'
-    own tools."""
+    """Tests safetensors as one file and in shards, with canonical names, and
+    readable by transformers' own tools."""
     source = tiny_model(kind)
     inspected = run("weights", "inspect", str(source), "-o", "json")
     assert inspected.returncode == 0, inspected.stderr
@@ -136,7 +136,7 @@ def test_says_why_a_model_cannot_be_served(tmp_path: Path) -> None:
 
 
 def test_refuses_a_head_that_no_model_has(tmp_path: Path) -> None:
-    """A header may promise a row of terabytes in a file of holes."""
+    """In a sparse file, a header may declare a row of terabytes."""
     source = tiny_model("llama-tied")
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     size = 1 << 42

@@ -1,4 +1,5 @@
-// weftd --check-config --device-memory-bytes, without weftd.
+// Tests what weftd --check-config --device-memory-bytes prints, by the engine's
+// function that computes it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-// Llama-3.1-8B's sizes.
+// The sizes of Llama-3.1-8B.
 constexpr char kLarge[] = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama",
   "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
@@ -36,7 +37,7 @@ constexpr char kSmall[] = R"({
   "num_hidden_layers": 3, "intermediate_size": 12, "num_attention_heads": 2,
   "max_position_embeddings": 16, "tie_word_embeddings": false})";
 
-// With one space for many.
+// Returns the text with each run of spaces replaced by one space.
 std::string Squeezed(absl::string_view text) {
   return absl::StrJoin(absl::StrSplit(text, ' ', absl::SkipEmpty()), " ");
 }
@@ -47,7 +48,7 @@ class DescribeMemoryTest : public ::testing::Test {
     (void)folder_.Write("config.json", config);
   }
 
-  // Every tensor of kSmall but the first `missing` ones.
+  // Writes every tensor of kSmall except the first `missing` ones.
   void WriteWeights(size_t missing) {
     std::vector<model::WeightEntry> entries =
         model::ListWeights(*model::ParseModelConfig(kSmall));
@@ -78,8 +79,8 @@ TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
   options_.load_format = LoadFormat::kDummy;
   const auto text = Describe(80 * kGiB);
   ASSERT_THAT(text.status(), IsOk());
-  // The numbers of memory_plan_test.cc; the model with 131,072 positions of 64
-  // cosines and sines.
+  // The numbers are those of memory_plan_test.cc, and the model's bytes include
+  // 131,072 positions of 64 cosines and sines.
   EXPECT_THAT(
       Squeezed(*text),
       AllOf(HasSubstr("model 16127631360 15.02 8030261248 parameters"),
@@ -97,10 +98,10 @@ TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;
   options_.tensor_parallel_size = 2;
-  // Half of the matrices, all 65 norms of 4096: (8,029,995,008 / 2 + 266,240)
-  // in two bytes, and rotary tables.
+  // Half of the matrices and all 65 norms of 4096 take two bytes each:
+  // (8,029,995,008 / 2 + 266,240). Rotary tables are added.
   EXPECT_THAT(*Describe(80 * kGiB), HasSubstr(" 8097636352 "));
-  options_.tensor_parallel_size = 64;  // More than heads.
+  options_.tensor_parallel_size = 64;  // This is more than the model has heads.
   EXPECT_THAT(
       Describe(80 * kGiB).status(),
       IsStatus(absl::StatusCode::kInvalidArgument, "--tensor-parallel-size"));
@@ -111,7 +112,7 @@ TEST_F(DescribeMemoryTest, FailsAsAStartWould) {
   options_.load_format = LoadFormat::kDummy;
   EXPECT_THAT(Describe(24 * kGiB).status(),
               IsStatus(absl::StatusCode::kResourceExhausted, "--max-context"));
-  // Not even the model.
+  // Not even the model fits.
   EXPECT_THAT(Describe(8 * kGiB).status(),
               IsStatus(absl::StatusCode::kResourceExhausted, "leaves 0 bytes"));
   options_.device = Device::kCpu;

@@ -1,4 +1,4 @@
-// The engine through its public interface, over a tiny model in a folder.
+// Uses the engine through its public interface, with a tiny model in a folder.
 #ifndef WEFT_TESTS_ENGINE_ENGINE_FIXTURE_H_
 #define WEFT_TESTS_ENGINE_ENGINE_FIXTURE_H_
 
@@ -77,10 +77,11 @@ inline void WriteModel(const std::filesystem::path& folder) {
   writer.Write(folder / "model.safetensors");
 }
 
-// Runs `start` with a callback and waits for what it is called with.
+// Runs `start` with a callback and returns the result that the callback gets.
 template <typename T, typename Start>
 absl::StatusOr<T> Wait(const Start& start) {
-  // Shared: the callback may still be running when get() returns.
+  // The promise is shared, because the callback may still be running when get()
+  // returns.
   auto promise = std::make_shared<std::promise<absl::StatusOr<T>>>();
   std::future<absl::StatusOr<T>> result = promise->get_future();
   start([promise](absl::StatusOr<T> value) {
@@ -170,7 +171,7 @@ class EngineFixture : public ::testing::Test {
     });
   }
 
-  // The tensors of the exported adapter.
+  // Returns the tensors of the exported adapter.
   std::string Exported(const std::string& id,
                        const std::string& snapshot = "") {
     const absl::StatusOr<PeftFiles> files = Wait<PeftFiles>([&](auto done) {

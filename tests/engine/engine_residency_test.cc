@@ -1,5 +1,5 @@
-// More adapters than device slots: nobody sees the difference, and nothing that
-// goes wrong on the way costs an adapter.
+// Tests more adapters than device slots: clients see no difference, and no
+// failed move costs an adapter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -82,7 +82,7 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     return Wait<bool>([&](auto done) { engine_->DeleteAdapter(id, done); });
   }
 
-  // Waits until nothing is under way; no new work after it.
+  // Waits until all work has ended. No new work may follow.
   void Settle() {
     ASSERT_THAT(Wait<bool>([&](auto done) { engine_->Drain(done); }), IsOk());
   }
@@ -94,7 +94,7 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     return static_cast<int>(std::distance(fs::directory_iterator(Spill()), {}));
   }
 
-  // Makes the next writes fail: their names are taken.
+  // Makes the next writes fail, because files with their names exist.
   void BlockSpills() {
     for (int n = 1; n <= 40; ++n) {
       std::ofstream(Spill() / absl::StrCat(n), std::ios::app);
@@ -115,7 +115,7 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     seen_.emplace_back(id, std::move(tokens));
   }
 
-  // All that clients can see of a few adapters that are used in turn.
+  // Collects all that clients can see of a few adapters that are used in turn.
   void RunScript() {
     seen_.clear();
     files_.clear();
@@ -137,7 +137,7 @@ class ResidencyFixture : public weft::testing::EngineFixture {
       }
       ASSERT_THAT(Publish(ids[round], "s"), IsOk());
     }
-    // A gradient waits in the accumulator.
+    // A gradient is in the accumulator.
     for (const std::string& id : ids) ASSERT_THAT(Train(id), IsOk());
     for (const char* id : {"a", "b", "c"}) {
       Note(id, Sample(id, "s"));
@@ -171,7 +171,7 @@ TEST_P(EveryResidencyTest, TheSameStepsGiveTheSameBits) {
   RunScript();
   const auto expected_seen = seen_;
   const auto expected_files = files_;
-  // Buffers for so many adapters with one snapshot each.
+  // The host buffers hold this many adapters with one snapshot each.
   const int64_t bytes = 20 * static_cast<int64_t>(Info("a").num_parameters);
   Restart(slots, host_adapters == 0 ? -1 : host_adapters * bytes, dtype);
   RunScript();
@@ -270,7 +270,7 @@ TEST_F(EngineResidencyTest, AnAdapterCanBeDeletedWhereverItIs) {
     ASSERT_THAT(Create("a"), IsOk());
     const std::string fresh = Exported("a");
     ASSERT_THAT(Create("b"), IsOk());
-    // On disk, on its way in, or served: by chance.
+    // By chance the adapter is on disk, on its way in, or in use.
     auto promise = std::make_shared<std::promise<absl::Status>>();
     engine_->OptimStep(
         {.adapter_id = "a", .adamw = {.learning_rate = 1}},
@@ -307,7 +307,7 @@ TEST_F(EngineResidencyTest, WhoCannotBeSpilledStaysAndOthersAreTold) {
   EXPECT_EQ(Exported("b"), expected);
   UnblockSpills();
   EXPECT_THAT(Create("c"), IsOk());
-  // The steps that failed took no number.
+  // The failed steps took no number.
   EXPECT_THAT(Train("a", 1), IsOk());
   EXPECT_EQ(Exported("b"), expected);
 }

@@ -1,4 +1,4 @@
-// The engine through its public interface.
+// Tests the engine through its public interface.
 #include "src/engine/engine.h"
 
 #include <gmock/gmock.h>
@@ -76,7 +76,8 @@ TEST_F(EngineTest, ARepeatedCreationIsAnsweredUntilTheFirstStep) {
 TEST_F(EngineTest, AdaptersDoNotTouchEachOther) {
   for (const char* id : {"a", "b", "c"}) ASSERT_THAT(Create(id), IsOk());
   Learn("a", 2);
-  // b learns the same with another's steps and samples between its own.
+  // b learns the same, with another adapter's steps and samples between its
+  // own.
   for (int step = 0; step < 2; ++step) {
     ASSERT_THAT(Train("b"), IsOk());
     ASSERT_THAT(Train("c", 0, /*first_token=*/20), IsOk());
@@ -125,7 +126,7 @@ TEST_F(EngineTest, ACheckpointBringsEveryBitBack) {
               }),
               IsOk());
   EXPECT_NE(Exported("a"), expected);
-  // The moments are back as well, or the same steps would end elsewhere.
+  // The moments are restored too; otherwise the same steps would end elsewhere.
   Learn("a", 2);
   EXPECT_EQ(Exported("a"), expected);
 }

@@ -1,5 +1,5 @@
-// The engine when its device runs out of memory, or breaks. The device is the
-// host with an allocator that fails.
+// Tests the engine when its device runs out of memory or breaks. The device is
+// the host, with an allocator that fails.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ using ::weft::testing::Wait;
 constexpr int kLayers = 8;
 constexpr int64_t kDatumTokens = 32;
 
-// A device that answers as it is told.
+// A device whose answers the test sets.
 class ToldDevice final : public ComputeDevice {
  public:
   struct State {
@@ -76,7 +76,7 @@ class OutOfMemoryTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  // A new engine with adapter "a", after one step.
+  // Starts a new engine with adapter "a", which has taken one step.
   void Start(GradientCheckpointing checkpointing) {
     memory_.SetLimit(LimitedMemory::kNoLimit);
     engine_.reset();
@@ -109,7 +109,8 @@ class OutOfMemoryTest : public ::testing::Test {
     });
   }
 
-  // `num_micro_batches` of two data each, in one request.
+  // Trains one request of `num_micro_batches` micro-batches, with two data
+  // each.
   absl::StatusOr<TrainResult> Train(int num_micro_batches) {
     TrainRequest request{.adapter_id = "a"};
     for (int32_t d = 0; d < 2 * num_micro_batches; ++d) {
@@ -144,7 +145,7 @@ class OutOfMemoryTest : public ::testing::Test {
         .status();
   }
 
-  // The most that a request takes.
+  // Returns the most memory that a request takes.
   int64_t PeakOfTraining(GradientCheckpointing checkpointing) {
     Start(checkpointing);
     static_cast<void>(memory_.TakePeak());
@@ -152,8 +153,8 @@ class OutOfMemoryTest : public ::testing::Test {
     return memory_.TakePeak();
   }
 
-  // Fewer bytes than a step takes that keeps its layers, enough for one that
-  // recomputes them.
+  // Returns fewer bytes than a step needs that keeps its layers, and enough for
+  // a step that recomputes them.
   int64_t ScarceBytes() {
     const int64_t kept = PeakOfTraining(GradientCheckpointing::kOff);
     const int64_t recomputed = PeakOfTraining(GradientCheckpointing::kAll);
@@ -176,7 +177,8 @@ TEST_F(OutOfMemoryTest, AStepIsTheSameWhenItHadToRecomputeAllLayers) {
   const int64_t scarce = ScarceBytes();
   Start(GradientCheckpointing::kAuto);
   memory_.SetLimit(scarce);
-  // Three micro-batches: those after the first add to the gradient before them.
+  // There are three micro-batches, and the later ones add to the gradient of
+  // the first.
   const absl::StatusOr<TrainResult> result = Train(3);
   ASSERT_THAT(result, IsOk());
   EXPECT_GE(device_.num_releases, 3);
@@ -204,7 +206,7 @@ TEST_F(OutOfMemoryTest, AStepWithoutMemoryLeavesTheAdapterAsItWas) {
   Start(GradientCheckpointing::kAuto);
   ASSERT_THAT(Train(1), IsOk());
   const int64_t used = memory_.used();
-  // Wherever the second attempt ends.
+  // The second attempt fails at each of these places.
   constexpr int kPlaces = 8;
   for (int place = 0; place < kPlaces; ++place) {
     memory_.SetLimit(used + place * (recomputed - used) / kPlaces);
@@ -214,7 +216,7 @@ TEST_F(OutOfMemoryTest, AStepWithoutMemoryLeavesTheAdapterAsItWas) {
   }
   EXPECT_GT(device_.num_releases, kPlaces);
   EXPECT_THAT(engine_->failure(), IsOk());
-  // Nobody keeps anything of what failed.
+  // Nothing of the failed work stays in memory.
   EXPECT_LE(memory_.used(), used);
   EXPECT_THAT(Optim(), IsOkAndHolds(*expected));
 }
@@ -251,7 +253,8 @@ TEST_F(OutOfMemoryTest, AnErrorThatShowsLateIsThatOfTheBatchThatMadeIt) {
 
 TEST_F(OutOfMemoryTest, AfterTheDeviceIsLostNothingIsComputed) {
   device_.lost = true;
-  EXPECT_THAT(Train(1), IsOk());  // Nobody asked.
+  EXPECT_THAT(Train(1), IsOk());  // The memory was not full, so nothing was
+                                  // freed.
   memory_.SetHook([] { TORCH_CHECK(false, "an illegal address"); });
   EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kUnavailable,
                                  "the server has lost its device"));
@@ -281,8 +284,9 @@ TEST_F(OutOfMemoryTest, TheDevicesMemoryIsOnTheMetricsPage) {
   }
 }
 
-// A micro-batch that fails at its first allocation, its second, and so on, up
-// to the one that finds all it needs: forward, scatter and backward.
+// A micro-batch fails at its first allocation, then at its second, and so on,
+// until it finds all the memory that it needs. This covers forward, scatter and
+// backward.
 TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
   LimitedMemory memory;
   const at::InferenceMode no_autograd;
@@ -301,7 +305,7 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
   const auto run = [&] {
     return runner.Run({piece}, &gradients, {&metrics}).ok();
   };
-  ASSERT_TRUE(run());  // What is made once is there.
+  ASSERT_TRUE(run());  // Memory that is allocated only once now exists.
   const int64_t used = memory.used();
   int num_failures = 0;
   for (bool done = false; !done; ++num_failures) {
@@ -318,7 +322,7 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
   EXPECT_GT(num_failures, 20);
 }
 
-// Four tokens of the base model, each of which scores one.
+// Four tokens of the base model, each of which scores one target.
 executor::TrainPlan SmallPlan() {
   executor::TrainPlan plan;
   plan.batch.tokens_T = at::arange(4);
@@ -364,7 +368,7 @@ TEST(GroupOutOfMemoryTest, ARankThatRunsOutEndsTheGroup) {
     return executor.Forward(std::move(plans));
   };
   EXPECT_EQ(forward().size(), 2);
-  // Rank 0 waits for its scores.
+  // Rank 0 waits for the scores of this rank.
   short_of_memory = true;
   EXPECT_THROW(static_cast<void>(forward()), std::exception);
   EXPECT_TRUE(executor.failed());

@@ -1,5 +1,5 @@
-// On a device: a decode step that is replayed has the bits of one that is
-// launched with the same padding, whatever its rows, lengths and adapters.
+// Tests on a device that a replayed decode step has the same bits as a launched
+// one with the same padding, for any rows, lengths and adapters.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class DecodeGraphCudaTest : public ::testing::Test {
                                        kMaxRows, MakeStepDevice(*decoder_));
   }
 
-  // The plan's rows, then padding, with the table of the graph's bound.
+  // Returns the plan's rows, then padding, with the table of the graph's bound.
   [[nodiscard]] static CachePlan Padded(CachePlan plan, int64_t rows) {
     const int64_t padding = rows - plan.batch.tokens_T.size(0);
     const auto pad = [&](at::Tensor& values, int64_t value) {
@@ -121,7 +121,8 @@ TEST_F(DecodeGraphCudaTest, RulesChangeBetweenReplays) {
 TEST_F(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
   for (int64_t salt = 0; salt < 6; ++salt) {
     CachePlan plan = Plan(7, salt);
-    // One row, or more, of the first; none of the base, or one; the rest.
+    // The first adapter has one row or more, the base model none or one, and
+    // the second adapter the rest.
     const int64_t first = 1 + salt % 3;
     const int64_t second = first + salt % 2;
     plan.batch.routing = {
@@ -143,7 +144,7 @@ TEST_F(DecodeGraphCudaTest, AReplayWaitsForItsTokensAlone) {
   EXPECT_TRUE(drawn.has_value());
 }
 
-// What comes after a step that cannot be recorded is not harmed.
+// A step that cannot be recorded does no harm to later ones.
 TEST_F(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
   const std::unique_ptr<StepDevice> device = MakeStepDevice(*decoder_);
   const at::Tensor numbers = at::ones({64}, at::kCUDA);

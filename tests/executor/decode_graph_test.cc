@@ -1,6 +1,6 @@
-// Decode steps as graphs, with a stand-in for the device: what is recorded is a
-// function that runs again. It reads nothing but the one buffer, and asks the
-// host for nothing.
+// Tests decode steps as graphs on a fake device, which records a step as a
+// function that runs again. The step reads only the one buffer and never waits
+// for the host.
 #include "src/executor/decode_graph.h"
 
 #include <ATen/ATen.h>
@@ -29,13 +29,13 @@ using ::weft::testing::TinyDecoder;
 
 constexpr int64_t kMaxRows = 12;
 
-// What a test may ask about the stand-in.
+// What a test may ask about the fake device.
 struct Counts {
   int records = 0, replays = 0, uploads = 0;
   int64_t uploaded = 0;
-  std::set<std::string> ops;         // What replays have run.
-  std::set<std::string> host_reads;  // Those that the host waits for.
-  bool fails = false;                // To record.
+  std::set<std::string> ops;         // Operators that replays have run.
+  std::set<std::string> host_reads;  // Operators for which the host waits.
+  bool fails = false;                // Recording fails.
 };
 
 class FunctionGraph final : public StepGraph {
@@ -74,14 +74,14 @@ class HostStepDevice final : public StepDevice {
   }
   void Upload(const at::Tensor& host, int64_t bytes,
               const at::Tensor& device) override {
-    // What is not uploaded may be anything.
+    // Bytes that are not uploaded may have any value.
     device.fill_(0x7F);
     device.narrow(0, 0, bytes).copy_(host.narrow(0, 0, bytes));
     ++counts_.uploads;
     counts_.uploaded = bytes;
   }
 
-  // A rule is a number of the list of all that were put.
+  // A rule is its number in the list of all rules that were put.
   int MaxFilters(const DrawRules& rules) override {
     return rules.front().config.top_k > 0 ? 1 : 0;
   }
@@ -147,7 +147,8 @@ class DecodeGraphTest : public ::testing::Test {
     return DecodePlan(num_rows, salt, decoder_.config().vocab);
   }
 
-  // By a graph and by launches, each with its own cache, which then agree.
+  // Runs the plan by a graph and by launches, each with its own cache. Results
+  // and caches must be equal.
   void ExpectSame(const CachePlan& plan) {
     const CacheOutput output = rank_.Run(plan, &graph_store_, &graphs_);
     ASSERT_TRUE(output.by_graph);
@@ -178,7 +179,7 @@ TEST_F(DecodeGraphTest, AFullBucketHasTheBitsOfLaunches) {
   for (int64_t salt = 0; salt < 4; ++salt) ExpectSame(Plan(4, salt));
   EXPECT_EQ(counts_.records, 1);
   EXPECT_EQ(counts_.replays, 4);
-  EXPECT_EQ(counts_.uploads, 6);  // Two more to record.
+  EXPECT_EQ(counts_.uploads, 6);  // Recording needs two more.
 }
 
 TEST_F(DecodeGraphTest, RowsOfABucketWithPaddingHaveTheBitsOfLaunches) {
@@ -227,8 +228,8 @@ TEST_F(DecodeGraphTest, OnlyRowsOfTheBatchHaveTheirTablesUploaded) {
   EXPECT_EQ(counts_.uploaded, bytes + kRowOfTable);
 }
 
-// Where the kernels of the adapters are built in: the step has the table that
-// the plan's adapters are written to.
+// Where the kernels of the adapters are built in, the step has the table to
+// which the plan's adapters are written.
 TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
   if constexpr (!ops::kHasCudaKernels) GTEST_SKIP() << "no kernels for CUDA";
   if constexpr (ops::kHasCudaKernels) {
@@ -256,7 +257,7 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
     EXPECT_EQ(table.few->weights,
               plan.batch.routing.front().version->compute_N.const_data_ptr());
     EXPECT_EQ(table.max_few_rows, 4);
-    // The tokens are where they were.
+    // The tokens have not moved.
     EXPECT_TRUE(step.batch.tokens_T.narrow(0, 0, 3).equal(plan.batch.tokens_T));
   }
 }
@@ -268,7 +269,7 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
   plans[2].draws.clear();
   plans[3].logit_rows = {1, 0};
   plans[4].kv.decode = false;
-  // The adapters of this device are no table's.
+  // The adapters of this device are in no table.
   plans[5].batch.routing = {{.begin = 0,
                              .end = 1,
                              .version = testing::TinyVersion(
@@ -283,7 +284,7 @@ TEST_F(DecodeGraphTest, AShapeThatCannotBeRecordedRunsByLaunches) {
   counts_.fails = true;
   EXPECT_FALSE(rank_.Run(Plan(2, 1), &graph_store_, &graphs_).by_graph);
   EXPECT_EQ(graphs_.stats().graphs, 0);
-  // Not tried again; other shapes are.
+  // This shape is not tried again, but other shapes are.
   counts_.fails = false;
   const CacheOutput output = rank_.Run(Plan(2, 1), &graph_store_, &graphs_);
   EXPECT_FALSE(output.by_graph);

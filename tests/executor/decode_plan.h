@@ -1,4 +1,4 @@
-// Decode steps for tests, over a cache that is full of numbers.
+// Makes decode steps for tests, over a cache that is full of numbers.
 #ifndef WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_
 #define WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_
 
@@ -27,7 +27,7 @@ inline model::KvStore FilledCache(const model::Decoder& decoder) {
   return store;
 }
 
-// One step of `num_rows` sequences, of other lengths and tokens for each
+// Makes one step of `num_rows` sequences, whose lengths and tokens differ with
 // `salt`. At most kPages / kPagesOfSequence rows.
 inline CachePlan DecodePlan(int64_t num_rows, int64_t salt, int64_t vocab) {
   const at::Tensor row = at::arange(num_rows);

@@ -1,5 +1,5 @@
-// On a device: a step waits for its results and for nothing else. LibTorch's
-// SyncDebugMode makes every other wait of its own an error.
+// Tests on a device that a step waits only for its results. LibTorch's
+// SyncDebugMode turns every other wait of LibTorch into an error.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using ::weft::testing::RandomTensor;
 using ::weft::testing::TinyConfig;
 
-// While it lives, what waits and is not said to throws.
+// While this object exists, every wait throws that is not declared as intended.
 class WaitsThrow {
  public:
   WaitsThrow() { Set(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -48,7 +48,7 @@ class DeviceWaitsTest : public ::testing::Test {
         config_.max_positions);
     rank_ = std::make_unique<ModelRunner>(
         *decoder_, loss::HeadOptions{.chunk_rows = 4, .softcap = 20});
-    // All of a layer and the head.
+    // Targets all modules of a layer, and the head.
     const LoraConfig lora = {
         .rank = 8,
         .alpha = 8,
@@ -64,7 +64,7 @@ class DeviceWaitsTest : public ::testing::Test {
                             at::TensorOptions(at::kCUDA).dtype(at::kFloat));
   }
 
-  // A prompt of three tokens that two sequences share, every row scored.
+  // A prompt of three tokens that two sequences share. Every row is scored.
   [[nodiscard]] TrainPlan MakePlan() const {
     TrainPlan plan{
         .backward = true, .wants_entropy = true, .num_recomputed = 1};
@@ -104,7 +104,7 @@ TEST_F(DeviceWaitsTest, TheSearchFindsAWait) {
 TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
   const at::InferenceMode no_autograd;
   const at::Tensor gradients_E = at::arange(kTokens, at::kFloat).sin_();
-  // The first call makes the libraries' handles.
+  // The first call creates the libraries' handles.
   for (const bool first : {true, false}) {
     std::unique_ptr<WaitsThrow> waits_throw;
     if (!first) waits_throw = std::make_unique<WaitsThrow>();
@@ -154,7 +154,7 @@ TEST_F(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
       AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4);
   const lora::LoraRouting routing = {
       {.begin = 0, .end = 2, .version = version_}};
-  // Only the first row's logits come to the host.
+  // Only the first row's logits are copied to the host.
   const CachePlan plan = {
       .batch = {.tokens_T = at::tensor({3L, 4L}),
                 .positions_T = at::tensor({0, 0}, at::kInt),

@@ -1,4 +1,4 @@
-// Several ranks against one, as threads.
+// Compares several ranks, as threads, with one rank.
 #include "src/executor/executor.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +42,7 @@ loss::HeadOptions HeadOf(const model::Decoder& decoder) {
                     .vocab = decoder.config().vocab}};
 }
 
-// Runs `lead` with an executor of that topology, whose other ranks follow.
+// Runs `lead` with an executor of this topology. The other ranks follow it.
 void WithGroup(const model::ModelConfig& config,
                const parallel::Topology& topology,
                const std::function<void(Executor&)>& lead) {
@@ -85,8 +85,8 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
             .num_replicas = std::get<1>(GetParam())};
   }
 
-  // Two sequences, of 6 and 5 tokens, of one adapter each; all but the last
-  // token score a target.
+  // Two sequences of 6 and 5 tokens, with one adapter each. All tokens except
+  // the last score a target.
   [[nodiscard]] TrainPlan MakePlan(int64_t first) const {
     constexpr int64_t kTokens = 11;
     TrainPlan plan{
@@ -117,7 +117,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
     std::vector<at::Tensor> logprobs, entropies, gradients;
   };
 
-  // `at_once` plans at a time, which train these versions.
+  // Runs `at_once` plans at a time, which train these versions.
   [[nodiscard]] Outcome Train(
       Executor& executor, int at_once,
       const std::vector<lora::AdapterVersionPtr>& trained) const {
@@ -151,7 +151,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
-// Sums over the widths of the layers below, a few hundred terms.
+// The values are sums over the widths of the layers below, a few hundred terms.
 void ExpectNear(const std::vector<at::Tensor>& actual,
                 const std::vector<at::Tensor>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -169,7 +169,7 @@ TEST_P(ExecutorTest, TrainsAsOneRankDoes) {
             [&](Executor& executor) { expected = Train(executor, 1); });
   WithGroup(config_, topology(), [&](Executor& executor) {
     actual = Train(executor, topology().num_replicas);
-    // With fewer plans than replicas the last ones have nothing to do.
+    // With fewer plans than replicas, the last replicas have nothing to do.
     fewer = Train(executor, 1);
   });
   for (const Outcome& outcome : {actual, fewer}) {
@@ -195,7 +195,7 @@ TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
     return [this, at_once, outcomes](Executor& executor) {
       at::manual_seed(8);
       outcomes->push_back(Train(executor, at_once));
-      executor.Ping();  // The old weights are somebody's still.
+      executor.Ping();  // versions_[1] still holds the old weights.
       const std::weak_ptr<const lora::AdapterVersion> old = versions_[1];
       versions_[1] = TinyVersion(config_, {.rank = 2, .alpha = 4}, at::kFloat);
       outcomes->push_back(Train(executor, at_once));
@@ -205,7 +205,7 @@ TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
   };
   const at::Tensor weights_N = versions_[1]->compute_N;
   WithGroup(config_, {}, train_twice(1, &expected));
-  // As it was, under another id.
+  // The same weights under another id.
   versions_[1] = TinyVersion(config_, {.rank = 4, .alpha = 4}, at::kFloat);
   versions_[1]->compute_N.copy_(weights_N);
   WithGroup(config_, topology(), train_twice(topology().num_replicas, &actual));
@@ -215,7 +215,8 @@ TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
   }
 }
 
-// [V], of all tokens: the rule asked for that many top_logprobs.
+// Returns the log-probabilities [V] of all tokens, because the rule asked for V
+// top_logprobs.
 at::Tensor LogprobsOf(const std::optional<sampling::DrawResult>& drawn) {
   const auto& top = drawn.value().top_logprobs;
   at::Tensor logprobs_V = at::full({static_cast<int64_t>(top.size())}, NAN);
@@ -249,7 +250,7 @@ TEST_P(ExecutorTest, SamplesAsOneRankDoes) {
       const CacheOutput first = executor.Run(prefill);
       outputs->push_back(LogprobsOf(first.drawn[0]));
       outputs->push_back(first.logprobs_E);
-      // A second sequence that begins as the first one.
+      // The second sequence begins like the first one.
       executor.CopyPage({.from = 1, .to = 2, .num_rows = 2});
       const CachePlan decode{
           .batch =

@@ -20,7 +20,7 @@ class MessageTest : public ::testing::Test {
   MessageTest()
       : version_(TinyVersion(TinyConfig(), {.rank = 2}, at::kFloat)) {}
 
-  // What another rank makes of it.
+  // Returns the message as another rank reads it.
   template <typename T>
   T Send(const T& message) const {
     return std::get<T>(Decode(Encode(message), [this](uint64_t id) {

@@ -1,4 +1,4 @@
-// What a rank other than 0 keeps of what it is told.
+// Tests what a rank other than 0 keeps of the messages.
 #include "src/executor/remote_worker.h"
 
 #include <ATen/ATen.h>
@@ -24,8 +24,8 @@ using ::weft::testing::TinyVersion;
 
 constexpr int64_t kTokens = 4;
 
-// Runs `lead` as rank 0 of two replicas, of which the other one follows;
-// returns the error that ends it, or "".
+// Runs `lead` as rank 0 of two replicas, where the other replica follows.
+// Returns the error that ends the follower, or "".
 std::string ErrorOfFollower(const model::ModelConfig& config,
                             const std::function<void(parallel::Links&)>& lead) {
   const auto meeting = parallel::Rendezvous::InProcess();
@@ -63,7 +63,7 @@ void Drop(const std::vector<uint64_t>& ids, parallel::Links& links) {
   SendMessage(DropVersions{.ids = ids}, *links.commands);
 }
 
-// Nothing for rank 0; the follower scores some tokens with these weights.
+// Gives rank 0 no work. The follower scores some tokens with these weights.
 void SendPlan(const lora::AdapterVersionPtr& version, parallel::Links& links) {
   TrainPlan plan;
   plan.batch = {.tokens_T = at::arange(kTokens) * 3,
@@ -126,7 +126,7 @@ TEST_F(RemoteWorkerTest, OtherWeightsStayAndForgottenOnesMayComeAgain) {
     SendPlan(dropped_, links);
     const float dropped = ReceiveScore(links);
     EXPECT_NE(kept, dropped);
-    // An id that nobody has is nothing to forget.
+    // Dropping an unknown id has no effect.
     Drop({dropped_->id.value(), ~uint64_t{0}}, links);
     SendPlan(kept_, links);
     EXPECT_EQ(ReceiveScore(links), kept);

@@ -62,7 +62,7 @@ TEST_F(DurableFolderTest, ReplacesAFolderOnlyWhenAskedTo) {
   EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, folder_.files);
   ASSERT_THAT(WriteDurableFolder(parent_, "one", other, true), IsOk());
   EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, other.files);
-  // Neither the refused nor the replaced folder stays as a temporary.
+  // Neither the refused nor the replaced folder remains as a temporary.
   EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
 }
 
@@ -100,8 +100,8 @@ TEST_F(DurableFolderTest, EveryErrorLeavesTheOldFolderOrTheNewOne) {
     EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
     ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   }
-  // A folder is made, two files are created, written, synced and closed, two
-  // folders are synced, and one takes the place of the other.
+  // The operations create a folder, create, write, sync and close two files,
+  // sync two folders, and exchange two folders.
   EXPECT_EQ(operations, 13);
 }
 

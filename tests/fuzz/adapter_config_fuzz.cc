@@ -1,5 +1,5 @@
-// adapter_config.json from a client, with regular expressions in it: no input
-// may crash or take long, and what is accepted keeps to the limits.
+// Fuzzes an adapter_config.json from a client, with regular expressions. No
+// input may crash or take long, and every accepted config keeps the limits.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       layout.max_rank() > weft::lora::kMaxFileRank) {
     std::abort();
   }
-  // What is written says the same.
+  // The written file parses to the same config.
   const auto again = weft::lora::ParsePeftConfig(
       weft::lora::WritePeftConfig(*config, kShape, "base"), kShape);
   if (!again.ok() || !(*again == *config)) std::abort();

@@ -1,5 +1,5 @@
-// config.json of a base model: no input may crash, and what is accepted is a
-// model that can be computed.
+// Fuzzes the config.json of a base model. No input may crash, and every
+// accepted config is a model that can be computed.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -1,5 +1,6 @@
-// A segment of the log: no input may crash or take memory that the file does
-// not have, and what is left of a log after its repair is what was read of it.
+// Fuzzes a segment of the log. No input may crash or take more memory than the
+// file has bytes. After a repair the log has exactly the records that were
+// read.
 #include <stdlib.h>
 
 #include <cstddef>

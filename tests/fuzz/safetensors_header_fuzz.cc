@@ -1,5 +1,5 @@
-// Whole safetensors files: no input may crash, and every tensor that is found
-// lies inside of the file.
+// Fuzzes whole safetensors files. No input may crash, and every tensor that is
+// found is inside the file.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// The index of a sharded checkpoint: no input may crash, and no file name that
-// is found leads out of the checkpoint's folder.
+// Fuzzes the index of a sharded checkpoint. No input may crash, and no accepted
+// file name leads out of the checkpoint's folder.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

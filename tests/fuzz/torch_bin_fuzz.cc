@@ -1,6 +1,6 @@
-// .bin files: no input may crash, and every tensor that is found lies inside of
-// the file. An input that starts as a pickle does is run as one: behind the
-// archive's checksums a fuzzer would find little of the machine.
+// Fuzzes .bin files. No input may crash, and every tensor that is found is
+// inside the file. An input that starts like a pickle runs as one, because
+// behind the archive's checksums a fuzzer would reach little of the machine.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -121,8 +121,8 @@ TEST(FusedHeadBf16Test, WeightsWiderThanOneBlockAreWidenedInPieces) {
               Tolerance(kEpsilonF32, 8, 20));
 }
 
-// There the softmax is one of bf16 weights, and one kernel ends the backward
-// pass.
+// On a device the softmax is written as bf16 weights, and one kernel ends the
+// backward pass.
 TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const double softcap : {0.0, 30.0}) {
@@ -141,8 +141,8 @@ TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
   }
 }
 
-// Row r of the hidden states points at its target's weight: p is nearly 1, and
-// what is left of the gradient is 1 - p.
+// Row r of the hidden states points at its target's weight, so p is nearly 1
+// and the gradient is proportional to 1 - p.
 TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   Problem problem = MakeProblem(8, at::kFloat);
   problem.rows = {};
@@ -159,7 +159,8 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   const HeadResult result = Score(problem, {}, true, false);
   const at::Tensor dhidden = Backward(result, problem);
   for (int64_t r = 0; r < 8; ++r) {
-    // Relative to this row's own tiny gradient; p itself is rounded once.
+    // The size is relative to this row's own tiny gradient. p itself is rounded
+    // once.
     const double size = oracle.dhidden[r].abs().max().item<double>();
     const double weight = problem.weight[r].abs().max().item<double>();
     ExpectClose(
@@ -168,8 +169,8 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
 }
 
-// A group shares prompt tokens that are learnt: one row, one target, many
-// entries. What is left of the gradient is G (1 - p).
+// A group shares prompt tokens that are learnt: one row and one target with
+// many entries. The gradient is proportional to G (1 - p).
 TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   constexpr int64_t kRepeats = 16;
   Problem problem = MakeProblem(1, at::kFloat, Adapters::kOne);
@@ -182,7 +183,7 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   const HeadResult result = Score(problem);
   const at::Tensor dhidden = Backward(result, problem);
   const at::Tensor dadapter = problem.Gradient(0);
-  // 1 - p has the relative rounding of the logits that make it.
+  // 1 - p has the relative rounding error of the logits.
   const double tolerance = Tolerance(kEpsilonF32, kHidden, kLargestLogit);
   for (const auto& [actual, expected] :
        {std::pair(dhidden, oracle.dhidden),
@@ -196,7 +197,8 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
 TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
   at::manual_seed(7);
   constexpr int64_t kLong = 40000;
-  // A common offset: what BLAS adds up one by one is then off by 1e-5 and more.
+  // With this common offset, a BLAS that sums number by number is off by 1e-5
+  // or more.
   const at::Tensor weight = at::randn({kLong, 4}) * 0.1 + 1.0;
   const at::Tensor hidden = at::randn({1, 4}) * 0.1;
   const ScoreRows rows{{0, 1}, {7}, {1}};
@@ -208,8 +210,8 @@ TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
               Tolerance(kEpsilonF32, 1, 1));
 }
 
-// Row 0 keeps everything, row 1 drops what cannot matter in f32, row 2 all but
-// its own target: what is left is c (1 - p) W_t.
+// Row 0 keeps everything. Row 1 drops what cannot matter in f32. Row 2 drops
+// all except its own target, so only c (1 - p) W_t is left.
 TEST(FusedHeadFilterTest, LeavesOutWhatIsSmallInTheRowsThatAskForIt) {
   Problem problem = MakeProblem(3, at::kFloat);
   problem.rows.row_offsets = {0, 1, 2, 3};

@@ -1,4 +1,5 @@
-// Score rows with adapters of lm_head, and what dense autograd says of them.
+// Makes score rows with adapters of lm_head, and computes the expected values
+// by dense autograd.
 #ifndef WEFT_TESTS_HEAD_HEAD_PROBLEM_H_
 #define WEFT_TESTS_HEAD_HEAD_PROBLEM_H_
 
@@ -15,14 +16,14 @@
 
 namespace weft::testing {
 
-// Which adapters train lm_head, and on which rows.
+// Says which adapters train lm_head, and on which rows.
 enum class Adapters { kNone, kOne, kDistinct, kSkewed };
 
 inline constexpr int64_t kHidden = 24;
 inline constexpr int64_t kVocab = 211;
 inline constexpr double kLargestLogit = 40;
 
-// Row r has r % 3 + 1 targets and its own temperature.
+// Makes rows. Row r has r % 3 + 1 targets and its own temperature.
 inline loss::ScoreRows MakeRows(int64_t num_rows) {
   loss::ScoreRows rows;
   rows.row_offsets = {0};
@@ -36,7 +37,7 @@ inline loss::ScoreRows MakeRows(int64_t num_rows) {
   return rows;
 }
 
-// An adapter of lm_head alone, of random weights.
+// Makes an adapter that has only lm_head, with random weights.
 inline lora::AdapterVersionPtr HeadVersion(int rank, at::ScalarType dtype) {
   auto version = std::make_shared<lora::AdapterVersion>();
   version->layout = std::make_shared<lora::AdapterLayout>(
@@ -56,8 +57,9 @@ inline void AddSegment(lora::LoraRouting& routing, int64_t begin, int64_t end,
       {.begin = begin, .end = end, .version = HeadVersion(rank, dtype)});
 }
 
-// Skewed: a first row of its own, then most rows with one adapter, an adapter
-// of layers alone, and rows of the base model at the end.
+// Makes the routing. kSkewed has a first row with its own adapter, then most
+// rows with one adapter, then an adapter of layers only, and at the end rows of
+// the base model.
 inline lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
                                      at::ScalarType dtype) {
   lora::LoraRouting routing;
@@ -81,13 +83,14 @@ inline lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
   return routing;
 }
 
-// Zeros for every segment's version; an adapter of layers alone has none.
+// Returns zeros for every segment's version, except for an adapter of layers
+// only.
 inline lora::LoraGradients HeadGradients(const lora::LoraRouting& routing) {
   lora::LoraGradients gradients;
   for (const lora::LoraSegment& segment : routing) {
     const at::Tensor& weights_N = segment.version->compute_N;
     if (!weights_N.defined()) continue;
-    // bf16 adapters have f32 gradients, as all do in service.
+    // bf16 adapters have f32 gradients, like all adapters in production.
     const bool exact = weights_N.scalar_type() == at::kDouble;
     gradients.push_back({.version = segment.version,
                          .gradient_N = at::zeros_like(
@@ -101,9 +104,9 @@ struct Problem {
   at::Tensor weight;
   loss::ScoreRows rows;
   at::Tensor g;
-  lora::LoraGradients gradients;  // Added to.
+  lora::LoraGradients gradients;  // The backward pass adds to them.
 
-  // That of a segment's adapter.
+  // Returns the gradient of a segment's adapter.
   [[nodiscard]] at::Tensor Gradient(size_t segment) const {
     return GradientOf(gradients, rows.routing[segment].version);
   }
@@ -117,7 +120,7 @@ inline loss::HeadResult Score(const Problem& problem,
                          want_gradient, want_entropy);
 }
 
-// The backward pass consumes what it is given.
+// Returns a copy, because the backward pass consumes its argument.
 inline loss::HeadResult Copy(loss::HeadResult result) {
   if (result.projection_RH.defined()) {
     result.projection_RH = result.projection_RH.clone();
@@ -136,7 +139,7 @@ inline at::Tensor Backward(const loss::HeadResult& result,
                             problem.gradients);
 }
 
-// The upstream gradient is signed and sums to zero.
+// Makes a problem whose upstream gradient is signed and sums to zero.
 inline Problem MakeProblem(int64_t num_rows, at::ScalarType dtype,
                            Adapters adapters = Adapters::kNone) {
   at::manual_seed(5);
@@ -158,10 +161,10 @@ struct Oracle {
   at::Tensor logprobs;
   at::Tensor entropies;
   at::Tensor dhidden;
-  std::vector<at::Tensor> dadapters;  // Flat, one per segment.
+  std::vector<at::Tensor> dadapters;  // One flat tensor per segment.
 };
 
-// Adds every segment's LoRA to the dense logits; returns the leaves.
+// Adds every segment's LoRA to the dense logits. Returns the leaves.
 inline std::vector<at::Tensor> AddDenseLora(const Problem& problem,
                                             const at::Tensor& hidden,
                                             at::Tensor& z) {
@@ -189,7 +192,7 @@ inline std::vector<at::Tensor> AddDenseLora(const Problem& problem,
   return leaves;
 }
 
-// Dense logits and log_softmax under f64 autograd.
+// Computes dense logits and log_softmax under f64 autograd.
 inline Oracle DenseOracle(const Problem& problem, double softcap) {
   const loss::ScoreRows& rows = problem.rows;
   at::Tensor hidden =
@@ -228,7 +231,7 @@ inline double Epsilon(at::ScalarType dtype) {
 }
 
 // An adapter's gradient is a sum over its rows, and every probability in it has
-// the rounding of its logit.
+// the rounding error of its logit.
 inline void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
                                 double epsilon) {
   for (size_t s = 0; s < problem.rows.routing.size(); ++s) {

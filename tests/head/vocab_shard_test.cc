@@ -1,4 +1,4 @@
-// The head over a vocabulary that several ranks share.
+// Tests the head with a vocabulary that several ranks share.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ using ::weft::testing::RunRanks;
 using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
 
-// What a rank has of the adapters of lm_head: rows of B.
+// A rank's part of the adapters of lm_head: rows of B.
 class SegmentParts {
  public:
   SegmentParts(const lora::LoraRouting& whole, const parallel::Range& vocab)
@@ -100,8 +100,8 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(bits(a), bits(b));
 }
 
-// Forward and backward on `size` ranks, which must agree bit for bit. Adds the
-// adapters' gradients to the problem's.
+// Runs forward and backward on `size` ranks, whose results must have equal
+// bits. Adds the adapters' gradients to the problem's.
 Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
   std::mutex mutex;
   Outcome outcome;
@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(EverySize, VocabShardTest, ::testing::Values(2, 3, 4),
                            return absl::StrCat("Ranks", test.param);
                          });
 
-// The other ranks then have no entry of their own, in whole chunks.
+// The other ranks then have no entries in whole chunks.
 TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
   for (const int owner : {0, GetParam() - 1}) {
     for (const double softcap : {0.0, 5.0}) {
@@ -191,8 +191,9 @@ TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
   }
 }
 
-// Row r of the hidden states points at its target's weight: p is nearly 1, and
-// what is left of the gradient is 1 - p, also after the ranks have met.
+// Row r of the hidden states points at its target's weight, so p is nearly 1
+// and the gradient is proportional to 1 - p. This must also hold after the
+// exchange between ranks.
 TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   Problem problem = MakeProblem(8, at::kFloat);
   problem.rows = {.row_offsets = {0}};
@@ -207,7 +208,8 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   const Oracle oracle = DenseOracle(problem, 0);
   const Outcome outcome = RunOnRanks(problem, {}, /*size=*/3);
   for (int64_t r = 0; r < 8; ++r) {
-    // Relative to this row's own tiny gradient; p itself is rounded once.
+    // The size is relative to this row's own tiny gradient. p itself is rounded
+    // once.
     const double size = oracle.dhidden[r].abs().max().item<double>();
     const double weight = problem.weight[r * 25].abs().max().item<double>();
     ExpectClose(
@@ -216,13 +218,13 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
 }
 
-// A filter is for probabilities over the whole vocabulary: just above the
-// largest of them nothing is left but the target, though within the rank's own
-// part of the vocabulary that one is far above the filter; just below it the
-// block stays.
+// A filter applies to probabilities over the whole vocabulary. With a filter
+// just above the largest of them, only the target is left, although that
+// probability is far above the filter within the rank's own part. With a filter
+// just below, the block is kept.
 TEST(VocabShardFilterTest, FiltersAreForTheWholeVocabulary) {
   Problem problem = MakeProblem(1, at::kFloat);
-  problem.hidden.mul_(0.1);  // Spread over all ranks.
+  problem.hidden.mul_(0.1);  // This spreads the probability over all ranks.
   problem.rows.targets = {3};
   problem.rows.row_offsets = {0, 1};
   problem.g = at::ones({1}, at::kFloat);

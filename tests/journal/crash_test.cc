@@ -1,5 +1,6 @@
-// A process that writes the log is killed at random failpoints, also while it
-// recovers: what it was told is durable is there when it comes back, once.
+// A process that writes the log is killed at random failpoints, also during
+// recovery. Every record that it was told is durable is there once after the
+// restart.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int kLives = 200;
 constexpr int kRecordsPerLife = 60;
 
-// What the process tells: these records, before `end`, are durable.
+// What the process reports: the records before `end` are durable.
 struct Told {
   int life;
   uint64_t first;
@@ -32,7 +33,7 @@ std::string RecordOf(int life, uint64_t sequence) {
 #define OR_EXIT(condition) \
   if (!(condition)) ::_exit(__LINE__ % 100 + 1)
 
-// The life of a process; gtest has no part in it. Exits with 0 at its end.
+// Runs one process, without gtest. Exits with 0 at its end.
 [[noreturn]] void Live(const std::string& path, int life, int pipe) {
   SetFailpoints("*=kill@0.01", life);
   auto folder = StateFolder::Open(path, kModel);
@@ -78,7 +79,8 @@ std::string RecordOf(int life, uint64_t sequence) {
   ::_exit(0);
 }
 
-// Runs one life; returns what it told. How it ended goes to `status`.
+// Runs one process. Returns what it reported, and sets `status` to how it
+// ended.
 std::vector<Told> RunLife(const std::string& path, int life, int* status) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
@@ -113,7 +115,7 @@ TEST(CrashTest, WhatIsAcknowledgedSurvivesEveryKill) {
         acknowledged[s] = RecordOf(one.life, s);
       }
     }
-    // Reading repairs nothing: the next life does.
+    // Reading repairs nothing; the next process does.
     const auto folder = files.Open();
     const auto snapshot = folder->ReadSnapshot();
     ASSERT_THAT(snapshot, IsOk());
@@ -129,7 +131,7 @@ TEST(CrashTest, WhatIsAcknowledgedSurvivesEveryKill) {
                                      contents.records.end());
     ASSERT_EQ(once.size(), contents.records.size());
   }
-  // The test is worth nothing when the kills do not spread.
+  // The test is useful only if the kills are spread.
   EXPECT_GT(kills, kLives / 2);
   EXPECT_GT(early_kills, kLives / 10);
   EXPECT_LT(early_kills, kills);

@@ -29,7 +29,7 @@ std::string PathOf(int fd) {
   return path;
 }
 
-// A file or a folder with what is on the disk for sure, and what is not.
+// A file or a folder, with what is certainly on the disk and what is not.
 struct Node {
   std::string bytes;
   std::map<std::string, int> entries;
@@ -65,7 +65,7 @@ void ChangeEntry(const Change& change, std::map<std::string, int>* entries) {
   if (change.kind == Kind::kRename) (*entries)[change.to] = child;
 }
 
-// Applies what was not synced, as far as it survives.
+// Applies the changes that were not synced, as far as they survive.
 void Settle(Node* node, DiskRecorder::Loss loss, std::mt19937* random) {
   size_t entries = node->pending.size();
   if (loss == DiskRecorder::Loss::kAll) entries = 0;
@@ -112,7 +112,7 @@ void DiskRecorder::Add(Change change) {
 
 void DiskRecorder::AddLink(int dir, const std::string& name, bool folder) {
   const std::lock_guard lock(mu_);
-  // Given by its path: the test's folder itself is made that way.
+  // The test's folder itself is created by its path.
   const std::string parent =
       dir == AT_FDCWD ? std::filesystem::path(name).parent_path().string()
                       : PathOf(dir);
@@ -199,7 +199,8 @@ void DiskRecorder::MakeDisk(size_t moment, Loss loss, std::mt19937* random,
 
 }  // namespace weft
 
-// The linker gives calls of NAME to __wrap_NAME, and __real_NAME is the call.
+// The linker redirects calls of NAME to __wrap_NAME, and __real_NAME is the
+// original function.
 using weft::recorder;
 
 extern "C" {

@@ -1,11 +1,11 @@
 // Records what a program does to the files below a folder, and makes the disks
-// that a loss of power may leave at any moment of it.
+// that a loss of power may leave at any moment.
 //
-// The system calls come here by the linker's --wrap. The model of the disk is
-// POSIX's, without what file systems add: bytes of a file are there for sure
-// once the file was synced, a name once its folder was. Without that, any
-// sectors of a file may be there, and the first few of a folder's changes.
-// Renames are within a folder.
+// The linker's --wrap redirects the system calls to the recorder. The model of
+// the disk is POSIX's, without what file systems add. The bytes of a file are
+// certain once the file was synced, and a name once its folder was synced.
+// Before that, any sectors of a file may be on the disk, and the first few of a
+// folder's changes. Renames stay within a folder.
 #ifndef WEFT_TESTS_JOURNAL_DISK_RECORDER_H_
 #define WEFT_TESTS_JOURNAL_DISK_RECORDER_H_
 
@@ -20,22 +20,23 @@ namespace weft {
 
 class DiskRecorder {
  public:
-  // Records what happens below `root`, which is empty; one at a time.
+  // Records what happens below `root`, which is empty. Only one recorder may
+  // exist at a time.
   explicit DiskRecorder(const std::string& root);
   ~DiskRecorder();
   DiskRecorder(const DiskRecorder&) = delete;
   DiskRecorder& operator=(const DiskRecorder&) = delete;
 
-  // What has happened until now, as a number for MakeDisk.
+  // Returns a number for the present moment, which MakeDisk takes.
   [[nodiscard]] size_t Moment() const;
 
-  // Which part of what was not synced is there.
+  // Says how much of what was not synced is on the disk.
   enum class Loss { kAll, kNone, kSome };
-  // Makes the disk at a moment, below `root`, which does not exist.
+  // Makes the disk of a moment, below `root`, which does not exist.
   void MakeDisk(size_t moment, Loss loss, std::mt19937* random,
                 const std::string& root) const;
 
-  // What the wrapped calls tell, after they have succeeded.
+  // The wrapped calls report here after they have succeeded.
   void Create(int dir, const std::string& name);
   void MakeFolder(int dir, const std::string& name);
   void Write(int fd, uint64_t offset, const std::string& bytes);
@@ -44,7 +45,7 @@ class DiskRecorder {
   void Unlink(int dir, const std::string& name);
   void Sync(int fd);
 
-  // A change; which fields count depends on the kind.
+  // A change. Its kind says which fields count.
   struct Change {
     enum class Kind { kLink, kUnlink, kRename, kWrite, kTruncate, kSync };
     Kind kind;
@@ -57,7 +58,7 @@ class DiskRecorder {
   };
 
  private:
-  // The number of the file or folder at a path; none: -1.
+  // Returns the number of the file or folder at a path, or -1.
   int NodeOf(const std::string& path) const;
   int NodeOf(int fd) const;
   void Add(Change change);
@@ -66,8 +67,8 @@ class DiskRecorder {
   const std::string root_;
   mutable std::mutex mu_;
   std::vector<Change> changes_;
-  std::map<std::string, int> nodes_;  // By path, as they are now.
-  std::vector<bool> is_folder_;       // By number.
+  std::map<std::string, int> nodes_;  // The present nodes by path.
+  std::vector<bool> is_folder_;       // By node number.
 };
 
 }  // namespace weft

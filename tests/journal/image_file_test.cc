@@ -16,7 +16,7 @@ class ImageFileTest : public testing::Test {
   absl::Status Write(const std::string& name, const Blocks& blocks) const {
     return WriteImage(*folder_, name, {blocks.begin(), blocks.end()});
   }
-  // Reads into blocks of the sizes of `like`.
+  // Reads into blocks with the sizes of `like`.
   absl::StatusOr<Blocks> Read(const std::string& name,
                               const Blocks& like) const {
     Blocks blocks = like;

@@ -36,8 +36,8 @@ inline void WriteBytes(const std::filesystem::path& path,
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// In memory where the system has such a file system: a test syncs thousands of
-// times, and what a sync does to a disk is not for it to find out.
+// The folder is in memory if the system has such a file system, because a test
+// syncs thousands of times and does not test the disk.
 class TestFolder {
  public:
   TestFolder() {
@@ -66,9 +66,9 @@ class TestFolder {
   std::string path_;
 };
 
-// What a log holds from a record on.
+// The contents of a log from a record on.
 struct LogContents {
-  absl::Status status;  // How reading ended.
+  absl::Status status;  // How the reading ended.
   std::vector<std::string> records;
   uint64_t next_sequence = 0;
   uint64_t torn_bytes = 0;
@@ -97,7 +97,7 @@ inline LogContents ReadLog(const StateFolder& folder,
   return contents;
 }
 
-// A writer with metrics of its own.
+// A writer with its own metrics.
 class TestLog {
  public:
   TestLog(const StateFolder& folder, uint64_t next_sequence,
@@ -110,7 +110,7 @@ class TestLog {
 
   LogWriter* operator->() { return writer_.get(); }
   LogMetrics& metrics() { return metrics_; }
-  // Waits until all that was appended is on disk.
+  // Waits until all appended records are on disk.
   void Flush() {
     std::promise<void> durable;
     writer_->WhenDurable([&] { durable.set_value(); });

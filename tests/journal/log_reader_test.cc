@@ -16,7 +16,7 @@ using testing::ElementsAre;
 
 constexpr uint64_t kSalt = 0x0123456789abcdef;
 
-// A segment whose groups hold these records.
+// Returns a segment whose groups hold these records.
 std::string MakeSegment(uint64_t first,
                         const std::vector<std::vector<std::string>>& groups) {
   std::string bytes =
@@ -72,7 +72,7 @@ TEST_F(LogReaderTest, EveryPrefixIsALogOfWholeRecords) {
     ASSERT_TRUE(IsPrefix(contents.records, records_)) << size;
     ASSERT_GE(contents.records.size(), read_before);
     read_before = contents.records.size();
-    // Repair leaves what was read.
+    // Repair keeps exactly what was read.
     ASSERT_EQ(std::filesystem::file_size(files_.Segment(0)),
               size - contents.torn_bytes);
     const LogContents again = ReadLog(*folder_);
@@ -100,7 +100,8 @@ TEST_F(LogReaderTest, AFlippedBitIsATornTailOrDamage) {
     const LogContents contents = ReadLog(*folder_);
     ASSERT_TRUE(IsPrefix(contents.records, records_)) << i;
     ASSERT_LT(contents.records.size(), records_.size()) << i;
-    // Nobody was told that the last group is durable; all others were on disk.
+    // Nobody was told that the last group is durable, and all others were on
+    // disk.
     if (i >= last_group) {
       ASSERT_THAT(contents.status, IsOk()) << i;
       ASSERT_GT(contents.torn_bytes, 0) << i;
@@ -128,7 +129,7 @@ TEST_F(LogReaderTest, DamageNamesSegmentAndOffset) {
 }
 
 TEST_F(LogReaderTest, AGroupWithAHoleIsATornTail) {
-  // A machine that loses power may have written a group's end and not its
+  // A machine that loses power may have written a group's end but not its
   // beginning.
   std::string bytes = MakeSegment(0, groups_);
   const size_t last_group = SizeOf({groups_[0], groups_[1]});
@@ -167,7 +168,7 @@ TEST_F(LogReaderTest, ARecordInsideOfARecordIsNone) {
 }
 
 TEST_F(LogReaderTest, ARecordOfAnotherPlaceIsNone) {
-  // Two records of equal length change places; one is cut out; one is doubled.
+  // Exchanges two records of equal length, removes one, and duplicates one.
   const std::string header = MakeSegment(0, {});
   const auto record = [&](const char* text) {
     std::string bytes;
@@ -192,7 +193,7 @@ TEST_F(LogReaderTest, ALengthBeyondTheFileTakesNoMemory) {
   for (const uint64_t length : {uint64_t{1} << 40, ~uint64_t{0}}) {
     std::string record = huge;
     record.replace(16, 8, reinterpret_cast<const char*>(&length), 8);
-    // With a sum that is good.
+    // The checksum is correct.
     const uint32_t sum =
         Crc32c(record.substr(4, 24),
                Crc32c({reinterpret_cast<const char*>(&kSalt), sizeof(kSalt)}));

@@ -87,7 +87,7 @@ TEST_F(LogWriterTest, SyncsOnceForWhatGathersMeanwhile) {
   EXPECT_EQ(log.metrics().bytes.Value() + SegmentHeader::kBytes,
             std::filesystem::file_size(files_.Segment(0)));
   log.Close();
-  // Each thread's records are there in its order.
+  // Each thread's records are there in the thread's order.
   std::vector<int> next(kThreads, 0);
   for (const std::string& record : ReadLog(*folder_).records) {
     const int thread = record[0] - '0';
@@ -118,7 +118,7 @@ TEST_F(LogWriterTest, BeginsSegmentsWhereItIsTold) {
   log->Append("6");
   log->Append("7");
   EXPECT_EQ(log->StartSegment(), 8);
-  // The segment is there before its first record.
+  // The segment exists before its first record.
   log.Flush();
   EXPECT_THAT(*folder_->Segments(), ElementsAre(5, 6, 8));
   EXPECT_EQ(FailpointHits("files.rename"), 3);
@@ -202,7 +202,7 @@ TEST_F(LogWriterTest, WaitsForRoomOnAFullDisk) {
   EXPECT_EQ(std::filesystem::file_size(files_.Segment(0)), size);
   log->Append("meanwhile");
   EXPECT_EQ(log->pending_bytes(), 1009);
-  // It is tried again and again, and nothing counts as durable.
+  // The write is tried repeatedly, and nothing counts as durable.
   const int64_t writes = FailpointHits("files.write");
   EXPECT_TRUE(
       Eventually([&] { return FailpointHits("files.write") > writes + 3; }));
@@ -227,7 +227,7 @@ TEST_F(LogWriterTest, WaitsForRoomForASegment) {
   log->StartSegment();
   log->Append("1");
   ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
-  // What is on disk already needs no room.
+  // Records that are on disk already need no room.
   EXPECT_EQ(log->durable_sequence(), 1);
   SetFailpoints("");
   log.Flush();
@@ -265,7 +265,7 @@ TEST_F(LogWriterTest, CountsAsStalledWhenTooMuchWaits) {
   EXPECT_THAT(log->stalled(), IsOk());
 }
 
-// What fails, and what it says.
+// What fails, and the error's message.
 struct FinalError {
   const char* name;
   const char* failpoints;
@@ -288,7 +288,7 @@ TEST_P(FinalErrorTest, RunsNoTaskAnyMore) {
   SetFailpoints("");
   EXPECT_THAT(log->failure(),
               IsStatus(absl::StatusCode::kUnavailable, GetParam().message));
-  // Nothing gathers that nobody will write.
+  // The writer does not collect records that it will never write.
   const int64_t pending = log->pending_bytes();
   log->Append("late");
   EXPECT_EQ(log->pending_bytes(), pending);
@@ -304,7 +304,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         FinalError{"Write", "files.write=err(EIO)#2-9", "Input/output error"},
         FinalError{"Sync", "journal.sync=err(EIO)", "syncing"},
-        // Nobody may try again after a sync that failed, whatever the reason.
+        // After a failed sync the caller must not try again, whatever the
+        // reason.
         FinalError{"SyncOfAFullDisk", "journal.sync=err(ENOSPC)", "syncing"},
         FinalError{"CutBack",
                    "files.write=err(ENOSPC)#2;journal.cut_back=err(EIO)",

@@ -1,5 +1,5 @@
-// The power goes at every moment of a journal's work, and every disk that it
-// may leave is started from.
+// The power fails at every moment of a journal's work, and a start from every
+// disk that this may leave must succeed.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kRandomDisks = 6;
 
-// Some are longer than a sector of the disk, some than several.
+// Some records are longer than a sector of the disk, others than several
+// sectors.
 std::string RecordOf(uint64_t sequence) {
   return absl::StrCat(sequence, ":", std::string(sequence * 97 % 1500, 'r'));
 }
@@ -27,8 +28,9 @@ std::vector<float> ImageOf(uint64_t sequence) {
 // What was acknowledged, and from which moment on.
 struct Promise {
   size_t moment = 0;
-  uint64_t records = 0;   // All before it are durable.
-  uint64_t snapshot = 0;  // So is the snapshot that contains those before it.
+  uint64_t records = 0;   // Records with lower numbers are durable.
+  uint64_t snapshot = 0;  // The snapshot of the state after the records below
+                          // this number is durable.
 };
 
 class PowerLossTest : public testing::Test {
@@ -62,7 +64,8 @@ class PowerLossTest : public testing::Test {
     ASSERT_THAT(folder->Cut(next, {name}), IsOk());
   }
 
-  // From open to close: groups of several records, snapshots between them.
+  // Works from open to close: groups of several records, with snapshots between
+  // them.
   void Work(int groups) {
     absl::StatusOr<std::unique_ptr<StateFolder>> folder =
         StateFolder::Open(state(), kModel);
@@ -75,7 +78,8 @@ class PowerLossTest : public testing::Test {
     }
   }
 
-  // Starts from a disk; what was acknowledged is there, and work goes on.
+  // Starts from a disk. Everything that was acknowledged is there, and work
+  // continues.
   void CheckStart(const std::string& disk, const Promise& promise) {
     const auto folder = StateFolder::Open(disk + "/state", kModel);
     ASSERT_THAT(folder, IsOk());
@@ -100,7 +104,7 @@ class PowerLossTest : public testing::Test {
     ASSERT_EQ(more.records.size(), contents.records.size() + 1);
   }
 
-  // All disks of all moments from `first` on.
+  // Checks all disks of all moments from `first` on.
   void CheckAllDisks(size_t first) {
     const std::string disk = files_.path() + "-disk";
     std::mt19937 random(1);
@@ -151,7 +155,7 @@ TEST_F(PowerLossTest, LosesNothingThatWasWrittenWhileTheDiskWasFull) {
 
 TEST_F(PowerLossTest, LosesNothingThatAStartHasRead) {
   // A process that is killed before its sync leaves records that no disk has.
-  // The next start reads them: from then on they count.
+  // The next start reads them, and from then on they count.
   Work(2);
   const uint64_t before = next_;
   {
@@ -173,7 +177,7 @@ TEST_F(PowerLossTest, LosesNothingThatAStartHasRead) {
 
 TEST_F(PowerLossTest, ARepairIsDoneBeforeTheLogGoesOn) {
   Work(2);
-  // A torn tail that is on the disk.
+  // A torn tail is on the disk.
   const UniqueFd segment(::openat(
       AT_FDCWD, (state() + "/log/" + StateFolder::SegmentName(0)).c_str(),
       O_WRONLY));

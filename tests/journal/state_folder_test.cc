@@ -51,7 +51,7 @@ TEST_F(StateFolderTest, BelongsToOneProcessAtATime) {
   auto folder = files_.Open();
   EXPECT_THAT(StateFolder::Open(files_.path(), kModel).status(),
               IsStatus(absl::StatusCode::kUnavailable, "another process"));
-  // The lock ends with the process that has it, however it ends.
+  // The lock ends with the process that has it, however the process ends.
   folder.reset();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -115,7 +115,7 @@ TEST_F(StateFolderTest, ReadsTheNewestSnapshot) {
   ASSERT_THAT(snapshot, IsOk());
   EXPECT_THAT(*snapshot, Optional(Field(&Snapshot::bytes, bytes)));
   EXPECT_EQ((*snapshot)->next_sequence, 100);
-  // Another one of the same records replaces it, an older one does not.
+  // Another snapshot of the same records replaces it; an older one does not.
   ASSERT_THAT(folder->WriteSnapshot({100, ""}), IsOk());
   EXPECT_THAT(*folder->ReadSnapshot(), Optional(Field(&Snapshot::bytes, "")));
   EXPECT_THAT(folder->WriteSnapshot({99, ""}),
@@ -139,7 +139,7 @@ TEST_F(StateFolderTest, EveryFlippedBitAndEveryPrefixOfASnapshotIsDamage) {
           << i;
     }
   }
-  // It is not the snapshot of other records either.
+  // A snapshot under the name of a later snapshot is refused too.
   WriteBytes(path, whole);
   fs::rename(path, File("SNAPSHOT-00000000000000000008"));
   EXPECT_THAT(folder->ReadSnapshot(),
@@ -181,7 +181,7 @@ TEST_F(StateFolderTest, CutsWhatTheSnapshotMakesSuperfluous) {
   EXPECT_THAT(*folder->Snapshots(), ElementsAre(5));
   EXPECT_THAT(Names("images"), ElementsAre("b"));
   EXPECT_THAT(ReadLog(*folder, 5).records, ElementsAre("5", "6", "7"));
-  // The last segment stays: it is being written.
+  // The last segment stays, because it is being written.
   ASSERT_THAT(folder->WriteSnapshot({8, "all"}), IsOk());
   ASSERT_THAT(folder->Cut(8, {}), IsOk());
   EXPECT_THAT(*folder->Segments(), ElementsAre(6));

@@ -1,5 +1,5 @@
-// Every kernel of every instruction set that this processor runs, against the
-// plain f64 loops of kernels/cpu/reference.h.
+// Compares every kernel of every instruction set that this processor runs with
+// the plain f64 loops of kernels/cpu/reference.h.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,8 @@ class CpuKernelsTest : public ::testing::TestWithParam<Isa> {
   const KernelTable* table_ = nullptr;
 };
 
-// Around the vector widths, the unrolled strides and the vocabulary's blocks.
+// Lengths around the vector widths, the unrolled strides and the vocabulary's
+// blocks.
 const std::vector<size_t> kLengths = {1,  2,  7,  15, 16, 17,  31,
                                       33, 63, 64, 65, 96, 127, 577};
 
@@ -94,7 +95,7 @@ TEST_P(CpuKernelsTest, RmsNormAndItsBackwardMatchTheReference) {
                                   dx.data());
     std::vector<double> expected =
         reference::RmsNormBackwardRow(dy, x, w, 1e-5);
-    // One feature: x / |x| has no slope, so terms of size dy / x cancel.
+    // With one feature, x / |x| has no slope, so terms of size dy / x cancel.
     double scale = 10;
     for (float v : x) scale = std::max(scale, n == 1 ? 10.0 / std::abs(v) : 0);
     for (size_t i = 0; i < n; ++i) expected[i] += before[i];
@@ -169,7 +170,8 @@ class VocabRowTest {
       : options_{.softcap = c.softcap, .temperature = c.temperature},
         logits_(RandomRow(c.vocab, 9, 6)),
         table_(table) {
-    // A maximum that only the last block has, so that earlier sums rescale.
+    // Only the last block has this maximum, so that earlier sums must be
+    // rescaled.
     logits_[c.vocab - 1] = 40;
     targets_ = {0, static_cast<int64_t>(c.vocab - 1),
                 static_cast<int64_t>(c.vocab / 2)};

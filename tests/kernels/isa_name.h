@@ -1,4 +1,4 @@
-// Names of tests that run once for each instruction set.
+// Names tests that run once for each instruction set.
 #ifndef WEFT_TESTS_KERNELS_ISA_NAME_H_
 #define WEFT_TESTS_KERNELS_ISA_NAME_H_
 

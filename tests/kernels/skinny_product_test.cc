@@ -1,5 +1,5 @@
-// The skinny products of every instruction set that this processor runs,
-// against the plain f64 loop of kernels/cpu/reference.h.
+// Compares the skinny products of every instruction set that this processor
+// runs with the plain f64 loop of kernels/cpu/reference.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,11 +30,11 @@ std::vector<float> RandomValues(int64_t count, uint32_t seed) {
   return values;
 }
 
-// Between the rows of every matrix, so that a wrong stride is seen.
+// The gap between the rows of every matrix reveals a wrong stride.
 constexpr int64_t kGap = 5;
 constexpr float kUntouched = -77;
 
-// x [B, I], weight [O, I] and bias [O]; the weight's values are bf16 numbers,
+// x [B, I], weight [O, I] and bias [O]. The weight's values are bf16 numbers,
 // so that both kernels compute the same product.
 struct Problem {
   int64_t rows, inputs, outputs;
@@ -82,7 +82,8 @@ class SkinnyProductTest
     }
   }
 
-  // y [B, O + kGap] of the outputs [begin, end); the rest is kUntouched.
+  // Returns y [B, O + kGap] with the outputs [begin, end). The rest is
+  // kUntouched.
   [[nodiscard]] std::vector<float> Run(const Problem& problem, bool with_bias,
                                        int64_t begin, int64_t end,
                                        float scale = 1,
@@ -168,12 +169,12 @@ TEST_P(SkinnyProductTest, ScalesTheProductAndAddsToWhatIsThere) {
   }
 }
 
-// What sampling stands on: a row's logits do not depend on the batch, nor on
+// Sampling relies on this: a row's logits do not depend on the batch, nor on
 // how threads share the outputs.
 TEST_P(SkinnyProductTest, ARowIsTheSameToTheBitInEveryBatchAndRange) {
   const Problem all(33, 67, 23);
-  // LoRA's expansion uses it so. The last step must be fused in all tiles or in
-  // none.
+  // LoRA's expansion uses the kernel in this way. The last step must be fused
+  // in all tiles or in none.
   const auto run = [this](const Problem& problem, int64_t begin, int64_t end) {
     return Run(problem, /*with_bias=*/true, begin, end, /*scale=*/0.3F,
                /*adds=*/true);

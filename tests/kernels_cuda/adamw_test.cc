@@ -1,4 +1,4 @@
-// AdamW and SumOfSquares against f64.
+// Compares AdamW and SumOfSquares with f64.
 #include "kernels/cuda/adamw.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// cuda_on_host finds what it is there to find.
+// Tests that cuda_on_host detects the errors that it must detect.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 #include <ptx_on_host.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned kThreads = 64;
 
-// Each thread gives its neighbour on either side a number.
+// Each thread passes a number to a neighbour.
 void ShiftKernel(bool waits, int distance, int* out) {
   __shared__ int shared[kThreads];
   shared[threadIdx.x] = -1;
@@ -27,7 +27,7 @@ void ShiftKernel(bool waits, int distance, int* out) {
   out[threadIdx.x] = shared[(threadIdx.x + kThreads + distance) % kThreads];
 }
 
-// Every warp overwrites what the others read before the barrier between.
+// Every warp overwrites what the others read before the barrier.
 void OverwriteKernel(bool waits, int* out) {
   __shared__ int shared;
   shared = 1;
@@ -37,7 +37,7 @@ void OverwriteKernel(bool waits, int* out) {
   shared = 2;
 }
 
-// Only some threads of the block come to the barrier.
+// Only some threads of the block reach the barrier.
 void DivergentKernel() {
   if (threadIdx.x < kThreads / 2) __syncthreads();
 }
@@ -81,7 +81,7 @@ TEST(CudaOnHostDeathTest, ABarrierThatNotAllThreadsReachEndsTheProcess) {
                "not all threads reach a barrier");
 }
 
-// Small whole numbers, of which bf16 is exact.
+// Returns small whole numbers, which are exact in bf16.
 float Number(unsigned row, unsigned column) {
   return static_cast<float>((row * 7 + column * 3) % 11) - 5;
 }
@@ -111,7 +111,7 @@ TEST(CudaOnHostTest, TransposesAMatrixOfAWarp) {
 
 TEST(CudaOnHostTest, PacksTwoNumbersToNearest) {
   EXPECT_EQ(kernels::cuda::PackBf16(1.0F, -2.0F), 0xC0003F80U);
-  // Half of the last digit, and a little more.
+  // Adds half of the last digit, or a little more.
   EXPECT_EQ(kernels::cuda::PackBf16(1 + 0x1p-8F, 1 + 0x1.01p-8F), 0x3F813F80U);
 }
 
@@ -128,7 +128,7 @@ TEST(CudaOnHostTest, LanesReadCountAndPickBytes) {
   ASSERT_EQ(
       RunBlock(kThreads, ExchangeKernel, &count, read.data(), bytes.data()),
       cudaSuccess);
-  // From 34 back to 0.
+  // The count wraps from 34 to 0.
   EXPECT_EQ(count, kThreads - 35);
   for (unsigned i = 0; i < kThreads; ++i) {
     EXPECT_EQ(read[i], i / 32 * 32 + i / 3 % 32);
@@ -140,7 +140,7 @@ using kernels::cuda::ToBf16;
 
 constexpr unsigned kLanes = 32;
 
-// Four 8 x 8 matrices: element 8 r + c of matrix m is 64 m + 8 r + c.
+// Loads four 8 x 8 matrices. Element 8 r + c of matrix m is 64 m + 8 r + c.
 void LoadKernel(bool transposed, unsigned* fragments) {
   alignas(16) __shared__ __nv_bfloat16 shared[4 * 64];
   for (unsigned i = threadIdx.x; i < 4 * 64; i += kLanes) {
@@ -157,7 +157,7 @@ void LoadKernel(bool transposed, unsigned* fragments) {
   std::ranges::copy(loaded, fragments + threadIdx.x * 4);
 }
 
-// The expected fragments are those of ldmatrix in the PTX ISA's drawings.
+// The expected fragments are those of ldmatrix in the PTX ISA's figures.
 TEST(CudaOnHostTest, LoadsMatricesAsDocumented) {
   for (const bool transposed : {false, true}) {
     std::vector<unsigned> fragments(kLanes * 4);
@@ -182,8 +182,8 @@ struct Operands {
   std::vector<float> sums;      // [16, 8]
 };
 
-// Takes and gives fragments as the PTX ISA draws those of mma.m16n8k16, element
-// by element: a0 to a7, b0 to b3 and c0 to c3.
+// Takes and returns fragments element by element, as the PTX ISA's figures of
+// mma.m16n8k16 number them: a0 to a7, b0 to b3 and c0 to c3.
 void MultiplyKernel(Operands* o) {
   const unsigned group = threadIdx.x / 4, in_group = threadIdx.x % 4;
   unsigned left[4] = {}, right[2] = {};
@@ -229,12 +229,12 @@ TEST(CudaOnHostTest, MultipliesFragmentsAsDocumented) {
       }
     }
   }
-  // Whole numbers: all sums are exact.
+  // All sums are exact, because they are of whole numbers.
   ASSERT_EQ(RunBlock(kLanes, MultiplyKernel, &o), cudaSuccess);
   EXPECT_EQ(o.sums, expected);
 }
 
-// Copies in two groups, of which it waits for one, two or none.
+// Copies in two groups and waits for one of them, two or none.
 void CopyKernel(int num_waited, const uint16_t* from, uint16_t* out) {
   auto* shared = static_cast<uint16_t*>(kernels::cuda::DynamicShared());
   if (threadIdx.x != 0) return;

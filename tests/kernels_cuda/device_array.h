@@ -1,5 +1,5 @@
-// Device memory for the tests of kernels/cuda, and the one place where they
-// skip for want of a device.
+// Device memory for the tests of kernels/cuda. The fixture skips tests if there
+// is no device.
 #ifndef WEFT_TESTS_KERNELS_CUDA_DEVICE_ARRAY_H_
 #define WEFT_TESTS_KERNELS_CUDA_DEVICE_ARRAY_H_
 
@@ -23,7 +23,7 @@ namespace weft::kernels::cuda {
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Base of every fixture.
+// The base of every fixture.
 class CudaKernelTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -56,7 +56,7 @@ class DeviceBuffer {
   ~DeviceBuffer() { cudaFree(data_); }
 
   [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
-  // What the device holds when all queued work has finished.
+  // Returns what the device holds when all queued work has finished.
   [[nodiscard]] std::vector<T> Read() const {
     std::vector<T> values(size_);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -71,7 +71,7 @@ class DeviceBuffer {
   void* data_ = nullptr;
 };
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline uint16_t ToBf16(float x) {
   if (std::isnan(x)) return 0x7FC0;
   const auto bits = std::bit_cast<uint32_t>(x);
@@ -81,7 +81,7 @@ inline float FromBf16(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// Numbers as the kernels of a dtype store them.
+// Rounds numbers as the kernels of a dtype store them.
 inline std::vector<float> Rounded(DType dtype, std::vector<float> values) {
   if (dtype == DType::kBf16) {
     for (float& x : values) x = FromBf16(ToBf16(x));
@@ -101,7 +101,7 @@ class DeviceArray {
     return dtype_ == DType::kF32 ? static_cast<void*>(floats_.data())
                                  : static_cast<void*>(bf16_.data());
   }
-  // The address of element i.
+  // Returns the address of element i.
   [[nodiscard]] void* at(int64_t i) const {
     return static_cast<char*>(data()) + i * (dtype_ == DType::kF32 ? 4 : 2);
   }
@@ -140,13 +140,14 @@ inline std::vector<float> RandomFloats(int64_t count, uint32_t seed,
   return values;
 }
 
-// Repeats `count` elements behind themselves, times `sign`: of terms that
-// cancel a sum has what rounding leaves, which any other order of it changes.
+// Appends `count` elements again, multiplied by `sign`. The terms of a sum over
+// them cancel, so only rounding errors are left, and any other order changes
+// those.
 inline void Repeat(float* begin, int64_t count, float sign) {
   for (int64_t i = 0; i < count; ++i) begin[count + i] = sign * begin[i];
 }
 
-// `count` elements from `begin` on.
+// Returns `count` elements from `begin` on.
 inline std::vector<float> Slice(const std::vector<float>& values, int64_t begin,
                                 int64_t count) {
   return {values.begin() + begin, values.begin() + begin + count};

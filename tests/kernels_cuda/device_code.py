@@ -1,5 +1,5 @@
-"""What nvcc made of kernels/cuda: the resources of each kernel and its instructions,
-read out of the built library by cuobjdump."""
+"""Reads what nvcc made of kernels/cuda: the resources and instructions of each
+kernel, from the built library by cuobjdump."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Triton's wheel, which comes with torch, brings the tools along.
+# Triton's wheel, which torch installs, contains the tools.
 _IN_VENV = ".venv/lib/python3*/site-packages/triton/backends/nvidia/bin"
 
-# An SM of compute capability 9.0.
+# The limits of an SM of compute capability 9.0.
 SM_REGISTERS = 65536
 SM_SHARED_BYTES = 228 * 1024
 SM_WARPS = 64
 SM_BLOCKS = 32
 _WARP = 32
-_REGISTER_UNIT = 256  # What a warp is given is a multiple of it.
+_REGISTER_UNIT = 256  # A warp gets a multiple of this many registers.
 _BLOCK_SHARED_BYTES = 1024  # CUDA's own part of a block's shared memory.
 
 _ARCH = re.compile(r"^arch = (\w+)$", re.MULTILINE)
@@ -45,8 +45,8 @@ class Kernel:
     instructions: set[str] = field(default_factory=set)
 
     def has(self, mnemonic: str) -> bool:
-        """Whether an instruction begins so and has its dotted parts: LDG.128 is
-        there in LDG.E.128.CONSTANT."""
+        """Returns whether there is an instruction with this beginning and these
+        dotted parts. LDG.128 is found in LDG.E.128.CONSTANT."""
         head, *parts = mnemonic.split(".")
         return any(
             found.split(".")[0] == head and set(parts) <= set(found.split("."))
@@ -54,7 +54,8 @@ class Kernel:
         )
 
     def resident_warps(self, threads: int, dynamic_shared_bytes: int = 0) -> int:
-        """Warps of blocks of so many threads that an SM holds at a time."""
+        """Returns how many warps of blocks with this many threads an SM holds at a
+        time."""
         warps = threads // _WARP
         per_warp = -(-self.registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
         shared = self.shared_bytes + dynamic_shared_bytes + _BLOCK_SHARED_BYTES
@@ -68,7 +69,7 @@ class Kernel:
 
 
 def tool() -> str | None:
-    """cuobjdump, where the machine has it."""
+    """Returns cuobjdump, if the machine has it."""
     folders = [str(path) for path in sorted(ROOT.glob(_IN_VENV))]
     return shutil.which("cuobjdump") or next(
         (
@@ -101,14 +102,15 @@ def _demangled(names: list[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Without return type, namespaces and parameters: Kernel<float, 64>."""
+    """Removes return type, namespaces and parameters, which leaves Kernel<float,
+    64>."""
     name = re.sub(r"\(anonymous namespace\)::|weft::kernels::cuda::|^void ", "", name)
-    name = re.sub(r"\(\w+\)(?=\d)", "", name)  # The type of an enumerator.
+    name = re.sub(r"\(\w+\)(?=\d)", "", name)  # Removes the type of an enumerator.
     return re.sub(r"\(.*$", "", name)
 
 
 def _by_arch(text: str) -> list[tuple[str, str]]:
-    """The parts of a dump, each with its architecture."""
+    """Returns the parts of a dump, each with its architecture."""
     starts = list(_ARCH.finditer(text))
     ends = [match.start() for match in starts[1:]] + [len(text)]
     return [
@@ -118,7 +120,7 @@ def _by_arch(text: str) -> list[tuple[str, str]]:
 
 
 def kernels_of(usage: str, code: str) -> list[Kernel]:
-    """The kernels in what -res-usage and -sass print."""
+    """Returns the kernels in the output of -res-usage and -sass."""
     found: dict[tuple[str, str], Kernel] = {}
     for arch, text in _by_arch(usage):
         for match in _USAGE.finditer(text):

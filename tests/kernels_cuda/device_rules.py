@@ -28,7 +28,7 @@ TILES = ("HMMA", "LDSM", "LDGSTS.128")
 
 # Types of rows, and of the weights beside them.
 _T = "(float|__nv_bfloat16)"
-_N = "[48]"  # Elements of 16 bytes.
+_N = "[48]"  # Number of elements in 16 bytes.
 
 _ROWS = {
     rf"GatedProduct(Backward)?Kernel<{_T}, 1, \d>": Rule(256, 48),
@@ -44,7 +44,7 @@ _ROWS = {
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
     r"VocabRowsKernel<1, \d>": Rule(512, 48),
-    # Without the softmax (0) a kernel writes nothing as long as a row.
+    # Without the softmax (0), a kernel writes nothing as long as a row.
     rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
     rf"VocabRowsKernel<{_N}, [12]>": Rule(512, 48, WIDE),
 }
@@ -55,7 +55,7 @@ _SAMPLER = {
     "DrawKernel": Rule(256, 40, ("LDG.128",)),
 }
 
-# Keys and values come straight to the registers of a warp's products.
+# Keys and values go directly to the registers of a warp's products.
 _ATTENTION = {
     rf"PagedAttentionKernel<{_T}, [1-4], true>": Rule(128, 8, ("LDG.128", "HMMA")),
     rf"PagedAttentionKernel<{_T}, [1-4], false>": Rule(128, 8, ("HMMA",)),
@@ -63,12 +63,14 @@ _ATTENTION = {
 
 
 def _stages(rank: int, stages: int) -> int:
-    """Bytes of stages of 128 rows (or features) and of the ranks, 64 deep, bf16."""
+    """Returns the bytes of stages of 128 rows (or features) and of the ranks, 64
+    deep, bf16."""
     return stages * (128 + rank) * 64 * 2
 
 
 def _expand_bytes(rank: int) -> int:
-    """Bytes of 128 rows and 64 features, as deep as the rank, and of y's tile."""
+    """Returns the bytes of 128 rows and 64 features, as deep as the rank, and of
+    y's tile."""
     return (128 + 64) * rank * 2 + 128 * 64 * 2
 
 
@@ -85,7 +87,7 @@ for _rank, _blocks in ((16, 3), (32, 2), (64, 2), (128, 1)):
         f"LoraGradientKernel{_kind}": Rule(256, _warps, TILES, _stages(_rank, 4)),
     }
 
-# Few rows: a matrix comes straight to the registers of a warp's products.
+# With few rows, a matrix goes directly to the registers of a warp's products.
 _FEW_ROWS = {
     "few_rows::ShrinkKernel": Rule(256, 24, ("LDG.128", "HMMA")),
     r"few_rows::ExpandKernel<[12]>": Rule(128, 16, ("LDG.128", "HMMA")),

@@ -1,4 +1,4 @@
-// HeadGradient against its formula in f64.
+// Compares HeadGradient with its formula in f64.
 #include "kernels/cuda/head_gradient.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@ using weft::testing::StoredTolerance;
 
 class CudaHeadGradientTest : public CudaDtypeTest {};
 
-// Rows of one, no, three and two entries; hidden sizes of single elements, of
-// packs, and of a served model.
+// Rows have one, no, three and two entries. Hidden sizes are of single
+// elements, of packs, and of a served model.
 TEST_P(CudaHeadGradientTest, MatchesTheFormula) {
   constexpr int64_t kVocab = 7;
   const std::vector<int64_t> offsets = {0, 1, 1, 4, 6};

@@ -1,4 +1,4 @@
-// The products of segments of few rows against loops in f64.
+// Compares the products of segments of few rows with loops in f64.
 #include "kernels/cuda/lora_few_rows.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ using weft::testing::kEpsilonBf16;
 
 constexpr int kMostProjections = kMaxLoraProjections;
 
-// The ranks and scales of an adapter's projections; rank 0: it has none.
+// The ranks and scales of an adapter's projections. Rank 0 means that it has
+// none.
 struct Layout {
   int32_t ranks[kMostProjections] = {};
   float scales[kMostProjections] = {2, -1, 0.5F};
@@ -29,20 +30,20 @@ struct Segment {
   int64_t begin;
   int64_t end;
   int layout;
-  uint32_t seed;  // Seed of its adapter's weights.
+  uint32_t seed;  // The seed of the adapter's weights.
 };
 
-// One linear group with everything that the kernels read about it.
+// One linear group, with everything that the kernels read about it.
 struct Problem {
   int64_t inputs = 0;
   std::vector<int64_t> features;
   std::vector<Layout> layouts;
   std::vector<Segment> segments;
   int64_t num_rows = 0;
-  // What is before the matrices, the columns of x and those of y: odd ones
-  // leave nothing aligned.
+  // The number of elements before the matrices, before x's columns and before
+  // y's. An odd number leaves nothing aligned.
   int64_t shift = 0;
-  // Sums over inputs and over ranks are of terms that cancel, y begins with 0.
+  // The terms of sums over inputs and over ranks cancel, and y begins with 0.
   bool cancels = false;
 
   [[nodiscard]] int64_t x_stride() const { return inputs + shift; }
@@ -56,7 +57,7 @@ struct Problem {
     for (size_t p = 0; p < projection; ++p) column += features[p];
     return column;
   }
-  // The slots: the stacked A, then every B.
+  // Returns the slots: the stacked A, then every B.
   [[nodiscard]] std::vector<LoraMatrix> SlotsOf(const Layout& layout) const {
     std::vector<LoraMatrix> slots(1 + features.size());
     slots[0].offset = shift;
@@ -125,9 +126,9 @@ struct Problem {
   }
 };
 
-// It on the device.
+// The problem on the device.
 struct OnDevice {
-  // With `capacity`, its table has that size, and every segment is of few rows.
+  // With `capacity`, the table has that size, and every segment has few rows.
   explicit OnDevice(const Problem& problem,
                     const LoraTableCapacity* capacity = nullptr)
       : of(problem),
@@ -156,7 +157,7 @@ struct OnDevice {
     if (capacity == nullptr) {
       table = builder.Finish();
     } else {
-      // What is beyond the batch is never read.
+      // The kernels never read beyond the batch.
       table.resize(capacity->num_bytes(), std::byte{0xFF});
       builder.WriteTo(*capacity, table);
     }
@@ -188,7 +189,7 @@ struct OnDevice {
     ASSERT_EQ(RunLoraFewRowsExpand(product, nullptr), cudaSuccess);
   }
 
-  // Element (row, rank) of x A^T in f64.
+  // Returns element (row, rank) of x A^T in f64.
   [[nodiscard]] double Shrunk(int64_t t, const std::vector<float>& adapter,
                               int64_t rank) const {
     double sum = 0;
@@ -199,8 +200,8 @@ struct OnDevice {
     return sum;
   }
 
-  // S and y of all rows, in f64 from the S that the device stores: what rounds
-  // S is checked on S.
+  // Checks S and y of all rows. y is computed in f64 from the S that the device
+  // stores, so that the rounding of S is checked only on S.
   void CheckShrunk() const {
     const std::vector<float> actual = shrunk.Read();
     std::vector<double> expected(actual.size(), 3);
@@ -240,8 +241,8 @@ struct OnDevice {
     }
     ExpectNear(actual, expected, 1 + of.MaxRank(), of.y_stride(), "y");
   }
-  // Sums of so many terms; on the way they are no larger than the largest of
-  // the results.
+  // Compares sums of `terms` terms, whose partial sums are no larger than the
+  // largest result.
   static void ExpectNear(const std::vector<float>& actual,
                          const std::vector<double>& expected, int64_t terms,
                          int64_t stride, const char* what) {
@@ -273,8 +274,8 @@ void RunAndCheck(const Problem& problem) {
   device.CheckOutputs();
 }
 
-// Layouts of all projections, of one alone, of none; segments of 1 to 16 rows;
-// rows of nobody.
+// Makes layouts of all projections, of one and of none; segments of 1 to 16
+// rows; and rows without an adapter.
 Problem Mixed(int64_t inputs, std::vector<int64_t> features, int64_t shift) {
   return {.inputs = inputs,
           .features = std::move(features),
@@ -295,14 +296,14 @@ TEST_F(CudaLoraFewRowsTest, TakesMixedRanksRowsAndProjections) {
   RunAndCheck(Mixed(264, {136, 40, 48}, 0));
 }
 
-// Widths, strides and addresses that no wide load divides.
+// No wide load divides these widths, strides and addresses.
 TEST_F(CudaLoraFewRowsTest, TakesWhatLiesAnywhere) {
   RunAndCheck(Mixed(101, {35, 3, 47}, 0));
   RunAndCheck(Mixed(264, {136, 40, 48}, 3));
 }
 
-// One row, as a decoded token has: qkv, gate and up, and down of
-// Llama-3.1-8B; qkv of SmolLM2, whose widths are of no whole parts.
+// One row, as for a decoded token. The layers are qkv, gate and up, and down of
+// Llama-3.1-8B, and qkv of SmolLM2, whose widths are not whole parts.
 TEST_F(CudaLoraFewRowsTest, TakesTheWidthsOfServedModels) {
   const auto one_row = [](int64_t inputs, std::vector<int64_t> features,
                           Layout layout) {
@@ -333,7 +334,7 @@ TEST_F(CudaLoraFewRowsTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
   EXPECT_EQ(LoraFewRowsWorkspace(product), 16 * 4);
 }
 
-// More items than a launch has blocks.
+// There are more items than a launch has blocks.
 TEST_F(CudaLoraFewRowsTest, TakesManyAdapters) {
   Problem problem = {.inputs = 64,
                      .features = {24},
@@ -345,7 +346,7 @@ TEST_F(CudaLoraFewRowsTest, TakesManyAdapters) {
   RunAndCheck(problem);
 }
 
-// The rows of long segments are not theirs.
+// The kernels do not touch the rows of long segments.
 TEST_F(CudaLoraFewRowsTest, LeavesLongSegmentsAlone) {
   Problem problem = Mixed(64, {24}, 0);
   problem.layouts = {{.ranks = {8}}};
@@ -361,13 +362,13 @@ TEST_F(CudaLoraFewRowsTest, LeavesLongSegmentsAlone) {
   device.CheckOutputs();
 }
 
-// A recorded launch has the pointers and the grids of one table of a capacity:
-// it serves any other of the same one.
+// A recorded launch has the pointers and the grids of one table. It serves any
+// other table with the same capacity.
 TEST_F(CudaLoraFewRowsTest, ServesAnyBatchOfACapacity) {
   Problem problem = Mixed(64, {24, 16, 8}, 0);
   const LoraTableCapacity capacity = {
       .num_slots = 4, .max_layouts = 5, .max_rows = 40};
-  // A long segment too is of few rows here.
+  // Here a long segment also has few rows in each entry.
   problem.segments = {{0, 1, 3, 4}, {1, 31, 0, 5}};
   const OnDevice first(problem, &capacity);
   first.Run();
@@ -410,10 +411,11 @@ TEST_F(CudaLoraFewRowsTest, SumsWhatTheExpansionKeeps) {
             std::vector<float>(problem.num_rows * problem.MaxRank(), 3));
 }
 
-// Neither other segments nor other rows of its own one count, nor the ranks of
-// other layouts, which choose the kernel and lay out parts and S.
+// The bits of a row depend neither on other segments nor on other rows of its
+// own segment. Nor do they depend on the ranks of other layouts, which select
+// the kernel and the layout of parts and S.
 TEST_F(CudaLoraFewRowsTest, GivesARowTheSameBitsWithoutItsNeighbours) {
-  // Sums in two parts.
+  // The sums have two parts.
   Problem all = Mixed(1096, {136, 40, 48}, 0);
   all.cancels = true;
   const OnDevice with(all);

@@ -1,5 +1,5 @@
-// The products of one adapter on one layer, in shapes that models have and in
-// odd ones, against loops in f64.
+// Compares the products of one adapter on one layer with loops in f64, in
+// shapes that models have and in odd ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct Shape {
   int64_t rows;
   int64_t features;
   int64_t rank;
-  int64_t stride;  // Stride of X.
+  int64_t stride;  // Stride of X's rows.
   LoraOrder order;
 
   // The offset of element (rank, feature) of the matrix.
@@ -153,7 +153,8 @@ constexpr LoraOrder kByFeature = LoraOrder::kFeaturesByRank;
 
 INSTANTIATE_TEST_SUITE_P(PublishedModels, CudaLoraShapeTest,
                          ::testing::Values(
-                             // Llama-3.1-8B: hidden and feed-forward.
+                             // The hidden and feed-forward sizes of
+                             // Llama-3.1-8B.
                              Shape{40, 4096, 16, 4096, kByRank},
                              Shape{20, 14336, 16, 14336, kByFeature},
                              // SmolLM2.

@@ -1,4 +1,4 @@
-// The segmented products of kernels/cuda against loops in f64.
+// Compares the segmented products of kernels/cuda with loops in f64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using weft::testing::kEpsilonF32;
 using weft::testing::Tolerance;
 
 constexpr int64_t kRows = 300;
-// Strides that no vector load divides.
+// No vector load divides this stride.
 constexpr int64_t kStride = 541;
 constexpr int64_t kShrunkStride = 213;
 
@@ -32,7 +32,7 @@ struct Segment {
 };
 
 // A linear layer with two projections of its columns, and adapters of three
-// layouts on it: of both, of the second alone, of none.
+// layouts: with both projections, with only the second, with none.
 struct Problem {
   LoraOrder order;
   int64_t features[2] = {260, 270};
@@ -55,7 +55,7 @@ struct Problem {
   [[nodiscard]] int64_t Column(int projection) const {
     return projection == 0 ? 3 : 3 + features[0];
   }
-  // Element (rank, feature) of a projection's matrix.
+  // Returns the index of element (rank, feature) of a projection's matrix.
   [[nodiscard]] int64_t At(const LoraMatrix& matrix, int projection, int64_t r,
                            int64_t f) const {
     return matrix.offset + (order == LoraOrder::kRankByFeatures
@@ -81,7 +81,8 @@ class CudaLoraTest : public CudaKernelTest {
     }
   }
 
-  // Everything on the device; segment s trains gradient s % num_gradients.
+  // All arrays of the problem, on the device. Segment s trains gradient s %
+  // num_gradients.
   struct OnDevice {
     OnDevice(const CudaLoraTest& test, const Problem& problem,
              size_t num_gradients)
@@ -111,7 +112,7 @@ class CudaLoraTest : public CudaKernelTest {
                  .features_stride = kStride,
                  .shrunk_TR = shrunk.data(),
                  .shrunk_stride = kShrunkStride};
-      // Only the projections that some layout has.
+      // Only projections that some layout has.
       for (int p = 0; p < 2; ++p) {
         if (problem.MaxRank(p) == 0) continue;
         product.max_rank =
@@ -140,7 +141,7 @@ class CudaLoraTest : public CudaKernelTest {
     LoraProduct product;
   };
 
-  // Sums over the features are of terms that cancel.
+  // Makes the terms of the sums over features cancel.
   void CancelSums(const Problem& problem) {
     x_ = Rounded(DType::kBf16, RandomFloats(kRows * kStride, 21));
     weights_ = Weights();
@@ -189,7 +190,7 @@ class CudaLoraTest : public CudaKernelTest {
 constexpr LoraOrder kOrders[] = {LoraOrder::kRankByFeatures,
                                  LoraOrder::kFeaturesByRank};
 
-// Sums over the features in one part for many rows, in two for few.
+// Sums over the features have one part for many rows and two for few rows.
 TEST_F(CudaLoraTest, ShrinksSegmentsOfMixedRanks) {
   for (const LoraOrder order : kOrders) {
     const Problem problem = {.order = order};
@@ -231,7 +232,8 @@ TEST_F(CudaLoraTest, ExpandsSegmentsOfMixedRanksOntoWhatIsThere) {
   }
 }
 
-// Three gradients of two segments each: partials; or one of each segment.
+// Either three gradients have two segments each, which makes partial sums, or
+// each segment has its own gradient.
 TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
   for (const LoraOrder order : kOrders) {
     for (const size_t num_gradients : {6, 3}) {
@@ -250,13 +252,13 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
         }
       });
       const OnDevice device(*this, problem, num_gradients);
-      // Two parts must not add to one gradient at once.
+      // Two parts must not add to one gradient at the same time.
       EXPECT_EQ(device.product.table.num_partials, num_gradients == 3 ? 6 : 0);
       ASSERT_EQ(AddLoraGradient(device.product, nullptr), cudaSuccess);
       for (size_t g = 0; g < num_gradients; ++g) {
         const std::vector<float> actual = device.gradients[g]->Read();
         for (size_t i = 0; i < actual.size(); ++i) {
-          // Products of bf16 numbers are exact in f32: only sums round.
+          // Products of bf16 numbers are exact in f32, so only the sums round.
           ASSERT_NEAR(actual[i], expected[g][i],
                       Tolerance(kEpsilonF32, kRows, 40))
               << "gradient " << g << " at " << i;
@@ -266,7 +268,7 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
   }
 }
 
-// One segment of one adapter with one matrix, A [R, F], on all rows.
+// One segment of one adapter with one matrix, A [R, F], over all rows.
 struct OneMatrix {
   OneMatrix(int64_t num_rows, int32_t rank, int64_t features,
             const std::vector<float>& x_values,
@@ -288,7 +290,7 @@ struct OneMatrix {
                .shrunk_TR = shrunk.data(),
                .shrunk_stride = rank};
   }
-  // The product with a workspace of `num_floats`.
+  // Returns the product with a workspace of `num_floats`.
   LoraProduct ProductWith(int64_t num_floats) {
     workspace = std::make_unique<DeviceBuffer<float>>(
         std::vector<float>(static_cast<size_t>(num_floats), kNan));
@@ -298,7 +300,7 @@ struct OneMatrix {
     product.counters = counters->data();
     return product;
   }
-  // All launches left them as they must be.
+  // Returns whether all launches left the counters at zero.
   [[nodiscard]] bool HasZeroCounters() const {
     const std::vector<unsigned> values = counters->Read();
     return std::ranges::count(values, 0U) ==
@@ -314,10 +316,11 @@ struct OneMatrix {
   LoraProduct product;
 };
 
-// More rows than one part takes, so that even a lone segment has partials.
+// There are more rows than one part takes, so that even a single segment has
+// partial sums.
 TEST_F(CudaLoraTest, CutsLongSegmentsIntoParts) {
   constexpr int64_t kLong = 2 * kLoraPartRows + 5;
-  // A tile of the least ranks for each of three parts.
+  // Each of three parts has a tile of the smallest number of ranks.
   constexpr int64_t kFloats = 3 * kLoraTileFeatures * 16;
   const std::vector<float> ones(kLong * 3, 1);
   OneMatrix one(kLong, /*rank=*/2, /*features=*/3, ones, ones);
@@ -346,10 +349,11 @@ TEST_F(CudaLoraTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
   }
 }
 
-// The bits of a segment's rows are the same beside any others, whose ranks
-// choose the tile and whose projections are more.
+// The bits of a segment's rows do not depend on other segments, whose ranks
+// select the tile and which have more projections.
 TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
-  // S as the shrink does not leave it, so small that it would not change x.
+  // S has values that the shrink never writes, so small that they would not
+  // change x.
   const DeviceArray shrunk(DType::kBf16, shrunk_);
   const auto run = [&](LoraProduct product) {
     ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);
@@ -384,7 +388,7 @@ TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
   }
 }
 
-// Widths, columns and strides that are multiples of 8: the wide loads.
+// Widths, columns and strides are multiples of 8, so the wide loads run.
 TEST_F(CudaLoraTest, NanStaysInItsRowAndItsRank) {
   constexpr int64_t kSide = 64;
   std::vector<float> x(kSide * kSide, 1), weight(kSide * kSide, 1);

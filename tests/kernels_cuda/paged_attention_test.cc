@@ -1,4 +1,4 @@
-// PagedAttention against dense attention in f64.
+// Compares PagedAttention with dense attention in f64.
 #include "kernels/cuda/paged_attention.h"
 
 #include <gtest/gtest.h>
@@ -24,15 +24,16 @@ struct AttentionCase {
   int64_t features;
   int64_t page_tokens;
   std::vector<int32_t> lengths;
-  int num_splits = 1;  // Wanted, and at most.
+  int num_splits = 1;  // The splits that are wanted, and the most splits.
   int64_t window = 0;
   float softcap = 0;
-  // Elements by which pages and queries miss the alignment of wide loads.
+  // The number of elements by which pages and queries miss the alignment of
+  // wide loads.
   int64_t misalignment = 0;
 };
 
-// Pages in a scrambled order; NaN in every slot that no token uses, and a page
-// far out of range past each sequence's last one.
+// Pages in a scrambled order. Every slot that no token uses holds NaN, and the
+// table has a page far out of range after each sequence's last page.
 struct Cache {
   int64_t entries = 0;
   std::vector<int32_t> table;
@@ -75,7 +76,7 @@ Cache MakeCache(const AttentionCase& c, DType dtype) {
   return cache;
 }
 
-// Attention of one sequence and head.
+// Computes the attention of one sequence and head.
 std::vector<double> Dense(const AttentionCase& c, const Cache& cache,
                           const std::vector<float>& q, int64_t b,
                           int64_t head) {
@@ -112,7 +113,7 @@ std::vector<double> Dense(const AttentionCase& c, const Cache& cache,
   return out;
 }
 
-// The device's side of a case.
+// A case on the device.
 class Decoding {
  public:
   Decoding(DType dtype, const AttentionCase& c)
@@ -145,7 +146,8 @@ class Decoding {
               .splits = {.wanted = c.num_splits, .most = c.num_splits}};
   }
 
-  // The output [B, H, C] of a batch of the sequences [first, first + count).
+  // Returns the output [B, H, C] for a batch of the sequences [first, first +
+  // count).
   std::vector<float> Run(int64_t first, int64_t count) {
     PagedAttentionBatch batch = batch_;
     const int64_t row_floats = batch.num_heads * batch.head_features;
@@ -209,7 +211,7 @@ class CudaPagedAttentionTest : public CudaDtypeTest {
   }
 };
 
-// Heads of the models served and others, with few tokens.
+// The heads of served models and others, with few tokens.
 std::vector<AttentionCase> Cases() {
   return {{4, 4, 16, 16, {1, 0, 20}},
           {9, 3, 64, 16, {1, 15, 16, 17, 33, 100}},
@@ -217,7 +219,7 @@ std::vector<AttentionCase> Cases() {
           {8, 4, 256, 16, {1, 70}},
           {8, 1, 128, 32, {31, 64, 65}},
           {6, 2, 20, 5, {4, 5, 6, 23}},
-          {20, 1, 8, 4, {9}},  // More heads of a group than a block takes.
+          {20, 1, 8, 4, {9}},  // A group has more heads than a block takes.
           {16, 1, 64, 16, {40}},
           {5, 1, 80, 16, {40}},
           {2, 2, 96, 16, {40}},
@@ -241,7 +243,8 @@ TEST_P(CudaPagedAttentionTest, PagesMayBeginAnywhere) {
   }
 }
 
-// A split has 128 tokens or more: these are 1, 2, 3 and 4 of them at most.
+// A split has 128 tokens or more, so there are at most 1, 2, 3 and 4 splits
+// here.
 TEST_P(CudaPagedAttentionTest, SplitsMergeToTheSame) {
   for (const int splits : {2, kMaxSplits}) {
     for (const auto& [heads, kv_heads, features] :
@@ -271,7 +274,7 @@ TEST_P(CudaPagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
   }
 }
 
-// A graph of the launch relies on it.
+// A graph of the launch relies on this.
 TEST_P(CudaPagedAttentionTest, LengthsMayChangeBetweenEqualLaunches) {
   AttentionCase c = {4, 2, 16, 16, {400, 300, 65}, /*num_splits=*/8};
   Decoding decoding(GetParam(), c);
@@ -295,7 +298,7 @@ TEST_P(CudaPagedAttentionTest, ASequencesBitsDoNotDependOnItsNeighbours) {
   }
 }
 
-// Beyond 2048 tokens in a split, too.
+// A split has more than 2048 tokens here.
 TEST_P(CudaPagedAttentionTest, LongSequencesAreSplitOnceMore) {
   Check({1, 1, 8, 64, {4200}, /*num_splits=*/4});
 }
@@ -311,15 +314,15 @@ TEST(AttentionSplitsTest, FewSequencesAndLongOnesAreSplit) {
   };
   EXPECT_EQ(splits(0, 8192, 0).most, 1);
   EXPECT_EQ(splits(1, 32768, 512).most, 4);
-  EXPECT_EQ(splits(1, 1024, 0).most, 8);   // 128 tokens each.
-  EXPECT_EQ(splits(1, 8192, 0).most, 32);  // 256 blocks.
+  EXPECT_EQ(splits(1, 1024, 0).most, 8);   // 8 splits of 128 tokens.
+  EXPECT_EQ(splits(1, 8192, 0).most, 32);  // 256 blocks in total.
   EXPECT_EQ(splits(8, 8192, 0).most, 4);
   EXPECT_EQ(splits(64, 1024, 0).most, 1);
-  EXPECT_EQ(splits(64, 8192, 0).most, 4);  // 2048 tokens each.
+  EXPECT_EQ(splits(64, 8192, 0).most, 4);  // 4 splits of 2048 tokens.
   EXPECT_EQ(splits(1, int64_t{1} << 20, 0).most, kMaxSplits);
-  // Other tables do not change how a sequence of equal length is split.
+  // The table's size does not change how a sequence of a given length is split.
   EXPECT_EQ(splits(8, 1024, 0).wanted, splits(8, 131072, 0).wanted);
-  // More than can be counted.
+  // There are more groups than the counters can count.
   EXPECT_EQ(splits(2000, 131072, 0).most, 1);
 }
 

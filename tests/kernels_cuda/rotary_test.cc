@@ -1,5 +1,6 @@
-// Rotary and RotaryBackward against the f64 loops of kernels/cpu/reference.h:
-// with and without norms and pages, on heads that are slices of a projection.
+// Compares Rotary and RotaryBackward with the f64 loops of
+// kernels/cpu/reference.h: with and without norms and pages, on heads that are
+// slices of a projection.
 #include "kernels/cuda/rotary.h"
 
 #include <gtest/gtest.h>
@@ -24,12 +25,12 @@ constexpr int64_t kNumK = 2;
 constexpr int64_t kTokens = 4;
 const std::vector<int32_t> kPositions = {5, 0, 7, 7};
 constexpr int64_t kNumPositions = 8;
-// The third token is not to be written.
+// The third token is not written.
 const std::vector<int64_t> kSlots = {6, 2, -1, 0};
 constexpr int64_t kNumSlots = 7;
 
-// A projection [T, width] with q, k and v heads, `gap` behind the heads; from
-// `offset` elements after the start of an allocation on.
+// A projection [T, width] with q, k and v heads and `gap` elements after the
+// heads. It begins `offset` elements after the start of an allocation.
 struct Layout {
   int64_t half = 0;
   int64_t gap = 0;
@@ -40,7 +41,7 @@ struct Layout {
     return (kNumQ + 2 * kNumK) * features() + gap;
   }
   [[nodiscard]] int64_t size() const { return offset + kTokens * width(); }
-  // The first element of a head of q, k and v, counted through.
+  // Returns the first element of a head. Heads are numbered through q, k and v.
   [[nodiscard]] int64_t At(int64_t token, int64_t head) const {
     return offset + token * width() + head * features();
   }
@@ -53,7 +54,8 @@ struct Layout {
   }
 };
 
-// Layouts of packs and of single elements, with heads of the models served.
+// Returns layouts of packs and of single elements, with the heads of served
+// models.
 std::vector<Layout> Layouts() {
   return {{.half = 1, .gap = 3},  {.half = 3},
           {.half = 32},           {.half = 64},
@@ -93,7 +95,7 @@ class CudaRotaryTest : public CudaDtypeTest {
     [[nodiscard]] const std::vector<float>& WeightOf(int64_t head) const {
       return head < kNumQ ? q_C : k_C;
     }
-    // Rotated, or rotated back.
+    // Returns the head rotated, or rotated back.
     [[nodiscard]] std::vector<double> Rotated(const std::vector<float>& head,
                                               int64_t token, bool back) const {
       const int64_t at = kPositions[token] * layout.half;
@@ -114,7 +116,7 @@ class CudaRotaryTest : public CudaDtypeTest {
       const std::vector<double>& values) {
     return Rounded(GetParam(), {values.begin(), values.end()});
   }
-  // Compares one head, whose values are stored once between norm and rotation.
+  // Compares one head. Its values are rounded once between norm and rotation.
   void ExpectHead(const std::vector<float>& actual, int64_t at,
                   const std::vector<double>& expected) {
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -166,7 +168,7 @@ void CudaRotaryTest::CheckForward(const Layout& layout, bool with_norms,
     std::copy_n(before.begin() + layout.At(t, kNumQ + kNumK), row,
                 v_expected.begin() + kSlots[t] * row);
   }
-  // Nothing but q and k changes, and the pages hold copies.
+  // Only q and k change, and the pages hold copies.
   ASSERT_EQ(after, expected);
   ASSERT_EQ(k_pages.Read(), k_expected);
   ASSERT_EQ(v_pages.Read(), v_expected);
@@ -178,7 +180,7 @@ void CudaRotaryTest::CheckBackward(const Layout& layout, DType norm_dtype) {
       Rounded(GetParam(), RandomFloats(layout.size(), 6));
   const std::vector<float> raw =
       Rounded(GetParam(), RandomFloats(layout.size(), 11));
-  // In place, and from elsewhere with the values.
+  // Computes in place, and from another tensor.
   const DeviceArray rotated(GetParam(), dy), dy_device(GetParam(), dy);
   const DeviceArray normed(GetParam(), raw), raw_device(GetParam(), raw);
   ASSERT_EQ(RotaryBackward(problem.Rows(rotated), {},
@@ -235,7 +237,9 @@ TEST_P(CudaRotaryTest, NormsRotatesAndWritesToPagesInOneLaunch) {
 
 TEST_P(CudaRotaryTest, BackwardUndoesTheRotationAndTheNorms) {
   for (const Layout& layout : Layouts()) {
-    if (layout.half == 1) continue;  // Two features: the norm is nearly flat.
+    if (layout.half == 1)
+      continue;  // With two features the norm is nearly
+                 // flat.
     CheckBackward(layout, GetParam());
     CheckBackward(layout, DType::kF32);
     if (HasFatalFailure()) return;

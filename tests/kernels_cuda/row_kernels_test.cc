@@ -1,5 +1,5 @@
-// The row kernels of kernels/cuda against the f64 loops of
-// kernels/cpu/reference.h, on ragged sizes and row strides, and on those that
+// Compares the row kernels of kernels/cuda with the f64 loops of
+// kernels/cpu/reference.h, on ragged sizes and row strides, and on sizes that
 // are read 16 bytes at a time.
 #include <gtest/gtest.h>
 
@@ -22,11 +22,12 @@ using weft::testing::StoredTolerance;
 using weft::testing::Tolerance;
 namespace reference = weft::kernels::cpu::reference;
 
-constexpr float kGap = 77;  // Between the rows, where nobody may write.
+constexpr float kGap = 77;  // The value between the rows, where no kernel may
+                            // write.
 
 class CudaRmsNormTest : public CudaDtypeTest {
  protected:
-  // Rows of `features` in wider ones; gaps of kGap.
+  // Fills rows of `features` in wider rows, with gaps of kGap.
   void Fill(int64_t rows, int64_t features, int64_t stride, uint32_t seed,
             std::vector<float>* values) const {
     const std::vector<float> random = RandomFloats(rows * features, seed);
@@ -38,8 +39,8 @@ class CudaRmsNormTest : public CudaDtypeTest {
     *values = Rounded(GetParam(), *values);
   }
 
-  // `gap` between rows: those of a multiple of 8 are read in packs where the
-  // features are such a multiple.
+  // `gap` is the number of elements between rows. If it and `features` are
+  // multiples of 8, rows are read in packs.
   void Check(int64_t rows, int64_t features, DType weight_dtype, int64_t gap) {
     const int64_t stride = features + gap;
     std::vector<float> x, dy, before;
@@ -63,7 +64,7 @@ class CudaRmsNormTest : public CudaDtypeTest {
       const std::vector<double> y_row = reference::RmsNormRow(row, w, 1e-5);
       const std::vector<double> dx_row = reference::RmsNormBackwardRow(
           Slice(dy, r * (stride + gap), features), row, w, 1e-5);
-      // One feature: x / |x| is flat, and terms of size dy / x cancel.
+      // With one feature, x / |x| is flat, and terms of size dy / x cancel.
       const double scale = features == 1 ? 16 + 16 / std::abs(row[0]) : 16;
       const auto tolerance = [&](double value) {
         return StoredTolerance(EpsilonOf(GetParam()), features, scale, value);
@@ -81,7 +82,7 @@ class CudaRmsNormTest : public CudaDtypeTest {
     }
   }
 
-  // An addition, and RmsNorm of what it left.
+  // Compares an addition and an RmsNorm of its result.
   void CheckAdd(int64_t rows, int64_t features, int64_t gap) {
     const int64_t stride = features + gap;
     std::vector<float> x, before;
@@ -138,7 +139,7 @@ TEST_P(CudaRmsNormTest, MatchesTheReferenceForAnyShapeAndRowStride) {
   }
 }
 
-// The last is longer than what the threads of a block keep.
+// The last row is longer than what the threads of a block keep.
 TEST_P(CudaRmsNormTest, MatchesTheReferenceInPacks) {
   for (const int64_t features : {8, 128, 576, 4096, 8192 + 1024}) {
     Check(2, features, GetParam(), 8);
@@ -263,7 +264,8 @@ TEST_P(CudaGatedProductTest, MatchesTheReferenceForBothActivations) {
 
 class CudaLseMergeTest : public CudaDtypeTest {};
 
-// Rows: both have keys; only ours; only the other's; neither's.
+// The four rows: both parts have keys; only ours has; only the other has;
+// neither has.
 TEST_P(CudaLseMergeTest, MatchesTheFormulaAndLeavesEmptyPartsOut) {
   for (const int64_t features : {1, 20, 64, 128, 256, 300}) {
     const std::vector<float> lse = {3, 100, -kInf, -kInf};

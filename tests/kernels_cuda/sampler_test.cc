@@ -1,4 +1,4 @@
-// SampleTokens against the distribution in f64 and the random numbers of
+// Compares SampleTokens with the distribution in f64 and the random numbers of
 // src/sampling.
 #include "kernels/cuda/sampler.h"
 
@@ -25,8 +25,8 @@ struct Drawn {
   std::vector<float> logprobs;
 };
 
-// Draws from rows that lie one after the other, each beside what nobody may
-// read; `offset` floats behind an address of full alignment.
+// Draws from adjacent rows, with values between them that the kernels must not
+// read. The rows begin `offset` floats after a fully aligned address.
 Drawn DrawFromRows(const std::vector<std::vector<float>>& logits,
                    const std::vector<SampleRule>& rules, int max_filters = 2,
                    size_t offset = 0) {
@@ -42,7 +42,7 @@ Drawn DrawFromRows(const std::vector<std::vector<float>>& logits,
   const DeviceBuffer<SampleRule> rules_device(rules);
   const DeviceBuffer<int32_t> tokens(std::vector<int32_t>(rules.size(), -2));
   const DeviceBuffer<float> logprobs(std::vector<float>(rules.size(), 9));
-  // Whatever was there before.
+  // The result must not depend on what the workspace held before.
   const DeviceBuffer<uint8_t> workspace(std::vector<uint8_t>(
       SampleWorkspaceBytes(num_rules, vocab, max_filters), 0xA5));
   EXPECT_EQ(SampleTokens({.num_rules = num_rules,
@@ -64,11 +64,12 @@ Drawn DrawOnDevice(const std::vector<float>& logits,
   return DrawFromRows({logits}, rules);
 }
 
-// What a rule keeps, in the order in which the draw adds up.
+// The tokens that a rule keeps, in the order in which the draw adds them up.
 struct Kept {
   std::vector<int32_t> tokens;
   std::vector<double> weights;
-  double log_total = 0;  // Log of the sum of all tokens' weights, unfiltered.
+  double log_total = 0;  // Log of the sum of all tokens' weights, without
+                         // filters.
 };
 
 Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
@@ -106,8 +107,8 @@ Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
 
 class CudaSamplerTest : public CudaKernelTest {
  protected:
-  // Checks that each token is where its random number falls in the sum over the
-  // tokens that its rule keeps.
+  // Checks for each drawn token that its random number falls into its part of
+  // the sum over the tokens that the rule keeps.
   static void Check(const std::vector<float>& logits,
                     const std::vector<SampleRule>& rules, const Drawn& drawn) {
     for (size_t r = 0; r < rules.size(); ++r) {
@@ -118,7 +119,7 @@ class CudaSamplerTest : public CudaKernelTest {
       if (HasFatalFailure()) return;
     }
   }
-  // The first draws of the rule's stream.
+  // Checks the first draws of the rule's stream.
   static void Check(const std::vector<float>& logits, SampleRule rule,
                     uint32_t num_draws) {
     std::vector<SampleRule> rules;
@@ -179,7 +180,9 @@ TEST_F(CudaSamplerTest, DrawsWhereTheRandomNumberFalls) {
 TEST_F(CudaSamplerTest, FiltersKeepTheLikeliest) {
   for (const int64_t vocab : {5, 700}) {
     std::vector<float> logits = RandomFloats(vocab, 52, 3);
-    for (float& x : logits) x = std::round(x);  // Many ties, and -0.
+    for (float& x : logits)
+      x = std::round(x);  // Rounding makes many ties, and
+                          // -0.
     for (const int top_k : {0, 1, 40, 5000}) {
       for (const double top_p : {1e-9, 0.7, 1.0}) {
         Check(logits,
@@ -200,7 +203,7 @@ TEST_F(CudaSamplerTest, IsGreedyAtTemperatureZeroLowestIdOnATie) {
               Tolerance(kEpsilonF32, 1, 1));
 }
 
-// Rules of every kind in one call, at the sizes of models that are served.
+// Rules of every kind run in one call, at the sizes of served models.
 TEST_F(CudaSamplerTest, RulesOfAllKindsDrawFromOneLongRow) {
   for (const int64_t vocab : {49152, 131072}) {
     const std::vector<float> logits = RandomFloats(vocab, 55, 4);
@@ -215,7 +218,7 @@ TEST_F(CudaSamplerTest, RulesOfAllKindsDrawFromOneLongRow) {
   }
 }
 
-// In order of id among all of one logit, too.
+// Even if all logits are equal, the order is that of ids.
 TEST_F(CudaSamplerTest, FiltersAmongNothingButTies) {
   const std::vector<float> logits(2600, -2);
   for (const SampleRule& rule :
@@ -265,7 +268,7 @@ TEST_F(CudaSamplerTest, RulesNameTheirRow) {
     rules.push_back(
         {.top_k = index % 3 == 0 ? 9 : 0, .sample_index = index, .row = row});
   }
-  // Aligned to 16 bytes, and not.
+  // The rows are aligned to 16 bytes, or not.
   for (const size_t offset : {0, 1}) {
     const Drawn drawn = DrawFromRows(logits, rules, 1, offset);
     for (size_t r = 0; r < rules.size(); ++r) {
@@ -283,7 +286,7 @@ TEST_F(CudaSamplerTest, RulesNameTheirRow) {
   }
 }
 
-// It has no place to count in; what must not happen is a wrong token.
+// The rule has no place in which to count. It must not draw a wrong token.
 TEST_F(CudaSamplerTest, DrawsNothingByARuleOfMoreFiltersThanAnnounced) {
   const std::vector<float> logits = RandomFloats(100, 58);
   const std::vector<SampleRule> rules = {{}, {.top_k = 3}, {.temperature = 0}};

@@ -1,4 +1,4 @@
-// ScoreVocabRows against the f64 loop of kernels/cpu/reference.h.
+// Compares ScoreVocabRows with the f64 loop of kernels/cpu/reference.h.
 #include "kernels/cuda/vocab_rows.h"
 
 #include <gtest/gtest.h>
@@ -21,12 +21,12 @@ namespace reference = weft::kernels::cpu::reference;
 
 struct Scores {
   std::vector<float> logits;
-  std::vector<float> softmax;  // Weights times scale, or in place.
+  std::vector<float> softmax;  // Weights times scale, or the softmax in place.
   std::vector<float> logprobs;
   std::vector<float> entropies;
 };
 
-// Four rows: of one, no, three and two entries.
+// Four rows with one, no, three and two entries.
 const std::vector<int64_t> kOffsets = {0, 1, 1, 4, 6};
 constexpr int64_t kRows = 4;
 
@@ -43,7 +43,7 @@ Scores ScoreOnDevice(const std::vector<float>& logits,
                      const Options& options) {
   const DeviceBuffer<float> logits_device(logits);
   const DeviceArray weights(DType::kBf16, std::vector<float>(logits.size(), 7));
-  // The offsets of a chunk, whose first entry is not the first of all.
+  // The chunk's first entry is not the first of all entries.
   std::vector<int64_t> offsets = kOffsets;
   for (int64_t& offset : offsets) offset += 1000;
   const DeviceBuffer<int64_t> offsets_device(offsets), targets_device(targets);
@@ -86,13 +86,14 @@ class CudaVocabRowsTest : public CudaKernelTest {
  protected:
   void Check(int64_t vocab, const Options& options) {
     std::vector<float> logits = RandomFloats(kRows * vocab, 9, 6);
-    // Maxima that only the last thread of the row sees.
+    // Only the last thread of the row sees these maxima.
     for (int64_t r = 0; r < kRows; ++r) logits[(r + 1) * vocab - 1] = 40;
     const std::vector<int64_t> targets = {0, vocab - 1, vocab / 2,
                                           0, vocab / 3, vocab - 1};
     const std::vector<float> temperatures = {1, 2.5F, 0.7F, 1};
     const Scores scores = ScoreOnDevice(logits, targets, temperatures, options);
-    // The largest distance of two logits, by the lowest temperature.
+    // The largest distance between two logits, divided by the lowest
+    // temperature.
     constexpr double kLargestExponent = 80 / 0.7;
     const double tolerance = Tolerance(kEpsilonF32, 1, kLargestExponent);
     for (int64_t r = 0; r < kRows; ++r) {
@@ -116,7 +117,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
       const double stored = options.softmax == VocabSoftmax::kWeights
                                 ? weft::testing::kEpsilonBf16
                                 : kEpsilonF32;
-      // An error of the exponent is one of the power, relative to the power.
+      // An error in the exponent is a relative error of the power.
       for (int64_t v = 0; v < vocab; ++v) {
         ASSERT_NEAR(scores.softmax[r * vocab + v], softmax[v],
                     StoredTolerance(stored, 1, kLargestExponent * softmax[v],
@@ -133,7 +134,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
 constexpr VocabSoftmax kSoftmaxes[] = {
     VocabSoftmax::kNone, VocabSoftmax::kInPlace, VocabSoftmax::kWeights};
 
-// Rows of single elements and of packs.
+// Rows consist of single elements or of packs.
 TEST_F(CudaVocabRowsTest, MatchesTheReference) {
   for (const int64_t vocab : {1, 513, 5000}) {
     for (const float softcap : {0.0F, 30.0F}) {
@@ -152,8 +153,8 @@ TEST_F(CudaVocabRowsTest, EntropiesAndClearedTargetsMayBeLeftOut) {
   }
 }
 
-// The largest logit is so far above those that the weights are first written
-// against that they would be infinite.
+// The weights are first written against the first logits. The largest logit is
+// so far above them that the weights would be infinite.
 TEST_F(CudaVocabRowsTest, WeightsAreFiniteWhereverTheLargestLogitLies) {
   for (const float most : {50.0F, 100.0F, 1e4F}) {
     std::vector<float> logits = RandomFloats(kRows * 8000, 12);

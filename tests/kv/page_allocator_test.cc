@@ -39,7 +39,7 @@ TEST(PageAllocatorTest, AKeptPageIsIdleAfterItsLastUser) {
   EXPECT_EQ(pages.num_idle(), 1);
   EXPECT_EQ(pages.num_used(), 0);
   EXPECT_EQ(pages.num_free(), 1);
-  EXPECT_FALSE(pages.Release(page));  // Nobody uses it.
+  EXPECT_FALSE(pages.Release(page));  // The page has no user.
   EXPECT_TRUE(pages.Share(page));
   EXPECT_EQ(pages.num_idle(), 0);
   EXPECT_TRUE(pages.Release(page));

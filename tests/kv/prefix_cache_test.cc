@@ -22,7 +22,8 @@ constexpr uint64_t kBase = 0;
 
 class PrefixCacheTest : public ::testing::Test {
  protected:
-  // A sequence that holds `tokens`, of which it finds what it can.
+  // Returns a sequence of `tokens`, which begins with the pages that the cache
+  // has.
   SequencePages Start(uint64_t version, const Tokens& tokens) {
     SequencePages sequence(&allocator_, kPageSize,
                            cache_.Lookup(version, tokens));
@@ -31,7 +32,8 @@ class PrefixCacheTest : public ::testing::Test {
     return sequence;
   }
 
-  // Computes the tokens and lets go of them; the pages that they were in.
+  // Computes the tokens, caches them and releases the sequence. Returns the
+  // pages that it had.
   std::vector<PageId> Run(uint64_t version, const Tokens& tokens) {
     SequencePages sequence = Start(version, tokens);
     cache_.Insert(version, tokens, sequence);
@@ -53,7 +55,7 @@ TEST_F(PrefixCacheTest, FindsTheLongestPrefixInWholePages) {
   EXPECT_THAT(cache_.Lookup(kBase, {2, 1, 3, 4}), IsEmpty());
 }
 
-// The same tokens after other ones have other keys and values.
+// After other tokens, the same tokens have other keys and values.
 TEST_F(PrefixCacheTest, APageIsFoundOnlyAfterThePagesBeforeIt) {
   const std::vector<PageId> first = Run(kBase, {1, 1, 2, 2});
   const std::vector<PageId> second = Run(kBase, {3, 3, 2, 2});
@@ -91,11 +93,11 @@ TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeafFirst) {
   Run(kBase, {1, 1, 2, 2});
   Run(kBase, {1, 1, 3, 3});
   Run(kBase, {4, 4});
-  (void)cache_.Lookup(kBase, {1, 1, 2, 2});  // {3, 3} is the oldest now.
+  (void)cache_.Lookup(kBase, {1, 1, 2, 2});  // {3, 3} is now the oldest.
   EXPECT_EQ(cache_.Evict(1), 1);
   EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).size(), 1u);
   EXPECT_EQ(cache_.Evict(1),
-            1);  // {2, 2}; its parent is as old, but not a leaf.
+            1);  // Evicts {2, 2}, whose parent is as old but not a leaf.
   EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).size(), 1u);
   EXPECT_EQ(cache_.Lookup(kBase, {1, 1, 2, 2}).size(), 1u);
   EXPECT_EQ(cache_.Evict(9), 2);
@@ -123,7 +125,7 @@ TEST_F(PrefixCacheTest, ADroppedVersionKeepsThePagesOfRunningSequences) {
   EXPECT_EQ(allocator_.num_free(), 8);
 }
 
-// Two that computed the same tokens at the same time.
+// Two sequences computed the same tokens at the same time.
 TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensIsSharedByBoth) {
   SequencePages first = Start(kBase, {1, 1, 2, 2});
   SequencePages second = Start(kBase, {1, 1, 2, 2, 3, 3, 4});
@@ -136,7 +138,7 @@ TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensIsSharedByBoth) {
               ElementsAre(first.pages()[0], first.pages()[1], own[2]));
   EXPECT_EQ(allocator_.num_used(), 4);
   EXPECT_EQ(allocator_.num_free(), 4);
-  // Pages before one in use are in use.
+  // The pages before a page in use are in use too.
   first.Release();
   EXPECT_EQ(allocator_.num_idle(), 0);
 }
@@ -152,8 +154,8 @@ TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
   EXPECT_EQ(allocator.num_free(), 2);
 }
 
-// Against a model that remembers, for every prefix, the page that holds its end
-// and when it was used last.
+// The expected behaviour: for every prefix, the page that holds its end, and
+// the prefix's last use.
 class Model {
  public:
   using Prefix = std::pair<uint64_t, Tokens>;
@@ -174,7 +176,7 @@ class Model {
     return pages;
   }
 
-  // The pages that the sequence has then.
+  // Returns the pages that the sequence has afterwards.
   std::vector<PageId> Insert(uint64_t version, const Tokens& tokens,
                              std::vector<PageId> pages) {
     ++now_;
@@ -192,7 +194,8 @@ class Model {
                   [&](const auto& p) { return p.first.first == version; });
   }
 
-  // Whatever is a leaf, not in use, and was used before all others of these.
+  // Evicts the leaf that is not in use and was used before all other such
+  // leaves.
   bool EvictOne(const PageAllocator& allocator) {
     auto oldest = pages_.end();
     for (auto it = pages_.begin(); it != pages_.end(); ++it) {
@@ -254,7 +257,8 @@ TEST(RandomPrefixCacheTest, AgreesWithASimpleModel) {
     switch (random() % 8) {
       case 0:
       case 1:
-      case 2: {  // Starts a sequence; few tokens, so that prefixes repeat.
+      case 2: {  // Starts a sequence. It has few distinct tokens, so that
+                 // prefixes repeat.
         const uint64_t version = random() % 3;
         Tokens tokens(random() % 9);
         for (int32_t& token : tokens)
@@ -301,7 +305,7 @@ TEST(RandomPrefixCacheTest, AgreesWithASimpleModel) {
   }
   running.clear();
   EXPECT_EQ(allocator.num_idle(), cache.num_pages());
-  // Idle pages can all be had.
+  // All idle pages can be evicted.
   EXPECT_EQ(cache.Evict(kNumPages), model.size());
   EXPECT_EQ(allocator.num_free(), kNumPages);
 }

@@ -14,7 +14,8 @@ TEST(SequencePagesTest, FillsAPageBeforeItTakesTheNext) {
   SequencePages sequence(&allocator, /*page_size=*/3);
   for (int64_t token = 0; token < 7; ++token) {
     ASSERT_TRUE(sequence.AppendMany(1));
-    EXPECT_EQ(sequence.Slot(token), token);  // Pages come as 0, 1, 2.
+    EXPECT_EQ(sequence.Slot(token), token);  // Pages are allocated in the order
+                                             // 0, 1, 2.
   }
   EXPECT_EQ(sequence.pages(), (std::vector<PageId>{0, 1, 2}));
   EXPECT_EQ(allocator.num_used(), 3);
@@ -41,7 +42,7 @@ TEST(SequencePagesTest, ForkSharesFullPagesAndCopiesThePartialOne) {
   EXPECT_EQ(fork->sequence.pages(), (std::vector<PageId>{0, 1, 3}));
   EXPECT_EQ(allocator.num_references(0), 2);
   EXPECT_EQ(allocator.num_references(2), 1);
-  // Both go on in pages of their own.
+  // Both sequences continue in their own pages.
   ASSERT_TRUE(prompt.AppendMany(1) && fork->sequence.AppendMany(1));
   EXPECT_EQ(prompt.Slot(10), 2 * 4 + 2);
   EXPECT_EQ(fork->sequence.Slot(10), 3 * 4 + 2);
@@ -119,7 +120,7 @@ TEST(SequencePagesTest, NeverGivesTwoSequencesTheSameOwnSlot) {
         break;
       default:
         if (!sequences.empty() && sequences[pick].AppendMany(1)) {
-          // The page that was just written belongs to nobody else.
+          // No other sequence uses the page that was just written.
           EXPECT_EQ(allocator.num_references(sequences[pick].pages().back()),
                     1);
         }

@@ -1,12 +1,12 @@
 """Runs clang-tidy (.clang-tidy) on the product's sources, once for each content.
 
-Nearly all of clang-tidy's time goes to headers. So the sources of a folder with
-the same flags are read together, which takes a fifth of the time. Those whose unnamed
-namespaces clash with what was read before them are read apart from it.
+Nearly all of clang-tidy's time goes to headers. So the sources of a folder with the
+same flags are read together, which takes a fifth of the time. A source whose
+unnamed namespace clashes with an earlier source is read separately.
 
-What was found clean is remembered in a folder beside ccache's, as an empty file for
-each hash of the preprocessed text, the flags, the configuration and the version.
-Sources that include LibTorch are left out: they take ten times as long.
+A clean result is cached in a folder beside ccache's, as an empty file named by a
+hash of the preprocessed text, the flags, the configuration and the version. Sources
+that include LibTorch are left out, because they take ten times as long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def parts(database: Path, root: Path = ROOT) -> list[Part]:
-    """Flags, and the sources below root that are read together with them."""
+    """Returns flags, and the sources below root that are read together with them."""
     found = defaultdict(list)
     for name, flags in sorted(compile_flags(database, root).items()):
         ours = name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
@@ -60,7 +60,7 @@ class Tidy:
     cache: Path
     root: Path = ROOT
     config: Path = ROOT / ".clang-tidy"
-    runs: list[list[str]] = field(default_factory=list)  # Sources of each run.
+    runs: list[list[str]] = field(default_factory=list)  # The sources of each run.
 
     def __post_init__(self) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ class Tidy:
         self._salt = version + self.config.read_bytes()
 
     def check(self, sources: list[str], flags: list[str]) -> str:
-        """What clang-tidy says of the sources; empty: nothing."""
+        """Returns clang-tidy's messages about the sources; empty if there are none."""
         with tempfile.TemporaryDirectory() as folder:
             unit = Path(folder) / "together.cc"
             unit.write_text("".join(f'#include "{name}"\n' for name in sources))
@@ -86,12 +86,12 @@ class Tidy:
 
     def check_all(self, parts: list[Part]) -> str:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            # The longest first.
+            # The largest parts start first.
             ordered = sorted(parts, key=lambda part: -len(part[1]))
             return "".join(pool.map(lambda part: self.check(part[1], part[0]), ordered))
 
     def _key(self, unit: Path, flags: list[str]) -> str:
-        # With comments, which may silence a check.
+        # The text includes comments, because they may silence a check.
         command = ["clang++", *flags, "-E", "-C", str(unit)]
         text = subprocess.run(command, cwd=self.root, capture_output=True).stdout
         text = text.replace(str(unit).encode(), b"")

@@ -1,4 +1,5 @@
-"""How each source is compiled, for tools that read it as the compiler does."""
+"""Returns how each source is compiled, for tools that read sources like the
+compiler."""
 
 import json
 import re
@@ -22,10 +23,12 @@ def _kept(command: str) -> Iterator[str]:
 
 
 def compile_flags(database: Path, root: Path = ROOT) -> dict[str, list[str]]:
-    """Source to what decides how it reads: no warnings, no precompiled headers.
+    """Maps a source to the flags that determine how it is read: no warnings, no
+    precompiled headers.
 
-    Names are those of a compile_commands.json, and as the folders in the flags they
-    are relative to the root: to be used there. Generated sources are left out.
+    Names are those of a compile_commands.json, relative to the root. So are the
+    folders in the flags, which must be used in the root. Generated sources are left
+    out.
     """
     found = {}
     for entry in json.loads(database.read_text()):

@@ -12,7 +12,7 @@ from pathlib import Path
 from sources import CPP_SUFFIXES, files
 
 FOLDERS = ("src", "server", "tests")
-# Below LibTorch's include folder: the class of CUDA.
+# The header of CUDA's class, below LibTorch's include folder.
 HEADER = Path("ATen") / "cuda" / "detail" / "CUDAHooks.h"
 
 _CALL = re.compile(r"getCUDAHooks\(\)\s*\.\s*(\w+)\s*\(")
@@ -20,18 +20,18 @@ _OVERRIDE = re.compile(r"\b(\w+)\s*\([^;{]*\)\s*const\s+override")
 
 
 def answered(header: str) -> frozenset[str]:
-    """Names of the hooks that the class overrides."""
+    """Returns the names of the hooks that the class overrides."""
     return frozenset(_OVERRIDE.findall(header))
 
 
 def hook_calls(text: str) -> Iterator[tuple[int, str]]:
-    """Line and name of each hook that a C++ source calls."""
+    """Yields line and name of each hook that a C++ source calls."""
     for match in _CALL.finditer(text):
         yield text.count("\n", 0, match.start()) + 1, match.group(1)
 
 
 def hook_offences(root: Path, header: str) -> list[str]:
-    """One `file:line: reason` for each call that CUDA does not answer."""
+    """Returns one `file:line: reason` for each call that CUDA does not answer."""
     known = answered(header)
     return [
         f"{path.relative_to(root)}:{line}: CUDA has no {name}: it throws"

@@ -1,4 +1,4 @@
-"""LibTorch's CUDA hooks are called only where CUDA has them."""
+"""Tests that LibTorch's CUDA hooks are called only where CUDA has them."""
 
 from pathlib import Path
 

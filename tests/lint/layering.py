@@ -38,7 +38,8 @@ class Layer(NamedTuple):
 
 
 def read_layers(path: Path) -> dict[str, Layer]:
-    """Rows of layers.txt; ValueError when a row names a module below it."""
+    """Reads the rows of layers.txt. Raises ValueError if a row names a module below
+    it."""
     layers: dict[str, Layer] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -63,7 +64,7 @@ def _is_torch_free(path: Path, layer: Layer) -> bool:
 
 
 def _target(include: str) -> tuple[str, str] | None:
-    """(module, file inside it) of an include of ours, None for others'."""
+    """Returns (module, file in it) for an include of the project, None for others."""
     head, _, rest = include.partition("/")
     if head == "src":
         module, _, rest = rest.partition("/")
@@ -127,7 +128,8 @@ def _files_of_modules(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def layering_offences(root: Path) -> list[str]:
-    """One `file:line: include: reason` for each include against the rules."""
+    """Returns one `file:line: include: reason` for each include that breaks the
+    rules."""
     layers = read_layers(root / "src" / "layers.txt")
     found = _kernel_offences(root)
     for module, path in _files_of_modules(root):
@@ -139,7 +141,8 @@ def layering_offences(root: Path) -> list[str]:
 
 
 def unused_permissions(root: Path) -> list[str]:
-    """One `src/layers.txt:line: reason` for each permission that no file needs."""
+    """Returns one `src/layers.txt:line: reason` for each permission that no file
+    needs."""
     layers = read_layers(root / "src" / "layers.txt")
     unused = {
         (name, permission)
@@ -161,7 +164,7 @@ def unused_permissions(root: Path) -> list[str]:
 
 
 def missing_paths(root: Path) -> list[str]:
-    """Files that the tables of src/README.md name and that do not exist."""
+    """Returns files that the tables of src/README.md name and that do not exist."""
     readme = root / "src" / "README.md"
     if not readme.exists():
         return []

@@ -1,4 +1,5 @@
-"""The modules form layers, and the table of a request's path is true."""
+"""Tests that the modules form layers, and that the table of a request's path is
+true."""
 
 from pathlib import Path
 

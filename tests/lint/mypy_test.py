@@ -1,4 +1,4 @@
-"""mypy, strict, finds nothing in client, deploy and tests (.mypy.ini)."""
+"""Tests that strict mypy finds nothing in client, deploy and tests (.mypy.ini)."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from sources import PYTHON_FOLDERS, ROOT, files
 sys.path.insert(0, str(ROOT / "client" / "python"))
 import generate
 
-# What setuptools and protoc leave in the tree.
+# Folders that setuptools and protoc leave in the tree.
 GENERATED = ("build", "_proto")
 
 

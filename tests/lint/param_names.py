@@ -1,6 +1,6 @@
-"""Finds parametrised C++ tests whose names do not say their parameters.
+"""Finds parametrised C++ tests whose names do not describe their parameters.
 
-Without a name generator a test is called by a number, or by the bytes of a struct.
+Without a name generator, the name of a test is a number or the bytes of a struct.
 """
 
 import re
@@ -10,12 +10,12 @@ from sources import CPP_SUFFIXES, files
 
 _SUITE = re.compile(r"\bINSTANTIATE_TEST_SUITE_P\(")
 _OPEN, _CLOSE = "([{", ")]}"
-# Prefix, test suite, parameters, name generator.
+# The arguments are prefix, test suite, parameters and name generator.
 _NUM_ARGUMENTS = 4
 
 
 def _num_arguments(text: str, start: int) -> int:
-    """Arguments of the call whose parenthesis ends before start."""
+    """Counts the arguments of the call whose parenthesis ends before start."""
     depth, count = 1, 1
     for character in text[start:]:
         depth += (character in _OPEN) - (character in _CLOSE)
@@ -26,7 +26,7 @@ def _num_arguments(text: str, start: int) -> int:
 
 
 def param_name_offences(root: Path) -> list[str]:
-    """One `file:line: reason` for each suite without a name generator."""
+    """Returns one `file:line: reason` for each suite without a name generator."""
     found = []
     for path in files(root, ("tests",), CPP_SUFFIXES):
         text = path.read_text()

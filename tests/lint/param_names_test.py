@@ -1,4 +1,4 @@
-"""Names of parametrised tests say their parameters in words."""
+"""Tests that names of parametrised tests describe their parameters in words."""
 
 from pathlib import Path
 

@@ -42,10 +42,10 @@ def _blank_strings(line: str) -> str:
 
 
 def _comments(text: str, pattern: re.Pattern[str]) -> Iterator[Block]:
-    """Blocks of lines that a reader takes as one comment.
+    """Yields blocks of lines that a reader takes as one comment.
 
-    A comment behind code goes on in the lines below that hold nothing else and
-    stand in the same column.
+    A comment after code continues in the lines below it that hold only a comment in
+    the same column.
     """
     block: Block = []
     column = -1
@@ -73,7 +73,7 @@ def _comments(text: str, pattern: re.Pattern[str]) -> Iterator[Block]:
 
 
 def _paragraphs(text: str, first: int = 1) -> Iterator[Block]:
-    """Paragraphs, list items and table rows of running text."""
+    """Yields the paragraphs, list items and table rows of running text."""
     block: Block = []
     for number, line in enumerate(text.splitlines(), start=first):
         item = _ITEM.match(line)
@@ -93,7 +93,7 @@ def _docstrings(text: str) -> Iterator[Block]:
 
 
 def _items(block: Block) -> Iterator[Block]:
-    """The list items and paragraphs of a comment."""
+    """Yields the list items and paragraphs of a comment."""
     rest: Block = []
     for line in block:
         item = _ITEM.match(line.text)
@@ -107,7 +107,7 @@ def _items(block: Block) -> Iterator[Block]:
 
 
 def blocks(path: Path, text: str) -> Iterator[Block]:
-    """What is prose in a file of the project."""
+    """Yields the prose in a file of the project."""
     if path.suffix == ".md":
         yield from _paragraphs(text)
     elif path.suffix in SLASH_SUFFIXES:
@@ -122,7 +122,7 @@ def blocks(path: Path, text: str) -> Iterator[Block]:
 
 
 def fragments(path: Path, text: str) -> Iterator[Line]:
-    """Each sentence that opens as a fragment, with the line where it opens."""
+    """Yields each sentence that opens as a fragment, with the line where it begins."""
     for block in blocks(path, text):
         joined = "\n".join(line.text.rstrip() for line in block)
         for match in _FRAGMENT.finditer(joined):
@@ -134,7 +134,7 @@ def fragments(path: Path, text: str) -> Iterator[Line]:
 
 
 def prose_files(root: Path) -> Iterator[Path]:
-    """The sources and documents of the project, sorted within each folder."""
+    """Yields the sources and documents of the project, sorted within each folder."""
     for folder in (root, *(root / name for name in FOLDERS)):
         for path in sorted(folder.iterdir() if folder == root else folder.rglob("*")):
             if path.is_file() and (path.suffix in SUFFIXES or path.name in HASH_NAMES):
@@ -142,7 +142,7 @@ def prose_files(root: Path) -> Iterator[Path]:
 
 
 def prose_offences(root: Path) -> list[str]:
-    """One `file:line: reason` for each fragment."""
+    """Returns one `file:line: reason` for each fragment."""
     return [
         f"{path.relative_to(root)}:{line.number}: no sentence: {line.text}"
         for path in prose_files(root)

@@ -1,4 +1,5 @@
-"""Comments and documents are sentences, or phrases that can be read alone."""
+"""Tests that comments and documents are sentences, or phrases that can be read
+alone."""
 
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 from prose import prose_offences
 from sources import ROOT
 
-# In two halves, or this file would be an offence by itself.
+# The words are joined from two halves, because otherwise this file would break
+# the rule.
 OF, WHO, LIKEWISE = "O" + "f", "Wh" + "o", "Like" + "wise"
 
 

@@ -1,9 +1,9 @@
-"""Holds the paths of src/README.md against the sources and against layers.txt.
+"""Checks the paths of src/README.md against the sources and layers.txt.
 
 A path is a table below a `###` heading whose first column is `file`. Its files
-exist, and each row's modules are at most as high as those of the row above: a
-request goes down and does not come back. The document names every source of the
-modules in CROSSED, so that a new file is put where a reader looks for it.
+exist, and each row's modules are at most as high as those of the row above, because
+a request goes down and does not come back. The document names every source of the
+modules in CROSSED, so that a new file is listed where a reader looks for it.
 """
 
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from layering import read_layers
 
-# The modules whose sources make up the paths. Paths also enter others, such as
-# files and journal, of which they name the first source.
+# The modules that the paths cross. Paths also enter other modules, such as
+# files and journal, and name only the first source there.
 CROSSED = (
     "adapters",
     "decode",
@@ -34,7 +34,8 @@ _FILE = re.compile(r"`([\w./-]+)`")
 
 
 def _modules(layers: Path) -> list[str]:
-    """All modules, the lowest first; kernels and proto know none of them."""
+    """Returns all modules, the lowest first. kernels and proto use none of the
+    others."""
     return ["kernels", "proto", *read_layers(layers)]
 
 
@@ -44,7 +45,7 @@ def module_of(file: str) -> str:
 
 
 def paths(readme: str) -> dict[str, list[list[str]]]:
-    """Heading to rows, each the files of its first column."""
+    """Maps a heading to its rows. A row is the list of files in the first column."""
     found: dict[str, list[list[str]]] = {}
     heading, in_table = "", False
     for line in readme.splitlines():
@@ -61,7 +62,8 @@ def paths(readme: str) -> dict[str, list[list[str]]]:
 
 
 def unnamed(root: Path, readme: str) -> list[str]:
-    """Sources of CROSSED that the document names neither as .cc nor as .h."""
+    """Returns the sources of CROSSED that the document names neither as .cc nor as
+    .h."""
     named = {Path(file).stem for file in _FILE.findall(readme)}
     return [
         f"{source.relative_to(root)} is not in src/README.md"

@@ -1,4 +1,4 @@
-"""Python is formatted, and ruff finds nothing (.ruff.toml)."""
+"""Tests that Python is formatted, and that ruff finds nothing (.ruff.toml)."""
 
 import subprocess
 import sys

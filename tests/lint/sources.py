@@ -1,4 +1,4 @@
-"""The project's source files, for the lint tests."""
+"""Finds the project's source files for the lint tests."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Include(NamedTuple):
 def files(
     root: Path, folders: tuple[str, ...], suffixes: frozenset[str]
 ) -> Iterator[Path]:
-    """Files below root/folder with one of the suffixes, sorted."""
+    """Yields the files below root/folder with one of the suffixes, sorted."""
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in suffixes and path.is_file():
@@ -30,7 +30,7 @@ def files(
 
 
 def includes(path: Path) -> list[Include]:
-    """The #include lines of a C++ file."""
+    """Yields the #include lines of a C++ file."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         match = _INCLUDE.match(line)

@@ -1,7 +1,7 @@
-"""House rules a compiler does not check: sizes, leftovers, include guards.
+"""Tests the rules that a compiler does not check: sizes, leftovers, include guards.
 
-clang-tidy holds the product's C++ functions to as many lines as Python's, where
-they do not include LibTorch (clang_tidy.py).
+For the product's C++ functions, clang-tidy has the same limit of lines as this test
+has for Python's, except where they include LibTorch (clang_tidy.py).
 """
 
 import ast
@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 from sources import CODE_FOLDERS, CPP_SUFFIXES, ROOT, SUFFIXES, files
 
-# Lines that are not blank.
+# The limits count lines that are not blank.
 MAX_FILE_LINES = 350
 MAX_HEADER_LINES = 150
 HEADER_SUFFIXES = frozenset({".h", ".cuh"})
 MAX_FUNCTION_LINES = 60
 # clang-format leaves comments as they are, so nothing else wraps them.
 MAX_COLUMNS = 80
-# In two halves, or this file would be an offence by itself.
+# The words are joined from two halves, because otherwise this file would break
+# the rule.
 LEFTOVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 
 
 def guard_name(path: Path) -> str:
-    """Include guard of a header, given relative to the root."""
+    """Returns the include guard of a header, whose path is relative to the root."""
     return "WEFT_" + re.sub(r"[^A-Za-z0-9]", "_", str(path)).upper() + "_"
 
 

@@ -1,9 +1,9 @@
-"""Finds what makes the host wait for the device in the path of a step.
+"""Finds code in the path of a step that makes the host wait for the device.
 
 Values go to the device and back through src/ops/host_copy.h, where ToHost is the
-one wait of a pass. Anything else that waits leaves the device idle while the
-host prepares the next kernel: reading a number off a tensor, copying between
-ordinary memory and a device, results whose size only the device knows.
+one wait of a pass. Any other wait leaves the device idle while the host prepares
+the next kernel. Such waits are reading a number from a tensor, copying between
+ordinary memory and a device, and results whose size only the device knows.
 """
 
 import re
@@ -25,7 +25,7 @@ FOLDERS = (
     "decode",
 )
 
-# (file below src, kind) of what may stay, and why.
+# Waits that are allowed, as (file below src, kind), with the reason.
 ALLOWED = {
     ("ops/host_copy.cc", "to"): "from pinned memory",
     ("ops/rotary.cc", "to"): "when a model is loaded",
@@ -58,7 +58,7 @@ class Wait(NamedTuple):
 
 
 def _arguments(text: str, start: int) -> str:
-    """What stands between the parenthesis that ends before start and its end."""
+    """Returns the text between the parenthesis that ends before start and its end."""
     depth = 1
     for end in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[end], 0)
@@ -68,7 +68,7 @@ def _arguments(text: str, start: int) -> str:
 
 
 def _has_two(arguments: str) -> bool:
-    """Whether there is a comma outside of inner parentheses."""
+    """Returns whether there is a comma outside of inner parentheses."""
     depth = 0
     for character in arguments:
         depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(character, 0)
@@ -78,7 +78,7 @@ def _has_two(arguments: str) -> bool:
 
 
 def waits(text: str) -> Iterator[Wait]:
-    """Each wait in a C++ source."""
+    """Yields each wait in a C++ source."""
     code = _COMMENT.sub("", text)
     for match in _WAIT.finditer(code):
         kind = str(match.lastgroup)
@@ -91,7 +91,8 @@ def waits(text: str) -> Iterator[Wait]:
 
 
 def wait_offences(root: Path) -> list[str]:
-    """One `file:line: reason` for each wait, or each allowance, too many."""
+    """Returns one `file:line: reason` for each forbidden wait, and for each
+    allowance that nothing needs."""
     found = []
     unused = {k for k in ALLOWED if (root / "src" / k[0]).exists()}
     for path in files(root / "src", FOLDERS, CPP_SUFFIXES):

@@ -1,4 +1,5 @@
-"""No module of a step's path waits for the device but where it is said to."""
+"""Tests that modules in a step's path wait for the device only where this is
+allowed."""
 
 from pathlib import Path
 

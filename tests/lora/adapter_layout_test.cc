@@ -15,7 +15,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Every width differs, so that none can stand in for another.
+// All widths differ, so that none can be mistaken for another.
 constexpr ModelShape kShape = {.num_layers = 2,
                                .hidden = 5,
                                .q_width = 7,
@@ -43,7 +43,8 @@ std::vector<TargetModule> ModulesOf(const GroupLayout& group) {
   return modules;
 }
 
-// Offsets in the order in which the header lists the matrices of one layer.
+// The offsets are in the order in which the header lists the matrices of a
+// layer.
 TEST(AdapterLayoutTest, LaysALayerOutAsTheHeaderSays) {
   const AdapterLayout layout(kShape, AllTargets());
   const std::vector<LoraFactor>& factors = layout.factors();
@@ -99,7 +100,7 @@ TEST(AdapterLayoutTest, TakesWidthsFromTheProjection) {
   EXPECT_THAT(widths,
               ElementsAre(Pair(5, 7), Pair(5, 3), Pair(5, 3), Pair(7, 5),
                           Pair(5, 11), Pair(5, 11), Pair(11, 5)));
-  // Head, embedding.
+  // Factor 14 is that of the head, factor 15 that of the embedding.
   EXPECT_EQ(layout.factors()[14].in, 5);
   EXPECT_EQ(layout.factors()[14].out, 13);
   EXPECT_EQ(layout.factors()[15].in, 13);
@@ -150,7 +151,8 @@ TEST(AdapterLayoutTest, ModulesThatAreNotTargetedTakeNoRoom) {
   EXPECT_EQ(layout.num_parameters(), 2 * kRank * (5 + 7 + 5 + 3));
   EXPECT_THAT(ModulesOf(layout.group(1, ProjectionGroup::kQkv)),
               ElementsAre(TargetModule::kQProj, TargetModule::kVProj));
-  // The A matrices stay adjacent although k, between them, is gone.
+  // The A matrices stay adjacent although k, which was between them, is left
+  // out.
   const std::vector<LoraFactor>& qv =
       layout.group(1, ProjectionGroup::kQkv).factors;
   EXPECT_EQ(qv[1].a_offset, qv[0].a_offset + kRank * kShape.hidden);
@@ -173,7 +175,7 @@ TEST(AdapterLayoutTest, GivesEveryLayerItsRankAndScale) {
   EXPECT_EQ(both.total_rank, kRank + 4);
   EXPECT_EQ(both.factors[0].scale, 16);
   EXPECT_EQ(both.factors[1].scale, 0.5);
-  // The A matrices stay adjacent, whatever their ranks.
+  // The A matrices are adjacent, whatever their ranks.
   EXPECT_EQ(both.factors[1].a_offset, kRank * 5);
   EXPECT_EQ(both.factors[0].b_offset, (kRank + 4) * 5);
   EXPECT_EQ(both.factors[1].b_offset, (kRank + 4) * 5 + 7 * kRank);

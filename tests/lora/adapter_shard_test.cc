@@ -20,7 +20,8 @@ constexpr ModelShape kShape = {.num_layers = 2,
                                .ffn = 9,
                                .vocab = 11};
 
-// The ranges of two ranks. Both have the second half of the key/value features.
+// The ranges of two ranks. Both ranks have the second half of the key/value
+// features.
 const ShapeRanges kRanges[] = {
     {.q = {0, 4}, .kv = {0, 4}, .ffn = {0, 5}, .vocab = {0, 6}},
     {.q = {4, 12}, .kv = {2, 4}, .ffn = {5, 9}, .vocab = {6, 11}}};
@@ -34,7 +35,7 @@ ModelShape LocalShape(const ShapeRanges& ranges) {
   return shape;
 }
 
-// Every module, one of another rank and one left out.
+// Targets every module, but one has another rank and one is left out.
 LoraConfig EveryModule() {
   return {
       .rank = 3,
@@ -44,7 +45,8 @@ LoraConfig EveryModule() {
                     {1, TargetModule::kUpProj, {}}}};
 }
 
-// What a rank has of A [rank, in] and of B [out, rank], from the definition.
+// A rank's part of A [rank, in] and of B [out, rank], computed from the
+// definition.
 struct Part {
   Range columns_of_A;
   Range rows_of_B;
@@ -127,7 +129,7 @@ TEST_F(AdapterShardTest, SliceHasTheRanksRowsAndColumns) {
 }
 
 TEST_F(AdapterShardTest, GradientsOfAllRanksAddUp) {
-  // Ones: what is added counts the ranks that have a number.
+  // Every element starts at one, so that the sum counts the ranks that have it.
   at::Tensor counts = at::ones({whole_.num_parameters()});
   for (size_t rank = 0; rank < 2; ++rank) {
     shards_[rank].AddTo(at::ones({locals_[rank].num_parameters()}), counts);

@@ -34,7 +34,7 @@ std::vector<float> Host(const at::Tensor& tensor) {
   return {data, data + tensor.numel()};
 }
 
-// Distinct values, exact in f32.
+// Returns distinct values that are exact in f32.
 std::vector<float> Ramp(int64_t size, float start) {
   std::vector<float> values(size);
   for (int64_t i = 0; i < size; ++i) {
@@ -51,7 +51,8 @@ AdapterState RampState(int64_t size) {
           .optim_steps = 17};
 }
 
-// Numbers are those of one adapter: they come again with the next one.
+// Version numbers belong to one adapter, and the next adapter has the same
+// numbers.
 TEST(WeightsIdTest, EverySetOfWeightsHasItsOwn) {
   Adapter adapter = MakeAdapter();
   std::set<uint64_t> ids = {adapter.latest()->id.value()};
@@ -64,7 +65,7 @@ TEST(WeightsIdTest, EverySetOfWeightsHasItsOwn) {
   EXPECT_EQ(again.latest()->number, 1u);
   ids.insert(again.latest()->id.value());
   EXPECT_EQ(ids.size(), 5u);
-  EXPECT_FALSE(ids.contains(0));  // The base model.
+  EXPECT_FALSE(ids.contains(0));  // 0 is the base model.
 }
 
 TEST(AdapterTest, StartsWithInitialWeightsAndNothingElse) {
@@ -101,7 +102,7 @@ TEST(AdapterTest, ResidentBytesCountEveryBuffer) {
   const Adapter f32 = MakeAdapter(at::kFloat);
   const Adapter bf16 = MakeAdapter(at::kBFloat16);
   const auto size = static_cast<uint64_t>(f32.layout().num_parameters());
-  // Weights, gradient, scratch and two moments.
+  // Counts weights, gradient, scratch and two moments.
   EXPECT_EQ(f32.resident_bytes(), 5 * 4 * size);
   EXPECT_EQ(bf16.resident_bytes(), (5 * 4 + 2) * size);
 }
@@ -116,7 +117,7 @@ TEST(AdapterTest, ViewsShowTheLayoutsPlaces) {
   ASSERT_EQ(a.sizes(), (std::vector<int64_t>{3 * 2, kShape.hidden}));
   for (int64_t f = 0; f < 3; ++f) {
     const LoraFactor& factor = qkv.factors[f];
-    // Row 1, column 2 of this factor's A, and row 3, column 1 of its B.
+    // Checks row 1, column 2 of this factor's A, and row 3, column 1 of its B.
     EXPECT_EQ(a[f * 2 + 1][2].item<float>(),
               static_cast<float>(factor.a_offset + kShape.hidden + 2));
     const at::Tensor b = version.B(version.weights_N, factor);
@@ -222,7 +223,8 @@ TEST(AdapterTest, LoadedStateIsANewVersionBesideAPinnedOne) {
   const std::vector<float> weights = pinned->HostWeights();
   AdapterState state = RampState(adapter.layout().num_parameters());
   adapter.SetState(state);
-  // The caller's vectors may die or change: the adapter holds copies.
+  // The caller's vectors may change or be destroyed, because the adapter holds
+  // copies.
   state.weights.assign(state.weights.size(), -1);
   EXPECT_EQ(adapter.latest()->number, 2u);
   EXPECT_EQ(adapter.latest()->HostWeights(),
@@ -240,7 +242,7 @@ TEST(AdapterTest, GoesOnFromItsImageAsIfItHadStayed) {
     EXPECT_EQ(bytes, 16 * stayed.layout().num_parameters());
     EXPECT_EQ(bytes, AdapterImage::NumBytes(stayed.layout().num_parameters(),
                                             image.versions.size()));
-    // Tensors of the image's own, as after a way through a file.
+    // The image gets its own tensors, as after it was in a file.
     for (at::Tensor* tensor : image.Tensors()) *tensor = tensor->clone();
     image.versions.front().alive.reset();
     const Adapter back(Config(), stayed.shared_layout(), image, dtype,

@@ -1,7 +1,7 @@
-// The CUDA way through the adapters' part of a linear layer against two others
-// in f64: the CPU's, which lora_linear_test.cc holds against autograd, and the
-// stacked and masked form. Without CUDA its kernels run on the host, on the
-// CPU's tensors.
+// Compares the CUDA path of the adapters' part of a linear layer with two
+// others in f64: the CPU path, which lora_linear_test.cc compares with
+// autograd, and the stacked and masked form. Without CUDA its kernels run on
+// the host, on CPU tensors.
 #include "src/lora/lora_cuda.h"
 
 #include <ATen/ATen.h>
@@ -43,11 +43,11 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
   const double largest = expected.abs().max().item<double>();
   const double error =
       (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>();
-  // Sums are f32; what is stored on the way, or at the end, is rounded.
+  // Sums are f32. Values are rounded when they are stored.
   EXPECT_LE(error, Tolerance(kEpsilonBf16, 1, largest)) << what;
 }
 
-// What goes through one site, and what comes out of it.
+// The inputs and outputs of one site.
 struct Passage {
   explicit Passage(const LoraSite& site)
       : x_TI(RandomBf16({kMixedRows, InputsOf(site)}, 1)),
@@ -56,7 +56,7 @@ struct Passage {
         dx_TI(RandomBf16({kMixedRows, InputsOf(site)}, 1)) {}
 
   at::Tensor x_TI, dy_TO;
-  at::Tensor y_TO, dx_TI;  // Added to.
+  at::Tensor y_TO, dx_TI;  // The pass adds to these.
 };
 
 class LoraCudaTest : public ::testing::Test {
@@ -74,7 +74,7 @@ class LoraCudaTest : public ::testing::Test {
   [[nodiscard]] MixedBatch BatchOnDevice() const {
     return Converted(made_, TheDevice(), at::kBFloat16, at::kFloat);
   }
-  // Runs the CUDA way.
+  // Runs the CUDA path.
   static void Run(const RoutingTablePtr& table, const LoraSite& site,
                   Passage* p) {
     const at::Tensor x = OnDevice(p->x_TI), dy = OnDevice(p->dy_TO);
@@ -92,7 +92,7 @@ class LoraCudaTest : public ::testing::Test {
   MixedBatch made_;
 };
 
-// One table, all sites of all layers: gradients add up in it.
+// One table serves all sites of all layers, and gradients add up in it.
 TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
   const MixedBatch batch = BatchOnDevice();
   const RoutingTablePtr table = TableOf(batch);
@@ -102,7 +102,7 @@ TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
                  std::to_string(static_cast<int>(site.group)));
     Passage p(site);
     const Passage before = p;
-    // A base of zeros leaves the adapters' part.
+    // A base of zeros leaves only the adapters' part.
     const BaseLinear zeros = {
         .weight_OI = at::zeros({OutputsOf(site), InputsOf(site)}, at::kDouble)};
     const LoraPass pass = {.routing = segments.routing, .shape = kMixedShape};
@@ -121,7 +121,7 @@ TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
     ExpectNear(p.dx_TI, dx, "dx");
     ExpectNear(p.y_TO, stacked_y, "y, stacked");
     ExpectNear(p.dx_TI, stacked_dx, "dx, stacked");
-    // Rows of no segment keep every bit.
+    // Rows outside all segments keep every bit.
     EXPECT_TRUE(at::equal(p.y_TO.slice(0, 204, 210),
                           OnDevice(before.y_TO.slice(0, 204, 210))));
     EXPECT_TRUE(
@@ -201,7 +201,7 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
       c10::Error);
 }
 
-// One table at one place, for one routing after the other.
+// One table at one place serves one routing after another.
 TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
   const LoraRouting all = BatchOnDevice().routing, exact = Exact().routing;
   cuda::DecodeTable table({.rows = 24, .layouts = 3, .rank = 70}, kMixedShape);
@@ -242,7 +242,7 @@ TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
   }
 }
 
-// A row has the same bits in both tables, where both take it as one of few.
+// A row has the same bits in both tables if both treat it as one of few rows.
 TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   const MixedBatch batch = BatchOnDevice();
   const LoraRouting& routing = batch.routing;
@@ -284,7 +284,7 @@ TEST_F(LoraCudaTest, DecodesWithinACapacityAlone) {
   EXPECT_THROW(small.Write({}, std::span(host).first(16)), c10::Error);
 }
 
-// S of long and of short segments, with y and without.
+// Computes S of long and of short segments, with y and without.
 TEST_F(LoraCudaTest, ShrinksToTheSameBitsWithoutTheOutputs) {
   const MixedBatch batch = BatchOnDevice();
   const RoutingTablePtr table = TableOf(batch);

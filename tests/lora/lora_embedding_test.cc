@@ -28,7 +28,7 @@ constexpr ModelShape kShape = {.num_layers = 1,
                                .ffn = 40,
                                .vocab = 9};
 constexpr int64_t kRows = 23;
-constexpr double kScale = 4.875;  // The same in every dtype.
+constexpr double kScale = 4.875;  // This value is the same in every dtype.
 
 double EpsilonOf(at::ScalarType dtype) {
   if (dtype == at::kDouble) return kEpsilonF64;
@@ -52,13 +52,14 @@ struct Problem {
   at::Tensor tokens_T;
   at::Tensor base_TH;
   LoraRouting routing;
-  LoraGradients gradients;  // What they hold before; tests add to copies.
+  LoraGradients gradients;  // The gradients before the pass. Tests add to
+                            // copies.
   at::Tensor dx_TH;
 };
 
-// Rows: 2 of the base, 9 of adapter 1, 5 of adapter 2, 3 of the base, 4 of an
-// adapter of other layers. There are 9 different tokens, so most come more than
-// once.
+// The rows are 2 of the base, 9 of adapter 1, 5 of adapter 2, 3 of the base,
+// and 4 of an adapter of other layers. There are 9 different tokens, so most
+// occur more than once.
 Problem MakeProblem(at::ScalarType dtype) {
   at::manual_seed(12);
   const auto random = [&] {
@@ -87,10 +88,11 @@ Problem MakeProblem(at::ScalarType dtype) {
 
 struct Result {
   at::Tensor x_TH;
-  std::vector<at::Tensor> gradients;  // On top of what the buffers held.
+  std::vector<at::Tensor> gradients;  // Added to the buffers' old values.
 };
 
-// The formula in f64 with a one-hot product for the embedding, by autograd.
+// Computes the formula in f64, with a one-hot product for the embedding, and
+// differentiates it by autograd.
 Result Oracle(const Problem& problem) {
   Result result;
   at::Tensor x = problem.base_TH.to(at::kDouble);
@@ -206,7 +208,7 @@ TEST(LoraEmbeddingRoutingTest, TrainsOnlyWhereAGradientIsWanted) {
   EXPECT_FALSE(TrainsEmbedding(problem.gradients));
 }
 
-// A few tokens thousands of times, on one thread and on several.
+// A few tokens occur thousands of times, on one thread and on several.
 TEST(LoraEmbeddingRoutingTest, SumsInTheSameOrderEachTime) {
   constexpr int64_t kMany = 4000;
   at::manual_seed(13);

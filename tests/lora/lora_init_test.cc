@@ -56,7 +56,7 @@ TEST(InitialWeightsTest, DrawEveryAUniformlyInsideTheBoundOfPeft) {
       sum_of_squares += (value / bound) * (value / bound);
     }
     // U(-1, 1) has mean 0 with variance 1/3, and mean square 1/3 with variance
-    // 4/45. Six standard errors: one seed in 10^8 is further away.
+    // 4/45. The bound is six standard errors, which one seed in 10^8 exceeds.
     const auto n = static_cast<double>(a.size());
     EXPECT_LE(std::abs(sum / n), 6 * std::sqrt(1.0 / 3 / n));
     EXPECT_LE(std::abs(sum_of_squares / n - 1.0 / 3),
@@ -77,8 +77,8 @@ TEST(InitialWeightsTest, DrawBOfTheEmbeddingAndStartItsAAtZero) {
     sum_of_squares += value * value;
     sum_of_fourths += value * value * value * value;
   }
-  // N(0, 1) has the moments 0, 1 and 3 with variances 1, 2 and 96. Six standard
-  // errors: one seed in 10^8 is further away.
+  // N(0, 1) has the moments 0, 1 and 3 with variances 1, 2 and 96. The bound is
+  // six standard errors, which one seed in 10^8 exceeds.
   EXPECT_LE(std::abs(sum / n), 6 * std::sqrt(1.0 / n));
   EXPECT_LE(std::abs(sum_of_squares / n - 1), 6 * std::sqrt(2.0 / n));
   EXPECT_LE(std::abs(sum_of_fourths / n - 3), 6 * std::sqrt(96.0 / n));
@@ -86,8 +86,9 @@ TEST(InitialWeightsTest, DrawBOfTheEmbeddingAndStartItsAAtZero) {
 
 TEST(InitialWeightsTest, DifferBetweenSeedsLayersAndModules) {
   const AdapterLayout layout(kShape, Config());
-  // Rows of equal length of matrices whose bounds may differ: what repeats is
-  // the sequence, so compare the draws relative to the bound.
+  // Compares rows of equal length of all matrices. Their bounds may differ, so
+  // the draws are compared relative to the bound, which shows a repeated
+  // sequence.
   std::set<std::vector<int64_t>> seen;
   int drawn = 0;
   for (const uint64_t seed : {0u, 1u, 2u}) {

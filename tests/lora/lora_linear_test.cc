@@ -41,7 +41,8 @@ std::vector<TargetModule> EveryModule() {
   return modules;
 }
 
-// A version of random weights. B is not zero, or half the gradients would be.
+// Makes a version with random weights. B is not zero, because half of the
+// gradients would be zero otherwise.
 AdapterVersionPtr MakeVersion(int rank, double alpha, at::ScalarType dtype,
                               std::vector<TargetModule> modules,
                               std::vector<LoraOverride> overrides = {}) {
@@ -73,7 +74,8 @@ struct Problem {
   at::Tensor x_TI;
   BaseLinear base;
   LoraRouting routing;
-  LoraGradients gradients;  // What they hold before; tests add to copies.
+  LoraGradients gradients;  // The gradients before the pass. Tests add to
+                            // copies.
   at::Tensor dy_TO;
 
   [[nodiscard]] at::Tensor Gradient(size_t segment) const {
@@ -81,7 +83,7 @@ struct Problem {
   }
 };
 
-// Gradients are added to in f32, in f64 for f64.
+// Gradients are summed in f32, or in f64 for f64.
 at::Tensor RandomGradient(const AdapterVersion& version, at::ScalarType dtype) {
   return at::randn({version.layout->num_parameters()},
                    dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -100,14 +102,14 @@ std::pair<int64_t, int64_t> WidthsOf(ProjectionGroup group) {
     case ProjectionGroup::kLmHead:
       return {kShape.hidden, kShape.vocab};
     case ProjectionGroup::kEmbedTokens:
-      break;  // Not linear: lora_embedding_test.cc.
+      break;  // The embedding is not linear; see lora_embedding_test.cc.
   }
   return {};
 }
 
-// Rows: 2 of the base, 9 of adapter 1, 5 of adapter 2 (some targets only, other
-// rank and scale), 3 of the base, 3 of adapter 1's earlier version, 1 of an
-// adapter that has nothing at any site but the head.
+// The rows are 2 of the base, 9 of adapter 1, 5 of adapter 2 (some targets
+// only, other rank and scale), 3 of the base, 3 of adapter 1's earlier version,
+// and 1 of an adapter that has only the head.
 Problem MakeProblem(LoraSite site, at::ScalarType dtype, bool with_bias,
                     int64_t rows = kRows) {
   at::manual_seed(11);
@@ -145,8 +147,8 @@ struct Result {
   std::vector<at::Tensor> gradients;  // One per segment.
 };
 
-// The formula in f64, differentiated by autograd. Gradients come on top of what
-// the problem's hold.
+// Computes the formula in f64 and differentiates it by autograd. Gradients are
+// added to the problem's.
 Result Oracle(const Problem& problem) {
   at::Tensor x = problem.x_TI.to(at::kDouble).clone().requires_grad_(true);
   at::Tensor y = at::mm(x, problem.base.weight_OI.to(at::kDouble).t());
@@ -251,13 +253,13 @@ TEST_P(LoraLinearTest, MatchesAutogradOfTheFormulaInF64) {
   }
 }
 
-// More rows than the kernels for few take.
+// There are more rows than the kernels for few rows take.
 TEST_P(LoraLinearTest, MatchesTheFormulaForFewAndManyRows) {
   for (const LoraSite& site : kSites) {
     Problem problem = MakeProblem(site, GetParam(), /*with_bias=*/true);
     problem.x_TI = at::cat({problem.x_TI, problem.x_TI});
     problem.dy_TO = at::cat({problem.dy_TO, problem.dy_TO});
-    // One segment of many rows, between two of few.
+    // One segment of many rows is between two of few rows.
     problem.routing.resize(3);
     problem.routing[1].end = 2 * kRows - 1;
     problem.routing[2].begin = 2 * kRows - 1;
@@ -353,7 +355,7 @@ TEST(LoraLinearGradientTest, OfTwoSegmentsOfOneAdapterAddUp) {
   const at::Tensor gradient_N = problem.Gradient(0);
   problem.routing = {first, {.begin = 14, .end = 20, .version = first.version}};
   const Result expected = Oracle(problem);
-  // What both add, on top of what was there.
+  // Both add to the old values.
   const at::Tensor both =
       expected.gradients[0] + expected.gradients[1] - gradient_N;
   ShrunkInputs shrunk;

@@ -1,5 +1,5 @@
-// A batch of adapters that differ in all that they may differ in, for the tests
-// of what takes all segments at once.
+// A batch of adapters that differ in every respect, for the tests of code that
+// takes all segments at once.
 #ifndef WEFT_TESTS_LORA_MIXED_ROUTING_H_
 #define WEFT_TESTS_LORA_MIXED_ROUTING_H_
 
@@ -21,7 +21,7 @@ constexpr ModelShape kMixedShape = {.num_layers = 2,
                                     .ffn = 100,
                                     .vocab = 56};
 constexpr int64_t kMixedRows = 400;
-// Sites of both layers: what a table says of one must not serve another.
+// Sites of both layers, because a table must not confuse them.
 constexpr LoraSite kMixedSites[] = {
     {0, ProjectionGroup::kQkv},    {1, ProjectionGroup::kQkv},
     {0, ProjectionGroup::kGateUp}, {1, ProjectionGroup::kGateUp},
@@ -39,7 +39,7 @@ inline int64_t OutputsOf(const LoraSite& site) {
   return outputs;
 }
 
-// Rounded to bf16, in f64 on the CPU.
+// Returns random numbers rounded to bf16, as f64 on the CPU.
 inline at::Tensor RandomBf16(at::IntArrayRef sizes, double scale) {
   return (at::randn(sizes, at::kDouble) * scale)
       .to(at::kBFloat16)
@@ -59,9 +59,9 @@ inline AdapterVersionPtr MakeMixedVersion(
   return version;
 }
 
-// Ranks 1 to 70, rows 1 to 200, rows of no segment, an adapter whose
-// projections have ranks of their own, two segments of one adapter, two
-// adapters of one configuration, an adapter of the head alone.
+// Makes ranks 1 to 70, rows 1 to 200, rows outside all segments, an adapter
+// whose projections have different ranks, two segments of one adapter, two
+// adapters of one configuration, and an adapter of only the head.
 inline LoraRouting MakeMixedRouting() {
   using enum TargetModule;
   const AdapterVersionPtr long_one =
@@ -86,18 +86,18 @@ inline LoraRouting MakeMixedRouting() {
   return routing;
 }
 
-// A routing with where its adapters' gradients are added up.
+// A routing with the sums of its adapters' gradients.
 struct MixedBatch {
   LoraRouting routing;
   LoraGradients gradients;
 
-  // That of a segment's adapter.
+  // Returns the gradient of a segment's adapter.
   [[nodiscard]] at::Tensor Gradient(size_t segment) const {
     return GradientOf(gradients, routing[segment].version);
   }
 };
 
-// MakeMixedRouting with something in the gradients.
+// Makes MakeMixedRouting's batch with nonzero gradients.
 inline MixedBatch MakeMixedBatch() {
   MixedBatch batch{.routing = MakeMixedRouting()};
   for (const LoraSegment& segment : batch.routing) {
@@ -109,7 +109,7 @@ inline MixedBatch MakeMixedBatch() {
   return batch;
 }
 
-// The same batch with copies of its tensors.
+// Returns the same batch with copies of its tensors.
 inline MixedBatch Converted(MixedBatch batch, at::Device device,
                             at::ScalarType weights, at::ScalarType gradients) {
   for (LoraGradient& gradient : batch.gradients) {

@@ -9,12 +9,14 @@
 namespace weft::lora {
 namespace {
 
-// An adapter that has the module: its matrices, and where their gradients go.
+// The matrices of an adapter that has the module, and the places of their
+// gradients.
 struct Stacked {
   const AdapterVersion* version;
   at::Tensor a_RI, b_OR;
   at::Tensor da_RI, db_OR;
-  at::Tensor mask_T1;  // The scale in its rows, 0 in all others.
+  at::Tensor mask_T1;  // Holds the scale in the adapter's rows and 0 in all
+                       // others.
 };
 
 std::vector<Stacked> AdaptersWith(TargetModule module,

@@ -1,6 +1,6 @@
-// The adapters' part of a linear layer without segments, an oracle for those
-// that have them: the matrices of all k adapters stacked, and a mask that
-// leaves each row its own adapter's columns, times the scale.
+// The adapters' part of a linear layer without segments, as an oracle for code
+// with segments. It stacks the matrices of all k adapters. A mask leaves each
+// row its own adapter's columns, times the scale.
 //
 //   S  = mask * (X [A_1 .. A_k]^T)    Y  += S [B_1 .. B_k]^T
 //   dS = mask * (dY [B_1 .. B_k])     dX += dS [A_1 .. A_k]
@@ -14,8 +14,8 @@
 
 namespace weft::lora {
 
-// Adds to y [T, O], to dx [T, I] and to the gradients of all versions of the
-// routing. Plain ATen on dense matrices, in the dtype of the tensors.
+// Adds to y [T, O], to dx [T, I] and to the gradients of all versions in the
+// routing. Uses plain ATen on dense matrices, in the dtype of the tensors.
 void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
                          const LoraRouting& routing,
                          const LoraGradients& gradients, const LoraSite& site,

@@ -1,4 +1,4 @@
-// Segment after segment against the stacked and masked form, in f64.
+// Compares the path by segments with the stacked and masked form, in f64.
 #include "tests/lora/stacked_masked.h"
 
 #include <gtest/gtest.h>

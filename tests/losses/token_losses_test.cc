@@ -38,8 +38,9 @@ Result Compute(const LossConfig& config, const Datum& datum,
   return result;
 }
 
-// Tokens on both sides of the default clip range, with both signs of advantage
-// and weight, and one that is not scored. No ratio is within 1e-3 of a bound.
+// Makes tokens on both sides of the default clip range, with both signs of
+// advantage and weight, and one that is not scored. No ratio is within 1e-3 of
+// a bound.
 Datum PolicyDatum() {
   return {.tokens = {1, 2, 3, 4, 5, 6, 7},
           .targets = {2, 3, 4, 5, 6, 7, 8},
@@ -71,8 +72,8 @@ std::string LossName(const ::testing::TestParamInfo<LossFunction>& test) {
   return "Unknown";
 }
 
-// Formula of one token in f64, apart from the code under test; `constant_lp` is
-// where a stopgrad looks.
+// Computes the formula of one token in f64, without the code under test.
+// `constant_lp` is the lp inside a stopgrad.
 double Formula(LossFunction function, const Datum& datum, size_t t, double lp,
                const std::vector<float>& constant_lp) {
   const double A = datum.advantages[t];
@@ -145,7 +146,9 @@ TEST_P(PolicyLossTest, StaysFiniteForAnyRatio) {
     std::vector<float> logprobs(datum.tokens.size(), lp);
     if (GetParam() == LossFunction::kCispo ||
         GetParam() == LossFunction::kDro) {
-      if (std::isinf(lp)) continue;  // lp itself is a factor there.
+      if (std::isinf(lp))
+        continue;  // lp itself is a factor of this
+                   // derivative.
     }
     const Result result = Compute({.function = GetParam()}, datum, logprobs);
     for (size_t t = 0; t < logprobs.size(); ++t) {
@@ -236,7 +239,8 @@ TEST(CrossEntropyTest, TakesRaggedTargets) {
   EXPECT_EQ(result.metrics.at("tokens:sum"), 3);
 }
 
-// A ratio of exactly 1 with both bounds 1: both branches of min are equal.
+// The ratio is exactly 1 and both bounds are 1, so both branches of min are
+// equal.
 TEST(ClipTest, TakesUnclippedBranchOnTie) {
   const LossConfig config{
       .function = LossFunction::kPpo, .clip_low = 1, .clip_high = 1};

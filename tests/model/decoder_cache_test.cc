@@ -1,4 +1,5 @@
-// The decoder over paged keys and values, against the decoder without.
+// Compares the decoder over paged keys and values with the decoder without
+// pages.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -27,12 +28,12 @@ constexpr int64_t kPageTokens = 4;
 constexpr int64_t kPages = 12;
 
 // One sequence of the test: its tokens, its pages (out of order and mixed with
-// the other's) and how many tokens are its prompt.
+// the other sequence's), and how many tokens are its prompt.
 struct Story {
   std::vector<int64_t> tokens;
   std::vector<int32_t> pages;
   int64_t prompt;
-  lora::AdapterVersionPtr version;  // Null: base model.
+  lora::AdapterVersionPtr version;  // Null: the base model.
 
   [[nodiscard]] int64_t Slot(int64_t token) const {
     return int64_t{pages[token / kPageTokens]} * kPageTokens +
@@ -40,11 +41,11 @@ struct Story {
   }
 };
 
-// What the test's decoder has beyond TinyConfig's.
+// How the test's decoder differs from TinyConfig.
 struct Variant {
   const char* name;
   bool qk_norm = false;
-  int64_t window = 0;  // The first layer's; shorter than some prompts.
+  int64_t window = 0;  // The first layer has it; some prompts are longer.
   double softcap = 0;
 };
 
@@ -56,7 +57,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
   }
 
   static Decoder MakeDecoder(const Variant& variant, at::ScalarType dtype) {
-    // On a model of this size threads wait for each other, no more.
+    // With a model of this size, several threads would only wait for each
+    // other.
     at::set_num_threads(1);
     at::manual_seed(29);
     ModelConfig config = TinyConfig();
@@ -73,7 +75,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     std::vector<Story> stories = {{.pages = {7, 2, 9, 4}, .prompt = 6},
                                   {.pages = {0, 11, 5, 1}, .prompt = 4}};
     for (Story& story : stories) {
-      const int64_t length = story.prompt + 8;  // Both cross a page's end.
+      const int64_t length = story.prompt + 8;  // Both cross the end of a page.
       const at::Tensor drawn =
           at::randint(decoder.config().vocab, {length}, at::kLong);
       const auto* data = drawn.const_data_ptr<int64_t>();
@@ -85,7 +87,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return stories;
   }
 
-  // NaN: whoever reads a slot that nobody wrote shows.
+  // The store holds NaN, so that reading an unwritten slot shows in the result.
   static KvStore MakeStore(const Decoder& decoder) {
     const ModelConfig& config = decoder.config();
     KvStore store;
@@ -99,7 +101,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return store;
   }
 
-  // Tokens [0, length of each) of the stories, one after the other.
+  // Packs tokens [0, length of each) of the stories, one story after another.
   static PackedBatch Pack(const std::vector<Story>& stories,
                           const std::vector<int64_t>& lengths) {
     std::vector<int64_t> tokens;
@@ -122,8 +124,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return batch;
   }
 
-  // Tokens [begins[i], begins[i] + counts[i]) of story i, whose tokens before
-  // are in the store.
+  // Prefills tokens [begins[i], begins[i] + counts[i]) of story i, whose
+  // earlier tokens are in the store.
   at::Tensor PrefillFrom(const std::vector<int64_t>& begins,
                          const std::vector<int64_t>& counts, KvStore* store) {
     std::vector<int64_t> tokens, slots, key_slots;
@@ -172,7 +174,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return Evaluate(decoder, Pack(stories, lengths), &kv);
   }
 
-  // Feeds the token after `done` decoded ones of each story; one row each.
+  // Feeds the next token after `done` decoded ones of each story, one row for
+  // each story.
   static at::Tensor DecodeStep(const Decoder& decoder,
                                const std::vector<Story>& stories, int64_t done,
                                KvStore* store) {
@@ -203,7 +206,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return Evaluate(decoder, batch, &kv);
   }
 
-  // Prefill and eight tokens each, compared with one pass over everything.
+  // Compares a prefill and eight decoded tokens of each story with one pass
+  // over everything.
   static void ExpectDecodeIsForward(const Decoder& decoder,
                                     const std::vector<Story>& stories,
                                     KvStore store, double epsilon) {
@@ -218,7 +222,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
         Evaluate(decoder, Pack(stories, lengths), /*kv=*/nullptr)
             .to(at::kDouble);
     const double magnitude = std::max(1.0, full.abs().max().item<double>());
-    // Reductions of both layers, one after the other.
+    // The reductions of both layers follow one another.
     const lora::ModelShape shape = decoder.config().shape();
     const int64_t terms = shape.num_layers * (4 * shape.hidden + shape.q_width +
                                               shape.ffn + total);
@@ -247,7 +251,7 @@ TEST_P(DecoderCacheTest, DecodingTokenByTokenIsTheFullForward) {
   ExpectDecodeIsForward(decoder_, stories_, store_, kEpsilonF32);
 }
 
-// bf16 is how a CPU stores weights; it computes in f32.
+// A CPU stores weights in bf16 and computes in f32.
 TEST_P(DecoderCacheTest, DecodesFromBf16WeightsInF32) {
   const Decoder decoder = MakeDecoder(GetParam(), at::kBFloat16);
   EXPECT_EQ(decoder.dtype(), at::kFloat);
@@ -294,7 +298,8 @@ TEST_P(DecoderCacheTest, NanOfOneSequenceStaysInItsPages) {
   EXPECT_TRUE(at::equal(before[1], after[1]));
 }
 
-// The second piece of one story's prompt beside the whole prompt of the other.
+// One story's second piece of the prompt runs beside the whole prompt of the
+// other.
 TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
   const std::vector<int64_t> lengths = {stories_[0].prompt, stories_[1].prompt};
   const at::Tensor full =

@@ -1,5 +1,5 @@
-// The model families in small, a batch of two adapters' and the base model's
-// rows for them, and one training step.
+// Small versions of the model families, a batch with rows of two adapters and
+// of the base model, and one training step.
 #ifndef WEFT_TESTS_MODEL_DECODER_FIXTURE_H_
 #define WEFT_TESTS_MODEL_DECODER_FIXTURE_H_
 
@@ -22,11 +22,12 @@ inline constexpr int64_t kRows = 26;
 
 struct Family {
   std::string name;
-  void (*change)(model::ModelConfig&);  // What makes it of TinyConfig.
+  void (*change)(model::ModelConfig&);  // Turns TinyConfig into the family's
+                                        // config.
 };
 
-// Some paths of the tiny batch are longer than the windows, and a window ends
-// inside the shared prompt.
+// Gives every second layer a window. Some paths of the tiny batch are longer
+// than the windows, and a window ends inside the shared prompt.
 inline void SlideEvenLayers(model::ModelConfig& config, int64_t window) {
   for (size_t i = 0; i < config.attention.size(); i += 2) {
     config.attention[i].rule.window = window;
@@ -70,7 +71,7 @@ inline std::vector<Family> Families() {
 
 inline model::Decoder MakeDecoder(const Family& family, at::ScalarType dtype,
                                   int num_layers = 2) {
-  // On a model of this size threads wait for each other, no more.
+  // With a model of this size, several threads would only wait for each other.
   at::set_num_threads(1);
   at::manual_seed(17);
   model::ModelConfig config = TinyConfig(num_layers);
@@ -79,7 +80,7 @@ inline model::Decoder MakeDecoder(const Family& family, at::ScalarType dtype,
   return {config, std::move(weights), config.max_positions};
 }
 
-// The adapters of the batch's two segments.
+// Returns the configs of the adapters of the batch's two segments.
 inline std::vector<LoraConfig> BatchAdapters(const model::ModelConfig& config) {
   LoraConfig most = {.rank = 3,
                      .alpha = 6,
@@ -94,9 +95,9 @@ inline std::vector<LoraConfig> BatchAdapters(const model::ModelConfig& config) {
   return {most, some};
 }
 
-// Rows 0-8 adapter 1 (two sequences; embedding and layers), 9-11 base model,
-// 12-25 adapter 2: a prompt of 6 tokens with two completions, then a sequence
-// of one token.
+// Rows 0-8 belong to adapter 1 (two sequences; embedding and layers), rows 9-11
+// to the base model, and rows 12-25 to adapter 2: a prompt of 6 tokens with two
+// completions, then a sequence of one token.
 inline model::PackedBatch MakeBatch(const model::Decoder& decoder) {
   at::manual_seed(19);
   const model::ModelConfig& config = decoder.config();
@@ -113,7 +114,7 @@ inline model::PackedBatch MakeBatch(const model::Decoder& decoder) {
                 {18, 21, 3, 21},
                 {21, 25, 3, 25},
                 {25, 26, -1, 26}}};
-  // A token twice in a segment.
+  // A token occurs twice in a segment.
   batch.tokens_T[7] = batch.tokens_T[0];
   const std::vector<LoraConfig> adapters = BatchAdapters(config);
   const lora::AdapterVersionPtr versions[] = {
@@ -126,11 +127,11 @@ inline model::PackedBatch MakeBatch(const model::Decoder& decoder) {
 
 struct TrainResult {
   at::Tensor x_TH;  // The residual stream.
-  at::Tensor y_TH;  // After the final norm.
+  at::Tensor y_TH;  // The output of the final norm.
   std::vector<at::Tensor> gradients;
 };
 
-// The loss weighs all features of all rows.
+// The loss depends on all features of all rows.
 inline at::Tensor UpstreamGradient(const model::Decoder& decoder) {
   at::manual_seed(23);
   return at::randn({kRows, decoder.config().hidden}, at::kDouble)
@@ -163,7 +164,8 @@ inline double MaxAbs(const at::Tensor& x) {
   return x.abs().max().item<double>();
 }
 
-// Roundings along the longest path: every reduction of every layer.
+// Returns the number of roundings along the longest path, which has every
+// reduction of every layer.
 inline int64_t PathLength(const model::ModelConfig& config) {
   const lora::ModelShape shape = config.shape();
   return config.num_layers * (4 * config.hidden + shape.q_width + shape.ffn +

@@ -1,4 +1,4 @@
-// The decoder on several ranks, against the decoder on one.
+// Compares the decoder on several ranks with the decoder on one rank.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ lora::AdapterShard ShardAdapter(const Decoder& decoder,
           LocalRanges(decoder.config(), decoder.tensor_group()->shard())};
 }
 
-// The batch with the rank's parts of its adapters.
+// Returns the batch with the rank's parts of its adapters.
 PackedBatch ShardBatch(const Decoder& decoder, PackedBatch batch,
                        const std::vector<LoraConfig>& configs) {
   for (size_t i = 0; i < batch.routing.size(); ++i) {
@@ -59,8 +59,8 @@ PackedBatch ShardBatch(const Decoder& decoder, PackedBatch batch,
   return batch;
 }
 
-// One step on `size` ranks: what they agree on, and the adapters' gradients put
-// together.
+// Runs one step on `size` ranks. Returns their common result and the joined
+// gradients of the adapters.
 TrainResult TrainOnRanks(const Decoder& whole, const PackedBatch& batch,
                          const at::Tensor& dy_TH, int num_recomputed,
                          int size) {
@@ -96,7 +96,7 @@ void ExpectSame(const TrainResult& actual, const TrainResult& expected,
   ExpectNear(actual.x_TH, expected.x_TH, epsilon, path, "x");
   ExpectNear(actual.y_TH, expected.y_TH, epsilon, path, "y");
   for (size_t i = 0; i < expected.gradients.size(); ++i) {
-    // There and back again.
+    // The path goes forward and back.
     ExpectNear(actual.gradients[i], expected.gradients[i], epsilon, 2 * path,
                "gradient " + std::to_string(i));
   }
@@ -126,7 +126,7 @@ TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
     const Decoder whole = MakeDecoder(family, at::kFloat);
     const PackedBatch batch = MakeBatch(whole);
     const at::Tensor dy_TH = UpstreamGradient(whole);
-    // Two ranks add up in any order: rounding is the same.
+    // Two ranks add up to the same bits in any order.
     const TrainResult kept = TrainOnRanks(whole, batch, dy_TH, 0, /*size=*/2);
     const TrainResult again = TrainOnRanks(whole, batch, dy_TH, 1, /*size=*/2);
     EXPECT_TRUE(at::equal(again.x_TH, kept.x_TH)) << family.name;
@@ -137,7 +137,8 @@ TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
   }
 }
 
-// A prompt and then token after token, over pages of the decoder's own heads.
+// Prefills a prompt and then decodes token by token, over pages of the rank's
+// heads.
 at::Tensor PrefillAndDecode(const Decoder& decoder, const PackedBatch& batch,
                             int64_t prompt) {
   constexpr int64_t kPageTokens = 4;

@@ -51,7 +51,7 @@ TEST(DecoderTest, MatchesDenseAutogradInF64) {
       ExpectNear(actual.y_TH, expected.y_TH, epsilon, path, "y");
       ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
       for (size_t i = 0; i < actual.gradients.size(); ++i) {
-        // There and back again.
+        // The path goes forward and back.
         ExpectNear(actual.gradients[i], expected.gradients[i], epsilon,
                    2 * path, "gradient " + std::to_string(i));
       }
@@ -135,7 +135,7 @@ TEST(DecoderTest, EvaluatesExactlyWhatItTrains) {
   }
 }
 
-// On a CPU bf16 weights are stored, not computed with.
+// On a CPU bf16 weights are stored, but computation is f32.
 TEST(DecoderTest, Bf16WeightsGiveTheBitsOfTheirWidenedValues) {
   const Decoder narrow = MakeDecoder(Families()[0], at::kBFloat16);
   DecoderWeights widened = narrow.weights();
@@ -179,7 +179,7 @@ TEST(DecoderTest, SequencesDoNotSeeEachOther) {
   const Decoder decoder = MakeDecoder(Families()[0], at::kFloat);
   PackedBatch batch = MakeBatch(decoder);
   const at::Tensor before = Evaluate(decoder, batch);
-  // Another first sequence, and another second completion of the prompt.
+  // Changes the first sequence and the prompt's second completion.
   for (const int64_t row : {0, 1, 2, 3, 4, 21, 22, 23, 24}) {
     batch.tokens_T[row] = (batch.tokens_T[row] + 1) % decoder.config().vocab;
   }

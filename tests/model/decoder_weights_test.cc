@@ -1,5 +1,5 @@
-// Where the tensors of a checkpoint go, and how norms that store their weight
-// less one are rounded.
+// Tests where the tensors of a checkpoint go, and how norms that store their
+// weight less one are rounded.
 #include "src/model/decoder_weights.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,8 @@
 namespace weft::model {
 namespace {
 
-// A checkpoint of one Gemma layer in bf16, beside a tensor of something else.
+// A checkpoint of one Gemma layer in bf16, with a tensor that is not the
+// decoder's.
 class GemmaCheckpointTest : public ::testing::Test {
  protected:
   GemmaCheckpointTest() : config_(testing::TinyConfig(/*num_layers=*/1)) {
@@ -63,7 +64,7 @@ class GemmaCheckpointTest : public ::testing::Test {
     tensors_[name] = (at::randn(shape) * 0.2).to(at::kBFloat16);
   }
 
-  // A bias of each projection.
+  // Adds a bias to each projection.
   void AddBiases() {
     config_.qkv_bias = config_.o_bias = config_.mlp_bias = true;
     const lora::ModelShape shape = config_.shape();
@@ -76,7 +77,7 @@ class GemmaCheckpointTest : public ::testing::Test {
     Add(Layer("mlp.down_proj.bias"), {shape.hidden});
   }
 
-  // Every tensor under `prefix`, and one that is not the decoder's.
+  // Stores every tensor under `prefix`, and one that is not the decoder's.
   std::unique_ptr<weights::Checkpoint> Store(const std::string& prefix) {
     std::vector<weights::NamedTensor> views;
     const auto add = [&](const std::string& name, const at::Tensor& tensor) {
@@ -134,7 +135,7 @@ TEST_F(GemmaCheckpointTest, NormsAreOneMoreThanInTheFileAndInF32) {
   }
 }
 
-// transformers: (x / rms(x)).float() * (1.0 + w.float()), rounded once.
+// transformers computes (x / rms(x)).float() * (1.0 + w.float()), rounded once.
 TEST_F(GemmaCheckpointTest, NormedRowsHaveTheBitsOfTheModelsOwnCode) {
   const DecoderWeights w = Load("model.", at::kBFloat16);
   const at::Tensor x = at::randn({7, config_.hidden}).to(at::kBFloat16);
@@ -149,7 +150,7 @@ TEST_F(GemmaCheckpointTest, NormedRowsHaveTheBitsOfTheModelsOwnCode) {
   EXPECT_TRUE(at::equal(y, expected));
 }
 
-// transformers: embedding * torch.tensor(sqrt(hidden)).to(dtype).
+// transformers computes embedding * torch.tensor(sqrt(hidden)).to(dtype).
 TEST_F(GemmaCheckpointTest, EmbeddingsAreScaledByARoundedFactor) {
   config_.num_layers = 0;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -232,7 +233,7 @@ void ExpectSame(const DecoderWeights& a, const DecoderWeights& b) {
   }
 }
 
-// In the file's dtype.
+// Counts bytes in the file's dtype.
 int64_t NumBytesRead(const DecoderWeights& w, bool tied) {
   int64_t count = w.embedding_VH.numel() + w.final_norm_H.numel();
   if (!tied) count += w.head_VH.numel();

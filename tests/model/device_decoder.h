@@ -13,7 +13,7 @@
 
 namespace weft::testing {
 
-// The widths of a Llama in small: whole vectors and whole tiles.
+// Returns a small Llama whose widths are whole vectors and whole tiles.
 inline model::ModelConfig WideConfig(int num_layers) {
   model::ModelConfig config = TinyConfig(num_layers);
   config.hidden = 128;
@@ -49,7 +49,7 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
   return weights;
 }
 
-// Its adapters too.
+// Also moves the batch's adapters.
 inline model::PackedBatch BatchTo(model::PackedBatch batch,
                                   at::TensorOptions options) {
   const at::Device device = options.device();
@@ -63,7 +63,7 @@ inline model::PackedBatch BatchTo(model::PackedBatch batch,
   return batch;
 }
 
-// Copies of pages, slots and lengths where a pass reads them.
+// Copies pages, slots and lengths to where a pass reads them.
 inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
                                 at::Device device) {
   kv.store = store;
@@ -74,7 +74,7 @@ inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
   return kv;
 }
 
-// Every slot holds numbers, so that no page need be written first.
+// Every slot holds numbers, so that no page must be written first.
 inline model::KvStore RandomStore(const model::ModelConfig& config,
                                   int64_t num_pages, int64_t page_tokens) {
   model::KvStore store;

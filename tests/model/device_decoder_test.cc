@@ -1,6 +1,6 @@
-// The decoder as it runs on a CUDA device, all of its kernels and of what hands
-// tensors to them, on the device of tests/support/host_device: against the
-// decoder on the CPU in f64.
+// Compares the decoder in its form for CUDA with the decoder on the CPU in f64.
+// It runs on the device of tests/support/host_device, with all kernels and with
+// the code that passes tensors to them.
 #include "tests/model/device_decoder.h"
 
 #include <ATen/ATen.h>
@@ -34,8 +34,9 @@ double Rms(const at::Tensor& x) {
   return std::sqrt(x.square().mean().item<double>());
 }
 
-// A rounding is off by half an epsilon of its element at most, and each by
-// itself: over all elements they add up like the square root of their number.
+// Each rounding has an error of at most half an epsilon of its element,
+// independently of others. So over all elements the errors add up like the
+// square root of their number.
 void ExpectNearInAll(const at::Tensor& actual, const at::Tensor& expected,
                      int64_t roundings, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -44,7 +45,7 @@ void ExpectNearInAll(const at::Tensor& actual, const at::Tensor& expected,
       << what;
 }
 
-// Products, norms, sums and what is between them, each stored in bf16.
+// Products, norms, sums and intermediate values, each stored in bf16.
 constexpr int64_t kRoundingsPerLayer = 16;
 
 class DeviceDecoderTest : public ::testing::Test {
@@ -57,7 +58,7 @@ class DeviceDecoderTest : public ::testing::Test {
     at::manual_seed(31);
   }
 
-  // One model of bf16 numbers, in f64 and as the device has it.
+  // One model with bf16 numbers, in f64 and on the device.
   struct Pair {
     Pair()
         : Pair(WideConfig(kLayers),
@@ -70,8 +71,8 @@ class DeviceDecoderTest : public ::testing::Test {
     Decoder on_device;
   };
 
-  // Ranks of one tile and of more, a projection left out, one of another rank,
-  // rows of no adapter.
+  // Makes ranks of one tile and of more, a projection that is left out, one
+  // with another rank, and rows without adapter.
   static lora::LoraRouting MakeRouting(int64_t rows) {
     using enum TargetModule;
     const model::ModelConfig config = WideConfig(kLayers);
@@ -91,7 +92,7 @@ class DeviceDecoderTest : public ::testing::Test {
               .overrides = {{1, kVProj, {.rank = 5, .alpha = 2}}}})}};
   }
 
-  // Two prompts with continuations and a sequence by itself.
+  // Makes two prompts with continuations, and a single sequence.
   static PackedBatch MakeTrainBatch() {
     return {.tokens_T = at::randint(53, {40}, at::kLong),
             .positions_T =
@@ -121,7 +122,7 @@ class DeviceDecoderTest : public ::testing::Test {
     return result;
   }
 
-  // A training step in f64 and on the device.
+  // Compares a training step in f64 with one on the device.
   static void ExpectSameStep(const Pair& pair, const PackedBatch& batch,
                              const at::Tensor& dx_TH) {
     at::Tensor expected_TH, actual_TH;
@@ -131,14 +132,14 @@ class DeviceDecoderTest : public ::testing::Test {
         pair.on_device, BatchTo(batch, kBf16OnDevice), dx_TH, &actual_TH);
     const int64_t forward = pair.exact.config().num_layers * kRoundingsPerLayer;
     ExpectNearInAll(actual_TH, expected_TH, forward, "x");
-    // Forwards, and backwards about twice as many.
+    // The backward pass has about twice as many roundings as the forward pass.
     for (size_t i = 0; i < expected.size(); ++i) {
       ExpectNearInAll(actual[i], expected[i], 3 * forward, "gradient");
     }
   }
 
-  // The same pass in f64 and on the device: what it gives, and what it leaves
-  // in the pages.
+  // Compares the same pass in f64 and on the device: its result, and what it
+  // leaves in the pages.
   static void ExpectSamePass(const PackedBatch& batch, const KvAccess& kv) {
     const Pair pair;
     const KvStore store =
@@ -170,7 +171,7 @@ TEST_F(DeviceDecoderTest, Trains) {
                  RandomTensor({40, 128}, 1, at::kBFloat16));
 }
 
-// Flash attention, with norms of heads, and none where windows are.
+// Flash attention runs with norms of heads, and not with windows.
 TEST_F(DeviceDecoderTest, TrainsOtherFamilies) {
   for (const Family& family : Families()) {
     if (family.name != "qwen3" && family.name != "gemma3") continue;
@@ -216,7 +217,7 @@ TEST_F(DeviceDecoderTest, Decodes) {
   }
 }
 
-// The last 9 of 14 tokens and a whole prompt of 7.
+// Prefills the last 9 of 14 tokens of one prompt, and a whole prompt of 7.
 TEST_F(DeviceDecoderTest, Prefills) {
   const PackedBatch batch{
       .tokens_T = at::arange(16) * 3,

@@ -1,6 +1,7 @@
-// How many kernels a layer launches on a CUDA device, on the device of
-// tests/support/host_device: what two layers launch beyond one. A failing
-// test prints them by name. And whether a graph can record a decode step.
+// Tests how many kernels a layer launches on a CUDA device: the launches of two
+// layers minus those of one, on the device of tests/support/host_device. A
+// failing test prints them by name. Also tests that a graph can record a decode
+// step.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -34,11 +35,12 @@ const at::TensorOptions kBf16OnDevice =
     at::TensorOptions(at::kBFloat16).device(at::kCUDA);
 constexpr int64_t kSequences = 4;
 constexpr int64_t kPageTokens = 4;
-// Segments of more than 16 rows: those of fewer take kernels of their own.
+// Segments have more than 16 rows, because segments of fewer rows take other
+// kernels.
 constexpr int64_t kTrainRows = 40;
 
 // Launches of a layer that decodes. Adapters add two to each of its four linear
-// groups: x A^T, and what becomes of it. The aim with adapters is 11.
+// groups: x A^T, and the rest. The aim with adapters is 11.
 constexpr int kDecodeLaunches = 9;
 constexpr int kDecodeLaunchesWithAdapters = kDecodeLaunches + 4 * 2;
 
@@ -64,7 +66,7 @@ std::string ListOf(const Counts& counts) {
   return list.str();
 }
 
-// What the second list has beyond the first.
+// Returns what the second list has in addition to the first.
 Counts Beyond(const std::vector<std::string>& fewer,
               const std::vector<std::string>& more) {
   Counts counts = CountsOf(more);
@@ -72,15 +74,15 @@ Counts Beyond(const std::vector<std::string>& fewer,
   return counts;
 }
 
-// What a decode step reads, on the device.
+// The tensors on the device that a decode step reads.
 struct StepValues {
   PackedBatch batch;
-  KvAccess kv;  // Lacks its store, which is the next member.
+  KvAccess kv;  // The next member is its store.
   KvStore store;
 };
 
 // A decode step as a graph records it: what it reads stays at its places, and
-// the host knows nothing of the values there.
+// the host does not know the values there.
 class RecordedStep {
  public:
   RecordedStep(const Decoder& decoder, const StepValues& values)
@@ -106,7 +108,7 @@ class RecordedStep {
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
 
-  // Puts values of the same sizes where the step reads them.
+  // Writes values of the same sizes where the step reads them.
   void Put(const StepValues& values) {
     std::vector<std::byte> host(table_->num_bytes());
     ASSERT_TRUE(table_->Fits(values.batch.routing));
@@ -132,7 +134,7 @@ class RecordedStep {
  private:
   const Decoder& decoder_;
   const std::shared_ptr<lora::cuda::DecodeTable> table_;
-  const at::Tensor bytes_;  // The table's bytes.
+  const at::Tensor bytes_;  // The bytes of the table.
   StepValues places_;
 };
 
@@ -148,7 +150,8 @@ class DeviceLaunchesTest : public ::testing::Test {
             config.max_positions};
   }
 
-  // Rows of two adapters of other ranks and, between them, of none.
+  // Makes rows of two adapters with different ranks and, between them, rows
+  // without adapter.
   static lora::LoraRouting MakeRouting(const model::ModelConfig& config,
                                        int64_t rows) {
     const auto version = [&](int rank) {
@@ -179,7 +182,7 @@ class DeviceLaunchesTest : public ::testing::Test {
     return recording.events();
   }
 
-  // The values of a step over sequences of `length` tokens and more. With
+  // Makes the values of a step over sequences of `length` tokens and more. With
   // `is_padded` the last row is padding.
   static StepValues MakeValues(const model::ModelConfig& config, int64_t length,
                                bool is_padded, lora::LoraRouting routing) {
@@ -243,7 +246,7 @@ class DeviceLaunchesTest : public ::testing::Test {
                            const DeviceEvents& two_layers) {
     const Counts counts = Beyond(one_layer.launches, two_layers.launches);
     EXPECT_LE(Sum(counts), limit) << ListOf(counts);
-    // Layers read nothing back.
+    // The host reads nothing back in the layers.
     EXPECT_THAT(two_layers.waits, ::testing::IsEmpty());
   }
 
@@ -258,8 +261,8 @@ TEST_F(DeviceLaunchesTest, DecodesALayerWithAdaptersInFew) {
   ExpectAtMost(kDecodeLaunchesWithAdapters, Decode(1, true), Decode(2, true));
 }
 
-// Neither does the host take part in a decode step, nor does the step keep
-// memory beside its result.
+// The host takes no part in a decode step, and the step keeps no memory except
+// its result.
 TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
   const auto record = [](int num_layers) {
     const Decoder decoder = MakeDecoder(num_layers);
@@ -268,7 +271,7 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
         MakeValues(config, 3, true, MakeRouting(config, kSequences - 1));
     RecordedStep step(decoder, values);
     step.Put(values);
-    // Runs once, as before a recording: afterwards everything lazy is made.
+    // Runs once, as before a recording, so that everything lazy is initialised.
     static_cast<void>(step.Run());
     const int64_t before = NumLiveAllocations();
     const OpObserver observer;

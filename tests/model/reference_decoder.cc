@@ -42,7 +42,7 @@ class Reference {
   }
 
  private:
-  // The embedding, without the factor of models that scale it.
+  // Returns the embedding without the factor of models that scale it.
   [[nodiscard]] at::Tensor Embedding() const {
     at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
@@ -62,7 +62,7 @@ class Reference {
     return x;
   }
 
-  // Over the last dimension.
+  // Applies RMSNorm to the last dimension.
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x,
                                 const at::Tensor& weight) const {
     const at::Tensor mean = x.pow(2).mean(-1, /*keepdim=*/true);
@@ -109,7 +109,7 @@ class Reference {
   [[nodiscard]] at::Tensor Rotate(int layer, const at::Tensor& x) const {
     const at::Tensor frequencies = at::tensor(
         config_.rope_tables[config_.attention[layer].rope_table], at::kFloat);
-    // f32, as the models were trained (src/ops/rotary.cc).
+    // The angles are f32, as in training (src/ops/rotary.cc).
     const at::Tensor angles =
         F64(at::outer(batch_.positions_T.to(at::kFloat), frequencies));
     const at::Tensor cos = F64(angles.cos().to(at::kFloat)).unsqueeze(1);
@@ -120,7 +120,7 @@ class Reference {
         -1);
   }
 
-  // Row i may see row j: an earlier row of its node, or any of an ancestor, if
+  // Row i may see an earlier row j of its node, or any row j of an ancestor, if
   // its position is inside the window.
   [[nodiscard]] at::Tensor Hidden(int64_t window) const {
     const int64_t rows = batch_.tokens_T.numel();
@@ -183,7 +183,7 @@ class Reference {
   const model::ModelConfig& config_;
   const model::DecoderWeights& weights_;
   const model::PackedBatch& batch_;
-  std::vector<at::Tensor> flats_;  // Weights of each segment, as leaves.
+  std::vector<at::Tensor> flats_;  // The weights of each segment, as leaves.
 };
 
 }  // namespace
@@ -199,7 +199,7 @@ ReferenceResult RunReference(const model::ModelConfig& config,
   result.gradients = torch::autograd::grad(
       {y}, reference.flats(), {F64(dy_TH)}, /*retain_graph=*/{},
       /*create_graph=*/false, /*allow_unused=*/true);
-  // An adapter that has nothing in this model has no gradient.
+  // An adapter without matrices in this model has no gradient.
   for (at::Tensor& gradient : result.gradients) {
     if (!gradient.defined()) gradient = at::empty({0});
   }

@@ -1,5 +1,5 @@
-// The decoder as a textbook writes it: dense, in f64, differentiated by
-// autograd. Slow, and shares no code with src/ but the structs it reads.
+// The decoder in textbook form: dense, in f64, differentiated by autograd. It
+// is slow, and shares only the structs that it reads with src/.
 #ifndef WEFT_TESTS_MODEL_REFERENCE_DECODER_H_
 #define WEFT_TESTS_MODEL_REFERENCE_DECODER_H_
 
@@ -14,11 +14,11 @@
 namespace weft::testing {
 
 struct ReferenceResult {
-  at::Tensor y_TH;                    // After the final norm.
+  at::Tensor y_TH;                    // The output of the final norm.
   std::vector<at::Tensor> gradients;  // dLoss/dweights of each segment.
 };
 
-// For a loss whose dLoss/dy is dy_TH.
+// Runs with a loss whose dLoss/dy is dy_TH.
 [[nodiscard]] ReferenceResult RunReference(const model::ModelConfig& config,
                                            const model::DecoderWeights& weights,
                                            const model::PackedBatch& batch,

@@ -1,4 +1,4 @@
-// The part of a decoder's weights that a rank has, cut out of the whole.
+// Cuts a rank's part out of a decoder's whole weights.
 #ifndef WEFT_TESTS_MODEL_SHARD_WEIGHTS_H_
 #define WEFT_TESTS_MODEL_SHARD_WEIGHTS_H_
 
@@ -12,8 +12,8 @@
 
 namespace weft::testing {
 
-// Rows of a stack of projections: range after range, each counted from where
-// its projection begins.
+// Returns rows of a stack of projections, one range after another. Each range
+// counts from the beginning of its projection.
 inline at::Tensor RowsOf(
     const at::Tensor& stack,
     const std::vector<std::pair<int64_t, parallel::Range>>& parts) {

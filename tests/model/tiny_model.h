@@ -1,4 +1,4 @@
-// A random model of a few thousand parameters, and adapters for it.
+// A random model with a few thousand parameters, and adapters for it.
 #ifndef WEFT_TESTS_MODEL_TINY_MODEL_H_
 #define WEFT_TESTS_MODEL_TINY_MODEL_H_
 
@@ -18,7 +18,7 @@
 
 namespace weft::testing {
 
-// No two widths are equal, so that none can stand in for another.
+// All widths differ, so that none can be mistaken for another.
 inline model::ModelConfig TinyConfig(int num_layers = 2) {
   model::ModelConfig config = {.num_layers = num_layers,
                                .hidden = 24,
@@ -30,7 +30,7 @@ inline model::ModelConfig TinyConfig(int num_layers = 2) {
                                .max_positions = 128,
                                .rms_norm_eps = 1e-5,
                                .tied_embeddings = true};
-  // The second table is for tests that give layers one of their own.
+  // The second table is for tests in which some layers have their own.
   for (const double theta : {10000.0, 50.0}) {
     std::vector<double>& table = config.rope_tables.emplace_back();
     for (int i = 0; i < config.head_dim / 2; ++i) {
@@ -42,7 +42,7 @@ inline model::ModelConfig TinyConfig(int num_layers = 2) {
   return config;
 }
 
-// Draws from torch's global generator; at::manual_seed before.
+// Draws from torch's global generator, so call at::manual_seed before.
 inline at::Tensor RandomTensor(const std::vector<int64_t>& sizes, double scale,
                                at::ScalarType dtype) {
   return (at::randn(sizes, at::kDouble) * scale).to(dtype);
@@ -86,7 +86,8 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
   return w;
 }
 
-// On one thread: on a model of this size threads wait for each other, no more.
+// Runs on one thread, because with a model of this size several threads would
+// only wait for each other.
 inline model::Decoder TinyDecoder(at::ScalarType dtype, uint64_t seed) {
   at::set_num_threads(1);
   at::manual_seed(seed);
@@ -95,7 +96,8 @@ inline model::Decoder TinyDecoder(at::ScalarType dtype, uint64_t seed) {
   return {config, std::move(weights), config.max_positions};
 }
 
-// A version of random weights, B too: a fresh adapter would change nothing.
+// Makes a version with random weights. B is random too, because a new adapter
+// would change nothing.
 inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
                                            const LoraConfig& lora_config,
                                            at::ScalarType dtype,
@@ -110,8 +112,8 @@ inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
   return version;
 }
 
-// Zeros for the versions of a routing that has each of them once, beside their
-// weights; in f32, of f64 weights in f64.
+// Makes zero gradients for the versions of a routing that has each version
+// once, on the device of its weights. They are f32, or f64 for f64 weights.
 inline lora::LoraGradients TinyGradients(const lora::LoraRouting& routing) {
   lora::LoraGradients gradients;
   for (const lora::LoraSegment& segment : routing) {

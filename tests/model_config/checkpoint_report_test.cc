@@ -1,4 +1,4 @@
-// What weftctl weights inspect says, without Torch.
+// Tests the report of weftctl weights inspect, without Torch.
 #include "src/model_config/checkpoint_report.h"
 
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ constexpr char kConfig[] =
         "num_attention_heads": 2, "max_position_embeddings": 16,
         "tie_word_embeddings": false})";
 
-// A folder with every tensor of the model in f16 but those that a test leaves
-// out, under other names, or adds.
+// A folder with every tensor of the model in f16. A test may leave tensors out,
+// rename them or add others.
 class CheckpointReportTest : public ::testing::Test {
  protected:
   CheckpointReportTest() {

@@ -1,4 +1,4 @@
-// What config.json means in each family of models.
+// Tests what config.json means in each family of models.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -86,7 +86,7 @@ Json Gemma3Text() {
     "vocab_size": 262144})");
 }
 
-// gemma-3-4b-it: most of its text_config is left to the defaults.
+// gemma-3-4b-it, whose text_config leaves most fields to the defaults.
 Json Gemma3() {
   return Json::parse(R"({
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -107,7 +107,7 @@ absl::StatusOr<ModelConfig> Parse(const Json& config) {
   return ParseModelConfig(config.dump());
 }
 
-// Window of every layer.
+// Returns the window of every layer.
 std::vector<int64_t> Windows(const Json& json) {
   const auto config = Parse(json);
   EXPECT_THAT(config, IsOk());

@@ -176,7 +176,8 @@ TEST(ParseModelConfig, AcceptsAWindowThatIsSwitchedOff) {
   json.erase("layer_types");
   json["sliding_window"] = 4096;
   EXPECT_THAT(Parse(json), IsOk());
-  json["use_sliding_window"] = true;  // Only for layers from 28 on: none.
+  json["use_sliding_window"] = true;  // This applies only from layer 28 on,
+                                      // which the model does not have.
   EXPECT_THAT(Parse(json), IsOk());
 }
 
@@ -309,7 +310,7 @@ TEST(ParseModelConfig, RefusesDamagedJson) {
   }
 }
 
-// A model folder, removed at the end.
+// A model folder that is removed at the end.
 class ReadModelConfigTest : public ::testing::Test {
  protected:
   ReadModelConfigTest() {

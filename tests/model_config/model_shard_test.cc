@@ -26,8 +26,9 @@ ModelConfig Heads(int num_heads, int num_kv_heads) {
           .tied_embeddings = true};
 }
 
-// How many of the rank's query heads read each of its key/value heads, where
-// query head h of the model reads head h / (heads per key/value head).
+// Returns for each of the rank's key/value heads how many of the rank's query
+// heads read it. Query head h of the model reads head h / (query heads per
+// key/value head).
 std::vector<int64_t> Served(const ModelConfig& config, const ModelShard& part) {
   std::vector<int64_t> served(part.kv_heads.size(), 0);
   const int64_t group = config.num_heads / config.num_kv_heads;

@@ -1,4 +1,5 @@
-// Kernels take raw pointers: what does not fit is refused before them, by name.
+// Tests that arguments that do not fit are refused by name, because kernels
+// take raw pointers.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +16,8 @@ namespace {
 
 using ::testing::StartsWith;
 
-// The message of the c10::Error that `call` throws; empty: none.
+// Returns the message of the c10::Error that `call` throws; empty if it throws
+// none.
 std::string ErrorOf(const std::function<void()>& call) {
   try {
     call();
@@ -25,7 +27,7 @@ std::string ErrorOf(const std::function<void()>& call) {
   return "";
 }
 
-// The same values with every other column of memory between them.
+// Returns the same values with a gap after each column in memory.
 at::Tensor Strided(const at::Tensor& x) {
   return at::stack({x, x}, -1).select(-1, 0);
 }

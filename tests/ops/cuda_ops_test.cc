@@ -1,5 +1,5 @@
-// The ops that hand CUDA tensors to kernels/cuda, against themselves on the CPU
-// in f64, whose reference the other tests hold against autograd.
+// Compares the ops that pass CUDA tensors to kernels/cuda with the same ops on
+// the CPU in f64. Other tests compare the CPU's ops with autograd.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ class CudaOpsTest : public ::testing::TestWithParam<at::ScalarType> {
   [[nodiscard]] static double Epsilon() {
     return GetParam() == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
   }
-  // Numbers that the dtype holds exactly, in f64 on the CPU.
+  // Returns numbers that the dtype holds exactly, as f64 on the CPU.
   [[nodiscard]] static at::Tensor Random(at::IntArrayRef sizes,
                                          double scale = 1) {
     return (at::randn(sizes, at::kDouble) * scale)
@@ -52,7 +52,7 @@ class CudaOpsTest : public ::testing::TestWithParam<at::ScalarType> {
 
 TEST_P(CudaOpsTest, RmsNormIsThatOfTheCpu) {
   for (const int64_t features : {1, 64, 577}) {
-    // Views of wider tensors: the row stride is not D.
+    // The tensors are views of wider ones, so the row stride is not D.
     const at::Tensor wide = Random({9, features + 7});
     const at::Tensor dy = Random({9, features}), weight = Random({features});
     const auto run = [&](at::Tensor all, const at::Tensor& d,
@@ -164,7 +164,7 @@ TEST_P(CudaOpsTest, MergeByLseIsThatOfTheCpu) {
     MergeByLse({other, other_lse}, o, l);
     return at::cat({o.to(l.dtype()), l.unsqueeze(2)}, 2);
   };
-  // The log-sum-exps are f32 beside rows of any dtype.
+  // The log-sum-exps are f32 for rows of any dtype.
   ExpectClose(
       run(OnDevice(out), lse.to(at::kCUDA), OnDevice(part),
           part_lse.to(at::kCUDA)),

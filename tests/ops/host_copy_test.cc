@@ -1,4 +1,4 @@
-// What goes between the host and the device.
+// Tests the copies between the host and the device.
 #include "src/ops/host_copy.h"
 
 #include <ATen/ATen.h>
@@ -46,7 +46,7 @@ TEST(HostCopyTest, GoesToADeviceAndComesBack) {
   at::Tensor empty = ToDevice(std::vector<int64_t>(), there.device());
   EXPECT_TRUE(there.is_cuda());
   EXPECT_TRUE(empty.is_cuda());
-  // A view: what comes back is contiguous.
+  // The column is a view, and its copy is contiguous.
   at::Tensor column = there.t()[1];
   ToHost({&there, &column, &empty});
   EXPECT_TRUE(at::equal(there, values));

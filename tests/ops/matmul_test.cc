@@ -50,9 +50,9 @@ TEST_P(MatMulTest, MatchesF64) {
   const at::Tensor expected = at::mm(a.to(at::kDouble), b.to(at::kDouble));
   ExpectClose(MatMul(a, b), expected, k, dtype);
   ExpectClose(MatMul(a, b, bias), expected + bias.to(at::kDouble), k, dtype);
-  // A transposed view, as a weight [N, K] is.
+  // b is a transposed view, like a weight [N, K].
   ExpectClose(MatMul(a, b.t().contiguous().t()), expected, k, dtype);
-  // Rows of a larger matrix.
+  // a consists of rows of a larger matrix.
   const at::Tensor rows = at::cat({a, a}).narrow(0, m, m);
   ExpectClose(MatMul(rows, b), expected, k, dtype);
 }
@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16)),
     ShapeName);
 
-// A weight as models store it, for f32 activations.
+// A weight in the dtype in which models store it, with f32 activations.
 class MatMulOfBf16WeightTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
@@ -86,7 +86,7 @@ TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
   EXPECT_EQ(y.scalar_type(), at::kFloat);
   EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
             Tolerance(kEpsilonF32, 37, expected.abs().max().item<double>()));
-  // The product of the backward pass.
+  // This is the product of the backward pass.
   const at::Tensor back = MatMul(y, weight_NK);
   const at::Tensor expected_back =
       at::mm(y.to(at::kDouble), weight_NK.to(at::kDouble));
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(FewAndManyRows, MatMulOfBf16WeightTest,
                            return absl::StrCat("Rows", test.param);
                          });
 
-// Larger than what is widened at a time.
+// The weight has more elements than are widened at a time.
 TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {
   at::manual_seed(6);
   const at::Tensor a = at::randn({130, 4096}), bias = at::randn({5000});
@@ -129,7 +129,8 @@ TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));
 }
 
-// Without OpenMP in our own objects at::parallel_for silently is a plain loop.
+// Without OpenMP in Weft's objects, at::parallel_for would silently be a plain
+// loop.
 TEST(ParallelForTest, RunsOnEveryThread) {
   const int before = at::get_num_threads();
   at::set_num_threads(2);

@@ -33,8 +33,8 @@ struct Cache {
   at::Tensor lengths_B;
 };
 
-// Pages in a scrambled order; NaN in every slot that no token uses, and a page
-// number out of range past each sequence's last page.
+// Makes pages in a scrambled order. Every slot that no token uses holds NaN,
+// and the table has a page number out of range after each sequence's last page.
 Cache MakeCache(const Shape& shape, at::ScalarType dtype,
                 const std::vector<at::Tensor>& k,
                 const std::vector<at::Tensor>& v) {
@@ -92,7 +92,7 @@ void CheckAgainstDense(const Shape& shape, at::ScalarType dtype, double epsilon,
   rule.scale = 1 / std::sqrt(static_cast<double>(shape.features));
   std::vector<at::Tensor> k, v;
   for (const int32_t length : shape.lengths) {
-    // Views into a fused projection: rows are wider than K * C.
+    // k and v are views into a fused projection, so rows are wider than K * C.
     const at::Tensor kv =
         at::randn({length, 2, shape.kv_heads, shape.features}).to(dtype);
     k.push_back(kv.select(1, 0));
@@ -121,9 +121,11 @@ std::vector<Shape> Shapes() {
   return {{4, 4, 16, 16, {1}},
           {9, 3, 64, 16, {1, 15, 16, 17, 33, 100}},
           {8, 1, 128, 32, {31, 64, 65}},
-          {6, 2, 20, 5, {4, 5, 6, 23}},  // Features no multiple of a vector.
-          {40, 1, 8, 4, {9}},            // Group wider than the kernel's.
-          {2, 1, 64, 16, {3000}},        // Split over threads.
+          {6, 2, 20, 5, {4, 5, 6, 23}},  // The features are not a multiple of a
+                                         // vector.
+          {40, 1, 8, 4, {9}},            // The group is wider than the
+                                         // kernel's.
+          {2, 1, 64, 16, {3000}},        // The tokens are split over threads.
           {4, 2, 64, 16, {1, 2500}}};
 }
 
@@ -140,8 +142,8 @@ TEST(PagedAttentionTest, ReferenceMatchesDenseAttention) {
   }
 }
 
-// Windows inside a page, of a page, over some pages, over a part of what
-// threads split, and over everything.
+// The windows lie inside a page, cover a page, some pages, a part of what
+// threads split, and everything.
 TEST(PagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
   for (const Shape& shape : Shapes()) {
     for (const int64_t window : {0, 1, 7, 16, 50, 1500, 4000}) {
@@ -154,8 +156,8 @@ TEST(PagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
   }
 }
 
-// Tokens before the window may be anything, and pages of such tokens alone may
-// be gone.
+// Tokens before the window may have any value, and pages with only such tokens
+// may be gone.
 TEST(PagedAttentionTest, NeverReadsPagesBeforeTheWindow) {
   const Shape shape{4, 2, 16, 4, {11}};
   const at::Tensor kv = at::randn({11, 2, 16});

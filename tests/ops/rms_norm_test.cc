@@ -31,7 +31,7 @@ struct Oracle {
   at::Tensor dx;
 };
 
-// f64 autograd of the textbook formula.
+// Computes the textbook formula under f64 autograd.
 Oracle DenseOracle(const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& dy) {
   at::Tensor leaf = x.to(at::kDouble).detach().clone().requires_grad_(true);
@@ -48,7 +48,7 @@ TEST_P(RmsNormTest, MatchesAutogradForAnyShapeAndRowStride) {
   at::manual_seed(1);
   for (int64_t rows : {0, 1, 3, 70}) {
     for (int64_t features : {1, 5, 64, 576, 1001}) {
-      // Views of wider tensors: the row stride is not D.
+      // The tensors are views of wider ones, so the row stride is not D.
       const at::Tensor wide =
           at::randn({rows, features + 7}, at::kDouble).to(dtype);
       const at::Tensor x = wide.narrow(1, 3, features);
@@ -63,7 +63,7 @@ TEST_P(RmsNormTest, MatchesAutogradForAnyShapeAndRowStride) {
       RmsNorm(x, weight, kEps, y);
       RmsNormBackward(dy, x, weight, kEps, dx);
       const Oracle oracle = DenseOracle(x, weight, dy);
-      // One feature: x / |x| is flat, and terms of size dy / x cancel.
+      // With one feature, x / |x| is flat, and terms of size dy / x cancel.
       double scale = 16;
       if (features == 1 && rows > 0) {
         scale += 16 / x.to(at::kDouble).abs().min().item<double>();

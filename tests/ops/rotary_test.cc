@@ -24,7 +24,7 @@ RotaryTable MakeTable(int64_t features, int64_t positions) {
   return MakeRotaryTable(frequencies, positions, at::kCPU);
 }
 
-// Hugging Face's form: x cos + rotate_half(x) sin, in f64.
+// Computes Hugging Face's form x cos + rotate_half(x) sin in f64.
 at::Tensor Dense(const at::Tensor& x, const at::Tensor& positions,
                  const RotaryTable& table) {
   const int64_t half = x.size(2) / 2;
@@ -47,7 +47,7 @@ TEST_P(RotaryTest, MatchesDenseFormAndItsInverseIsTheBackward) {
     for (int64_t features : {2, 34, 64}) {
       const RotaryTable table = MakeTable(features, 50);
       const at::Tensor positions = at::randint(0, 50, {tokens}, at::kInt);
-      // Three heads inside a fused projection of five.
+      // x has three heads inside a fused projection of five.
       at::Tensor fused =
           at::randn({tokens, 5, features}, at::kDouble).to(dtype);
       const at::Tensor before = fused.clone();
@@ -101,7 +101,7 @@ TEST(RotaryNanTest, StaysInItsToken) {
   EXPECT_FALSE(x[2].isnan().any().item<bool>());
 }
 
-// In one call what RmsNorm, the rotation and WriteKvPages do, in that order.
+// One call does what RmsNorm, the rotation and WriteKvPages do, in this order.
 TEST(PrepareHeadsTest, NormsRotatesAndWritesToPages) {
   at::manual_seed(3);
   const RotaryTable table = MakeTable(8, 9);
@@ -155,8 +155,8 @@ TEST(PrepareHeadsTest, BackwardIsThatOfAutograd) {
   EXPECT_TRUE(at::equal(into.v_TKC, dy));
 }
 
-// The norms' part has the bits of RmsNormBackward over all heads as rows, in
-// views with strides and over more tokens than one task takes.
+// The norms' part has the bits of RmsNormBackward over all heads as rows. The
+// heads are views with strides and have more tokens than one task takes.
 TEST(PrepareHeadsTest, BackwardHasTheBitsOfRmsNormBackward) {
   at::manual_seed(5);
   constexpr int64_t kTokens = 400, kFeatures = 34;

@@ -20,7 +20,7 @@ using ::weft::testing::Tolerance;
 
 constexpr int64_t kHeads = 6, kKvHeads = 2, kFeatures = 8;
 
-// Tokens in the cache and tokens that are new.
+// The numbers of cached tokens and of new tokens.
 struct Lengths {
   int64_t past;
   int64_t own;
@@ -37,7 +37,7 @@ std::vector<SuffixRows> Pack(const std::vector<Lengths>& lengths) {
   return sequences;
 }
 
-// One sequence in f64 with an explicit mask: [q_size, H, C].
+// Computes one sequence in f64 with an explicit mask. Returns [q_size, H, C].
 at::Tensor DenseSuffix(const at::Tensor& q_THC, const at::Tensor& k_SKC,
                        const at::Tensor& v_SKC, const SuffixRows& rows,
                        const AttentionRule& rule) {
@@ -72,7 +72,7 @@ void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
   const std::vector<SuffixRows> sequences = Pack(lengths);
   const int64_t q_rows = sequences.back().q_begin + sequences.back().q_size;
   const int64_t k_rows = sequences.back().k_begin + sequences.back().k_size;
-  // A view into a fused projection, as the decoder's.
+  // q is a view into a fused projection, like the decoder's.
   const at::Tensor q = at::randn({q_rows, (kHeads + 3) * kFeatures})
                            .to(dtype)
                            .narrow(1, 0, kHeads * kFeatures)
@@ -104,7 +104,7 @@ TEST(SuffixAttentionTest, IsTheEndOfCausalAttention) {
       {{9, 1}},
       {{16, 21}},
       {{0, 7}, {16, 3}, {32, 1}, {1, 12}},
-      // More rows than one block of scores.
+      // There are more rows than one block of scores has.
       {{40, 300}, {5, 2}}};
   const AttentionRule rules[] = {{},
                                  {.window = 1},
@@ -121,7 +121,7 @@ TEST(SuffixAttentionTest, IsTheEndOfCausalAttention) {
   }
 }
 
-// Where the mask of LibTorch's kernel begins is nowhere written down.
+// No document says where the mask of LibTorch's kernel begins.
 TEST(SuffixAttentionTest, CudaIsTheEndOfCausalAttention) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   CheckAgainstDense({{16, 21}}, {}, at::kBFloat16, kEpsilonBf16, at::kCUDA);

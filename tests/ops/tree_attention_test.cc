@@ -25,7 +25,7 @@ struct Pack {
   [[nodiscard]] int64_t num_rows() const { return nodes.back().end; }
 };
 
-// Sequences without a shared prefix.
+// Makes sequences without a shared prefix.
 Pack Sequences(const std::string& name, const std::vector<int64_t>& lengths) {
   Pack pack{name, {}};
   int64_t row = 0;
@@ -36,7 +36,7 @@ Pack Sequences(const std::string& name, const std::vector<int64_t>& lengths) {
   return pack;
 }
 
-// Groups of one prompt with its completions.
+// Makes groups of one prompt with its completions.
 Pack Groups(const std::string& name, int64_t prompt,
             const std::vector<std::vector<int64_t>>& completions) {
   Pack pack{name, {}};
@@ -65,7 +65,7 @@ std::vector<Pack> Packs() {
           Groups("PromptOfOneToken", 1, {{4, 2}}),
           Groups("CompletionsOfOneToken", 5, {{1, 1, 1}}),
           Groups("TwoGroupsAndASequence", 6, {{3, 2}, {2, 8}, {}}),
-          // Root, two branches with two leaves each, one leaf on the root.
+          // The root has two branches with two leaves each, and one leaf.
           {"ThreeLevels",
            {{0, 4, -1, 20},
             {4, 7, 0, 13},
@@ -103,7 +103,8 @@ struct Fused {
   at::Tensor v;
 };
 
-// Position of every row: a root begins at 0, a child where its parent ends.
+// Returns the position of every row: a root begins at 0, a child where its
+// parent ends.
 std::vector<int64_t> Positions(const Pack& pack) {
   std::vector<int64_t> positions;
   for (const AttentionNode& node : pack.nodes) {
@@ -116,7 +117,8 @@ std::vector<int64_t> Positions(const Pack& pack) {
   return positions;
 }
 
-// mask[i][j]: row i may see row j, by walking up from i's node.
+// Returns mask[i][j], which is true if row i may see row j. Finds it by walking
+// up from i's node.
 at::Tensor VisibleRows(const Pack& pack, int64_t window) {
   at::Tensor mask = at::zeros({pack.num_rows(), pack.num_rows()}, at::kBool);
   auto visible = mask.accessor<bool, 2>();
@@ -139,10 +141,11 @@ at::Tensor VisibleRows(const Pack& pack, int64_t window) {
 struct Oracle {
   at::Tensor out;   // [T, H, C] f64.
   at::Tensor lse;   // [T, H].
-  at::Tensor grad;  // Gradient of the fused storage.
+  at::Tensor grad;  // The gradient of the fused storage.
 };
 
-// Dense attention with an explicit mask in f64, differentiated by autograd.
+// Computes dense attention with an explicit mask in f64, differentiated by
+// autograd.
 Oracle DenseAttention(const Pack& pack, const at::Tensor& storage,
                       const at::Tensor& dout, const Heads& heads,
                       const AttentionRule& rule) {
@@ -192,7 +195,8 @@ void CheckAgainstOracle(const Pack& pack, const Heads& heads,
 
   const AttentionOutput result =
       TreeAttention(in.q, in.k, in.v, pack.nodes, rule, method);
-  // NaN: what the backward does not overwrite shows.
+  // The gradient starts with NaN, so that a value shows that the backward pass
+  // does not overwrite.
   Fused grad(at::full({rows, width}, NAN, options), heads);
   TreeAttentionBackward(dout, in.q, in.k, in.v, result, pack.nodes, rule,
                         grad.q, grad.k, grad.v, method);
@@ -200,7 +204,7 @@ void CheckAgainstOracle(const Pack& pack, const Heads& heads,
   EXPECT_EQ(result.out_THC.scalar_type(), in.q.scalar_type());
   const int64_t reduction = rows + heads.features;
   ExpectNear(result.out_THC, oracle.out, epsilon, reduction, "out");
-  // The kernels' exp is only as good as the dtype of the output needs.
+  // The kernels' exp is only as exact as the dtype of the output requires.
   ExpectNear(result.lse_TH, oracle.lse, epsilon, reduction, "log-sum-exp");
   ExpectNear(grad.all, oracle.grad, epsilon, reduction, "gradient");
 }
@@ -243,8 +247,8 @@ TEST(TreeAttentionTest, EagerMatchesDenseAutograd) {
   }
 }
 
-// Windows that end in a node, in its ancestor, in the ancestor's ancestor, and
-// beyond every path; caps that bend most scores.
+// The windows end in a node, in its ancestor, in the ancestor's ancestor, and
+// beyond every path. The caps bend most scores.
 TEST(TreeAttentionTest, WindowsAndSoftcapsMatchDenseAutograd) {
   for (const Pack& pack : Packs()) {
     for (const int64_t window : {1, 2, 3, 6, 11, 100}) {
@@ -263,7 +267,7 @@ TEST(TreeAttentionTest, WindowsAndSoftcapsMatchDenseAutograd) {
   }
 }
 
-// More rows than the plain products take at a time.
+// There are more rows than the plain products take at a time.
 TEST(TreeAttentionTest, WindowsReachAcrossBlocksOfRows) {
   for (const int64_t window : {1, 40, 256, 300, 400}) {
     CheckAgainstOracle(Groups("Long", 300, {{280, 77}}), {2, 1, 8}, at::kDouble,
@@ -310,8 +314,8 @@ TEST(TreeAttentionTest, CudaF32MatchesDenseAutograd) {
   }
 }
 
-// Rows [bad_begin, bad_end) of every input hold NaN; all rows that do not see
-// them must be bit-equal to a run without.
+// Rows [bad_begin, bad_end) of every input hold NaN. All rows that do not see
+// them must have the same bits as in a run without NaN.
 void ExpectNanStays(const Pack& pack, int64_t bad_begin, int64_t bad_end,
                     const AttentionRule& rule) {
   const Heads heads{4, 2, 16};

@@ -23,7 +23,7 @@ struct Result {
   at::Tensor buffer;
 };
 
-// Row r owns r % 4 entries: rows without a target are scored too.
+// Row r owns r % 4 entries, because rows without a target are scored too.
 VocabRowsInput MakeInput(int64_t rows, int64_t vocab, double softcap) {
   std::vector<int64_t> offsets = {0}, targets;
   std::vector<float> temperatures;
@@ -47,7 +47,7 @@ Result RunVocabRows(const at::Tensor& logits, const VocabRowsInput& input,
   return result;
 }
 
-// log_softmax and friends in f64.
+// Computes log_softmax and the other results in f64.
 Result Dense(const at::Tensor& logits, const VocabRowsInput& input) {
   const at::Tensor x = logits.to(at::kDouble);
   const at::Tensor temperature =
@@ -71,7 +71,7 @@ TEST_P(VocabRowsTest, MatchesDenseLogSoftmax) {
   const VocabRowsInput input = MakeInput(rows, vocab, softcap);
   const Result expected = Dense(logits, input);
   const double epsilon = dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
-  // In f64 the oracle's own sums round as much as ours.
+  // In f64 the oracle's own sums round as much as the tested ones.
   const int64_t terms = dtype == at::kDouble ? vocab : 1;
   const double tolerance = Tolerance(epsilon, terms, 100);
   for (bool in_place : {false, true}) {
@@ -116,7 +116,7 @@ TEST(VocabRowsNanTest, StaysInItsRow) {
     EXPECT_TRUE(at::equal(actual.buffer[row], clean.buffer[row]));
     EXPECT_TRUE(at::equal(actual.entropy[row], clean.entropy[row]));
   }
-  // Rows 1 and 2 own entries 0..2, row 3 owns 3..5.
+  // Rows 1 and 2 own the entries 0..2, row 3 owns 3..5.
   EXPECT_TRUE(at::equal(actual.logprobs.narrow(0, 0, 3),
                         clean.logprobs.narrow(0, 0, 3)));
   EXPECT_TRUE(actual.logprobs.narrow(0, 3, 3).isnan().all().item<bool>());

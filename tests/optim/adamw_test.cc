@@ -26,7 +26,7 @@ std::vector<double> Doubles(const at::Tensor& tensor) {
   return {data, data + doubles.numel()};
 }
 
-// The published update, literally, one parameter at a time.
+// The published update, written literally, for one parameter at a time.
 struct LiteralAdamW {
   std::vector<double> w, m, v;
 

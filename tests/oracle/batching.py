@@ -1,4 +1,4 @@
-"""Requests that are meant to meet in one batch."""
+"""Makes requests that should meet in one batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def together(
 ) -> list[T]:
     """Runs the calls at the same time and returns their results in order.
 
-    occupy: first keep the engine busy with a long forward pass of the base
-    model, so that the calls wait side by side and are planned as one batch.
+    occupy: first keeps the engine busy with a long forward pass of the base model,
+    so that the calls wait together and are planned as one batch.
     """
     barrier = threading.Barrier(len(calls))
 
@@ -43,6 +43,7 @@ def _occupy(client: Any) -> None:
 
     model = client.info().model
     tokens = np.arange(256) % model.vocab_size
-    # A tiny model needs many more tokens for the same fraction of a second.
+    # A tiny model needs many more tokens to take the same fraction of a
+    # second.
     count = 4 if model.num_parameters > 50_000_000 else 64
     client.forward([weft.Datum(tokens, tokens)] * count)

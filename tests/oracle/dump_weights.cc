@@ -1,7 +1,8 @@
-// dump_weights MODEL_DIR DTYPE FILE: loads a model as the daemon does, in dtype
-// f32, f16 or bf16, and writes every tensor that the decoder then holds to a
-// safetensors file, for a test that compares bits. Stacked projections stay
-// stacked; names are those of LayerWeights without shapes.
+// Loads a model as the daemon does, and writes every tensor that the decoder
+// then holds to a safetensors file, for a test that compares bits:
+//   dump_weights MODEL_DIR DTYPE FILE
+// DTYPE is f32, f16 or bf16. Stacked projections stay stacked. Names are those
+// of LayerWeights without shapes.
 #include <ATen/ATen.h>
 
 #include <fstream>
@@ -32,10 +33,10 @@ weights::ScalarType TypeOf(const at::Tensor& tensor) {
   }
 }
 
-// The views point into the tensors, which the caller keeps.
+// Collects views into the tensors, which the caller keeps alive.
 class Dump {
  public:
-  // Leaves out what the model lacks.
+  // Adds a tensor, unless the model lacks it.
   void Add(const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     tensors_.push_back(

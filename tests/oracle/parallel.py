@@ -1,4 +1,4 @@
-"""Daemons of several ranks."""
+"""Daemons with several ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIZES = {
 
 
 def num_ranks(flags: Sequence[str]) -> int:
-    """How many ranks a daemon with these flags has."""
+    """Returns how many ranks a daemon with these flags has."""
     return math.prod(int(size) for size in flags[1::2])
 
 
 def need_devices(flags: Sequence[str]) -> None:
-    """Skips the test where each rank wants a device and there are too few."""
+    """Skips the test if each rank needs a device and there are too few."""
     ranks, devices = num_ranks(flags), daemon.num_devices()
     if daemon.DEVICE == "cuda" and ranks > devices:
         pytest.skip(f"{ranks} ranks need as many CUDA devices; there are {devices}")

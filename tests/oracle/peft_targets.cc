@@ -1,6 +1,9 @@
-// peft_targets LAYERS: reads one adapter_config.json per line and writes, per
-// line, an object of what it adapts in a model of so many layers, {path: [rank,
-// alpha]}, or {"error": what it was refused for}, for a test that asks peft.
+// Returns what adapter_config.json files adapt, for a test that compares with
+// peft:
+//   peft_targets LAYERS
+// Reads one file per line. Writes one object per line for a model of LAYERS
+// layers: {path: [rank, alpha]} for what is adapted, or {"error": reason} for a
+// refusal.
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -1,10 +1,10 @@
-"""transformers + peft on the CPU, one sequence at a time, unpadded: what every
-number of the daemon is compared with.
+"""The reference for every number of the daemon: transformers + peft on the CPU, one
+sequence at a time, without padding.
 
-The weights are the checkpoint's f32, rounded to bf16 where the daemon computes in
-that; the arithmetic is f64. In f32 torch's own
-log_softmax is off by 8e-6 over 49152 entries, and gradients of sequences of two
-tokens by 1e-4: more than what is promised of the daemon.
+The weights are the checkpoint's f32, rounded to bf16 if the daemon computes in
+bf16. The arithmetic is f64. In f32, torch's own log_softmax has an error of 8e-6
+over 49152 entries, and gradients of sequences of two tokens have 1e-4, which is
+more than the daemon promises.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ PEFT_PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """Shape of a LoRA adapter."""
+    """The shape of a LoRA adapter."""
 
     rank: int
     alpha: float
     targets: tuple[str, ...] | str = ALL_LINEAR
     rslora: bool = False
-    # More fields of peft's LoraConfig.
+    # Further fields of peft's LoraConfig.
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# Three adapters that differ in everything; two of them train the output head.
+# Three adapters that differ in everything. Two of them train the output head.
 MIXED = (
     AdapterShape(4, 8.0, ("q_proj", "v_proj")),
     AdapterShape(8, 32.0, ("k_proj", "o_proj", "gate_proj", "down_proj", "lm_head")),
@@ -63,7 +63,7 @@ class Reference:
         self.model.generation_config.eos_token_id = None
 
     def make_adapter(self, folder: Path, shape: AdapterShape, seed: int) -> Path:
-        """A PEFT folder with random A and B, neither of them zero."""
+        """Makes a PEFT folder with random A and B, neither of them zero."""
         torch.manual_seed(seed)
         peft_model = get_peft_model(
             self.model,
@@ -92,7 +92,7 @@ class Reference:
 
     @contextmanager
     def adapter(self, folder: Path) -> Iterator[Adapted]:
-        """The model with the adapter of a PEFT folder, ready to train."""
+        """Returns the model with the adapter of a PEFT folder, ready to train."""
         peft_model = PeftModel.from_pretrained(
             self.model, folder, is_trainable=True
         ).double()
@@ -109,13 +109,14 @@ class Reference:
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
     ) -> np.ndarray:
-        """[N]: log-probability of every target."""
+        """Returns the log-probability of every target, [N]."""
         with torch.no_grad():
             picked = target_logprobs(self.model, tokens, targets, temperature)
             return np.asarray(picked.numpy())
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """What generate() appends to prompts of equal length; it does not stop."""
+        """Returns the tokens that generate() appends to prompts of equal length. It
+        does not stop early."""
         ids = torch.tensor(prompts)
         with torch.no_grad():
             output = self.model.generate(
@@ -141,11 +142,11 @@ class Adapted:
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
     ) -> torch.Tensor:
-        """[N], differentiable."""
+        """Returns [N], differentiable."""
         return target_logprobs(self.model, tokens, targets, temperature)
 
     def all_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
-        """[N, V], differentiable."""
+        """Returns [N, V], differentiable."""
         return torch.log_softmax(_logits(self.model, tokens), dim=-1)
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -162,7 +163,7 @@ class Adapted:
         }
 
     def save(self, folder: Path) -> None:
-        """Writes a PEFT folder in f32 and goes on with the rounded weights."""
+        """Writes a PEFT folder in f32 and continues with the rounded weights."""
         for parameter in self.parameters.values():
             parameter.data = parameter.data.float()
         self.model.save_pretrained(folder)
@@ -170,11 +171,12 @@ class Adapted:
             parameter.data = parameter.data.double()
 
     def cross_entropy_backward(self, data: Sequence[Any]) -> float:
-        """Adds the gradient of the summed loss of weft.Datum-like data."""
+        """Adds the gradient of the summed loss of data like weft.Datum."""
         return self.scored_backward(data)[0]
 
     def scored_backward(self, data: Sequence[Any]) -> tuple[float, list[np.ndarray]]:
-        """cross_entropy_backward, and each datum's log-probabilities [N]."""
+        """Like cross_entropy_backward; returns also each datum's log-probabilities
+        [N]."""
         total, scores = 0.0, []
         for datum in data:
             weights = torch.ones(len(datum.targets))
@@ -194,14 +196,15 @@ def target_logprobs(
     targets: Sequence[int],
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """[N], differentiable."""
+    """Returns [N], differentiable."""
     scores = torch.log_softmax(_logits(model, tokens) / temperature, dim=-1)
     index = torch.tensor(np.asarray(targets, dtype=np.int64))
     return scores.gather(1, index[:, None])[:, 0]
 
 
 def _decoder_of(model: Any) -> Any:
-    """The text model inside one that sees images, too, under plain names."""
+    """Returns the text model inside a model that also reads images, with plain
+    names."""
     if not hasattr(model.model, "language_model"):
         return model
     from transformers import Gemma3ForCausalLM
@@ -222,14 +225,14 @@ def _as_list(value: int | list[int] | None) -> list[int]:
 
 
 def _plain_name(name: str) -> str:
-    """`model.layers.0.self_attn.q_proj.lora_A.weight`: the name in files,
-    without PEFT's prefix."""
+    """Returns the name that files have, without PEFT's prefix, such as
+    `model.layers.0.self_attn.q_proj.lora_A.weight`."""
     plain = name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
     return plain.removesuffix(".default")
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """A and B of a PEFT folder by plain name, without copies of the base."""
+    """Returns A and B of a PEFT folder by plain name, without copies of the base."""
     tensors = load_file(folder / "adapter_model.safetensors")
     return {
         name.removeprefix(PEFT_PREFIX): value

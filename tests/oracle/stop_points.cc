@@ -1,6 +1,8 @@
-// stop_points MODEL_DIR: where string stops end samples. Reads lines
-// {"tokens": [...], "stops": ["text", ...]}; answers each with the number of
-// tokens up to and with the one that ends it, or with 0.
+// Finds where string stops end samples:
+//   stop_points MODEL_DIR
+// Reads lines {"tokens": [...], "stops": ["text", ...]}. Answers each line with
+// the number of tokens up to and including the one that ends the sample, or
+// with 0.
 #include <iostream>
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-"""Chats to token ids and masks, against transformers' apply_chat_template."""
+"""Compares the token ids and masks of chats with transformers' apply_chat_template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conftest import SMOLLM2, model_folder
 
 
 class Family(NamedTuple):
-    """A template of a model family, with its marks of what the assistant wrote."""
+    """A template of a model family, with its marks around the assistant's text."""
 
     template: str
     eos: str
@@ -106,8 +106,8 @@ def chats(family: Family) -> list[list[dict[str, str]]]:
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A family, transformers' tokenizer with its template, and the folders of the
-    template with marks and without."""
+    """Returns a family, transformers' tokenizer with its template, and the folders
+    of the template with and without marks."""
     from transformers import AutoTokenizer
 
     family = FAMILIES[request.param]
@@ -184,7 +184,9 @@ def test_the_demo_models_own_template() -> None:
     ours = ModelTokenizer.from_folder(folder)
     assert ours.eos_ids == (theirs.eos_token_id,)
     for chat in chats(FAMILIES["chatml"]):
-        for message in chat:  # Else blanks share a token with the line break before.
+        # Otherwise the first blank would share a token with the line break
+        # before it.
+        for message in chat:
             message["content"] = message["content"].lstrip()
         tokens, mask = ours.chat(chat)
         assert tokens == theirs.apply_chat_template(chat, return_dict=False)

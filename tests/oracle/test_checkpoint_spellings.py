@@ -1,5 +1,5 @@
-"""The same model under the names and in the spellings that folders have: each
-gives the bits of the folder that the other tests compare with transformers."""
+"""Tests that a model under other names and in other spellings gives the same bits
+as the folder that the other tests compare with transformers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _assert_same_model(kind: str, folder: Path, daemon_for: Any, scratch: Path) 
 
 
 def _copy(kind: str, folder: Path) -> Path:
-    """The folder of a tiny model, to be changed."""
+    """Copies the folder of a tiny model, so that a test can change it."""
     shutil.copytree(tiny_model(kind), folder)
     return folder
 
 
 def _rename(folder: Path, new_name: Callable[[str], str]) -> set[str]:
-    """Writes the tensors under other names; returns these."""
+    """Writes the tensors under other names. Returns these names."""
     tensors = {new_name(n): t.clone() for n, t in forms.read(folder).items()}
     for path in (*forms.weight_files(folder), *folder.glob("*.index.json")):
         path.unlink()
@@ -48,7 +48,7 @@ def _rename(folder: Path, new_name: Callable[[str], str]) -> set[str]:
 
 
 def _plain_name(name: str) -> str:
-    """The name without what a wrapper puts before the decoder's names."""
+    """Removes what a wrapper puts before the decoder's names."""
     for prefix in ("model.language_model.", "language_model.model."):
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)
@@ -113,9 +113,9 @@ def test_a_tied_head_may_be_in_the_file_too(
 
 
 def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
-    """A config.json of transformers 5 in the older spelling.
+    """Turns a config.json of transformers 5 into the older spelling.
 
-    kind_key: how rope_scaling names its kind, "rope_type" or "type".
+    kind_key: the key of rope_scaling's kind, "rope_type" or "type".
     """
     old = {**config, "transformers_version": "4.50.0"}
     old["torch_dtype"] = old.pop("dtype", "float32")
@@ -137,8 +137,8 @@ def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
 
 
 def _meaning(folder: Path) -> Any:
-    """What transformers reads of a folder's config.json, without what it keeps of
-    the spelling."""
+    """Returns what transformers reads from a folder's config.json, without what
+    depends on the spelling."""
     spelling = {
         "transformers_version",
         "_name_or_path",

@@ -1,5 +1,5 @@
-"""The device that the oracle and end-to-end tests run on is the environment's choice,
-and what it lacks is skipped with the reason."""
+"""Tests that the environment chooses the device of the oracle and end-to-end tests,
+and that tests which need more are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# One device, whatever is there.
+# Shows one device, whatever the machine has.
 NVIDIA_SMI = '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA H100 (UUID: GPU-1)"\n'
 
 
 def run(
     folder: Path, *words: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A Python with these variables, in `folder`, on a machine of one device."""
+    """Runs Python with these variables, in `folder`, on a machine with one device."""
     tool = folder / "nvidia-smi"
     tool.write_text(NVIDIA_SMI, "utf-8")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Every LoRA gradient, by name, against autograd through peft."""
+"""Compares every LoRA gradient, by name, with autograd through peft."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_three_ranks_in_one_mixed_batch(
 def test_ragged_soft_targets(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """0 to 3 targets per token, against the sum over all of the vocabulary."""
+    """Tokens have 0 to 3 targets. The reference sums over the whole vocabulary."""
     import torch
 
     import weft
@@ -193,7 +193,7 @@ def test_policy_losses_in_one_mixed_batch(
 
 
 def _weights(count: int, seed: int) -> np.ndarray:
-    """Signed weights, some of them zero."""
+    """Returns signed weights, some of them zero."""
     generator = np.random.default_rng(seed)
     weights = generator.normal(1.0, 0.7, count).astype(np.float32)
     weights[generator.random(count) < 0.2] = 0.0
@@ -201,7 +201,7 @@ def _weights(count: int, seed: int) -> np.ndarray:
 
 
 def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
-    """Sampler logprobs near the learner's, so that some ratios are clipped."""
+    """Returns sampler logprobs near the learner's, so that some ratios are clipped."""
     generator = np.random.default_rng(seed)
     learner = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
     shift = generator.normal(0.0, 0.3, learner.shape)
@@ -214,7 +214,7 @@ def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
 
 
 def _policy_loss(adapted: Adapted, datum: Any, name: str, config: Any) -> Any:
-    """[N]: the formulas of proto/weft/v1/training.proto, by autograd."""
+    """Returns [N] by the formulas of proto/weft/v1/training.proto, under autograd."""
     import torch
 
     learner = adapted.logprobs(
@@ -232,7 +232,8 @@ def _policy_loss(adapted: Adapted, datum: Any, name: str, config: Any) -> Any:
     elif name == "gspo":
         scored = weights != 0
         mean = (learner - sampler)[scored].mean().detach()
-        # GSPO-token: the sequence's ratio in value, each token's own slope.
+        # GSPO-token uses the sequence's ratio as value, and each token's own
+        # slope.
         ratio = torch.exp(mean) * torch.exp(learner - learner.detach())
         clipped = ratio.clamp(config.get("clip_low", 0.8), config.get("clip_high", 1.2))
         objective = torch.minimum(ratio * advantages, clipped * advantages)

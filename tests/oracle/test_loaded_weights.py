@@ -1,4 +1,4 @@
-"""What the decoder holds is what the files say, bit by bit."""
+"""Tests that the decoder holds what the files hold, bit by bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DUMP = BUILD_DIR / "tests" / "oracle" / "dump_weights"
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 SHARD = "100MB"
 
-# The decoder's name for the layers' tensors that it stacks to one.
+# The decoder's names of the layers' tensors that it stacks.
 STACKED = {
     "input_norm": ("input_layernorm.weight",),
     "qkv.weight": tuple(f"self_attn.{p}_proj.weight" for p in "qkv"),
@@ -32,7 +32,7 @@ STACKED = {
 
 @pytest.fixture(scope="module")
 def smollm2() -> Any:
-    """In the dtype in which it was published."""
+    """Loads the model in the dtype in which it was published."""
     return AutoModelForCausalLM.from_pretrained(demo_model(), dtype=torch.bfloat16)
 
 

@@ -1,4 +1,5 @@
-"""Tiny models are written once, whoever asks for them at the same time."""
+"""Tests that a tiny model is written once, even if several processes ask for it at
+once."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 
 
 def _make(barrier: Any, done: Any) -> None:
-    """A process that asks for a model which no process has written yet."""
+    """A process that asks for a model that no process has written yet."""
 
     def write(folder: Path) -> None:
         (folder / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Several ranks that share one model, against transformers and peft, and against
+"""Compares several ranks that share one model with transformers and peft, and with
 one rank."""
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KINDS = ("llama-tied", "qwen3", "gemma2", SMOLLM2)
 
 
 class Group(NamedTuple):
-    """A daemon of several ranks and its model."""
+    """A daemon with several ranks, and its model."""
 
     kind: str
     daemon: daemon_module.Daemon
 
 
-# The tests of one group run one after the other, so that each daemon starts once
-# and has the cores to itself.
+# The tests of one group run one after another, so that each daemon starts once
+# and has the cores for itself.
 @pytest.fixture(
     scope="module",
     params=list(itertools.product(KINDS, SIZES)),
@@ -49,7 +49,7 @@ def group(
 
 
 class Wanted(NamedTuple):
-    """What the reference says of an adapter's data."""
+    """The reference's results for an adapter's data."""
 
     loss: float
     logprobs: list[np.ndarray]
@@ -64,7 +64,8 @@ def wanted_of(reference: Any, folder: Path, data: list[Any]) -> Wanted:
 
 @pytest.fixture(scope="module")
 def first_step() -> dict[tuple[str, int], Wanted]:
-    """The reference's first step by kind and adapter: it is the same for all sizes."""
+    """Caches the reference's first step by kind and adapter, because it is the same
+    for all sizes."""
     return {}
 
 
@@ -75,8 +76,8 @@ def test_losses_and_gradients_of_a_mixed_batch(
     unique: Any,
     tmp_path: Path,
 ) -> None:
-    """Twice: the second batch runs with weights that an optimizer step has made on
-    rank 0."""
+    """Runs twice: the second batch has weights that an optimizer step on rank 0 has
+    made."""
     kind, daemon = group
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
@@ -125,8 +126,8 @@ def test_sampling_is_that_of_one_rank(
     unique: Any,
     tmp_path: Path,
 ) -> None:
-    """Base and adapter, several samples of a prompt, which is in a page's middle:
-    pages are copied, and found again the second time."""
+    """Samples the base and an adapter, several times per prompt. The prompt ends
+    inside a page, so pages are copied, and found again the second time."""
     kind = group.kind
     reference = reference_for(kind)
     prompt = sequences(kind, model_folder(kind), reference.vocab)[3]

@@ -1,4 +1,5 @@
-"""Adapters move between the daemon and peft without changing what they compute."""
+"""Tests that adapters move between the daemon and peft without changing what they
+compute."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def test_round_trip_keeps_every_bit(
 def test_new_adapter_starts_as_pefts_do(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """A uniform in 1/sqrt(in), B zero, and the same seed gives the same A."""
+    """A is uniform within 1/sqrt(in) and B is zero. The same seed gives the same A."""
     with daemon_for("llama-tied").client() as client:
         for name, seed in (("one", 5), ("same", 5), ("other", 6)):
             adapter = client.create_adapter(unique(name), rank=8, seed=seed)
@@ -110,7 +111,8 @@ def test_new_adapter_starts_as_pefts_do(
         module = model.get_submodule(name.removesuffix(".lora_A.weight"))
         bound = module.in_features**-0.5
         assert np.abs(weights).max() <= bound
-        # Standard deviation of the uniform distribution; 3 % at 768 draws.
+        # The standard deviation of the uniform distribution, within 3 % at 768
+        # draws.
         assert weights.std() == pytest.approx(bound / 3**0.5, rel=0.1)
 
 

@@ -1,4 +1,5 @@
-"""Regular expressions of adapter_config.json pick the modules that peft picks."""
+"""Tests that regular expressions of adapter_config.json select the same modules as
+in peft."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ PROGRAM = BUILD_DIR / "tests" / "oracle" / "peft_targets"
 LAYERS = 12
 RANK, ALPHA = 8, 16
 
-# An expression as Unsloth writes them.
+# An expression in the form in which Unsloth writes them.
 UNSLOTH = (
     r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
     r".*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj).*?)"
@@ -50,7 +51,7 @@ TARGETS = (
     "All-Linear",
     ["q_proj", "up_proj", "lm_head"],
     ["1.self_attn.q_proj", "model.layers.2.mlp.up_proj"],
-    # A list holds names, not expressions: none of these is there.
+    # A list holds names and not expressions, so these match nothing.
     [r".*q_proj"],
     ["q_pro."],
     # These match no module, or one that is not a linear layer.
@@ -69,7 +70,7 @@ PATTERNS: tuple[dict[str, int], ...] = (
     {r"model\.layers\.(0|2)\.mlp\.\w+": 3},
     {"^lm_head": 2, "^q_proj": 3, "model.embed_tokens|o_proj": 5},
     {r"[qk]_proj|1\.self_attn\.v_proj": 2, r"\d\.mlp\.up_proj$": 6},
-    # They close the group that peft puts them into.
+    # These close the group into which peft puts them.
     {"model)|(lm_head": 2},
     {"": 2, ".": 3, "lm_hea": 4, "nothing.*": 5, "q_proj": 6},
 )
@@ -110,7 +111,7 @@ def ours(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pefts(model: LlamaForCausalLM, fields: dict[str, Any]) -> dict[str, Any]:
-    """What peft adapts: {path: [rank, alpha]}, or {} when it refuses."""
+    """Returns what peft adapts: {path: [rank, alpha]}, or {} if it refuses."""
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, task_type="CAUSAL_LM", **fields)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -156,7 +157,7 @@ def test_excluded_modules(model: LlamaForCausalLM) -> None:
         for targets in (".*_proj", "all-linear", ["v_proj", "q_proj"])
         for exclude in excluded
     ]
-    # What peft could not adapt is left out before it tries.
+    # Modules that peft could not adapt are excluded before it tries.
     no_layers = r"model(\.(layers|norm|rotary_emb))?|.*(\d|attn|mlp|act_fn|layernorm)"
     configs.append({"target_modules": ".*", "exclude_modules": no_layers})
     replies = assert_equal_choice(model, configs)
@@ -179,13 +180,13 @@ def test_layers_to_transform(model: LlamaForCausalLM) -> None:
     configs.append({**configs[0], "rank_pattern": {r".*\.[3-5]\..*": 2}})
     replies = assert_equal_choice(model, configs)
     assert not any("error" in reply for reply in replies)
-    # peft takes the layers only beside a list.
+    # peft accepts the layers only together with a list.
     (reply,) = ours([{"target_modules": ".*q_proj", "layers_to_transform": [1]}])
     assert "layers_to_transform is [1]" in reply["error"]
 
 
-# What random expressions are made of: pieces of paths and whatever has a meaning
-# in one of the two languages.
+# Random expressions consist of pieces of paths and of characters that have a
+# meaning in one of the two languages.
 PIECES = (
     *("q_proj", "model", "layers", "self_attn", "mlp", "lm_head", "_proj", "1", "k"),
     *(r"\.", r"\d", r"\w", r"\W", r"\D", r"\b", r"\B", r"\A", r"\Z", r"\z", r"\s"),
@@ -211,7 +212,7 @@ NAMES = tuple(
 def random_expressions(count: int) -> Iterator[str]:
     draw = random.Random(16)
     for _ in range(count):
-        # Most of them match something, so that most of them say something.
+        # Most of them match something, so that most of them test something.
         pieces = [draw.choice(PIECES) for _ in range(draw.randint(1, 5))]
         base = draw.choice((".*_proj", r".*\.q_proj", "lm_head", NAMES[0], ""))
         at = draw.randint(0, len(base))
@@ -219,7 +220,8 @@ def random_expressions(count: int) -> Iterator[str]:
 
 
 def chosen(expression: str, field: str) -> list[str] | None:
-    """Names that peft's own functions choose, or None when Python refuses."""
+    """Returns the names that peft's own functions select, or None if Python
+    refuses."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -234,7 +236,8 @@ def chosen(expression: str, field: str) -> list[str] | None:
 
 @pytest.mark.parametrize("field", ("target_modules", "rank_pattern"))
 def test_random_expressions_mean_what_python_says(field: str) -> None:
-    """Whatever is accepted chooses as Python does; what is refused says why."""
+    """Every accepted expression selects as in Python, and every refusal has a
+    reason."""
     expressions = [e for e in random_expressions(12000) if "all-linear" not in e]
     if field == "target_modules":
         configs: list[dict[str, Any]] = [{field: e} for e in expressions]
@@ -247,7 +250,8 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         expected = chosen(expression, field)
         if "error" in reply:
             assert field in reply["error"]
-            # Compiled by Python and of use to peft, but not to be had from RE2.
+            # Python compiles the expression and peft could use it, but RE2
+            # does not support it.
             different += bool(expected)
             continue
         assert expected is not None, f"{expression!r}: Python refuses it"

@@ -1,5 +1,5 @@
-"""Adapters whose layers differ, made by peft: what they compute, how they learn,
-and what peft makes of them afterwards."""
+"""Tests adapters made by peft whose layers differ: what they compute, how they
+learn, and how peft reads them afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VARIANTS: dict[str, AdapterShape] = {
                 "^model.layers.0.mlp.up_proj": 6,
                 "^up_proj": 9,
                 "2.mlp.up_proj": 3,
-                # A dot of a key stands for any character.
+                # A dot in a key matches any character.
                 "self.attn.v.proj": 7,
                 "q_proj": 5,
                 "attn.k_proj": 9,
@@ -67,7 +67,8 @@ VARIANTS: dict[str, AdapterShape] = {
         r".*\.(0|2)\.self_attn\.[qv]_proj|.*\.mlp\.(?:up|down)_proj|lm_head",
         options={
             "exclude_modules": r".*\.2\.mlp\..*",
-            # In the order in which peft writes keys: the first that fits counts.
+            # The order is that in which peft writes keys. The first match
+            # counts.
             "rank_pattern": {r"(0|1)\.self_attn\.\w+": 2, r"(up|q)_proj": 6},
             "alpha_pattern": {r"layers\.\d\.mlp\..*": 5, "^lm_head$": 3},
         },
@@ -104,7 +105,7 @@ EMBEDDING: dict[str, AdapterShape] = {
 
 
 def data_of(kind: str, vocab: int) -> list[Any]:
-    """Ragged sequences and a group of completions of one prompt."""
+    """Returns ragged sequences and a group of completions of one prompt."""
     tokens = sequences(kind, model_folder(kind), vocab)
     prompt = random_tokens(vocab, 20, 1)
     tokens += [[*prompt, *random_tokens(vocab, 5 + i, i)] for i in range(3)]
@@ -140,8 +141,8 @@ def check(
     adapter_id: str,
     tmp_path: Path,
 ) -> None:
-    """The adapter of peft, here and there: log-probabilities, gradients, weights
-    after some steps, and the exported folder in peft."""
+    """Compares peft's adapter in the daemon and in peft: log-probabilities,
+    gradients, weights after some steps, and the exported folder in peft."""
     import checkpoints
 
     reference, daemon = reference_for(kind), daemon_for(kind)
@@ -218,7 +219,7 @@ def test_the_embedding(
 def test_the_embedding_in_a_mixed_batch(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """Neighbours in one batch: the embedding of each is its own."""
+    """Adapters in one batch each have their own embedding."""
     import checkpoints
 
     kind = "gemma3"
@@ -244,7 +245,7 @@ def test_the_embedding_in_a_mixed_batch(
 def test_sampling_with_the_embedding(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """Prompt and new tokens run through the cache, in company of the base."""
+    """Prompt and new tokens run through the cache, together with the base model."""
     reference = reference_for(kind)
     prompts = [random_tokens(reference.vocab, 12, seed) for seed in range(4)]
     folder = reference.make_adapter(tmp_path / "a", EMBEDDING["and head"], seed=5)
@@ -273,7 +274,8 @@ def test_sampling_with_the_embedding(
 def test_a_new_embedding_adapter_starts_as_pefts_do(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """A zero, B normal; it learns, and peft reads what was learnt."""
+    """A is zero and B normal. The adapter learns, and peft reads what it has
+    learnt."""
     kind = "llama-tied"
     reference = reference_for(kind)
     data = data_of(kind, reference.vocab)
@@ -289,7 +291,7 @@ def test_a_new_embedding_adapter_starts_as_pefts_do(
         adapter.export(tmp_path / "trained")
     new = read_weights(tmp_path / "new")
     assert not new["model.embed_tokens.lora_embedding_A"].any()
-    # 8 x 64 draws.
+    # There are 8 x 64 draws.
     assert new["model.embed_tokens.lora_embedding_B"].std() == pytest.approx(1, rel=0.1)
     with reference.adapter(tmp_path / "trained") as adapted:
         assert adapted.weights()["model.embed_tokens.lora_embedding_A"].any()

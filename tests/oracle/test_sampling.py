@@ -1,4 +1,5 @@
-"""Sampling against generate(), against itself in company, and against Forward."""
+"""Compares samples with generate(), with samples in other batches, and with
+Forward."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ FAMILIES = (
 
 
 def prompts_of(kind: str, vocab: int) -> list[list[int]]:
-    """Eight prompts of equal length."""
+    """Returns eight prompts of equal length."""
     if kind == SMOLLM2:
         return [p[:PROMPT_TOKENS] for p in passages(model_folder(kind))]
     return [random_tokens(vocab, PROMPT_TOKENS, seed) for seed in range(8)]
 
 
 def scored(adapter: Any, prompt: list[int], tokens: Any, temperature: float) -> Any:
-    """Forward's log-probabilities of sampled tokens."""
+    """Returns Forward's log-probabilities of sampled tokens."""
     import weft
 
     sequence = [*prompt, *(int(token) for token in tokens)]
@@ -137,7 +138,8 @@ def test_a_prefix_from_the_cache_changes_no_logprob(
     import weft
 
     reference = reference_for(kind)
-    # Two whole pages and a bit, longer than the windows of the tiny models.
+    # The prompt has two whole pages and a few tokens, and is longer than the
+    # windows of the tiny models.
     prompt = random_tokens(reference.vocab, 45, 31)
     folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=24)
     with daemon_for(kind).client() as client:
@@ -153,8 +155,8 @@ def test_a_prefix_from_the_cache_changes_no_logprob(
 
         for source in (client, adapter, client, adapter):
             check(source)
-        # Other weights: what the cache has is of the ones before, and would be seen.
-        # A large step would make rounding larger as well.
+        # The step changes the weights, so that a use of the old cache would
+        # show. A large step would also make rounding errors larger.
         before = scored(adapter, prompt, prompt[:20], 1.0)
         adapter.forward_backward([weft.Datum.next_token(prompt)])
         adapter.optim_step(learning_rate=5e-3)

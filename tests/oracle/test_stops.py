@@ -1,5 +1,5 @@
-"""String stops against transformers' StopStringCriteria: random cuts of random texts,
-in the tokens of byte-level and of byte fallback tokenizers."""
+"""Compares string stops with transformers' StopStringCriteria: random parts of
+random texts, in the tokens of byte-level and of byte fallback tokenizers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ WORDS = (
     "the reply ends here and so does this line of code return None if not x: pass\n"
     "stop </s> ### Answer: 42 User: \n\n naïve café über Straße 日本語 end. ok?! {} ;"
 ).split(" ")
-SPACE = "\u2581"  # SentencePiece's.
+SPACE = "\u2581"  # SentencePiece's space.
 
 
 def byte_level(path: Path) -> None:
-    """As GPT-2's."""
+    """Makes a tokenizer like GPT-2's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,7 +47,8 @@ def byte_level(path: Path) -> None:
 
 
 def byte_fallback(path: Path, prefix: bool) -> None:
-    """As Llama 2's and Mistral's, with a space before the text; or as Gemma's."""
+    """Makes a tokenizer like Llama 2's and Mistral's, with a space before the text,
+    or like Gemma's."""
     steps: list[Any] = [normalizers.Replace(" ", SPACE)]
     if prefix:
         steps.insert(0, normalizers.Prepend(SPACE))
@@ -67,16 +68,16 @@ def byte_fallback(path: Path, prefix: bool) -> None:
     trainer = BpeTrainer(
         vocab_size=700,
         special_tokens=named + pieces,
-        # Some characters have no token of their own: their bytes have.
+        # Some characters have no token of their own, but their bytes have.
         limit_alphabet=60,
         show_progress=False,
     )
-    # Words, or whole texts would become one token.
+    # Trains on words, because otherwise whole texts would become one token.
     space = "" if prefix else " "
     words = (space + word for text in texts(300) for word in text.split(" "))
     tokenizer.train_from_iterator(words, trainer)
     told = json.loads(tokenizer.to_str())
-    # Pieces are of the vocabulary, as SentencePiece has them.
+    # Pieces are in the vocabulary, as in SentencePiece's tokenizers.
     told["added_tokens"] = [t for t in told["added_tokens"] if t["content"] in named]
     path.write_text(json.dumps(told))
 
@@ -107,7 +108,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def ask(folder: Path, cases: list[tuple[list[int], str]]) -> list[int]:
-    """Where the server would stop."""
+    """Returns where the server would stop."""
     lines = "".join(
         json.dumps({"tokens": tokens, "stops": [stop]}) + "\n" for tokens, stop in cases
     )
@@ -123,7 +124,8 @@ def ask(folder: Path, cases: list[tuple[list[int], str]]) -> list[int]:
 
 
 def criterion(tokenizer: Any, tokens: list[int], stop: str) -> int:
-    """Where transformers would stop: every row is a beginning of the tokens."""
+    """Returns where transformers would stop. Every row holds the first tokens, one
+    more than the row before."""
     size = len(tokens)
     vocab = tokenizer.get_vocab()
     rows = torch.full((size, size), vocab.get("<0x00>", vocab.get("\u0100")))
@@ -134,8 +136,9 @@ def criterion(tokenizer: Any, tokens: list[int], stop: str) -> int:
 
 
 def cuts(tokenizer: Any, count: int, seed: int) -> list[tuple[list[int], str]]:
-    """Texts, as tokens, with a stop: a part of this text or of another one. Only
-    characters that no token holds a part of: transformers does not see others."""
+    """Returns texts, as tokens, with a stop: a part of this text or of another one.
+    The characters are only those that no token splits, because transformers does
+    not handle others."""
     source = random.Random(seed)
     whole = [text for text in texts(200) if text.isascii()]
     cases = []
@@ -167,7 +170,7 @@ def test_cuts_of_the_models_tokenizer() -> None:
 
 
 def test_added_tokens(folder: Path, tmp_path: Path) -> None:
-    """They are decoded as the others are, whatever they are named."""
+    """Added tokens decode like all others, whatever their names are."""
     added = [
         SPACE * 2,
         f"x{SPACE}y",
@@ -197,7 +200,8 @@ def test_added_tokens(folder: Path, tmp_path: Path) -> None:
 
 
 def test_characters_of_many_tokens(folder: Path) -> None:
-    """Stops within text that is not ASCII, byte by byte where it has no token."""
+    """The stops are in text that is not ASCII, also at single bytes for which there
+    are tokens."""
     tokenizer = tokenizer_of(folder)
     source = random.Random(11)
     cases, expected = [], []

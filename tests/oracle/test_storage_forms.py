@@ -1,5 +1,5 @@
-"""Every family from every form and dtype on disk, against transformers + peft on
-the weights that the dtype rounds to."""
+"""Tests every family from every form and dtype on disk, compared with transformers
++ peft on the weights rounded to this dtype."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ KINDS = (
 )
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 EVERYWHERE = AdapterShape(4, 8.0, (*ALL_LINEAR, "lm_head"))
-LENGTHS = (41, 2, 19)  # Windows are shorter than the first.
+LENGTHS = (41, 2, 19)  # The windows are shorter than the first sequence.
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """One model as a dtype rounds it, and what transformers and peft say."""
+    """One model as a dtype rounds it, with the results of transformers and peft."""
 
     model: Any
     adapter: Path
     tokens: list[list[int]]
-    base_logprobs: list[np.ndarray]  # [N, V] each.
-    adapted_logprobs: list[np.ndarray]  # [N] each.
+    base_logprobs: list[np.ndarray]  # Each is [N, V].
+    adapted_logprobs: list[np.ndarray]  # Each is [N].
     gradients: dict[str, np.ndarray]
 
 
@@ -72,7 +72,7 @@ def _oracle(kind: str, dtype: torch.dtype, root: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def oracle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle]:
-    """Oracles by model and dtype, each made on first use."""
+    """Returns oracles by model and dtype. Each is made on first use."""
     made: dict[tuple[str, str], Oracle] = {}
 
     def get(kind: str, dtype: str) -> Oracle:
@@ -121,12 +121,12 @@ def test_logits_and_gradients_are_the_references(
 
 
 def _parameters(state: dict[str, torch.Tensor], path: Path) -> None:
-    """A dict of Parameters that want gradients."""
+    """Saves a dict of Parameters with requires_grad."""
     torch.save({n: torch.nn.Parameter(t) for n, t in state.items()}, path)
 
 
 def _one_storage(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Views of one flat buffer, by the newest pickle protocol."""
+    """Saves views of one flat buffer, by the newest pickle protocol."""
     flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
     views = torch.split(flat, [tensor.numel() for tensor in state.values()])
     torch.save(
@@ -137,7 +137,7 @@ def _one_storage(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 class _Command:
-    """Unpickles as the return value of a shell command."""
+    """An object whose unpickling runs a shell command and returns the result."""
 
     def __init__(self, command: str):
         self._command = command
@@ -157,7 +157,7 @@ def _legacy(state: dict[str, torch.Tensor], path: Path) -> None:
 def _with_bin(
     kind: str, write: Callable[[dict[str, torch.Tensor], Path], None], folder: Path
 ) -> Path:
-    """A tiny model whose one weight file `write` makes."""
+    """Makes a tiny model whose one weight file `write` writes."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model(kind))
     model.config.save_pretrained(folder)
     write(model.state_dict(), folder / "pytorch_model.bin")

@@ -1,4 +1,4 @@
-"""Ten AdamW steps against torch.optim.AdamW on peft."""
+"""Compares ten AdamW steps with torch.optim.AdamW on peft."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Values of weft's optim_step and what they mean for torch."""
+    """The values of weft's optim_step and their meaning for torch."""
 
     learning_rate: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.95
-    # An element whose gradient is below f32's rounding has no sign that two
-    # programs agree on. With a much smaller eps AdamW makes a whole step of that
-    # sign, and one such element is already more than the bound.
+    # If an element's gradient is below f32's rounding error, two programs do
+    # not agree on its sign. With a much smaller eps, AdamW makes a whole step
+    # of this sign, and one such element already exceeds the bound.
     eps: float = 1e-6
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
@@ -87,7 +87,7 @@ def test_weights_after_ten_steps_of_three_adapters(
 
 
 def _train(adapter: Any, batches: Any, values: Optimizer) -> list[float]:
-    """Gradient norms of the steps, before clipping."""
+    """Returns the gradient norms of the steps, before clipping."""
     norms = []
     for batch in batches:
         adapter.forward_backward(batch)

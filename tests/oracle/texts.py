@@ -1,4 +1,4 @@
-"""Token sequences for the tests."""
+"""Makes token sequences for the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSAGES = (
 
 
 def passages(folder: Path) -> list[list[int]]:
-    """The passages as tokens of the model in `folder`."""
+    """Returns the passages as tokens of the model in `folder`."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -37,13 +37,14 @@ def passages(folder: Path) -> list[list[int]]:
 
 
 def random_tokens(vocab: int, length: int, seed: int) -> list[int]:
-    """`length` ids in [3, vocab): none of the special ones of a tiny model."""
+    """Returns `length` ids in [3, vocab), which has none of a tiny model's special
+    tokens."""
     generator = np.random.default_rng(seed)
     return [int(token) for token in generator.integers(3, vocab, length)]
 
 
 def sequences(kind: str, folder: Path, vocab: int) -> list[list[int]]:
-    """Ragged sequences, the shortest of two tokens."""
+    """Returns ragged sequences, the shortest of two tokens."""
     if kind == "smollm2":
         sizes = (60, 2, 17, 33, 2, 29)
         return [p[:n] for p, n in zip(passages(folder), sizes, strict=False)]
@@ -52,7 +53,7 @@ def sequences(kind: str, folder: Path, vocab: int) -> list[list[int]]:
 
 
 def next_token(tokens: list[int], **values: Any) -> Any:
-    """A weft.Datum that scores every next token."""
+    """Returns a weft.Datum that scores every next token."""
     import weft
 
     return weft.Datum(tokens[:-1], tokens[1:], **values)

@@ -1,7 +1,7 @@
-"""Bounds of the numeric comparisons, and the measures they apply to.
+"""The bounds of the numeric comparisons, and the measures to which they apply.
 
-Nothing here was tuned until a test passed: the promises come from the product
-(they are what users may rely on), the derived bounds from machine epsilon.
+No bound was tuned until a test passed. The promised bounds come from the product,
+whose users may rely on them; the derived bounds follow from machine epsilon.
 """
 
 from __future__ import annotations
@@ -11,31 +11,34 @@ from typing import Any
 
 import numpy as np
 
-# Promised for f32 against transformers + peft.
+# Promised for f32, compared with transformers + peft.
 LOGITS = 1e-3  # Largest absolute difference.
 LOGPROBS = 1e-4  # Largest absolute difference.
-GRADIENTS = 1e-4  # Relative, Frobenius, of every tensor.
-TRAINED_WEIGHTS = 1e-3  # Relative, Frobenius, after ten AdamW steps.
+GRADIENTS = 1e-4  # Relative Frobenius norm, for every tensor.
+TRAINED_WEIGHTS = 1e-3  # Relative Frobenius norm, after ten AdamW steps.
 SAMPLER_VERSUS_TRAINER = 1e-4  # Largest absolute difference of a logprob.
 
 EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7}
 
 
 def logprobs(dtype: str, expected: Any) -> float:
-    """Largest absolute difference of log-probabilities from the `expected` ones of a
-    sequence: promised for f32, the roundings of the largest one else."""
+    """Returns the largest permitted difference of log-probabilities from the
+    `expected` ones of a sequence: the promise for f32, otherwise roundings of the
+    largest one."""
     if dtype == "f32":
         return LOGPROBS
     return summed(dtype, 1) * float(np.max(np.abs(np.asarray(expected))))
 
 
 def gradients(dtype: str) -> float:
-    """GRADIENTS for f32; otherwise the roundings of the terms that add up to them."""
+    """Returns GRADIENTS for f32, otherwise the roundings of the terms of a
+    gradient."""
     return GRADIENTS if dtype == "f32" else summed(dtype, 1)
 
 
 def max_difference(actual: Any, expected: Any) -> float:
-    """Largest absolute difference; infinite when shapes differ or a NaN is in it."""
+    """Returns the largest absolute difference; infinite if shapes differ or there
+    is a NaN."""
     left = np.asarray(actual, dtype=np.float64)
     right = np.asarray(expected, dtype=np.float64)
     if left.shape != right.shape:
@@ -47,7 +50,7 @@ def max_difference(actual: Any, expected: Any) -> float:
 
 
 def relative_difference(actual: Any, expected: Any) -> float:
-    """|actual - expected| / |expected| in the Frobenius norm; 0 / 0 is 0."""
+    """Returns |actual - expected| / |expected| in the Frobenius norm; 0 / 0 is 0."""
     left = np.asarray(actual, dtype=np.float64)
     right = np.asarray(expected, dtype=np.float64)
     if left.shape != right.shape:
@@ -62,18 +65,19 @@ def relative_difference(actual: Any, expected: Any) -> float:
 
 
 def summed(dtype: str, terms: int) -> float:
-    """Relative error of a sum of `terms` rounded numbers: a random walk of
-    roundings, with a factor 8 for the several sums of a layer."""
+    """Returns the relative error of a sum of `terms` rounded numbers: a random walk
+    of roundings, with a factor 8 for the several sums of a layer."""
     return 8.0 * EPSILON[dtype] * math.sqrt(terms)
 
 
 def trained_in_company(dtype: str) -> float:
-    """Relative difference of weights trained in batches of another composition.
+    """Returns the relative difference of weights trained in batches with other
+    sequences.
 
-    Rounding depends on the shape of a batch, so a gradient element g carries
-    noise of about d = 8 eps times the gradient's root mean square. AdamW divides
-    by |g|: elements with |g| below that noise, a fraction d of all, may move the
-    other way by the whole learning rate. The relative difference of what was
-    learnt is then about sqrt(2 d); one factor 2 for momentum.
+    Rounding depends on the shape of a batch, so a gradient element g carries noise
+    of about d = 8 eps times the gradient's root mean square. AdamW divides by |g|.
+    So elements with |g| below that noise, a fraction d of all, may move the other
+    way by the whole learning rate. The relative difference of what was learnt is
+    then about sqrt(2 d). A factor 2 accounts for momentum.
     """
     return 2.0 * math.sqrt(2.0 * 8.0 * EPSILON[dtype])

@@ -26,7 +26,7 @@ TEST(AgreementTest, EveryRankGetsTheFirstErrorAndWhoseItIs) {
     if (group.shard().rank == 3) own = absl::NotFoundError("no such folder");
     EXPECT_THAT(Agree(group, own), IsStatus(absl::StatusCode::kDataLoss,
                                             "rank 2: x.bin is damaged"));
-    // The group is as good as before.
+    // The group still works.
     EXPECT_THAT(Agree(group, absl::OkStatus()), IsOk());
   });
 }

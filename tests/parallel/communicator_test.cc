@@ -68,13 +68,13 @@ TEST(CommunicatorTest, BroadcastsAndSends) {
 TEST(CommunicatorTest, ARankThatIsGoneMakesTheOthersThrow) {
   RunRanks(2, [](Communicator& group) {
     at::Tensor tensor = at::ones({8});
-    group.AllReduce(tensor);  // Until here both are there.
+    group.AllReduce(tensor);  // Both ranks are alive up to here.
     if (group.shard().rank == 1) return;
     EXPECT_THROW(group.AllReduce(tensor), std::exception);
   });
 }
 
-// A socket that listens on a free port of loopback, and which.
+// Returns a socket that listens on a free port of loopback, and the port.
 std::pair<int, int> ListenAnywhere() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{.sin_family = AF_INET,
@@ -98,7 +98,7 @@ TEST(CommunicatorTest, RanksMeetOverTcp) {
     at::Tensor sum = at::full({3}, rank + 1.0f);
     group->AllReduce(sum);
     EXPECT_TRUE(at::equal(sum, at::full({3}, 3.0f)));
-    // The store is rank 0's: it goes last.
+    // Rank 0 has the store, so it leaves last.
     group->Broadcast(sum);
   };
   std::thread other([&] { join(1); });

@@ -42,9 +42,9 @@ TEST(PathExpression, MatchesTheEndOfThePathAfterADot) {
   for (const char* text :
        {"q_proj", "self_attn.q_proj", "1.self_attn.q_proj", kPath,
         "^model.layers.1.self_attn.q_proj", "(q|k)_proj", "q_proj$", ".*",
-        // A dot stands for any character.
+        // A dot matches any character.
         "q.proj", "self.attn.q_proj", "......",
-        // PEFT puts the key into a group, which this one closes.
+        // PEFT puts the key into a group, which this key closes.
         "model)|(nothing"}) {
     EXPECT_TRUE(Matches(text, PathMatch::kEnd)) << text;
   }
@@ -98,10 +98,10 @@ TEST(DiffersInPython, SharedExpressionsAreFree) {
 
 TEST(DiffersInPython, FindsWhatTheOtherReadsOtherwise) {
   for (const char* text :
-       {"\xc3\xa9",    "a\n",  // Letters of Unicode.
+       {"\xc3\xa9",    "a\n",  // Unicode letters.
         "a{,3}",       "a{01}",  "a{1,02}",   "a{",      "{a}",
-        "a{12345}",             // Letters in RE2.
-        "[[:alpha:]]", "[a[]",  // A class in RE2.
+        "a{12345}",             // RE2 reads letters.
+        "[[:alpha:]]", "[a[]",  // RE2 reads a class.
         R"(\60)",      R"(\z)",  R"(\pL)",    R"(\C)",   R"(\Qa\E)",
         R"([\b])",     "a\\",    R"([\w-a])", "a(?i)",   "(?i",
         "(?U)a",       "(?-i)a", "(?-i:a)",   "(?)",     "(?P<1>a)",

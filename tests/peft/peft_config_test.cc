@@ -25,7 +25,7 @@ constexpr ModelShape kShape = {.num_layers = 2,
                                .ffn = 8,
                                .vocab = 10};
 
-// Every field that PEFT 0.21 writes.
+// Returns a file with every field that PEFT 0.21 writes.
 Json Written() {
   return Json::parse(R"({
     "task_type": "CAUSAL_LM", "peft_type": "LORA", "auto_mapping": null,

@@ -49,7 +49,7 @@ PeftFiles Written() {
   return WritePeft(HeadAndDown(), kShape, Counting(HeadAndDown()), "base");
 }
 
-// The files of an adapter whose tensors went through `edit`.
+// Returns the files of an adapter after `edit` has changed its tensors.
 template <typename Edit>
 PeftFiles Edited(Edit edit) {
   PeftFiles files = Written();
@@ -125,7 +125,7 @@ TEST(PeftFormat, SkipsCopiesOfTheBaseAndOtherFiles) {
 }
 
 TEST(PeftFormat, ReadsHalfAndBrainFloats) {
-  // 1.0 in every place.
+  // The bits of 1.0.
   const std::vector<uint16_t> half(40, 0x3c00);
   const std::vector<uint16_t> brain(40, 0x3f80);
   const PeftFiles files = Edited([&](auto& tensors) {
@@ -191,7 +191,7 @@ TEST(PeftFormat, RefusesOtherShapesAndTypes) {
   const auto reshape = [](std::vector<int64_t> shape) {
     return Edited([&](auto& tensors) { tensors[0].view.shape = shape; });
   };
-  // lm_head.lora_A: [2, 4].
+  // The shape of lm_head.lora_A is [2, 4].
   EXPECT_THAT(ReadPeft(reshape({4, 2}), kShape),
               IsStatus(kInvalid, "has shape [4, 2]; expected [2, 4]"));
   EXPECT_THAT(ReadPeft(reshape({8}), kShape),

@@ -35,7 +35,8 @@ absl::StatusOr<LoraConfig> Parse(const PeftJson& changes) {
   return ParsePeftConfig(json.dump(), kShape);
 }
 
-// Paths of what the file adapts; every one of 12 layers unless told.
+// Returns the paths that the file adapts. The model has 12 layers; without
+// changes the file adapts all of them.
 std::vector<std::string> Paths(const PeftJson& changes) {
   const auto config = Parse(changes);
   EXPECT_THAT(config, IsOk());
@@ -64,7 +65,7 @@ TEST(ReadTargets, KeepsTheLayersToTransform) {
                      {"layers_to_transform", {3}},
                      {"layers_pattern", PeftJson::array({"layers"})}}),
               ElementsAre(Q(3)));
-  // A whole path is not asked for its layer.
+  // The layers do not restrict a name that is a whole path.
   EXPECT_THAT(Paths({{"target_modules", {"q_proj", "lm_head"}},
                      {"layers_to_transform", {0}}}),
               ElementsAre(Q(0), "lm_head"));
@@ -174,7 +175,8 @@ TEST(ReadTargets, ExpressionsOfAFileShareABudget) {
   alphas["(" + std::string(1200, 'z') + ")"] = 3;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}, {"alpha_pattern", alphas}}),
               IsStatus(kInvalid, "at most 8192 instructions"));
-  // Paths are free, but no more of them than there can be modules.
+  // A spelled-out path costs nothing, but there may not be more of them than
+  // modules.
   for (int i = 0; i < 105; ++i) ranks[absl::StrCat("other", i)] = 1;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}}), IsOk());
   ranks["one_more"] = 1;

@@ -28,7 +28,7 @@ TrainRequest SomeTrainRequest() {
 }
 
 TEST(DigestTest, Sha256MatchesThePublishedVector) {
-  // FIPS 180-2, appendix B.1.
+  // The vector of FIPS 180-2, appendix B.1.
   EXPECT_EQ(absl::BytesToHexString(Sha256("abc")),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
@@ -64,12 +64,12 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
       [](TrainRequest& r) {
         r.data[0].target_offsets = {0, 1, 2};
       },
-      // The same targets, of other tokens.
+      // The targets are the same but belong to other tokens.
       [](TrainRequest& r) {
         r.data[0].target_offsets = {0, 2, 2};
       },
       [](TrainRequest& r) { r.data.pop_back(); },
-      // The same tokens, cut elsewhere.
+      // The tokens are the same but are divided differently.
       [](TrainRequest& r) {
         r.data[0].tokens = {1};
         r.data[1].tokens = {2, 7};
@@ -100,7 +100,7 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
     other.adamw.*field += 0.25;
     EXPECT_TRUE(is_new(other));
   }
-  // Requests of different types with the same fields differ by type.
+  // Requests with the same fields and different types have different digests.
   EXPECT_TRUE(is_new(SaveCheckpointRequest{.adapter_id = "a", .name = "n"}));
   EXPECT_TRUE(is_new(SaveCheckpointRequest{
       .adapter_id = "a", .name = "n", .overwrite = true}));

@@ -63,12 +63,13 @@ TEST_F(CudaDeviceTest, AllocationsBeyondTheShareFailAndMemoryComesBack) {
   EXPECT_GE(cuda_->LimitTo(1), left);
 }
 
-// In a process of its own, which nothing can be computed in afterwards.
+// Runs in a process of its own, in which nothing can be computed afterwards.
 void LoseTheDevice() {
   const std::unique_ptr<ComputeDevice> cuda =
       MakeComputeDevice(at::Device(at::kCUDA, 0));
   const at::Tensor x = at::zeros({4}, at::TensorOptions().device(at::kCUDA));
-  // Few indices are read as 32 bits, so a larger one may wrap into the range.
+  // Small index ranges are read as 32 bits, so a larger index could wrap into
+  // the range.
   const at::Tensor beyond =
       at::full({1}, int64_t{1} << 20, x.options().dtype(at::kLong));
   const absl::Status before = cuda->CheckAnswers();

@@ -1,4 +1,4 @@
-// Drawing for the rows of a batch.
+// Tests draws from the rows of a batch.
 #include "src/sampling/draw_rows.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,8 @@ using ::weft::testing::Tolerance;
 
 constexpr int64_t kVocab = 700;
 
-// Rows of every kind: greedy, plain, filtered, with a list of likeliest tokens.
+// Returns rules of every kind: greedy, plain, filtered, with a list of
+// likeliest tokens.
 std::vector<DrawRule> SomeRules() {
   std::vector<DrawRule> rules;
   for (const DrawConfig& config :
@@ -63,7 +64,7 @@ TEST(DrawRowsTest, EveryRowIsDrawnByItsOwnRule) {
   }
 }
 
-// The samples of a prompt.
+// The rules are the samples of one prompt.
 TEST(DrawRowsTest, ManyRulesDrawFromOneRow) {
   const at::Tensor logits = SomeLogits();
   std::vector<DrawRule> rules;
@@ -102,12 +103,13 @@ TEST(DrawRowsTest, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(DrawRows(logits.narrow(0, 0, 0), {}).empty());
 }
 
-// No draw of these is so near a border that rounding decides it.
+// No draw here is so near a border that rounding decides it.
 TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   std::vector<DrawRule> rules = SomeRules();
-  rules[2].config.temperature = 1e-60;  // 0 in f32, where it means greedy.
-  // Rows of which one lists its likeliest tokens, and one that does not.
+  rules[2].config.temperature = 1e-60;  // This temperature is 0 in f32, where 0
+                                        // means greedy.
+  // One rule lists its likeliest tokens, and one does not.
   for (const int32_t row : {4, 2}) {
     rules.push_back(
         {.config = {.top_logprobs = 5}, .sample_index = 9, .row = row});
@@ -127,7 +129,7 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   }
 }
 
-// A graph may be made for more rules than there are.
+// A graph may have more places than there are rules.
 TEST(CudaDrawRowsTest, PlacesWithoutARuleAreLeftOut) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   if constexpr (ops::kHasCudaKernels) {

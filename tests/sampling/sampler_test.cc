@@ -16,7 +16,7 @@
 namespace weft::sampling {
 namespace {
 
-// For logits that can be drawn from.
+// Draws from logits from which a token can be drawn.
 DrawResult Draw(absl::Span<const float> logits, const DrawConfig& config,
                 float uniform) {
   return DrawToken(logits, config, uniform).value();
@@ -27,7 +27,8 @@ using ::testing::ElementsAre;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kJustBelowOne = 1.0F - 0x1p-24F;
 
-// Logits of a rough bell over the ids, from a counter: no two runs differ.
+// Returns logits in the form of a rough bell over the ids. A counter makes
+// them, so all runs are equal.
 std::vector<float> SomeLogits(size_t vocab, float spread) {
   std::vector<float> logits(vocab);
   for (size_t i = 0; i < vocab; ++i) {
@@ -50,7 +51,8 @@ std::vector<double> Softmax(const std::vector<float>& logits,
   return p;
 }
 
-// Counts of each token over evenly spaced uniforms, the ends included.
+// Counts how often each token is drawn for evenly spaced uniforms, including
+// the ends.
 std::vector<int> Counts(const std::vector<float>& logits,
                         const DrawConfig& config, int draws) {
   std::vector<int> counts(logits.size(), 0);
@@ -97,7 +99,7 @@ TEST(CounterUniformTest, DependsOnEveryArgumentAndStaysBelowOne) {
     ASSERT_LT(u, 1.0F);
     sum += u;
   }
-  // Five standard deviations of the mean of kDraws uniforms.
+  // The bound is five standard deviations of the mean of kDraws uniforms.
   EXPECT_NEAR(sum / kDraws, 0.5, 5 * std::sqrt(1.0 / 12 / kDraws));
 }
 
@@ -109,9 +111,10 @@ struct DistributionCase {
 
 class DistributionTest : public ::testing::TestWithParam<DistributionCase> {};
 
-// Pearson's statistic of draws against the exact distribution. Mean = degrees
-// of freedom d, deviation sqrt(2 d): five of them is one failure in millions,
-// and the generator is fixed, so none at all.
+// Pearson's statistic compares draws with the exact distribution. Its mean is
+// the number d of degrees of freedom, and its deviation sqrt(2 d). Five
+// deviations are exceeded once in millions of runs, and the generator is fixed,
+// so the test never fails by chance.
 TEST_P(DistributionTest, DrawsMatchTheSoftmaxByChiSquare) {
   const auto& [name, vocab, config] = GetParam();
   const std::vector<float> logits = SomeLogits(vocab, 3);
@@ -190,7 +193,7 @@ TEST(DrawTokenTest, TopKKeepsTheLikeliestAndLowerIdsOnTie) {
 }
 
 TEST(DrawTokenTest, TopPKeepsTheShortestPrefixThatReachesIt) {
-  // Probabilities 0.5, 0.25, 0.125, 0.125.
+  // The probabilities are 0.5, 0.25, 0.125, 0.125.
   const float ln2 = std::log(2.0F);
   const std::vector<float> logits = {-2 * ln2, -ln2, -3 * ln2, -3 * ln2};
   EXPECT_THAT(Support(logits, {.top_p = 0.4}), ElementsAre(1));
@@ -204,7 +207,7 @@ TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
   const float ln2 = std::log(2.0F);
   const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -3 * ln2};
   // The first token has 2/3 of the weight of the best two, which is enough for
-  // 0.6. It has less than 0.6 of the weight of all.
+  // 0.6. It has less than 0.6 of the whole weight.
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.6}), ElementsAre(0));
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.7}), ElementsAre(0, 1));
 }
@@ -212,7 +215,8 @@ TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
 TEST(DrawTokenTest, TopPGrowsPastItsFirstCandidatesOnFlatLogits) {
   const std::vector<float> flat(5000, 0.5F);
   const DrawConfig config{.top_p = 0.5};
-  // Equal logits: order of id, so the last kept token is the 2500th.
+  // For equal logits the order is that of ids, so the last kept token is the
+  // 2500th.
   EXPECT_EQ(Draw(flat, config, 0).token, 0);
   EXPECT_NEAR(Draw(flat, config, kJustBelowOne).token, 2499, 1);
 }

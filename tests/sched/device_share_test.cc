@@ -33,14 +33,15 @@ TEST(DeviceShareTest, GivesTheDeviceToTheOnlyKindWithWork) {
 
 TEST(DeviceShareTest, IdleTimeEarnsNoCreditForEitherKind) {
   DeviceShare device(0.5);
-  // Training alone for an hour, then decoding alone for a second.
+  // Training runs alone for an hour, and then decoding alone for a second.
   EXPECT_FALSE(device.ChooseDecode(true, false));
   device.AddTraining(absl::Hours(1));
   EXPECT_FALSE(device.ChooseDecode(true, false));
   EXPECT_TRUE(device.ChooseDecode(false, true));
   device.AddDecoding(absl::Seconds(1));
   EXPECT_TRUE(device.ChooseDecode(false, true));
-  // Now both: training's hour alone is no debt, and decoding's second none.
+  // Now both have work. Training's hour alone is no debt, and neither is
+  // decoding's second.
   EXPECT_FALSE(device.ChooseDecode(true, true));
   device.AddTraining(absl::Seconds(2));
   EXPECT_TRUE(device.ChooseDecode(true, true));
@@ -50,7 +51,7 @@ TEST(DeviceShareTest, WhatArrivesDuringATurnIsNext) {
   DeviceShare device(0.5);
   for (int i = 0; i < 5; ++i) {
     EXPECT_FALSE(device.ChooseDecode(/*can_train=*/true, /*can_decode=*/false));
-    // A sample arrives while this micro-batch runs, is short, and ends.
+    // A short sample arrives while this micro-batch runs, and ends.
     device.AddTraining(absl::Seconds(2));
     EXPECT_TRUE(device.ChooseDecode(true, true));
     device.AddDecoding(absl::Milliseconds(20));

@@ -1,4 +1,5 @@
-// Refusals of Enqueue: codes and messages. What is accepted: scenarios/.
+// Tests the refusals of Enqueue: codes and messages. scenarios/ tests what is
+// accepted.
 #include <algorithm>
 #include <cmath>
 
@@ -100,7 +101,8 @@ TEST(TenantLimitsTest, AreNamedWhenReached) {
                        "max_queue_requests_per_tenant is 2"));
 }
 
-// However many tenants flood, one more gets in, and the queue stays bounded.
+// However many tenants flood, one more tenant is accepted, and the queue stays
+// bounded.
 TEST(TenantLimitsTest, NeverShutOutATenant) {
   Scheduler scheduler({.queue = {.max_requests = 64,
                                  .max_tokens = 640,

@@ -1,4 +1,5 @@
-// Work of an adapter whose tensors are elsewhere: it waits, others go on.
+// Tests work of an adapter whose tensors are elsewhere: it waits, and other
+// work continues.
 #include <optional>
 #include <string>
 #include <vector>

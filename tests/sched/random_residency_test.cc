@@ -1,5 +1,5 @@
-// Random work, failures and deletions against the residency policy, beside a
-// model of the locations, the requests for slots and the uses. Memory limits
+// Compares the residency policy under random work, failures and deletions with
+// a model of the locations, the requests for slots and the uses. Memory limits
 // always hold, the right adapter moves, and every adapter is served.
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@ struct Model {
   Demand demand;
   bool served = false;
   uint64_t last_use = 0;
-  int64_t waiting = 0;  // Requests.
+  int64_t waiting = 0;  // Number of requests.
   uint64_t bytes = 0;
 };
 
@@ -45,7 +45,7 @@ class World {
       Advance();
       if (testing::Test::HasFailure()) return;
     }
-    // Without new work everything is served at last.
+    // Without new work, everything is served in the end.
     for (int round = 0; round < 10000 && Outstanding() > 0; ++round) Advance();
     EXPECT_EQ(Outstanding(), 0);
     EXPECT_FALSE(residency_.has_waiters());
@@ -69,7 +69,7 @@ class World {
     asked_[name] = uses_;
   }
 
-  // New adapters, work, cancellations, deletions.
+  // Makes new adapters, work, cancellations and deletions.
   void Disturb() {
     const std::string name = "a" + std::to_string(Uniform(0, 9));
     const auto it = models_.find(name);
@@ -97,7 +97,7 @@ class World {
     }
   }
 
-  // The device works, moves end, new ones begin.
+  // The device works, some moves end, and new ones begin.
   void Advance() {
     for (auto& [name, model] : models_) {
       if (model.demand.busy && Uniform(0, 1) == 0) {
@@ -185,7 +185,7 @@ class World {
     }
   }
 
-  // But for those who are on the way out.
+  // Does not count adapters that are leaving.
   void ExpectFirstInLine(const std::string& name) {
     const auto first = std::ranges::find_if(line_, [&](const std::string& n) {
       return n[0] == '+' || n == name || !models_.at(n).move.has_value();
@@ -198,7 +198,7 @@ class World {
   void ExpectRightVictim(const std::string& name) {
     const Model& victim = models_.at(name);
     EXPECT_FALSE(victim.demand.busy);
-    // Those on the way out need no room yet.
+    // Adapters that are leaving need no room yet.
     const auto first = std::ranges::find_if(line_, [&](const std::string& n) {
       return n[0] == '+' || !models_.at(n).move.has_value();
     });
@@ -251,8 +251,8 @@ class World {
   Residency residency_;
   std::map<std::string, Model> models_;
   std::map<uint64_t, std::string> tickets_;
-  std::deque<std::string> line_;  // Names that asked; "+": a new adapter.
-  std::map<std::string, uint64_t> asked_;  // After so many uses.
+  std::deque<std::string> line_;  // Names that asked. "+" is a new adapter.
+  std::map<std::string, uint64_t> asked_;  // The count of uses when each asked.
   uint64_t next_ticket_ = 0;
   uint64_t uses_ = 0;
 };

@@ -1,7 +1,7 @@
-// Random clients against the scheduler: numbers out of order, losses, cancels,
-// deadlines and failures, of a few tenants. Whatever happens, every adapter's
-// effects are those of its steps, each applied once, in order across barriers;
-// no tenant queues beyond its limits, none is refused below its share.
+// Random clients use the scheduler: numbers out of order, losses, cancels,
+// deadlines and failures, with a few tenants. Every adapter's effects must be
+// those of its steps, each applied once, in order across barriers. No tenant
+// may queue beyond its limits, and none is refused below its share.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -23,14 +23,15 @@ struct Step {
   std::vector<int64_t> datum_tokens;
 };
 
-// An adapter with a script of numbered steps; its client sends them in any
-// order within a window and sends again what was lost.
+// An adapter with a script of numbered steps. Its client sends them in any
+// order within a window, and sends lost ones again.
 struct Client {
   std::string name;
   std::string tenant;
   std::vector<Step> script;               // Step n is script[n - 1].
-  std::set<uint64_t> missing;             // Not accepted at the moment.
-  std::map<uint64_t, int64_t> data_done;  // For steps that have started.
+  std::set<uint64_t> missing;             // Steps that are not accepted now.
+  std::map<uint64_t, int64_t> data_done;  // Data done of steps that have
+                                          // started.
   std::set<uint64_t> applied;
 };
 
@@ -140,7 +141,7 @@ class World {
     }
   }
 
-  // Holds the answer to a request against what waited before it.
+  // Checks the answer to a request, given what waited before it.
   void CheckRoom(const std::string& tenant, int64_t tokens,
                  const absl::Status& answer) {
     std::set<std::string> tenants = {tenant};
@@ -206,7 +207,8 @@ class World {
     }
   }
 
-  // Everything before the work, up to the last barrier, has been applied.
+  // Checks that everything before the work, up to the last barrier, has been
+  // applied.
   void CheckOrder(uint64_t id, bool barrier) {
     Accepted& work = accepted_.at(id);
     work.started = true;

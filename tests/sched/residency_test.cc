@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using enum AdapterLocation;
 
-// Adapters of ten bytes and what they have to do.
+// Adapters of ten bytes, and the work that they have.
 class ResidencyTest : public ::testing::Test {
  protected:
   void Start(int max_resident, uint64_t host_bytes = 0) {
@@ -29,7 +29,7 @@ class ResidencyTest : public ::testing::Test {
         [](AdapterKey) { return uint64_t{10}; });
   }
 
-  // Makes room and the adapter in it; returns the moves as text.
+  // Makes room and creates the adapter there. Returns the moves as text.
   std::vector<std::string> Create(const std::string& adapter) {
     residency_->WantSlot(++tickets_);
     std::vector<std::string> moves = Settle();
@@ -54,7 +54,7 @@ class ResidencyTest : public ::testing::Test {
     residency_->Used(Key(adapter), kTraining);
   }
 
-  // All moves until there are none, each successful at once.
+  // Makes all moves until there are none. Each succeeds at once.
   std::vector<std::string> Settle() {
     std::vector<std::string> moves;
     while (const std::optional<Move> move = Next()) {
@@ -195,7 +195,7 @@ TEST_F(ResidencyTest, WhoCannotLeaveStaysAndTheFirstInLineIsTold) {
   residency_->WantSlot(8);
   residency_->WantSlot(9);
   const std::optional<Move> out = Next();
-  // Work that came while it was about to leave can run again.
+  // Work that arrived while the adapter was about to leave can run again.
   demands_["a"].ready = kTraining;
   EXPECT_TRUE(residency_->Want(Key("a")));
   const std::optional<SlotWaiter> failed = residency_->Finished(*out, false);
@@ -236,7 +236,7 @@ TEST_F(ResidencyTest, WhoIsRemovedWhileItMovesFreesItsSlot) {
   EXPECT_FALSE(residency_->IsUnderway(*out));
   EXPECT_THAT(Settle(), ElementsAre("slot"));
   Add("a");
-  // Another adapter of that name has nothing to do with the old move.
+  // A new adapter with that name has nothing to do with the old move.
   EXPECT_FALSE(residency_->Finished(*out, true).has_value());
   EXPECT_TRUE(residency_->CanRun(Key("a")));
 }

@@ -32,7 +32,7 @@ int64_t Number(const std::string& text) {
   return value;
 }
 
-// Value of `key=value` among the words, or `fallback`.
+// Returns the value of `key=value` among the words, or `fallback`.
 std::string Option(const Words& words, const std::string& key,
                    const std::string& fallback) {
   for (const std::string& word : words) {
@@ -55,7 +55,7 @@ std::string Ids(const std::vector<uint64_t>& ids) {
   return ids.empty() ? "none" : absl::StrJoin(ids, " ");
 }
 
-// "10x3,7" are data of 10, 10, 10 and 7 tokens.
+// "10x3,7" means data of 10, 10, 10 and 7 tokens.
 std::vector<int64_t> DataTokens(const std::string& text) {
   std::vector<int64_t> tokens;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
@@ -93,7 +93,7 @@ std::string PlanText(const Plan& plan) {
 
 class Interpreter {
  public:
-  // What the command line answers, as the right side of `->`.
+  // Returns the answer to the command line, which `->` compares.
   std::string Run(const Words& words) {
     const std::string& command = words[0];
     const auto handler = handlers_.find(command);
@@ -133,7 +133,7 @@ class Interpreter {
     return "";
   }
 
-  // Ids "1-40" are forty requests; the answer is the last one's.
+  // Ids "1-40" mean forty requests. The answer is the last one's.
   std::string EnqueueAll(WorkKind kind, const Words& words) {
     const std::vector<std::string> ids = absl::StrSplit(words.at(1), '-');
     std::string answer;
@@ -173,12 +173,12 @@ class Interpreter {
 
   using Shares = std::map<std::string, int64_t>;
 
-  // Tokens served, by adapter.
+  // Returns the tokens served, by adapter.
   static std::string SharesText(const Shares& shares) {
     return absl::StrJoin(shares, " ", absl::PairFormatter(" "));
   }
 
-  // Runs a number of plans; requests are never cut.
+  // Runs a number of plans. Requests are never divided.
   std::string RunPlans(const Words& words) {
     Shares shares;
     for (int64_t i = 0; i < Number(words.at(1)); ++i) {
@@ -247,7 +247,7 @@ class Interpreter {
 
   absl::Time now_ = absl::UnixEpoch();
   std::unique_ptr<Scheduler> scheduler_;
-  std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // By request.
+  std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // Keys: requests.
   const std::map<std::string, Handler> handlers_ = {
       {"options", [this](const Words& w) { return Options(w); }},
       {"adapter",
@@ -342,7 +342,7 @@ TEST_P(ScenarioTest, GivesTheExpectedAnswers) {
         absl::StrSplit(code.substr(0, arrow), ' ', absl::SkipWhitespace());
     if (words.empty()) continue;
     const std::string answer = interpreter.Run(words);
-    // A command without `->` must succeed; its answer is of no interest.
+    // A command without `->` must succeed, whatever its answer.
     if (arrow == std::string::npos) {
       EXPECT_FALSE(absl::StrContains(answer, "unknown command") ||
                    absl::StrContains(answer, "_"))

@@ -1,4 +1,4 @@
-// A head alone against a dense log-softmax in f64.
+// Compares a head alone with a dense log-softmax in f64.
 #include "src/scoring/head_scorer.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kHidden = 2304;
 constexpr int64_t kVocab = 101;
 
-// Gemma 2 with a softcap that bends most logits; no layer is in the file.
+// Gemma 2 with a softcap that bends most logits. The file has no layer.
 constexpr char kConfig[] =
     R"({"model_type": "gemma2", "vocab_size": 101, "num_hidden_layers": 26,
         "final_logit_softcapping": 2.5})";
@@ -59,7 +59,7 @@ TEST_F(HeadScorerTest, ScoresLikeADenseLogSoftmax) {
   const auto scores = scorer->Score(hidden, targets,
                                     {.temperature = 0.7, .want_entropy = true});
   ASSERT_THAT(scores, IsOk());
-  // A product of kHidden terms, then an exponential of it.
+  // The error is that of a product of kHidden terms and of its exponential.
   const double bound =
       testing::Tolerance(testing::kEpsilonF32, kHidden, 2.5 / 0.7);
   EXPECT_LE((scores->logprobs_R - expected).abs().max().item<double>(), bound);

@@ -25,7 +25,7 @@ class AdapterServiceTest : public ServerTest {
     return status;
   }
 
-  // Sends `messages` and closes; returns the status of the import.
+  // Sends `messages` and closes the stream. Returns the status of the import.
   grpc::Status Import(const std::vector<v1::ImportAdapterRequest>& messages,
                       v1::ImportAdapterResponse* response) {
     grpc::ClientContext context;
@@ -84,7 +84,7 @@ TEST_F(AdapterServiceTest, CreateKeepsTheTenant) {
   request.set_adapter_id("new");
   v1::Adapter adapter;
   ASSERT_TRUE(Create(request, &adapter).ok());
-  EXPECT_EQ(adapter.tenant(), "new");  // One of its own.
+  EXPECT_EQ(adapter.tenant(), "new");  // The adapter is its own tenant.
   request.set_tenant("alice");
   EXPECT_EQ(Create(request, &adapter).error_code(),
             grpc::StatusCode::ALREADY_EXISTS);
@@ -318,7 +318,7 @@ TEST_F(AdapterServiceTest, ImportsAreBoundedTogether) {
   const grpc::Status status = Import(messages, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("--max-import-bytes 4194304"));
-  // What it held is given back.
+  // The bytes that the import held are free again.
   messages.resize(4);
   EXPECT_TRUE(Eventually([&] { return Import(messages, &response).ok(); }));
 }

@@ -1,4 +1,5 @@
-// Tokens, over the wire: who gets in, and which names they see.
+// Tests tokens over a connection: which calls are permitted, and which names
+// callers see.
 #include <unistd.h>
 
 #include <filesystem>
@@ -30,7 +31,7 @@ class AuthTest : public ServerTest {
       : file_(absl::StrCat(::testing::TempDir(), "/weft_tokens_", getpid())) {}
   ~AuthTest() override { std::filesystem::remove(file_); }
 
-  // A token of the scopes, in the file.
+  // Adds a token with these scopes to the file and returns it.
   std::string AddToken(const std::string& id, const std::string& tenant,
                        std::set<Scope> scopes,
                        absl::Time expires = absl::InfiniteFuture()) {
@@ -56,7 +57,7 @@ class AuthTest : public ServerTest {
       context->AddMetadata("authorization", "Bearer " + token);
   }
 
-  // Calls a method with an empty message, which every method accepts as such.
+  // Calls a method with an empty message, which every method can parse.
   grpc::Status Call(const std::string& path, const std::string& token) {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;
@@ -73,7 +74,7 @@ class AuthTest : public ServerTest {
     grpc::ByteBuffer reply;
     call->Read(&reply, this);
     queue.Next(&tag, &ok);
-    // A stream that began to answer was let in; a watch never ends.
+    // A stream that began to answer was permitted. A watch never ends.
     if (ok && absl::EndsWith(path, "Watch")) return grpc::Status::OK;
     grpc::Status status;
     call->Finish(&status, this);
@@ -114,8 +115,8 @@ class AuthTest : public ServerTest {
   std::vector<TokenRecord> records_;
 };
 
-// Every method of every service that the server has: those of reflection, and
-// health, whose descriptors are not linked in.
+// Returns every method of every service on the server. The descriptors of
+// reflection and health are not linked in, so their methods are listed here.
 std::vector<std::string> AllMethods() {
   std::vector<std::string> paths = {"/grpc.health.v1.Health/Check",
                                     "/grpc.health.v1.Health/Watch"};
@@ -134,7 +135,7 @@ std::vector<std::string> AllMethods() {
 }
 
 TEST(RpcPolicyTest, EveryMethodHasOne) {
-  // The services of the package are those that AllMethods names.
+  // The package has exactly the services that AllMethods names.
   const auto* const pool = google::protobuf::DescriptorPool::generated_pool();
   int services = 0;
   for (const char* const file :
@@ -261,7 +262,7 @@ TEST_F(AuthTest, TenantsHaveNamesOfTheirOwn) {
   EXPECT_EQ(adapter.tenant(), "birch");
   EXPECT_EQ(Create("y", a, "birch").error_code(),
             grpc::StatusCode::PERMISSION_DENIED);
-  // Nobody but an admin writes the engine's names.
+  // Only an admin may use the engine's names.
   EXPECT_EQ(Create("birch~y", a).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_TRUE(Create("birch~z", admin, "", &adapter).ok());
@@ -279,7 +280,8 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   ServerOptions options = TestOptions();
   options.auth_tokens_file = file_;
   options.max_calls_per_tenant = 2;
-  options.max_tokens_per_second_per_tenant = 1;  // Ten in advance.
+  options.max_tokens_per_second_per_tenant = 1;  // A burst of ten tokens is
+                                                 // permitted.
   StartServer(options);
   AttachEngine();
   ASSERT_TRUE(Create("a", a).ok());
@@ -299,7 +301,7 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   const grpc::Status refused = train(a);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("--max-calls-per-tenant"));
-  grpc::ClientContext context;  // A call that does not need the engine.
+  grpc::ClientContext context;  // This call does not need the engine.
   Bear(&context, b);
   v1::GetAdapterRequest get;
   get.set_adapter_id("a");
@@ -309,7 +311,7 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   one.join();
   two.join();
   EXPECT_TRUE(first.ok() && second.ok());
-  // Six tokens are spent; the fourth step of three each goes into debt.
+  // Six tokens are spent. The fourth step of three tokens goes into debt.
   EXPECT_TRUE(train(a).ok());
   EXPECT_TRUE(train(a).ok());
   const grpc::Status over = train(a);
@@ -332,7 +334,7 @@ TEST_F(AuthTest, MessagesHaveTheCallersNames) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("'x'"));
   EXPECT_THAT(status.error_message(), Not(HasSubstr("acme~")));
-  // What programs read is there, and has the same names.
+  // The details for programs are there and have the caller's names.
   EXPECT_THAT(status.error_details(), HasSubstr("google.rpc.ErrorInfo"));
   EXPECT_THAT(status.error_details(), Not(HasSubstr("acme~")));
 }

@@ -1,4 +1,4 @@
-// The daemon's life in a child process, driven by signals.
+// Tests the daemon from start to end in a child process, which gets signals.
 #include "server/daemon.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // Runs RunDaemon in a fork of this single-threaded process. "Threadsafe" death
-// tests would do the same, but cannot send signals.
+// tests would do the same but cannot send signals.
 class DaemonProcess {
  public:
   explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5)
@@ -64,8 +64,8 @@ class DaemonProcess {
     return false;
   }
 
-  // Liveness as a client finds it. Asks in a process of its own: after gRPC has
-  // run in this one it must not fork.
+  // Returns the liveness that a client sees. Asks in a separate process,
+  // because this one must not fork after gRPC has run in it.
   int Liveness() const {
     std::ifstream file(port_file_);
     std::string address;
@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartCanned(const EngineOptions&,
   return std::make_unique<CannedEngine>();
 }
 
-// An engine that never gets done.
+// Starts an engine that never finishes.
 absl::StatusOr<std::unique_ptr<Engine>> StartStuck(const EngineOptions&,
                                                    prometheus::Registry*) {
   auto engine = std::make_unique<CannedEngine>();
@@ -170,8 +170,8 @@ TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 
-// The daemon's liveness some time after an engine is there whose heartbeat is
-// that old and stands still.
+// Returns the daemon's liveness after an engine has started whose heartbeat is
+// `age` old and does not advance.
 int LivenessAfterHang(absl::Duration age) {
   DaemonProcess daemon(
       [age](const EngineOptions&,
@@ -227,8 +227,8 @@ TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
   }
 }
 
-// Runs a follower that sleeps for `seconds`, before or after it has met rank 0,
-// sends it SIGTERM and waits for its end.
+// Runs a follower that sleeps for `seconds`, before or after it has met rank 0.
+// Sends it SIGTERM and returns how long it took to end.
 absl::Duration TimeToEnd(bool has_met, double seconds, int* exit_status) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -265,7 +265,7 @@ TEST(DaemonTest, AFollowerThatHasMetRank0LeavesSignalsToIt) {
 }
 
 // Runs a daemon whose other rank ends at once, while loading takes `seconds`.
-// Returns the log, and checks the exit status.
+// Checks the exit status and returns the log.
 std::string LogOfAStartWithoutARank(double seconds) {
   const std::string log =
       absl::StrCat(::testing::TempDir(), "/weft_daemon_log_", getpid());
@@ -274,7 +274,7 @@ std::string LogOfAStartWithoutARank(double seconds) {
     dup2(open(log.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600),
          STDERR_FILENO);
     World world;
-    // The other rank is this program, with no test to run.
+    // The other rank is this program, without a test to run.
     std::string program = "rank";
     std::string no_test = "--gtest_filter=-*";
     char* argv[] = {program.data(), no_test.data(), nullptr};
@@ -309,7 +309,7 @@ TEST(DaemonTest, ARankThatEndsWhileLoadingWithoutAReasonEndsTheDaemon) {
 
 TEST(DaemonTest, TakenPortEndsTheDaemon) {
   Settings settings;
-  settings.server.listen = "192.0.2.1:1";  // An address of nobody.
+  settings.server.listen = "192.0.2.1:1";  // No machine has this address.
   settings.server.metrics_listen = "";
   const pid_t pid = fork();
   if (pid == 0) {

@@ -37,7 +37,8 @@ std::string Error(const std::vector<std::string>& args,
   return std::string(Parse(args, environment).status().message());
 }
 
-// A new flag needs a default, a unit and a reason; this list makes one think.
+// A new flag needs a default, a unit and a reason. Whoever changes this list
+// should check that.
 TEST(FlagsTest, ListIsFrozen) {
   std::vector<std::string> names;
   for (const Flag& flag : FlagTable()) names.push_back(flag.name);
@@ -164,7 +165,7 @@ TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
   EXPECT_FALSE(Parse({"--no-insecure"}, environment)->server.insecure);
 }
 
-// A file of settings that lasts as long as the test.
+// A file of settings that exists during the test.
 class ConfigFileTest : public ::testing::Test {
  protected:
   std::string Write(const std::string& text) {

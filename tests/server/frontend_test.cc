@@ -23,7 +23,7 @@ class FrontendTest : public ServerTest {
  protected:
   int Health(const std::string& service) { return HealthOf(channel_, service); }
 
-  // What server reflection answers to "list services", undecoded.
+  // Returns the undecoded answer of server reflection to "list services".
   std::string ListServices() {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;
@@ -36,7 +36,7 @@ class FrontendTest : public ServerTest {
     bool ok = false;
     call->StartCall(this);
     queue.Next(&tag, &ok);
-    // Field 7, list_services = "*".
+    // The bytes encode field 7, list_services = "*".
     const grpc::Slice request("\x3a\x01*", 3);
     call->Write(grpc::ByteBuffer(&request, 1), this);
     queue.Next(&tag, &ok);
@@ -88,7 +88,7 @@ TEST_F(FrontendTest, HealthFollowsTheEngine) {
 TEST_F(FrontendTest, LivenessFollowsTheHeartbeat) {
   StartServer();
   const absl::Time now = absl::Now();
-  // Loading, however long it takes, is no hang.
+  // Loading does not count as a hang, however long it takes.
   frontend_->UpdateLiveness(now + absl::Hours(24));
   EXPECT_EQ(Health("liveness"), kServing);
   AttachEngine();
@@ -101,7 +101,7 @@ TEST_F(FrontendTest, LivenessFollowsTheHeartbeat) {
   frontend_->StartDraining();
   frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(2));
   EXPECT_EQ(Health("liveness"), kNotServing);
-  // It was a long step after all.
+  // The engine continues, because it only ran a long step.
   engine_.HangSince(std::nullopt);
   frontend_->UpdateLiveness(absl::Now());
   EXPECT_EQ(Health("liveness"), kServing);
@@ -287,7 +287,7 @@ TEST_F(FrontendTest, StopsWithoutWaitingForTheMetricsPage) {
     ServerOptions options = TestOptions();
     options.metrics_listen = listen;
     StartServer(options);
-    // civetweb's listening thread is in its wait of 2 s.
+    // civetweb's listening thread is waiting for 2 s now.
     absl::SleepFor(absl::Milliseconds(100));
     const absl::Time start = absl::Now();
     frontend_->Shutdown(absl::ZeroDuration());

@@ -1,4 +1,5 @@
-// Every refusal of the other services: what makes it, its code and its message.
+// Tests every refusal of the other services: its cause, its code and its
+// message.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -134,7 +135,7 @@ TEST(RefusalTest, CreateAdapter) {
         "config.target_modules[1] is q_proj again"}});
 }
 
-// Names that have broken other servers.
+// These names have broken other servers.
 TEST(RefusalTest, BadNames) {
   const std::vector<std::string> names = {"",
                                           "..",
@@ -165,7 +166,7 @@ TEST(RefusalTest, BadNames) {
     request.set_adapter_id(name);
     const absl::Status status = Validate(request, Limits()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    // Control characters and foreign bytes come back escaped.
+    // Control characters and foreign bytes are escaped in messages.
     for (const char c : status.message()) {
       EXPECT_GE(c, ' ');
       EXPECT_LE(c, '~');

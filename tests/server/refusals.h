@@ -1,4 +1,4 @@
-// Tables of refusals: what makes each, its code and its message.
+// Tables of refusals, with the cause, code and message of each.
 #ifndef WEFT_TESTS_SERVER_REFUSALS_H_
 #define WEFT_TESTS_SERVER_REFUSALS_H_
 
@@ -28,7 +28,8 @@ inline RequestLimits Limits() {
           .max_samples = 8};
 }
 
-// A valid message, what spoils it, and how the refusal begins.
+// A valid message, the change that makes it invalid, and the beginning of the
+// refusal.
 template <typename Message>
 struct Row {
   std::string name;
@@ -53,7 +54,8 @@ void ExpectRefusals(const Message& good,
   }
 }
 
-// One sequence of three tokens with all that a policy loss needs.
+// Returns one sequence of three tokens, with everything that a policy loss
+// needs.
 inline v1::ForwardBackwardRequest GoodTrain() {
   v1::ForwardBackwardRequest request;
   request.set_adapter_id("a");

@@ -54,7 +54,7 @@ TEST_F(SamplingServiceTest, FillsInDefaults) {
   grpc::ClientContext first;
   ASSERT_TRUE(sampling_->Sample(&first, request, &response).ok());
   const SampleRequest seen = engine_.last_sample();
-  // 128, or what the context of 32 leaves.
+  // The default is 128, but the context of 32 leaves 31.
   EXPECT_EQ(seen.config.max_tokens, 31);
   EXPECT_EQ(seen.num_samples, 1);
   EXPECT_EQ(seen.config.temperature, 1.0);
@@ -177,8 +177,8 @@ TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
   EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
 }
 
-// A reader that never reads: what it asked for waits merged, not as a message
-// per token, and the server still ends the call when the client leaves.
+// A reader that never reads. Its tokens wait in merged form, and not as one
+// message per token. The server still ends the call when the client leaves.
 TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
   engine_.mutable_info()->context_length = 200000;
   v1::SampleStreamRequest request;

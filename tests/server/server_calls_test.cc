@@ -1,5 +1,5 @@
-// The services' handlers called from several threads, without a connection:
-// what ThreadSanitizer sees of the server.
+// Calls the services' handlers from several threads, without a connection, for
+// ThreadSanitizer.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -33,7 +33,7 @@ EngineInfo InfoWithRoom() {
   return info;
 }
 
-// The class of the generated services that has the handlers.
+// Returns the service as the generated class that has the handlers.
 template <typename Service>
 Service& As(const std::unique_ptr<grpc::Service>& service) {
   return static_cast<Service&>(*service);
@@ -50,7 +50,8 @@ class ServerCallsTest : public ::testing::Test {
     core_.begin_drain = [this] { core_.engine.StartDraining(); };
   }
   ~ServerCallsTest() override {
-    engine_.reset();  // Its reply thread may hold a call that has ended.
+    engine_.reset();  // The engine's reply thread may still hold a call that
+                      // has ended.
     EXPECT_EQ(core_.open_calls, 0);
     EXPECT_EQ(core_.import_bytes, 0);
   }
@@ -98,7 +99,7 @@ class ServerCallsTest : public ::testing::Test {
     return request;
   }
 
-  // As a client whose connection breaks: the step is sent twice.
+  // Sends the step twice, like a client whose connection breaks.
   void Train(const std::string& id, uint64_t step, bool cancel) {
     const v1::ForwardBackwardRequest request = Step(id, step);
     v1::ForwardBackwardResponse response;
@@ -144,7 +145,7 @@ class ServerCallsTest : public ::testing::Test {
     return call.Wait().error_code();
   }
 
-  // Cancels from this thread while the wire finds that writes fail.
+  // Cancels from this thread while the other thread finds that writes fail.
   void Stream(const std::string& id, bool cancel) {
     v1::SampleStreamRequest request;
     *request.mutable_request() = Prompt(id);
@@ -161,7 +162,7 @@ class ServerCallsTest : public ::testing::Test {
     EXPECT_TRUE(cancel || num_tokens == 8) << num_tokens;
   }
 
-  // An export, imported again under another name.
+  // Exports an adapter and imports it under another name.
   void Copy(const std::string& id, const std::string& copy) {
     v1::ExportAdapterRequest request;
     request.set_adapter_id(id);
@@ -210,7 +211,7 @@ class ServerCallsTest : public ::testing::Test {
     EXPECT_EQ(loaded.adapter().last_step(), saved.checkpoint().last_step());
   }
 
-  // What operators look at.
+  // Reads what operators look at.
   void Look() {
     v1::ListAdaptersRequest list;
     list.set_page_size(2);
@@ -248,7 +249,7 @@ class ServerCallsTest : public ::testing::Test {
     SaveAndLoad(id);
   }
 
-  // A step that waits for the one before it, which never comes.
+  // Starts a step that waits for the one before it, which never comes.
   void StartStuck(const std::string& id, DirectUnary* call,
                   v1::ForwardBackwardResponse* response) {
     const v1::ForwardBackwardRequest request = Step(id, 2);
@@ -264,8 +265,8 @@ class ServerCallsTest : public ::testing::Test {
     for (std::thread& thread : clients) thread.join();
   }
 
-  // Outlives the engine, whose reply thread may still be posting to it when a
-  // call has ended.
+  // It outlives the engine, whose reply thread may still post to it when a call
+  // has ended.
   Worker wire_;
   prometheus::Registry registry_;
   std::unique_ptr<CannedEngine> engine_ =
@@ -290,7 +291,7 @@ TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
     DirectUnary stuck(&wire_);
     StartStuck(id, &stuck, &never);
     EXPECT_EQ(Sample(id, /*cancel=*/false), grpc::OK);
-    // The last one drains, while the others sample.
+    // The last client drains while the others sample.
     if (++sampled == kClients) {
       drain.Start(server().Drain(drain.context(), &request, &response));
     }

@@ -125,7 +125,7 @@ double ServerTest::MetricValue(const std::string& sample) const {
 
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel,
              const std::string& service) {
-  // The messages have the wire format of the wrapper types.
+  // The messages have the same encoding as the wrapper types.
   grpc::TemplatedGenericStub<google::protobuf::StringValue,
                              google::protobuf::Int32Value>
       stub(channel);

@@ -1,5 +1,4 @@
-// A server in this process with a canned engine behind it, and stubs to call
-// it.
+// A server in this process over a canned engine, and stubs to call it.
 #ifndef WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
 #define WEFT_TESTS_SERVER_SERVER_FIXTURE_H_
 
@@ -24,9 +23,9 @@ class ServerTest : public ::testing::Test {
   ServerTest();
   ~ServerTest() override;
 
-  // Small limits, free ports.
+  // Returns options with small limits and free ports.
   static ServerOptions TestOptions();
-  // Options with a metrics page.
+  // Returns options with a metrics page.
   static ServerOptions MetricsOptions();
 
   void StartServer(const ServerOptions& options = TestOptions());
@@ -34,17 +33,19 @@ class ServerTest : public ::testing::Test {
   // Starts the server, attaches the engine and creates an adapter "a".
   void StartReadyServer(const ServerOptions& options = TestOptions());
 
-  // A valid request on adapter "a": one sequence of three tokens.
+  // Returns a valid request for adapter "a": one sequence of three tokens.
   static v1::ForwardBackwardRequest GoodStep();
 
-  // Waits up to 5 s for `condition`.
+  // Waits up to 5 s for `condition`. Returns whether it became true.
   static bool Eventually(const std::function<bool()>& condition);
 
-  // The metrics page, and the value of one of its samples (-1: not there).
+  // Return the metrics page, and the value of one of its samples (-1 if it is
+  // not there).
   std::string Scrape() const;
   double MetricValue(const std::string& sample) const;
 
-  // Destroyed in reverse: the server before the engine it calls.
+  // Members are destroyed in reverse order, so the server ends before the
+  // engine that it calls.
   CannedEngine engine_;
   std::shared_ptr<prometheus::Registry> registry_;
   std::unique_ptr<Frontend> frontend_;
@@ -55,14 +56,14 @@ class ServerTest : public ::testing::Test {
   std::unique_ptr<v1::ServerService::Stub> server_;
 };
 
-// Health of a service by grpc.health.v1; minus the status code when the check
-// fails.
+// Returns the health of a service by grpc.health.v1, or minus the status code
+// if the check fails.
 inline constexpr int kServing = 1;
 inline constexpr int kNotServing = 2;
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel,
              const std::string& service);
 
-// Bytes of little-endian floats, and back.
+// Convert bytes to little-endian floats and back.
 std::vector<float> Floats(const std::string& raw);
 template <typename T>
 std::string Raw(const std::vector<T>& values) {
@@ -70,7 +71,7 @@ std::string Raw(const std::vector<T>& values) {
           values.size() * sizeof(T)};
 }
 
-// The value of a trailer, or "".
+// Returns the value of a trailer, or "".
 std::string Trailer(const grpc::ClientContext& context, const std::string& key);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Every refusal of soft targets, K per token or ragged.
+// Tests every refusal of soft targets, with K per token or ragged.
 #include <cstdint>
 #include <string>
 
@@ -130,7 +130,7 @@ TEST(RefusalTest, ATokenHasAtMost1024Targets) {
   }
 }
 
-// The index in a message is the datum's, also in Forward.
+// The index in the message is that of the datum, also for Forward.
 TEST(RefusalTest, NamesTheDatumAtFault) {
   v1::ForwardRequest good;
   good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);

@@ -23,7 +23,7 @@ TEST(StatusConversionTest, LongMessagesAreCutAtACharacter) {
   const std::string plain(2000, 'x');
   EXPECT_EQ(ToGrpcStatus(absl::InternalError(plain)).error_message().size(),
             kMaxStatusMessageBytes);
-  std::string wide = "x";  // Puts the cut inside a two-byte character.
+  std::string wide = "x";  // Moves the cut into a two-byte character.
   for (int i = 0; i < 1000; ++i) wide += "\xC3\xA9";
   const std::string message =
       ToGrpcStatus(absl::InternalError(wide)).error_message();

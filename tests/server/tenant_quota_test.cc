@@ -26,7 +26,7 @@ TEST(TenantQuotaTest, CountsCallsOfEachTenant) {
 TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
   TenantQuota quota(/*max_calls=*/0, /*tokens_per_second=*/100);
   const absl::Time start = absl::FromUnixSeconds(1000);
-  // Ten seconds' worth is there; more than that goes into debt.
+  // The credit is ten seconds' worth; spending more puts the tenant in debt.
   EXPECT_THAT(quota.Spend("a", 1500, start), IsOk());
   EXPECT_THAT(quota.Spend("a", 1, start),
               IsStatus(kExhausted, "in credit again in 5s"));
@@ -38,7 +38,7 @@ TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
   EXPECT_THAT(quota.Spend("a", 1, start + absl::Seconds(4.9)),
               IsStatus(kExhausted, "in 100ms"));
   EXPECT_THAT(quota.Spend("a", 1000, start + absl::Seconds(5.1)), IsOk());
-  // Credit does not grow beyond the burst, nor by a clock that goes back.
+  // Credit grows neither beyond the burst nor when the clock goes back.
   const absl::Time later = start + absl::Hours(1);
   EXPECT_THAT(quota.Spend("a", 1000, later), IsOk());
   EXPECT_THAT(quota.Spend("a", 1, later - absl::Hours(1)),

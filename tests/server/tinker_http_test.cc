@@ -1,4 +1,4 @@
-// The HTTP server under the Tinker front, with handlers of its own.
+// Tests the HTTP server of the Tinker front, with the test's own handlers.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-// The tables of the Tinker front, without a server: futures, the ledger, samples
-// that wait.
+// Tests the tables of the Tinker front without a server: futures, the ledger,
+// and samples that wait.
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -50,7 +50,7 @@ TEST_F(TinkerFuturesTest, AnswersAllWhoWaitAndAllWhoComeLater) {
   Retrieve("f");
   ASSERT_EQ(replies_.size(), 3u);
   for (const HttpReply& reply : replies_) EXPECT_EQ(reply.body, R"({"a":1})");
-  // Their long polls have ended already.
+  // The futures' long polls have ended already.
   for (const auto& give_up : later_) give_up();
   EXPECT_EQ(replies_.size(), 3u);
 }

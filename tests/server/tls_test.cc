@@ -37,10 +37,11 @@ class TlsTest : public ServerTest {
     return options;
   }
 
-  // Health over a new connection; `own` is the client's certificate.
+  // Returns the health over a new connection. `own` is the client's
+  // certificate.
   int Health(const Identity& authority, const Identity& own = {}) {
     grpc::ChannelArguments arguments;
-    // Else a channel of equal arguments would share the connection.
+    // Otherwise a channel with equal arguments would share the connection.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return HealthOf(grpc::CreateCustomChannel(
                         frontend_->address(),
@@ -82,7 +83,7 @@ TEST_F(TlsTest, NewFilesServeNewConnectionsWithoutARestart) {
   StartServer(TlsOptions(MakeIdentity(authority_, "server")));
   const Identity next = MakeAuthority("second");
   const Identity renewed = MakeIdentity(next, "server");
-  // A key without its certificate, however long, changes nothing.
+  // A new key without its certificate changes nothing, however long it waits.
   Write("key.pem", renewed.key);
   absl::SleepFor(absl::Milliseconds(1800));
   EXPECT_EQ(Health(authority_), kServing);

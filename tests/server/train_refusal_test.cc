@@ -1,4 +1,4 @@
-// Every refusal of TrainingService: what makes it, its code and its message.
+// Tests every refusal of TrainingService: its cause, its code and its message.
 #include <cmath>
 #include <cstdint>
 #include <string>

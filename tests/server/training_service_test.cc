@@ -130,7 +130,7 @@ TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
   }
 }
 
-// Every token may be without targets: the sequence is then only read.
+// No token has targets, so the sequence is only read.
 TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->clear_targets();

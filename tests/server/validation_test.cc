@@ -26,7 +26,7 @@ TEST(ValidationTest, AMillionTokensTakeMilliseconds) {
     datum->set_targets_le(std::string(kTokens * 4, '\1'));
     datum->set_weights_le(std::string(kTokens * 4, '\1'));
   }
-  // 0x01010101 is out of range: the ids are set to what is not.
+  // The bytes 0x01010101 would be out of range, so the ids get valid values.
   for (v1::Datum& datum : *request.mutable_data()) {
     for (size_t i = 2; i < datum.tokens_le().size(); i += 4) {
       for (std::string* ids :
@@ -48,7 +48,7 @@ TEST(ValidationTest, AMillionTokensTakeMilliseconds) {
   }
   RecordProperty("milliseconds", std::to_string(best_ms));
   std::printf("1M tokens validated in %.2f ms\n", best_ms);
-  // Generous: the machine may be busy, a sanitizer on.
+  // The limit is generous, because the machine may be busy or a sanitizer on.
   EXPECT_LT(best_ms, 200);
 }
 

@@ -54,7 +54,7 @@ TEST_P(MemoryPlanTest, CountsWhatTheLargestAdapterHolds) {
 TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
   const auto split = PlanMemory(sizes_, 8 * kGiB, &options_);
   ASSERT_TRUE(split.ok()) << split.status();
-  // A tiny model needs no more than this.
+  // A tiny model needs no more than the default.
   EXPECT_EQ(options_.max_resident_adapters, kDefaultResidentAdapters);
   EXPECT_EQ(options_.kv_cache_bytes, options_.max_decode_sequences *
                                          (64 / kPageTokens) *
@@ -125,9 +125,9 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, MemoryPlanTest,
                          ::testing::Values(at::kFloat, at::kBFloat16),
                          weft::testing::DtypeName);
 
-// Published models in bf16 on devices of published sizes. What the model has is
-// counted off from nine tenths of the device; a sixteenth of the rest and
-// 512 MiB are the reserve.
+// Published models in bf16 on devices of published sizes. The available memory
+// is nine tenths of the device minus the model. The reserve is 512 MiB plus a
+// sixteenth of it.
 ModelSizes Llama8B() {
   return {.config = *model::ParseModelConfig(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -177,33 +177,37 @@ absl::StatusOr<MemorySplit> PlanFor(const ModelSizes& sizes,
 
 TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   const ModelSizes llama = Llama8B();
-  // 8,030,261,248 parameters.
+  // The model has 8,030,261,248 parameters.
   EXPECT_EQ(model::WeightBytes(llama.config, 2), 16'060'522'496);
-  // Rank 64 times, per layer, inputs and outputs of q (8192), k and v (5120
-  // each), o (8192), gate, up and down (18432 each), and twice 132,352 of
-  // embedding and head: 184,713,216 parameters of 5 x 4 + 2 bytes.
+  // The bytes are rank 64 times, per layer, inputs plus outputs of q (8192), k
+  // and v (5120 each), o (8192), gate, up and down (18432 each), plus twice
+  // 132,352 for embedding and head. This makes 184,713,216 parameters of 5 x 4
+  // + 2 bytes.
   EXPECT_EQ(LargestAdapterBytes(llama, 64), 22 * int64_t{184'713'216});
-  // A token has 32 layers of keys and values in 8 heads of 128 features.
+  // A token has keys and values in 32 layers, with 8 heads of 128 features.
   EXPECT_EQ(executor::PageBytes(llama.config, 2, /*page_tokens=*/1), 131'072);
-  // 64 rows of logits twice in f32; four of 4096, three of 14336, two of 6144.
+  // 64 rows have logits twice in f32, and four tensors of 4096, three of 14336
+  // and two of 6144.
   EXPECT_EQ(DecodeGraphBytes(llama, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336 + 2 * 6144)));
   EXPECT_EQ(DecodeGraphBytes(llama, {.decode_graphs = false}), 0);
   ModelSizes shared = llama;
   shared.tensor_size = 2;
   EXPECT_EQ(DecodeGraphBytes(shared, {}), 0);
-  // SmolLM2 ties its head: 134,515,008 parameters, once. Each of the 61 norms
-  // of 576 has 128 bytes more, so that the next begins at a multiple of 256.
+  // SmolLM2 ties its head, so its 134,515,008 parameters count once. Each of
+  // the 61 norms of 576 takes 128 bytes more, so that the next one begins at a
+  // multiple of 256.
   EXPECT_EQ(model::WeightBytes(SmolLm().config, 2), 269'030'016 + 61 * 128);
 }
 
 TEST(PublishedModelsTest, Llama8BOn80GB) {
-  // 77,309,411,328 - 16,060,522,496 - 67,108,864 = 61,181,779,968 are left, of
-  // them 4,360,732,160 reserve. One adapter of 4,063,690,752, one context of
-  // 17,179,869,184, which is 64 sequences of 2048 tokens as well, graphs of
-  // 74,842,112, and 4096 tokens without recomputation: 32 layers of
-  // 390,070,272 and 1,091,895,296 for the head. That leaves 21,928,501,760:
-  // five adapters more, and too little for 5120 tokens or a sixth.
+  // 77,309,411,328 - 16,060,522,496 - 67,108,864 = 61,181,779,968 bytes are
+  // left, of which 4,360,732,160 are the reserve. One adapter takes
+  // 4,063,690,752. One context takes 17,179,869,184, which also holds 64
+  // sequences of 2048 tokens. Graphs take 74,842,112. 4096 tokens without
+  // recomputation take 32 layers of 390,070,272 plus 1,091,895,296 for the
+  // head. That leaves 21,928,501,760: enough for five more adapters, and too
+  // little for 5120 tokens or a sixth adapter.
   const MemorySplit split = *PlanFor(Llama8B(), k80GB);
   EXPECT_EQ(split.reserve, 4'360'732'160);
   EXPECT_EQ(split.batch_tokens, 4096);
@@ -219,15 +223,16 @@ TEST(PublishedModelsTest, Llama8BOn80GB) {
 }
 
 TEST(PublishedModelsTest, LongBatchesOfTheOperatorsOn80GB) {
-  // 26,846,707,712 for 8192 tokens, 13,272,563,712 more than for 4096: two
-  // adapters beside the one that must be.
+  // 8192 tokens take 26,846,707,712, which is 13,272,563,712 more than 4096
+  // tokens. So there are two adapters beside the required one.
   const MemorySplit batch =
       *PlanFor(Llama8B(), k80GB, {.max_batch_tokens = 8192});
   EXPECT_EQ(batch.batch_tokens, 8192);
   EXPECT_EQ(batch.recomputed_layers, 0);
   EXPECT_EQ(batch.num_adapters, 3);
   EXPECT_EQ(batch.batch_limit, Limit::kFlag);
-  // Six adapters leave 15,184,192,000 of it: 17 layers of 713,031,680 less.
+  // Six adapters leave 15,184,192,000 for activations, so 17 layers of
+  // 713,031,680 are recomputed.
   const MemorySplit both = *PlanFor(
       Llama8B(), k80GB, {.max_resident_adapters = 6, .max_batch_tokens = 8192});
   EXPECT_EQ(both.num_adapters, 6);
@@ -236,10 +241,10 @@ TEST(PublishedModelsTest, LongBatchesOfTheOperatorsOn80GB) {
 }
 
 TEST(PublishedModelsTest, Llama8BOn141GB) {
-  // 103,312,224,688 without the reserve of 7,460,143,952; what must be and the
-  // first three steps leave 68,419,678,640, eight adapters 39,973,843,376. With
-  // the 13,574,144,000 of 4096 tokens these are enough for 15,360 tokens
-  // (50,285,133,824), not for 16,384.
+  // 103,312,224,688 remain without the reserve of 7,460,143,952. The required
+  // parts and the first three steps leave 68,419,678,640, and eight adapters
+  // leave 39,973,843,376. With the 13,574,144,000 of 4096 tokens this is enough
+  // for 15,360 tokens (50,285,133,824), but not for 16,384.
   const MemorySplit split = *PlanFor(Llama8B(), k141GB);
   EXPECT_EQ(split.num_adapters, 8);
   EXPECT_EQ(split.batch_tokens, 15'360);
@@ -249,15 +254,16 @@ TEST(PublishedModelsTest, Llama8BOn141GB) {
 }
 
 TEST(PublishedModelsTest, Llama8BOn24GB) {
-  // 7,065,192,038 beside the model, less than one whole context.
+  // 7,065,192,038 are left beside the model, which is less than one whole
+  // context.
   EXPECT_THAT(std::string(PlanFor(Llama8B(), k24GB).status().message()),
               AllOf(HasSubstr("4063690752 for an adapter (--max-rank)"),
                     HasSubstr("17179869184 for keys and values "
                               "(--kv-cache-bytes, --max-context)"),
                     HasSubstr("594935808 for activations (--memory-budget")));
-  // A context of 8192 takes 1,073,741,824, an adapter of rank 16 1,015,922,688;
-  // 3,981,222,400 remain for activations: 13,459,865,600 for 4096 tokens less
-  // 27 layers' 353,763,328.
+  // A context of 8192 takes 1,073,741,824, and an adapter of rank 16 takes
+  // 1,015,922,688. 3,981,222,400 remain for activations: 13,459,865,600 for
+  // 4096 tokens minus 353,763,328 for each of 27 layers.
   const MemorySplit split =
       *PlanFor(Llama8B(), k24GB, {.max_rank = 16, .max_context_tokens = 8192});
   EXPECT_EQ(split.batch_tokens, 4096);
@@ -269,10 +275,11 @@ TEST(PublishedModelsTest, Llama8BOn24GB) {
 }
 
 TEST(PublishedModelsTest, Qwen8BOn80GB) {
-  // 56,563,412,608 without the reserve. An adapter of 4,280,320,000, a context
-  // of 6,039,797,760, graphs of 86,179,840 and 4096 tokens without
-  // recomputation, 15,587,966,976. The cache takes 13,287,555,072 more for 64
-  // sequences of 2048 tokens; 17,281,592,960 are left for four adapters.
+  // 56,563,412,608 remain without the reserve. An adapter takes 4,280,320,000,
+  // a context 6,039,797,760, graphs 86,179,840, and 4096 tokens without
+  // recomputation 15,587,966,976. The cache takes 13,287,555,072 more for 64
+  // sequences of 2048 tokens. The remaining 17,281,592,960 are enough for four
+  // adapters.
   const MemorySplit split = *PlanFor(Qwen8B(), k80GB);
   EXPECT_EQ(split.batch_tokens, 4096);
   EXPECT_EQ(split.recomputed_layers, 0);
@@ -283,10 +290,10 @@ TEST(PublishedModelsTest, Qwen8BOn80GB) {
 }
 
 TEST(PublishedModelsTest, SmallModelsHaveAllThatIsOfUse) {
-  // 20,952,219,304 without the reserve of a device of 24 GiB: 4096 tokens
-  // (1,885,044,736), 64 sequences of 2048 (3,019,898,880), graphs, eight
+  // 20,952,219,304 remain without the reserve of a device of 24 GiB. 4096
+  // tokens (1,885,044,736), 64 sequences of 2048 (3,019,898,880), graphs, eight
   // adapters (569,868,288 each) and 16,384 tokens (6,639,882,752) leave
-  // 6,707,195,048, which is eleven adapters more.
+  // 6,707,195,048, which is enough for eleven more adapters.
   const MemorySplit small = *PlanFor(SmolLm(), k24GB);
   EXPECT_EQ(small.batch_tokens, 16'384);
   EXPECT_EQ(small.recomputed_layers, 0);

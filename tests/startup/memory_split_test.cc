@@ -14,8 +14,8 @@ using ::testing::HasSubstr;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-// About a model of 8 billion parameters in 32 layers on a device of 80 GB.
-// Recomputed in all layers, micro-batches need 2, 2, 4 and 8 GiB.
+// About a model of 8 billion parameters in 32 layers on a device of 80 GB. With
+// all layers recomputed, the micro-batches need 2, 2, 4 and 8 GiB.
 MemoryNeeds Large() {
   return {.available = 56 * kGiB,
           .adapter = 3 * kGiB,
@@ -37,9 +37,10 @@ MemorySplit Split(const MemoryNeeds& needs) {
 }
 
 TEST(SplitMemoryTest, GoesInTheOrderOfTheHeader) {
-  // The reserve is 512 MiB and a sixteenth: 4. Adapter, context and shortest
-  // batch leave 43 GiB, graphs 42, a batch of 4096 tokens 34, the cache 30,
-  // seven adapters 9: not the 10 for a batch of 8192. Three adapters more.
+  // In GiB: the reserve is 4, which is 512 MiB plus a sixteenth. Adapter,
+  // context and shortest batch leave 43, graphs 42, a batch of 4096 tokens 34,
+  // the cache 30, and seven adapters 9. That is less than the 10 for a batch of
+  // 8192, so there are three more adapters.
   const MemorySplit split = Split(Large());
   EXPECT_EQ(split.reserve, 4 * kGiB);
   EXPECT_EQ(split.batch_tokens, 4096);
@@ -59,9 +60,10 @@ TEST(SplitMemoryTest, GoesInTheOrderOfTheHeader) {
 TEST(SplitMemoryTest, ALongerBatchComesAfterAFewAdapters) {
   MemoryNeeds needs = Large();
   needs.available = 64 * kGiB;
-  // Half a GiB more of reserve, so 7.5 more than above at each step: 16.5 after
-  // eight adapters. 10 of them for a batch of 8192, two adapters, and what is
-  // left is too little for one: the cache has it.
+  // In GiB: the reserve is half a GiB larger, so each step has 7.5 more than
+  // above, and after eight adapters 16.5 are left. A batch of 8192 takes 10,
+  // and two adapters follow. The rest is too little for another adapter and
+  // goes to the cache.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 8192);
   EXPECT_EQ(split.recomputed_layers, 0);
@@ -74,8 +76,9 @@ TEST(SplitMemoryTest, ALongerBatchComesAfterAFewAdapters) {
 TEST(SplitMemoryTest, RecomputesAsFewLayersAsFit) {
   MemoryNeeds needs = Large();
   needs.available = 16 * kGiB;
-  // 1.5 of reserve and the 9 that must be leave 5.5, graphs 4.5: 6.5 for
-  // activations, 3.5 less than none recomputed takes.
+  // In GiB: the reserve of 1.5 and the required 9 leave 5.5, and graphs leave
+  // 4.5. So activations have 6.5, which is 3.5 less than needed without
+  // recomputation.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 4096);
   EXPECT_EQ(split.recomputed_layers, 14);
@@ -91,13 +94,15 @@ TEST(SplitMemoryTest, RecomputesAsFewLayersAsFit) {
 TEST(SplitMemoryTest, AShortBatchIsTheLastResort) {
   MemoryNeeds needs = Large();
   needs.available = 11 * kGiB;
-  needs.batches[1].layer_saving = 128 * kMiB;  // At least 6 GiB.
-  // 9 must be and 1.1875 are the reserve: 0.8125 of the one GiB that keeps all
-  // layers of the short batch, so that six of them are recomputed.
+  needs.batches[1].layer_saving = 128 * kMiB;  // The shortest batch now takes
+                                               // at least 6 GiB.
+  // In GiB: 9 are required and 1.1875 are the reserve. The remaining 0.8125 are
+  // less than the one GiB that would keep all layers of the short batch, so six
+  // layers are recomputed.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 512);
   EXPECT_EQ(split.recomputed_layers, 6);
-  // No room for a GiB.
+  // There is no room for the GiB that graphs take.
   EXPECT_EQ(split.decode_graphs, 0);
   EXPECT_EQ(split.graphs_limit, Limit::kMemory);
 }
@@ -114,14 +119,15 @@ TEST(SplitMemoryTest, NobodyGetsMoreThanIsOfUse) {
   EXPECT_EQ(split.batch_tokens, 16384);
   EXPECT_EQ(split.batch_limit, Limit::kNothing);
   EXPECT_EQ(split.adapters_limit, Limit::kNothing);
-  // Longer sequences may come than any batch is.
+  // Sequences may be longer than any batch.
   EXPECT_GT(split.activations, 40 * kGiB);
   EXPECT_EQ(split.Total(), needs.available);
 }
 
 TEST(SplitMemoryTest, FollowsThePolicyOfRecomputing) {
   MemoryNeeds needs = Large();
-  // --gradient-checkpointing=all: batches as all layers recomputed need them.
+  // With --gradient-checkpointing=all, batches need the memory of all layers
+  // recomputed.
   needs.least_recomputed = 32;
   needs.batches = {{512, 2 * kGiB, 32 * kMiB},
                    {4096, 2 * kGiB + 1, 256 * kMiB},
@@ -130,7 +136,7 @@ TEST(SplitMemoryTest, FollowsThePolicyOfRecomputing) {
   const MemorySplit all = Split(needs);
   EXPECT_EQ(all.batch_tokens, 16384);
   EXPECT_EQ(all.recomputed_layers, 32);
-  // =off: what does not fit without is not done.
+  // With =off, a batch that does not fit without recomputation is not used.
   needs = Large();
   needs.available = 16 * kGiB;
   needs.most_recomputed = 0;
@@ -142,7 +148,7 @@ TEST(SplitMemoryTest, FollowsThePolicyOfRecomputing) {
 TEST(SplitMemoryTest, WhatTheOperatorHasSetStays) {
   MemoryNeeds needs = Large();
   needs.wanted_adapters = 2;
-  needs.wanted_cache = kGiB;  // Less than a context.
+  needs.wanted_cache = kGiB;  // This is less than a context.
   needs.wanted_activations = 4 * kGiB;
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.num_adapters, 2);
@@ -169,8 +175,9 @@ TEST(SplitMemoryTest, ABudgetForNoBatchIsTheOperatorsBusiness) {
 TEST(SplitMemoryTest, ALongBatchOfTheOperatorsRecomputesWhatItMust) {
   MemoryNeeds needs = Large();
   needs.batches = {{16384, 40 * kGiB, 1024 * kMiB}};
-  // 8 must be; 10, as for 4096 tokens, come first: 30 layers recomputed.
-  // Graphs, cache and seven adapters leave 9 GiB, for nine layers.
+  // In GiB: 8 are required, and 10, as for 4096 tokens, come first, so 30
+  // layers are recomputed. Graphs, cache and seven adapters leave 9, which is
+  // enough for nine layers.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 16384);
   EXPECT_EQ(split.activations, 19 * kGiB);

@@ -12,7 +12,7 @@
 namespace weft::sampling {
 namespace {
 
-// Index of the token that ends the sample, or -1.
+// Returns the index of the token that ends the sample, or -1.
 int StopsAt(StopMatcher matcher, const std::vector<int32_t>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (matcher.Push(tokens[i])) return static_cast<int>(i);
@@ -44,7 +44,8 @@ TEST(StopMatcher, StopsAtTheEndOfASequence) {
 
 class ByteStops : public ::testing::Test {
  protected:
-  // Tokens: 0 "a", 1 "b", 2 "ab", 3 " ", 4 and 5 the halves of "é".
+  // The tokens are 0 "a", 1 "b", 2 "ab", 3 " ", and 4 and 5, the two bytes of
+  // "é".
   ByteStops()
       : bytes_(*TokenBytes::Load(
             TokenizerFolder(

@@ -16,7 +16,7 @@ class TokenizerFolder {
         (std::filesystem::temp_directory_path() / "weft_stop_XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
-  // A byte-level BPE with this vocabulary and these added tokens.
+  // Writes a byte-level BPE with this vocabulary and these added tokens.
   explicit TokenizerFolder(const std::string& vocab,
                            const std::string& added_tokens = "[]")
       : TokenizerFolder() {

@@ -1,4 +1,4 @@
-// Keys for adapters that a test knows by name, and back.
+// Maps the names of adapters in a test to keys, and back.
 #ifndef WEFT_TESTS_SUPPORT_ADAPTER_KEYS_H_
 #define WEFT_TESTS_SUPPORT_ADAPTER_KEYS_H_
 
@@ -12,13 +12,13 @@
 
 namespace weft {
 
-// By key. The empty name is the base model's.
+// Names, indexed by key. The base model's name is empty.
 inline std::vector<std::string>& AdapterNames() {
   static std::vector<std::string> names = {""};
   return names;
 }
 
-// The same key for the same name. Threads: not thread-safe.
+// Returns the same key for the same name. Threads: not thread-safe.
 inline AdapterKey Key(std::string_view name) {
   std::vector<std::string>& names = AdapterNames();
   const auto it = std::ranges::find(names, name);

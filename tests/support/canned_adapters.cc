@@ -76,7 +76,8 @@ void CannedAdapters::MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done) {
 absl::StatusOr<AdapterInfo> CannedAdapters::Make(const NewAdapter& made) {
   dispatch::AdapterDesk& desk = dispatcher_.adapters();
   const std::string& id = made.request.adapter_id;
-  // Another adapter may have taken the name or the last slot meanwhile.
+  // Another adapter may have taken the name or the last slot since the first
+  // check.
   const absl::Status taken = desk.CheckNew(id, made.request.tenant);
   if (!taken.ok()) {
     desk.ReturnSlot();

@@ -21,7 +21,7 @@ namespace weft {
 // engine thread. Only the I/O thread uses the map of checkpoints.
 class CannedAdapters {
  public:
-  // All three outlive the last task that is posted to them.
+  // The arguments outlive the last task that is posted to them.
   CannedAdapters(dispatch::Dispatcher* dispatcher, Worker* io, Worker* replies)
       : dispatcher_(*dispatcher), io_(*io), replies_(*replies) {}
 
@@ -41,7 +41,8 @@ class CannedAdapters {
   // is done.
   void Run(const dispatch::StepTask& step);
   void Run(const sched::Move& move);
-  // The version that the request samples from. NOT_FOUND: no such snapshot.
+  // Returns the version from which the request samples. Errors: NOT_FOUND (no
+  // such snapshot).
   [[nodiscard]] absl::StatusOr<uint64_t> Version(
       AdapterKey adapter, const SampleRequest& request) const;
 
@@ -66,7 +67,7 @@ class CannedAdapters {
       done(std::move(result));
     });
   }
-  // Runs `body` on the engine thread. If the engine has ended, replies an
+  // Runs `body` on the engine thread. If the engine has ended, `done` gets an
   // error.
   template <typename T, typename Body>
   void Post(const Callback<T>& done, Body body) {
@@ -79,7 +80,7 @@ class CannedAdapters {
           }
         });
   }
-  // Runs `task` on the I/O thread. A drain waits for it.
+  // Runs `task` on the I/O thread. A drain waits until the task has run.
   void PostIo(std::function<void()> task) {
     io_.Post([hold = dispatcher_.Hold(), task = std::move(task)] { task(); });
   }
@@ -92,7 +93,7 @@ class CannedAdapters {
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
 
-  // I/O thread.
+  // Runs on the I/O thread.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Write(CheckpointInfo info,
                                                      bool overwrite);
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Read(
@@ -101,8 +102,8 @@ class CannedAdapters {
   dispatch::Dispatcher& dispatcher_;
   Worker& io_;
   Worker& replies_;
-  std::map<AdapterKey, Adapter> adapters_;  // Engine thread.
-  // By adapter and name. I/O thread.
+  std::map<AdapterKey, Adapter> adapters_;  // Used by the engine thread.
+  // Keys: adapter and name. Used by the I/O thread.
   std::map<std::pair<std::string, std::string>, CheckpointInfo> checkpoints_;
 };
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
 
-// Few, so that adapters have to move.
+// There are few places, so that adapters must move.
 constexpr int kPlacesOnDevice = 2;
 
 const char* RpcOf(const dispatch::StepTask& step) {

@@ -2,9 +2,9 @@
 // thread and a reply thread, and canned results (canned_results.h) instead of
 // computed ones. For tests of the server and of the clients.
 //
-// The dispatcher is the real one: order of steps, replays, gaps, deadlines,
-// cancellation, drain, moves of adapters. A test may refuse calls, hold work
-// and stop the heartbeat.
+// The real dispatcher handles order of steps, replays, gaps, deadlines,
+// cancellation, drain, and moves of adapters. A test may refuse calls, hold
+// work and stop the heartbeat.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
 #define WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
 
@@ -31,45 +31,46 @@
 
 namespace weft {
 
-// How much work there is room for.
+// Limits on the work that the engine accepts.
 struct CannedLimits {
   sched::QueueLimits queue = {};
-  // Samples that are drawn together; one request may exceed. 0: any number.
+  // Most samples that are drawn together, except that one request may have
+  // more. 0: any number.
   int max_decode_sequences = 0;
 };
 
 class CannedEngine final : public Engine {
  public:
-  // An RPC's name and the number of its step, 0 for none.
+  // An RPC's name and its step number, or 0 if it has none.
   using Call = std::pair<std::string, uint64_t>;
 
   explicit CannedEngine(EngineInfo info = CannedInfo(),
                         CannedLimits limits = {});
   ~CannedEngine() override;
 
-  // Set up before the first call.
+  // Change the info only before the first call.
   EngineInfo* mutable_info() { return &info_; }
 
-  // Refuses the next call of that RPC, or of any RPC if it is empty. Refusals
-  // queue, and the first call that fits a refusal gets it.
+  // Refuses the next call of this RPC, or of any RPC if the name is empty.
+  // Refusals queue, and a call gets the first refusal that fits.
   void FailNext(absl::Status status, std::string rpc = "");
-  // Fails the next step of that RPC that runs.
+  // Fails the next step of this RPC that runs.
   void FailNextRun(absl::Status status, std::string rpc);
-  // The next export sends these files.
+  // Sets the files that the next export sends.
   void ExportNext(PeftFiles files);
   // While held, the engine thread does no work.
   void Hold();
   void Release();
-  // Stops the heartbeat at that time; none: it beats again.
+  // Stops the heartbeat at this time, or starts it again if there is none.
   void HangSince(std::optional<absl::Time> since);
   void FailForGood(absl::Status status);
 
   // Returns the number of calls of Train, OptimStep and Sample without an
-  // answer, and of those whose answer was CANCELLED.
+  // answer, and the number whose answer was CANCELLED.
   [[nodiscard]] size_t num_waiting() const;
   [[nodiscard]] size_t num_cancelled() const;
-  // Return calls in the order of arrival, refused ones included, and steps in
-  // the order in which they ran.
+  // Return the calls in the order of arrival, including refused ones, and the
+  // steps in the order in which they ran.
   [[nodiscard]] std::vector<Call> arrived() const;
   [[nodiscard]] std::vector<Call> applied() const;
   // Returns the number of decode iterations that drew tokens.
@@ -117,7 +118,7 @@ class CannedEngine final : public Engine {
   [[nodiscard]] absl::Time last_heartbeat() const override;
 
  private:
-  // By RPC; an empty name fits all.
+  // Refusals with the RPC's name. An empty name fits every RPC.
   using Refusals = std::deque<std::pair<std::string, absl::Status>>;
 
   // A running sample.
@@ -127,7 +128,7 @@ class CannedEngine final : public Engine {
     int position = 0;
   };
 
-  // Notes the call. If it is refused, answers `done` and returns false.
+  // Records the call. If it is refused, answers `done` and returns false.
   template <typename Result>
   [[nodiscard]] bool Admit(const char* rpc, uint64_t step,
                            const Callback<Result>& done);
@@ -144,14 +145,14 @@ class CannedEngine final : public Engine {
   CancelHandle Submit(Request request, sched::WorkItem item,
                       Callback<StepReply<Result>> done);
 
-  // Engine thread.
+  // The engine thread runs the functions below.
   void Loop();
   void Run(dispatch::Work& work);
   void Train(const dispatch::RunTrain& train);
   void Decode();
   [[nodiscard]] bool HasPlace(const SampleRequest& request) const;
   void Draw(Running& running);
-  // Notes the step. If it must fail, ends it and returns false.
+  // Records the step. If it must fail, ends it and returns false.
   [[nodiscard]] bool Start(const dispatch::StepTask& step);
 
   EngineInfo info_;
@@ -161,7 +162,7 @@ class CannedEngine final : public Engine {
   const RealClock clock_;
   dispatch::Dispatcher dispatcher_;
   CannedAdapters adapters_;
-  std::vector<Running> running_;  // Engine thread.
+  std::vector<Running> running_;  // Used by the engine thread.
 
   mutable Mutex mu_;
   CondVar changed_;
@@ -170,7 +171,8 @@ class CannedEngine final : public Engine {
   std::optional<PeftFiles> next_export_ ABSL_GUARDED_BY(mu_);
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   int64_t num_iterations_ ABSL_GUARDED_BY(mu_) = 0;
-  bool parked_ ABSL_GUARDED_BY(mu_) = false;  // The engine thread, by Hold.
+  bool parked_ ABSL_GUARDED_BY(mu_) = false;  // Hold has stopped the engine
+                                              // thread.
   size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
   size_t num_cancelled_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<Call> arrived_ ABSL_GUARDED_BY(mu_);
@@ -182,7 +184,7 @@ class CannedEngine final : public Engine {
   OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
   SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);
 
-  // Declared last, so that they stop first.
+  // The workers are declared last, so that they stop first.
   Worker replies_;
   Worker io_;
   std::thread thread_;

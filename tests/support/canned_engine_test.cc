@@ -19,7 +19,7 @@ constexpr uint64_t kRounds = 20;
 
 class CannedEngineTest : public ::testing::Test {
  protected:
-  // Counts the call, and its answer later.
+  // Counts the call now, and its answer later.
   template <typename Result>
   Callback<Result> Answered() {
     ++calls_;

@@ -1,4 +1,4 @@
-// The canned engine's answers: fixed functions of the request, so that a test
+// The canned engine's results: fixed functions of the request, so that a test
 // knows every number.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
 #define WEFT_TESTS_SUPPORT_CANNED_RESULTS_H_
@@ -16,8 +16,8 @@ inline constexpr uint64_t kCannedAdapterParameters = 1000;
 inline constexpr uint64_t kCannedCheckpointBytes = 4096;
 inline constexpr double kCannedGradNorm = 2.5;
 
-// A model of two layers, with a vocabulary of 100 and a context of 32 tokens,
-// and places for four adapters.
+// Describes a model of two layers, with a vocabulary of 100, a context of 32
+// tokens, and room for four adapters.
 [[nodiscard]] EngineInfo CannedInfo();
 
 // The log-probability of target t is -(t + 1) / 8, or 0 if its weight is 0. Its
@@ -25,12 +25,12 @@ inline constexpr double kCannedGradNorm = 2.5;
 [[nodiscard]] TrainResult CannedTrain(const TrainRequest& request,
                                       uint64_t step);
 
-// The prompt's first log-probability is 0, all others are -1.
+// Returns 0 for the prompt's first token and -1 for all others.
 [[nodiscard]] std::vector<float> CannedPromptLogprobs(
     const SampleRequest& request);
 
-// One token: sample i counts up from the token i + 1 after the prompt's last
-// one, modulo the vocabulary. Its log-probability is -0.25.
+// Draws one token. Sample i counts up from the token i + 1 after the prompt's
+// last one, modulo the vocabulary. The log-probability is -0.25.
 [[nodiscard]] Sample CannedToken(const SampleRequest& request, int vocab_size,
                                  int sample_index, int position);
 

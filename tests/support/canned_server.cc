@@ -20,14 +20,14 @@ CannedServer::CannedServer()
   options.listen = "127.0.0.1:0";
   options.metrics_listen = "";
   options.model_name = "toy";
-  // value() ends a test whose server cannot listen, and reports why.
+  // If the server cannot listen, value() ends the test and reports why.
   frontend_ = Frontend::Start(options, std::make_shared<prometheus::Registry>())
                   .value();
   frontend_->SetEngine(&engine_);
 }
 
 CannedServer::~CannedServer() {
-  // Releases held work before the server waits for it.
+  // Releases held work, because the server waits for it next.
   engine_.Release();
   frontend_->Shutdown(absl::ZeroDuration());
 }

@@ -11,10 +11,11 @@
 
 namespace weft {
 
-// A model "toy" with room for long prompts and many adapters.
+// Returns the info of a model "toy" with room for long prompts and many
+// adapters.
 [[nodiscard]] EngineInfo RoomyInfo();
 
-// Listens on a free port of the loopback until destruction.
+// Listens on a free port of the loopback interface until destruction.
 class CannedServer {
  public:
   CannedServer();

@@ -1,7 +1,7 @@
 // A call of a service without a connection. A test's thread runs the handler,
-// and another thread replaces gRPC's. ThreadSanitizer sees all of it. With
-// gRPC's own threads, which are not instrumented, it would report many false
-// races.
+// and another thread replaces gRPC's threads, so ThreadSanitizer sees
+// everything. gRPC's own threads are not instrumented, and with them it would
+// report many false races.
 //
 //   DirectUnary call(&wire);
 //   call.Start(service.Drain(call.context(), &request, &response));
@@ -22,27 +22,27 @@
 
 namespace weft {
 
-// The common part of all kinds of calls. `Call` is the interface by which a
-// `Reactor` uses gRPC.
-// Threads: Start from one thread, the others from any after Start. It lives
-// until Wait has returned.
+// The part that all kinds of calls share. `Call` is the interface through which
+// a `Reactor` uses gRPC. Threads: one thread calls Start, and any thread calls
+// the others after Start. The object exists until Wait has returned.
 template <typename Call, typename Reactor>
 class DirectCall : public Call {
  public:
-  // `wire` runs the reactor's reactions, except OnCancel. It outlives the call,
+  // `wire` runs the reactor's callbacks, except OnCancel. It outlives the call,
   // and calls may share it.
   explicit DirectCall(Worker* wire) : wire_(*wire) {}
 
   [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
 
-  // The handler has returned. Its operations on the reactor now take effect.
+  // Call it when the handler has returned. The handler's operations on the
+  // reactor now take effect.
   void Start(Reactor* reactor) {
     reactor_ = reactor;
     this->BindReactor(reactor);
     End();
   }
 
-  // Cancels the call as a client would, unless it has ended.
+  // Cancels the call like a client, unless it has ended.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
     if (!Begin()) return;
     context_.TryCancel();
@@ -50,7 +50,7 @@ class DirectCall : public Call {
     End();
   }
 
-  // The status, once the reactor is gone.
+  // Returns the status when the reactor has been destroyed.
   [[nodiscard]] grpc::Status Wait() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     while (!done_) changed_.Wait(&mu_);
@@ -67,8 +67,8 @@ class DirectCall : public Call {
   void SendInitialMetadata() override {}
 
  protected:
-  // Begins an operation that the reactor outlives. Returns false if the call
-  // has ended.
+  // Begins an operation, during which the reactor stays alive. Returns false if
+  // the call has ended.
   bool Begin() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     if (under_way_ == 0) return false;
@@ -87,7 +87,7 @@ class DirectCall : public Call {
       changed_.NotifyAll();
     });
   }
-  // Runs `task` on the wire. The reactor asked for it, so it is alive.
+  // Runs `task` on the wire. The reactor asked for it, so the reactor is alive.
   template <typename Task>
   void OnWire(Task task) {
     (void)Begin();
@@ -109,7 +109,7 @@ class DirectCall : public Call {
   Worker& wire_;
   Mutex mu_;
   CondVar changed_;
-  int under_way_ ABSL_GUARDED_BY(mu_) = 2;  // The handler and Finish.
+  int under_way_ ABSL_GUARDED_BY(mu_) = 2;  // Counts the handler and Finish.
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mu_);
 };
@@ -117,7 +117,7 @@ class DirectCall : public Call {
 using DirectUnary =
     DirectCall<grpc::ServerCallbackUnary, grpc::ServerUnaryReactor>;
 
-// The server streams.
+// A call in which the server streams.
 template <typename Response>
 class DirectWriter final
     : public DirectCall<grpc::ServerCallbackWriter<Response>,
@@ -147,7 +147,7 @@ class DirectWriter final
   std::vector<Response> received_;  // Belongs to the wire until the end.
 };
 
-// The client streams `requests`, then half-closes.
+// A call in which the client streams `requests` and then half-closes.
 template <typename Request>
 class DirectReader final
     : public DirectCall<grpc::ServerCallbackReader<Request>,

@@ -9,7 +9,8 @@
 
 namespace weft::testing {
 
-// The fourth argument of INSTANTIATE_TEST_SUITE_P: "Float", "BFloat16", ...
+// The fourth argument of INSTANTIATE_TEST_SUITE_P. Returns "Float", "BFloat16",
+// ...
 inline std::string DtypeName(
     const ::testing::TestParamInfo<at::ScalarType>& test) {
   return c10::toString(test.param);

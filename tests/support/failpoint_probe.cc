@@ -1,4 +1,4 @@
-// Passes one failpoint and prints what it did.
+// Passes one failpoint and prints its effect.
 #include <cerrno>
 #include <cstring>
 #include <iostream>

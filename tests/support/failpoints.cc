@@ -21,9 +21,9 @@ namespace weft {
 namespace {
 
 struct Action {
-  std::string name;  // Ends in '*': the beginning of names.
+  std::string name;  // A name, or a prefix that ends in '*'.
   std::string verb;
-  int argument = 0;  // An errno or milliseconds.
+  int argument = 0;  // An errno or a number of milliseconds.
   double probability = 1;
   int64_t first = 1;
   int64_t last = INT64_MAX;
@@ -89,7 +89,8 @@ bool Matches(const Action& action, const std::string& name) {
                       action.name.size() - 1) == 0;
 }
 
-// Every thread that uses files passes it. Created before main.
+// The failpoints, which every thread that uses files passes. Created before
+// main.
 class Failpoints {
  public:
   Failpoints() {
@@ -134,7 +135,7 @@ class Failpoints {
   std::map<std::string, int64_t> hits_;
 };
 
-// Not destroyed, because threads may pass failpoints while the process ends.
+// Never destroyed, because threads may pass failpoints while the process ends.
 Failpoints& All() {
   static auto* const all = new Failpoints;
   return *all;

@@ -3,12 +3,13 @@
 //
 //   files.write=short#3;journal.sync=sleep(50)|err(EIO)@0.1;files.*=kill#17
 //
-// A name, or the beginning of names with `*`, gets actions, separated by `|`:
+// A name, or a prefix of names with `*`, gets actions, separated by `|`:
 //   err(NAME)   the operation fails with this errno
 //   short       a write writes half of its bytes
-//   sleep(MS)   milliseconds
-//   kill        the end of the process, by SIGKILL
-// with @P for a probability, #N for the N-th hit alone, #N-M for some of them.
+//   sleep(MS)   the thread sleeps for MS milliseconds
+//   kill        the process ends by SIGKILL
+// @P gives an action a probability, #N restricts it to the N-th hit, and #N-M
+// to a range of hits.
 //
 // Tests of modules call the functions below. Tests of shipped programs preload
 // libweft_failpoints.so by LD_PRELOAD, which reads WEFT_FAILPOINTS and
@@ -27,7 +28,7 @@ void SetFailpoints(const std::string& text, uint64_t seed = 0);
 // Returns how often this failpoint was passed since SetFailpoints.
 [[nodiscard]] int64_t FailpointHits(const std::string& name);
 
-// Sets failpoints while it lives.
+// Sets failpoints while the object exists.
 class ScopedFailpoints {
  public:
   explicit ScopedFailpoints(const std::string& text) { SetFailpoints(text); }

@@ -18,7 +18,7 @@ class FailpointsTest : public testing::Test {
  protected:
   ~FailpointsTest() override { SetFailpoints(""); }
 
-  // Returns the errno of each of so many hits.
+  // Returns the errno of each of `count` hits.
   static std::vector<int> Hits(const char* name, int count) {
     std::vector<int> errors;
     for (int i = 0; i < count; ++i) {

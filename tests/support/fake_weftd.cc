@@ -133,6 +133,6 @@ int main(int argc, char** argv) {
   const int status =
       weft::Serve(std::vector<std::string>(argv + 1, argv + argc));
   std::fflush(nullptr);
-  // The thread that reads stdin waits for a line.
+  // Does not join the thread that reads stdin, because it waits for a line.
   std::_Exit(status);
 }

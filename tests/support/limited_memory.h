@@ -16,8 +16,8 @@
 
 namespace weft::testing {
 
-// Replaces LibTorch's host allocator while it lives. Counts the bytes of the
-// allocator below it. Tensors may outlive it.
+// Replaces LibTorch's host allocator while the object exists. Counts the bytes
+// of the allocator below it. Tensors may outlive it.
 class LimitedMemory {
  public:
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -30,10 +30,11 @@ class LimitedMemory {
   LimitedMemory(const LimitedMemory&) = delete;
   LimitedMemory& operator=(const LimitedMemory&) = delete;
 
-  // From now on tensors may take at most so many bytes. A further one fails as
-  // with a device's allocator. Any thread.
+  // From now on tensors may take at most `bytes` bytes. Further allocations
+  // fail like a device's allocator. Threads: any.
   void SetLimit(int64_t bytes) { counter_.state->limit = bytes; }
-  // Runs before each allocation, and may throw. Set it while nothing allocates.
+  // Sets a function that runs before each allocation and may throw. Call it
+  // while nothing allocates.
   void SetHook(std::function<void()> hook) {
     counter_.state->hook = std::move(hook);
   }
@@ -50,7 +51,7 @@ class LimitedMemory {
     std::atomic<int64_t> peak = 0;
     std::function<void()> hook;
   };
-  // Precedes a tensor's memory and keeps its alignment.
+  // Precedes a tensor's memory and keeps the memory's alignment.
   struct alignas(64) Header {
     c10::Allocator* below;
     int64_t bytes;
@@ -94,7 +95,7 @@ class LimitedMemory {
   };
 
   c10::Allocator* const below_;
-  Counter& counter_;  // Not freed: tensors refer to it.
+  Counter& counter_;  // Never freed, because tensors refer to it.
 };
 
 }  // namespace weft::testing

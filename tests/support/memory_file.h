@@ -24,7 +24,7 @@ class MemoryFile {
   MemoryFile& operator=(const MemoryFile&) = delete;
   ~MemoryFile() { close(fd_); }
 
-  // Valid in this process while the object lives.
+  // Returns a path that is valid in this process while the object exists.
   [[nodiscard]] std::string path() const {
     return "/proc/self/fd/" + std::to_string(fd_);
   }

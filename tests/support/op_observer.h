@@ -14,9 +14,9 @@
 
 namespace weft::testing {
 
-// Records the operators that its thread calls while it lives, in order,
-// including those that other operators call: "aten::mm". A thread has one at a
-// time.
+// Records the operators that its thread calls while the object exists, in
+// order, including those that other operators call. A name has the form
+// "aten::mm". A thread has one observer at a time.
 class OpObserver {
  public:
   OpObserver()
@@ -34,8 +34,8 @@ class OpObserver {
 
   [[nodiscard]] const std::vector<std::string>& ops() const { return ops_; }
 
-  // Returns the operators that give the host a number or a size from a device,
-  // for which the host waits.
+  // Returns the operators that give the host a number or a size from a device.
+  // The host waits for these.
   [[nodiscard]] std::vector<std::string> HostReads() const {
     static const std::set<std::string> readers = {"aten::_local_scalar_dense",
                                                   "aten::_unique",

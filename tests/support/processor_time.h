@@ -11,8 +11,8 @@ namespace weft {
 
 class ProcessorTime {
  public:
-  // Returns the processor time of all threads since the object was made, scaled
-  // to about that of a build without sanitizers.
+  // Returns the processor time of all threads since the object was created,
+  // scaled to about that of a build without sanitizers.
   [[nodiscard]] double Seconds() const {
 #if defined(ABSL_HAVE_THREAD_SANITIZER)
     constexpr double kSlowdown = 10;

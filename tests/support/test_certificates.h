@@ -6,17 +6,17 @@
 
 namespace weft {
 
-// Both in PEM.
+// A certificate and its key, both as PEM.
 struct Identity {
   std::string certificate;
   std::string key;
 };
 
-// Signs itself, may sign others.
+// Makes a self-signed certificate that may sign others.
 [[nodiscard]] Identity MakeAuthority(const std::string& name);
 
-// For 127.0.0.1 and localhost. It is valid for `days` from now. If `days` is
-// negative, it was valid until now.
+// Makes a certificate for 127.0.0.1 and localhost, valid for `days` from now.
+// If `days` is negative, it was valid until now.
 [[nodiscard]] Identity MakeIdentity(const Identity& authority,
                                     const std::string& name, int days = 1);
 

@@ -1,1 +1,1 @@
-// Exists only so that the precompiled header has a translation unit.
+// The precompiled header needs a translation unit, and this is it.

@@ -9,16 +9,16 @@
 
 namespace weft::testing {
 
-// The distance from 1 to the next number.
+// Each epsilon is the distance from 1 to the next number.
 inline constexpr double kEpsilonF64 = 0x1p-52;
 inline constexpr double kEpsilonF32 = 0x1p-23;
 inline constexpr double kEpsilonBf16 = 0x1p-7;
 
-// Rounding errors of a sum of n terms grow like sqrt(n) epsilon when they are
-// independent; 8 covers a few such operations in a row and the worst element of
-// a test-sized tensor.
-// Arguments: epsilon of the dtype that rounds; terms >= 0 in the longest
-//            reduction (1: elementwise); the largest magnitude on the way.
+// Returns the tolerance. Independent rounding errors of a sum of n terms grow
+// like sqrt(n) epsilon. The factor 8 covers a few such operations in a row and
+// the worst element of a test-sized tensor. Arguments: the epsilon of the dtype
+// that rounds; the number of terms in the longest reduction, >= 0 (1:
+// elementwise); the largest magnitude of an intermediate value.
 [[nodiscard]] inline double Tolerance(double epsilon, int64_t reduction_length,
                                       double magnitude) {
   constexpr double kSafety = 8;
@@ -27,8 +27,9 @@ inline constexpr double kEpsilonBf16 = 0x1p-7;
   return kSafety * epsilon * std::sqrt(terms) * std::max(magnitude, 1e-30);
 }
 
-// The tolerance of a `value` that was added up in f32 and stored in a dtype of
-// epsilon `stored_epsilon`. `magnitude` is the largest number on the way.
+// Returns the tolerance of a value that was summed in f32 and stored in a dtype
+// whose epsilon is `stored_epsilon`. `magnitude` is the largest intermediate
+// number.
 [[nodiscard]] inline double StoredTolerance(double stored_epsilon,
                                             int64_t reduction_length,
                                             double magnitude, double value) {

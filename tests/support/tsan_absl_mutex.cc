@@ -20,7 +20,7 @@ using Method = void (*)(Mutex*);
 #define WEFT_TEXT_OF(name) #name
 #define WEFT_TEXT(name) WEFT_TEXT_OF(name)
 
-// The library's own, by its mangled name.
+// Returns the library's own method, by its mangled name.
 Method Library(const char* method) {
   const std::string inner = WEFT_TEXT(ABSL_OPTION_INLINE_NAMESPACE_NAME);
   const std::string name =

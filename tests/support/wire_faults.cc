@@ -47,8 +47,8 @@ class FaultFactory final
   }
 };
 
-// Adds the interceptor to every server that is built, as reflection adds its
-// service, so that the server under test needs no change.
+// Adds the interceptor to every server that is built, so that the server under
+// test needs no change. Reflection adds its service in the same way.
 class FaultPlugin final : public grpc::ServerBuilderPlugin {
  public:
   std::string name() override { return "weft_wire_faults"; }
@@ -67,7 +67,7 @@ class FaultPlugin final : public grpc::ServerBuilderPlugin {
 }  // namespace
 
 WireFaults& WireFaults::Install() {
-  // Never destroyed: servers may outlive static objects.
+  // Never destroyed, because servers may outlive static objects.
   static WireFaults* const faults = [] {
     grpc::ServerBuilder::InternalAddPluginFactory(
         []() -> std::unique_ptr<grpc::ServerBuilderPlugin> {

@@ -1,5 +1,6 @@
-// Faults between a server and its clients: lost replies, other retry hints.
-// They change what the servers of this process send, after their handlers.
+// Injects faults between a server and its clients: lost replies, other retry
+// hints. They change what the servers of this process send after their
+// handlers.
 #ifndef WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 #define WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 
@@ -18,12 +19,13 @@ namespace weft {
 // Threads: any.
 class WireFaults {
  public:
-  // Returns the only object of this process. Call it before the server starts.
+  // Installs the faults and returns the only object of this process. Call it
+  // before the server starts.
   static WireFaults& Install();
 
   // Removes all faults.
   void Reset() ABSL_LOCKS_EXCLUDED(mu_);
-  // The next call of that RPC runs, and its caller gets this status instead of
+  // The next call of this RPC runs, but its caller gets this status instead of
   // the reply. Repeated calls of LoseReply apply to further calls.
   void LoseReply(std::string rpc, grpc::Status instead)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -55,7 +55,7 @@ def new_client(base: str, **options: Any) -> tuple[Any, Any]:
 
 
 def train(base: str) -> dict[str, Any]:
-    """Losses, accumulation, steps: what test_sdk.py repeats over gRPC."""
+    """Runs the losses, accumulation and steps that test_sdk.py repeats over gRPC."""
     service, client = new_client(base)
     out: dict[str, Any] = {"info": client.get_info().model_dump(mode="json")}
     capabilities = service.get_server_capabilities()
@@ -98,7 +98,7 @@ def refused(base: str) -> dict[str, Any]:
             client.forward_backward(data, loss).result()
         except tinker.RequestFailedError as error:
             messages.append([str(error), str(error.category)])
-    # The numbers of the refused calls leave no gap.
+    # The step numbers of the refused calls leave no gap.
     result = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
     step = client.optim_step(types.AdamParams())
     result.result()
@@ -107,7 +107,8 @@ def refused(base: str) -> dict[str, Any]:
 
 
 def custom(base: str) -> dict[str, Any]:
-    """forward_backward_custom with the loss of cross_entropy gives its gradient."""
+    """Tests that forward_backward_custom with the loss of cross_entropy gives its
+    gradient."""
     norms = []
     for own in (True, False):
         _, client = new_client(base)
@@ -130,7 +131,7 @@ def custom(base: str) -> dict[str, Any]:
 
 
 def sample(base: str) -> dict[str, Any]:
-    """Samples of a snapshot before and after ten further steps."""
+    """Returns samples of a snapshot before and after ten further steps."""
     service, client = new_client(base)
     params = types.AdamParams(learning_rate=1e-2)
 
@@ -180,7 +181,7 @@ def sample(base: str) -> dict[str, Any]:
 
 
 def checkpoints(base: str) -> dict[str, Any]:
-    """Saves, loads, lists, deletes, downloads."""
+    """Saves, loads, lists, deletes and downloads."""
     service, client = new_client(base)
     rest = service.create_rest_client()
     data = [datum(weights=[1.0] * 7)]
@@ -227,8 +228,8 @@ def checkpoints(base: str) -> dict[str, Any]:
 
 
 def survive(base: str) -> dict[str, Any]:
-    """Trains on while the server is killed and started again (twice: the test
-    does so when it reads a line)."""
+    """Trains while the test kills and restarts the server, twice: each time when it
+    reads a line."""
     _, client = new_client(base)
     norms = []
     for number in range(6):
@@ -245,7 +246,7 @@ def survive(base: str) -> dict[str, Any]:
 
 
 def calm(base: str) -> dict[str, Any]:
-    """What survive does, with nobody killed."""
+    """Does what survive does, without kills."""
     _, client = new_client(base)
     norms = []
     for _ in range(6):
@@ -258,7 +259,8 @@ def calm(base: str) -> dict[str, Any]:
 
 
 def back_to_checkpoint(base: str, kill: bool) -> list[float]:
-    """Norms of steps after a load that set the model back, with a kill between."""
+    """Returns the norms of steps after a load that set the model back, with a kill
+    in between."""
     _, client = new_client(base)
 
     def step(weight: float) -> float:
@@ -271,7 +273,7 @@ def back_to_checkpoint(base: str, kill: bool) -> list[float]:
     step(1)
     path = client.save_state("early").result().path
     for _ in range(5):
-        step(2)  # None of these may run again.
+        step(2)  # None of these steps may be replayed.
     client.load_state_with_optimizer(path).result()
     norms = [step(1)]
     if kill:
@@ -288,8 +290,8 @@ def back_killed(base: str) -> dict[str, Any]:
 
 
 def chunks(base: str) -> dict[str, Any]:
-    """One call in many requests, which arrive in no order: the server takes four
-    data at a time, and says so in its configuration."""
+    """Makes one call that consists of many requests, which arrive in no order. The
+    server takes four data at a time, as its configuration says."""
     _, client = new_client(base)
     data = [datum(weights=[1.0 / (1 + i)] * 7) for i in range(30)]
     result = client.forward_backward(data, "cross_entropy")

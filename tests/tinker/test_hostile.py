@@ -1,5 +1,5 @@
-"""What a client of the Tinker API may send by mistake or on purpose: each is
-answered with its status, and the server goes on serving."""
+"""Tests what a client of the Tinker API may send by mistake or on purpose. Each
+request is answered with its status, and the server continues to serve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOMB = "import zstandard,sys; sys.stdout.buffer.write(zstandard.compress(bytes(1
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerDaemon]:
-    """A server that takes bodies of a mebibyte."""
+    """A server that accepts bodies of up to a mebibyte."""
     tinker = TinkerDaemon(
         tmp_path_factory.mktemp("hostile"),
         *("--max-message-bytes", str(MAX_BYTES)),
@@ -133,7 +133,7 @@ def test_a_header_is_refused_before_its_body_comes(
         peer.sendall(header.encode())
         reply = peer.recv(4096)
         assert f" {status} ".encode() in reply and b"Connection: close" in reply
-        # The client may go on, and still finds the reply.
+        # A client that sends the body nevertheless still finds the reply.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             peer.sendall(bytes(size))
     assert is_alive(small)
@@ -206,7 +206,7 @@ def test_connections_have_a_limit(small: TinkerDaemon) -> None:
     finally:
         for peer in held:
             peer.close()
-    # It sees that they have gone when it reads from them.
+    # The server notices that the clients have gone when it reads from them.
     time.sleep(0.5)
     assert is_alive(small)
 

@@ -1,5 +1,5 @@
-"""The unmodified Tinker SDK against the real daemon, and its numbers against
-those of the gRPC client."""
+"""Runs the unmodified Tinker SDK with the real daemon, and compares its numbers
+with those of the gRPC client."""
 
 from __future__ import annotations
 

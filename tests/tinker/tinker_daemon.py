@@ -1,4 +1,4 @@
-"""Daemons with the Tinker API, and the SDK in an environment of its own."""
+"""Daemons with the Tinker API, and the SDK in its own environment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TinkerDaemon:
         }
 
     def begin(self, name: str) -> None:
-        """Has the SDK's process run a program of sdk_script.py."""
+        """Runs a program of sdk_script.py in the SDK's process."""
         if self._sdk is None:
             self._sdk = subprocess.Popen(
                 [str(SDK), str(SCRIPT), "toy"],
@@ -70,7 +70,7 @@ class TinkerDaemon:
         self._sdk.stdin.flush()
 
     def next_line(self) -> str:
-        """What the program says next."""
+        """Returns the program's next line."""
         assert self._sdk is not None and self._sdk.stdout is not None
         line = self._sdk.stdout.readline().strip()
         if not line:
@@ -79,7 +79,7 @@ class TinkerDaemon:
         return line
 
     def result(self) -> Any:
-        """The program's result, which is the last that it says."""
+        """Returns the program's result, which is its last line."""
         line = self.next_line()
         assert line.startswith("result "), line
         return json.loads(line.removeprefix("result "))

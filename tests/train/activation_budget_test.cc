@@ -19,7 +19,7 @@ int Choose(GradientCheckpointing policy, int64_t budget) {
 }
 
 TEST(ChooseRecomputedTest, AutoRecomputesNoMoreThanItMust) {
-  // All kept: 450; each recomputed layer saves 90.
+  // With all layers kept it takes 450. Each recomputed layer saves 90.
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 0), 0);
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 450), 0);
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 449), 1);
@@ -58,7 +58,7 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
   };
   EXPECT_EQ(bytes(20, 0, 8).kept_layer, 2 * bytes(10, 0, 8).kept_layer);
   EXPECT_LT(bytes(10, 0, 8).recomputed_layer, bytes(10, 0, 8).kept_layer / 8);
-  // A head that is larger than a layer, in chunks and whole.
+  // The head is larger than a layer, in chunks and as a whole.
   EXPECT_LT(bytes(1, 1000, 10).working, bytes(1, 1000, 1000).working);
 }
 
@@ -67,17 +67,17 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   const auto working = [&](int64_t element_bytes, const BatchRows& batch) {
     return ActivationsOf(config, element_bytes, /*max_rank=*/8, batch).working;
   };
-  // Where the head is the larger part: logits, and in bf16 a copy of them.
+  // The head is the larger part here: logits and, in bf16, a copy of them.
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
   EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
-  // Two partial sums of a gradient, of up to 2048 rows each: at most four tiles
-  // of 128 features for gate and up's 80, of 16 ranks.
+  // There are two partial sums of a gradient, with up to 2048 rows each: at
+  // most four tiles of 128 features for the 80 of gate and up, with 16 ranks.
   const BatchRows layer = {.rows = 2049};
   const ActivationBytes bf16 = ActivationsOf(config, 2, 8, layer);
   constexpr int64_t kPartialSums = 2 * (4 * 128) * 16 * 4;
-  // Four rows of the residual stream. Attention is the larger half: 32 features
-  // of queries and 16 of keys, 8 and 6 times, and queries with their softmax
-  // once in f32, where a sequence has 128 rows more.
+  // Counts four rows of the residual stream. Attention is the larger half: 32
+  // features of queries and 16 of keys, 8 and 6 times. Queries and their
+  // softmax count once in f32, where a sequence has 128 rows more.
   constexpr int64_t kResidual = 2049 * 4 * 24 * 2;
   constexpr int64_t kSumsRow = (32 + 4) * 4;
   constexpr int64_t kAttention =
@@ -88,10 +88,10 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   EXPECT_EQ(working(2, nine), bf16.working + 8 * 128 * kSumsRow);
 }
 
-// 8 sequences of 512 tokens in Llama-3.1-8B's shape with an adapter of rank 32
-// took 13.70 GB of an H100, which had no layer recomputed, beside model and
-// adapter. cuBLAS' workspaces and what the allocator rounds up are in that, and
-// in the reserve of memory_split.cc: the bound is without.
+// Measured on an H100: 8 sequences of 512 tokens in Llama-3.1-8B's shape, with
+// an adapter of rank 32 and no layer recomputed, took 13.70 GB beside model and
+// adapter. This includes cuBLAS' workspaces and the allocator's rounding, which
+// the bound leaves to the reserve of memory_split.cc.
 TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
   model::ModelConfig config{.num_layers = 32,
                             .hidden = 4096,
@@ -109,9 +109,10 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
                                        .chunk = 1024,
                                        .nodes = 8})
                             .Total(config.num_layers, 0);
-  // Layers: residual stream twice, q, k, v, attention's output, gate, up and
-  // seven products of rank 32 in bf16, log-sum-exp of 32 heads in f32. Head:
-  // logits of 1024 rows in f32 and bf16; four times the rows in f32; targets.
+  // A layer counts the residual stream twice, q, k, v, attention's output,
+  // gate, up and seven products of rank 32 in bf16, and the log-sum-exp of 32
+  // heads in f32. The head counts the logits of 1024 rows in f32 and bf16, four
+  // times the rows in f32, and targets.
   constexpr int64_t kLayer =
       kRows * (2 * (2 * 4096 + 6144 + 4096 + 2 * 14336 + 7 * 32) + 4 * 32);
   constexpr int64_t kHead =
@@ -126,10 +127,12 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
     return ActivationsOf(config, 4, 8, {.rows = rows});
   };
   const ActivationBytes plain = bytes(1000);
-  config.attention[1].rule.window = 1000;  // Longer than any path can be.
+  config.attention[1].rule.window = 1000;  // The window is longer than any path
+                                           // can be.
   EXPECT_EQ(bytes(1000).working, plain.working);
   config.attention[1].rule.window = 100;
-  // Four score matrices of a block; keys, values and their gradients.
+  // Counts four score matrices of a block, and keys, values and their
+  // gradients.
   const auto scores = [&](int64_t keys) {
     return 4 * (4 * config.num_heads * 256 * keys +
                 (2 * 1000 + 4 * keys) * config.num_kv_heads * config.head_dim);

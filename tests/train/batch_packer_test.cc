@@ -16,7 +16,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// One target per token, all scored: token t is to be followed by t + 100.
+// Makes a datum with one target per token, all scored. Token t should be
+// followed by t + 100.
 Datum Tokens(std::vector<int32_t> tokens) {
   Datum datum{.tokens = std::move(tokens)};
   for (const int32_t token : datum.tokens) {
@@ -67,7 +68,7 @@ std::vector<Segment> SegmentsOf(const PackedTrain& packed) {
   return segments;
 }
 
-// The worked example of packed_batch.h.
+// This is the worked example of packed_batch.h.
 TEST(PackTrainTest, LaysSequencesFlatWithoutPadding) {
   const TrainRequest seven = Request({Tokens({1, 2, 3}), Tokens({4, 5})});
   const TrainRequest nine = Request({Tokens({6, 7})});
@@ -105,7 +106,8 @@ TEST(PackTrainTest, LeavesRowsOfTheBaseModelOutOfTheRouting) {
   const TrainRequest request = Request({Tokens({1, 2})});
   const lora::AdapterVersionPtr version = Version();
   EXPECT_THAT(SegmentsOf(Pack({Whole(request, nullptr)})), IsEmpty());
-  // Rows of the base lie between two runs of one adapter: they must not merge.
+  // Rows of the base model lie between two runs of one adapter, which must not
+  // merge.
   EXPECT_THAT(
       SegmentsOf(Pack({Whole(request, version), Whole(request, nullptr),
                        Whole(request, version)})),
@@ -139,7 +141,7 @@ TEST(PackTrainTest, ScoresOnlyTokensWhoseWeightIsNotZero) {
   const PackedTrain packed = Pack({Whole(request, nullptr)});
   EXPECT_THAT(packed.rows.targets, ElementsAre(109, 102, 104));
   EXPECT_THAT(packed.rows.row_offsets, ElementsAre(0, 1, 2, 3));
-  // Rows of the batch, not of the datum.
+  // These are rows of the batch, not of the datum.
   EXPECT_THAT(Values<int64_t>(packed.score_index_R), ElementsAre(0, 2, 4));
 }
 
@@ -160,7 +162,7 @@ TEST(PackTrainTest, GivesARowOneEntryForEachScoredTarget) {
 }
 
 TEST(PackTrainTest, TakesAsManyTargetsAsATokenHas) {
-  // Tokens with 2, no, 3 and 1 targets; the last one's has weight 0.
+  // The tokens have 2, no, 3 and 1 targets. The last target has weight 0.
   const Datum datum{.tokens = {1, 2, 3, 4},
                     .targets = {10, 11, 30, 31, 32, 40},
                     .weights = {1, 1, 1, 0, 1, 0},

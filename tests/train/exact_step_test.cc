@@ -1,5 +1,6 @@
-// The whole step in f64, where a wrong formula has no rounding to hide in: the
-// gradient is the loss's slope, and sharing or recomputing changes nothing.
+// Tests the whole step in f64, where rounding cannot hide a wrong formula. The
+// gradient must be the loss's slope, and sharing or recomputing must change
+// nothing.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +32,7 @@ using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
 
-// Promised of shared and repeated prompts in f64, relative.
+// The promised relative difference of shared and repeated prompts in f64.
 constexpr double kPromised = 1e-10;
 constexpr double kSoftcap = 9;
 
@@ -42,7 +43,8 @@ struct Settings {
 
 struct Step {
   double loss = 0;
-  std::vector<at::Tensor> logprobs;  // Each datum's, for its scored targets.
+  std::vector<at::Tensor> logprobs;  // For each datum, those of its scored
+                                     // targets.
   lora::LoraGradients gradients;     // One for each adapter.
 };
 
@@ -59,8 +61,8 @@ class ExactStepTest : public ::testing::Test {
     versions_.push_back(TinyVersion(decoder_.config(), config, at::kDouble));
   }
 
-  // Request i runs with adapter i: weighted cross-entropy without a rounding to
-  // f32 on the way.
+  // Request i runs with adapter i. The weighted cross-entropy is never rounded
+  // to f32.
   Step Run(const std::vector<TrainRequest>& requests,
            const Settings& settings) const {
     const at::InferenceMode no_autograd;
@@ -162,7 +164,8 @@ TEST_F(ExactStepTest, NestedPrefixesAndTwoAdapters) {
        {.data = Group(4, 20, 5)}});
 }
 
-// Central differences of steps h and h / 2, extrapolated: an error of h^4.
+// Extrapolates central differences of steps h and h / 2, which leaves an error
+// of h^4.
 TEST_F(ExactStepTest, TheGradientIsTheSlopeOfTheLoss) {
   constexpr double kStep = 1e-3;
   constexpr double kTolerance = 1e-9;

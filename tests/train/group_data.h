@@ -9,11 +9,11 @@
 
 namespace weft::testing {
 
-// Vocabulary of TinyConfig.
+// The size of TinyConfig's vocabulary.
 inline constexpr int32_t kTinyVocab = 53;
 
-// Targets and signed weights on every position, so that rows of the prompt
-// carry gradients of all who share them.
+// Makes targets and signed weights for every position, so that rows of the
+// prompt get the gradients of all data that share them.
 inline Datum MakeDatum(const std::vector<int32_t>& tokens, int salt) {
   Datum datum;
   datum.tokens = tokens;

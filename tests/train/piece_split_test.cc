@@ -21,7 +21,7 @@ TrainPiece All(const TrainRequest& request) {
           .num_data = static_cast<int64_t>(request.data.size())};
 }
 
-// Lengths of the data of each part.
+// Returns the lengths of the data of each part.
 std::vector<std::vector<int64_t>> Lengths(
     const std::vector<std::vector<TrainPiece>>& parts) {
   std::vector<std::vector<int64_t>> lengths;

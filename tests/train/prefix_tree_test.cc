@@ -24,7 +24,7 @@ std::vector<int32_t> Letters(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// "begin-end^parent" of every node, and its subtree's end.
+// Shows every node as "begin-end^parent", with its subtree's end.
 std::string Show(const PrefixTree& tree) {
   std::string out;
   for (const ops::AttentionNode& node : tree.nodes) {
@@ -35,7 +35,8 @@ std::string Show(const PrefixTree& tree) {
   return out;
 }
 
-// Every sequence is found again along its spans, at the right positions.
+// Checks that the spans of each sequence give its tokens at the right
+// positions.
 void ExpectHolds(const PrefixTree& tree,
                  const std::vector<std::vector<int32_t>>& sequences) {
   ASSERT_EQ(tree.spans.size(), sequences.size());
@@ -51,7 +52,7 @@ void ExpectHolds(const PrefixTree& tree,
   }
 }
 
-// Depth first, and each subtree is contiguous.
+// Checks that nodes are in depth-first order, with contiguous subtrees.
 void ExpectWellFormed(const PrefixTree& tree) {
   int64_t row = 0;
   for (size_t n = 0; n < tree.nodes.size(); ++n) {
@@ -101,14 +102,15 @@ TEST(PrefixTreeTest, NestsPrefixes) {
 
 TEST(PrefixTreeTest, LeavesAloneWhatSavesTooLittle) {
   const auto sequences = {Letters("abx"), Letters("aby"), Letters("abyz")};
-  // "ab" saves 4 rows, "aby" of the last two saves 3.
+  // "ab" would save 4 rows, and "aby" of the last two sequences 3.
   EXPECT_THAT(Build(sequences, 5).nodes, SizeIs(3));
   EXPECT_THAT(Build(sequences, 4).nodes, SizeIs(4));
   ExpectHolds(Build(sequences, 5), sequences);
 }
 
 TEST(PrefixTreeTest, SkipsAShortBeginningToShareALongOneBehindIt) {
-  // "a" alone saves 2 rows; "abcdef" of two saves 6.
+  // Sharing "a" alone would save 2 rows. Sharing "abcdef" between two sequences
+  // saves 6.
   const auto sequences = {Letters("abcdefx"), Letters("abcdefy"),
                           Letters("azz")};
   const PrefixTree tree = Build(sequences, 4);
@@ -126,7 +128,7 @@ TEST(AddedRowsTest, CountsWhatThePreviousSequenceDoesNotHold) {
   EXPECT_EQ(AddedRows(first, first), 1);
   EXPECT_EQ(AddedRows(prompt, first), 3);
   const std::vector<int32_t> other = {7, 7, 5};
-  EXPECT_EQ(AddedRows(first, other), 3);  // Too little in common.
+  EXPECT_EQ(AddedRows(first, other), 3);  // The common prefix is too short.
 }
 
 TEST(PrefixTreeTest, HoldsRandomSequences) {

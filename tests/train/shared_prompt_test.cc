@@ -1,4 +1,4 @@
-// A step with shared prompts and recomputed layers is the same step.
+// Tests that a step with shared prompts and recomputed layers is the same step.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
 
-// Promised: shared and repeated prompts differ by no more, relative.
+// The promised largest relative difference of shared and repeated prompts.
 constexpr double kPromised = 1e-5;
 
 struct Step {
@@ -66,8 +66,8 @@ class SharedPromptTest : public ::testing::Test {
     return step;
   }
 
-  // Shared, with and without recomputation, is the repeated step; returns the
-  // rows of both.
+  // Checks that shared prompts, with and without recomputation, give the step
+  // of repeated prompts. Returns the rows of both.
   std::pair<int64_t, int64_t> ExpectSame(
       const std::vector<TrainRequest>& requests) {
     const Step repeated = Train(
@@ -84,7 +84,7 @@ class SharedPromptTest : public ::testing::Test {
     return {shared_rows, repeated.num_rows};
   }
 
-  // Logits of this model reach tens: relative above 1.
+  // This model's logits reach tens, so values above 1 are compared relatively.
   static void ExpectNear(float actual, float expected) {
     EXPECT_NEAR(actual, expected,
                 kPromised * std::max(1.0F, std::abs(expected)));
@@ -145,7 +145,8 @@ TEST_F(SharedPromptTest, NestedPrefixes) {
       data.push_back(
           MakeDatum(Join(prompt, Tokens(29 + g, 2 + g)), question + g));
     }
-    data.push_back(MakeDatum(prompt, question));  // It ends with the prompt.
+    data.push_back(MakeDatum(prompt, question));  // This datum ends with the
+                                                  // prompt.
   }
   const auto [shared, repeated] = ExpectSame({{.data = std::move(data)}});
   EXPECT_EQ(shared, 20 + 3 * (18 + 2 + 3 + 4));

@@ -1,4 +1,4 @@
-// The pieces of a training step, and how its gradients are compared.
+// Makes the pieces of a training step, and compares gradients.
 #ifndef WEFT_TESTS_TRAIN_STEP_PIECES_H_
 #define WEFT_TESTS_TRAIN_STEP_PIECES_H_
 
@@ -15,7 +15,7 @@ namespace weft::testing {
 
 struct StepPieces {
   std::vector<engine::TrainPiece> pieces;
-  lora::LoraGradients gradients;  // Zeros in the adapters' compute dtype.
+  lora::LoraGradients gradients;  // Zeros, in the adapters' compute dtype.
 };
 
 // Request i runs with adapter version i. The requests outlive the result.
@@ -35,8 +35,8 @@ inline StepPieces PiecesOf(
   return step;
 }
 
-// Each gradient is not zero and within `relative` of the norm of the expected
-// one.
+// Checks that each gradient is not zero and differs from the expected one by at
+// most `relative` times its norm.
 inline void ExpectGradientsNear(const lora::LoraGradients& actual,
                                 const lora::LoraGradients& expected,
                                 double relative) {

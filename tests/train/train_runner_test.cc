@@ -31,11 +31,12 @@ using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tolerance;
 
-// Roundings along the path through both layers and the head.
+// The roundings along the path through both layers and the head.
 constexpr int64_t kPath = 1000;
 
-// `length` tokens from `first` on, each to be followed by another; every third
-// is not scored, the others have weights of their own.
+// Makes a datum of `length` tokens from `first` on, each of which should be
+// followed by another token. Every third token is not scored, and the others
+// have different weights.
 Datum MakeDatum(int32_t first, int32_t length) {
   Datum datum;
   for (int32_t i = 0; i < length; ++i) {
@@ -83,7 +84,7 @@ class TrainRunnerTest : public ::testing::Test {
             .version = version};
   }
 
-  // Adds to the gradients; null: forward alone.
+  // Adds to the gradients. If they are null, runs only the forward pass.
   Outcome Run(const std::vector<TrainPiece>& pieces,
               const lora::LoraGradients* gradients) {
     Outcome outcome;
@@ -94,7 +95,7 @@ class TrainRunnerTest : public ::testing::Test {
     if (gradients != nullptr) outcome.gradients = *gradients;
     return outcome;
   }
-  // Adds to zeros.
+  // Adds to gradients of zero.
   Outcome Run(const std::vector<TrainPiece>& pieces) {
     std::vector<lora::AdapterVersionPtr> versions;
     for (const TrainPiece& piece : pieces) versions.push_back(piece.version);
@@ -118,8 +119,8 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
             Tolerance(kEpsilonF32, kPath, std::max(1.0, scale)));
 }
 
-// Log-probabilities of every target and dLoss/d(normed hidden row) of weighted
-// cross-entropy, in f64 by autograd.
+// Computes in f64, by autograd: log-probabilities of every target and
+// dLoss/d(normed hidden row) for weighted cross-entropy.
 struct HeadReference {
   at::Tensor logprobs_T;
   at::Tensor dy_TH;
@@ -236,7 +237,7 @@ TEST_F(TrainRunnerTest, SlicesOfARequestAddUpToTheWhole) {
   }
 }
 
-// More rows than one slice of the final norm's gradient takes.
+// There are more rows than one slice of the final norm's gradient takes.
 TEST_F(TrainRunnerTest, ManyScoredRowsAreTheSumOfTheirParts) {
   std::vector<Datum> data;
   for (int32_t i = 0; i < 18; ++i) data.push_back(MakeDatum(i, 120));
@@ -278,11 +279,11 @@ TEST_F(TrainRunnerTest, GivesEntropiesToThoseWhoAsk) {
   }
 }
 
-// Tokens with no, one and three targets; dense, the rows are filled up with
-// targets of weight 0.
+// Tokens have no, one and three targets. In the dense form, rows are filled up
+// with targets of weight 0.
 TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
   constexpr int kWidth = 3;
-  // `ragged` and `dense` have the same tokens: rows are shared.
+  // `ragged` and `dense` have the same tokens, so their rows are shared.
   const Datum other = MakeDatum(3, kMinSavedRows + 4);
   Datum ragged{.tokens = other.tokens, .target_offsets = {0}};
   Datum dense{.tokens = other.tokens, .targets_per_token = kWidth};

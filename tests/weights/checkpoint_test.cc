@@ -20,7 +20,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A file whose tensors have one byte each: their place in the list.
+// Returns the names of the tensors. Each tensor of a file has one byte, its
+// place in the list.
 std::vector<std::string> NamesOf(const Checkpoint& checkpoint) {
   std::vector<std::string> names;
   for (const DiskTensor& tensor : checkpoint.Tensors()) {
@@ -47,7 +48,7 @@ std::string IndexOf(const std::string& map) {
                       "}}");
 }
 
-// The same as a .bin file; `first` is the first tensor's byte.
+// Makes the same file as a .bin. `first` is the first tensor's byte.
 std::string BinWith(const std::vector<std::string>& names, char first = 0) {
   std::vector<std::pair<std::string, std::string>> entries;
   ZipItems storages;
@@ -64,7 +65,7 @@ std::string BinWith(const std::vector<std::string>& names, char first = 0) {
   return TorchFile(Pickle(DictOf(entries)), storages);
 }
 
-// The only byte of a tensor.
+// Returns the only byte of a tensor.
 int ByteOf(const Checkpoint& checkpoint, std::string_view name) {
   const auto tensor = checkpoint.Find(name);
   EXPECT_TRUE(tensor.ok()) << tensor.status();
@@ -145,7 +146,8 @@ TEST(Checkpoint, OpensBinFilesAndTheirShards) {
 }
 
 TEST(Checkpoint, PrefersWhatTransformersPrefers) {
-  // From the last choice to the first: each outdoes those before it.
+  // The files appear from the last choice to the first, and each takes
+  // precedence over those before it.
   const std::pair<const char*, std::string> steps[] = {
       {"pytorch_model.bin.index.json", IndexOf(R"("a":"s.bin")")},
       {"pytorch_model.bin", BinWith({"a"}, 11)},

@@ -1,4 +1,5 @@
-// Files for the tests of weights: folders that vanish, safetensors from text.
+// Makes files for the tests of weights: temporary folders, and safetensors from
+// text.
 #ifndef WEFT_TESTS_WEIGHTS_FILES_H_
 #define WEFT_TESTS_WEIGHTS_FILES_H_
 
@@ -11,7 +12,7 @@
 
 namespace weft::weights {
 
-// A folder of its own, removed with all that is in it.
+// A separate folder, which is removed with its content.
 class TempFolder {
  public:
   TempFolder() {
@@ -36,7 +37,7 @@ class TempFolder {
   std::string path_;
 };
 
-// A safetensors file with this header, as it is, and `data_bytes` zeros.
+// Returns a safetensors file with exactly this header and `data_bytes` zeros.
 inline std::string RawFile(std::string_view header, size_t data_bytes) {
   std::string file;
   for (int i = 0; i < 8; ++i) {

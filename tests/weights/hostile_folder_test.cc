@@ -1,4 +1,4 @@
-// Checkpoint folders whose entries are not what their names promise.
+// Tests checkpoint folders whose entries are not what their names promise.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -41,7 +41,7 @@ void PrintTo(const BadFolder& bad, std::ostream* stream) {
   *stream << bad.name;
 }
 
-// Whoever runs the test: root may read everything.
+// Runs without root's rights, because root may read everything.
 class AsNobody {
  public:
   AsNobody() : was_root_(geteuid() == 0) {
@@ -72,7 +72,7 @@ std::string IndexOf(const std::string& file) {
   return absl::StrCat(R"({"weight_map":{"t":")", file, "\"}}");
 }
 
-// What may stand in place of a file: makes it under the name.
+// Each of these makes something other than a file under the name.
 void MakeFolder(const TempFolder& folder, const std::string& name) {
   std::filesystem::create_directory(In(folder, name));
 }

@@ -211,7 +211,7 @@ void ExpectRefused(const BadFile& bad) {
   EXPECT_LT(time.Seconds(), 1);
   EXPECT_EQ(tensors.status().code(), bad.code);
   EXPECT_THAT(std::string(tensors.status().message()), HasSubstr(bad.message));
-  // On disk it is the same.
+  // A file on disk gives the same result.
   const TempFolder folder;
   const auto file = RegularFile::Open(folder.Write("t", bad.file));
   ASSERT_TRUE(file.ok()) << file.status();
@@ -224,7 +224,8 @@ TEST_P(HostileSafetensors, IsRefusedByNameWithinASecond) {
   ExpectRefused(GetParam());
 }
 
-// Not parameters: those are made anew for each test.
+// The files are no test parameters, because those would be made again for each
+// test.
 TEST(HostileLargeSafetensors, IsRefusedByNameWithinASecond) {
   for (const int count : {static_cast<int>(kMaxTensors) + 1, 1'000'000}) {
     ExpectRefused({"ManyTensors", RawFile(ManyTensors(count), 0),

@@ -17,11 +17,11 @@
 namespace weft::weights {
 namespace {
 
-constexpr int64_t kRows = 3001;  // Enough for several blocks.
+constexpr int64_t kRows = 3001;  // Enough rows for several blocks.
 constexpr int64_t kColumns = 1001;
 
-// Checkpoints of a large tensor, a copy of it that may differ in its last byte,
-// a scalar and nothing.
+// Has checkpoints of a large tensor, of a copy that may differ in its last
+// byte, of a scalar, and of no tensor.
 class CopyTensorsTest : public ::testing::Test {
  protected:
   void Store(bool same) {

@@ -19,7 +19,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A format and a file of it with one tensor "w" of U8, 3 rows of 2: 012345.
+// A format, and a file of that format with one tensor "w" of U8: 3 rows of 2,
+// with the values 012345.
 struct Format {
   std::string name;
   DirectoryReader read_directory;

@@ -29,7 +29,7 @@ struct Named {
   ScalarType dtype;
 };
 
-// Opens a checkpoint of these tensors; `padding` shifts their alignment.
+// Opens a checkpoint of these tensors. `padding` shifts their alignment.
 std::unique_ptr<Checkpoint> Store(const TempFolder& folder,
                                   const std::vector<Named>& tensors,
                                   size_t padding = 0) {
@@ -56,7 +56,7 @@ std::unique_ptr<Checkpoint> Store(const TempFolder& folder,
   return *std::move(checkpoint);
 }
 
-// A plan of one tensor.
+// Reads one tensor by a plan.
 absl::Status ReadTensor(const Checkpoint& checkpoint, std::string_view name,
                         const at::Tensor& destination) {
   ReadPlan plan(checkpoint);

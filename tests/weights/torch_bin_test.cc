@@ -35,7 +35,8 @@ absl::StatusOr<TensorDirectory> Directory(const std::string& contents) {
   return ReadTorchDirectory(*file);
 }
 
-// A file with one tensor, in a storage of 24 bytes whatever it says.
+// Returns a file with one tensor. Its storage always has 24 bytes, whatever the
+// tensor declares.
 std::string FileOf(const TestTensor& tensor) {
   return TorchFile(Pickle(DictOf({{"t", Tensor(tensor)}})),
                    {{"0", std::string(24, 'x')}});
@@ -103,12 +104,14 @@ TEST(ReadTorchDirectory, TellsRowMajorTensorsFromOthers) {
   }
 }
 
-// A good file whose storage has its size in a zip64 field of `field_bytes`.
+// Returns a valid file whose storage has its size in a zip64 field of
+// `field_bytes` bytes.
 std::string Zip64Storage(uint16_t field_bytes) {
   const std::string field = Le(1, 2) + Le(field_bytes, 2) +
                             (Le(24, 8) + Le(24, 8)).substr(0, field_bytes);
   const std::string name = "m/data/0";
-  // Written as part of the name, and then said to be behind it.
+  // The field is written as part of the name, and then the lengths declare it
+  // to be after the name.
   const std::string lengths = Le(name.size(), 2) + Le(field.size(), 2);
   std::string file =
       Zip({{"m/data.pkl", Pickle(DictOf({{"t", Tensor(kTensor)}}))},
@@ -131,7 +134,7 @@ TEST(ReadTorchDirectory, AcceptsArchivesOfOtherWriters) {
       {"m/data/0", std::string(24, 'x')},
       {"m/version", "3\n"}};
   EXPECT_TRUE(Directory(Zip(items, /*zip64=*/false)).ok());
-  // torch can be told to leave the checksum out.
+  // torch can be set to leave out the checksum.
   EXPECT_TRUE(Directory(Patch(Zip(items), "PK\1\2", 0, 16, Le(0, 4))).ok());
 }
 
@@ -145,7 +148,7 @@ struct BadFile {
 void PrintTo(const BadFile& bad, std::ostream* stream) { *stream << bad.name; }
 
 constexpr auto kLost = absl::StatusCode::kDataLoss;
-// Not archives, or with damaged ends.
+// Returns files that are not archives, or that have damaged ends.
 std::vector<BadFile> BadEnds() {
   const auto old = absl::StatusCode::kUnimplemented;
   const std::string& good = GoodFile();
@@ -205,11 +208,11 @@ std::vector<BadFile> BadEnds() {
   };
 }
 
-// Files with damaged entries.
+// Returns files with damaged entries.
 std::vector<BadFile> BadEntries() {
   const std::string& good = GoodFile();
   const ZipItems twice = {{"m/data.pkl", "a"}, {"m/data.pkl", "a"}};
-  // Ends inside of the next entry's header.
+  // The entry ends inside the next entry's header.
   const size_t too_long = good.find(kLocal, 1) + 4 - good.find("\x80\x02");
   const std::string saturated = Patch(good, kCentral, 0, 24, Le(~0u, 4));
   return {
@@ -255,7 +258,7 @@ std::vector<BadFile> BadEntries() {
   };
 }
 
-// Sound archives of something else.
+// Returns valid archives with other contents.
 std::vector<BadFile> BadContents() {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   const std::string pickle = Pickle(DictOf({{"t", Tensor(kTensor)}}));
@@ -356,7 +359,8 @@ TEST(ReadTorchDirectory, RefusesEveryTruncation) {
 }
 
 TEST(ReadTorchDirectory, NeverPlacesATensorOutsideOfTheFile) {
-  // No checksum: it would find the damage before the pickle's checks do.
+  // The checksum is left out, because it would reveal the damage before the
+  // pickle's checks do.
   const std::string good = Patch(GoodFile(), kCentral, 0, 16, Le(0, 4));
   ASSERT_TRUE(Directory(good).ok());
   for (size_t at = 0; at < good.size(); ++at) {

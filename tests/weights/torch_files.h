@@ -1,4 +1,4 @@
-// Pickles, zip archives and .bin files for tests, good ones and others.
+// Makes pickles, zip archives and .bin files for tests, valid ones and others.
 #ifndef WEFT_TESTS_WEIGHTS_TORCH_FILES_H_
 #define WEFT_TESTS_WEIGHTS_TORCH_FILES_H_
 
@@ -12,7 +12,7 @@
 
 namespace weft::weights {
 
-// `value` in `num_bytes` bytes, lowest first.
+// Returns `value` as `num_bytes` bytes, lowest first.
 inline std::string Le(uint64_t value, int num_bytes) {
   std::string bytes;
   for (int i = 0; i < num_bytes; ++i) {
@@ -23,7 +23,8 @@ inline std::string Le(uint64_t value, int num_bytes) {
   return bytes;
 }
 
-// Parts of a pickle of protocol 2; none of them uses the memo.
+// The functions below make parts of a pickle of protocol 2. None of them uses
+// the memo.
 inline std::string Pickle(const std::string& program) {
   return "\x80\x02" + program + ".";
 }
@@ -70,8 +71,8 @@ inline std::string DictOf(
 
 using ZipItems = std::vector<std::pair<std::string, std::string>>;
 
-// An archive as torch writes it: stored entries, sizes in the directory only,
-// and a zip64 end record unless `zip64` is false.
+// Returns an archive as torch writes it: stored entries, sizes only in the
+// directory, and a zip64 end record unless `zip64` is false.
 inline std::string Zip(const ZipItems& items, bool zip64 = true) {
   std::string file;
   std::string directory;
@@ -98,7 +99,7 @@ inline std::string Zip(const ZipItems& items, bool zip64 = true) {
          Le(directory.size(), 4) + Le(start, 4) + Le(0, 2);
 }
 
-// A .bin file; storages by key.
+// Returns a .bin file. `storages` are keyed by name.
 inline std::string TorchFile(const std::string& pickle,
                              const ZipItems& storages) {
   ZipItems items = {{"m/data.pkl", pickle}, {"m/byteorder", "little"}};
@@ -108,8 +109,8 @@ inline std::string TorchFile(const std::string& pickle,
   return Zip(items);
 }
 
-// The same file with the field at `offset` of the n-th record with a signature
-// ("PK\1\2") set to `value`.
+// Returns the same file in which the field at `offset` of the n-th record with
+// a signature (such as "PK\1\2") is `value`.
 inline std::string Patch(std::string file, std::string_view signature, int n,
                          size_t offset, std::string_view value) {
   size_t at = file.find(signature);

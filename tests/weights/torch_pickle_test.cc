@@ -30,7 +30,7 @@ std::string Repeat(int count, const std::string& text) {
   return all;
 }
 
-// A pickle of one tensor whose rebuild call has these arguments.
+// Returns a pickle of one tensor whose rebuild call has these arguments.
 std::string Rebuild(const std::string& arguments) {
   return Pickle(DictOf(
       {{"t", "ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + "tR"}}));
@@ -74,7 +74,7 @@ TEST(ParseTorchPickle, KnowsEveryStorageType) {
 }
 
 TEST(ParseTorchPickle, ReadsWhatAStateDictIsMadeOf) {
-  // An OrderedDict set item by item, with the attribute that modules add.
+  // The OrderedDict is set item by item and has the attribute that modules add.
   const std::string metadata =
       DictOf({{"_metadata", std::string(kNoHooks) + Str("") +
                                 DictOf({{"version", "K\x01"},
@@ -95,7 +95,7 @@ TEST(ParseTorchPickle, ReadsProtocolFour) {
   const auto text = [](std::string_view value) {
     return "\x8c" + Le(value.size(), 1) + std::string(value) + "\x94";
   };
-  const std::string zero = "\x8a" + Le(0, 1);  // LONG1 of no bytes.
+  const std::string zero = "\x8a" + Le(0, 1);  // LONG1 with no bytes.
   const std::string shape = "K\x02M" + Le(3, 2) + "\x86\x94";
   const std::string strides = "J" + Le(3, 4) + "\x8a\x01\x01\x86";
   const std::string program =
@@ -161,7 +161,7 @@ void PrintTo(const BadPickle& bad, std::ostream* stream) {
   *stream << bad.name;
 }
 
-// Against the machine itself.
+// Programs that attack the machine itself.
 std::vector<BadPickle> BadPrograms() {
   constexpr auto kLost = absl::StatusCode::kDataLoss;
   return {
@@ -219,7 +219,7 @@ std::vector<BadPickle> BadPrograms() {
   };
 }
 
-// Against what is built with it.
+// Programs that attack the objects that it builds.
 std::vector<BadPickle> BadObjects() {
   TestTensor rank_nine = {.shape = std::vector<int64_t>(9, 1),
                           .strides = std::vector<int64_t>(9, 1)};
@@ -319,7 +319,8 @@ TEST_P(HostilePickle, IsRefusedByNameWithinASecond) {
   ExpectRefused(GetParam());
 }
 
-// Not parameters: those are made anew for each test.
+// The pickles are no test parameters, because those would be made again for
+// each test.
 TEST(HostileLargePickle, IsRefusedByNameWithinASecond) {
   ExpectRefused({"ManyItems",
                  Pickle("]" + Repeat(kMaxPickleItems + 1,

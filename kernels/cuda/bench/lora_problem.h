@@ -67,8 +67,9 @@ class LoraProblem {
  private:
   struct Adapter {
     int64_t rank = 0;
-    int64_t offset = 0;  // Offset of its A [r, K], which B [M, r] follows.
-    int64_t column = 0;  // First column of its ranks when stacked.
+    int64_t offset = 0;  // Offset of A [r, K]. B [M, r] follows A.
+    int64_t column = 0;  // First column of the adapter's ranks when all
+                         // adapters are stacked.
   };
   // A [R, K], B [M, R], S and dS [N, R] of all adapters side by side.
   struct Peer {

@@ -25,7 +25,7 @@ std::FILE* output = nullptr;
 void CUPTIAPI MakeBuffer(uint8_t** buffer, size_t* size, size_t* max_records) {
   *size = size_t{8} << 20;
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, *size));
-  *max_records = 0;  // CUPTI writes as many records as fit.
+  *max_records = 0;  // CUPTI then writes as many records as fit.
 }
 
 void WriteKernel(const CUpti_ActivityKernel10& kernel) {
@@ -89,7 +89,8 @@ void WriteTheRest() {
 
 }  // namespace
 
-// What CUDA calls in the library that CUDA_INJECTION64_PATH names; 1: go on.
+// CUDA calls this in the library that CUDA_INJECTION64_PATH names. Returns 1 to
+// continue.
 extern "C" int InitializeInjection() {
   const char* name = std::getenv("CUDA_TRACE_FILE");
   if (name == nullptr) return 1;

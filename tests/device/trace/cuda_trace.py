@@ -2,8 +2,8 @@
 
     cuda_trace.py FILE.csv [--gap MS] [--burst N] [--top K]
 
-Splits the trace into bursts of work with more than --gap ms of idle device between
-them, lists the bursts, and prints for one of them (the longest, or --burst) the
+Splits the trace into bursts of work, between which the device is idle for more than
+--gap ms. Lists the bursts. For one of them (the longest, or --burst) prints the
 device's time by kernel: total ms, share, calls, mean us, name, last launch.
 """
 
@@ -22,7 +22,7 @@ _NAME_WIDTH = 110
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, copy or set on the device; times in ns."""
+    """A kernel, copy or set on the device. Times are in ns."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class Launch:
 
 
 def read(lines: Iterable[str]) -> list[Launch]:
-    """The launches of a trace, by start."""
+    """Returns the launches of a trace, ordered by start."""
     found = []
     for kind, start, end, _stream, grid, block, registers, size, name in csv.reader(
         lines
@@ -47,7 +47,7 @@ def read(lines: Iterable[str]) -> list[Launch]:
 
 
 def bursts_of(launches: list[Launch], gap_ms: float) -> list[list[Launch]]:
-    """Runs of launches with at most gap_ms of idle device between them."""
+    """Returns runs of launches between which the device is idle for at most gap_ms."""
     bursts: list[list[Launch]] = []
     last_end = 0
     for launch in launches:
@@ -59,12 +59,12 @@ def bursts_of(launches: list[Launch], gap_ms: float) -> list[list[Launch]]:
 
 
 def length(burst: list[Launch]) -> int:
-    """From its first start to its last end, ns."""
+    """Returns the ns from the first start to the last end."""
     return max(launch.end for launch in burst) - burst[0].start
 
 
 def busy(burst: list[Launch]) -> float:
-    """Share of its length in which at least one launch runs."""
+    """Returns the share of the burst's length in which at least one launch runs."""
     total = covered = 0
     for launch in burst:
         total += max(0, launch.end - max(launch.start, covered))
@@ -74,7 +74,7 @@ def busy(burst: list[Launch]) -> float:
 
 @dataclass
 class Sum:
-    """All launches of one name."""
+    """All launches with one name."""
 
     time: int = 0
     calls: int = 0
@@ -82,7 +82,7 @@ class Sum:
 
 
 def sums_of(burst: list[Launch]) -> dict[str, Sum]:
-    """By name, the longest first."""
+    """Returns the sums by name, the longest first."""
     sums: dict[str, Sum] = {}
     for launch in burst:
         entry = sums.setdefault(launch.name, Sum())

@@ -1,4 +1,5 @@
-"""cuda_trace.py: bursts, busy share and sums of a trace worked out by hand."""
+"""Tests cuda_trace.py: bursts, busy share and sums of a trace, against values
+computed by hand."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Times weftd on a published shape with seeded weights, out of an unpacked bundle:
+"""Times weftd on a published shape with seeded weights, from an unpacked bundle:
 
     python3 tests/device/trace/trace_weft.py SHAPE BATCH LENGTH RANK [weftd flags]
 
-One adapter trains, eight train together, the base and an adapter are sampled from
-with 1, 8 and 64 sequences; each line is the client's wall clock. weftd runs with
-this process's environment, so CUDA_INJECTION64_PATH and CUDA_TRACE_FILE have its
-kernels written too: repetitions are 0.3 s apart, which cuda_trace.py --gap 100
-finds as bursts.
+One adapter trains, then eight train together. Then the base model and an adapter
+are sampled with 1, 8 and 64 sequences. Each line has the client's wall clock. weftd
+runs with this process's environment, so CUDA_INJECTION64_PATH and CUDA_TRACE_FILE
+make it write its kernels too. Repetitions are 0.3 s apart, so cuda_trace.py --gap
+100 finds them as bursts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IDLE_SECONDS = 0.3
 
 
 class Tokens:
-    """Seeded token ids of a vocabulary."""
+    """Makes seeded token ids of a vocabulary."""
 
     def __init__(self, vocab: int):
         self._vocab = vocab

@@ -13,7 +13,7 @@ inline float __bfloat162float(__nv_bfloat16 x) {
   return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
 
-// To nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   if (x != x) return {0x7FFF};
   const auto bits = std::bit_cast<uint32_t>(x);

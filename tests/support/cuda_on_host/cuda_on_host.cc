@@ -45,13 +45,13 @@ struct Fiber {
   CopyGroup copies;
 };
 
-// The fibers of the block that runs; they live on for the next block.
+// The fibers of the running block, which the next block uses again.
 struct Block {
   std::vector<Fiber> fibers;
   ucontext_t scheduler;
   unsigned running = 0;
   const std::function<void()>* thread = nullptr;
-  // Allocated for each launch with its exact size, so that a sanitizer sees
+  // Each launch allocates it with the exact size, so that a sanitizer sees
   // accesses beyond it.
   std::unique_ptr<char[]> dynamic_shared;
   alignas(16) char slots[2][kMaxThreads * kSlotBytes];
@@ -66,7 +66,7 @@ void Wait(Waits reason) {
 
 void RunThread() {
   (*block.thread)();
-  // Never returns, because the next block makes the context anew.
+  // This wait never returns, because the next block makes a new context.
   Wait(Waits::kDone);
 }
 
@@ -96,15 +96,15 @@ bool AllWait(unsigned begin, unsigned end, Waits reason) {
   return true;
 }
 
-// If the threads [begin, end) all wait for this, lets them go on and returns
-// true.
+// If the threads [begin, end) all wait for `reason`, lets them continue and
+// returns true.
 bool Release(unsigned begin, unsigned end, Waits reason) {
   if (!AllWait(begin, end, reason)) return false;
   for (unsigned i = begin; i < end; ++i) block.fibers[i].waits = Waits::kNot;
   return true;
 }
 
-// Runs a warp's lanes until they wait for the block or are done.
+// Runs a warp's lanes until each waits for the block or has ended.
 void RunWarp(unsigned first, bool forwards) {
   do {
     for (unsigned i = 0; i < kWarp; ++i) {
@@ -198,7 +198,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaMalloc(void** data, size_t num_bytes) {
-  // The alignment of a device's memory.
+  // The alignment of device memory.
   constexpr size_t kAlignment = 256;
   *data = std::aligned_alloc(
       kAlignment, (num_bytes + kAlignment - 1) / kAlignment * kAlignment);

@@ -1,4 +1,4 @@
-// The language of CUDA's kernels on the host; see cuda_runtime_api.h.
+// The language of CUDA kernels on the host; see cuda_runtime_api.h.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_
 
@@ -18,7 +18,7 @@
 #define __launch_bounds__(...)
 
 struct dim3 {
-  // Implicit, as CUDA's is.
+  // Implicit, like CUDA's dim3.
   dim3(unsigned of_x = 1, unsigned of_y = 1, unsigned of_z = 1)
       : x(of_x), y(of_y), z(of_z) {}
 
@@ -36,7 +36,7 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
   float x, y;
 };
-// The place of the thread that runs.
+// The place of the running thread.
 extern dim3 gridDim;
 extern dim3 blockIdx;
 extern dim3 blockDim;
@@ -58,13 +58,14 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// Returns 32 bytes per lane, by which the lanes of a warp exchange values.
+// Returns 32 bytes per lane, through which the lanes of a warp exchange values.
 // `which` alternates, so that one barrier separates two exchanges.
 void* LaneSlot(unsigned lane, unsigned which);
-// 0 and 1 in turn, for each thread by itself.
+// Returns 0 and 1 alternately, separately for each thread.
 unsigned NextSlot();
 
-// Returns the value of another lane in the same call. All lanes call it.
+// Returns the value that another lane passes in the same call. All lanes call
+// it.
 template <typename T>
 T ReadLane(T value, unsigned other) {
   static_assert(sizeof(T) <= 16);
@@ -95,8 +96,8 @@ T __shfl_sync(unsigned /*mask*/, T value, int from) {
                                                static_cast<unsigned>(from));
 }
 
-// Threads run one at a time, and blocks one after the other. So atomics are
-// plain accesses.
+// Threads run one at a time, and blocks one after another, so atomics are plain
+// accesses.
 template <typename T>
 T atomicAdd(T* address, T value) {
   const T before = *address;
@@ -114,8 +115,8 @@ T __ldcg(const T* address) {
   return *address;
 }
 
-// Bytes of two words, counted from the lowest of `low`; one per four bits of
-// `which`.
+// Returns selected bytes of two words, counted from the lowest byte of `low`.
+// Four bits of `which` select one byte.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
   const auto all = static_cast<unsigned long long>(high) << 32 | low;
   unsigned word = 0;
@@ -127,7 +128,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
 }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-// A store with the policy of an assignment.
+// Stores with the cache policy of an assignment.
 inline void __stwb(uint4* to, uint4 value) { *to = value; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 

@@ -1,14 +1,16 @@
 // The part of CUDA's runtime that the CUDA kernels and their tests use, on the
-// host. kernels/cuda/*.cu compile against this folder as plain C++, so their
-// tests need neither a GPU nor nvcc.
+// host. kernels/cuda/*.cu compile with this folder as plain C++, so their tests
+// need neither a GPU nor nvcc.
 //
-// A block's threads are fibers of one thread. They run one after the other from
-// barrier to barrier. Each warp runs as far as it can before the next one, in
-// forward and in backward order by turns. If a barrier is missing, one of the
-// two orders gives a wrong result. All threads (lanes) must reach a barrier or
-// a warp operation, or the process ends with a message. "Device" memory is the
-// heap, so the address sanitizer sees every access. Tests here do not measure
-// speed, and do not find behaviour that is undefined only on a device.
+// A block's threads are fibers of one thread. They run one after another from
+// barrier to barrier. Each warp runs as far as it can before the next one,
+// alternately in forward and in backward order. If a barrier is missing, one of
+// the two orders gives a wrong result. All threads (lanes) must reach a barrier
+// or a warp operation, otherwise the process ends with a message. "Device"
+// memory is the heap, so the address sanitizer sees every access.
+//
+// Tests here do not measure speed, and do not find behaviour that is undefined
+// only on a device.
 #ifndef WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_
 
@@ -23,7 +25,7 @@ enum cudaError_t {
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 using cudaStream_t = struct CUstream_st*;
 
-// One device. Launches have finished when they return.
+// There is one device. A launch has finished when it returns.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaMalloc(void** data, size_t num_bytes);
 cudaError_t cudaFree(void* data);
@@ -38,8 +40,9 @@ const char* cudaGetErrorString(cudaError_t error);
 
 namespace weft::testing::cuda_on_host {
 
-// Called, where not null, for each launch with the address of the kernel, and
-// for each call that waits for a stream with its name.
+// Functions that may be null. They are called for each launch with the address
+// of the kernel, and for each call that waits for a stream with the call's
+// name.
 struct Observer {
   void (*launches)(const void* kernel) = nullptr;
   void (*waits)(const char* call) = nullptr;

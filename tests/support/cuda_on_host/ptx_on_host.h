@@ -13,11 +13,11 @@
 
 namespace weft::testing::cuda_on_host {
 
-// A thread's copies that it has not waited for.
+// Queues a copy that the thread has not waited for.
 void CopyLater(const void* from, int num_bytes, void* to);
 void EndCopyGroup();
 void WaitForCopies(size_t num_pending);
-// The memory of the launch that runs.
+// Returns the dynamic shared memory of the running launch.
 void* DynamicShared();
 
 // A device takes only multiples of 16 bytes.
@@ -25,7 +25,7 @@ inline void CheckAlignment(const void* address) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0) std::abort();
 }
 
-// Gives lane l rows of four 8 x 8 matrices, each lane that of its own row.
+// Gives lane l its elements of four 8 x 8 matrices. Each lane passes one row.
 inline void LoadMatrices(const __nv_bfloat16* row, bool transposed,
                          unsigned (&fragments)[4]) {
   CheckAlignment(row);
@@ -94,7 +94,8 @@ inline unsigned Transpose8x8(unsigned word) {
   const auto element = [&](unsigned all, unsigned j) {
     return all >> 16 * (j % 2) & 0xFFFF;
   };
-  // Row `column` of the matrix has the lower half, the next one the upper.
+  // Row `column` of the matrix has the word's lower half, and the next row its
+  // upper half.
   const unsigned low =
       weft::testing::cuda_on_host::ReadLane(word, 4 * column + row / 2);
   const unsigned high =

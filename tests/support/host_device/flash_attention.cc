@@ -1,5 +1,5 @@
-// LibTorch's flash kernels for packed sequences of any lengths, which exist
-// only for CUDA, as plain attention in f64.
+// LibTorch's flash kernels for packed sequences of any lengths, computed as
+// plain attention in f64. In LibTorch they exist only for CUDA.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -17,8 +17,8 @@ namespace {
 using MaybeTensor = std::optional<at::Tensor>;
 using MaybeInt = std::optional<int64_t>;
 
-// Letters: n query rows and m key rows of a sequence, H query heads, K of keys
-// and values, C features.
+// Legend: n query rows and m key rows of a sequence, H query heads, K heads of
+// keys and values, C features.
 struct Sequences {
   Sequences(const at::Tensor& query, const at::Tensor& key,
             const at::Tensor& value, const at::Tensor& query_ends,
@@ -43,18 +43,19 @@ struct Sequences {
     const auto* end = ends.const_data_ptr<int>();
     return x.narrow(0, end[i], end[i + 1] - end[i]);
   }
-  // The query rows of sequence i, [H, n, C].
+  // Returns the query rows of sequence i, [H, n, C].
   [[nodiscard]] at::Tensor Queries(const at::Tensor& x_THC, int64_t i) const {
     return Rows(x_THC, q_ends, i).to(at::kDouble).transpose(0, 1);
   }
-  // The key rows of sequence i, repeated for each query head, [H, m, C].
+  // Returns the key rows of sequence i, repeated for each query head, [H, m,
+  // C].
   [[nodiscard]] at::Tensor Keys(const at::Tensor& x_TKC, int64_t i) const {
     return Rows(x_TKC, k_ends, i)
         .to(at::kDouble)
         .transpose(0, 1)
         .repeat_interleave(group, 0);
   }
-  // The last query sees the last key.
+  // Returns the scores. The last query sees the last key.
   [[nodiscard]] at::Tensor Scores(int64_t i) const {
     at::Tensor scores_Hnm =
         at::matmul(Queries(q_THC, i), Keys(k_TKC, i).transpose(1, 2)) * scale;
@@ -92,8 +93,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> Forward(
   return {out_THC, lse_HT, none, none, none};
 }
 
-// The launches of LibTorch 2.11: the sum of out and its gradient, the kernel,
-// the gradient of queries from f32, and heads that share keys summed up.
+// Records the launches of LibTorch 2.11: the sum of out and its gradient, the
+// kernel, the gradient of queries from f32, and the sums over heads that share
+// keys.
 void NoteBackwardLaunches(bool has_groups) {
   for (const char* name :
        {"flash attention backward: dot", "flash attention backward",

@@ -28,7 +28,8 @@ std::vector<T> Table(const std::string& bytes, uint64_t offset, uint64_t size) {
   return table;
 }
 
-// Mangled names by address in the file. dladdr knows only exported names.
+// Returns mangled names by their address in the file, because dladdr knows only
+// exported names.
 std::map<uint64_t, std::string> ReadFunctions() {
   std::map<uint64_t, std::string> functions;
   const std::string bytes = ReadFile("/proc/self/exe");
@@ -58,7 +59,7 @@ uint64_t AddressInFile(const void* function) {
              : address;
 }
 
-// "void a::b<c, 1>(d)" is "b<c, 1>".
+// Turns "void a::b<c, 1>(d)" into "b<c, 1>".
 std::string Shorten(const std::string& name) {
   size_t end = 0, begin = 0;
   int depth = 0;

@@ -1,4 +1,4 @@
-// Names of functions of the running program, including local ones.
+// Finds names of functions of the running program, including local ones.
 #ifndef WEFT_TESTS_SUPPORT_HOST_DEVICE_FUNCTION_NAME_H_
 #define WEFT_TESTS_SUPPORT_HOST_DEVICE_FUNCTION_NAME_H_
 

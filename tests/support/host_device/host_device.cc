@@ -17,12 +17,12 @@ namespace {
 DeviceEvents* current = nullptr;
 int64_t num_live_allocations = 0;
 
-// The alignment of a device's memory.
+// Memory has the alignment of device memory.
 void* Allocate(size_t num_bytes) {
   constexpr size_t kAlignment = 256;
   void* data = std::aligned_alloc(
       kAlignment, (num_bytes + kAlignment - 1) / kAlignment * kAlignment);
-  // NaN in every dtype, so that tests detect reads before writes.
+  // The bytes are NaN in every dtype, so that tests detect reads before writes.
   std::memset(data, 0xFF, num_bytes);
   return data;
 }

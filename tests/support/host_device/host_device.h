@@ -1,10 +1,10 @@
 // A CUDA device of LibTorch on the host. A test that links it can use tensors
 // of at::kCUDA without CUDA's libraries. Their memory is on the heap, and their
-// operators run at once, as the CPU's. With kernels/cuda compiled for the host
-// (../cuda_on_host), all device code of a build with CUDA runs, and every
+// operators run at once, on the CPU. kernels/cuda are compiled for the host
+// (../cuda_on_host). So all device code of a build with CUDA runs, and every
 // launch is a call that can be counted.
 //
-// The headers of c10/cuda beside this one replace headers that need CUDA's. An
+// The headers of c10/cuda in this folder replace headers that need CUDA. An
 // operator that mixes tensors of host and device is refused as on a device. New
 // memory holds NaN. A kernel that gets a host address is not detected.
 #ifndef WEFT_TESTS_SUPPORT_HOST_DEVICE_HOST_DEVICE_H_
@@ -18,18 +18,18 @@ namespace weft::testing {
 
 // The device's recorded operations.
 struct DeviceEvents {
-  // Launched kernels: names of functions for kernels/cuda, names of operators
-  // for LibTorch. An operator counts as one launch, unless it is known to
-  // launch more on a device.
+  // Launched kernels: function names for kernels/cuda, operator names for
+  // LibTorch. An operator counts as one launch, unless it is known to launch
+  // more on a device.
   std::vector<std::string> launches;
-  // Copies to the device that the host does not wait for.
+  // Copies to the device for which the host does not wait.
   std::vector<std::string> uploads;
-  // The host's waits: values that it reads, copies of memory that is not
+  // Waits of the host: values that it reads, copies of memory that is not
   // pinned, and calls that wait.
   std::vector<std::string> waits;
 };
 
-// Records operations while it lives. One at a time.
+// Records operations while the object exists. Only one may exist at a time.
 class DeviceRecording {
  public:
   DeviceRecording();
@@ -43,12 +43,12 @@ class DeviceRecording {
   DeviceEvents events_;
 };
 
-// Returns the number of pieces of device memory that tensors hold, including
-// the results of operators.
+// Returns how many blocks of device memory tensors hold, including the results
+// of operators.
 [[nodiscard]] int64_t NumLiveAllocations();
 
-// For the files of this folder: changes the number of pieces, and returns the
-// events of the present recording, if any.
+// The next two are for the files of this folder. They change the number of
+// blocks, and return the events of the present recording, if there is one.
 void AddLiveAllocations(int64_t count);
 [[nodiscard]] DeviceEvents& CurrentEvents();
 

@@ -6,8 +6,8 @@
 
 namespace weft::testing {
 
-// Returns the same memory as a tensor of the host. Returns undefined tensors
-// and host tensors as they are.
+// Returns the same memory as a host tensor. Returns undefined tensors and host
+// tensors unchanged.
 [[nodiscard]] inline at::Tensor HostOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),

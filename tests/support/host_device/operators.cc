@@ -1,5 +1,5 @@
-// LibTorch's operators on the device of host_device.h: each runs as the CPU's
-// on host views of its tensors.
+// LibTorch's operators on the device of host_device.h. Each runs the CPU's
+// operator on host views of its tensors.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -26,7 +26,7 @@ using c10::IValue;
 constexpr c10::DispatchKeySet kDeviceKeys(c10::DispatchKey::CUDA);
 const at::Device kDevice(at::kCUDA, 0);
 
-// Returns a device tensor that keeps a host tensor.
+// Returns a device tensor that keeps a host tensor alive.
 at::Tensor DeviceOf(const at::Tensor& host) {
   if (!host.defined() || host.is_cuda()) return host;
   AddLiveAllocations(1);
@@ -36,7 +36,7 @@ at::Tensor DeviceOf(const at::Tensor& host) {
       kDevice);
 }
 
-// On a device a host tensor may only be a single number.
+// On a device, a host tensor may only be a single number.
 void CheckDevice(const at::Tensor& tensor, const std::string& op) {
   TORCH_CHECK(!tensor.defined() || tensor.is_cuda() || tensor.dim() == 0, op,
               " mixes tensors of the host and of the device");
@@ -69,7 +69,8 @@ IValue HostArgument(const IValue& value, const std::string& op) {
   return value;
 }
 
-// The argument that the operator returns, written to; null: a new tensor.
+// Returns the argument that the operator writes and returns; null if it returns
+// a new tensor.
 const IValue* ReturnedArgument(const c10::FunctionSchema& schema, size_t result,
                                const std::vector<IValue>& arguments) {
   const c10::AliasInfo* alias = schema.returns()[result].alias_info();
@@ -83,7 +84,7 @@ const IValue* ReturnedArgument(const c10::FunctionSchema& schema, size_t result,
   TORCH_CHECK(false, schema.name(), " returns none of its arguments");
 }
 
-// Whether the host reads the operator's result or the result's size.
+// Returns whether the host reads the operator's result or the result's size.
 bool HostReads(const std::string& op) {
   static const std::set<std::string> readers = {
       "_local_scalar_dense", "_unique2", "bincount", "equal",
@@ -91,14 +92,14 @@ bool HostReads(const std::string& op) {
   return readers.contains(op);
 }
 
-// "aten::add.out" is "add".
+// Turns "aten::add.out" into "add".
 std::string ShortName(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   return name.substr(name.find("::") + 2);
 }
 
-// Returns whether an operator may size this argument. It makes empty results
-// first.
+// Returns whether the operator may size this argument. LibTorch first makes
+// empty results.
 bool IsUnsized(const c10::Argument& argument, const IValue& value) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
          value.isTensor() && value.toTensor().defined() &&
@@ -112,7 +113,7 @@ void Become(const at::Tensor& tensor, const at::Tensor& other) {
   impl->set_sizes_and_strides(other.sizes(), other.strides());
 }
 
-// Puts the operator's host results in their place on the device.
+// Moves the operator's host results to their place on the device.
 void TakeResults(const c10::FunctionSchema& schema,
                  const std::vector<IValue>& arguments,
                  const std::vector<IValue>& hosts, torch::jit::Stack* stack) {

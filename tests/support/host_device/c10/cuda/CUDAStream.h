@@ -1,4 +1,4 @@
-// For LibTorch's header; see ../../host_device.h.
+// Replaces LibTorch's header; see ../../host_device.h.
 #ifndef WEFT_TESTS_SUPPORT_HOST_DEVICE_C10_CUDA_CUDASTREAM_H_
 #define WEFT_TESTS_SUPPORT_HOST_DEVICE_C10_CUDA_CUDASTREAM_H_
 
