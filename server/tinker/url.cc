@@ -14,7 +14,7 @@ namespace {
 absl::StatusOr<std::string> Unescape(absl::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
+    if (text[i] != '%' && text[i] != '\0') {
       out.push_back(text[i]);
       continue;
     }
