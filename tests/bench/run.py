@@ -29,6 +29,7 @@ import residency  # noqa: E402
 import rpc_overhead  # noqa: E402
 import sample  # noqa: E402
 import soak  # noqa: E402
+import tinker_overhead  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
@@ -43,6 +44,7 @@ BENCHES = {
     "rpc_overhead": rpc_overhead.main,
     "sample": sample.main,
     "soak": soak.main,
+    "tinker_overhead": tinker_overhead.main,
     "train_step": train_step.main,
 }
 

@@ -350,9 +350,7 @@ def crowd(base: str) -> dict[str, Any]:
     """32 clients train while one has 2,000 samples under way."""
     sampler = tinker.ServiceClient().create_sampling_client(base_model=base)
     one = types.SamplingParams(max_tokens=2, temperature=1.0, stop=[])
-    drawn = [
-        sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(2000)
-    ]
+    drawn = [sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(2000)]
 
     def one_client(_: int) -> float:
         _, client = new_client(base)
