@@ -41,7 +41,7 @@ class SampleQueue {
 
  private:
   std::map<std::string, std::deque<WaitingSample>> owners_;  // Not empty.
-  std::string last_;  // Whose turn it was.
+  std::string last_;  // The owner that had the last turn.
   bool advances_ = false;
 };
 

@@ -25,7 +25,7 @@ from processes import RANK, running, scratch
 
 import weft
 
-MOST_COST = 0.10  # Of the step over gRPC.
+MOST_COST = 0.10  # A part of the step over gRPC.
 MODEL = "bench"
 
 

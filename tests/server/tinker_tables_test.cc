@@ -1,5 +1,5 @@
-// The tables of the Tinker front, without a server: futures, the ledger, samples
-// that wait.
+// The tables of the Tinker front, without a server: futures, the ledger,
+// samples that wait.
 #include <filesystem>
 #include <functional>
 #include <memory>

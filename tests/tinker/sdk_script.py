@@ -316,14 +316,15 @@ def rest(base: str) -> dict[str, Any]:
     sampler = client.save_weights_and_get_sampling_client()
     api.set_checkpoint_ttl_from_tinker_path(path, None).result()
     refusals = []
-    for ask in (
+    asks: list[Callable[[], Any]] = [
         lambda: api.publish_checkpoint_from_tinker_path(path).result(),
         lambda: api.unpublish_checkpoint_from_tinker_path(path).result(),
         lambda: api.copy_weights(path, "p").result(),
         lambda: api.assign_session_project(session, "p").result(),
         lambda: api.export_session_trace(session).result(),
         lambda: api.search_sessions(types.SessionSearchRequest()).result(),
-    ):
+    ]
+    for ask in asks:
         try:
             ask()
         except tinker.BadRequestError as error:
