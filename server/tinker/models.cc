@@ -21,7 +21,7 @@ namespace {
 // create_model's place in the order of a model's requests.
 constexpr int64_t kCreateSeq = 0;
 
-// Of one owner. The engine's own limit is on those whose adapters it has.
+// So many models has one owner. The engine limits those that have adapters.
 constexpr int64_t kMaxModels = 4096;
 
 absl::Status CheckModelCount(const Front& front, const std::string& owner) {

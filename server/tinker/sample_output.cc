@@ -29,8 +29,9 @@ std::vector<T> GetRaw(const std::string& bytes) {
   return values;
 }
 
-void FillTop(const std::vector<weft::TopLogprobs>& rows, TopkLogprobs* out) {
-  size_t width = 0;
+// At least `width` columns.
+void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
+             TopkLogprobs* out) {
   for (const auto& row : rows) width = std::max(width, row.size());
   std::vector<int32_t> ids(rows.size() * width, 0);
   std::vector<float> logprobs(rows.size() * width, kEmptyCell);
@@ -57,8 +58,8 @@ Json LogprobsJson(const std::string& raw) {
 
 }  // namespace
 
-std::string SampleOutput(const SampleResult& result,
-                         const SampleFormat& format) {
+std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
+                         const std::vector<weft::TopLogprobs>& prompt_top) {
   SampleResponse out;
   for (const Sample& sample : result.samples) {
     SampledSequence* const sequence = out.add_sequences();
@@ -68,7 +69,8 @@ std::string SampleOutput(const SampleResult& result,
     SetRaw(sample.tokens, sequence->mutable_tokens());
     SetRaw(sample.logprobs, sequence->mutable_logprobs());
     if (!sample.top_logprobs.empty()) {
-      FillTop(sample.top_logprobs, sequence->mutable_topk_sampled_logprobs());
+      FillTop(sample.top_logprobs, 0,
+              sequence->mutable_topk_sampled_logprobs());
     }
   }
   if (!result.prompt_logprobs.empty()) {
@@ -79,6 +81,10 @@ std::string SampleOutput(const SampleResult& result,
     std::fill_n(logprobs.begin(), unscored,
                 std::numeric_limits<float>::quiet_NaN());
     SetRaw(logprobs, out.mutable_prompt_logprobs());
+  }
+  if (format.prompt_top > 0) {
+    FillTop(prompt_top, static_cast<size_t>(format.prompt_top),
+            out.mutable_topk_prompt_logprobs());
   }
   return out.SerializeAsString();
 }

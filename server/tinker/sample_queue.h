@@ -11,14 +11,17 @@
 #include <string>
 
 #include "server/call.h"
-#include "server/tinker/sample_wire.h"
+#include "src/request/reply.h"
+#include "src/request/sample.h"
+#include "weft/v1/sampling.pb.h"
 
 namespace weft::tinker {
 
 struct WaitingSample {
   std::string id;
   CallOrigin origin;
-  TranslatedSample translated;
+  v1::SampleRequest request;
+  Callback<SampleResult> done;
   std::shared_ptr<void> reserved;  // Its memory.
 };
 
@@ -38,7 +41,7 @@ class SampleQueue {
 
  private:
   std::map<std::string, std::deque<WaitingSample>> owners_;  // Not empty.
-  std::string last_;  // Whose turn it was.
+  std::string last_;  // The owner that had the last turn.
   bool advances_ = false;
 };
 

@@ -65,12 +65,10 @@ absl::Status ReadParams(const Json& params, int64_t room,
 
 // What would change the reply and is not there.
 absl::Status RefuseOthers(const Json& body) {
-  for (const char* const name :
-       {"topk_prompt_logprobs", "prompt_alt_tokens_k"}) {
-    WEFT_ASSIGN_OR_RETURN(const int64_t count, IntOr(body, name, 0));
-    if (count != 0) {
-      return absl::UnimplementedError(absl::StrCat(name, " is not offered"));
-    }
+  WEFT_ASSIGN_OR_RETURN(const int64_t count,
+                        IntOr(body, "prompt_alt_tokens_k", 0));
+  if (count != 0) {
+    return absl::UnimplementedError("prompt_alt_tokens_k is not offered");
   }
   if (Find(body, "target_prompt_logprobs") != nullptr) {
     return absl::UnimplementedError("target_prompt_logprobs is not offered");
@@ -113,6 +111,11 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
                                  static_cast<double>(top), {.high = 1e9}));
   out.request.set_top_logprobs(static_cast<uint32_t>(top));
   WEFT_ASSIGN_OR_RETURN(out.format.last_n, ReadLastN(body, prompt_tokens));
+  WEFT_ASSIGN_OR_RETURN(out.format.prompt_top,
+                        IntOr(body, "topk_prompt_logprobs", 0));
+  WEFT_RETURN_IF_ERROR(CheckReal("topk_prompt_logprobs",
+                                 static_cast<double>(out.format.prompt_top),
+                                 {.high = 20}));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
                         ObjectField(body, "sampling_params"));
   WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - prompt_tokens,

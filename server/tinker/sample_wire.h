@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/tinker/fields.h"
@@ -19,6 +20,8 @@ namespace weft::tinker {
 struct SampleFormat {
   // The log-probabilities of so many last prompt tokens.
   int64_t last_n = 0;
+  // So many most likely tokens at each position of the prompt.
+  int64_t prompt_top = 0;
 };
 
 struct TranslatedSample {
@@ -30,9 +33,11 @@ struct TranslatedSample {
 [[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
     const Json& body, int context_length);
 
-// A serialized SampleResponse.
-[[nodiscard]] std::string SampleOutput(const SampleResult& result,
-                                       const SampleFormat& format);
+// A serialized SampleResponse. `prompt_top` has a row for each prompt token if
+// format.prompt_top is set; the first is empty.
+[[nodiscard]] std::string SampleOutput(
+    const SampleResult& result, const SampleFormat& format,
+    const std::vector<weft::TopLogprobs>& prompt_top);
 // The same as JSON text.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 

@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "server/status_conversion.h"
 #include "server/tinker/models.h"
+#include "server/tinker/prompt_top.h"
+#include "server/tinker/sample_wire.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/step_order.h"
@@ -49,18 +51,15 @@ absl::Status StartSample(Front& front, const std::string& owner,
                          const WaitingSample& sample) {
   const std::string cancel = CancelKey(owner, sample.id);
   const absl::Status refused = front.port.Call<SampleResult>(
-      sample.origin, Rpc::kSample, sample.translated.request,
+      sample.origin, Rpc::kSample, sample.request,
       [&front, cancel](Engine& port, SampleRequest plain, auto then) {
         front.cancels[cancel] =
             port.Sample(std::move(plain), nullptr, std::move(then));
       },
-      [&front, id = sample.id, cancel, format = sample.translated.format](
-          const absl::StatusOr<SampleResult>& result) {
+      [&front, cancel,
+       done = sample.done](const absl::StatusOr<SampleResult>& result) {
         front.cancels.erase(cancel);
-        front.futures.Finish(
-            id, result.ok() ? FutureResult{SampleOutput(*result, format),
-                                           SampleOutputJson}
-                            : FutureResult::Failed(result.status()));
+        done(result);
         AdvanceSamples(front);
       });
   if (!refused.ok()) front.cancels.erase(cancel);
@@ -89,22 +88,42 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
 absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                      const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
-  WaitingSample sample{.id = id, .origin = call->origin()};
   WEFT_ASSIGN_OR_RETURN(
-      sample.translated,
+      TranslatedSample sample,
       TranslateSample(call->body, engine->info().context_length));
-  v1::SampleRequest& request = sample.translated.request;
-  request.set_adapter_id(sampler.adapter);
-  request.set_snapshot(sampler.snapshot);
+  sample.request.set_adapter_id(sampler.adapter);
+  sample.request.set_snapshot(sampler.snapshot);
   const auto bytes =
-      static_cast<int64_t>(request.SpaceUsedLong()) + kSampleBytes;
+      static_cast<int64_t>(sample.request.SpaceUsedLong()) + kSampleBytes;
   auto reserved = front.waiting->Reserve(call->owner(), bytes);
   if (!reserved.ok()) {
     return WithReason(absl::ResourceExhaustedError("too many samples wait"),
                       {.name = "QUEUE_FULL", .values = {}});
   }
-  sample.reserved = *std::move(reserved);
-  front.samples.Add(call->owner(), std::move(sample));
+  const auto finish = [&front, id, format = sample.format](
+                          const absl::StatusOr<SampleResult>& result,
+                          const std::vector<TopLogprobs>& prompt_top) {
+    front.futures.Finish(
+        id, result.ok()
+                ? FutureResult{SampleOutput(*result, format, prompt_top),
+                               SampleOutputJson}
+                : FutureResult::Failed(result.status()));
+  };
+  WaitingSample waiting{.id = id,
+                        .origin = call->origin(),
+                        .request = sample.request,
+                        .done = nullptr,
+                        .reserved = *std::move(reserved)};
+  waiting.done = sample.format.prompt_top == 0
+                     ? [finish](const absl::StatusOr<SampleResult>&
+                                    result) { finish(result, {}); }
+                     : TopOfPrompt(
+                           waiting, static_cast<int>(sample.format.prompt_top),
+                           [&front, owner = call->owner()](WaitingSample next) {
+                             front.samples.Add(owner, std::move(next));
+                           },
+                           finish);
+  front.samples.Add(call->owner(), std::move(waiting));
   AdvanceSamples(front);
   return absl::OkStatus();
 }
@@ -138,7 +157,7 @@ void AdvanceSamples(Front& front) {
         const absl::Status refused = StartSample(front, owner, sample);
         if (refused.ok()) return true;
         if (RetryMillis(refused).has_value()) return false;
-        front.futures.Finish(sample.id, FutureResult::Failed(refused));
+        sample.done(refused);
         return true;
       });
   if (!blocked || std::exchange(front.samples_come_again, true)) return;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/tinker/models.h"
+#include "server/tinker/run_json.h"
 #include "server/tinker/samplers.h"
 #include "src/base/status_macros.h"
 
@@ -145,6 +146,23 @@ absl::Status FinishSession(Front& front, const CallPtr& call,
   }
   respond(JsonReply(Json::object()));
   return absl::OkStatus();
+}
+
+absl::Status ListSessions(Front& front, const CallPtr& call,
+                          const Respond& respond) {
+  Json all = Json::array();
+  for (const auto& [id, session] : front.sessions) {
+    if (session.owner == call->owner()) all.push_back(id);
+  }
+  WEFT_ASSIGN_OR_RETURN(const Json page, PageJson(*call, "sessions", all));
+  respond(JsonReply(page));
+  return absl::OkStatus();
+}
+
+absl::Status RefuseAccounts(Front& /*front*/, const CallPtr& /*call*/,
+                            const Respond& /*respond*/) {
+  return absl::UnimplementedError(
+      "not offered: this server has no projects, bills, audits or searches");
 }
 
 absl::Status GetSession(Front& front, const CallPtr& call,

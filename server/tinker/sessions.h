@@ -37,6 +37,11 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
                                        const Respond& respond);
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
+[[nodiscard]] absl::Status ListSessions(Front& front, const CallPtr& call,
+                                        const Respond& respond);
+// What a hosted service has beside training.
+[[nodiscard]] absl::Status RefuseAccounts(Front& front, const CallPtr& call,
+                                          const Respond& respond);
 [[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,
                                       const Respond& respond);
 

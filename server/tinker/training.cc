@@ -137,4 +137,10 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
       respond);
 }
 
+absl::Status RefuseCustomLoss(Front& /*front*/, const CallPtr& /*call*/,
+                              const Respond& /*respond*/) {
+  return absl::UnimplementedError(
+      "losses cannot be uploaded: forward_backward_custom takes a function");
+}
+
 }  // namespace weft::tinker

@@ -12,6 +12,10 @@ namespace weft::tinker {
 [[nodiscard]] absl::Status RunOptimStep(Front& front, const CallPtr& call,
                                         const Respond& respond);
 
+// forward_backward_custom computes such a loss in the client.
+[[nodiscard]] absl::Status RefuseCustomLoss(Front& front, const CallPtr& call,
+                                            const Respond& respond);
+
 }  // namespace weft::tinker
 
 #endif  // WEFT_SERVER_TINKER_TRAINING_H_

@@ -14,11 +14,12 @@ namespace {
 absl::StatusOr<std::string> Unescape(absl::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
+    if (text[i] != '%' && text[i] != '\0') {
       out.push_back(text[i]);
       continue;
     }
-    if (i + 2 >= text.size() || !absl::ascii_isxdigit(text[i + 1]) ||
+    if (text[i] == '\0' || i + 2 >= text.size() ||
+        !absl::ascii_isxdigit(text[i + 1]) ||
         !absl::ascii_isxdigit(text[i + 2])) {
       return absl::InvalidArgumentError("the path has a bad escape");
     }

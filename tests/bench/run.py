@@ -31,6 +31,7 @@ import rpc_overhead  # noqa: E402
 import sample  # noqa: E402
 import sample_many  # noqa: E402
 import soak  # noqa: E402
+import tinker_overhead  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
@@ -47,6 +48,7 @@ BENCHES = {
     "sample": sample.main,
     "sample_many": sample_many.main,
     "soak": soak.main,
+    "tinker_overhead": tinker_overhead.main,
     "train_step": train_step.main,
 }
 

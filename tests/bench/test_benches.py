@@ -248,6 +248,11 @@ def test_rpc_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
     }
 
 
+def test_tinker_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
+    result = quick("tinker_overhead", capsys, *tiny, "--data", "16", "--length", "8")
+    assert result["ratio"]["seconds tinker/grpc"]["value"] > 0
+
+
 def test_mixed_load(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
     png = tmp_path / "mixed.png"
     size = (

@@ -40,6 +40,8 @@ TEST(TinkerUrlTest, RefusesEscapesThatHideASeparator) {
        {"/api/v1/a%2fb", "/api/v1/a%00b", "/api/v1/a%2", "/api/v1/a%zz"}) {
     EXPECT_THAT(ParseUrl(target), IsStatus(kInvalid, "escape")) << target;
   }
+  EXPECT_THAT(ParseUrl(absl::string_view("/api/v1/a\00041", 12)),
+              IsStatus(kInvalid, "escape"));
   EXPECT_THAT(ParseUrl("/api/v2/a"),
               IsStatus(absl::StatusCode::kNotFound, "no such path"));
   EXPECT_FALSE(ParseUrl("").ok());

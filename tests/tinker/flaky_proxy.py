@@ -36,17 +36,20 @@ class FlakyProxy:
     def _forward(self, client: socket.socket, number: int) -> None:
         """Every connection breaks: one in its request, the next in the reply to
         a later request."""
-        with contextlib.suppress(OSError), client:
-            with socket.create_connection(self._target) as server:
-                requests = 3 + number % 4
-                while request := client.recv(65536):
-                    requests -= 1
-                    if requests == 0 and number % 2:
-                        break
-                    server.sendall(request)
-                    reply = server.recv(65536)
-                    if requests == 0:
-                        client.sendall(reply[: len(reply) // 2])
-                        break
-                    client.sendall(reply)
-                self.broken += 1
+        with (
+            contextlib.suppress(OSError),
+            client,
+            socket.create_connection(self._target) as server,
+        ):
+            requests = 3 + number % 4
+            while request := client.recv(65536):
+                requests -= 1
+                if requests == 0 and number % 2:
+                    break
+                server.sendall(request)
+                reply = server.recv(65536)
+                if requests == 0:
+                    client.sendall(reply[: len(reply) // 2])
+                    break
+                client.sendall(reply)
+            self.broken += 1

@@ -70,7 +70,9 @@ class RawClient:
             return {"data": values, "dtype": dtype, "shape": [len(values)]}
 
         datum = {
-            "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},
+            "model_input": {
+                "chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]
+            },
             "loss_fn_inputs": {
                 "target_tokens": tensor(TOKENS[1:], "int64"),
                 "weights": tensor([weight] * 7, "float32"),

@@ -160,6 +160,9 @@ def sample(base: str) -> dict[str, Any]:
         include_prompt_logprobs=True,
         topk_sample_logprobs=2,
     ).result()
+    top = base_client.sample(
+        prompt(TOKENS), 1, GREEDY, include_prompt_logprobs=True, topk_prompt_logprobs=4
+    ).result()
     scored = base_client.compute_logprobs(prompt(TOKENS)).result()
     first = greedy(base_client)[0]
     stopped = base_client.sample(
@@ -174,6 +177,7 @@ def sample(base: str) -> dict[str, Any]:
         "drawn": [list(map(int, s.tokens)) for s in drawn.sequences],
         "drawn_logprobs": [list(map(float, s.logprobs)) for s in drawn.sequences],
         "prompt_logprobs": scored,
+        "top": top.topk_prompt_logprobs,
         "both": list(drawn.prompt_logprobs or []) == list(scored),
         "stopped": [list(map(int, stopped.sequences[0].tokens)), first],
         "stop_reason": stopped.sequences[0].stop_reason,
@@ -304,13 +308,52 @@ def chunks(base: str) -> dict[str, Any]:
     }
 
 
+def rest(base: str) -> dict[str, Any]:
+    """What the REST client asks, and what is refused."""
+    service, client = new_client(base)
+    client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+    path = client.save_state("kept", ttl_seconds=7200).result().path
+    api = service.create_rest_client()
+    session = client.model_id.split(":")[0]
+    sampler = client.save_weights_and_get_sampling_client()
+    api.set_checkpoint_ttl_from_tinker_path(path, None).result()
+    refusals = []
+    asks: list[Callable[[], Any]] = [
+        lambda: api.publish_checkpoint_from_tinker_path(path).result(),
+        lambda: api.unpublish_checkpoint_from_tinker_path(path).result(),
+        lambda: api.copy_weights(path, "p").result(),
+        lambda: api.assign_session_project(session, "p").result(),
+        lambda: api.export_session_trace(session).result(),
+        lambda: api.search_sessions(types.SessionSearchRequest()).result(),
+    ]
+    for ask in asks:
+        try:
+            ask()
+        except tinker.BadRequestError as error:
+            refusals.append(str(error))
+    again = tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle())
+    return {
+        "session": session in api.list_sessions(limit=1000).result().sessions,
+        "runs": api.get_session(session).result().training_run_ids,
+        "run": api.get_training_run_by_tinker_path(path).result().training_run_id,
+        "model_id": client.model_id,
+        "mine": path
+        in [c.tinker_path for c in api.list_user_checkpoints().result().checkpoints],
+        "base": sampler.get_base_model(),
+        "again": len(again.sample(prompt([3]), 1, GREEDY).result().sequences),
+        "expires": [
+            c.expires_at
+            for c in api.list_checkpoints(client.model_id).result().checkpoints
+        ],
+        "refusals": refusals,
+    }
+
+
 def crowd(base: str) -> dict[str, Any]:
     """32 clients train while one has 2,000 samples under way."""
     sampler = tinker.ServiceClient().create_sampling_client(base_model=base)
     one = types.SamplingParams(max_tokens=2, temperature=1.0, stop=[])
-    drawn = [
-        sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(2000)
-    ]
+    drawn = [sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(2000)]
 
     def one_client(_: int) -> float:
         _, client = new_client(base)
@@ -339,6 +382,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         back,
         back_killed,
         chunks,
+        rest,
         crowd,
     )
 }

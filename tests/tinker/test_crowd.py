@@ -54,8 +54,7 @@ def test_tenants_see_their_own(tmp_path: Path) -> None:
 
     def token(name: str, *options: str) -> str:
         made = subprocess.run(
-            [str(WEFTCTL), "token", "create", name]
-            + ["--file", str(tokens), *options],
+            [str(WEFTCTL), "token", "create", name] + ["--file", str(tokens), *options],
             check=True,
             capture_output=True,
             text=True,
@@ -64,9 +63,7 @@ def test_tenants_see_their_own(tmp_path: Path) -> None:
 
     alice, bob = token("a", "--tenant", "alice"), token("b", "--tenant", "bob")
     reader = token("r", "--tenant", "alice", "--scopes", "read")
-    server = TinkerDaemon(
-        tmp_path, "--auth-tokens-file", str(tokens), "--insecure"
-    )
+    server = TinkerDaemon(tmp_path, "--auth-tokens-file", str(tokens), "--insecure")
     try:
         one, other = RawClient(server, alice), RawClient(server, bob)
         session = one.session()

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from raw_client import RawClient
@@ -59,24 +60,19 @@ def unwrite_load(daemon: TinkerDaemon, model: str, seq: int) -> None:
     raise AssertionError("no such model")
 
 
+def send(client: RawClient, model: str, path: str, seq: int) -> Any:
+    if seq in (6, 7):
+        return client.load(model, seq, path)
+    return client.step(model, seq) if seq in (5, 9) else client.train(model, seq)
+
+
 def test_a_load_that_arrives_late_keeps_its_place(daemon: TinkerDaemon) -> None:
     client = RawClient(daemon)
     norms = []
-    for late in (False, True):
+    for order in ((5, 6, 7, 8, 9), (9, 8, 7, 6, 5)):
         model, path = trained(client)
         client.train(model, 4, weight=2)
-        futures = {}
-
-        def send(seq: int, model: str = model, path: str = path) -> None:
-            if seq in (6, 7):
-                futures[seq] = client.load(model, seq, path)
-            elif seq in (5, 9):
-                futures[seq] = client.step(model, seq)
-            else:
-                futures[seq] = client.train(model, seq)
-
-        for seq in (9, 8, 7, 6, 5) if late else (5, 6, 7, 8, 9):
-            send(seq)
+        futures = {seq: send(client, model, path, seq) for seq in order}
         for seq in (6, 7):
             assert client.result(futures[seq])["path"] == path
         norms.append((client.norm(futures[5]), client.norm(futures[9])))

@@ -77,6 +77,12 @@ def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
     assert out["prompt_logprobs"][0] is None
     assert len(out["prompt_logprobs"]) == len(TOKENS)
     assert out["both"]
+    for own, row in zip(out["prompt_logprobs"][1:], out["top"][1:], strict=True):
+        values = [value for _, value in row]
+        assert len(row) == 4 and values == sorted(values, reverse=True)
+        # The prompt's own token is among them, or below them all.
+        assert own <= values[-1] or min(abs(own - v) for v in values) < 1e-4
+    assert not out["top"][0] and len(out["top"]) == len(TOKENS)
     assert out["stopped"][0] == [out["stopped"][1]]
     assert out["stop_reason"] == "stop"
 
@@ -90,6 +96,14 @@ def test_checkpoints(server: TinkerDaemon) -> None:
     assert out["run"] in out["runs"]
     assert out["path"].startswith(f"tinker://{out['run']}/weights/")
     assert out["sizes"]["adapter_model.safetensors"] > 1000
+
+
+def test_the_rest_client(server: TinkerDaemon) -> None:
+    out = server.run("rest")
+    assert out["session"] and out["mine"] and out["again"] == 1
+    assert out["runs"] == [out["model_id"]] and out["run"] == out["model_id"]
+    assert out["base"] == "toy" and out["expires"] == [None]
+    assert len(out["refusals"]) == 6, out["refusals"]
 
 
 def test_chunks_of_a_call_may_arrive_in_any_order(server: TinkerDaemon) -> None:

@@ -1,0 +1,80 @@
+#include "server/tinker/prompt_top.h"
+
+#include <memory>
+#include <utility>
+
+namespace weft::tinker {
+namespace {
+
+class Walk : public std::enable_shared_from_this<Walk> {
+ public:
+  Walk(WaitingSample sample, int count, std::function<void(WaitingSample)> add,
+       std::function<void(const absl::StatusOr<SampleResult>&,
+                          const std::vector<TopLogprobs>&)>
+           finish)
+      : sample_(std::move(sample)),
+        count_(count),
+        add_(std::move(add)),
+        finish_(std::move(finish)),
+        rows_(1) {}
+
+  void Begin(const absl::StatusOr<SampleResult>& result) {
+    if (!result.ok()) return finish_(result, {});
+    result_ = *result;
+    Next();
+  }
+
+ private:
+  void Next() {
+    const int length = static_cast<int>(rows_.size());
+    if (length == sample_.request.prompt_size()) return finish_(result_, rows_);
+    WaitingSample prefix{
+        .id = sample_.id,
+        .origin = sample_.origin,
+        .request = {},
+        .done =
+            [self = shared_from_this()](
+                const absl::StatusOr<SampleResult>& row) { self->Take(row); },
+        .reserved = sample_.reserved};
+    prefix.request.set_adapter_id(sample_.request.adapter_id());
+    prefix.request.set_snapshot(sample_.request.snapshot());
+    const auto& prompt = sample_.request.prompt();
+    prefix.request.mutable_prompt()->Add(prompt.begin(),
+                                         prompt.begin() + length);
+    prefix.request.set_top_logprobs(static_cast<uint32_t>(count_));
+    prefix.request.mutable_config()->set_max_tokens(1);
+    add_(std::move(prefix));
+  }
+
+  void Take(const absl::StatusOr<SampleResult>& row) {
+    if (!row.ok()) return finish_(row.status(), {});
+    rows_.push_back(row->samples.at(0).top_logprobs.at(0));
+    Next();
+  }
+
+  const WaitingSample sample_;
+  const int count_;
+  const std::function<void(WaitingSample)> add_;
+  const std::function<void(const absl::StatusOr<SampleResult>&,
+                           const std::vector<TopLogprobs>&)>
+      finish_;
+  SampleResult result_;
+  std::vector<TopLogprobs> rows_;
+};
+
+}  // namespace
+
+Callback<SampleResult> TopOfPrompt(
+    const WaitingSample& sample, int count,
+    std::function<void(WaitingSample)> add,
+    std::function<void(const absl::StatusOr<SampleResult>&,
+                       const std::vector<TopLogprobs>&)>
+        finish) {
+  const auto walk =
+      std::make_shared<Walk>(sample, count, std::move(add), std::move(finish));
+  return [walk](const absl::StatusOr<SampleResult>& result) {
+    walk->Begin(result);
+  };
+}
+
+}  // namespace weft::tinker

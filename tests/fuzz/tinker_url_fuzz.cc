@@ -1,0 +1,23 @@
+// A request's target: no input may crash, and no part of an accepted path hides
+// a separator.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "server/tinker/url.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto url = weft::tinker::ParseUrl(
+      absl::string_view(reinterpret_cast<const char*>(data), size));
+  if (!url.ok()) return 0;
+  if (url->parts.empty()) std::abort();
+  for (const std::string& part : url->parts) {
+    if (part.find('/') != std::string::npos ||
+        part.find('\0') != std::string::npos) {
+      std::abort();
+    }
+  }
+  return 0;
+}
