@@ -32,6 +32,7 @@ struct StepWork {
   uint64_t step = 0;
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
+  TraceId trace = CurrentTrace();  // The first caller's.
   bool started = false;
   bool again = false;      // The log brought it: it is not scheduled.
   bool cancelled = false;  // It ends at its next slice, since no caller waits.

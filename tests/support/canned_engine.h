@@ -26,6 +26,7 @@
 #include "src/base/worker.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/engine.h"
+#include "src/runtime/engine_profile.h"
 #include "tests/support/canned_adapters.h"
 #include "tests/support/canned_results.h"
 
@@ -112,6 +113,8 @@ class CannedEngine final : public Engine {
                      Callback<PeftFiles> done) override;
   void ImportAdapter(ImportAdapterRequest request,
                      Callback<AdapterInfo> done) override;
+  CancelHandle Profile(const ProfileRequest& request,
+                       Callback<std::string> done) override;
   void Drain(Callback<bool> done) override;
   [[nodiscard]] absl::Status failure() const override;
   [[nodiscard]] absl::Time last_heartbeat() const override;
@@ -146,6 +149,7 @@ class CannedEngine final : public Engine {
 
   // Engine thread.
   void Loop();
+  [[nodiscard]] std::optional<dispatch::Work> NextWork();
   void Run(dispatch::Work& work);
   void Train(const dispatch::RunTrain& train);
   void Decode();
@@ -162,6 +166,7 @@ class CannedEngine final : public Engine {
   dispatch::Dispatcher dispatcher_;
   CannedAdapters adapters_;
   std::vector<Running> running_;  // Engine thread.
+  engine::EngineProfile profile_{&io_, &replies_};
 
   mutable Mutex mu_;
   CondVar changed_;
