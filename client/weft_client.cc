@@ -149,6 +149,22 @@ absl::Status Client::Drain() {
       .status();
 }
 
+absl::StatusOr<std::string> Client::Profile(uint32_t steps,
+                                            absl::Duration time) {
+  grpc::ClientContext context;
+  Prepare(context);
+  v1::ProfileRequest request;
+  request.set_steps(steps);
+  request.set_seconds(absl::ToDoubleSeconds(time));
+  const auto reader = server_->Profile(&context, request);
+  std::string trace;
+  v1::ProfileResponse response;
+  while (reader->Read(&response)) trace += response.trace();
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return FromGrpcStatus(status);
+  return trace;
+}
+
 absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
     absl::string_view adapter_id, v1::LoraConfig config,
     absl::string_view tenant) {

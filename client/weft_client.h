@@ -70,6 +70,10 @@ class Client {
   // healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   [[nodiscard]] absl::Status Drain();
+  // Records what the engine's thread does for `steps` pieces of work (0: no
+  // limit), at most for `time`. Returns a Chrome trace. Not repeated.
+  [[nodiscard]] absl::StatusOr<std::string> Profile(uint32_t steps,
+                                                    absl::Duration time);
 
   // Creates an adapter. Its handle shares the client's connection and may
   // outlive the client. With an empty tenant the adapter is its own tenant.

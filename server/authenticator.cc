@@ -11,6 +11,7 @@
 #include "src/auth/token_file.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/base/trace_id.h"
 
 namespace weft {
 namespace {
@@ -50,6 +51,9 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
     const absl::string_view path = Only(metadata, ":path");
     const Verdict verdict = authenticator_.Judge(path, Only(metadata, kHeader));
     if (verdict.status.ok()) return grpc::Status::OK;
+    const TraceScope scope(
+        MakeTraceId(std::string(Only(metadata, "traceparent")),
+                    std::string(Only(metadata, "x-request-id"))));
     const auto names = context->FindPropertyValues("x509_subject");
     authenticator_.Note(
         verdict, path,

@@ -19,22 +19,29 @@ bool Changes(Rpc rpc) {
          (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
 }
 
+// Returns the first header of this name; empty if there is none.
+std::string Header(const grpc::CallbackServerContext& context,
+                   const char* name) {
+  const auto [begin, end] = context.client_metadata().equal_range(name);
+  if (begin == end) return {};
+  return std::string(begin->second.data(), begin->second.size());
+}
+
 absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
                                 const grpc::CallbackServerContext& context,
                                 Rpc rpc) {
   if (core.authenticator == nullptr) return Caller();
-  const auto& metadata = context.client_metadata();
-  const auto [begin, end] = metadata.equal_range("authorization");
   // The processor has already refused a call with two such headers.
-  absl::string_view header;
-  if (begin != end) header = {begin->second.data(), begin->second.size()};
-  return core.authenticator->Check(absl::StrCat("/", RpcName(rpc)), header);
+  return core.authenticator->Check(absl::StrCat("/", RpcName(rpc)),
+                                   Header(context, "authorization"));
 }
 
 CallOrigin OriginOf(const ServiceCore& core,
                     const grpc::CallbackServerContext& context, Rpc rpc) {
   CallOrigin origin{.caller = CallerOf(core, context, rpc),
-                    .peer = context.peer()};
+                    .peer = context.peer(),
+                    .trace = MakeTraceId(Header(context, "traceparent"),
+                                         Header(context, "x-request-id"))};
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
     origin.deadline = absl::FromChrono(deadline);
@@ -58,7 +65,9 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
 
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
                        Rpc rpc)
-    : CallRecord(core, context, OriginOf(*core, *context, rpc), rpc) {}
+    : CallRecord(core, context, OriginOf(*core, *context, rpc), rpc) {
+  context->AddTrailingMetadata("weft-trace-id", *trace());
+}
 
 CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
     : CallRecord(core, nullptr, std::move(origin), rpc) {}
@@ -119,6 +128,7 @@ void CallRecord::Audit(const absl::Status& status) const {
 }
 
 absl::Status CallRecord::Settle(const absl::Status& status) {
+  const TraceScope scope(trace());
   const absl::Duration elapsed = absl::Now() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);
   if (!status.ok()) {

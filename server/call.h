@@ -16,6 +16,7 @@
 #include "server/request_validation.h"
 #include "server/service_core.h"
 #include "src/base/mutex.h"
+#include "src/base/trace_id.h"
 #include "src/engine/engine.h"
 
 namespace weft {
@@ -26,6 +27,7 @@ struct CallOrigin {
   absl::StatusOr<Caller> caller = Caller();
   std::string peer;
   absl::Time deadline = absl::InfiniteFuture();
+  TraceId trace = MakeTraceId("", "");
 };
 
 // One call from its arrival to its status: metrics, log line, trailers.
@@ -83,6 +85,10 @@ class CallRecord {
     }
   }
 
+  // Count the call's messages.
+  void CountReceived() { core_->metrics.Received(rpc_); }
+  void CountSent() { core_->metrics.Sent(rpc_); }
+
   // Marks the reply as a stored reply.
   void MarkReplayed();
 
@@ -91,6 +97,9 @@ class CallRecord {
   // Like Settle, for a gRPC call. Returns the status for Finish.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
+  // Returns the id of the call's log lines. Hold a TraceScope with it while the
+  // engine takes the request.
+  [[nodiscard]] const TraceId& trace() const { return origin_.trace; }
   [[nodiscard]] ServiceCore* core() const { return core_; }
   [[nodiscard]] grpc::CallbackServerContext* context() const {
     return context_;

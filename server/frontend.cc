@@ -13,6 +13,7 @@
 #include "server/services.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/metrics/metrics.h"
 
 namespace weft {
 namespace {
@@ -197,6 +198,17 @@ void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
 
 void Frontend::SetEngine(Engine* engine) {
   core_.engine.Set(engine);
+  const EngineInfo& info = engine->info();
+  AddGauge(registry_.get(), "weft_model_info",
+           "Always 1; labels name the base model.",
+           {{"model", core_.options.model_name},
+            {"architecture", info.architecture},
+            {"dtype", info.dtype},
+            {"device", info.device}})
+      .Set(1);
+  AddGauge(registry_.get(), "weft_startup_seconds",
+           "Seconds from the start of the server to the loaded model.")
+      .Set(absl::ToDoubleSeconds(absl::Now() - started_));
   if (draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
   if (tinker_ != nullptr) tinker_->EngineIsReady();

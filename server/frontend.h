@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
@@ -91,6 +92,7 @@ class Frontend {
   ServiceCore core_;
   // The metrics page holds the registry weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
+  const absl::Time started_ = absl::Now();
   const std::shared_ptr<ProcessCollector> process_collector_;
   std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.
   std::unique_ptr<grpc::Service> services_[4];

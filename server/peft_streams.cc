@@ -28,6 +28,8 @@ class ExportCall final
                            const v1::ExportAdapterRequest& request) {
     const auto call = std::make_shared<ExportCall>(core, context);
     call->self_ = call;
+    call->record_.CountReceived();
+    const TraceScope scope(call->record_.trace());
     const absl::StatusOr<Engine*> engine = call->record_.Admit();
     if (!engine.ok()) {
       call->End(engine.status());
@@ -61,6 +63,7 @@ class ExportCall final
       ++file_;
       offset_ = 0;
     }
+    record_.CountSent();
     StartWrite(&message_);
   }
 
@@ -111,6 +114,7 @@ class ImportCall final
  private:
   void OnReadDone(bool ok) override {
     if (!ok) return HandOver();
+    record_.CountReceived();
     absl::Status status = Hold(message_.chunk().data().size());
     if (status.ok()) status = assembler_.Add(message_);
     if (!status.ok()) return End(status);
@@ -142,11 +146,13 @@ class ImportCall final
     const absl::Status own = record_.caller()->Qualify(&*request);
     if (!own.ok()) return End(own);
     record_.SetObject(*request);
+    const TraceScope scope(record_.trace());
     engine_->ImportAdapter(
         *std::move(request), [call = self_](absl::StatusOr<AdapterInfo> info) {
           if (info.ok()) {
             call->record_.caller()->Reveal(&*info);
             ToProto(*info, call->response_->mutable_adapter());
+            call->record_.CountSent();
           }
           call->End(info.status());
         });

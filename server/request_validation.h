@@ -20,10 +20,12 @@
 #include "src/config/options.h"
 #include "src/engine/engine.h"
 #include "src/request/adapter.h"
+#include "src/request/profile.h"
 #include "src/request/sample.h"
 #include "src/request/train.h"
 #include "weft/v1/adapters.pb.h"
 #include "weft/v1/sampling.pb.h"
+#include "weft/v1/server.pb.h"
 #include "weft/v1/training.pb.h"
 
 namespace weft {
@@ -90,6 +92,9 @@ struct RequestLimits {
     const v1::ReleaseSnapshotRequest& request, const RequestLimits& limits);
 [[nodiscard]] absl::StatusOr<ExportAdapterRequest> Validate(
     const v1::ExportAdapterRequest& request, const RequestLimits& limits);
+
+[[nodiscard]] absl::StatusOr<ProfileRequest> Validate(
+    const v1::ProfileRequest& request, const RequestLimits& limits);
 
 // Joins the messages of an import into one request.
 class ImportAssembler {

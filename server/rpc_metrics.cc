@@ -37,6 +37,7 @@ constexpr RpcMethod kRpcMethods[] = {
     {"weft.v1.AdapterService", "ImportAdapter", "client_stream"},
     {"weft.v1.ServerService", "GetInfo", "unary"},
     {"weft.v1.ServerService", "Drain", "unary"},
+    {"weft.v1.ServerService", "Profile", "server_stream"},
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
@@ -129,6 +130,11 @@ RpcMetrics::RpcMetrics(prometheus::Registry* registry)
         &AddHistogram(registry, "grpc_server_handling_seconds",
                       "Seconds from a call's request to its status.",
                       LatencyBuckets(), labels);
+    method.received =
+        &AddCounter(registry, "grpc_server_msg_received_total",
+                    "Messages of clients that were read.", labels);
+    method.sent = &AddCounter(registry, "grpc_server_msg_sent_total",
+                              "Messages sent to clients.", labels);
     for (size_t code = 0; code < method.handled.size(); ++code) {
       prometheus::Labels with_code = labels;
       with_code["grpc_code"] = kCodeNames[code];
@@ -162,6 +168,12 @@ void RpcMetrics::Handled(Rpc rpc, const absl::Status& status,
   method.seconds->Observe(absl::ToDoubleSeconds(elapsed));
   inflight_.Decrement();
 }
+
+void RpcMetrics::Received(Rpc rpc) {
+  methods_[Index(rpc)].received->Increment();
+}
+
+void RpcMetrics::Sent(Rpc rpc) { methods_[Index(rpc)].sent->Increment(); }
 
 void RpcMetrics::Rejected(RejectReason reason) {
   if (reason != RejectReason::kCount) rejected_[Index(reason)].Increment();

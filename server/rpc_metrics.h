@@ -35,6 +35,7 @@ enum class Rpc : uint8_t {
   kImportAdapter,
   kGetInfo,
   kDrain,
+  kProfile,
   kCount,
 };
 
@@ -73,6 +74,9 @@ class RpcMetrics {
 
   void Started(Rpc rpc);
   void Handled(Rpc rpc, const absl::Status& status, absl::Duration elapsed);
+  // Count messages of the calls: requests read, responses handed to gRPC.
+  void Received(Rpc rpc);
+  void Sent(Rpc rpc);
   void Rejected(RejectReason reason);
   void Replayed(Rpc rpc);
   void SetPhase(StartupPhase phase);
@@ -81,6 +85,8 @@ class RpcMetrics {
   struct Method {
     prometheus::Counter* started;
     prometheus::Histogram* seconds;
+    prometheus::Counter* received;
+    prometheus::Counter* sent;
     prometheus::Counter* replayed;
     std::array<prometheus::Counter*, 17> handled;  // Keys: status codes.
   };

@@ -25,6 +25,8 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.AdapterService/ImportAdapter", false, Scope::kTrain},
     {"/weft.v1.ServerService/GetInfo", false, Scope::kRead},
     {"/weft.v1.ServerService/Drain", false, Scope::kAdmin},
+    // The work of all tenants shows in it.
+    {"/weft.v1.ServerService/Profile", false, Scope::kAdmin},
     // Probes have no token. Check reveals only one word, but Watch also holds a
     // stream.
     {"/grpc.health.v1.Health/Check", true, Scope::kRead},

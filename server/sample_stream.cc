@@ -34,6 +34,8 @@ class SampleStreamCall final
                                  const v1::SampleStreamRequest& request) {
     const auto call = std::make_shared<SampleStreamCall>(core, context);
     call->self_ = call;
+    call->record_.CountReceived();
+    const TraceScope scope(call->record_.trace());
     const absl::StatusOr<Engine*> engine = call->record_.Admit();
     if (!engine.ok()) {
       call->End(engine.status());
@@ -111,6 +113,7 @@ class SampleStreamCall final
     if (is_last) {
       Finish(record_.Close(outcome));
     } else {
+      record_.CountSent();
       StartWrite(&current_);
     }
   }

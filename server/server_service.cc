@@ -1,10 +1,12 @@
-// weft.v1.ServerService: GetInfo, Drain. Unlike other RPCs, these work while
-// the daemon starts or drains.
+// weft.v1.ServerService: GetInfo, Drain and Profile. Unlike other RPCs, GetInfo
+// and Drain work while the daemon starts or drains.
 #include <memory>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
+#include "server/profile_stream.h"
 #include "server/request_validation.h"
+#include "server/server_load.h"
 #include "server/services.h"
 #include "server/unary_call.h"
 #include "server/version.h"
@@ -77,6 +79,7 @@ class ServerService final : public v1::ServerService::CallbackService {
     FillModel(engine->info(), info->mutable_model());
     if (call->record().caller()->sees_all()) {
       info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
+      FillLoad(*core_->registry, info->mutable_load());
       call->Reply(absl::OkStatus());
       return call.get();
     }
@@ -114,6 +117,12 @@ class ServerService final : public v1::ServerService::CallbackService {
       call->Reply(drained.status());
     });
     return call.get();
+  }
+
+  grpc::ServerWriteReactor<v1::ProfileResponse>* Profile(
+      grpc::CallbackServerContext* context,
+      const v1::ProfileRequest* request) override {
+    return StartProfile(core_, context, *request);
   }
 
  private:

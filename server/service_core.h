@@ -20,13 +20,16 @@ namespace weft {
 // `authenticator` and `begin_drain` are set before the server starts. Any
 // thread may use the other members.
 struct ServiceCore {
-  ServiceCore(ServerOptions server_options, prometheus::Registry* registry)
+  ServiceCore(ServerOptions server_options,
+              prometheus::Registry* metric_registry)
       : options(std::move(server_options)),
-        metrics(registry),
+        registry(metric_registry),
+        metrics(metric_registry),
         quota(options.max_calls_per_tenant,
               options.max_tokens_per_second_per_tenant) {}
 
   const ServerOptions options;
+  prometheus::Registry* const registry;
   std::unique_ptr<Authenticator> authenticator;  // Null without
                                                  // --auth-tokens-file.
   RpcMetrics metrics;

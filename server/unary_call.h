@@ -33,11 +33,16 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   // Call Start instead.
   UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
-      : record_(core, context, rpc) {}
+      : record_(core, context, rpc) {
+    record_.CountReceived();
+  }
 
   [[nodiscard]] CallRecord& record() { return record_; }
   void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
-  void Reply(const absl::Status& status) { Finish(record_.Close(status)); }
+  void Reply(const absl::Status& status) {
+    if (status.ok()) record_.CountSent();
+    Finish(record_.Close(status));
+  }
 
  private:
   void OnCancel() override { cancel_.Cancel(); }
@@ -73,6 +78,7 @@ grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
                                    Rpc rpc, const Request& request,
                                    StartFn start, FillFn fill) {
   const std::shared_ptr<UnaryCall> call = UnaryCall::Start(core, context, rpc);
+  const TraceScope scope(call->record().trace());
   const absl::StatusOr<Engine*> engine = call->record().Admit();
   if (!engine.ok()) {
     call->Reply(engine.status());

@@ -39,6 +39,7 @@ struct Command {
 }
 
 [[nodiscard]] std::vector<Command> ServerCommands();
+[[nodiscard]] std::vector<Command> MonitorCommands();
 [[nodiscard]] std::vector<Command> TokenCommands();
 [[nodiscard]] std::vector<Command> AdapterCommands();
 [[nodiscard]] std::vector<Command> CheckpointCommands();

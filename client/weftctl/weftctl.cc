@@ -23,9 +23,9 @@ constexpr int kUsage = 2;
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (std::vector<Command> some :
-       {ServerCommands(), AdapterCommands(), TrainCommands(), SampleCommands(),
-        CheckpointCommands(), WeightsCommands(), TokenCommands(),
-        StateCommands()}) {
+       {ServerCommands(), MonitorCommands(), AdapterCommands(), TrainCommands(),
+        SampleCommands(), CheckpointCommands(), WeightsCommands(),
+        TokenCommands(), StateCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;

@@ -44,6 +44,7 @@ class EnginePort {
                                   CancelHandle* cancel = nullptr) const {
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
+    const TraceScope scope(call->record.trace());
     const absl::StatusOr<Engine*> engine = call->record.Admit();
     if (!engine.ok()) return call->record.Settle(engine.status());
     auto plain = call->record.Read(**engine, request);
@@ -69,6 +70,7 @@ class EnginePort {
                                            Callback<Result> done) const {
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
+    const TraceScope scope(call->record.trace());
     const absl::StatusOr<Engine*> engine = core_->engine.Get();
     if (!engine.ok()) return call->record.Settle(engine.status());
     const absl::Status own = call->record.caller()->Qualify(&plain);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 #include "src/base/log.h"
@@ -272,9 +273,10 @@ std::optional<CheckpointInfo> AdapterIo::SavedBefore(
 absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
     const LoadCheckpointRequest& request) const {
   const std::string& name = request.name;
-  WEFT_ASSIGN_OR_RETURN(
-      const DurableFolder folder,
-      ReadDurableFolder(AdapterDir(request.source_adapter_id), name));
+  const absl::StatusOr<DurableFolder> read =
+      ReadDurableFolder(AdapterDir(request.source_adapter_id), name);
+  if (!read.ok()) return NameOthers(read.status(), request.source_adapter_id);
+  const DurableFolder& folder = *read;
   WEFT_RETURN_IF_ERROR(CheckOrigin(folder.fields, shape_));
   LoadedCheckpoint loaded;
   WEFT_ASSIGN_OR_RETURN(loaded.info, InfoFromFields(folder.fields));
@@ -308,10 +310,27 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   return loaded;
 }
 
+absl::Status AdapterIo::NameOthers(const absl::Status& status,
+                                   const std::string& adapter_id) const {
+  constexpr size_t kMaxNames = 5;
+  if (!absl::IsNotFound(status)) return status;
+  absl::StatusOr<std::vector<std::string>> names =
+      ListDurableFolders(AdapterDir(adapter_id));
+  if (!names.ok() || names->empty()) return status;
+  std::ranges::sort(*names);
+  const size_t others = names->size() - std::min(names->size(), kMaxNames);
+  names->resize(names->size() - others);
+  return absl::NotFoundError(absl::StrCat(
+      status.message(), "; there are '", absl::StrJoin(*names, "', '"), "'",
+      others > 0 ? absl::StrCat(" and ", others, " more") : ""));
+}
+
 absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
     const std::string& adapter_id, const std::string& name) const {
-  WEFT_ASSIGN_OR_RETURN(const json fields,
-                        ReadDurableFields(AdapterDir(adapter_id), name));
+  const absl::StatusOr<json> read =
+      ReadDurableFields(AdapterDir(adapter_id), name);
+  if (!read.ok()) return NameOthers(read.status(), adapter_id);
+  const json& fields = *read;
   WEFT_RETURN_IF_ERROR(CheckOrigin(fields, shape_));
   return InfoFromFields(fields);
 }

@@ -68,6 +68,9 @@ class AdapterIo {
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const LoraConfig& config,
       const lora::AdapterState& state, uint64_t last_step) const;
+  // Adds the names of some of the adapter's checkpoints to a NOT_FOUND.
+  [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
+                                        const std::string& adapter_id) const;
   // Returns the names of all adapters that have a folder.
   [[nodiscard]] std::vector<std::string> AdapterNames() const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;

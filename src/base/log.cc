@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "src/base/trace_id.h"
 
 namespace weft {
 namespace {
@@ -53,6 +54,7 @@ std::string FormatLogLine(LogFormat format, LogLevel level,
                           std::string_view message,
                           std::initializer_list<LogField> fields) {
   const std::string_view name = kLevelNames[static_cast<int>(level)];
+  const TraceId trace = CurrentTrace();
   std::string line;
   if (format == LogFormat::kJson) {
     line =
@@ -61,6 +63,9 @@ std::string FormatLogLine(LogFormat format, LogLevel level,
     for (const LogField& field : fields) {
       absl::StrAppend(&line, ",", Quote(field.key), ":",
                       field.is_string ? Quote(field.value) : field.value);
+    }
+    if (trace != nullptr) {
+      absl::StrAppend(&line, ",\"trace_id\":", Quote(*trace));
     }
     return line + "}";
   }
@@ -71,6 +76,7 @@ std::string FormatLogLine(LogFormat format, LogLevel level,
     absl::StrAppend(&line, " ", field.key, "=",
                     quote ? Quote(field.value) : Escape(field.value));
   }
+  if (trace != nullptr) absl::StrAppend(&line, " trace_id=", *trace);
   return line;
 }
 

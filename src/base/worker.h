@@ -1,5 +1,5 @@
 // A thread with a queue of tasks. Tasks run one after the other, in the order
-// in which they were posted.
+// in which they were posted, with the trace id of the thread that posted them.
 #ifndef WEFT_SRC_BASE_WORKER_H_
 #define WEFT_SRC_BASE_WORKER_H_
 
@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "src/base/mutex.h"
+#include "src/base/trace_id.h"
 
 namespace weft {
 
@@ -31,7 +32,7 @@ class Worker {
   void Post(std::function<void()> task) {
     {
       MutexLock lock(&mu_);
-      tasks_.push_back(std::move(task));
+      tasks_.push_back(KeepTrace(std::move(task)));
     }
     changed_.NotifyOne();
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "src/base/profile.h"
 #include "src/decode/sample_routing.h"
 
 namespace weft::engine {
@@ -155,6 +156,8 @@ bool SampleLoop::StartSample(SampleJob& job) {
 void SampleLoop::Decode() {
   std::vector<SampleSequence*> rows = GrowRunning();
   if (rows.empty()) return;
+  const profile::Span span("decode iteration", "sequences",
+                           static_cast<int64_t>(rows.size()));
   const absl::Time start = absl::Now();
   // Sorts the rows by adapter version, so that each version's weights are read
   // once.

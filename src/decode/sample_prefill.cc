@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "src/base/profile.h"
 #include "src/decode/sample_loop.h"
 #include "src/decode/sample_routing.h"
 
@@ -114,6 +115,8 @@ void SampleLoop::Prefill() {
   const absl::Time start = absl::Now();
   const std::vector<SamplePiece> pieces = PlanPrefill();
   if (pieces.empty()) return;
+  const profile::Span span("prefill", "prompts",
+                           static_cast<int64_t>(pieces.size()));
   RunPieces(pieces);
   int64_t num_tokens = 0;
   for (const SamplePiece& piece : pieces) num_tokens += piece.end - piece.begin;

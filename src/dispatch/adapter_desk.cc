@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
+#include "src/base/trace_id.h"
 
 namespace weft::dispatch {
 namespace {
@@ -176,7 +177,7 @@ void AdapterDesk::WhenOnDevice(AdapterKey key, EngineTask task) {
     MutexLock lock(&s_.mu);
     AdapterRecord* record = s_.Find(key);
     if (record != nullptr && !s_.residency.CanRun(key)) {
-      record->tasks.push_back(std::move(task));
+      record->tasks.push_back(KeepTrace(std::move(task)));
       s_.WantAdapter(key);
       return;
     }
@@ -188,7 +189,7 @@ void AdapterDesk::WhenOnDevice(AdapterKey key, EngineTask task) {
 void AdapterDesk::WhenSlot(EngineTask task) {
   MutexLock lock(&s_.mu);
   const uint64_t ticket = s_.next_id++;
-  s_.slot_tasks.emplace(ticket, std::move(task));
+  s_.slot_tasks.emplace(ticket, KeepTrace(std::move(task)));
   s_.residency.WantSlot(ticket);
 }
 

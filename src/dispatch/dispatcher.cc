@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/trace_id.h"
+
 namespace weft::dispatch {
 
 Dispatcher::Dispatcher(const Options& options, Environment environment)
@@ -18,7 +20,7 @@ void Dispatcher::Post(EngineTask task) {
   {
     MutexLock lock(&state_.mu);
     closed = state_.closed;
-    if (closed.ok()) state_.tasks.push_back(std::move(task));
+    if (closed.ok()) state_.tasks.push_back(KeepTrace(std::move(task)));
   }
   if (closed.ok()) {
     state_.changed.NotifyAll();

@@ -32,6 +32,7 @@ struct StepWork {
   uint64_t step = 0;
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
+  TraceId trace = CurrentTrace();  // The first caller's.
   bool started = false;
   bool again = false;      // The request came from the log, so it is not
                            // scheduled.

@@ -78,7 +78,8 @@ StepTask State::StartStep(uint64_t id) {
           .step = work.step,
           .last_step = scheduler.LastStep(work.adapter).value_or(0),
           .request = &work.request,
-          .digest = &work.digest};
+          .digest = &work.digest,
+          .trace = work.trace};
 }
 
 uint64_t State::NewEpoch() {

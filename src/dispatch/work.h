@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "src/base/trace_id.h"
 #include "src/request/adapter_key.h"
 #include "src/request/sample.h"
 #include "src/request/step.h"
@@ -28,6 +29,7 @@ struct StepTask {
   uint64_t last_step = 0;  // The adapter's last step before this one.
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
+  TraceId trace;                        // The first caller's.
 };
 
 // A sample that has left the queue.

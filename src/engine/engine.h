@@ -21,6 +21,7 @@
 #include "src/config/options.h"
 #include "src/config/world.h"
 #include "src/request/adapter.h"
+#include "src/request/profile.h"
 #include "src/request/reply.h"
 #include "src/request/sample.h"
 #include "src/request/step.h"
@@ -109,6 +110,11 @@ class Engine {
 
   // Returns the number of adapters. Any thread may call it.
   [[nodiscard]] virtual size_t num_adapters() const = 0;
+
+  // Records what the engine thread does. `done` gets a Chrome trace (JSON).
+  // Errors: FAILED_PRECONDITION while another profile runs, UNAVAILABLE.
+  virtual CancelHandle Profile(const ProfileRequest& request,
+                               Callback<std::string> done) = 0;
 
   // Refuses new work from now on. Runs `done` when all accepted work is done.
   virtual void Drain(Callback<bool> done) = 0;

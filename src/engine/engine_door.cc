@@ -119,6 +119,21 @@ void EngineImpl::ListAdapters(ListAdaptersRequest request,
   done(dispatcher_.adapters().List(request));
 }
 
+CancelHandle EngineImpl::Profile(const ProfileRequest& request,
+                                 Callback<std::string> done) {
+  return profile_.Start(request, std::move(done));
+}
+
+void EngineImpl::Drain(Callback<bool> done) {
+  profile_.EndEarly();
+  dispatcher_.Drain(std::move(done));
+}
+
+absl::Status EngineImpl::failure() const {
+  absl::Status failure = guard_.failure();
+  return failure.ok() ? recorder_.failure() : failure;
+}
+
 size_t EngineImpl::num_adapters() const {
   return dispatcher_.adapters().Count();
 }

@@ -13,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "src/base/log.h"
+#include "src/base/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/runtime/torch_guard.h"
@@ -70,6 +71,14 @@ std::string SettingsOf(const EngineOptions& options,
                       " data_parallel=", options.data_parallel_size,
                       " share_prompts=", options.share_prompts,
                       " loss_chunk=", options.loss_chunk_size);
+}
+
+// Returns the ids of the requests that share a micro-batch.
+TraceId TraceOf(const dispatch::RunTrain& train) {
+  std::vector<TraceId> ids;
+  ids.reserve(train.steps.size());
+  for (const dispatch::StepTask& step : train.steps) ids.push_back(step.trace);
+  return JoinTraces(ids);
 }
 
 template <typename... Handlers>
@@ -200,16 +209,21 @@ void EngineImpl::Loop() {
   // Weft's own kernels run on this thread's current device.
   const c10::DeviceGuard on_device(parts_.decoder->device());
   ShowDevice();
-  while (std::optional<dispatch::Work> work =
-             dispatcher_.Next(sample_loop_.active(), kIdleWait)) {
+  const auto next_work = [this] {
+    const profile::Span span("wait for work");
+    return dispatcher_.Next(sample_loop_.active(), kIdleWait);
+  };
+  while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = absl::Now();
     Run(*work);
-    if (std::holds_alternative<dispatch::RunTrain>(*work) ||
-        std::holds_alternative<dispatch::RunStep>(*work)) {
-      recorder_.AddCost(absl::Now() - start);
-    }
+    const bool trained = std::holds_alternative<dispatch::RunTrain>(*work) ||
+                         std::holds_alternative<dispatch::RunStep>(*work);
+    if (trained) recorder_.AddCost(absl::Now() - start);
     snapshots_.GoOn();
     probe_.Heartbeat();
+    profile_.BetweenWork(
+        trained || std::holds_alternative<dispatch::RunDecode>(*work),
+        absl::Now());
   }
   if (failure().ok() && dispatcher_.drained()) snapshots_.WriteLast();
 }
@@ -218,17 +232,33 @@ void EngineImpl::Run(dispatch::Work& work) {
   std::visit(
       Overloaded{
           [](dispatch::RunTasks& run) {
+            const profile::Span span("tasks", "count",
+                                     static_cast<int64_t>(run.tasks.size()));
             for (const dispatch::EngineTask& task : run.tasks) {
               task(absl::OkStatus());
             }
           },
-          [this](dispatch::RunMove& run) { mover_.Run(run.move); },
+          [this](dispatch::RunMove& run) {
+            const profile::Span span("move adapter");
+            mover_.Run(run.move);
+          },
           [this](dispatch::RunTrain& run) {
+            const TraceScope scope(TraceOf(run));
+            const profile::Span span("train batch", "slices",
+                                     static_cast<int64_t>(run.slices.size()));
             trainer_.Run(run).IgnoreError();  // The dispatcher already has the
                                               // error.
           },
-          [this](dispatch::RunStep& run) { step_executor_.Run(run.step); },
-          [this](dispatch::RunDecode&) { sample_runner_.Decode(); },
+          [this](dispatch::RunStep& run) {
+            const TraceScope scope(run.step.trace);
+            const profile::Span span("step alone");
+            step_executor_.Run(run.step);
+          },
+          [this](dispatch::RunDecode&) {
+            const profile::Span span("sample", "requests",
+                                     sample_loop_.active());
+            sample_runner_.Decode();
+          },
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
           [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);

@@ -36,6 +36,7 @@
 #include "src/runtime/compute_device.h"
 #include "src/runtime/compute_guard.h"
 #include "src/runtime/engine_probe.h"
+#include "src/runtime/engine_profile.h"
 #include "src/sampling/stop_matcher.h"
 #include "src/startup/memory_metrics.h"
 #include "src/startup/memory_split.h"
@@ -103,13 +104,10 @@ class EngineImpl final : public Engine {
                      Callback<PeftFiles> done) override;
   void ImportAdapter(ImportAdapterRequest request,
                      Callback<AdapterInfo> done) override;
-  void Drain(Callback<bool> done) override {
-    dispatcher_.Drain(std::move(done));
-  }
-  [[nodiscard]] absl::Status failure() const override {
-    absl::Status failure = guard_.failure();
-    return failure.ok() ? recorder_.failure() : failure;
-  }
+  CancelHandle Profile(const ProfileRequest& request,
+                       Callback<std::string> done) override;
+  void Drain(Callback<bool> done) override;
+  [[nodiscard]] absl::Status failure() const override;
   [[nodiscard]] absl::Time last_heartbeat() const override {
     return probe_.last_heartbeat();
   }
@@ -150,6 +148,7 @@ class EngineImpl final : public Engine {
   Snapshotter snapshots_;
   Recovery recovery_;
   std::optional<journal::LogMetrics> log_metrics_;
+  EngineProfile profile_{&io_, &replies_};
 
   // The workers are declared last, so that they stop first. The log posts its
   // last tasks to replies_.

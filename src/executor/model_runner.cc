@@ -9,6 +9,7 @@
 
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
+#include "src/base/profile.h"
 #include "src/loss/logits.h"
 #include "src/ops/host_copy.h"
 
@@ -61,12 +62,14 @@ class RowIndex {
 TrainScores ModelRunner::Forward(TrainPlan own) {
   Pending pending{.plan = std::move(own)};
   TrainPlan& plan = pending.plan;
+  const profile::Span span("forward pass", "rows", plan.batch.tokens_T.size(0));
   MoveTo(decoder_.device(),
          {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.score_index_R});
   pending.x_TH = decoder_.ForwardLayers(
       plan.backward ? model::Mode::kTrain : model::Mode::kEval, plan.batch,
       plan.backward ? &pending.tape : nullptr, plan.num_recomputed,
       /*kv=*/nullptr);
+  const profile::Span head("head", "rows", plan.score_index_R.size(0));
   pending.normed_RH =
       decoder_.FinalNorm(pending.x_TH.index_select(0, plan.score_index_R));
   pending.scores = loss::ScoreHead(
@@ -84,12 +87,16 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
                            const lora::LoraGradients& gradients) {
   Pending pending = *std::exchange(pending_, std::nullopt);
   const TrainPlan& plan = pending.plan;
+  const profile::Span span("backward pass", "rows", pending.x_TH.size(0));
+  std::optional<profile::Span> head(std::in_place, "head backward", "rows",
+                                    plan.score_index_R.size(0));
   at::Tensor d_TH = NormBackward(
       decoder_,
       loss::HeadBackward(std::move(pending.scores), pending.normed_RH,
                          decoder_.weights().head_VH, plan.rows, head_,
                          gradients_E, gradients),
       pending.x_TH, plan.score_index_R);
+  head.reset();
   // Frees it before the layers' backward pass, which needs the most memory.
   pending.normed_RH.reset();
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH), gradients);
@@ -97,6 +104,8 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
 
 CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
                              DecodeGraphs* graphs) const {
+  const profile::Span span("pass over pages", "rows",
+                           plan.batch.tokens_T.size(0));
   if (graphs != nullptr) {
     if (std::optional<Draws> drawn = graphs->Run(plan)) {
       return {.drawn = *std::move(drawn), .by_graph = true};
@@ -114,6 +123,8 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
       decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
                              /*num_recomputed=*/0, &kv);
   const at::Tensor& head_VH = decoder_.weights().head_VH;
+  const profile::Span head("head and draws", "rows",
+                           static_cast<int64_t>(plan.logit_rows.size()));
   at::Tensor logprobs_E, logits_RV;
   if (!plan.score_rows.empty()) {
     logprobs_E = loss::ScoreHead(decoder_.FinalNorm(scored.Of(x_TH)), head_VH,

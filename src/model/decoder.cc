@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "src/base/profile.h"
 #include "src/lora/lora_embedding.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
@@ -177,6 +178,7 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
 
 Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const {
+  const profile::Span span("layer forward", "layer", layer);
   Stream mid = RunAttention(layer, std::move(stream), pass, tape, kv);
   at::Tensor gate_up_T2F =
       RunGateUp(layer, std::move(mid.normed_TH), pass, tape);
@@ -195,6 +197,7 @@ Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
 
 void Decoder::RecomputeLayer(int layer, const Pass& pass,
                              LayerTape& tape) const {
+  const profile::Span span("layer recomputed", "layer", layer);
   at::Tensor normed_TH =
       Norm(tape.x_in_TH, weights_.layers[layer].input_norm_H);
   Stream mid = RunAttention(

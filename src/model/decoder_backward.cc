@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "src/base/profile.h"
 #include "src/lora/lora_embedding.h"
 #include "src/model/decoder.h"
 #include "src/ops/gated_product.h"
@@ -32,6 +33,7 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
       gradients};
   at::Tensor d_TH = std::move(d_out_TH);
   for (int layer = config_.num_layers - 1; layer >= 0; --layer) {
+    const profile::Span span("layer backward", "layer", layer);
     LayerTape& layer_tape = tape.layers[layer];
     if (!layer_tape.qkv_TW.defined()) {
       RecomputeLayer(layer, pass, layer_tape);

@@ -82,12 +82,20 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                               ExponentialBuckets(1e-4, 4, 16))),
       nonfinite_(AddCounter(registry, "weft_nonfinite_total",
                             "OptimSteps refused for a non-finite gradient.")),
+      clipped_(AddCounter(registry, "weft_grad_clipped_total",
+                          "OptimSteps whose gradient was clipped.")),
+      out_of_memory_(
+          AddCounter(registry, "weft_out_of_memory_total",
+                     "Micro-batches for which there was no memory.")),
       checkpoints_(registry, "weft_checkpoints_total",
                    "Checkpoints written or read, by operation and outcome.",
                    "outcome", kCheckpointOutcomes),
       checkpoint_seconds_(registry, "weft_checkpoint_seconds",
                           "Duration of writing or reading a checkpoint.",
-                          StepBuckets(), "op", {"save", "load"}) {}
+                          StepBuckets(), "op", {"save", "load"}),
+      last_checkpoint_(
+          AddGauge(registry, "weft_checkpoint_last_success_timestamp_seconds",
+                   "Unix time of the last checkpoint written; 0: none.")) {}
 
 void EngineProbe::Heartbeat() {
   const absl::Time now = absl::Now();
@@ -103,7 +111,8 @@ void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,
       absl::ToDoubleSeconds(elapsed));
 }
 
-void EngineProbe::ObserveOptim(double grad_norm, absl::Duration elapsed) {
+void EngineProbe::ObserveOptim(double grad_norm, double max_grad_norm,
+                               absl::Duration elapsed) {
   step_seconds_[kOptim].Observe(absl::ToDoubleSeconds(elapsed));
   if (!std::isfinite(grad_norm)) {
     nonfinite_.Increment();
@@ -111,7 +120,10 @@ void EngineProbe::ObserveOptim(double grad_norm, absl::Duration elapsed) {
   }
   optim_steps_.Increment();
   grad_norm_.Observe(grad_norm);
+  if (max_grad_norm > 0 && grad_norm > max_grad_norm) clipped_.Increment();
 }
+
+void EngineProbe::CountOutOfMemory() { out_of_memory_.Increment(); }
 
 void EngineProbe::ObservePrefill(int64_t num_tokens, absl::Duration elapsed) {
   prompt_tokens_.Increment(static_cast<double>(num_tokens));
@@ -162,6 +174,7 @@ void EngineProbe::ObserveCheckpoint(std::string_view op, bool ok,
   const size_t is_load = op == "load" ? 1 : 0;
   checkpoints_[2 * is_load + (ok ? 0 : 1)].Increment();
   checkpoint_seconds_[is_load].Observe(absl::ToDoubleSeconds(elapsed));
+  if (ok && is_load == 0) last_checkpoint_.SetToCurrentTime();
 }
 
 }  // namespace weft::engine

@@ -26,7 +26,11 @@ class EngineProbe {
   }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
-  void ObserveOptim(double grad_norm, absl::Duration elapsed);
+  // `max_grad_norm`: 0 without clipping.
+  void ObserveOptim(double grad_norm, double max_grad_norm,
+                    absl::Duration elapsed);
+  // Counts a micro-batch for which there was no memory, run again or not.
+  void CountOutOfMemory();
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
   void ObserveDecode(int64_t num_tokens, bool by_graph, absl::Duration elapsed);
   void SetDecodeGraphs(int64_t graphs, int64_t bytes);
@@ -66,8 +70,11 @@ class EngineProbe {
   prometheus::Counter& optim_steps_;
   prometheus::Histogram& grad_norm_;
   prometheus::Counter& nonfinite_;
+  prometheus::Counter& clipped_;
+  prometheus::Counter& out_of_memory_;
   LabelledCounters checkpoints_;
   LabelledHistograms checkpoint_seconds_;
+  prometheus::Gauge& last_checkpoint_;
 };
 
 }  // namespace weft::engine

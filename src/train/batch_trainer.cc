@@ -6,6 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "src/base/log.h"
+#include "src/base/profile.h"
 #include "src/base/status_macros.h"
 
 namespace weft::engine {
@@ -150,6 +151,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
         outcome = runner_.Run(batch.pieces,
                               batch.backward ? &batch.gradients : nullptr,
                               batch.metrics, recompute);
+        const profile::Span span("wait for the device");
         context_.device.Wait();
       }));
   return outcome;
@@ -163,6 +165,9 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
   }
   const absl::Time start = absl::Now();
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
+  if (absl::IsResourceExhausted(outcome.status())) {
+    context_.probe.CountOutOfMemory();
+  }
   if (absl::IsResourceExhausted(outcome.status()) &&
       context_.guard.failure().ok() && batch.ran && runner_.kept_layers()) {
     Log(LogLevel::kWarning,
@@ -182,6 +187,7 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
     }
   }
   WEFT_RETURN_IF_ERROR(context_.guard.Compute("adding gradients", [&] {
+    const profile::Span span("add gradients");
     for (const MicroBatch::Touched& touched : batch.touched) {
       if (touched.complete) touched.adapter->CommitScratch();
     }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "src/adapters/state_image.h"
+#include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/optim/adamw.h"
 #include "src/records/record.h"
@@ -74,6 +75,7 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   const absl::Time start = absl::Now();
   double norm = 0;
+  const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
     norm = optim::GradientNorm(adapter.gradient());
     if (!std::isfinite(norm)) {
@@ -87,7 +89,8 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
                      adapter.moment1(), adapter.moment2(), next);
     adapter.FinishStep(std::move(next));
   });
-  context_.probe.ObserveOptim(norm, absl::Now() - start);
+  context_.probe.ObserveOptim(norm, request.adamw.max_grad_norm,
+                              absl::Now() - start);
   WEFT_RETURN_IF_ERROR(status);
   if (!std::isfinite(norm)) {
     return absl::FailedPreconditionError(
@@ -103,6 +106,7 @@ void StepExecutor::Save(const dispatch::StepTask& step,
                         const SaveCheckpointRequest& request) {
   const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   lora::AdapterState state;
+  const profile::Span span("copy state for a checkpoint");
   const absl::Status status = context_.guard.Guarded(
       "SaveCheckpoint", [&] { state = adapter.GetState(); });
   if (!status.ok()) {

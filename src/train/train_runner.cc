@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/train/activation_budget.h"
 #include "src/train/piece_split.h"
@@ -152,7 +154,10 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   for (std::vector<TrainPiece>& own :
        SplitPieces(pieces, executor_.num_replicas())) {
     Part part{.pieces = std::move(own)};
-    part.packed = PackTrain(part.pieces, options_.share_prompts);
+    {
+      const profile::Span span("pack");
+      part.packed = PackTrain(part.pieces, options_.share_prompts);
+    }
     int num_recomputed = 0;
     if (backward && recompute == Recompute::kAll) {
       num_recomputed = num_layers;
@@ -177,6 +182,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   TrainOutcome outcome;
   std::vector<at::Tensor> gradients_E;
   const PieceMetrics metrics_of(pieces, metrics);
+  std::optional<profile::Span> losses(std::in_place, "losses");
   for (size_t i = 0; i < parts.size(); ++i) {
     gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
     for (const PackedDatum& packed : parts[i].packed.data) {
@@ -185,6 +191,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
           metrics_of(outcome.data.size())));
     }
   }
+  losses.reset();
   if (backward) executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   return outcome;
 }

@@ -103,6 +103,24 @@ TEST_F(AdapterIoTest, DescribesWithoutReadingTensors) {
               IsStatus(absl::StatusCode::kNotFound, "other"));
 }
 
+TEST_F(AdapterIoTest, ANameThatIsNotThereNamesSomeThatAre) {
+  EXPECT_THAT(io_.Describe("a", "x"),
+              IsStatus(absl::StatusCode::kNotFound, "\"x\" does not exist"));
+  Save(Uneven());
+  const char* const one = "\"x\" does not exist; there are 'c'";
+  EXPECT_THAT(io_.Describe("a", "x"),
+              IsStatus(absl::StatusCode::kNotFound, one));
+  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "x"}),
+              IsStatus(absl::StatusCode::kNotFound, one));
+  for (const char* name : {"c1", "c2", "c3", "c4", "c5", "c6"}) {
+    std::filesystem::copy(folder_ / "a" / "c", folder_ / "a" / name,
+                          std::filesystem::copy_options::recursive);
+  }
+  EXPECT_THAT(io_.Describe("a", "x"),
+              IsStatus(absl::StatusCode::kNotFound,
+                       "'c', 'c1', 'c2', 'c3', 'c4' and 2 more"));
+}
+
 TEST_F(AdapterIoTest, ListsNothingOfTheDaemonsOwnFolders) {
   Save({.rank = 2, .alpha = 3});
   std::filesystem::create_directories(folder_ / ".spill" / "0");

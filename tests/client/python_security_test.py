@@ -340,6 +340,7 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
     deleted = [x for x in lines if x["method"].endswith("DeleteAdapter")]
     assert deleted[0]["object"] == "acme~a"
     assert deleted[0]["peer"].startswith("ipv4:127.0.0.1:")
+    assert all(len(x["trace_id"]) == 32 for x in lines)
     secrets = [owner, admin, "weft_guess", str(tokens.path.parent), "41, 42", "41,42"]
     secrets += [json.loads(line)["sha256"] for line in tokens.lines.values()]
     for secret in secrets:

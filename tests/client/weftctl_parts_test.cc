@@ -4,6 +4,7 @@
 #include "client/weft_client.h"
 #include "client/weftctl/arguments.h"
 #include "client/weftctl/data_file.h"
+#include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
 #include "client/weftctl/progress_bar.h"
 #include "gmock/gmock.h"
@@ -141,6 +142,43 @@ TEST(ProgressBarTest, ShowsABarOnATerminalAndLinesElsewhere) {
   bar.Finish();
   EXPECT_EQ(screen.str().front(), '\r');
   EXPECT_EQ(screen.str().back(), '\n');
+}
+
+v1::Adapter Used(const std::string& id, uint64_t step, double used_at) {
+  v1::Adapter adapter;
+  adapter.set_adapter_id(id);
+  adapter.set_tenant("t");
+  adapter.set_last_step(step);
+  adapter.set_last_used_at(used_at);
+  return adapter;
+}
+
+TEST(LoadTableTest, RatesCompareWithTheSampleBefore) {
+  LoadSample before{.seconds = 10};
+  before.info.mutable_load()->set_train_tokens(1000);
+  before.info.mutable_load()->set_sampled_tokens(50);
+  *before.adapters.add_adapters() = Used("a", 4, 1);
+  LoadSample now{.seconds = 12};
+  now.info.mutable_load()->set_train_tokens(1500);
+  now.info.mutable_load()->set_sampled_tokens(7);  // The server began anew.
+  *now.adapters.add_adapters() = Used("a", 9, 2);
+  *now.adapters.add_adapters() = Used("b", 3, 3);
+  const std::string table = LoadTable(before, now, /*max_adapters=*/5);
+  EXPECT_THAT(table, HasSubstr("trained tokens/s   250.0\n"));
+  EXPECT_THAT(table, HasSubstr("sampled tokens/s   -\n"));
+  EXPECT_THAT(table, HasSubstr("a        t       9     2.5"));
+  EXPECT_THAT(table, HasSubstr("b        t       3     -"));
+  EXPECT_LT(table.find("\nb "), table.find("\na "));  // The latest first.
+}
+
+TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {
+  LoadSample now;
+  for (const char* id : {"a", "b", "c"}) {
+    *now.adapters.add_adapters() = Used(id, 1, 1);
+  }
+  const std::string table = LoadTable(std::nullopt, now, /*max_adapters=*/2);
+  EXPECT_THAT(table, testing::StartsWith("ADAPTER"));
+  EXPECT_THAT(table, testing::EndsWith("and 1 more\n"));
 }
 
 }  // namespace

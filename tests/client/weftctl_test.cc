@@ -69,6 +69,29 @@ TEST_F(WeftctlTest, HealthIsTheExitCode) {
   EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
 }
 
+TEST_F(WeftctlTest, TopShowsTheServerAndItsAdapters) {
+  EXPECT_EQ(Run({"adapters", "create", "a"}), 0);
+  EXPECT_EQ(Run({"top", "--count=2", "--interval=10ms"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("trained tokens/s   -\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("trained tokens/s   0.0\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  STEP  STEPS/S"));
+  EXPECT_EQ(Run({"top", "--count=1", "-o", "json"}), 0);
+  EXPECT_GT(Json()["load"]["uptime_seconds"], 0);
+  EXPECT_EQ(Run({"top", "--interval=0s"}), 2);
+}
+
+TEST_F(WeftctlTest, WritesAProfileOfTheEngine) {
+  const std::string path = ::testing::TempDir() + "/weftctl_profile.json";
+  EXPECT_EQ(Run({"profile", "--time=50ms", "-o", path}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("to " + path));
+  std::ifstream file(path);
+  EXPECT_FALSE(nlohmann::json::parse(file)["traceEvents"].empty());
+  EXPECT_EQ(Run({"profile", "--time=301s", "-o", path}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("INVALID_ARGUMENT: seconds"));
+  EXPECT_EQ(Run({"profile", "--steps=-1", "-o", path}), 2);
+  EXPECT_EQ(Run({"profile", "--time=50ms", "-o", "/dev/null/none"}), 1);
+}
+
 TEST_F(WeftctlTest, ManagesAdapters) {
   EXPECT_EQ(Run({"adapters", "create", "a", "--rank", "4", "--seed=7",
                  "--target-modules", "q_proj,lm_head", "-o", "json"}),

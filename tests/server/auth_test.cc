@@ -145,13 +145,14 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
   }
   EXPECT_EQ(services, 4);
   const std::vector<std::string> paths = AllMethods();
-  EXPECT_EQ(paths.size(), 22u);
+  EXPECT_EQ(paths.size(), 23u);
   for (const std::string& path : paths) {
     EXPECT_NE(FindPolicy(path), nullptr) << path;
   }
   EXPECT_TRUE(FindPolicy("/grpc.health.v1.Health/Check")->open);
   EXPECT_FALSE(FindPolicy("/grpc.health.v1.Health/Watch")->open);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Drain")->scope, Scope::kAdmin);
+  EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Profile")->scope, Scope::kAdmin);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/None"), nullptr);
 }
 

@@ -156,12 +156,20 @@ absl::Status CannedEngine::Take(Refusals& refusals, const std::string& rpc) {
 }
 
 void CannedEngine::Loop() {
-  while (std::optional<dispatch::Work> work =
-             dispatcher_.Next(static_cast<int>(running_.size()), kIdleWait)) {
+  while (std::optional<dispatch::Work> work = NextWork()) {
     Run(*work);
+    profile_.BetweenWork(std::holds_alternative<dispatch::RunTrain>(*work) ||
+                             std::holds_alternative<dispatch::RunStep>(*work) ||
+                             std::holds_alternative<dispatch::RunDecode>(*work),
+                         clock_.Now());
     MutexLock lock(&mu_);
     heartbeat_ = clock_.Now();
   }
+}
+
+std::optional<dispatch::Work> CannedEngine::NextWork() {
+  const profile::Span span("wait for work");
+  return dispatcher_.Next(static_cast<int>(running_.size()), kIdleWait);
 }
 
 void CannedEngine::Run(dispatch::Work& work) {
@@ -174,6 +182,7 @@ void CannedEngine::Run(dispatch::Work& work) {
   } else if (const auto* train = std::get_if<dispatch::RunTrain>(&work)) {
     Train(*train);
   } else if (const auto* step = std::get_if<dispatch::RunStep>(&work)) {
+    const profile::Span span("step alone");
     if (Start(step->step)) adapters_.Run(step->step);
   } else if (std::holds_alternative<dispatch::RunDecode>(work)) {
     Decode();
@@ -187,6 +196,8 @@ void CannedEngine::Run(dispatch::Work& work) {
 }
 
 void CannedEngine::Train(const dispatch::RunTrain& train) {
+  const profile::Span span("train batch", "slices",
+                           static_cast<int64_t>(train.slices.size()));
   dispatch::StepDesk& desk = dispatcher_.steps();
   desk.CountTokens(train);
   for (size_t i = 0; i < train.slices.size(); ++i) {

@@ -26,6 +26,7 @@
 #include "src/base/worker.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/engine.h"
+#include "src/runtime/engine_profile.h"
 #include "tests/support/canned_adapters.h"
 #include "tests/support/canned_results.h"
 
@@ -113,6 +114,8 @@ class CannedEngine final : public Engine {
                      Callback<PeftFiles> done) override;
   void ImportAdapter(ImportAdapterRequest request,
                      Callback<AdapterInfo> done) override;
+  CancelHandle Profile(const ProfileRequest& request,
+                       Callback<std::string> done) override;
   void Drain(Callback<bool> done) override;
   [[nodiscard]] absl::Status failure() const override;
   [[nodiscard]] absl::Time last_heartbeat() const override;
@@ -147,6 +150,7 @@ class CannedEngine final : public Engine {
 
   // The engine thread runs the functions below.
   void Loop();
+  [[nodiscard]] std::optional<dispatch::Work> NextWork();
   void Run(dispatch::Work& work);
   void Train(const dispatch::RunTrain& train);
   void Decode();
@@ -163,6 +167,7 @@ class CannedEngine final : public Engine {
   dispatch::Dispatcher dispatcher_;
   CannedAdapters adapters_;
   std::vector<Running> running_;  // Used by the engine thread.
+  engine::EngineProfile profile_{&io_, &replies_};
 
   mutable Mutex mu_;
   CondVar changed_;

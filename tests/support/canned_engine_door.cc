@@ -186,7 +186,13 @@ void CannedEngine::ImportAdapter(ImportAdapterRequest request,
   adapters_.Import(std::move(request), std::move(done));
 }
 
+CancelHandle CannedEngine::Profile(const ProfileRequest& request,
+                                   Callback<std::string> done) {
+  return profile_.Start(request, std::move(done));
+}
+
 void CannedEngine::Drain(Callback<bool> done) {
+  profile_.EndEarly();
   dispatcher_.Drain(std::move(done));
 }
 

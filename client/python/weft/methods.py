@@ -126,6 +126,7 @@ SAMPLE_STREAM = _method(
 )
 GET_INFO = _method(_V, server.GetInfoRequest, server.GetInfoResponse)
 DRAIN = _method(_V, server.DrainRequest, server.DrainResponse)
+PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNLOAD)
 
 
 class RawMessage(bytes):

@@ -1,0 +1,108 @@
+// Commands that watch a server: top, profile.
+#include <unistd.h>
+
+#include <fstream>
+#include <iostream>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/weftctl/commands.h"
+#include "client/weftctl/load_table.h"
+#include "client/weftctl/output.h"
+
+namespace weft::weftctl {
+namespace {
+
+constexpr size_t kMaxAdapters = 30;
+constexpr char kClearScreen[] = "\033[H\033[2J";
+
+absl::StatusOr<LoadSample> Look(const Session& session) {
+  LoadSample sample{.seconds =
+                        absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch())};
+  auto info = session.client.GetInfo();
+  if (!info.ok()) return info.status();
+  sample.info = *std::move(info);
+  auto adapters = session.client.ListAdapters();
+  if (!adapters.ok()) return adapters.status();
+  sample.adapters = *std::move(adapters);
+  return sample;
+}
+
+absl::Status Top(const Session& session) {
+  const auto interval = session.arguments.GetDuration("interval");
+  if (!interval.ok()) return interval.status();
+  const auto count = session.arguments.GetInt("count");
+  if (!count.ok()) return count.status();
+  if (*interval <= absl::ZeroDuration()) {
+    return UsageError("--interval must be above 0");
+  }
+  const bool live = &session.out == &std::cout && isatty(STDOUT_FILENO) == 1;
+  std::optional<LoadSample> before;
+  for (int64_t shown = 0; *count == 0 || shown < *count; ++shown) {
+    if (shown > 0) absl::SleepFor(*interval);
+    absl::StatusOr<LoadSample> now = Look(session);
+    if (!now.ok()) return now.status();
+    if (session.json) {
+      PrintJson(now->info, session.out);
+    } else {
+      session.out << (live        ? kClearScreen
+                      : shown > 0 ? "\n"
+                                  : "")
+                  << LoadTable(before, *now, kMaxAdapters);
+    }
+    session.out.flush();
+    before = *std::move(now);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Profile(const Session& session) {
+  const auto steps = session.arguments.GetInt("steps");
+  if (!steps.ok()) return steps.status();
+  if (*steps < 0 || *steps > UINT32_MAX) {
+    return UsageError("--steps is out of range");
+  }
+  const auto time = session.arguments.GetDuration("time");
+  if (!time.ok()) return time.status();
+  const std::string path = session.arguments.GetString("output");
+  const auto trace =
+      session.client.Profile(static_cast<uint32_t>(*steps), *time);
+  if (!trace.ok()) return trace.status();
+  std::ofstream file(path, std::ios::binary);
+  file << *trace;
+  file.close();
+  if (!file) {
+    return absl::InternalError(absl::StrCat("--output: cannot write ", path));
+  }
+  session.out << "wrote " << FormatBytes(trace->size()) << " to " << path
+              << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Command> MonitorCommands() {
+  return {
+      {"top",
+       "Load of the server and its adapters, again and again.",
+       {},
+       {{"interval", "DURATION", "time between two tables", "2s"},
+        {"count", "N", "number of tables; 0: until it is stopped", "0"}},
+       Top},
+      {"profile",
+       "Record what the engine does, for ui.perfetto.dev.",
+       {},
+       {{"steps", "N",
+         "end after N batches, optimizer steps or decode iterations; 0: no "
+         "limit",
+         "0"},
+        {"time", "DURATION", "end after this time at the latest, up to 300s",
+         "10s"},
+        {"output", "FILE", "also -o; a Chrome trace (JSON)",
+         "weft-trace.json"}},
+       Profile},
+  };
+}
+
+}  // namespace weft::weftctl

@@ -1,0 +1,100 @@
+#include "server/profile_stream.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "server/call.h"
+#include "server/field_checks.h"
+#include "server/request_validation.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kChunkBytes = 1 << 20;
+
+// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+class ProfileCall final : public grpc::ServerWriteReactor<v1::ProfileResponse> {
+ public:
+  ProfileCall(ServiceCore* core, grpc::CallbackServerContext* context)
+      : record_(core, context, Rpc::kProfile) {}
+
+  static ProfileCall* Start(ServiceCore* core,
+                            grpc::CallbackServerContext* context,
+                            const v1::ProfileRequest& request) {
+    const auto call = std::make_shared<ProfileCall>(core, context);
+    call->self_ = call;
+    call->record_.CountReceived();
+    const TraceScope scope(call->record_.trace());
+    const absl::StatusOr<Engine*> engine = call->record_.Admit();
+    if (!engine.ok()) {
+      call->End(engine.status());
+      return call.get();
+    }
+    const auto plain = call->record_.Read(**engine, request);
+    if (!plain.ok()) {
+      call->End(plain.status());
+      return call.get();
+    }
+    call->cancel_.Set(
+        (*engine)->Profile(*plain, [call](absl::StatusOr<std::string> trace) {
+          if (!trace.ok()) return call->End(trace.status());
+          call->trace_ = *std::move(trace);
+          call->SendNext();
+        }));
+    return call.get();
+  }
+
+ private:
+  void SendNext() {
+    if (sent_ == trace_.size()) return End(absl::OkStatus());
+    const size_t count = std::min(kChunkBytes, trace_.size() - sent_);
+    message_.set_trace(trace_.data() + sent_, count);
+    sent_ += count;
+    record_.CountSent();
+    StartWrite(&message_);
+  }
+
+  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return End(absl::CancelledError("the client went away"));
+    SendNext();
+  }
+  void OnCancel() override { cancel_.Cancel(); }
+  void OnDone() override {
+    cancel_.Clear();
+    const std::shared_ptr<ProfileCall> self = std::move(self_);
+  }
+
+  CallRecord record_;
+  CancelSlot cancel_;
+  std::string trace_;
+  size_t sent_ = 0;
+  v1::ProfileResponse message_;
+  std::shared_ptr<ProfileCall> self_;
+};
+
+}  // namespace
+
+absl::StatusOr<ProfileRequest> Validate(const v1::ProfileRequest& request,
+                                        const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("steps", request.steps(), 0, kMaxProfileSteps));
+  WEFT_RETURN_IF_ERROR(CheckReal("seconds", request.seconds(),
+                                 {.low = 0, .high = kMaxProfileSeconds}));
+  ProfileRequest plain{.steps = request.steps()};
+  if (request.seconds() > 0) plain.duration = absl::Seconds(request.seconds());
+  return plain;
+}
+
+grpc::ServerWriteReactor<v1::ProfileResponse>* StartProfile(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const v1::ProfileRequest& request) {
+  return ProfileCall::Start(core, context, request);
+}
+
+}  // namespace weft

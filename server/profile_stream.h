@@ -1,0 +1,19 @@
+// The reactor behind ServerService.Profile. It frees itself.
+#ifndef WEFT_SERVER_PROFILE_STREAM_H_
+#define WEFT_SERVER_PROFILE_STREAM_H_
+
+#include "grpcpp/grpcpp.h"
+#include "server/service_core.h"
+#include "weft/v1/server.pb.h"
+
+namespace weft {
+
+// Sends the trace in pieces of at most 1 MiB when the profile has ended. A
+// client that goes away ends the profile.
+[[nodiscard]] grpc::ServerWriteReactor<v1::ProfileResponse>* StartProfile(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const v1::ProfileRequest& request);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_PROFILE_STREAM_H_

@@ -1,0 +1,77 @@
+// A profile of the engine thread that a client has asked for: it begins and
+// ends between two pieces of work.
+#ifndef WEFT_SRC_RUNTIME_ENGINE_PROFILE_H_
+#define WEFT_SRC_RUNTIME_ENGINE_PROFILE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "src/base/mutex.h"
+#include "src/base/profile.h"
+#include "src/base/worker.h"
+#include "src/request/profile.h"
+#include "src/request/reply.h"
+
+namespace weft::engine {
+
+class EngineProfile {
+ public:
+  // `io` makes the trace's JSON, `replies` runs the callback. They outlive the
+  // engine thread and end before this object does.
+  EngineProfile(Worker* io, Worker* replies) : io_(*io), replies_(*replies) {}
+  // Answers UNAVAILABLE to a caller that still waits.
+  ~EngineProfile();
+  EngineProfile(const EngineProfile&) = delete;
+  EngineProfile& operator=(const EngineProfile&) = delete;
+
+  // Any thread may call the methods below.
+
+  // Records from the end of the present piece of work on. `done` gets a Chrome
+  // trace. A cancelled profile ends at once and `done` gets what there is.
+  // Errors: FAILED_PRECONDITION while another profile runs.
+  CancelHandle Start(const ProfileRequest& request, Callback<std::string> done);
+
+  // Ends the profile that runs, so that it does not delay the server's end.
+  // `done` gets what there is.
+  void EndEarly();
+
+  // The engine thread calls the method below, between two pieces of work.
+
+  // Begins or ends the recording. `worked`: since the last call a piece of work
+  // has run.
+  void BetweenWork(bool worked, absl::Time now);
+
+ private:
+  struct Job {
+    ProfileRequest request;
+    Callback<std::string> done;
+  };
+
+  void End();
+
+  Worker& io_;
+  Worker& replies_;
+  Mutex mu_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
+  std::optional<Job> job_ ABSL_GUARDED_BY(mu_);
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  // True while a job waits or runs. The engine thread reads it without a lock.
+  std::atomic<bool> wanted_ = false;
+  // The engine thread alone uses these.
+  std::shared_ptr<profile::Recording> recording_;
+  std::optional<profile::Use> use_;
+  absl::Time end_;
+  int64_t pieces_ = 0;
+  int64_t max_pieces_ = 0;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_RUNTIME_ENGINE_PROFILE_H_
