@@ -1,0 +1,227 @@
+#include "tests/server/accepted.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_split.h"
+#include "gtest/gtest.h"
+
+namespace weft {
+namespace {
+
+// The rule as the proto states it, and not the code under test.
+bool IsPlainName(absl::string_view name) {
+  return !name.empty() && name.size() <= 128 && absl::ascii_isalnum(name[0]) &&
+         name.back() != '.' && std::ranges::all_of(name, [](unsigned char c) {
+           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+void ExpectName(const std::string& name) {
+  EXPECT_TRUE(IsPlainName(name)) << name;
+}
+
+void ExpectNameOrNone(const std::string& name) {
+  if (!name.empty()) ExpectName(name);
+}
+
+void ExpectId(const std::string& id) {
+  const std::vector<std::string> parts = absl::StrSplit(id, '~');
+  EXPECT_LE(parts.size(), 2) << id;
+  for (const std::string& part : parts) ExpectName(part);
+}
+
+void ExpectIds(const std::vector<int32_t>& ids, const RequestLimits& limits) {
+  for (const int32_t id : ids) {
+    EXPECT_GE(id, 0);
+    EXPECT_LT(id, limits.vocab_size);
+  }
+}
+
+void ExpectFinite(const std::vector<float>& values) {
+  for (const float value : values) EXPECT_TRUE(std::isfinite(value)) << value;
+}
+
+void ExpectUsable(const Datum& datum, LossFunction function,
+                  const RequestLimits& limits) {
+  const int64_t tokens = datum.num_tokens();
+  EXPECT_GE(tokens, 1);
+  EXPECT_LE(tokens, limits.context_length);
+  ExpectIds(datum.tokens, limits);
+  ExpectIds(datum.targets, limits);
+  int64_t end = 0;
+  for (int64_t i = 0; i < tokens; ++i) {
+    const TargetSpan span = datum.targets_of(i);
+    EXPECT_EQ(span.begin, end);
+    EXPECT_GE(span.end, span.begin);
+    end = span.end;
+  }
+  ASSERT_EQ(end, static_cast<int64_t>(datum.targets.size()));
+  if (!datum.weights.empty()) {
+    EXPECT_EQ(datum.weights.size(), datum.targets.size());
+  }
+  ExpectFinite(datum.weights);
+  if (function == LossFunction::kCrossEntropy) return;
+  EXPECT_EQ(datum.targets.size(), datum.tokens.size());
+  EXPECT_EQ(datum.logprobs.size(), datum.targets.size());
+  EXPECT_EQ(datum.advantages.size(), datum.targets.size());
+  ExpectFinite(datum.logprobs);
+  ExpectFinite(datum.advantages);
+  for (const float value : datum.logprobs) EXPECT_LE(value, 0);
+}
+
+void ExpectUsable(const LossConfig& loss) {
+  for (const double value : {loss.clip_low, loss.clip_high, loss.beta}) {
+    EXPECT_TRUE(std::isfinite(value) && value >= 0) << value;
+  }
+  EXPECT_LE(loss.clip_low, loss.clip_high);
+  EXPECT_TRUE(std::isfinite(static_cast<float>(1 / loss.temperature)));
+  EXPECT_GT(loss.temperature, 0);
+  EXPECT_TRUE(loss.gradient_filter >= 0 && loss.gradient_filter < 1);
+}
+
+void ExpectUsable(const StopRule& stop, const RequestLimits& limits) {
+  ExpectIds(stop.token_ids, limits);
+  for (const std::vector<int32_t>& sequence : stop.token_sequences) {
+    EXPECT_FALSE(sequence.empty());
+    ExpectIds(sequence, limits);
+  }
+  for (const std::string& bytes : stop.byte_strings) EXPECT_NE(bytes, "");
+  EXPECT_LE(stop.token_ids.size() + stop.token_sequences.size() +
+                stop.byte_strings.size(),
+            kMaxStopEntries);
+}
+
+}  // namespace
+
+void ExpectUsable(const TrainRequest& request, const RequestLimits& limits) {
+  if (!request.adapter_id.empty()) ExpectId(request.adapter_id);
+  EXPECT_TRUE(!request.backward || !request.adapter_id.empty());
+  EXPECT_TRUE(!request.unnumbered || request.step == 0);
+  EXPECT_TRUE(request.snapshot.empty() || request.unnumbered);
+  ExpectNameOrNone(request.snapshot);
+  ExpectUsable(request.loss);
+  EXPECT_GE(request.data.size(), 1);
+  EXPECT_LE(request.data.size(), static_cast<size_t>(limits.max_data));
+  EXPECT_LE(request.num_tokens(), limits.max_tokens);
+  for (const Datum& datum : request.data) {
+    ExpectUsable(datum, request.loss.function, limits);
+  }
+}
+
+void ExpectUsable(const OptimStepRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  const AdamWConfig& adamw = request.adamw;
+  for (const double value :
+       {adamw.learning_rate, adamw.weight_decay, adamw.max_grad_norm}) {
+    EXPECT_TRUE(std::isfinite(static_cast<float>(value)) && value >= 0)
+        << value;
+  }
+  for (const double beta : {adamw.beta1, adamw.beta2}) {
+    EXPECT_TRUE(beta >= 0 && beta < 1) << beta;
+  }
+  EXPECT_TRUE(std::isnormal(static_cast<float>(adamw.eps)) && adamw.eps > 0);
+}
+
+void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
+  if (!request.adapter_id.empty()) ExpectId(request.adapter_id);
+  EXPECT_TRUE(request.snapshot.empty() || !request.adapter_id.empty());
+  ExpectNameOrNone(request.snapshot);
+  ExpectIds(request.prompt, limits);
+  const SamplingConfig& config = request.config;
+  EXPECT_GE(request.prompt.size(), 1);
+  EXPECT_GE(config.max_tokens, 1);
+  EXPECT_LE(static_cast<int64_t>(request.prompt.size()) + config.max_tokens,
+            limits.context_length);
+  EXPECT_TRUE(request.num_samples >= 1 &&
+              request.num_samples <= limits.max_samples);
+  EXPECT_TRUE(request.top_logprobs >= 0 && request.top_logprobs <= 20);
+  EXPECT_TRUE(config.top_k >= 0 && config.top_k <= limits.vocab_size);
+  EXPECT_TRUE(config.top_p > 0 && config.top_p <= 1) << config.top_p;
+  EXPECT_TRUE(config.temperature == 0 ||
+              std::isnormal(static_cast<float>(1 / config.temperature)))
+      << config.temperature;
+  EXPECT_GE(config.temperature, 0);
+  ExpectUsable(config.stop, limits);
+}
+
+void ExpectUsable(const CreateAdapterRequest& request,
+                  const RequestLimits& limits) {
+  ExpectId(request.adapter_id);
+  ExpectNameOrNone(request.tenant);
+  const LoraConfig& config = request.config;
+  EXPECT_TRUE(config.rank >= 1 && config.rank <= limits.max_rank);
+  EXPECT_TRUE(std::isfinite(config.alpha) && config.alpha > 0);
+  const std::set<TargetModule> modules(config.target_modules.begin(),
+                                       config.target_modules.end());
+  EXPECT_FALSE(modules.empty());
+  EXPECT_EQ(modules.size(), config.target_modules.size());
+}
+
+void ExpectUsable(const ListAdaptersRequest& request,
+                  const RequestLimits& /*limits*/) {
+  EXPECT_TRUE(request.size >= 1 && request.size <= 1000) << request.size;
+  if (!request.after.empty()) ExpectId(request.after);
+}
+
+void ExpectUsable(const SaveCheckpointRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectName(request.name);
+}
+
+void ExpectUsable(const LoadCheckpointRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectId(request.source_adapter_id);
+  ExpectName(request.name);
+  ExpectNameOrNone(request.tenant);
+}
+
+void ExpectUsable(const PublishSnapshotRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectName(request.name);
+}
+
+void ExpectUsable(const ReleaseSnapshotRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectName(request.name);
+}
+
+void ExpectUsable(const ExportAdapterRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectNameOrNone(request.snapshot);
+}
+
+void ExpectUsable(const ImportAdapterRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectNameOrNone(request.tenant);
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : request.files) {
+    ExpectName(name);
+    EXPECT_TRUE(names.insert(name).second) << name;
+  }
+  EXPECT_EQ(names.count("adapter_config.json"), 1);
+}
+
+void ExpectUsable(const std::string& adapter_id,
+                  const RequestLimits& /*limits*/) {
+  if (!adapter_id.empty()) ExpectId(adapter_id);
+}
+
+void ExpectUsable(const std::pair<std::string, std::string>& names,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(names.first);
+  ExpectName(names.second);
+}
+
+}  // namespace weft

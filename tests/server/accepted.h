@@ -1,0 +1,40 @@
+// What later layers rely on in a request that was accepted. They do not check
+// it again.
+#ifndef WEFT_TESTS_SERVER_ACCEPTED_H_
+#define WEFT_TESTS_SERVER_ACCEPTED_H_
+
+#include <string>
+#include <utility>
+
+#include "server/request_validation.h"
+
+namespace weft {
+
+// Each adds a failure to the test for what does not hold.
+void ExpectUsable(const TrainRequest& request, const RequestLimits& limits);
+void ExpectUsable(const OptimStepRequest& request, const RequestLimits& limits);
+void ExpectUsable(const SampleRequest& request, const RequestLimits& limits);
+void ExpectUsable(const CreateAdapterRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const ListAdaptersRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const SaveCheckpointRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const LoadCheckpointRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const PublishSnapshotRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const ReleaseSnapshotRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const ExportAdapterRequest& request,
+                  const RequestLimits& limits);
+void ExpectUsable(const ImportAdapterRequest& request,
+                  const RequestLimits& limits);
+// An adapter's id, and with a checkpoint's name.
+void ExpectUsable(const std::string& adapter_id, const RequestLimits& limits);
+void ExpectUsable(const std::pair<std::string, std::string>& names,
+                  const RequestLimits& limits);
+
+}  // namespace weft
+
+#endif  // WEFT_TESTS_SERVER_ACCEPTED_H_

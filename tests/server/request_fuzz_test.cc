@@ -1,0 +1,221 @@
+// Random requests of every kind: each is refused with a short message, or is
+// one on which later layers can rely. Seeds are fixed, so a failure repeats.
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/stubs/logging.h"
+#include "gtest/gtest.h"
+#include "server/request_validation.h"
+#include "tests/server/accepted.h"
+#include "tests/server/message_mutator.h"
+#include "tests/server/refusals.h"
+
+namespace weft {
+namespace {
+
+constexpr int kRequests = 20000;  // For each kind, within about 0.1 s.
+
+// SampleStream validates the request inside.
+absl::StatusOr<SampleRequest> Validate(const v1::SampleStreamRequest& request,
+                                       const RequestLimits& limits) {
+  return weft::Validate(request.request(), limits);
+}
+
+void ExpectGoodRefusal(const absl::Status& status) {
+  const std::string text(status.message());
+  EXPECT_EQ(status.code(), absl::StrContains(text, "needs a tokenizer")
+                               ? absl::StatusCode::kFailedPrecondition
+                               : absl::StatusCode::kInvalidArgument)
+      << status;
+  EXPECT_GT(text.size(), 10);
+  EXPECT_LT(text.size(), 400) << text;
+  for (const char c : text) {
+    EXPECT_TRUE(absl::ascii_isprint(static_cast<unsigned char>(c))) << text;
+  }
+}
+
+class RequestFuzzTest : public ::testing::Test {
+ protected:
+  // Counts both answers, so that a fuzzer that reaches only one fails.
+  template <typename Result>
+  void Take(const absl::StatusOr<Result>& result,
+            const google::protobuf::Message& request) {
+    if (result.ok()) {
+      ++accepted_;
+      ExpectUsable(*result, limits_);
+    } else {
+      ++refused_;
+      ExpectGoodRefusal(result.status());
+    }
+    if (HasFailure()) FAIL() << request.ShortDebugString();
+  }
+
+  // Fuzzes one kind of request.
+  template <typename Message>
+  void Fuzz(const Message& good) {
+    const std::string name(Message::descriptor()->full_name());
+    SCOPED_TRACE(name);
+    const std::string good_bytes = good.SerializeAsString();
+    accepted_ = refused_ = 0;
+    for (int i = 0; i < kRequests && !HasFailure(); ++i) {
+      Message request = good;
+      if (mutator_.OneIn(4)) {
+        std::string bytes = good_bytes;
+        mutator_.Mutate(&bytes);
+        if (!request.ParseFromString(bytes)) continue;
+      } else {
+        mutator_.Mutate(&request);
+      }
+      Take(Validate(request, limits_), request);
+    }
+    EXPECT_GT(accepted_, 100);
+    EXPECT_GT(refused_, 100);
+    fuzzed_.insert(name);
+  }
+
+  const RequestLimits limits_ = Limits();
+  MessageMutator mutator_{17};
+  // The parser logs each string that is not UTF-8.
+  google::protobuf::LogSilencer silencer_;
+  int accepted_ = 0;
+  int refused_ = 0;
+  std::set<std::string> fuzzed_;
+};
+
+v1::ForwardRequest GoodForward() {
+  v1::ForwardRequest request;
+  const v1::ForwardBackwardRequest train = GoodTrain();
+  request.set_adapter_id("a");
+  *request.mutable_loss() = train.loss();
+  *request.mutable_data() = train.data();
+  request.set_unnumbered(true);
+  request.set_snapshot("s");
+  return request;
+}
+
+// Soft targets, in the form with offsets.
+v1::ForwardBackwardRequest GoodSoftTrain() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+  v1::Datum* const datum = request.mutable_data(0);
+  for (const uint32_t offset : {0, 1, 1, 3}) datum->add_target_offsets(offset);
+  return request;
+}
+
+v1::SampleRequest GoodSample() {
+  v1::SampleRequest request;
+  request.set_adapter_id("a");
+  request.set_snapshot("s");
+  for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
+  request.mutable_config()->set_max_tokens(4);
+  request.mutable_config()->mutable_stop()->add_token_ids(5);
+  request.mutable_config()->mutable_stop()->add_token_sequences()->add_tokens(
+      6);
+  return request;
+}
+
+template <typename Message>
+Message Named() {
+  Message request;
+  request.set_adapter_id("a");
+  return request;
+}
+
+template <typename Message>
+Message TwiceNamed() {
+  Message request = Named<Message>();
+  request.set_name("n");
+  return request;
+}
+
+// Returns the names of the requests of a file's services.
+std::set<std::string> RequestsOf(const google::protobuf::FileDescriptor& file) {
+  std::set<std::string> names;
+  for (int i = 0; i < file.service_count(); ++i) {
+    const auto& service = *file.service(i);
+    for (int k = 0; k < service.method_count(); ++k) {
+      names.insert(std::string(service.method(k)->input_type()->full_name()));
+    }
+  }
+  return names;
+}
+
+TEST_F(RequestFuzzTest, Training) {
+  Fuzz(GoodTrain());
+  Fuzz(GoodSoftTrain());
+  Fuzz(GoodForward());
+  auto optim = Named<v1::OptimStepRequest>();
+  optim.mutable_adamw()->set_learning_rate(1e-3);
+  Fuzz(optim);
+  EXPECT_EQ(fuzzed_, RequestsOf(*v1::OptimStepRequest::descriptor()->file()));
+}
+
+TEST_F(RequestFuzzTest, Sampling) {
+  Fuzz(GoodSample());
+  v1::SampleStreamRequest stream;
+  *stream.mutable_request() = GoodSample();
+  Fuzz(stream);
+  EXPECT_EQ(fuzzed_, RequestsOf(*v1::SampleRequest::descriptor()->file()));
+}
+
+// The messages of an import are one request.
+v1::ImportAdapterRequest Piece(const std::string& file) {
+  v1::ImportAdapterRequest message;
+  message.mutable_chunk()->set_name(file);
+  message.mutable_chunk()->set_data("bytes");
+  return message;
+}
+
+TEST_F(RequestFuzzTest, Adapters) {
+  auto create = Named<v1::CreateAdapterRequest>();
+  create.mutable_config()->add_target_modules(v1::TARGET_MODULE_Q_PROJ);
+  Fuzz(create);
+  Fuzz(v1::ListAdaptersRequest());
+  Fuzz(Named<v1::GetAdapterRequest>());
+  Fuzz(Named<v1::DeleteAdapterRequest>());
+  Fuzz(Named<v1::ListCheckpointsRequest>());
+  Fuzz(TwiceNamed<v1::SaveCheckpointRequest>());
+  Fuzz(TwiceNamed<v1::LoadCheckpointRequest>());
+  Fuzz(TwiceNamed<v1::DeleteCheckpointRequest>());
+  Fuzz(TwiceNamed<v1::PublishSnapshotRequest>());
+  Fuzz(TwiceNamed<v1::ReleaseSnapshotRequest>());
+  Fuzz(Named<v1::ExportAdapterRequest>());
+  std::set<std::string> others =
+      RequestsOf(*v1::CreateAdapterRequest::descriptor()->file());
+  others.erase("weft.v1.ImportAdapterRequest");  // The next test has it.
+  EXPECT_EQ(fuzzed_, others);
+}
+
+TEST_F(RequestFuzzTest, Imports) {
+  v1::ImportAdapterRequest options;
+  options.mutable_options()->set_adapter_id("a");
+  const std::vector<v1::ImportAdapterRequest> good = {
+      options, Piece("adapter_config.json"), Piece("adapter_config.json"),
+      Piece("adapter_model.safetensors")};
+  for (int i = 0; i < kRequests && !HasFailure(); ++i) {
+    std::vector<v1::ImportAdapterRequest> messages = good;
+    mutator_.Mutate(&messages[mutator_.Below(messages.size())]);
+    if (mutator_.OneIn(4)) {
+      std::swap(messages[mutator_.Below(messages.size())], messages.back());
+    }
+    if (mutator_.OneIn(4)) messages.resize(mutator_.Below(messages.size()));
+    ImportAssembler assembler;
+    absl::Status status;
+    for (const v1::ImportAdapterRequest& message : messages) {
+      if (status.ok()) status = assembler.Add(message);
+    }
+    Take(status.ok() ? assembler.Finish() : status,
+         messages.empty() ? options : messages.back());
+  }
+  EXPECT_GT(accepted_, 100);
+  EXPECT_GT(refused_, 100);
+}
+
+}  // namespace
+}  // namespace weft
