@@ -116,7 +116,7 @@ class UnaryCall final
   const CallOptions options_;
   const absl::Time deadline_;
   const Done done_;
-  // Only one attempt at a time uses it.
+  // The reply's buffer. Only one attempt at a time uses it.
   Response response_;
   int unanswered_ = 0;  // Consecutive attempts without a hint.
 

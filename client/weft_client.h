@@ -35,8 +35,8 @@ namespace weft::client {
 
 struct ClientOptions {
   std::string target = "127.0.0.1:50051";
-  absl::Duration timeout = absl::Minutes(10);  // For each call, with its
-                                               // repetitions.
+  absl::Duration timeout = absl::Minutes(10);  // The time of each call,
+                                               // including its repetitions.
   RetryPolicy retry = {};
   Security security = {};
 };

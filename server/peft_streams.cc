@@ -81,7 +81,7 @@ class ExportCall final
   CallRecord record_;
   PeftFiles files_;
   size_t file_ = 0;    // The next file to send.
-  size_t offset_ = 0;  // The next byte of that file.
+  size_t offset_ = 0;  // The next byte to send of that file.
   v1::ExportAdapterResponse message_;
   std::shared_ptr<ExportCall> self_;
 };

@@ -53,7 +53,7 @@ class TlsRotation {
   void Reload();
 
   const ServerOptions options_;
-  TlsFiles current_;  // After Start, only the poller uses it.
+  TlsFiles current_;  // After Start, only the poller's thread uses this member.
   // The files that gRPC reads. They are in memory, so that a key always matches
   // its certificate and no copy of the key reaches a disk.
   UniqueFd identity_;

@@ -33,11 +33,12 @@ struct LoraFewRowsProduct {
   // B and columns of y for each projection.
   LoraProjection projections[kMaxLoraProjections];
   int num_projections = 0;
-  int64_t max_projection_rank = 0;  // The largest R of their slots.
+  int64_t max_projection_rank = 0;  // The largest R of the slots in
+                                    // `projections`.
   const void* x_TI = nullptr;       // bf16, like y and S; strides in elements.
   int64_t x_stride = 0;
   int64_t inputs = 0;    // I.
-  void* y_TO = nullptr;  // Only the expansion uses it.
+  void* y_TO = nullptr;  // Only the expansion uses y.
   int64_t y_stride = 0;
   void* shrunk_TR = nullptr;  // If null, S is not kept.
   int64_t shrunk_stride = 0;

@@ -151,7 +151,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
 EngineImpl::~EngineImpl() {
   dispatcher_.Stop();
   thread_.join();
-  // If a rank is lost, the log already names it.
+  // The status is ignored, because the loss of a rank is already in the log.
   RunGuarded("stopping the other ranks", [this] {
     executor_.Stop();
   }).IgnoreError();

@@ -52,7 +52,7 @@ struct EngineParts {
   parallel::Links links;  // The communicators of rank 0.
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
-  // Null if the tokenizer has none.
+  // Null if the tokenizer does not give the bytes of its tokens.
   std::unique_ptr<sampling::TokenBytes> token_bytes;
   std::string model_name;
   std::unique_ptr<SpillFolder> spill;

@@ -31,7 +31,7 @@ struct RotaryTable {
 struct Heads {
   at::Tensor q_TQC;
   at::Tensor k_TKC;
-  at::Tensor v_TKC;  // May be undefined if nothing reads it.
+  at::Tensor v_TKC;  // May be undefined if no caller reads v.
 };
 
 // RmsNorm of each head before the rotation. Undefined weights mean no norm.

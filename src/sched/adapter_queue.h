@@ -146,7 +146,8 @@ class AdapterQueue {
   uint64_t last_step_;
   std::set<uint64_t> applied_ahead_;          // Numbers above a gap that were
                                               // applied or skipped.
-  std::map<Place, Entry> waiting_;            // In the order of the work.
+  std::map<Place, Entry> waiting_;            // Waiting work, in its order of
+                                              // execution.
   std::map<uint64_t, Entry> unnumbered_;      // Keys: arrival.
   std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.
   std::vector<Running> running_;

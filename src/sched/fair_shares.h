@@ -54,7 +54,7 @@ class FairShares {
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
-  // One level. Its members share one clock.
+  // One level of the hierarchy. The members of a level share one clock.
   struct Level {
     int64_t clock = 0;
     uint64_t entries = 0;

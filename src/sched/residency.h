@@ -39,7 +39,8 @@ using Location = AdapterLocation;
 
 struct ResidencyOptions {
   int max_resident = 64;    // Device slots; >= 1.
-  uint64_t host_bytes = 0;  // For tensors off the device; 0: none.
+  uint64_t host_bytes = 0;  // Host memory for tensors off the device. If 0,
+                            // none is used.
 };
 
 // The state of an adapter's work, which the caller knows.

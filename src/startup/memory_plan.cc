@@ -119,7 +119,7 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
   // Ranks that share every layer have no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
   const lora::ModelShape shape = sizes.config.shape();
-  // Logits and the sampler's copies of them.
+  // The logits, and a copy of them for the sampler.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
   // The residual stream, norms and products of one layer.
   const int64_t rows = 4 * shape.hidden + 3 * shape.ffn +

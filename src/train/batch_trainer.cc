@@ -84,7 +84,7 @@ struct BatchTrainer::MicroBatch {
     lora::Adapter* adapter;
     bool fresh;           // This is the request's first slice.
     bool complete;        // This is the request's last slice.
-    at::Tensor before_N;  // Old scratch; not set if fresh.
+    at::Tensor before_N;  // The scratch before this batch. Not set if `fresh`.
   };
   bool backward = false;
   bool ran = false;  // The last attempt reached the batch.

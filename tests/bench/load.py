@@ -29,7 +29,7 @@ LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 LEAST_RATE = 0.8  # Least rate of the reader, as a multiple of cat's.
 MOST_MEMORY = 1.05  # Most memory, as a multiple of the bytes of the kept weights.
-SPARE_BYTES = 150e6  # Memory of the process beside that.
+SPARE_BYTES = 150e6  # Memory of the process beside the weights.
 SPARE_READ_BYTES = 1e6  # Bytes that each file may read beside the head's tensors.
 
 

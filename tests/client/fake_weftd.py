@@ -87,7 +87,7 @@ class FakeWeftd:
 
     def __exit__(self, *_: object) -> None:
         if self._log.closed:
-            return  # The test itself has stopped it.
+            return  # The test itself has stopped the process.
         self._process.terminate()
         self._process.communicate()
         sys.stderr.write(self.log())

@@ -92,7 +92,8 @@ def test_what_is_done_is_not_done_again(
     run: Run, client: weft.Client, sent: list[Any]
 ) -> None:
     assert run(2) == 0
-    client.delete_checkpoint("a", "step-2")  # As if the run was cut before it.
+    # As if the run was killed before this checkpoint was written.
+    client.delete_checkpoint("a", "step-2")
     number = client.adapter("a").info().last_step
     for _ in range(2):
         sent.clear()

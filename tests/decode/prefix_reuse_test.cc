@@ -197,7 +197,7 @@ TEST_F(PrefixReuseTest, LongPromptsArePrefilledInPieces) {
   }
 }
 
-// A pass copies the keys of all of them.
+// A pass copies the keys of all prompts.
 TEST_F(PrefixReuseTest, FewRestsOfLongPromptsGoInOnePass) {
   const at::InferenceMode no_autograd;
   const SampleRequest request = Request(3, 97, 30, 7);

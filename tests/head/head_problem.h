@@ -104,7 +104,7 @@ struct Problem {
   at::Tensor weight;
   loss::ScoreRows rows;
   at::Tensor g;
-  lora::LoraGradients gradients;  // The backward pass adds to them.
+  lora::LoraGradients gradients;  // The backward pass adds to these gradients.
 
   // Returns the gradient of a segment's adapter.
   [[nodiscard]] at::Tensor Gradient(size_t segment) const {

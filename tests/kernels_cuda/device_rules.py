@@ -26,7 +26,7 @@ class Rule:
 WIDE = ("LDG.128", "STG.128")
 TILES = ("HMMA", "LDSM", "LDGSTS.128")
 
-# Types of rows, and of the weights beside them.
+# The dtype of rows, or of the weights that are read with them.
 _T = "(float|__nv_bfloat16)"
 _N = "[48]"  # Number of elements in 16 bytes.
 

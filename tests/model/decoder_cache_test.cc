@@ -45,7 +45,7 @@ struct Story {
 struct Variant {
   const char* name;
   bool qk_norm = false;
-  int64_t window = 0;  // The first layer has it; some prompts are longer.
+  int64_t window = 0;  // The first layer's window. Some prompts are longer.
   double softcap = 0;
 };
 

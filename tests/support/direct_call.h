@@ -102,7 +102,7 @@ class DirectCall : public Call {
   grpc::CallbackServerContext context_;
 
  private:
-  // gRPC calls these for its own calls.
+  // gRPC calls these two functions for its own calls only.
   void CallOnDone() override {}
   grpc::internal::ServerReactor* reactor() override { return reactor_; }
 

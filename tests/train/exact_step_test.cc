@@ -43,8 +43,8 @@ struct Settings {
 
 struct Step {
   double loss = 0;
-  std::vector<at::Tensor> logprobs;  // For each datum, those of its scored
-                                     // targets.
+  std::vector<at::Tensor> logprobs;  // For each datum, the log-probabilities of
+                                     // its scored targets.
   lora::LoraGradients gradients;     // One for each adapter.
 };
 

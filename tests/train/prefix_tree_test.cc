@@ -102,7 +102,8 @@ TEST(PrefixTreeTest, NestsPrefixes) {
 
 TEST(PrefixTreeTest, LeavesAloneWhatSavesTooLittle) {
   const auto sequences = {Letters("abx"), Letters("aby"), Letters("abyz")};
-  // "ab" would save 4 rows, and "aby" of the last two sequences 3.
+  // Sharing "ab" would save 4 rows. Sharing "aby" between the last two
+  // sequences would save 3.
   EXPECT_THAT(Build(sequences, 5).nodes, SizeIs(3));
   EXPECT_THAT(Build(sequences, 4).nodes, SizeIs(4));
   ExpectHolds(Build(sequences, 5), sequences);

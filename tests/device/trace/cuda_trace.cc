@@ -1,12 +1,13 @@
-// Writes down what a CUDA program spends the device's time on, without a
-// profiler: a library that CUDA loads into any process.
+// A library that records what a CUDA program spends the device's time on,
+// without a profiler. CUDA loads the library into any process:
 //
 //   CUDA_INJECTION64_PATH=libcuda_trace.so CUDA_TRACE_FILE=run weftd ...
 //
-// writes run.PID.csv until the process ends, a line for each kernel, copy and
-// set: kind, start and end in ns, stream, grid, block, registers of a thread,
-// bytes (of shared memory, or moved), name. cuda_trace.py adds them up. Kernels
-// of a graph that is replayed are lines of their own.
+// The library writes run.PID.csv until the process ends, with one line for each
+// kernel, copy and set. The columns are kind, start and end in ns, stream,
+// grid, block, registers of a thread, bytes (of shared memory, or moved), and
+// name. cuda_trace.py adds the lines up. Each kernel of a replayed graph has
+// its own line.
 #include <cupti.h>
 #include <unistd.h>
 
@@ -67,7 +68,7 @@ void Write(const CUpti_Activity& record) {
   }
 }
 
-// CUPTI calls it on a thread of its own.
+// CUPTI calls this function on CUPTI's own thread.
 void CUPTIAPI TakeBuffer(CUcontext /*context*/, uint32_t /*stream*/,
                          uint8_t* buffer, size_t /*size*/, size_t valid_size) {
   const std::lock_guard<std::mutex> lock(mutex);
