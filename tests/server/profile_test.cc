@@ -65,7 +65,9 @@ TEST_F(ProfileTest, HoldsTheWorkOfItsStepsAndEndsAfterThem) {
   int batches = 0;
   int waits = 0;
   for (const auto& event : json["traceEvents"]) {
-    if (event["ph"] == "M") EXPECT_EQ(event["args"]["name"], "weft-engine");
+    if (event["ph"] == "M") {
+      EXPECT_EQ(event["args"]["name"], "weft-engine");
+    }
     if (event["name"] == "train batch") ++batches;
     if (event["name"] == "wait for work") ++waits;
   }
