@@ -16,8 +16,9 @@ void AddSums(const std::vector<prometheus::MetricFamily>& families,
              std::map<std::string, double>* sums) {
   for (const prometheus::MetricFamily& family : families) {
     double& sum = (*sums)[family.name];
+    const bool counts = family.type == prometheus::MetricType::Counter;
     for (const prometheus::ClientMetric& metric : family.metric) {
-      sum += metric.counter.value + metric.gauge.value;
+      sum += counts ? metric.counter.value : metric.gauge.value;
     }
   }
 }

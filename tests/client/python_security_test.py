@@ -242,6 +242,7 @@ WITHOUT_AN_ADAPTER = {
     methods.IMPORT_ADAPTER.path,
     methods.GET_INFO.path,
     methods.DRAIN.path,
+    methods.PROFILE.path,
 }
 
 

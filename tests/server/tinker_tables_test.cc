@@ -1,5 +1,7 @@
 // Tests the tables of the Tinker front without a server: futures, the ledger,
 // and samples that wait.
+#include <unistd.h>
+
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -8,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -100,7 +103,10 @@ TEST_F(TinkerFuturesTest, WhoHasTheMostLosesResultsFirst) {
 
 class TinkerLedgerTest : public ::testing::Test {
  protected:
-  TinkerLedgerTest() : folder_(::testing::TempDir() + "tinker_ledger_test") {
+  // Tests run at the same time, each in a process of its own.
+  TinkerLedgerTest()
+      : folder_(absl::StrCat(::testing::TempDir(), "tinker_ledger_test_",
+                             ::getpid())) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directory(folder_);
   }
