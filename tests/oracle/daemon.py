@@ -38,13 +38,15 @@ LIVE: list[Daemon] = []
 class Daemon:
     """One weftd process. `address` and `metrics_address` are HOST:PORT."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str, program: Path = WEFTD):
+    def __init__(
+        self, model: Path, folder: Path, *flags: str, program: Path | None = None
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint_dir = folder / "checkpoints"
         self.log_path = folder / "weftd.log"
         self._port_file = folder / "ports"
         self._arguments = [
-            str(program),
+            str(program or WEFTD),
             *("--model", str(model)),
             *("--checkpoint-dir", str(self.checkpoint_dir)),
             *("--listen", "127.0.0.1:0"),
