@@ -134,8 +134,9 @@ std::vector<std::string> Ledger::Names(const std::string& prefix) const {
 
 std::optional<LedgerEntry> Ledger::Read(const std::string& name) const {
   auto text = ReadFileAt(folder_.get(), name);
+  const bool gone = absl::IsNotFound(text.status());
   auto entry = text.ok() ? Parse(*std::move(text)) : std::nullopt;
-  if (!entry && !absl::IsNotFound(text.status())) {
+  if (!entry && !gone) {
     Log(LogLevel::kError, "an entry of the Tinker front cannot be read",
         {{"file", name}});
   }

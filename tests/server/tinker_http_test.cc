@@ -4,13 +4,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <latch>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -101,7 +101,7 @@ class TinkerHttpTest : public ::testing::Test {
     if (request.target != "/held") return respond({.body = "served"});
     held_ = std::move(request);
     respond_ = respond;
-    arrived_.Notify();
+    arrived_.count_down();
   }
 
   HttpReply Pieces() {
@@ -117,16 +117,17 @@ class TinkerHttpTest : public ::testing::Test {
     return reply;
   }
 
+  std::latch arrived_{1};  // The thread sanitizer sees it.
+  std::unique_ptr<HttpServer> server_;
+  // They end before the server, on whose sockets they answer.
   HttpRequest held_;
   Respond respond_;
-  absl::Notification arrived_;
-  std::unique_ptr<HttpServer> server_;
 };
 
 TEST_F(TinkerHttpTest, BodiesTogetherHaveAMostAndGiveItBack) {
   const Client held(server_->port());
   ASSERT_TRUE(held.Send(Post("/held", 600) + std::string(600, 'x')));
-  arrived_.WaitForNotification();
+  arrived_.wait();
   const Client same(server_->port());
   ASSERT_TRUE(same.Send(Post("/held", 500)));
   EXPECT_THAT(same.Receive(), StartsWith("HTTP/1.1 429 "));
@@ -136,13 +137,13 @@ TEST_F(TinkerHttpTest, BodiesTogetherHaveAMostAndGiveItBack) {
   EXPECT_THAT(refused, StartsWith("HTTP/1.1 503 "));
   EXPECT_THAT(refused, HasSubstr("Retry-After: 1"));
 
-  absl::Notification released;
+  std::latch released(1);
   server_->Post([&] {
     held_ = {};
     respond_({.body = "done"});
-    released.Notify();
+    released.count_down();
   });
-  released.WaitForNotification();
+  released.wait();
   EXPECT_THAT(held.Receive(), HasSubstr("done"));
   const Client again(server_->port());
   ASSERT_TRUE(again.Send(Post("/b", 500) + std::string(500, 'x')));

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/futures.h"
@@ -121,22 +121,22 @@ class TinkerLedgerTest : public ::testing::Test {
   }
   static std::vector<StepFile> Steps(Ledger& ledger) {
     std::vector<StepFile> found;
-    absl::Notification done;
+    std::latch done(1);  // The thread sanitizer sees it.
     ledger.ListSteps([&](std::vector<StepFile> files) {
       found = std::move(files);
-      done.Notify();
+      done.count_down();
     });
-    done.WaitForNotification();
+    done.wait();
     return found;
   }
   static LedgerEntry Read(Ledger& ledger, const StepFile& file) {
     LedgerEntry found;
-    absl::Notification done;
+    std::latch done(1);  // The thread sanitizer sees it.
     ledger.ReadStep(file, [&](std::optional<LedgerEntry> entry) {
       if (entry) found = *std::move(entry);
-      done.Notify();
+      done.count_down();
     });
-    done.WaitForNotification();
+    done.wait();
     return found;
   }
 
