@@ -48,8 +48,8 @@ struct HttpReply {
   std::optional<ReplyStream> stream;
 };
 
-// Takes the one reply of a request. It holds a connection, so it must end before
-// the server. Threads: the front's.
+// Takes the one reply of a request. It holds a connection, so it must end
+// before the server. Threads: the front's.
 using Respond = std::function<void(HttpReply)>;
 
 // What a header allows: a body of at most so many bytes, whose memory counts

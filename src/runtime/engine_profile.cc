@@ -22,17 +22,18 @@ EngineProfile::~EngineProfile() {
 CancelHandle EngineProfile::Start(const ProfileRequest& request,
                                   Callback<std::string> done) {
   uint64_t id = 0;
+  std::optional<Job> job = Job{.request = request, .done = std::move(done)};
   {
     MutexLock lock(&mu_);
     if (!job_) {
       id = next_id_++;
-      job_ = Job{.request = request, .done = std::move(done)};
+      std::swap(job_, job);
       cancelled_ = false;
       wanted_.store(true, std::memory_order_release);
     }
   }
-  if (id == 0) {
-    done(absl::FailedPreconditionError(
+  if (job) {
+    job->done(absl::FailedPreconditionError(
         "another profile is running; wait for its end"));
     return {};
   }
