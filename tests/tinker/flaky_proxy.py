@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import threading
 
@@ -35,21 +36,25 @@ class FlakyProxy:
 
     def _forward(self, client: socket.socket, number: int) -> None:
         """Every connection breaks: one in its request, the next in the reply to
-        a later request."""
+        a later request. Pieces go on as they come: a request may have several."""
+        requests = 3 + number % 4
+        replied = True
         with (
             contextlib.suppress(OSError),
             client,
             socket.create_connection(self._target) as server,
         ):
-            requests = 3 + number % 4
-            while request := client.recv(65536):
-                requests -= 1
-                if requests == 0 and number % 2:
+            while True:
+                sender = select.select([client, server], [], [])[0][0]
+                piece = sender.recv(65536)
+                if not piece:
+                    return
+                if sender is client and replied:
+                    requests -= 1
+                replied = sender is server
+                if requests == 0 and (replied or number % 2):
                     break
-                server.sendall(request)
-                reply = server.recv(65536)
-                if requests == 0:
-                    client.sendall(reply[: len(reply) // 2])
-                    break
-                client.sendall(reply)
+                (client if replied else server).sendall(piece)
             self.broken += 1
+            if replied:
+                client.sendall(piece[: len(piece) // 2])
