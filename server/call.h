@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -15,7 +14,6 @@
 #include "server/caller.h"
 #include "server/request_validation.h"
 #include "server/service_core.h"
-#include "src/base/mutex.h"
 #include "src/base/trace_id.h"
 #include "src/engine/engine.h"
 
@@ -72,6 +70,19 @@ class CallRecord {
     return plain;
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
+
+  // Admits the call, reads its request and runs `start(Engine&, Plain)` with
+  // the call's trace. Returns the refusal; OK if `start` ran.
+  template <typename Request, typename StartFn>
+  [[nodiscard]] absl::Status Begin(const Request& request, StartFn start) {
+    const TraceScope scope(trace());
+    const absl::StatusOr<Engine*> engine = Admit();
+    if (!engine.ok()) return engine.status();
+    auto plain = Read(**engine, request);
+    if (!plain.ok()) return plain.status();
+    start(**engine, *std::move(plain));
+    return absl::OkStatus();
+  }
 
   // Remembers the call's adapter for the audit line.
   template <typename Plain>
@@ -138,23 +149,6 @@ class CallRecord {
   const CallOrigin origin_;
   absl::Status entered_;
   std::string object_;
-};
-
-// Cancels the engine's work when the client cancels. The client's cancellation
-// and the engine's handle may arrive in either order. Threads: any.
-class CancelSlot {
- public:
-  // Sets the handle. Cancels at once if Cancel was called before.
-  void Set(CancelHandle handle) ABSL_LOCKS_EXCLUDED(mu_);
-  void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  // Drops the handle and everything that it keeps alive.
-  void Clear() ABSL_LOCKS_EXCLUDED(mu_);
-
- private:
-  Mutex mu_;
-  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  bool cleared_ ABSL_GUARDED_BY(mu_) = false;
-  CancelHandle handle_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft

@@ -29,24 +29,17 @@ class ExportCall final
     const auto call = std::make_shared<ExportCall>(core, context);
     call->self_ = call;
     call->record_.CountReceived();
-    const TraceScope scope(call->record_.trace());
-    const absl::StatusOr<Engine*> engine = call->record_.Admit();
-    if (!engine.ok()) {
-      call->End(engine.status());
-      return call.get();
-    }
-    auto plain = call->record_.Read(**engine, request);
-    if (!plain.ok()) {
-      call->End(plain.status());
-      return call.get();
-    }
-    (*engine)->ExportAdapter(*std::move(plain),
-                             [call](absl::StatusOr<PeftFiles> files) {
-                               if (!files.ok())
-                                 return call->End(files.status());
-                               call->files_ = *std::move(files);
-                               call->SendNext();
-                             });
+    const absl::Status refused = call->record_.Begin(
+        request, [&call](Engine& engine, ExportAdapterRequest plain) {
+          engine.ExportAdapter(std::move(plain),
+                               [call = call](absl::StatusOr<PeftFiles> files) {
+                                 if (!files.ok())
+                                   return call->End(files.status());
+                                 call->files_ = *std::move(files);
+                                 call->SendNext();
+                               });
+        });
+    if (!refused.ok()) call->End(refused);
     return call.get();
   }
 

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "server/call.h"
+#include "server/cancel_slot.h"
 #include "server/field_checks.h"
 #include "server/request_validation.h"
 #include "src/base/status_macros.h"
@@ -28,23 +29,16 @@ class ProfileCall final : public grpc::ServerWriteReactor<v1::ProfileResponse> {
     const auto call = std::make_shared<ProfileCall>(core, context);
     call->self_ = call;
     call->record_.CountReceived();
-    const TraceScope scope(call->record_.trace());
-    const absl::StatusOr<Engine*> engine = call->record_.Admit();
-    if (!engine.ok()) {
-      call->End(engine.status());
-      return call.get();
-    }
-    const auto plain = call->record_.Read(**engine, request);
-    if (!plain.ok()) {
-      call->End(plain.status());
-      return call.get();
-    }
-    call->cancel_.Set(
-        (*engine)->Profile(*plain, [call](absl::StatusOr<std::string> trace) {
-          if (!trace.ok()) return call->End(trace.status());
-          call->trace_ = *std::move(trace);
-          call->SendNext();
-        }));
+    const absl::Status refused = call->record_.Begin(
+        request, [&call](Engine& engine, const ProfileRequest& plain) {
+          call->cancel_.Set(engine.Profile(
+              plain, [call = call](absl::StatusOr<std::string> trace) {
+                if (!trace.ok()) return call->End(trace.status());
+                call->trace_ = *std::move(trace);
+                call->SendNext();
+              }));
+        });
+    if (!refused.ok()) call->End(refused);
     return call.get();
   }
 

@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "server/call.h"
+#include "server/cancel_slot.h"
 #include "server/response_conversion.h"
 #include "src/base/mutex.h"
 
@@ -35,23 +36,16 @@ class SampleStreamCall final
     const auto call = std::make_shared<SampleStreamCall>(core, context);
     call->self_ = call;
     call->record_.CountReceived();
-    const TraceScope scope(call->record_.trace());
-    const absl::StatusOr<Engine*> engine = call->record_.Admit();
-    if (!engine.ok()) {
-      call->End(engine.status());
-      return call.get();
-    }
-    auto plain = call->record_.Read(**engine, request.request());
-    if (!plain.ok()) {
-      call->End(plain.status());
-      return call.get();
-    }
-    call->cancel_.Set((*engine)->Sample(
-        *std::move(plain),
-        [call](const SampleDelta& delta) { call->Add(delta); },
-        [call](const absl::StatusOr<SampleResult>& result) {
-          call->End(result.status());
-        }));
+    const absl::Status refused = call->record_.Begin(
+        request.request(), [&call](Engine& engine, SampleRequest plain) {
+          call->cancel_.Set(engine.Sample(
+              std::move(plain),
+              [call = call](const SampleDelta& delta) { call->Add(delta); },
+              [call = call](const absl::StatusOr<SampleResult>& result) {
+                call->End(result.status());
+              }));
+        });
+    if (!refused.ok()) call->End(refused);
     return call.get();
   }
 

@@ -17,6 +17,7 @@
 
 #include "grpcpp/grpcpp.h"
 #include "server/call.h"
+#include "server/cancel_slot.h"
 
 namespace weft {
 
@@ -78,17 +79,6 @@ grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
                                    Rpc rpc, const Request& request,
                                    StartFn start, FillFn fill) {
   const std::shared_ptr<UnaryCall> call = UnaryCall::Start(core, context, rpc);
-  const TraceScope scope(call->record().trace());
-  const absl::StatusOr<Engine*> engine = call->record().Admit();
-  if (!engine.ok()) {
-    call->Reply(engine.status());
-    return call.get();
-  }
-  auto plain = call->record().Read(**engine, request);
-  if (!plain.ok()) {
-    call->Reply(plain.status());
-    return call.get();
-  }
   Callback<Result> done = [call, fill](absl::StatusOr<Result> result) {
     if (result.ok()) {
       call->record().caller()->Reveal(&*result);
@@ -96,12 +86,17 @@ grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
     }
     call->Reply(result.status());
   };
-  using Started = decltype(start(**engine, *std::move(plain), std::move(done)));
-  if constexpr (std::is_void_v<Started>) {
-    start(**engine, *std::move(plain), std::move(done));
-  } else {
-    call->SetCancel(start(**engine, *std::move(plain), std::move(done)));
-  }
+  const absl::Status refused =
+      call->record().Begin(request, [&](Engine& engine, auto plain) {
+        using Started =
+            decltype(start(engine, std::move(plain), std::move(done)));
+        if constexpr (std::is_void_v<Started>) {
+          start(engine, std::move(plain), std::move(done));
+        } else {
+          call->SetCancel(start(engine, std::move(plain), std::move(done)));
+        }
+      });
+  if (!refused.ok()) call->Reply(refused);
   return call.get();
 }
 

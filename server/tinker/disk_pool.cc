@@ -20,14 +20,6 @@ DiskPool::~DiskPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void DiskPool::Run(Work work) {
-  {
-    MutexLock lock(&mu_);
-    waiting_.push_back(std::move(work));
-  }
-  changed_.NotifyOne();
-}
-
 bool DiskPool::TryRun(Work work) {
   {
     MutexLock lock(&mu_);

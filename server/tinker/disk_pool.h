@@ -14,7 +14,8 @@
 
 namespace weft::tinker {
 
-// Work begins in the order in which it comes; with one thread it also ends so.
+// Work begins in the order in which it comes. For work that must not be refused
+// and must end in order, see src/base/worker.h.
 // Threads: any.
 class DiskPool {
  public:
@@ -27,7 +28,6 @@ class DiskPool {
   DiskPool(const DiskPool&) = delete;
   DiskPool& operator=(const DiskPool&) = delete;
 
-  void Run(Work work) ABSL_LOCKS_EXCLUDED(mu_);
   // False: too much waits, and `work` will not run.
   [[nodiscard]] bool TryRun(Work work) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -90,7 +90,7 @@ void Ledger::Put(EntryKind kind, LedgerEntry entry,
     return done(DiskIsSlow());
   }
   waiting_bytes_ += bytes;
-  disk_.Run(
+  disk_.Post(
       [this, kind, bytes, entry = std::move(entry), done = std::move(done)] {
         const std::string head = TextOf(entry);
         const absl::Status put =
@@ -112,12 +112,12 @@ void Ledger::Remove(const std::string& name) const {
 
 void Ledger::Erase(EntryKind kind, const std::string& id) {
   if (!keeps()) return;
-  disk_.Run([this, name = FileName(kind, id)] { Remove(name); });
+  disk_.Post([this, name = FileName(kind, id)] { Remove(name); });
 }
 
 void Ledger::EraseSteps(const std::string& model) {
   if (!keeps()) return;
-  disk_.Run([this, prefix = StepPrefix(model)] {
+  disk_.Post([this, prefix = StepPrefix(model)] {
     for (const std::string& name : Names(prefix)) Remove(name);
   });
 }
@@ -155,7 +155,7 @@ std::vector<LedgerEntry> Ledger::ReadAll(EntryKind kind) const {
 
 void Ledger::ListSteps(std::function<void(std::vector<StepFile>)> done) {
   if (!keeps()) return done({});
-  disk_.Run([this, done = std::move(done)] {
+  disk_.Post([this, done = std::move(done)] {
     std::vector<StepFile> files;
     for (std::string& name : Names(PrefixOf(EntryKind::kStep))) {
       StepFile file{.name = std::move(name)};
@@ -171,7 +171,7 @@ void Ledger::ListSteps(std::function<void(std::vector<StepFile>)> done) {
 
 void Ledger::ReadStep(const StepFile& file,
                       std::function<void(std::optional<LedgerEntry>)> done) {
-  disk_.Run([this, name = file.name, done = std::move(done)] {
+  disk_.Post([this, name = file.name, done = std::move(done)] {
     auto entry = Read(name);
     post_(
         [done, entry = std::move(entry)]() mutable { done(std::move(entry)); });

@@ -18,8 +18,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/tinker/disk_pool.h"
 #include "server/tinker/fields.h"
+#include "src/base/worker.h"
 #include "src/files/file_io.h"
 
 namespace weft::tinker {
@@ -90,7 +90,7 @@ class Ledger {
   std::string path_;
   size_t waiting_bytes_ = 0;
   // The last member: it ends before what its work uses.
-  DiskPool disk_{1, 1};
+  Worker disk_;
 };
 
 }  // namespace weft::tinker

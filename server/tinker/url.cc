@@ -12,23 +12,22 @@ namespace weft::tinker {
 namespace {
 
 absl::StatusOr<std::string> Unescape(absl::string_view text) {
+  const absl::Status bad =
+      absl::InvalidArgumentError("the path has a bad escape");
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%' && text[i] != '\0') {
-      out.push_back(text[i]);
-      continue;
+    char byte = text[i];
+    if (byte == '%') {
+      if (i + 2 >= text.size() || !absl::ascii_isxdigit(text[i + 1]) ||
+          !absl::ascii_isxdigit(text[i + 2])) {
+        return bad;
+      }
+      byte = absl::HexStringToBytes(text.substr(i + 1, 2))[0];
+      if (byte == '/') return bad;
+      i += 2;
     }
-    if (text[i] == '\0' || i + 2 >= text.size() ||
-        !absl::ascii_isxdigit(text[i + 1]) ||
-        !absl::ascii_isxdigit(text[i + 2])) {
-      return absl::InvalidArgumentError("the path has a bad escape");
-    }
-    const char byte = absl::HexStringToBytes(text.substr(i + 1, 2))[0];
-    if (byte == '\0' || byte == '/') {
-      return absl::InvalidArgumentError("the path has a bad escape");
-    }
+    if (byte == '\0') return bad;
     out.push_back(byte);
-    i += 2;
   }
   return out;
 }

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/call.h"
+#include "server/cancel_slot.h"
 #include "server/services.h"
 #include "src/base/log.h"
 #include "tests/support/canned_engine.h"
