@@ -25,9 +25,21 @@ constexpr absl::Duration kRetry = absl::Seconds(10);
 // The speed of a modest disk, used to weigh a last snapshot against a longer
 // start.
 constexpr double kDiskBytesPerSecond = 200e6;
+// A longer replay is worth a last snapshot that takes longer still, because
+// clients wait for a start and nobody waits for a stop.
+constexpr absl::Duration kQuickReplay = absl::Seconds(5);
+// A supervisor waits this long for a stop after the drain, and some more.
+constexpr absl::Duration kLongestLastSnapshot = absl::Seconds(45);
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
 }  // namespace
+
+bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
+  const absl::Duration writing =
+      absl::Seconds(static_cast<double>(bytes) / kDiskBytesPerSecond);
+  return replay > writing ||
+         (replay > kQuickReplay && writing <= kLongestLastSnapshot);
+}
 
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
@@ -50,14 +62,11 @@ uint64_t Snapshotter::ChangedBytes() const {
 void Snapshotter::WriteLast() {
   if (!context_.recorder.recording()) return;
   const uint64_t bytes = ChangedBytes();
-  const absl::Duration writing =
-      absl::Seconds(static_cast<double>(bytes) / kDiskBytesPerSecond);
   if (phase_ == Phase::kIdle) {
-    if (context_.recorder.cost().time <= writing) return;
+    const absl::Duration replay = context_.recorder.cost().time;
+    if (!WorthLastSnapshot(replay, bytes)) return;
     Log(LogLevel::kInfo, "writing a last snapshot",
-        {{"bytes", bytes},
-         {"saves_seconds",
-          absl::ToDoubleSeconds(context_.recorder.cost().time)}});
+        {{"bytes", bytes}, {"saves_seconds", absl::ToDoubleSeconds(replay)}});
     Begin();
   }
   while (phase_ != Phase::kIdle) {

@@ -27,6 +27,12 @@
 
 namespace weft::engine {
 
+// Returns true if a process that ends should write a snapshot of `bytes`, so
+// that the next start need not replay the log for `replay`: if writing is
+// faster, and also if the replay is long and the supervisor waits for the
+// write.
+[[nodiscard]] bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
+
 class Snapshotter {
  public:
   // The arguments outlive the snapshotter. If `folder` is null, nothing is
@@ -44,9 +50,9 @@ class Snapshotter {
   // Call it between two pieces of work. Begins a snapshot if one is due, or
   // continues the running one.
   void GoOn();
-  // Call it when a process that has drained ends. Writes a snapshot if that
-  // takes less time than replaying the log at the next start. Returns when the
-  // snapshot is on disk or has failed; logs a failure.
+  // Call it when a process that has drained ends. Writes a snapshot if
+  // WorthLastSnapshot. Returns when the snapshot is on disk or has failed; logs
+  // a failure.
   void WriteLast();
 
  private:

@@ -69,14 +69,38 @@ def running(
 ) -> Iterator[tuple[daemon.Daemon, Any]]:
     """Starts a fresh weftd of `model`, by default `options.model`, and a client of
     it. Its files are in a new folder below `work`."""
-    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
-    own = ["--threads", str(options.threads), "--device", options.device]
-    own += ["--dtype", DTYPES[options.device]]
+    arguments = _arguments(options, work, flags, model)
     with (
-        daemon.running(model or options.model, folder, *own, *flags) as process,
+        daemon.running(*arguments) as process,
         process.client(timeout=3600.0) as client,
     ):
         yield process, client
+
+
+@contextmanager
+def running_until_killed(
+    options: argparse.Namespace, work: Path, *flags: str
+) -> Iterator[tuple[daemon.Daemon, Any]]:
+    """Like running, but ends weftd with SIGKILL, so that it cannot tidy up."""
+    process = daemon.Daemon(*_arguments(options, work, flags))
+    process.start()
+    try:
+        with process.client(timeout=3600.0) as client:
+            yield process, client
+    finally:
+        process.kill()
+
+
+def _arguments(
+    options: argparse.Namespace,
+    work: Path,
+    flags: Sequence[str],
+    model: Path | None = None,
+) -> tuple[Any, ...]:
+    folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
+    own = ["--threads", str(options.threads), "--device", options.device]
+    own += ["--dtype", DTYPES[options.device]]
+    return (model or options.model, folder, *own, *flags)
 
 
 def adapter_moves(page: str) -> int:

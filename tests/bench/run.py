@@ -27,6 +27,7 @@ import memory  # noqa: E402
 import mixed_load  # noqa: E402
 import multi_adapter  # noqa: E402
 import residency  # noqa: E402
+import restart  # noqa: E402
 import rpc_overhead  # noqa: E402
 import sample  # noqa: E402
 import sample_many  # noqa: E402
@@ -44,6 +45,7 @@ BENCHES = {
     "mixed_load": mixed_load.main,
     "multi_adapter": multi_adapter.main,
     "residency": residency.main,
+    "restart": restart.main,
     "rpc_overhead": rpc_overhead.main,
     "sample": sample.main,
     "sample_many": sample_many.main,

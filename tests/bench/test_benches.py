@@ -301,6 +301,13 @@ def test_durability(capsys: Any, tiny: tuple[str, str]) -> None:
     assert result["ours"]["recorded"]["log_bytes_per_step"] > 0
 
 
+def test_restart(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--adapters", "3", "--unsaved", "2")
+    result = reported("restart", capsys, *tiny, *size)
+    assert result["ratio"]["seconds of a start after a stop"]["met"]
+    assert result["ratio"]["seconds of a start after a kill"]["value"] > 0
+
+
 def test_soak_counts_every_step_once(capsys: Any) -> None:
     size = ("--clients", "6", "--adapters", "18", "--resident", "4", "--seconds", "6")
     result = quick("soak", capsys, *size, "--processes", "1", "--pause", "0.1")

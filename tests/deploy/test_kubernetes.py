@@ -167,7 +167,7 @@ def test_loading_is_given_half_an_hour_before_liveness_counts(name: str) -> None
 @every
 def test_the_pod_outlives_its_drain(name: str) -> None:
     drain = int(configuration(name)["WEFT_DRAIN_TIMEOUT_SECONDS"])
-    assert pod(name)["terminationGracePeriodSeconds"] >= drain + 30
+    assert pod(name)["terminationGracePeriodSeconds"] >= drain + 60
 
 
 @every

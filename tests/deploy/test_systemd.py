@@ -44,7 +44,7 @@ def test_the_unit_waits_for_the_drain_and_owns_its_state() -> None:
     unit = settings(UNIT)
     environment = settings(DEPLOY / "systemd" / "weftd.env")
     drain = int(environment["WEFT_DRAIN_TIMEOUT_SECONDS"])
-    assert int(unit["TimeoutStopSec"]) >= drain + 30
+    assert int(unit["TimeoutStopSec"]) >= drain + 60
     assert unit["KillSignal"] == "SIGTERM"
     state = Path("/var/lib") / unit["StateDirectory"]
     assert Path(environment["WEFT_CHECKPOINT_DIR"]).is_relative_to(state)

@@ -1,0 +1,104 @@
+"""Measures how long a start takes that restores all adapters of --state-dir: after a
+clean stop, and after SIGKILL, when some steps are in the log and in no snapshot. After
+a start the adapters must be those from before it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import inputs
+import report
+from processes import RANK, running, running_until_killed, scratch
+
+import weft
+
+Positions = dict[str, tuple[int, int]]
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with scratch() as work:
+        ours = measure(options, work)
+    result = {
+        "bench": "restart",
+        "ours": ours,
+        "peer": {},
+        "ratio": {
+            "seconds of a start after a stop": report.ratio(
+                ours["start_after_stop"], at_most=30
+            ),
+            # --snapshot-replay-seconds bounds this one.
+            "seconds of a start after a kill": report.ratio(ours["start_after_kill"]),
+        },
+        "config": {
+            "model": options.model.name,
+            "adapters": options.adapters,
+            "resident": options.resident,
+            "unsaved": options.unsaved,
+            "tokens": options.length,
+            "rank": RANK,
+            "threads": options.threads,
+        },
+    }
+    report.emit_ratios(result, options.output)
+    return 0
+
+
+def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    resident = ("--max-resident-adapters", str(options.resident))
+    flags = ("--state-dir", str(work / "state"), *resident)
+    rows = inputs.rows(options.model, options.adapters, options.length + 1)
+    data = [[weft.Datum.next_token(row)] for row in rows]
+
+    def step(adapter: Any, number: int) -> None:
+        adapter.forward_backward(data[number])
+        adapter.optim_step(learning_rate=1e-4)
+
+    def create(client: Any, number: int) -> None:
+        step(client.create_adapter(f"a{number}", rank=RANK, seed=number), number)
+
+    result: dict[str, Any] = {}
+    with running(options, work, *flags) as (_, client):
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: create(client, i), range(options.adapters)))
+        known = _positions(client)
+        begin = time.perf_counter()
+    result["stop_seconds"] = time.perf_counter() - begin
+    begin = time.perf_counter()
+    with running_until_killed(options, work, *flags) as (_, client):
+        result["start_after_stop"] = time.perf_counter() - begin
+        _expect_same(_positions(client), known)
+        for number in range(options.unsaved):
+            step(client.adapter(f"a{number}"), number)
+        known = _positions(client)
+    begin = time.perf_counter()
+    with running(options, work, *flags) as (_, client):
+        result["start_after_kill"] = time.perf_counter() - begin
+        _expect_same(_positions(client), known)
+    return result
+
+
+def _positions(client: Any) -> Positions:
+    return {a.adapter_id: (a.last_step, a.version) for a in client.adapters()}
+
+
+def _expect_same(positions: Positions, known: Positions) -> None:
+    if positions != known:
+        raise AssertionError("a start did not put all adapters back")
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("restart", __doc__)
+    parser.add_argument("--adapters", type=int, default=100)
+    parser.add_argument(
+        "--resident", type=int, default=0, help="as --max-resident-adapters of weftd"
+    )
+    parser.add_argument("--length", type=int, default=16, help="tokens of a step")
+    parser.add_argument(
+        "--unsaved", type=int, default=10, help="adapters with steps in the log alone"
+    )
+    return report.parse_with_model(parser, arguments)

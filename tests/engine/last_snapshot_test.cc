@@ -1,0 +1,28 @@
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "src/recovery/snapshotter.h"
+
+namespace weft::engine {
+namespace {
+
+constexpr uint64_t kGigabyte = 1'000'000'000;  // Written in 5 s.
+
+TEST(LastSnapshotTest, IsWrittenIfTheReplayWouldTakeLonger) {
+  EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(1), kGigabyte / 10));
+  EXPECT_FALSE(WorthLastSnapshot(absl::Seconds(1), kGigabyte));
+  EXPECT_FALSE(WorthLastSnapshot(absl::ZeroDuration(), 0));
+}
+
+TEST(LastSnapshotTest, SparesTheNextStartALongReplay) {
+  // A hundred adapters of rank 16 on SmolLM2, each with a step or two.
+  EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(20), 6 * kGigabyte));
+  EXPECT_FALSE(WorthLastSnapshot(absl::Seconds(4), 6 * kGigabyte));
+}
+
+TEST(LastSnapshotTest, IsNotWrittenBeyondTheSupervisorsPatience) {
+  EXPECT_FALSE(WorthLastSnapshot(absl::Seconds(20), 10 * kGigabyte));
+  EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(51), 10 * kGigabyte));
+}
+
+}  // namespace
+}  // namespace weft::engine
