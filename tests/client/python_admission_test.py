@@ -23,14 +23,26 @@ def sample(client: weft.Client, max_tokens: int) -> weft.SampleResult:
     return client.sample(PROMPT, num_samples=NUM_SAMPLES, max_tokens=max_tokens)
 
 
+def wait_for_samples(server: FakeWeftd, count: int) -> None:
+    """Waits until this many calls of Sample have arrived since the start."""
+    while len([c for c in server.arrived() if c[0] == "Sample"]) < count:
+        time.sleep(0.01)
+
+
 def offer(server: FakeWeftd, client: weft.Client, threads: int) -> int:
     """Returns the decode iterations that the batch takes with this many calls in
-    flight."""
-    before = server.iterations()
+    flight.
+
+    The server starts when the first of them have arrived: its iterations take
+    microseconds, so that the start of the client's threads would be most of them.
+    """
+    before, arrived = server.iterations(), len(server.arrived())
+    server.hold()
     with ThreadPoolExecutor(threads) as pool:
-        results: Sequence[weft.SampleResult] = list(
-            pool.map(lambda _: sample(client, MAX_TOKENS), range(NUM_PROMPTS))
-        )
+        batch = pool.map(lambda _: sample(client, MAX_TOKENS), range(NUM_PROMPTS))
+        wait_for_samples(server, arrived + threads)
+        server.release()
+        results: Sequence[weft.SampleResult] = list(batch)
     for result in results:
         assert [len(s.tokens) for s in result.samples] == [MAX_TOKENS] * NUM_SAMPLES
     return server.iterations() - before
@@ -49,7 +61,7 @@ def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
     with (
         FakeWeftd(*FLAGS) as server,
         weft.Client(server.target, retry=weft.NO_RETRY) as client,
-        ThreadPoolExecutor(NUM_PROMPTS) as pool,
+        ThreadPoolExecutor(NUM_PROMPTS + 1) as pool,
     ):
         flooder = client.create_adapter("flooder", rank=4, tenant="alice")
         polite = client.create_adapter("polite", rank=4, tenant="bob")
@@ -60,14 +72,18 @@ def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
             )
             for _ in range(NUM_PROMPTS)
         ]
-        while len([c for c in server.arrived() if c[0] == "Sample"]) < NUM_PROMPTS:
-            time.sleep(0.01)
+        wait_for_samples(server, NUM_PROMPTS)
         asked = pool.submit(polite.sample, PROMPT, max_tokens=16)
+        wait_for_samples(server, NUM_PROMPTS + 1)
+        served_before: list[int] = []
+        asked.add_done_callback(
+            lambda _: served_before.append(sum(call.done() for call in flood))
+        )
         server.release()
         asked.result(60)
-        assert sum(call.done() for call in flood) <= NUM_PROMPTS // 4
         for call in flood:
             call.result(60)
+    assert served_before[0] <= NUM_PROMPTS // 4
 
 
 def test_calls_are_repeated_while_the_server_says_so() -> None:
