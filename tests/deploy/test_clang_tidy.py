@@ -12,7 +12,8 @@ import pytest
 from deploy_files import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "lint"))
-from clang_tidy import Tidy, cache_folder, parts
+from checked_once import CheckedOnce, cache_folder
+from clang_tidy import clang_tidy, tidy_parts
 
 pytestmark = pytest.mark.skipif(
     shutil.which("clang-tidy") is None, reason="no clang-tidy on this machine"
@@ -39,26 +40,26 @@ CLEAN = "namespace {\nconstexpr int kSame = 1;\n}\nint g() { return kSame; }\n"
 
 
 @pytest.fixture
-def tidy(tmp_path: Path) -> Tidy:
+def tidy(tmp_path: Path) -> CheckedOnce:
     (tmp_path / "src").mkdir()
-    return Tidy(cache=tmp_path / "cache", root=tmp_path)
+    return clang_tidy(cache=tmp_path / "cache", root=tmp_path)
 
 
-def _write(tidy: Tidy, name: str, text: str) -> str:
+def _write(tidy: CheckedOnce, name: str, text: str) -> str:
     (tidy.root / "src" / name).write_text(text)
     return f"src/{name}"
 
 
 def test_nothing_is_found() -> None:
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    all_parts = parts(build / "compile_commands.json")
+    all_parts = tidy_parts(build / "compile_commands.json")
     names = [name for _, sources in all_parts for name in sources]
     assert {name.split("/")[0] for name in names} >= {"src", "server", "client"}
-    assert Tidy(cache=cache_folder()).check_all(all_parts) == ""
+    assert clang_tidy(cache=cache_folder("clang-tidy")).check_all(all_parts) == ""
 
 
 @pytest.mark.parametrize("check", BAD)
-def test_finds_each_offence(tidy: Tidy, check: str) -> None:
+def test_finds_each_offence(tidy: CheckedOnce, check: str) -> None:
     sources = [_write(tidy, "bad.cc", BAD[check]), _write(tidy, "clean.cc", CLEAN)]
     for _ in range(2):  # A source with findings is not cached.
         found = tidy.check(sources, FLAGS)
@@ -66,7 +67,7 @@ def test_finds_each_offence(tidy: Tidy, check: str) -> None:
         assert "clean.cc" not in found
 
 
-def test_a_source_that_does_not_compile_is_found(tidy: Tidy) -> None:
+def test_a_source_that_does_not_compile_is_found(tidy: CheckedOnce) -> None:
     sources = [
         _write(tidy, "a.cc", "int f() { return x; }\n"),
         _write(tidy, "b.cc", ""),
@@ -74,7 +75,7 @@ def test_a_source_that_does_not_compile_is_found(tidy: Tidy) -> None:
     assert "clang-diagnostic-error" in tidy.check(sources, FLAGS)
 
 
-def test_each_content_is_read_once(tidy: Tidy) -> None:
+def test_each_content_is_read_once(tidy: CheckedOnce) -> None:
     sources = [_write(tidy, "a.cc", "int f();\n")]
     assert tidy.check(sources, FLAGS) == ""
     assert tidy.check(sources, FLAGS) == ""
@@ -85,7 +86,9 @@ def test_each_content_is_read_once(tidy: Tidy) -> None:
     assert tidy.runs == 3 * [sources]
 
 
-def test_sources_that_clash_are_read_apart_and_remembered_together(tidy: Tidy) -> None:
+def test_sources_that_clash_are_read_apart_and_remembered_together(
+    tidy: CheckedOnce,
+) -> None:
     first = _write(tidy, "a.cc", CLEAN.replace("g()", "h()"))
     second = _write(tidy, "b.cc", CLEAN)
     for _ in range(2):

@@ -2,7 +2,8 @@
 
 Preset asan compiles the modules without Torch and gRPC with the analysis on. This
 test checks the server, the clients and the engine's threads, without generating
-code. Each source is checked with its line of the CPU build's compile_commands.json.
+code, with the flags of the CPU build's compile_commands.json and once for each
+content.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from deploy_files import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "lint"))
+from checked_once import CheckedOnce, cache_folder, parts
 from compile_flags import compile_flags
 
 FOLDERS = ("server", "client", "tests/support", "src/engine", "src/runtime")
@@ -28,6 +29,11 @@ LOCKED = (
     "server/sample_stream.cc",
     "client/step_counter.cc",
     "tests/support/canned_engine.cc",
+)
+_NOT_COMPILED = re.compile(
+    r"^(?:.*/)?((?:src|server|client|tests)/\S+?):\d+:\d+: (?:fatal )?error: "
+    r"(?!.*\[-Werror,-Wthread-safety)",
+    re.MULTILINE,
 )
 _LOCK = re.compile(r"^ *(absl::)?MutexLock \w+\(.*\);\n", re.MULTILINE)
 
@@ -44,25 +50,27 @@ def _sources() -> dict[str, list[str]]:
     return {name: flags[name] for name in flags if name.startswith(folders)}
 
 
-def _errors(source: Path, flags: list[str]) -> str:
-    """Returns the analysis' messages about a source; empty if there are none."""
-    done = subprocess.run(
-        ["clang++", *flags, "-fsyntax-only", "-Wno-everything"]
-        + ["-Wthread-safety", "-Werror=thread-safety", str(source)],
-        text=True,
-        capture_output=True,
-        timeout=300,
-        cwd=ROOT,
+def _command(unit: Path, flags: list[str]) -> list[str]:
+    options = ["-fsyntax-only", "-Wno-everything"]
+    options += ["-Wthread-safety", "-Werror=thread-safety"]
+    return ["clang++", *flags, *options, str(unit)]
+
+
+def _analysis(cache: Path) -> CheckedOnce:
+    version = subprocess.check_output(["clang++", "--version"])
+    return CheckedOnce(
+        command=_command,
+        not_compiled=_NOT_COMPILED,
+        salt=version + repr(_command(Path(), [])).encode(),
+        cache=cache,
     )
-    return done.stderr if done.returncode != 0 else ""
 
 
 def test_every_guarded_member_is_used_under_its_lock() -> None:
     sources = _sources()
     assert {name.split("/")[0] for name in sources} >= {"server", "client", "src"}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        errors = pool.map(lambda name: _errors(ROOT / name, sources[name]), sources)
-    assert "".join(errors) == ""
+    analysis = _analysis(cache_folder("thread-safety"))
+    assert analysis.check_all(parts(sources)) == ""
 
 
 @pytest.mark.parametrize("name", LOCKED)
@@ -71,4 +79,5 @@ def test_a_lock_that_is_not_held_is_found(name: str, tmp_path: Path) -> None:
     assert removed == 1
     source = tmp_path / Path(name).name
     source.write_text(text)
-    assert "requires holding mutex" in _errors(source, _sources()[name])
+    found = _analysis(tmp_path / "cache").check([str(source)], _sources()[name])
+    assert "requires holding mutex" in found

@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
 #include "tests/support/adapter_keys.h"
+#include "tests/support/sanitizer_slowdown.h"
 
 namespace weft::sched {
 namespace {
@@ -275,7 +276,7 @@ class World {
 };
 
 TEST(RandomScheduleTest, AppliesEveryStepOnceAndInOrder) {
-  for (uint64_t seed = 1; seed <= 30; ++seed) {
+  for (uint64_t seed = 1; seed <= 30 / kSanitizerSlowdown; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     World(seed, /*num_clients=*/1 + static_cast<int>(seed % 6),
           /*num_steps=*/60)

@@ -5,7 +5,7 @@
 
 #include <ctime>
 
-#include "absl/base/config.h"
+#include "tests/support/sanitizer_slowdown.h"
 
 namespace weft {
 
@@ -14,15 +14,8 @@ class ProcessorTime {
   // Returns the processor time of all threads since the object was created,
   // scaled to about that of a build without sanitizers.
   [[nodiscard]] double Seconds() const {
-#if defined(ABSL_HAVE_THREAD_SANITIZER)
-    constexpr double kSlowdown = 10;
-#elif defined(ABSL_HAVE_ADDRESS_SANITIZER)
-    constexpr double kSlowdown = 3;
-#else
-    constexpr double kSlowdown = 1;
-#endif
     return static_cast<double>(std::clock() - start_) / CLOCKS_PER_SEC /
-           kSlowdown;
+           kSanitizerSlowdown;
   }
 
  private:
