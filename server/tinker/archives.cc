@@ -28,22 +28,23 @@ constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
 constexpr uint64_t kPieceBytes = 1 << 20;
-// When to ask again for a thread that reads.
+// The pause before the next try when the reading threads are busy.
 constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
 
-// Which file, and until when.
+// The file that a URL opens, and for how long.
 struct Ticket {
   int64_t expires = 0;  // Unix seconds.
-  std::string adapter;  // The engine's name.
+  std::string adapter;  // The adapter's name in the engine.
   std::string checkpoint;
   std::string file;
 
-  // As a path; no part has a slash.
+  // Returns the ticket as a part of the URL. No field contains a slash.
   [[nodiscard]] std::string Path() const {
     return absl::StrCat(expires, "/", adapter, "/", checkpoint, "/", file);
   }
 };
 
+// Returns the signature of a ticket in hex.
 absl::StatusOr<std::string> Sign(const Ticket& ticket) {
   using Secret = std::array<unsigned char, 32>;
   static const std::pair<Secret, int> secret = [] {
@@ -64,6 +65,7 @@ absl::StatusOr<std::string> Sign(const Ticket& ticket) {
       absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 
+// Returns the signed URLs of a checkpoint's files.
 absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
   std::string adapter = AdapterOfModel(path.run);
   WEFT_RETURN_IF_ERROR(call.caller.Qualify(&adapter));
@@ -83,7 +85,7 @@ absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
                                            absl::UTCTimeZone())}};
 }
 
-// A file on its way to a client.
+// A file that is being sent to a client.
 struct Download {
   UniqueFd file;
   uint64_t size = 0;
@@ -114,7 +116,7 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
   return download;
 }
 
-// Reads up to kPieceBytes; an empty piece when that fails.
+// Reads up to kPieceBytes. Returns an empty piece if the read fails.
 std::string ReadPiece(Download* download) {
   std::string piece(std::min(kPieceBytes, download->size - download->sent),
                     '\0');
@@ -125,7 +127,8 @@ std::string ReadPiece(Download* download) {
   return piece;
 }
 
-// Reads the next piece off the front's thread, when a thread has time.
+// Reads the next piece on a thread of front.files. If they are all busy and too
+// many reads wait, it tries again later.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
   const bool taken = front.files.TryRun([&front, download, then] {

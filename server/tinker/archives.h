@@ -1,8 +1,8 @@
-// Downloads of checkpoints that were saved by save_weights_external: a signed
-// URL for each file of the PEFT folder.
+// Downloads of checkpoints that save_weights_external has saved. Each file of
+// the PEFT folder has a signed URL.
 //
-// A URL opens one file to whoever has it, without a key, until it expires or
-// the server ends: the signature is made with a secret of the process.
+// Whoever has such a URL can read this one file, without a key, until the URL
+// expires or the server ends: the process makes a new secret at each start.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_ARCHIVES_H_
 #define WEFT_SERVER_TINKER_ARCHIVES_H_
@@ -13,11 +13,12 @@ namespace weft::tinker {
 
 inline constexpr absl::Duration kUrlLifetime = absl::Hours(1);
 
-// external_weights_urls.
+// Handles external_weights_urls: responds with the URLs of the two files.
+// Errors: INVALID_ARGUMENT if the checkpoint has another kind.
 [[nodiscard]] absl::Status GetArchive(Front& front, const CallPtr& call,
                                       const Respond& respond);
-// What such a URL names. NOT_FOUND for a signature that is not this process's,
-// or has expired.
+// Serves the file of a signed URL. Errors: NOT_FOUND if the signature is not
+// from this process or has expired; UNAVAILABLE if too many reads wait.
 [[nodiscard]] absl::Status DownloadFile(Front& front, const CallPtr& call,
                                         const Respond& respond);
 

@@ -20,8 +20,9 @@ struct FreeStream {
   void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
 };
 
-// Returns true if objects and lists of the text are nested deeper than
-// kMaxJsonDepth. The library copies and prints them by recursion.
+// Returns true if objects and lists are nested deeper than kMaxJsonDepth. The
+// JSON library copies and prints nested values by recursion, so a deep body
+// would overflow the stack.
 bool IsTooDeep(absl::string_view text) {
   int depth = 0;
   bool quoted = false;
@@ -40,7 +41,8 @@ bool IsTooDeep(absl::string_view text) {
   return false;
 }
 
-// Windows above 8 MiB are refused, as memory that no body needs.
+// The largest window of a zstd frame, as log2 of bytes (8 MiB). A larger window
+// would take memory that no body needs.
 constexpr int kMaxWindowLog = 23;
 
 absl::Status Inflate(size_t max_bytes, std::string* body) {

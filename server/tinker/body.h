@@ -1,5 +1,6 @@
-// Bodies of requests: decompressed and parsed, within limits.
-// Errors: INVALID_ARGUMENT; RESOURCE_EXHAUSTED for what would become too large.
+// Decompresses and parses the bodies of requests, within limits.
+// Errors: INVALID_ARGUMENT for a bad body; RESOURCE_EXHAUSTED for a body that
+// is too large.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_BODY_H_
 #define WEFT_SERVER_TINKER_BODY_H_
@@ -14,16 +15,19 @@
 
 namespace weft::tinker {
 
-// JSON takes up to 16 times its text in memory. Larger data comes as protobuf.
+// The largest JSON body. Parsed JSON takes up to 16 times the memory of its
+// text; larger data come as protobuf.
 inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 64;
 
-// Undoes Content-Encoding "" or "zstd" in place. However small the body, no
-// more than `max_bytes` are made of it.
+// Decompresses a body in place. `encoding` is the Content-Encoding: "zstd", or
+// "" or "identity", which leave the body as it is. Errors also:
+// RESOURCE_EXHAUSTED if more than `max_bytes` come out, however small the body
+// is.
 [[nodiscard]] absl::Status Decode(absl::string_view encoding, size_t max_bytes,
                                   std::string* body);
 
-// The JSON object that `text` is; an empty text is an empty object.
+// Parses a JSON object. An empty text gives an empty object.
 [[nodiscard]] absl::StatusOr<nlohmann::json> ParseObject(
     absl::string_view text);
 

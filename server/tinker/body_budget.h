@@ -1,4 +1,4 @@
-// Memory for the bodies of requests, over all connections.
+// Limits the memory that the requests of all clients take together.
 #ifndef WEFT_SERVER_TINKER_BODY_BUDGET_H_
 #define WEFT_SERVER_TINKER_BODY_BUDGET_H_
 
@@ -13,15 +13,17 @@
 
 namespace weft::tinker {
 
-// One holder has at most half, so that nobody takes the room of all others.
+// A budget in bytes. One holder may have half of it, so that no holder takes
+// the room of all others.
 // Threads: any.
 class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
  public:
   explicit BodyBudget(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Takes `bytes` until the last copy of the result is gone. A holder that has
-  // nothing may take more than its half, if the whole has it. Errors:
-  // RESOURCE_EXHAUSTED (the holder's half), UNAVAILABLE (the whole).
+  // Reserves `bytes` until the last copy of the result is destroyed. A holder
+  // without a reservation may take more than its half, up to the whole budget.
+  // Errors: RESOURCE_EXHAUSTED if the holder's half is full; UNAVAILABLE if the
+  // whole budget is full.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -32,7 +34,7 @@ class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
   const int64_t max_bytes_;
   Mutex mu_;
   int64_t taken_ ABSL_GUARDED_BY(mu_) = 0;
-  // Those with bytes.
+  // The bytes that each holder has reserved. Holders without any have no entry.
   std::map<std::string, int64_t> holders_ ABSL_GUARDED_BY(mu_);
 };
 

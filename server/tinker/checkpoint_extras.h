@@ -1,5 +1,5 @@
-// What Tinker knows of a checkpoint and Weft does not: the user's metadata, and
-// when it expires.
+// Properties of a checkpoint that only the Tinker API knows: the user's
+// metadata, and when the checkpoint expires.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
@@ -16,25 +16,27 @@ inline constexpr int64_t kMinTtlSeconds = 3600;
 inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
 
 struct CheckpointExtras {
-  Json user_metadata;                    // Null: none.
-  std::optional<absl::Time> expires_at;  // Whole seconds.
+  Json user_metadata;                    // Null if there is none.
+  std::optional<absl::Time> expires_at;  // In whole seconds.
 };
 
-// From `user_metadata` and `ttl_seconds`, which counts from now.
-// INVALID_ARGUMENT when that is not in [kMinTtlSeconds, kMaxTtlSeconds].
+// Reads `user_metadata` and `ttl_seconds`, which counts from now. Errors:
+// INVALID_ARGUMENT if `ttl_seconds` is not in [kMinTtlSeconds, kMaxTtlSeconds].
 [[nodiscard]] absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body);
 
-// Stores the extras, or removes the entry if there are none. A failure is only
-// logged, because the checkpoint exists.
+// Stores a checkpoint's extras. Without metadata and expiry it removes the
+// entry. A failure to write is only logged, because the checkpoint exists.
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras);
+// Returns the extras; both fields are empty if the checkpoint has none.
 [[nodiscard]] CheckpointExtras FindExtras(const Front& front,
                                           const Caller& caller,
                                           const CheckpointPath& path);
 
-// Deletes checkpoints whose time is over.
+// Deletes the checkpoints that have expired by `now`.
 void SweepCheckpoints(Front& front, absl::Time now);
 
+// Reads all extras from the ledger. It waits for the disk.
 void RestoreExtras(Front& front);
 
 }  // namespace weft::tinker

@@ -1,4 +1,5 @@
-// "tinker://RUN/KIND/NAME", and what Weft calls that checkpoint.
+// The path of a checkpoint, "tinker://RUN/KIND/NAME", and its name in Weft.
+// Threads: any.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINT_PATH_H_
 #define WEFT_SERVER_TINKER_CHECKPOINT_PATH_H_
 
@@ -12,28 +13,29 @@ namespace weft::tinker {
 enum class CheckpointKind : uint8_t { kTraining, kSampler, kExternal };
 
 struct CheckpointPath {
-  std::string run;  // A model's id.
+  std::string run;  // The model's id.
   CheckpointKind kind = CheckpointKind::kTraining;
   std::string name;
 
-  // "weights/NAME", "sampler_weights/NAME" or "external_weights/NAME".
+  // Returns "weights/NAME", "sampler_weights/NAME" or "external_weights/NAME".
   [[nodiscard]] std::string Id() const;
+  // Returns the whole path, "tinker://RUN/KIND/NAME".
   [[nodiscard]] std::string ToString() const;
-  // The checkpoint's name among those of the run's adapter: NAME for weights,
-  // "KIND.NAME" for others.
+  // Returns the checkpoint's name in Weft, among those of the run's adapter:
+  // NAME for a training checkpoint, "KIND.NAME" for others.
   [[nodiscard]] std::string WeftName() const;
-  // "training", "sampler" or "external".
+  // Returns "training", "sampler" or "external".
   [[nodiscard]] const char* KindName() const;
 };
 
-// Errors: INVALID_ARGUMENT.
+// Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointPath(
     absl::string_view path);
-// From a run and "KIND/NAME". A name that would be another kind's in Weft is
-// refused.
+// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT, also for
+// a name that Weft would take for a checkpoint of another kind.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
     absl::string_view run, absl::string_view id);
-// The path of a checkpoint of Weft's.
+// Returns the path of a checkpoint, given its name in Weft.
 [[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
                                         absl::string_view weft_name);
 

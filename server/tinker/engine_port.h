@@ -1,6 +1,7 @@
-// Calls to the engine, as the gRPC services make them: the same tokens, quotas,
-// validation, names, metrics and log lines (server/call.h). Results come back
-// on the front's thread.
+// Calls the engine for the Tinker handlers.
+// A call takes the same way as one that comes over gRPC: the same tokens,
+// quotas, validation, adapter names, metrics and log lines (server/call.h). Its
+// result comes back on the front's thread.
 #ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
 #define WEFT_SERVER_TINKER_ENGINE_PORT_H_
 
@@ -15,28 +16,32 @@
 
 namespace weft::tinker {
 
-// Threads: the front's. `core` outlives it and all calls.
+// Threads: the front's, except Post. `core` outlives this object and all calls.
 class EnginePort {
  public:
   EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server)
       : core_(core), server_(std::move(server)) {}
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
-  // Errors: UNAVAILABLE while it starts or drains.
+  // Returns the engine. Errors: UNAVAILABLE while the engine starts or drains.
   [[nodiscard]] absl::StatusOr<Engine*> engine() const {
     return core_->engine.Get();
   }
 
-  // Runs `work` on the front's thread, if the front still lives. Threads: any.
+  // Runs `work` on the front's thread. Does nothing if the HTTP server is gone.
+  // Threads: any.
   void Post(std::function<void()> work) const {
     if (const auto live = server_.lock()) live->Post(std::move(work));
   }
 
-  // `start(Engine&, Plain, Callback<Result>)`, Plain being what Validate makes
-  // of `request`. `done` runs once, perhaps before this returns. An error that
-  // is found at once is returned instead, and `done` does not run: the engine
-  // has taken nothing. An error for which the step is done carries
-  // kStepDonePayload. `cancel` gets what `start` returns.
+  // Validates `request` and runs `start(Engine&, Plain, Callback<Result>)`,
+  // where Plain is the type that Validate returns.
+  // `done` runs exactly once on the front's thread, perhaps before this
+  // returns, unless the server stops first. If the call fails before this
+  // returns, the error is returned and `done` does not run. The error carries
+  // kStepDonePayload if the step is done in spite of it; otherwise the engine
+  // has taken no work.
+  // `*cancel` is set to the handle that `start` returns.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
@@ -61,9 +66,10 @@ class EnginePort {
     return Return(call.get());
   }
 
-  // Call with a request that Validate would refuse: `plain` has the caller's
-  // names, and is taken as it is. The tenant's quota does not count: what is
-  // asked for so makes room for the calls that fill it.
+  // Like Call, for a request that Validate would refuse. `plain` has the
+  // caller's names and is passed on as it is. No limit on the tenant's calls or
+  // tokens applies, because such a call makes room for the calls that have
+  // filled them.
   template <typename Result, typename Plain, typename StartFn>
   [[nodiscard]] absl::Status CallUnmetered(CallOrigin origin, Rpc rpc,
                                            Plain plain, StartFn start,
@@ -85,12 +91,15 @@ class EnginePort {
     Pending(ServiceCore* core, CallOrigin origin, Rpc rpc)
         : record(core, std::move(origin), rpc) {}
     CallRecord record;
-    // The front's thread alone touches these.
+    // The engine's threads read `thread`. Only the front's thread reads or
+    // writes the members below it.
     const std::thread::id thread = std::this_thread::get_id();
     bool returned = false;
     std::function<absl::Status()> early;
   };
 
+  // Counts and logs the outcome, and puts the caller's names into the result.
+  // Returns the status with the caller's names.
   template <typename Result>
   static absl::Status SettleResult(Pending<Result>* call,
                                    absl::StatusOr<Result>* result) {
@@ -102,7 +111,8 @@ class EnginePort {
     return status;
   }
 
-  // The engine's callback: hands the result to `done` on the front's thread.
+  // Returns the callback for the engine. It passes the result to `done` on the
+  // front's thread, or keeps it in `early` if it comes before the call returns.
   template <typename Result>
   Callback<Result> Deliver(std::shared_ptr<Pending<Result>> call,
                            Callback<Result> done) const {
@@ -123,6 +133,7 @@ class EnginePort {
     };
   }
 
+  // Runs `done` for a result that has come already. Returns its error, if any.
   template <typename Result>
   static absl::Status Return(Pending<Result>* call) {
     call->returned = true;

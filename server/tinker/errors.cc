@@ -3,7 +3,8 @@
 namespace weft::tinker {
 namespace {
 
-// Text of a client that is not UTF-8 is replaced, never an exception.
+// Prints JSON. A client's text that is not UTF-8 is replaced, because the
+// library would throw an exception.
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -24,8 +25,8 @@ int HttpStatusOf(const absl::Status& status) {
       return 403;
     case absl::StatusCode::kNotFound:
       return 404;
-    // The SDK takes 409 for a passing conflict and 501 for a passing failure,
-    // and would come again.
+    // The SDK would repeat a request after 409 or 501, which it takes for
+    // passing failures.
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kUnimplemented:
       return 400;

@@ -1,4 +1,5 @@
-// What a status is to an HTTP client, and to one that asks for a future.
+// Converts a status to an HTTP reply, or to the result of a failed future.
+// Threads: any.
 #ifndef WEFT_SERVER_TINKER_ERRORS_H_
 #define WEFT_SERVER_TINKER_ERRORS_H_
 
@@ -10,17 +11,18 @@
 
 namespace weft::tinker {
 
-// 400, 401, 403, 404, 410 (ABORTED: what was promised is gone), 429, 503, 504,
-// or 500.
+// Returns the HTTP status: 200, 400, 401, 403, 404, 410 (ABORTED: the promised
+// result is gone), 429, 503, 504 or 500.
 [[nodiscard]] int HttpStatusOf(const absl::Status& status);
 
-// {"detail": message} with HttpStatusOf.
+// Returns {"detail": message} with HttpStatusOf; 429 and 503 with Retry-After.
 [[nodiscard]] HttpReply ErrorReply(const absl::Status& status);
 
-// Whether the caller can mend it ("user"), or the operator must ("server").
+// Returns "user" if the request must change to succeed, else "server".
 [[nodiscard]] const char* CategoryOf(const absl::Status& status);
 
-// {"error": message, "category": ...}: the result of a future that failed.
+// Returns {"error": message, "category": CategoryOf}, the result of a future
+// that failed.
 [[nodiscard]] Json FailureOf(const absl::Status& status);
 
 [[nodiscard]] HttpReply JsonReply(const Json& body, int status = 200);

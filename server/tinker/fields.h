@@ -1,6 +1,6 @@
-// Fields of a JSON object, each read with the type it must have. A field that
-// is null counts as absent, which the SDK takes for the same.
-// Errors: INVALID_ARGUMENT naming the field.
+// Reads the fields of a JSON object, each with its type. A field that is null
+// counts as absent, as in the SDK.
+// Errors: INVALID_ARGUMENT, which names the field.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_FIELDS_H_
 #define WEFT_SERVER_TINKER_FIELDS_H_
@@ -17,10 +17,10 @@ namespace weft::tinker {
 
 using Json = nlohmann::json;
 
-// The value, or null where the object has none.
+// Returns the field, or nullptr if it is absent.
 [[nodiscard]] const Json* Find(const Json& object, const char* name);
 
-// Required ones.
+// These fail if the field is absent.
 [[nodiscard]] absl::StatusOr<std::string> StringField(const Json& object,
                                                       const char* name);
 [[nodiscard]] absl::StatusOr<int64_t> IntField(const Json& object,
@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<const Json*> ObjectField(const Json& object,
                                                       const char* name);
 
-// Optional ones.
+// These return `otherwise`, or nullopt, if the field is absent.
 [[nodiscard]] absl::StatusOr<std::string> StringOr(const Json& object,
                                                    const char* name,
                                                    const char* otherwise);
@@ -40,7 +40,7 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
                                           bool otherwise);
 
-// A list of whole numbers that fit in 32 bits, read from `value`.
+// Reads a list of whole numbers that fit in 32 bits. Errors name `name`.
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                              const char* name);
 

@@ -6,10 +6,13 @@
 namespace weft::tinker {
 namespace {
 
-// Results of futures that clients have yet to fetch, or may fetch again.
+// The bytes of results that the front keeps. A result stays after a client has
+// fetched it, because the client may fetch it again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
+// The bytes of Front::waiting.
 constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;
 
+// Returns the entry with this id if `owner` owns it, else NOT_FOUND.
 template <typename Table>
 auto FindOwned(Table& table, const char* what, const std::string& owner,
                const std::string& id)

@@ -1,6 +1,6 @@
-// What the handlers of the Tinker front share: its tables and a request on its
-// way through them.
-// Threads: everything here is the front's thread's.
+// The state that all handlers of the Tinker front share, and a request on its
+// way to a handler.
+// Threads: only the front's thread uses what is declared here.
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
 
@@ -27,17 +27,18 @@
 
 namespace weft::tinker {
 
-// A client's visit, from create_session to finish, or to the end of its
-// heartbeats.
+// A client's session. It lives from create_session until the client finishes it
+// or its heartbeats stop.
 struct Session {
   std::string id;
   Caller caller;
-  std::string owner;  // OwnerKey of the caller.
-  Json fields;        // As the client gave them.
+  std::string owner;  // OwnerKey(caller).
+  Json fields;        // The body of create_session.
   absl::Time last_beat;
 };
 
-// A model in training: an adapter, and how its sequence numbers become steps.
+// A model in training. It is an adapter of the engine, with a rule that maps
+// the client's sequence numbers to the adapter's steps.
 struct Model {
   std::string id;
   Caller caller;
@@ -45,54 +46,60 @@ struct Model {
   std::string session;
   std::string adapter;
   Json user_metadata;
-  // Sequence number s is step s + offset, by the last entry whose first number
-  // is at most s: a load sets a model back to the steps of its checkpoint. The
-  // entries of the last two loads.
+  // Pairs (first, offset): sequence number s is step s + offset, where the last
+  // pair with first <= s counts. Each load adds a pair, because it sets the
+  // model back to the steps of its checkpoint. The pairs of the last two loads
+  // are kept.
   std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The number of a load that has begun, and may have ended without a trace
-  // here. 0: none.
+  // The sequence number of a load that has begun and whose end is not on record
+  // yet; 0 if there is none.
   int64_t begun_load = 0;
   StepLine line;
 
+  // Returns the adapter's step for a sequence number.
   [[nodiscard]] uint64_t StepOf(int64_t seq) const;
 };
 
-// What a sampling session samples from.
+// A sampling session: the weights that a sampling client samples from.
 struct Sampler {
   std::string id;
   std::string owner;
   std::string session;
-  std::string adapter;     // Empty: the base model.
-  std::string snapshot;    // Empty: the adapter's latest weights.
-  std::string model_path;  // Empty unless made from a checkpoint.
-  uint64_t used = 0;       // Higher: used later.
+  std::string adapter;     // Empty for the base model.
+  std::string snapshot;    // Empty for the adapter's current weights.
+  std::string model_path;  // The checkpoint that it was made from, if any.
+  uint64_t used = 0;       // Sessions used later have higher values.
 };
 
-// An adapter that was loaded to sample from; see samplers.h.
+// An adapter that was loaded from a checkpoint, to sample (loaded_adapters.h).
 struct LoadedAdapter {
   enum class State : uint8_t { kLoading, kReady, kLeaving };
   State state = State::kLoading;
-  int users = 0;  // Sampling sessions, and those that are being made.
-  // Sessions that wait until it is loaded, or gone so that it can be.
+  // The sampling sessions that use it or are being made for it.
+  int users = 0;
+  // Callbacks of the sampling sessions that wait for the load. While the
+  // adapter is being deleted, they wait for its deletion and a new load.
   std::vector<std::function<void(const absl::Status&)>> waiting;
 };
 
-// An adapter to delete; see reaper.h.
+// An adapter that is to be deleted (reaper.h).
 struct Orphan {
   Caller caller;
   std::string adapter;
+  // True while the engine works on the deletion.
   bool running = false;
+  // Callbacks that run when the adapter is deleted.
   std::vector<std::function<void()>> gone;
 };
 
 // One request on its way to a handler.
 struct Call {
   HttpRequest http;
-  std::vector<std::string> args;  // What the route's asterisks stand for.
+  std::vector<std::string> args;  // The path's parts at the route's asterisks.
   std::map<std::string, std::string> query;
-  Json body;  // An object; of requests that come as JSON.
+  Json body;  // A JSON object; empty if the body is protobuf.
   Caller caller;
-  bool kept = false;  // It is from the ledger.
+  bool kept = false;  // The ledger had it; no client waits for it.
 
   [[nodiscard]] std::string owner() const { return OwnerKey(caller); }
   [[nodiscard]] CallOrigin origin() const {
@@ -105,14 +112,14 @@ struct Front {
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
         std::unique_ptr<Ledger> opened, Futures::After after);
 
-  // Sessions, models and samplers of the caller: NOT_FOUND for another one's.
+  // Return the caller's entry. Errors: NOT_FOUND, also for another owner's.
   [[nodiscard]] absl::StatusOr<Session*> FindSession(const Call& call,
                                                      const std::string& id);
   [[nodiscard]] absl::StatusOr<Model*> FindModel(const Call& call,
                                                  const std::string& id);
   [[nodiscard]] absl::StatusOr<Sampler*> FindSampler(const Call& call,
                                                      const std::string& id);
-  // Returns the caller who made a session. Once it is gone, that is anybody.
+  // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
@@ -122,31 +129,34 @@ struct Front {
   const std::unique_ptr<Ledger> ledger;
   Futures futures;
   const Futures::After after;
-  // The memory of steps and samples that the engine does not have yet.
+  // Counts steps that have not ended, and samples until the engine has them.
   const std::shared_ptr<BodyBudget> waiting;
-  // Futures whose requests are being written, with those who wait to hear that
-  // they are promised.
+  // Futures whose requests are being written, with the clients that wait for
+  // it.
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;
   std::map<std::string, Model> models;
   std::map<std::string, Sampler> samplers;
+  // Counts the uses of all samplers; Sampler::used is taken from it.
   uint64_t sampler_uses = 0;
-  // Extras of checkpoints, as the ledger has them (checkpoint_extras.h).
+  // The extras of checkpoints, as the ledger has them (checkpoint_extras.h).
   std::map<std::string, Json> extras;
-  // Samples that the engine had no room for.
+  // Samples that wait for room in the engine.
   SampleQueue samples;
+  // True while a timer is set that tries waiting samples again.
   bool samples_come_again = false;
-  // Samples that may be cancelled, by owner and id of the future.
+  // Handles that cancel the samples in the engine, by owner and future's id.
   std::map<std::string, CancelHandle> cancels;
-  std::map<std::string, LoadedAdapter> loaded;  // By LoadedKey.
-  std::map<std::string, Orphan> orphans;        // By owner and adapter.
-  // Reads files that clients download.
+  std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
+  std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
+  // The threads that read the files that clients download.
   DiskPool files{2, 256};
-  // The steps that waited when the last process ended have run again.
+  // True when the front has taken up all steps of the ledger.
   bool ready = false;
 };
 
-// Responds, now or later; or returns the error that is the reply.
+// Handles one request. It calls the Respond now or later, or it returns an
+// error, which becomes the reply.
 using Handler = absl::Status (*)(Front&, const CallPtr&, const Respond&);
 
 }  // namespace weft::tinker

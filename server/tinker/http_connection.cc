@@ -24,8 +24,8 @@ std::string PeerOf(const Tcp::socket& socket) {
                : absl::StrCat(peer.address().to_string(), ":", peer.port());
 }
 
-// How much of a refused body is thrown away, and for how long, so that the
-// client reads the reply before the connection goes.
+// Before a connection is closed, what the client still sends is thrown away, up
+// to this size and for this time. Otherwise the client might not get the reply.
 constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
 constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
@@ -44,13 +44,13 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
   ~Connection() { --*pool_.count; }
 
-  // Waits for the first byte of a request before it makes room for one: an idle
-  // connection holds next to nothing.
+  // Waits for the next request. Memory is reserved only after its header has
+  // arrived, so an idle connection takes next to none.
   void Read() {
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.idle));
     parser_.emplace();
     parser_->header_limit(limits_.max_header_bytes);
-    // Each route has a limit of its own.
+    // Judge sets the limit of the route.
     parser_->body_limit(std::numeric_limits<uint64_t>::max());
     parser_->eager(false);
     http::async_read_some(
@@ -72,7 +72,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Asks whether the body may come, and makes room for it.
+  // Asks the handler whether the body may come, and reserves memory for it.
   void Judge() {
     header_ = TakeHeader();
     admission_ = (*handler_)(header_);
@@ -91,7 +91,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
     header_.reserved = *std::move(reserved);
     parser_->body_limit(admission_.max_body_bytes);
-    // A client that asks leave to send its body is told to go on.
+    // A client that sent "Expect: 100-continue" waits for this answer.
     WantsContinue() ? Continue() : ReadBody();
   }
 
@@ -133,7 +133,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
-    // A request with two keys has none: which one would count is a guess.
+    // A request with two keys is treated as one without a key, because it is
+    // not clear which one counts.
     const bool one_key = message.count("X-API-Key") == 1;
     return {.method = std::string(message.method_string()),
             .target = std::string(message.target()),
@@ -147,7 +148,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .reserved = nullptr};
   }
 
-  // What the client sent cannot be read on.
+  // Refuses a request that cannot be read. If the connection itself has failed,
+  // there is nobody to answer, and the connection ends.
   void Fail(beast::error_code error) {
     if (error == http::error::body_limit)
       return Refuse(413, "the body is too large");
@@ -167,7 +169,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .retry_after_seconds = status == 429 || status == 503 ? 1 : 0});
   }
 
-  // A refusal of a header ends the connection, unless nothing follows.
+  // Refuses the request. The connection ends, unless the header is complete and
+  // no body follows it.
   void Refuse(HttpReply reply) {
     keep_alive_ = parser_->is_header_done() && parser_->get().keep_alive() &&
                   !parser_->chunked() &&
@@ -200,7 +203,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Each piece has its time: a large file may take longer than one.
+  // Sends the rest of a streamed body. Each piece has the full time, because a
+  // large file may take longer than that.
   void WriteStream(const ReplyStream& stream, uint64_t left) {
     if (left == 0) return EndReply();
     stream.next([self = shared_from_this(), stream, left](std::string piece) {
@@ -218,6 +222,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   void EndReply() { keep_alive_ ? Read() : Close(); }
 
+  // Closes the sending side, and then reads on until the client closes its
+  // side.
   void Close() {
     beast::error_code ignored;
     stream_.socket().shutdown(Tcp::socket::shutdown_send, ignored);

@@ -1,4 +1,4 @@
-// One connection of the HTTP server; http_server.cc alone includes this.
+// One connection of the HTTP server. Only http_server.cc includes this file.
 #ifndef WEFT_SERVER_TINKER_HTTP_CONNECTION_H_
 #define WEFT_SERVER_TINKER_HTTP_CONNECTION_H_
 
@@ -11,15 +11,16 @@
 
 namespace weft::tinker {
 
-// What connections share.
+// The state that all connections share.
 struct ConnectionPool {
-  std::shared_ptr<size_t> count;  // How many there are.
+  std::shared_ptr<size_t> count;  // The number of open connections.
   std::shared_ptr<BodyBudget> budget;
 };
 
-// Serves the connection's requests one after the other until the client or a
-// limit ends it. *handler
-// outlives the thread that runs the socket's context. Threads: only that one.
+// Serves the requests of a connection, one after the other, until the client
+// closes it or a limit ends it. `*handler` must outlive the thread that runs
+// the socket's context.
+// Threads: only that thread may call this.
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      const HttpLimits& limits, const HttpHandler* handler,
                      ConnectionPool pool);

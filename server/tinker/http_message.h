@@ -1,5 +1,4 @@
-// A request and a reply of the HTTP front, apart from the library that carries
-// them.
+// The requests and replies of the HTTP front, independent of the HTTP library.
 #ifndef WEFT_SERVER_TINKER_HTTP_MESSAGE_H_
 #define WEFT_SERVER_TINKER_HTTP_MESSAGE_H_
 
@@ -14,25 +13,28 @@ namespace weft::tinker {
 inline constexpr char kJsonType[] = "application/json";
 inline constexpr char kProtobufType[] = "application/x-protobuf";
 
-// A request's header, and later its body.
+// A request: its header, and later also its body.
 struct HttpRequest {
-  std::string method;  // Upper case.
-  std::string target;  // Path and query as sent.
-  // Headers; each empty where it is absent.
+  std::string method;  // In upper case.
+  std::string target;  // Path and query, as the client sent them.
+  // Header fields; a field that the client did not send is empty.
   std::string api_key;
   std::string content_type;
   std::string content_encoding;
   std::string accept;
   std::string host;
+
   std::string body;
+  // The client's address as HOST:PORT.
   std::string peer;
-  // The body's share of the budget (body_budget.h), given back with the last
-  // copy.
+  // The body's bytes in the budget (body_budget.h). They are given back when
+  // the last copy is destroyed.
   std::shared_ptr<void> reserved;
 };
 
-// A body that comes in pieces. `next` reads one and calls `then` with it, later
-// and on the front's thread; an empty one ends the connection.
+// A body of `size` bytes that is sent in pieces. `next` reads one piece and
+// passes it to `then`, later and on the front's thread. An empty piece means an
+// error and ends the connection.
 struct ReplyStream {
   uint64_t size = 0;
   std::function<void(std::function<void(std::string piece)> then)> next;
@@ -42,26 +44,28 @@ struct HttpReply {
   int status = 200;
   std::string content_type = kJsonType;
   std::string body;
-  // When a client may come again, for a status that invites it.
+  // The value of Retry-After in seconds; 0 sends no such header.
   int retry_after_seconds = 0;
-  // Instead of the body.
+  // If present, it is sent in place of `body`.
   std::optional<ReplyStream> stream;
 };
 
-// Takes the one reply of a request. It holds a connection, so it must end
-// before the server. Threads: the front's.
+// Sends the reply of a request; it is called once. It keeps the connection
+// alive, so all copies must be destroyed before the server is.
+// Threads: the front's.
 using Respond = std::function<void(HttpReply)>;
 
-// What a header allows: a body of at most so many bytes, whose memory counts
-// for `holder`; or this reply instead.
+// The verdict on a header: a refusal, or leave to send a body of at most
+// `max_body_bytes`, which count for `holder` in the budget.
 struct Admission {
   std::optional<HttpReply> refusal;
   uint64_t max_body_bytes = 0;
   std::string holder;
-  // Takes the request with its body, and responds now or later.
+  // Handles the request when its body has arrived. It responds now or later.
   std::function<void(HttpRequest, const Respond&)> serve;
 };
-// Judges a header before any of the body is read. Threads: the front's.
+// Judges a header before any of the body is read.
+// Threads: the front's.
 using HttpHandler = std::function<Admission(const HttpRequest& header)>;
 
 }  // namespace weft::tinker

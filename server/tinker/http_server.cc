@@ -16,7 +16,8 @@ namespace weft::tinker {
 namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
 
-// How long to wait for a descriptor when there is none left.
+// The pause before the next accept after one has failed, for example because
+// the process has no file descriptor left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(50);
 
 class HttpServer::Core {
@@ -82,7 +83,8 @@ class HttpServer::Core {
   }
 
   const HttpLimits limits_;
-  // How many are open; connections may end after this object.
+  // The number of open connections. It is shared because connections may
+  // outlive this object.
   const std::shared_ptr<size_t> connections_ = std::make_shared<size_t>(0);
   const std::shared_ptr<BodyBudget> budget_;
   HttpHandler handler_;

@@ -1,8 +1,8 @@
-// The HTTP/1.1 server under the Tinker front: connections, limits, time-outs.
+// The HTTP/1.1 server of the Tinker front, with its limits and time-outs.
 //
-// One thread, the front's, serves all connections and runs all handlers, so
-// that nothing of the front needs a lock. It only parses, translates and hands
-// over; what takes long runs on the engine's threads.
+// One thread, called the front's thread, serves all connections and runs all
+// handlers, so the front's state needs no lock. This thread only parses,
+// translates and hands over; work that takes long runs on other threads.
 #ifndef WEFT_SERVER_TINKER_HTTP_SERVER_H_
 #define WEFT_SERVER_TINKER_HTTP_SERVER_H_
 
@@ -20,41 +20,48 @@ namespace weft::tinker {
 
 struct HttpLimits {
   uint32_t max_header_bytes = 32 << 10;
-  // The bodies of all connections together that are read or served; half of it
-  // for one holder.
+  // The bytes of all bodies that are being read or served. One holder may have
+  // half of them.
   int64_t max_pending_bytes = int64_t{512} << 20;
   size_t max_connections = 1024;
-  // A request, once it has begun, and a reply must pass within this time.
+  // The time for a request, from its first byte to its last, and the time for a
+  // reply. In a streamed reply each piece has this time.
   absl::Duration transfer = absl::Seconds(60);
-  // Between requests.
+  // The time that a connection may wait for its next request.
   absl::Duration idle = absl::Seconds(120);
 };
 
-// Replies of its own: 400 (not HTTP), 411 (a body without its length), 413
-// (body), 431 (headers), 429 and 503 with Retry-After (no room for a body now:
-// of this holder, of anybody); each closes the connection, as any refusal of a
-// header does whose body has not come. A connection above max_connections is
+// A server that listens on one address.
+// It answers these requests itself: 400 (the request is not HTTP), 411 (the
+// body has no length), 413 (the body is too large), 431 (the header is too
+// large), and with Retry-After 429 (the holder's half of the body budget is
+// full) and 503 (the whole budget is full). A refused header closes the
+// connection if a body would follow it. A connection above max_connections is
 // closed at once.
-// Threads: one makes, starts and destroys it; Post and After from any.
+// Threads: one thread makes, starts, stops and destroys it; any thread may call
+// Post and After.
 class HttpServer {
  public:
-  // Errors: UNAVAILABLE when the address cannot be listened on.
+  // Listens on "HOST:PORT". Errors: INVALID_ARGUMENT if `listen` has another
+  // form; UNAVAILABLE if the address cannot be listened on.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<HttpServer>> Bind(
       const std::string& listen, const HttpLimits& limits);
 
-  // Closes all connections and joins the thread. What was posted and has not
-  // run never runs.
+  // Stops, and closes all connections. Posted work that has not begun never
+  // runs.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
+  // Returns the port; if `listen` has port 0, the system has chosen it.
   [[nodiscard]] int port() const;
-  // Serves with `handler` from now on.
+  // Starts the front's thread, which serves requests with `handler`.
   void Start(HttpHandler handler);
-  // Ends the thread; connections are no longer served.
+  // Ends and joins the front's thread; no connection is served any more.
   void Stop();
 
-  // Runs `work` on the front's thread, soon or after a time.
+  // Run `work` on the front's thread: Post as soon as possible, After when
+  // `delay` has passed.
   void Post(std::function<void()> work);
   void After(absl::Duration delay, std::function<void()> work);
 

@@ -1,5 +1,7 @@
-// The owner of an entry of the ledger: enough of a caller to act for it after a
-// restart, and no token.
+// The owner of an entry of the front, in memory and in the ledger. The ledger
+// keeps what the front needs to act for the caller after a restart: the token's
+// id, the tenant and the scope, but no secret.
+// Threads: any.
 #ifndef WEFT_SERVER_TINKER_OWNER_H_
 #define WEFT_SERVER_TINKER_OWNER_H_
 
@@ -10,11 +12,13 @@
 
 namespace weft::tinker {
 
-// Equal for callers who share sessions: those of one tenant. An admin, whose
-// names are the engine's, shares none with its tenant.
+// Returns a key that is equal for all callers of a tenant, who share sessions.
+// A tenant's admins have a key of their own, because they use the engine's
+// names for adapters.
 [[nodiscard]] std::string OwnerKey(const Caller& caller);
 
 [[nodiscard]] Json CallerToJson(const Caller& caller);
+// Returns Caller() if `json` has no tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
 
 }  // namespace weft::tinker

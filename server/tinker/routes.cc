@@ -23,20 +23,20 @@
 namespace weft::tinker {
 namespace {
 
-// An asterisk in a path is any one part. `scope` is the call whose scope the
-// token must have before anything is parsed; a handler's own calls ask for
-// theirs.
+// A route. An asterisk in `path` stands for any one part. The token must have
+// the scope of the RPC `scope`. This is the only check of scopes: the calls
+// that the handler makes to the engine check none.
 struct Route {
   const char* method;
   const char* path;
   Rpc scope;
   Handler handler;
-  bool open = false;   // Needs no key.
-  bool large = false;  // Its body carries data.
+  bool open = false;   // Callers need no key.
+  bool large = false;  // The body may have --max-message-bytes.
 };
 
-// The most that a body has which carries no data. Names and metadata of it are
-// kept.
+// The largest body of a route that is not `large`. Such bodies have names and
+// metadata, which the front keeps.
 constexpr uint64_t kMaxSmallBody = 256 << 10;
 
 constexpr Rpc kRead = Rpc::kGetInfo;
@@ -116,7 +116,7 @@ bool Matches(const Route& route, const Call& call,
   return true;
 }
 
-// The route of the call, whose target it takes apart.
+// Parses the call's target and returns its route.
 absl::StatusOr<const Route*> FindRoute(Call* call) {
   WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target));
   call->query = std::move(url.query);
@@ -126,6 +126,8 @@ absl::StatusOr<const Route*> FindRoute(Call* call) {
   return absl::NotFoundError("there is no such path");
 }
 
+// Returns the caller that the API key names. Errors: UNAUTHENTICATED and
+// PERMISSION_DENIED; those of Authenticator::Check.
 absl::StatusOr<Caller> FindCaller(const ServiceCore& core, Rpc scope,
                                   const std::string& key) {
   absl::string_view token = key;
@@ -150,7 +152,7 @@ absl::Status ReadBody(const Front& front, Call* call) {
   return absl::OkStatus();
 }
 
-// The route of a request whose header is there, with its caller.
+// Returns the route of a request, and sets `call->caller` from its API key.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   const std::string key = std::exchange(call->http.api_key, "");
@@ -169,7 +171,7 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
   }
   const absl::Status refused =
       read.ok() ? route.handler(front, call, respond) : read;
-  // What waits has made its own of the body.
+  // The handler has copied what it needs of the body.
   call->http.body.clear();
   call->http.body.shrink_to_fit();
   call->http.reserved.reset();

@@ -1,4 +1,4 @@
-// From a request to its handler: path, token, scope, body.
+// Finds the handler of a request, and checks the caller's API key.
 #ifndef WEFT_SERVER_TINKER_ROUTES_H_
 #define WEFT_SERVER_TINKER_ROUTES_H_
 
@@ -6,16 +6,19 @@
 
 namespace weft::tinker {
 
-// Begins every API key; what follows is the token.
+// Every API key begins with this prefix; the rest is the token.
 inline constexpr char kKeyPrefix[] = "tml-";
 
-// Finds the handler of a request by its header. Refuses: 404 (path or method),
-// 401 and 403 (token). With its body the request may be refused as 400 and 413.
+// Judges the header of a request. It refuses with 404 (no such path or method),
+// 401 or 403 (the token). When the body has arrived, the returned `serve` reads
+// it, refuses a bad one with 400 or 413, and calls the handler.
 // Threads: the front's.
 [[nodiscard]] Admission Admit(Front& front, const HttpRequest& header);
 
-// Runs a request of the ledger, whose token was seen when it came. UNAVAILABLE
-// and RESOURCE_EXHAUSTED when it must come again.
+// Runs a request that the ledger has kept. It checks no token, because that
+// happened when the request first came. Returns the handler's error; if
+// RetryMillis gives a time for it, the request should run again later.
+// Threads: the front's.
 [[nodiscard]] absl::Status ServeAgain(Front& front, const CallPtr& call);
 
 }  // namespace weft::tinker

@@ -1,4 +1,4 @@
-// The target of a request, taken apart.
+// Splits the target of a request into the parts of its path and its query.
 #ifndef WEFT_SERVER_TINKER_URL_H_
 #define WEFT_SERVER_TINKER_URL_H_
 
@@ -12,13 +12,14 @@
 namespace weft::tinker {
 
 struct Url {
-  std::vector<std::string> parts;  // The path behind /api/v1.
+  std::vector<std::string> parts;  // The parts of the path behind /api/v1/.
   std::map<std::string, std::string> query;
 };
 
-// Undoes percent signs within each part. A part may then hold any byte but NUL
-// and '/'.
-// Errors: NOT_FOUND for a path elsewhere; INVALID_ARGUMENT for bad escapes.
+// Parses a target and decodes %XX in the parts of the path and in the values of
+// the query. A part may then hold any byte except NUL and '/'.
+// Errors: NOT_FOUND if the path does not begin with /api/v1/; INVALID_ARGUMENT
+// for an escape that is malformed or stands for NUL or '/'.
 // Threads: any.
 [[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target);
 
