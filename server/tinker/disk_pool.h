@@ -1,5 +1,4 @@
-// Threads that read and write files, so that the front's thread never waits for
-// the disk.
+// Threads that read files, so that the front's thread never waits for the disk.
 #ifndef WEFT_SERVER_TINKER_DISK_POOL_H_
 #define WEFT_SERVER_TINKER_DISK_POOL_H_
 
@@ -14,21 +13,23 @@
 
 namespace weft::tinker {
 
-// Work begins in the order in which it comes. For work that must not be refused
+// Runs work on a fixed number of threads. Work begins in the order in which it
+// comes, and is refused when too much waits. For work that must not be refused
 // and must end in order, see src/base/worker.h.
 // Threads: any.
 class DiskPool {
  public:
   using Work = std::function<void()>;
 
-  // TryRun takes work while fewer than `max_waiting` wait.
+  // TryRun refuses work while `max_waiting` pieces of work wait.
   DiskPool(size_t num_threads, size_t max_waiting);
-  // Ends all work that waits.
+  // Runs all work that waits, and joins the threads.
   ~DiskPool();
   DiskPool(const DiskPool&) = delete;
   DiskPool& operator=(const DiskPool&) = delete;
 
-  // False: too much waits, and `work` will not run.
+  // Has a thread run `work`. Returns false if too much work waits; then `work`
+  // does not run.
   [[nodiscard]] bool TryRun(Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -6,7 +6,7 @@
 namespace weft::tinker {
 namespace {
 
-// What a finished future takes beside its body.
+// The memory of a future besides its result.
 constexpr int64_t kEntryBytes = 512;
 
 int64_t BytesOf(const FutureResult& result) {

@@ -1,4 +1,4 @@
-// Futures: what a client was promised, and how it waits for it.
+// Futures: results that were promised to clients, and the clients that wait.
 #ifndef WEFT_SERVER_TINKER_FUTURES_H_
 #define WEFT_SERVER_TINKER_FUTURES_H_
 
@@ -18,13 +18,14 @@
 
 namespace weft::tinker {
 
-// How long a retrieval waits before it says "try again". The SDK gives up at
-// 45 s.
+// How long a retrieval waits before it is answered with "try again". The SDK
+// gives up after 45 s.
 inline constexpr absl::Duration kLongPoll = absl::Seconds(30);
-// A larger result is announced before it is sent: the SDK makes room first.
+// A client that allows it first hears only the size of a larger result, so that
+// it can make room.
 inline constexpr size_t kAnnouncedBytes = size_t{1} << 20;
 
-// A result: JSON, or protobuf that `to_json` can spell as JSON.
+// A result: JSON, or protobuf if `to_json` is set, which converts it to JSON.
 struct FutureResult {
   std::string body;
   std::string (*to_json)(const std::string& protobuf) = nullptr;
@@ -40,21 +41,25 @@ class Futures {
  public:
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
-  // Finished futures take at most `max_bytes`. Beyond, the owner whose results
-  // take the most loses its oldest. `after` runs a function later.
+  // Keeps at most `max_bytes` of results. Beyond that, the owner with the most
+  // bytes loses its oldest result. `after` runs a function after a delay.
   Futures(int64_t max_bytes, After after)
       : max_bytes_(max_bytes), after_(std::move(after)) {}
 
-  // Begins a future of `owner` (a tenant). False: there is one of this id.
+  // Makes a future for `owner`. Returns false if there is one with this id.
   bool Open(const std::string& id, const std::string& owner);
   [[nodiscard]] bool Has(const std::string& id) const;
-  // Forgets one that was opened: the client may ask again.
+  // Forgets a future that has no result, so that the client may ask again.
   void Drop(const std::string& id);
-  // Without effect on one that is unknown or finished.
+  // Gives the future its result and answers all retrievals that wait for it.
+  // Does nothing if the future is unknown or has a result.
   void Finish(const std::string& id, FutureResult result);
 
-  // Answers once the result is there, or with "try_again" after kLongPoll.
-  // 410 for a future that is not known, or another owner's.
+  // Responds with the result: at once, or when it comes, or with "try_again"
+  // after kLongPoll. Responds with 410 if the future is unknown, was forgotten,
+  // or has another owner. `protobuf`: the client takes protobuf.
+  // `allow_metadata`: it takes the size of a large result in place of the
+  // result.
   void Retrieve(const std::string& id, const std::string& owner,
                 bool allow_metadata, bool protobuf, Respond respond);
 
@@ -71,7 +76,7 @@ class Futures {
     std::unordered_map<uint64_t, Waiter> waiters;
   };
 
-  // What one owner's finished futures take.
+  // The results of one owner.
   struct Account {
     std::deque<std::string> finished;  // Oldest first.
     int64_t bytes = 0;
@@ -80,13 +85,15 @@ class Futures {
   static void Answer(const Future& future, const Waiter& waiter);
   void GiveUp(const std::string& id, uint64_t waiter);
   void Charge(const Future& future, const std::string& id);
-  // Forgets the oldest result of the owner with the most, but for `newest`.
+  // Forgets the oldest result of the owner with the most bytes. Returns false
+  // if that is `newest`, or if there is none.
   bool ForgetOne(const std::string& newest);
 
   const int64_t max_bytes_;
   const After after_;
   std::unordered_map<std::string, Future> futures_;
-  std::map<std::string, Account> accounts_;  // Those with results.
+  // By owner. An owner without results has no entry.
+  std::map<std::string, Account> accounts_;
   int64_t bytes_ = 0;
   uint64_t next_waiter_ = 0;
 };

@@ -17,7 +17,7 @@
 namespace weft::tinker {
 namespace {
 
-// Bytes that may wait to be written.
+// The bytes that may wait to be written.
 constexpr size_t kMaxWaitingBytes = size_t{256} << 20;
 
 constexpr const char* kPrefixes[] = {"session-",    "model-",  "sampler-",
@@ -27,7 +27,8 @@ const char* PrefixOf(EntryKind kind) {
   return kPrefixes[static_cast<size_t>(kind)];
 }
 
-// Ids have characters and lengths that file names do not.
+// Returns a name for an id. Ids may contain characters, and have lengths, that
+// file names may not.
 std::string Hash(absl::string_view id) {
   return absl::BytesToHexString(Sha256(std::string(id)).substr(0, 16));
 }
@@ -48,7 +49,7 @@ std::string TextOf(const LedgerEntry& entry) {
                       "\n");
 }
 
-// A line of JSON, then the bytes.
+// Parses a file: one line of JSON, then the entry's bytes.
 std::optional<LedgerEntry> Parse(std::string text) {
   const size_t end = text.find('\n');
   if (end == std::string::npos) return std::nullopt;

@@ -1,10 +1,11 @@
-// What the front must find again after a restart: sessions, models, samplers,
-// checkpoints' extras, adapters to delete, and the requests of steps whose
-// clients wait.
+// The entries that the front needs again after a restart: sessions, models,
+// samplers, extras of checkpoints, adapters to delete, and the requests of
+// steps that clients wait for.
 //
-// One file per entry in a folder of its own under --state-dir, whole or not
-// there; without a folder nothing is kept. One thread writes and erases, in the
-// order of the calls; what a call gives back comes on the front's thread.
+// Each entry is a file in a folder of the ledger's own under --state-dir, and
+// is written whole or not at all. Without --state-dir nothing is kept. One
+// thread writes and erases, in the order of the calls, and results come back on
+// the front's thread.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -29,17 +30,20 @@ enum class EntryKind : uint8_t {
   kModel,
   kSampler,
   kCheckpoint,
-  kOrphan,  // An adapter to delete.
-  kStep,    // Its id is MODEL:SEQ.
+  // An adapter that is to be deleted (reaper.h).
+  kOrphan,
+  // The request of a step; its id is MODEL:SEQ.
+  kStep,
 };
 
 struct LedgerEntry {
   std::string id;
   Json fields;
-  std::string bytes;  // A request's body.
+  std::string bytes;  // The body of a step's request.
 };
 
-// The request of a step, by its file's name: no file is read to list them.
+// The file of a step's request. Its name has the sequence number, so that steps
+// are listed without reading their files.
 struct StepFile {
   std::string name;
   int64_t seq = 0;
@@ -47,35 +51,38 @@ struct StepFile {
 
 class Ledger {
  public:
-  // Has the front's thread do something.
+  // Runs a function on the front's thread.
   using Post = std::function<void(std::function<void()>)>;
 
-  // Makes the folder STATE_DIR/tinker; an empty `state_dir` keeps nothing.
-  // Errors: those of src/files/file_io.h.
+  // Makes the folder STATE_DIR/tinker. If `state_dir` is empty, nothing is
+  // kept. Errors: those of src/files/file_io.h.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Ledger>> Open(
       const std::string& state_dir, Post post);
 
-  // Replaces the entry of this id. `done` runs when it is on disk, or cannot
-  // be; RESOURCE_EXHAUSTED with a reason that passes when too many bytes wait
-  // to be written. Without a folder it runs at once.
+  // Writes the entry and replaces one with the same id. `done` runs when the
+  // entry is on disk, or with the error: RESOURCE_EXHAUSTED (QUEUE_FULL) if too
+  // many bytes wait to be written. It runs before this returns if nothing is
+  // kept or the entry is refused.
   void Put(EntryKind kind, LedgerEntry entry,
            std::function<void(absl::Status)> done);
-  // May be without effect after a crash.
+  // Erases an entry later. If the process crashes first, the entry stays.
   void Erase(EntryKind kind, const std::string& id);
-  // Erases all steps of a model.
+  // Erases the requests of all steps of a model, later.
   void EraseSteps(const std::string& model);
 
-  // The entries of a kind, in any order, for a front that starts: it waits for
-  // the disk. One that cannot be read is left out, with a line in the log.
+  // Returns the entries of a kind in any order. It reads the disk before it
+  // returns, so call it only at the start. An entry that cannot be read is
+  // logged and left out.
   [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
 
-  // All steps in the order of their numbers.
+  // Lists the steps of all models in the order of their sequence numbers.
   void ListSteps(std::function<void(std::vector<StepFile>)> done);
-  // None for a file that cannot be read, or is gone.
+  // Reads a step's request. `done` gets nullopt if the file is gone or cannot
+  // be read.
   void ReadStep(const StepFile& file,
                 std::function<void(std::optional<LedgerEntry>)> done);
 
-  // False: nothing is kept.
+  // Returns false if nothing is kept.
   [[nodiscard]] bool keeps() const { return folder_.get() >= 0; }
 
  private:
@@ -89,7 +96,8 @@ class Ledger {
   UniqueFd folder_;
   std::string path_;
   size_t waiting_bytes_ = 0;
-  // The last member: it ends before what its work uses.
+  // The last member, because its destructor runs the work that is left, which
+  // uses the others.
   Worker disk_;
 };
 

@@ -17,7 +17,7 @@ std::string LoadedKey(const std::string& owner, const std::string& adapter) {
   return absl::StrCat(owner, " ", adapter);
 }
 
-// Tells all who wait how the load went.
+// Ends a load, and tells all sessions that wait for it.
 void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
              const absl::Status& loaded) {
   const std::string key = LoadedKey(OwnerKey(*origin.caller), adapter);
@@ -76,7 +76,7 @@ void UseAdapter(Front& front, const CallOrigin& origin,
   }
   loaded.waiting.push_back(std::move(done));
   if (loaded.state == State::kLeaving && loaded.waiting.size() == 1) {
-    // Once it is gone: the first one that waits loads it for all.
+    // When the adapter is gone, the first session that waits loads it for all.
     Reap(front, *origin.caller, adapter, [&front, key, origin, adapter, info] {
       front.loaded.at(key).state = State::kLoading;
       StartLoad(front, origin, adapter, info);

@@ -1,6 +1,7 @@
-// Adapters that are loaded from checkpoints to sample from. All sampling
-// sessions of one checkpoint share one; the last one has it deleted. A session
-// that comes meanwhile waits until it is gone, and loads it again.
+// Adapters that are loaded from checkpoints, to sample from them. All sampling
+// sessions of a checkpoint share one adapter. It is deleted when the last of
+// them ends. If a session comes during the deletion, it waits for its end and
+// then loads the adapter again.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_LOADED_ADAPTERS_H_
 #define WEFT_SERVER_TINKER_LOADED_ADAPTERS_H_
@@ -12,24 +13,28 @@
 
 namespace weft::tinker {
 
-// How their names begin.
+// The names of these adapters begin with this prefix.
 inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 
-// The name of the adapter for a checkpoint. An overwritten checkpoint is
-// another one: sessions of the old one stay as they are.
+// Returns the name of the adapter for a checkpoint. The name depends on the
+// time when the checkpoint was saved, so an overwritten checkpoint gets another
+// adapter, and the sessions of the old one go on.
+// Threads: any.
 [[nodiscard]] std::string AdapterOfCheckpoint(const CheckpointInfo& info);
 
-// Loads the checkpoint's adapter if it is not there, and counts a user of it
-// unless `done` gets an error.
+// Loads the checkpoint's adapter if it is not loaded, and counts one more user.
+// `done` runs when the adapter is ready, perhaps before this returns. If it
+// gets an error, no user is counted.
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info,
                 std::function<void(const absl::Status&)> done);
-// Gives the use back.
+// Counts one user less, and deletes the adapter after the last one.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);
-// Counts a user of an adapter that was loaded before a restart.
+// Counts a user of an adapter that was loaded before the restart.
 void HaveAdapter(Front& front, const Caller& caller,
                  const std::string& adapter);
+// Returns true if the adapter is loaded, is being loaded or is being deleted.
 [[nodiscard]] bool IsLoaded(const Front& front, const std::string& owner,
                             const std::string& adapter);
 

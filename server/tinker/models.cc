@@ -18,10 +18,11 @@
 namespace weft::tinker {
 namespace {
 
-// create_model's place in the order of a model's requests.
+// The sequence number of the request that makes a model.
 constexpr int64_t kCreateSeq = 0;
 
-// So many models has one owner. The engine limits those that have adapters.
+// The most models of one owner. The engine limits how many of them have
+// adapters.
 constexpr int64_t kMaxModels = 4096;
 
 absl::Status CheckModelCount(const Front& front, const std::string& owner) {
@@ -33,6 +34,7 @@ absl::Status CheckModelCount(const Front& front, const std::string& owner) {
       absl::StrCat("there are ", count, " models: unload some first"));
 }
 
+// Reads `lora_config` of the body.
 absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
   if (Find(body, "lora_config") == nullptr) {
     return absl::UnimplementedError(
@@ -68,6 +70,7 @@ absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
   return BadField("lora_config", "trains nothing");
 }
 
+// Creates the adapter of a model that has an entry in front.models.
 absl::Status StartCreation(Front& front, const CallPtr& call,
                            const Model& model, Callback<FutureResult> done) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
@@ -84,7 +87,7 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
       },
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
        done](const absl::StatusOr<AdapterInfo>& info) {
-        // The session may have ended meanwhile.
+        // If the session has ended meanwhile, nobody else deletes the adapter.
         if (!front.models.contains(id)) Reap(front, caller, adapter);
         if (!info.ok()) return done(info.status());
         OpenLine(front, id);
@@ -267,7 +270,8 @@ void UnloadModelsOf(Front& front, const std::string& session) {
   }
   for (const std::string& id : gone) {
     const Model& model = front.models.at(id);
-    // First, so that a crash between the two leaves no adapter.
+    // Reap comes first: after a crash between the two calls, the ledger still
+    // says that the adapter is to be deleted.
     Reap(front, model.caller, model.adapter);
     ForgetModel(front, id);
   }
@@ -287,7 +291,7 @@ void RestoreModels(Front& front) {
     model.begun_load = entry.fields.value("begun_load", int64_t{0});
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
-  // A crash came between the end of a session and that of its models.
+  // The process ended after the session was erased and before its models were.
   for (const std::string& id : orphans) {
     Reap(front, front.models.at(id).caller, front.models.at(id).adapter);
     ForgetModel(front, id);

@@ -1,4 +1,4 @@
-// Models: made, described, unloaded; a model is an adapter of Weft's.
+// Makes, describes and unloads models. A model is an adapter of Weft.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_MODELS_H_
 #define WEFT_SERVER_TINKER_MODELS_H_
@@ -11,25 +11,31 @@
 
 namespace weft::tinker {
 
-// "SESSION:train:3" is the adapter "SESSION.train.3"; any other adapter is the
-// model of its own name.
+// Convert between a model's id and its adapter's name: the model
+// "SESSION:train:3" is the adapter "SESSION.train.3". Any other adapter has its
+// own name as the model's id.
+// Threads: any.
 [[nodiscard]] std::string AdapterOfModel(absl::string_view model_id);
 [[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
 
-// UNIMPLEMENTED when `base_model` is not the one that the server runs. Also a
-// name of which that is the last part counts, as "owner/name" has it.
+// Returns UNIMPLEMENTED unless the server runs `base_model`: it must be the
+// served model's name, or end in "/" and that name.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           absl::string_view base_model);
-// UNIMPLEMENTED unless the body's optimizer is AdamW.
+// Returns UNIMPLEMENTED if the body asks for another optimizer than AdamW;
+// INVALID_ARGUMENT if the field is malformed.
 [[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 
-// Makes the model that `session_id` and `model_seq_id` of the body name, unless
-// it is there, and calls `then` with its id when it is on record. An error that
-// `then` returns is the response.
+// Makes the entry of the model that `session_id` and `model_seq_id` of the body
+// name, writes it to the ledger, and calls `then` with the model's id. If the
+// model exists, it calls `then` at once. An error of `then` is the response.
+// Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
+// FAILED_PRECONDITION if the caller has too many models.
 [[nodiscard]] absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then);
-// Puts it on record; `done` is told when that is on disk.
+// Writes the model to the ledger. `done` runs when it is on disk, or with the
+// error.
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done);
 
@@ -40,13 +46,14 @@ void KeepModel(Front& front, const Model& model,
 [[nodiscard]] absl::Status UnloadModel(Front& front, const CallPtr& call,
                                        const Respond& respond);
 
-// Forgets a model with its futures and sampling sessions. Its adapter is gone,
-// or goes by the reaper.
+// Forgets a model and its sampling sessions, and fails the futures of its steps
+// that have not ended. The caller deletes the adapter, or has it reaped.
 void ForgetModel(Front& front, const std::string& id);
-// Forgets a session's models and has their adapters deleted.
+// Forgets a session's models and has their adapters reaped.
 void UnloadModelsOf(Front& front, const std::string& session);
 
-// Takes up the models of the ledger; sessions are there already.
+// Reads the models of the ledger; call it after RestoreSessions. Models without
+// a session are deleted. It waits for the disk.
 void RestoreModels(Front& front);
 
 }  // namespace weft::tinker

@@ -22,7 +22,8 @@ void Put(Front& front, const Caller& caller, const std::string& adapter) {
       [](const absl::Status& /*put*/) {});
 }
 
-// An adapter that is not there any more is as it should be.
+// Asks the engine to delete the adapter, unless it is doing so already. An
+// adapter that does not exist counts as deleted.
 void Try(Front& front, const std::string& key) {
   Orphan& orphan = front.orphans.at(key);
   if (std::exchange(orphan.running, true)) return;

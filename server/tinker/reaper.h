@@ -1,6 +1,6 @@
-// Deletes adapters that nobody needs any more, however long the engine refuses:
-// it may drain, or the tenant's calls may be at their limit. What is to be
-// deleted is on record, and is deleted after a restart.
+// Deletes adapters that nobody needs any more. If the engine refuses, because
+// it drains or the tenant has too many calls, it tries again until the adapter
+// is gone. The ledger keeps what is to be deleted, also over a restart.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_REAPER_H_
 #define WEFT_SERVER_TINKER_REAPER_H_
@@ -12,22 +12,25 @@
 
 namespace weft::tinker {
 
+// Deletes an adapter once, without a record. Errors: as EnginePort::Call.
 [[nodiscard]] absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
                                            const std::string& adapter,
                                            Callback<bool> done);
 
-// Deletes the caller's adapter, now or later, and then calls `gone`.
+// Deletes the caller's adapter, now or later, and calls `gone` when it is gone.
 void Reap(Front& front, const Caller& caller, const std::string& adapter,
           std::function<void()> gone = nullptr);
 
-// Puts on record that the adapter is to be deleted unless Spare comes before
-// the process ends.
+// Writes to the ledger that the next process must delete the adapter, unless
+// Spare comes first.
 void Doubt(Front& front, const Caller& caller, const std::string& adapter);
+// Erases the record of Doubt.
 void Spare(Front& front, const Caller& caller, const std::string& adapter);
 
-// Tries again what has failed so far.
+// Tries all deletions again that have not succeeded.
 void SweepOrphans(Front& front);
-// Takes up the adapters of the ledger but for those that `is_used`.
+// Reads from the ledger the adapters to delete, except those that `is_used`,
+// whose records it erases. It waits for the disk.
 void RestoreOrphans(
     Front& front,
     const std::function<bool(const std::string& owner,

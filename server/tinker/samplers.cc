@@ -21,7 +21,7 @@ void RespondSampler(const std::string& id, const Respond& respond) {
       {{"type", "create_sampling_session"}, {"sampling_session_id", id}}));
 }
 
-// Puts the sampler on record, and then among those that can be named.
+// Writes the sampler to the ledger, and then adds it to front.samplers.
 void Keep(Front& front, const Sampler& sampler,
           const std::function<void(absl::Status)>& done) {
   front.ledger->Put(
@@ -66,8 +66,8 @@ void Forget(Front& front, const std::string& id) {
   front.samplers.erase(id);
 }
 
-// Releases the snapshot of an adapter that has been used least lately, if there
-// are too many. What cannot be released now is found at the next snapshot.
+// If the adapter of `newest` has too many snapshots, releases the one that was
+// used least recently. If that fails, the next publication tries again.
 void ReleaseOldest(Front& front, const CallOrigin& origin,
                    const Sampler& newest) {
   const Sampler* oldest = nullptr;
@@ -93,6 +93,7 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
   if (!refused.ok()) end(refused);
 }
 
+// Publishes the snapshot, then writes the sampler to the ledger.
 absl::Status StartPublish(Front& front, const CallOrigin& origin,
                           const Sampler& sampler, const StepRun& run) {
   v1::PublishSnapshotRequest request;
@@ -119,6 +120,7 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
       run.cancel);
 }
 
+// Makes a sampling session from the checkpoint `sampler.model_path`.
 absl::Status CreateFromPath(Front& front, const CallPtr& call, Sampler sampler,
                             const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,

@@ -1,9 +1,9 @@
-// Sampling sessions: what a sampling client samples from, fixed when it is
-// made.
+// Sampling sessions: the weights that a sampling client samples from, which are
+// fixed when the session is made.
 //
-// A session made from a model pins a snapshot of its weights; a model keeps the
+// A session made from a model has a snapshot of its weights; a model keeps the
 // kMaxSnapshots that were used last. A session made from a checkpoint samples
-// from an adapter that was loaded from it (loaded_adapters.h).
+// from an adapter that is loaded from it (loaded_adapters.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
 #define WEFT_SERVER_TINKER_SAMPLERS_H_
@@ -13,27 +13,31 @@
 namespace weft::tinker {
 
 inline constexpr size_t kMaxSnapshots = 32;
-// Sampling sessions without a snapshot that a session may have.
+// The most sampling sessions of a session that have no snapshot.
 inline constexpr int64_t kMaxSamplers = 1024;
 
-// save_weights_for_sampler of a model that goes on training.
+// Handles save_weights_for_sampler with a `sampling_session_seq_id`, as a step
+// of the model: publishes a snapshot and makes a sampling session for it.
 [[nodiscard]] absl::Status PublishSampler(Front& front, const CallPtr& call,
                                           const Respond& respond);
-// create_sampling_session: from a checkpoint, or the base model.
+// Handles create_sampling_session: from a checkpoint, or for the base model.
 [[nodiscard]] absl::Status CreateSampler(Front& front, const CallPtr& call,
                                          const Respond& respond);
-// samplers/*.
+// Handles samplers/*: describes a sampling session.
 [[nodiscard]] absl::Status GetSampler(Front& front, const CallPtr& call,
                                       const Respond& respond);
 
-// Notes that it is sampled from.
+// Notes that the sampling session is used now.
 void TouchSampler(Front& front, Sampler& sampler);
 
-// Forgets a session's samplers, and the adapters that no other one needs.
+// Forgets a session's sampling sessions, and gives back their use of loaded
+// adapters.
 void DropSamplersOf(Front& front, const std::string& session);
-// Forgets the samplers of a model that is gone, with its snapshots.
+// Forgets the sampling sessions of a model. Its snapshots go with its adapter.
 void DropSnapshotsOf(Front& front, const Model& model);
 
+// Reads the sampling sessions of the ledger; call it after RestoreSessions. It
+// waits for the disk.
 void RestoreSamplers(Front& front);
 
 }  // namespace weft::tinker

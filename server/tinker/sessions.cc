@@ -23,8 +23,8 @@ void EndSession(Front& front, const std::string& id) {
   front.sessions.erase(id);
 }
 
-// Makes room for one more session of the owner: the one that has been silent
-// for longest ends, if its client must be gone.
+// Makes room for one more session of the owner. If there are too many, it ends
+// the one that has been silent for longest, if its client must be gone.
 absl::Status MakeRoom(Front& front, const std::string& owner, absl::Time now) {
   size_t count = 0;
   const Session* oldest = nullptr;
@@ -140,7 +140,7 @@ absl::Status BeatSession(Front& front, const CallPtr& call,
 
 absl::Status FinishSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
-  // One that has ended already is as the client wants it.
+  // The client also hears of success if the session has ended already.
   if (front.FindSession(*call, call->args[0]).ok()) {
     EndSession(front, call->args[0]);
   }

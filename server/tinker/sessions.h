@@ -1,6 +1,6 @@
-// Sessions, and what a client asks before it trains: configuration,
-// capabilities, health, telemetry.
-// Threads: the front's.
+// Sessions, and the requests that a client sends before it trains:
+// configuration, capabilities, health, telemetry.
+// Threads: the front's, except NewId.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
 #define WEFT_SERVER_TINKER_SESSIONS_H_
 
@@ -11,10 +11,11 @@
 
 namespace weft::tinker {
 
-// A session without heartbeats for this long is ended as if it had finished.
+// A session ends if it has no heartbeat for this time.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
-// Sessions of one owner. A further one ends the one that has been silent for
-// longest, if that is for kSilence, in which a client beats thirty times.
+// The most sessions of one owner. One more ends the session that has been
+// silent for longest, if its silence is at least kSilence, in which a client
+// sends thirty heartbeats. Otherwise the new one is refused.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
@@ -26,33 +27,37 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
                                             const Respond& respond);
 [[nodiscard]] absl::Status GetCapabilities(Front& front, const CallPtr& call,
                                            const Respond& respond);
-// Telemetry is accepted and thrown away.
+// Accepts telemetry and drops it.
 [[nodiscard]] absl::Status TakeTelemetry(Front& front, const CallPtr& call,
                                          const Respond& respond);
 
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
-// 410 for a session that is not known: the client stops its heartbeats.
+// Takes a heartbeat. An unknown session is 410, which ends the heartbeats of
+// the client.
 [[nodiscard]] absl::Status BeatSession(Front& front, const CallPtr& call,
                                        const Respond& respond);
+// Ends a session with its models and sampling sessions.
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 [[nodiscard]] absl::Status ListSessions(Front& front, const CallPtr& call,
                                         const Respond& respond);
-// What a hosted service has beside training.
+// Refuses what only a hosted service has: projects, bills, audits, searches.
 [[nodiscard]] absl::Status RefuseAccounts(Front& front, const CallPtr& call,
                                           const Respond& respond);
 [[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,
                                       const Respond& respond);
 
-// Returns 128 random bits in hex: ids name adapters, folders and futures, so
-// they never repeat. Errors: INTERNAL. Threads: any.
+// Returns 128 random bits in hex. Ids name adapters, folders and futures, so
+// none may repeat. Errors: INTERNAL if the system has no random bits.
+// Threads: any.
 [[nodiscard]] absl::StatusOr<std::string> NewId();
 
-// Ends sessions whose time is over.
+// Ends the sessions that have had no heartbeat for kSessionTimeout.
 void SweepSessions(Front& front, absl::Time now);
 
-// Takes up the sessions of the ledger, as if they had just had a heartbeat.
+// Reads the sessions of the ledger. Each counts as if it had a heartbeat at
+// `now`. It waits for the disk.
 void RestoreSessions(Front& front, absl::Time now);
 
 }  // namespace weft::tinker

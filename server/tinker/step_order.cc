@@ -12,13 +12,13 @@
 namespace weft::tinker {
 namespace {
 
-// Steps of a model that the engine has at once. It needs a few to be busy, and
-// the rest would fill the queue of others.
+// The most steps of one model that the engine has at once. It needs only a few
+// to be busy, and more would fill the queue that all tenants share.
 constexpr size_t kMaxRunning = 64;
-// Requests of steps that have ended are kept for as many as the dispatcher
-// keeps replies of.
+// The ledger keeps the requests of so many steps that have ended, because the
+// dispatcher keeps as many replies (kReplayWindow).
 constexpr int64_t kKeptSteps = 64;
-// No checkpoint can have this name, so that loading it does nothing.
+// No checkpoint can have this name, so loading it does nothing.
 constexpr absl::string_view kNoCheckpoint = "~";
 
 using Result = absl::StatusOr<FutureResult>;
@@ -46,14 +46,17 @@ void AdvanceLater(Front& front, Model& model) {
   });
 }
 
-// Whether a step that ended like this leaves its number free.
+// Returns true if a step that ended with this error has not used up its number.
+// The number is used up if the step is done; it does not matter if the adapter
+// is gone (NOT_FOUND), or if the server stops (UNAVAILABLE). ALREADY_EXISTS and
+// OUT_OF_RANGE mean that the engine has had the number.
 bool LeavesGap(const absl::Status& status) {
   return !status.GetPayload(kStepDonePayload) && !absl::IsNotFound(status) &&
          !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status) &&
          !absl::IsUnavailable(status);
 }
 
-// Number `seq` is used up at the engine.
+// Takes the step out of the line when the engine has used up its number.
 void Leave(Front& front, Model& model, int64_t seq) {
   StepLine& line = model.line;
   line.running.erase(seq);
@@ -61,7 +64,7 @@ void Leave(Front& front, Model& model, int64_t seq) {
                       absl::StrCat(model.id, ":", seq - kKeptSteps));
   if (line.loading != seq) return Advance(front, model.id);
   if (HasLoaded(model, seq)) return OpenLine(front, model.id);
-  // A load that has failed no longer stands before what ran before it.
+  // The load has failed, so steps from before it may run again after a restart.
   model.begun_load = 0;
   KeepModel(front, model,
             [&front, id = model.id](const absl::Status& /*kept*/) {
@@ -69,7 +72,7 @@ void Leave(Front& front, Model& model, int64_t seq) {
             });
 }
 
-// Takes the last step behind `seq` from the engine's queue, which may be full
+// Cancels the engine's last step behind `seq`. The engine's queue may be full
 // of steps that wait for this number.
 void MakeRoom(StepLine& line, int64_t seq) {
   const auto last = line.running.rbegin();
@@ -80,8 +83,8 @@ void MakeRoom(StepLine& line, int64_t seq) {
   last->second.cancel->Cancel();
 }
 
-// Gives the number of a failed step to what does nothing, so that those after
-// it can run.
+// Has a step that does nothing take the number of a failed step, so that the
+// steps behind it can run.
 void FillStep(Front& front, const std::string& id, int64_t seq,
               uint64_t number) {
   Model* const model = FindModel(front, id);
@@ -94,7 +97,7 @@ void FillStep(Front& front, const std::string& id, int64_t seq,
   const auto end = [&front, id, seq, number](const absl::Status& status) {
     Model* const later = FindModel(front, id);
     if (later == nullptr) return;
-    if (absl::IsUnavailable(status)) return;  // The server stops.
+    if (absl::IsUnavailable(status)) return;  // The server is stopping.
     if (status.ok() || !LeavesGap(status)) return Leave(front, *later, seq);
     if (absl::IsResourceExhausted(status)) MakeRoom(later->line, seq);
     front.after(kRetryPause, [&front, id, seq, number] {
@@ -113,12 +116,13 @@ void FillStep(Front& front, const std::string& id, int64_t seq,
   if (!refused.ok()) end(refused);
 }
 
-// The engine has ended a step.
+// Handles the end of a step in the engine.
 void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
          Result result) {
   Model* const model = FindModel(front, id);
-  if (model == nullptr) return;  // EndModel has finished the future.
-  // A server that stops answers nothing: the next one runs the step.
+  if (model == nullptr) return;  // ForgetModel has finished the future.
+  // A server that stops gives no answer, because the next process runs the
+  // step.
   if (absl::IsUnavailable(result.status()) && front.ledger->keeps()) return;
   StepLine& line = model->line;
   const auto running = line.running.find(seq);
@@ -135,7 +139,8 @@ void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
   Leave(front, *model, seq);
 }
 
-// Gives a step to the engine. Returns only what may succeed later.
+// Gives a step to the engine. Returns an error only if the step may succeed
+// later; any other error ends the step.
 absl::Status Run(Front& front, Model& model, int64_t seq,
                  const ArrivedStep& step) {
   const uint64_t number = model.StepOf(seq);
@@ -166,8 +171,8 @@ void RunLoad(Front& front, const std::string& id, int64_t seq,
               [&front, id, seq, step] { RunLoad(front, id, seq, step); });
 }
 
-// That a load begins is on disk before it does: no step before it may run
-// again after it.
+// Puts the begin of the load on disk before the load starts. So no step from
+// before the load can run again after it.
 void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
   model.line.loading = seq;
   model.begun_load = seq;
@@ -182,6 +187,7 @@ void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
             });
 }
 
+// Gives the engine all steps whose turn has come and for which it has room.
 void Advance(Front& front, const std::string& id) {
   Model* const model = FindModel(front, id);
   if (model == nullptr || model->line.advances) return;
@@ -207,7 +213,8 @@ void Advance(Front& front, const std::string& id) {
   line.advances = false;
 }
 
-// For the stored reply of a step that the engine has had: nothing waits for it.
+// Runs a step that the engine has had, to get its stored reply. No other step
+// waits for it.
 void RunAgain(Front& front, const std::string& id, int64_t seq,
               const ArrivedStep& step) {
   Model* const model = FindModel(front, id);
@@ -248,7 +255,7 @@ void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
   if (!HasLoaded(model, seq)) {
     model.offsets.emplace_back(seq + 1, static_cast<int64_t>(last_step) - seq);
   }
-  // Steps before the last load but one can run no more.
+  // Steps from before the last load but one can no longer run.
   if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
   model.begun_load = 0;
   if (seq == 0) model.line.next = 1;

@@ -1,7 +1,8 @@
-// Gives a model's steps to the engine; see step_line.h.
+// Gives a model's steps to the engine in their order (step_line.h).
 //
-// A step that is refused, or fails so that it has not happened, leaves no gap:
-// one that does nothing takes its number, before any limit of the tenant.
+// If a step is refused, or fails without having happened, it leaves no gap: a
+// step that does nothing takes its number, and no limit of the tenant applies
+// to it.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEP_ORDER_H_
 #define WEFT_SERVER_TINKER_STEP_ORDER_H_
@@ -13,27 +14,30 @@
 
 namespace weft::tinker {
 
-// When to try again what the engine had no room for.
+// The pause before the next try after the engine had no room.
 inline constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
-// How many numbers a step may be ahead of the lowest that has not come.
+// How far a step's sequence number may be ahead of the lowest one that the
+// engine does not have.
 inline constexpr int64_t kMaxAhead = 4096;
 
-// Runs the step in its turn. One whose number the engine has had goes to it at
-// once, for its stored reply.
+// Runs the step in its turn. If the engine has had its number, the step goes to
+// the engine at once and gets the stored reply.
 void EnterStep(Front& front, const std::string& model, int64_t seq,
                ArrivedStep step);
 
-// The model's own request has ended: its steps may begin.
+// Lets the model's steps begin. Call it when the request that makes the model,
+// or a load, has ended.
 void OpenLine(Front& front, const std::string& model);
 
-// Notes that the load of number `seq` has led to `last_step`, and calls `done`
-// when that is on disk.
+// Records that the load with number `seq` has set the adapter to `last_step`.
+// Calls `done` when the record is on disk, or with the error.
 void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
               const std::function<void(absl::Status)>& done);
-// Returns true if NoteLoad has noted this load.
+// Returns true if NoteLoad has recorded the load with this number.
 [[nodiscard]] bool HasLoaded(const Model& model, int64_t seq);
-// Returns the number of the latest load, which no step may be below: 0 for
-// none. A load that has begun counts after a restart.
+// Returns the sequence number of the latest load; 0 if there is none. No step
+// below it may run. A load that has begun counts, because it may have ended
+// without a record.
 [[nodiscard]] int64_t LatestLoad(const Model& model);
 
 }  // namespace weft::tinker

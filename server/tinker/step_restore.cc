@@ -1,4 +1,4 @@
-// Steps of the ledger, after a restart; see steps.h.
+// Runs the ledger's steps again after a restart (steps.h).
 #include <memory>
 #include <utility>
 
@@ -10,10 +10,11 @@
 namespace weft::tinker {
 namespace {
 
+// The pause before a step that was refused is tried again.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Where the engine is says which number comes next. A load that may have ended
-// has set the engine's numbers back, and must come first.
+// Sets the line's next number from the adapter's last step. If a load has
+// begun, it may have set the adapter back, so the load itself comes first.
 void PlaceLine(Front& front, Model& model) {
   if (model.begun_load > 0) {
     model.line.next = model.begun_load;
@@ -33,12 +34,13 @@ void PlaceLine(Front& front, Model& model) {
           model.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
         }
       });
-  // The adapter of a model whose creation was cut off is not there.
+  // A model has no adapter if the process ended while it was being made.
   if (asked.ok() || absl::IsNotFound(asked)) return;
   Log(LogLevel::kWarning, "a model's place is not known",
       {{"model", model.id}, {"error", std::string(asked.message())}});
 }
 
+// Reads and runs the steps of the ledger, one after the other.
 class Restore : public std::enable_shared_from_this<Restore> {
  public:
   Restore(Front& front, std::function<absl::Status(const CallPtr&)> run)
@@ -65,8 +67,9 @@ class Restore : public std::enable_shared_from_this<Restore> {
         });
   }
 
-  // Steps of models that are gone, and from before a load, run no more: as the
-  // load set the model back, they would run as steps that follow it.
+  // Returns true if the step must not run: its model is gone, or a later load
+  // has set the model back, so that it would run as a step that follows the
+  // load.
   [[nodiscard]] bool IsOver(const LedgerEntry& entry) const {
     const auto model = front_.models.find(entry.fields.value("model", ""));
     return model == front_.models.end() ||

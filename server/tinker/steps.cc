@@ -15,9 +15,9 @@
 namespace weft::tinker {
 namespace {
 
-// How long a retrieval waits while the server starts.
+// The time after which a retrieval is answered while the server starts.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// What a step takes in memory beside its body.
+// The memory of a step besides its body.
 constexpr int64_t kStepBytes = 1024;
 
 void RespondPromise(const PromiseId& id, const Respond& respond) {
@@ -26,8 +26,9 @@ void RespondPromise(const PromiseId& id, const Respond& respond) {
   respond(JsonReply(reply));
 }
 
-// Puts the request on disk if its future must outlive the process. `done` is
-// told how that went, before those who asked for the future.
+// Writes the request to the ledger if its future must outlive the process. Then
+// it runs `done` with the outcome, and answers the clients that wait for the
+// promise.
 void Keep(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond,
           std::function<absl::Status(const absl::Status&)> done) {
@@ -57,7 +58,8 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
                     end);
 }
 
-// False: the future is there already, and `respond` hears so in time.
+// Opens the future. If it exists already, returns false and answers `respond`:
+// at once, or when the request is on disk.
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
@@ -77,6 +79,7 @@ absl::Status TooMuchWaits() {
       {.name = "QUEUE_FULL", .values = {}});
 }
 
+// Returns the errors of PromiseStep that concern the sequence number.
 absl::Status CheckPlace(const Front& front, const Call& call,
                         const Model& model, int64_t seq) {
   if (seq < 1) return BadField("seq_id", "must be at least 1");
@@ -104,8 +107,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   absl::Status again;
   const auto begin = [&front, id, task](const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
-      // The request that made a model must not make it again after it has
-      // trained.
+      // Otherwise a restart would make the model again, after it has trained.
       if (id.seq) front.ledger->Erase(EntryKind::kStep, id.ToString());
       front.futures.Finish(id.ToString(),
                            result.ok() ? *std::move(result)
@@ -136,7 +138,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   auto reserved = front.waiting->Reserve(
       call->owner(), static_cast<int64_t>(call->http.body.size()) + kStepBytes);
-  // The one that others wait for always has room.
+  // The step that all later ones wait for is never refused.
   if (!reserved.ok() && seq != model->line.next) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();
