@@ -6,6 +6,7 @@
 namespace weft::tinker {
 namespace {
 
+// The prefixes of one prompt, on their way through the engine.
 class Walk : public std::enable_shared_from_this<Walk> {
  public:
   Walk(WaitingSample sample, int count, std::function<void(WaitingSample)> add,
@@ -25,6 +26,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
   }
 
  private:
+  // Adds the next prefix, or finishes after the last one.
   void Next() {
     const int length = static_cast<int>(rows_.size());
     if (length == sample_.request.prompt_size()) return finish_(result_, rows_);

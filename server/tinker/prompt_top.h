@@ -1,7 +1,7 @@
-// The most likely tokens at each position of a prompt. The engine gives them
-// for tokens that it draws, so each prefix of the prompt is a sample of one
-// token: they follow each other, and the prefix cache has all of a prefix but
-// its end.
+// Finds the most likely tokens at each position of a prompt. The engine gives
+// them only for tokens that it draws, so each prefix of the prompt becomes a
+// sample of one token. These samples run one after the other, and the prefix
+// cache has all of a prefix but its end.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_PROMPT_TOP_H_
 #define WEFT_SERVER_TINKER_PROMPT_TOP_H_
@@ -13,10 +13,10 @@
 
 namespace weft::tinker {
 
-// A `done` for `sample` that goes on with its prefixes, each by `add`, and
-// calls `finish` at the end with the sample's own result and a row of `count`
-// tokens for each prompt token, the first of them empty. The first error ends
-// it.
+// Returns a `done` for `sample`. It runs the prefixes one after the other by
+// `add`, and then calls `finish` with the sample's own result and a row of
+// `count` tokens for each token of the prompt; the first row is empty. After an
+// error it calls `finish` at once with that error.
 [[nodiscard]] Callback<SampleResult> TopOfPrompt(
     const WaitingSample& sample, int count,
     std::function<void(WaitingSample)> add,

@@ -1,5 +1,5 @@
-// Runs and checkpoints as JSON.
-// Threads: any.
+// Converts runs and checkpoints to JSON.
+// Threads: any, except RunJson, which reads the front's tables.
 #ifndef WEFT_SERVER_TINKER_RUN_JSON_H_
 #define WEFT_SERVER_TINKER_RUN_JSON_H_
 
@@ -18,7 +18,7 @@ namespace weft::tinker {
                                   const CheckpointPath& path,
                                   const CheckpointExtras& extras);
 
-// What is known of one run.
+// A training run.
 struct Run {
   std::string adapter;
   LoraConfig config;
@@ -26,20 +26,22 @@ struct Run {
   std::vector<CheckpointInfo> checkpoints;  // Newest first.
 };
 
-// The runs of adapters and checkpoints together, the latest used first. Those
-// adapters that are only sampled from are left out.
+// Makes the runs of adapters and checkpoints; the one used last comes first. It
+// leaves out the adapters that are only sampled from.
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,
     const std::vector<CheckpointInfo>& checkpoints);
 [[nodiscard]] Json RunJson(const Front& front, const Caller& caller,
                            const Run& run);
 
-// The part [offset, offset + limit) of a list, by the call's query, and its
-// cursor: {NAME: [...], "cursor": {...}}. INVALID_ARGUMENT for a bad query.
+// Returns the part [offset, offset + limit) of a list, as the call's query
+// asks, and its cursor: {NAME: [...], "cursor": {...}}. Errors:
+// INVALID_ARGUMENT for a bad query.
 [[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
                                             const Json& all);
 
-// {"base_model", "is_lora", "lora_rank", "train_...", "optimizer_config"}.
+// Returns {"base_model", "is_lora", "lora_rank", "train_...",
+// "optimizer_config"}.
 [[nodiscard]] Json WeightsJson(const std::string& base_model,
                                const LoraConfig& config);
 

@@ -16,7 +16,8 @@ namespace {
 
 using Checkpoints = std::vector<CheckpointInfo>;
 
-// Those of one adapter, or of all of the caller's.
+// Lists the checkpoints of an adapter, or of all adapters of the caller if
+// `adapter` is empty.
 absl::Status ListCheckpoints(Front& front, const CallPtr& call,
                              const std::string& adapter,
                              Callback<Checkpoints> done) {
@@ -30,7 +31,7 @@ absl::Status ListCheckpoints(Front& front, const CallPtr& call,
       std::move(done));
 }
 
-// All of the caller's adapters, page by page.
+// Adds all of the caller's adapters to `*all`, page by page.
 absl::Status ListAdapters(Front& front, const CallPtr& call,
                           const std::string& after,
                           std::shared_ptr<std::vector<AdapterInfo>> all,
@@ -53,7 +54,7 @@ absl::Status ListAdapters(Front& front, const CallPtr& call,
       });
 }
 
-// Responds with what `make` makes of the caller's runs.
+// Responds with the JSON that `make` makes of the caller's runs.
 absl::Status WithRuns(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::StatusOr<Json>(const std::vector<Run>&)> make) {
@@ -73,6 +74,7 @@ absl::Status WithRuns(
       });
 }
 
+// Returns the checkpoint that the request's path names.
 absl::StatusOr<CheckpointPath> PathOf(const Call& call) {
   return ParseCheckpointId(call.args[0],
                            absl::StrCat(call.args[1], "/", call.args[2]));

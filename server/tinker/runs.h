@@ -1,5 +1,5 @@
-// Training runs and checkpoints, as the REST client asks for them. A run is an
-// adapter, or what is left of one: checkpoints on disk.
+// Handles the requests of the REST client for training runs and checkpoints. A
+// run is an adapter, or an adapter's checkpoints if it is deleted.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_RUNS_H_
 #define WEFT_SERVER_TINKER_RUNS_H_
@@ -9,7 +9,7 @@
 
 namespace weft::tinker {
 
-// The checkpoint of a path. NOT_FOUND in `done` when there is none.
+// Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
 [[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
                                           const CheckpointPath& path,
                                           Callback<CheckpointInfo> done);
@@ -31,7 +31,7 @@ namespace weft::tinker {
                                             const Respond& respond);
 [[nodiscard]] absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
                                           const Respond& respond);
-// publish and copy: a checkpoint is its tenant's alone.
+// Refuses to publish and to copy: a checkpoint belongs to its tenant alone.
 [[nodiscard]] absl::Status RefuseSharing(Front& front, const CallPtr& call,
                                          const Respond& respond);
 

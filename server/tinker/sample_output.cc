@@ -1,4 +1,4 @@
-// Results of asample as Tinker's message; see sample_wire.h.
+// The result of asample as Tinker's message (sample_wire.h).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +12,7 @@
 namespace weft::tinker {
 namespace {
 
+// The SDK takes this log-probability for an empty cell.
 constexpr float kEmptyCell = -99999.0F;
 
 template <typename T>
@@ -29,7 +30,7 @@ std::vector<T> GetRaw(const std::string& bytes) {
   return values;
 }
 
-// At least `width` columns.
+// Writes `rows` as a table with at least `width` columns.
 void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
              TopkLogprobs* out) {
   for (const auto& row : rows) width = std::max(width, row.size());
@@ -47,7 +48,8 @@ void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
   out->set_length(static_cast<uint32_t>(rows.size()));
 }
 
-// JSON has no NaN: what is not there is null.
+// Converts raw log-probabilities to JSON. A NaN becomes null, because JSON has
+// no NaN.
 Json LogprobsJson(const std::string& raw) {
   Json out = Json::array();
   for (const float value : GetRaw<float>(raw)) {
@@ -75,7 +77,7 @@ std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
   }
   if (!result.prompt_logprobs.empty()) {
     std::vector<float> logprobs = result.prompt_logprobs;
-    // Nothing predicts the first token.
+    // The first token never has a log-probability, because nothing predicts it.
     const auto count = static_cast<int64_t>(logprobs.size());
     const int64_t unscored = std::max<int64_t>(1, count - format.last_n);
     std::fill_n(logprobs.begin(), unscored,

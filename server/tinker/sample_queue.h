@@ -1,6 +1,6 @@
 // Samples that wait in the front because the engine's queue, or the tenant's
-// part of it, is full: a client of the SDK has up to 2,000 under way. Owners
-// take turns.
+// part of it, is full. A client of the SDK has up to 2,000 samples under way.
+// Owners take turns.
 #ifndef WEFT_SERVER_TINKER_SAMPLE_QUEUE_H_
 #define WEFT_SERVER_TINKER_SAMPLE_QUEUE_H_
 
@@ -22,25 +22,29 @@ struct WaitingSample {
   CallOrigin origin;
   v1::SampleRequest request;
   Callback<SampleResult> done;
-  std::shared_ptr<void> reserved;  // Its memory.
+  std::shared_ptr<void> reserved;  // Its bytes in Front::waiting.
 };
 
 // Threads: the front's.
 class SampleQueue {
  public:
+  // Adds a sample behind the others of its owner.
   void Add(const std::string& owner, WaitingSample sample);
 
-  // Calls `start` with the first of each owner in turn. True: it is done with,
-  // and the next one may start. False: this owner's others wait too. Returns
-  // whether some still wait.
+  // Calls `start` with the first sample of each owner in turn. If `start`
+  // returns true, the sample leaves the queue. If it returns false, this
+  // owner's samples wait until the next call of Advance. Returns true if
+  // samples still wait; a call from within `start` does nothing and returns
+  // false.
   bool Advance(const std::function<bool(const std::string& owner,
                                         const WaitingSample& sample)>& start);
 
-  // Takes one out. False: it does not wait.
+  // Removes a sample. Returns false if it does not wait here.
   bool Remove(const std::string& owner, const std::string& id);
 
  private:
-  std::map<std::string, std::deque<WaitingSample>> owners_;  // Not empty.
+  // The samples of each owner. An owner without samples has no entry.
+  std::map<std::string, std::deque<WaitingSample>> owners_;
   std::string last_;  // The owner that had the last turn.
   bool advances_ = false;
 };

@@ -14,7 +14,8 @@ namespace {
 
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   const Json* const stop = Find(params, "stop");
-  // Absent: the model's end of sequence. What is given takes its place.
+  // If `stop` is absent, a sample ends at the model's end-of-sequence tokens.
+  // If it is present, it replaces them.
   if (stop == nullptr) return absl::OkStatus();
   v1::StopRule* const rule = out->mutable_stop();
   rule->set_ignore_eos(true);
@@ -63,7 +64,7 @@ absl::Status ReadParams(const Json& params, int64_t room,
   return ReadStop(params, out);
 }
 
-// What would change the reply and is not there.
+// Refuses the options that would change the reply and are not offered.
 absl::Status RefuseOthers(const Json& body) {
   WEFT_ASSIGN_OR_RETURN(const int64_t count,
                         IntOr(body, "prompt_alt_tokens_k", 0));

@@ -1,6 +1,6 @@
-// asample between Tinker's messages and Weft's.
-// Errors: INVALID_ARGUMENT naming the field; UNIMPLEMENTED for what Weft does
-// not offer.
+// Converts asample between Tinker's messages and Weft's.
+// Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
+// does not offer.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
 #define WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
@@ -16,29 +16,31 @@
 
 namespace weft::tinker {
 
-// What the caller wants of the result.
+// What the caller wants to have in the result.
 struct SampleFormat {
-  // The log-probabilities of so many last prompt tokens.
+  // How many tokens at the end of the prompt get log-probabilities.
   int64_t last_n = 0;
-  // So many most likely tokens at each position of the prompt.
+  // How many of the most likely tokens are listed at each position of the
+  // prompt; 0 lists none.
   int64_t prompt_top = 0;
 };
 
 struct TranslatedSample {
-  v1::SampleRequest request;  // Without adapter and snapshot.
+  v1::SampleRequest request;  // The adapter and the snapshot are not set.
   SampleFormat format;
 };
-// `context_length` is what max_tokens has when it is absent, but for the
-// prompt.
+// Converts a request. If max_tokens is absent, the sample may fill the context:
+// `context_length` less the prompt's tokens.
 [[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
     const Json& body, int context_length);
 
-// A serialized SampleResponse. `prompt_top` has a row for each prompt token if
-// format.prompt_top is set; the first is empty.
+// Returns a serialized SampleResponse. If format.prompt_top is set,
+// `prompt_top` has a row for each token of the prompt; the first row is empty.
 [[nodiscard]] std::string SampleOutput(
     const SampleResult& result, const SampleFormat& format,
     const std::vector<weft::TopLogprobs>& prompt_top);
-// The same as JSON text.
+// Converts the result of SampleOutput to JSON text, without the tables of most
+// likely tokens.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 
 }  // namespace weft::tinker

@@ -19,10 +19,11 @@ void AdvanceSamples(Front& front);
 
 namespace {
 
-// What a sample takes in memory beside its request.
+// The memory of a sample besides its request.
 constexpr int64_t kSampleBytes = 1024;
 
-// A sampling session, or for one sample the base model.
+// Returns the sampling session that the body names, or one for the base model
+// that serves only this request.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringOr(call.body, "sampling_session_id", ""));
@@ -47,6 +48,8 @@ std::string CancelKey(const std::string& owner, const std::string& id) {
   return absl::StrCat(owner, "/", id);
 }
 
+// Gives a sample to the engine. If it returns an error, `sample.done` does not
+// run.
 absl::Status StartSample(Front& front, const std::string& owner,
                          const WaitingSample& sample) {
   const std::string cancel = CancelKey(owner, sample.id);
@@ -66,8 +69,8 @@ absl::Status StartSample(Front& front, const std::string& owner,
   return refused;
 }
 
-// Returns what names the request among those of its sampler. Without a number,
-// and without a session that numbers, no two requests are the same one.
+// Returns the last part of the future's id. A request without a number, or
+// without a sampling session, gets a random one, because it repeats no other.
 absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();
@@ -85,6 +88,8 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
   respond(JsonReply({{"request_id", id}, {"sample_sequence_ids", sequences}}));
 }
 
+// Translates the request and puts it in the queue. If it returns an error, the
+// future has no result yet.
 absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                      const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());

@@ -1,4 +1,5 @@
-// asample. Samples that the engine has no room for wait in sample_queue.h.
+// Handles asample. Samples for which the engine has no room wait
+// (sample_queue.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLING_H_
 #define WEFT_SERVER_TINKER_SAMPLING_H_
@@ -11,7 +12,8 @@ namespace weft::tinker {
 
 [[nodiscard]] absl::Status RunSample(Front& front, const CallPtr& call,
                                      const Respond& respond);
-// Ends a sample of this owner, if it has not ended: its future fails.
+// Cancels a sample of `owner`, whose future then fails. Does nothing if the
+// sample has ended.
 void CancelSample(Front& front, const std::string& owner,
                   const std::string& id);
 

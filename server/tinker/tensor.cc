@@ -39,7 +39,7 @@ absl::StatusOr<std::vector<To>> Convert(absl::string_view name,
   }
 }
 
-// The values that are there, in their order.
+// Returns the values that the message has, in their order.
 template <typename To>
 absl::StatusOr<std::vector<To>> StoredValues(absl::string_view name,
                                              const Tensor& tensor) {
@@ -73,7 +73,7 @@ absl::StatusOr<int64_t> CountOf(absl::string_view name, const Tensor& tensor) {
   return count;
 }
 
-// Puts the values of a CSR tensor [N, K] in their places among zeros.
+// Makes a sparse CSR tensor [N, K] dense. Missing values are 0.
 template <typename To>
 absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
                                         const Tensor& tensor,
@@ -97,7 +97,8 @@ absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
       return BadField(name, "has CSR rows that do not ascend");
     }
     for (int64_t i = rows[row]; i < rows[row + 1]; ++i) {
-      // Rows ascend to `stored` at the end, but one may still lie above it.
+      // The last row ends at `stored`, but an earlier row may claim to end
+      // above it.
       if (i >= stored || columns[static_cast<size_t>(i)] < 0 ||
           columns[static_cast<size_t>(i)] >= width) {
         return BadField(name, "has a CSR index out of its shape");

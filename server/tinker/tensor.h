@@ -1,7 +1,6 @@
-// Tensors of Tinker's messages.
-// Errors: INVALID_ARGUMENT naming the tensor.
-// Units: a sparse tensor is made dense; what that takes is bounded by
-// kMaxDenseValues, since a few bytes may claim any shape.
+// Reads the tensors of Tinker's messages. Sparse tensors become dense ones of
+// at most kMaxDenseValues values, because a few bytes may claim any shape.
+// Errors: INVALID_ARGUMENT, which names the tensor.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TENSOR_H_
 #define WEFT_SERVER_TINKER_TENSOR_H_
@@ -19,23 +18,24 @@ namespace weft::tinker {
 
 inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 
-// K of a tensor [N, K]; 0 for [N].
+// Returns K for a tensor [N, K], and 0 for a tensor [N].
 [[nodiscard]] absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
                                                       const Tensor& tensor);
 
-// The values as floats, whatever their type.
+// Returns the values as floats. They may be float32, int64 or int32.
 [[nodiscard]] absl::StatusOr<std::vector<float>> ReadFloats(
     absl::string_view name, const Tensor& tensor);
 
-// Whole numbers as raw uint32, little endian. A number that is no uint32
-// becomes the largest one, which no vocabulary has.
+// Returns whole numbers as raw uint32, little endian. A number that does not
+// fit becomes the largest uint32, which is in no vocabulary.
 [[nodiscard]] absl::StatusOr<std::string> ReadIds(absl::string_view name,
                                                   const Tensor& tensor);
 
+// Returns the values as raw float32, little endian.
 [[nodiscard]] std::string RawFloats(const std::vector<float>& values);
 
-// Reads {"data": [...], "dtype": "int64" or "float32"}, with "shape",
-// "sparse_crow_indices" and "sparse_col_indices" where they are there.
+// Reads {"data": [...], "dtype": "int64" or "float32"}. "shape",
+// "sparse_crow_indices" and "sparse_col_indices" are optional.
 [[nodiscard]] absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                                     const Json& json);
 

@@ -26,7 +26,7 @@ constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 
 HttpLimits LimitsOf(const ServerOptions& options) {
   HttpLimits limits;
-  // Two holders have room for a request of any size each.
+  // Each of two holders has room for the largest request.
   limits.max_pending_bytes =
       std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
   if (options.max_connections > 0) {
@@ -35,7 +35,8 @@ HttpLimits LimitsOf(const ServerOptions& options) {
   return limits;
 }
 
-// Returns what may succeed later.
+// Runs a step of the ledger. Returns an error if it may succeed later. Any
+// other error is logged, and the step is not run again.
 absl::Status RunAgain(Front& front, const CallPtr& call) {
   const absl::Status run = ServeAgain(front, call);
   if (run.ok() || RetryMillis(run).has_value()) return run;

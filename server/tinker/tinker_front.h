@@ -1,4 +1,5 @@
-// The Tinker API: HTTP in, the engine's calls out. See README.md beside this.
+// The server of the Tinker API: it takes HTTP requests and calls the engine
+// (README.md).
 #ifndef WEFT_SERVER_TINKER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_TINKER_FRONT_H_
 
@@ -10,13 +11,13 @@
 
 namespace weft::tinker {
 
-// Threads: one makes and destroys it; EngineIsReady from any.
+// Threads: one thread makes and destroys it; any thread may call EngineIsReady.
 class TinkerFront {
  public:
-  // Listens on core->options.tinker_listen at once, and takes up what it kept
-  // under options.state_dir. `core` outlives it and the calls it makes.
-  // Errors: UNAVAILABLE when the address cannot be listened on; those of
-  // Ledger::Open.
+  // Listens on core->options.tinker_listen at once, and restores what the
+  // ledger keeps under options.state_dir. `core` outlives this object and its
+  // calls.
+  // Errors: those of HttpServer::Bind and Ledger::Open.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TinkerFront>> Start(
       ServiceCore* core);
 
@@ -25,10 +26,11 @@ class TinkerFront {
   TinkerFront(const TinkerFront&) = delete;
   TinkerFront& operator=(const TinkerFront&) = delete;
 
-  // HOST:PORT with the port that was chosen.
+  // Returns HOST:PORT; if the configured port is 0, with the chosen port.
   [[nodiscard]] const std::string& address() const { return address_; }
 
-  // Runs the steps again that were promised when the last process ended.
+  // Call this once, when the engine is ready. The front runs the ledger's steps
+  // again, and promises no other steps before it has taken them all up.
   void EngineIsReady();
 
  private:

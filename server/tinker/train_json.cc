@@ -1,4 +1,4 @@
-// The JSON forms of forward_backward; see train_wire.h.
+// The JSON forms of forward_backward's request and result (train_wire.h).
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -55,6 +55,7 @@ absl::Status ReadConfig(const Json& input, ForwardBackwardRequest* out) {
   return absl::OkStatus();
 }
 
+// Reads the number at `index` of raw bytes.
 template <typename T>
 T At(const std::string& bytes, size_t index) {
   T value;
@@ -62,7 +63,7 @@ T At(const std::string& bytes, size_t index) {
   return value;
 }
 
-// The tensor of datum i, of those that lie in `tensor`.
+// Returns the tensor of datum i as JSON.
 Json TensorJson(const BatchedTensor& tensor, size_t i) {
   const auto begin = At<int64_t>(tensor.offsets(), i);
   const auto end = At<int64_t>(tensor.offsets(), i + 1);

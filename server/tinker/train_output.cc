@@ -1,4 +1,4 @@
-// Results of forward_backward as Tinker's message; see train_wire.h.
+// The result of forward_backward as Tinker's message (train_wire.h).
 #include <algorithm>
 
 #include "server/tinker/train_wire.h"
@@ -6,7 +6,7 @@
 namespace weft::tinker {
 namespace {
 
-// Lays one list of each of the data [begin, end) end to end.
+// Puts the values of one field of the data [begin, end) end to end.
 void FillField(const TrainResult& result, size_t begin, size_t end,
                int64_t shape, std::vector<float> DatumResult::*list,
                BatchedTensor* out) {
@@ -31,7 +31,7 @@ void FillField(const TrainResult& result, size_t begin, size_t end,
 std::string TrainOutput(const TrainResult& result, const TargetShapes& shapes) {
   ForwardBackwardOutput out;
   out.set_loss_fn_output_type("ArrayRecord");
-  // A record holds neighbours of one shape.
+  // Each record holds adjacent data whose targets have the same shape.
   for (size_t begin = 0; begin < shapes.size();) {
     const auto differs = [&](int64_t shape) { return shape != shapes[begin]; };
     const auto next = std::find_if(shapes.begin() + static_cast<int64_t>(begin),

@@ -48,7 +48,8 @@ absl::Status ReadLoss(const ForwardBackwardRequest& in, v1::LossConfig* loss) {
   WEFT_ASSIGN_OR_RETURN(const v1::LossFunction function,
                         ReadLossName(in.loss_fn()));
   loss->set_function(function);
-  // The SDK's losses see the logprobs of prompts, which weigh nothing.
+  // The SDK's losses also get the logprobs of the prompt, whose tokens have
+  // weight 0.
   loss->set_score_all(true);
   for (const auto& [name, value] : in.loss_fn_config_v2()) {
     if (value.value_case() != LossConfigValue::kNumber) {
@@ -75,8 +76,9 @@ absl::Status ReadTokens(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
-// gspo: the tokens whose mask is 0 are left out, as those of weight 0 are. That
-// is the same only where their advantage is 0.
+// Reads the mask of gspo. Weft leaves out tokens with weight 0, so the mask
+// becomes the weights. That gives the same loss only if the mask is 0 or 1, and
+// the advantage is 0 where the mask is 0.
 absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   const auto found = in.loss_fn_inputs().find("sequence_ratio_mask");
   if (found == in.loss_fn_inputs().end()) return absl::OkStatus();
@@ -100,9 +102,12 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
+// Reads one tensor of loss_fn_inputs. Sets `*shape` (TargetShapes) if it has
+// the targets.
 absl::Status ReadInput(const std::string& name, const Tensor& tensor,
                        v1::Datum* out, int64_t* shape) {
-  if (name == "sequence_ratio_mask") return absl::OkStatus();  // ReadMask.
+  // ReadMask reads the mask.
+  if (name == "sequence_ratio_mask") return absl::OkStatus();
   if (name == "target_tokens") {
     WEFT_ASSIGN_OR_RETURN(*shape, TargetsPerToken(name, tensor));
     out->set_targets_per_token(static_cast<uint32_t>(*shape));

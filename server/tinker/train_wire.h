@@ -1,7 +1,7 @@
-// forward_backward between Tinker's messages and Weft's.
-// Errors: INVALID_ARGUMENT naming the field; UNIMPLEMENTED for what Weft does
-// not offer. What the engine cannot take (ids, lengths, values) is found by
-// server/request_validation.h afterwards.
+// Converts forward_backward between Tinker's messages and Weft's.
+// Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
+// does not offer. Bad ids, lengths and values are found later, by
+// server/request_validation.h.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TRAIN_WIRE_H_
 #define WEFT_SERVER_TINKER_TRAIN_WIRE_H_
@@ -18,27 +18,29 @@
 
 namespace weft::tinker {
 
-// The JSON form of the message: {"forward_backward_input": {"data", "loss_fn",
-// "loss_fn_config"}, "model_id", "seq_id"}, or "forward_input".
+// Reads the JSON form of the request: {"forward_backward_input": {"data",
+// "loss_fn", "loss_fn_config"}, "model_id", "seq_id"}. "forward_input" in place
+// of "forward_backward_input" makes it forward only.
 [[nodiscard]] absl::StatusOr<ForwardBackwardRequest> TrainFromJson(
     const Json& body);
 
-// Targets per token of each datum, as its target_tokens have them; 0: the
-// tensor has one dimension.
+// For each datum the number of targets per token, if its target_tokens have two
+// dimensions; 0 if they have one.
 using TargetShapes = std::vector<int64_t>;
 
 struct TranslatedTrain {
-  v1::ForwardBackwardRequest request;  // Without adapter and step.
+  v1::ForwardBackwardRequest request;  // The adapter and the step are not set.
   TargetShapes shapes;
 };
+// Converts a request.
 [[nodiscard]] absl::StatusOr<TranslatedTrain> TranslateTrain(
     const ForwardBackwardRequest& in);
 
-// A serialized ForwardBackwardOutput: `logprobs` and `elementwise_loss` of each
-// datum in the shape of its targets, and the metrics.
+// Returns a serialized ForwardBackwardOutput with the metrics, and for each
+// datum `logprobs` and `elementwise_loss` in the shape of its targets.
 [[nodiscard]] std::string TrainOutput(const TrainResult& result,
                                       const TargetShapes& shapes);
-// The same as JSON text.
+// Converts the result of TrainOutput to JSON text.
 [[nodiscard]] std::string TrainOutputJson(const std::string& serialized);
 
 }  // namespace weft::tinker

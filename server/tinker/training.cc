@@ -13,6 +13,7 @@
 namespace weft::tinker {
 namespace {
 
+// Parses the body, which is JSON or protobuf.
 absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
   if (!absl::StrContains(call.http.content_type, kProtobufType)) {
     return TrainFromJson(call.body);
@@ -25,8 +26,8 @@ absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
   return request;
 }
 
-// `Message` is ForwardBackwardRequest or ForwardRequest, which have the same
-// fields.
+// Starts the step in the engine. `Message` is ForwardBackwardRequest or
+// ForwardRequest, which have the same fields.
 template <typename Message>
 absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
                         TranslatedTrain train, const StepRun& run) {
@@ -101,7 +102,8 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   const std::string model = in.model_id();
   const int64_t seq = in.seq_id();
   const bool forward_only = in.forward_only();
-  // Refused data are the future's failure: they keep their number.
+  // Refused data fail the future, not the request, because the step must take
+  // its sequence number.
   const auto train =
       std::make_shared<absl::StatusOr<TranslatedTrain>>(TranslateTrain(in));
   in.Clear();
@@ -110,7 +112,8 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
       [&front, origin = call->origin(), model, train,
        forward_only](const StepRun& run) {
         if (!train->ok()) return train->status();
-        // A copy: a step that finds no room comes again.
+        // This is a copy, because the task runs again if the engine has no
+        // room.
         TranslatedTrain placed = **train;
         placed.request.set_adapter_id(AdapterOfModel(model));
         placed.request.set_step(run.number);

@@ -1,4 +1,5 @@
-// forward_backward (and forward) and optim_step.
+// Handles forward_backward, forward and optim_step. Each is a step of a model
+// (PromiseStep), and bad training data fail its future.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_TRAINING_H_
 #define WEFT_SERVER_TINKER_TRAINING_H_
@@ -12,7 +13,8 @@ namespace weft::tinker {
 [[nodiscard]] absl::Status RunOptimStep(Front& front, const CallPtr& call,
                                         const Respond& respond);
 
-// forward_backward_custom computes such a loss in the client.
+// Refuses create_custom_loss. The SDK's forward_backward_custom computes such a
+// loss in the client.
 [[nodiscard]] absl::Status RefuseCustomLoss(Front& front, const CallPtr& call,
                                             const Respond& respond);
 

@@ -25,6 +25,7 @@ struct Save {
   const char* type = "save_weights";
 };
 
+// Saves a checkpoint, and then stores its extras.
 absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
                        const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointExtras extras, ReadExtras(call->body));
@@ -48,6 +49,8 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
       run.cancel);
 }
 
+// Handles a save. `kind` is the KIND of the checkpoint's path, and `type` is
+// the `type` of the result.
 absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
                          const char* type, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string model,
@@ -96,7 +99,8 @@ FutureResult Loaded(const std::string& model, const CheckpointPath& path) {
                            {"type", "load_weights"}});
 }
 
-// The engine has loaded: that is on record before the client hears of it.
+// Handles the end of a load in the engine. The load is on record before the
+// client hears of it.
 void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
              const std::string& id, int64_t seq, uint64_t last_step,
              const std::function<void(absl::Status)>& done) {
@@ -104,14 +108,15 @@ void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
   if (found != front.models.end()) {
     return NoteLoad(front, found->second, seq, last_step, done);
   }
-  // Its session has ended meanwhile, perhaps before the adapter was there.
+  // The session has ended meanwhile, perhaps before there was an adapter to
+  // delete.
   Reap(front, call->caller, adapter);
   done(absl::NotFoundError("the session has ended"));
 }
 
-// Loads into the model's adapter, and makes it if it is not there. `seq` is the
-// load's own number, 0 for a model's first request. One that is on record
-// already does not happen again.
+// Loads into the model's adapter, or makes the adapter if there is none. `seq`
+// is the load's sequence number; 0 if the load makes the model. A load that is
+// on record does not run again.
 absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
                        int64_t seq, const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
@@ -143,6 +148,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
       run.cancel);
 }
 
+// Loads a checkpoint into a new model, which has an entry in front.models.
 absl::Status StartNewModel(Front& front, const CallPtr& call,
                            const std::string& id, const Done& done) {
   WEFT_ASSIGN_OR_RETURN(

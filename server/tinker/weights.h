@@ -1,4 +1,4 @@
-// Checkpoints of models: saved, loaded, and saved to sample from.
+// Saves and loads checkpoints of models.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_WEIGHTS_H_
 #define WEFT_SERVER_TINKER_WEIGHTS_H_
@@ -7,8 +7,9 @@
 
 namespace weft::tinker {
 
-// save_weights, save_weights_for_sampler with a path, save_weights_external: a
-// checkpoint of its kind.
+// Handle save_weights, save_weights_for_sampler and save_weights_external, each
+// a step that saves a checkpoint of its kind. save_weights_for_sampler with a
+// `sampling_session_seq_id` goes to PublishSampler instead.
 [[nodiscard]] absl::Status SaveWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
 [[nodiscard]] absl::Status SaveWeightsForSampler(Front& front,
@@ -18,7 +19,8 @@ namespace weft::tinker {
                                                const CallPtr& call,
                                                const Respond& respond);
 
-// load_weights: into a model, or as a new one's first request.
+// Handles load_weights: as a step of a model, or as the request that makes a
+// model if the body has no `model_id`.
 [[nodiscard]] absl::Status LoadWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
 
