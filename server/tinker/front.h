@@ -1,5 +1,4 @@
-// The state that all handlers of the Tinker front share, and a request on its
-// way to a handler.
+// The state that all handlers of the Tinker front share, and a request to them.
 // Threads: only the front's thread uses what is declared here.
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
@@ -37,8 +36,7 @@ struct Session {
   absl::Time last_beat;
 };
 
-// A model in training. It is an adapter of the engine, with a rule that maps
-// the client's sequence numbers to the adapter's steps.
+// A model in training: an adapter, and how sequence numbers become its steps.
 struct Model {
   std::string id;
   Caller caller;
@@ -51,8 +49,7 @@ struct Model {
   // model back to the steps of its checkpoint. The pairs of the last two loads
   // are kept.
   std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The sequence number of a load that has begun and whose end is not on record
-  // yet; 0 if there is none.
+  // The number of a load whose end is not on record yet; 0 if there is none.
   int64_t begun_load = 0;
   StepLine line;
 
@@ -109,6 +106,7 @@ struct Call {
 using CallPtr = std::shared_ptr<const Call>;
 
 struct Front {
+  // `after` runs a function on the front's thread after a delay.
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
         std::unique_ptr<Ledger> opened, Futures::After after);
 

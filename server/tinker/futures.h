@@ -30,6 +30,7 @@ struct FutureResult {
   std::string body;
   std::string (*to_json)(const std::string& protobuf) = nullptr;
 
+  // Makes a result from JSON, or the result of a future that failed.
   [[nodiscard]] static FutureResult Of(const Json& json);
   [[nodiscard]] static FutureResult Failed(const absl::Status& status) {
     return Of(FailureOf(status));
@@ -48,6 +49,7 @@ class Futures {
 
   // Makes a future for `owner`. Returns false if there is one with this id.
   bool Open(const std::string& id, const std::string& owner);
+  // Returns true if there is a future with this id, with or without a result.
   [[nodiscard]] bool Has(const std::string& id) const;
   // Forgets a future that has no result, so that the client may ask again.
   void Drop(const std::string& id);

@@ -39,6 +39,8 @@ namespace weft::tinker {
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done);
 
+// Handle create_model, get_info and unload_model. create_model and unload_model
+// promise a future.
 [[nodiscard]] absl::Status CreateModel(Front& front, const CallPtr& call,
                                        const Respond& respond);
 [[nodiscard]] absl::Status GetModelInfo(Front& front, const CallPtr& call,

@@ -17,8 +17,10 @@ namespace weft::tinker {
 // names for adapters.
 [[nodiscard]] std::string OwnerKey(const Caller& caller);
 
+// Returns what the ledger keeps of a caller.
 [[nodiscard]] Json CallerToJson(const Caller& caller);
-// Returns Caller() if `json` has no tenant.
+// Returns the caller that CallerToJson has converted; Caller() if `json` has no
+// tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
 
 }  // namespace weft::tinker

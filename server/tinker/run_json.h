@@ -14,6 +14,7 @@
 
 namespace weft::tinker {
 
+// Returns the SDK's description of a checkpoint.
 [[nodiscard]] Json CheckpointJson(const CheckpointInfo& info,
                                   const CheckpointPath& path,
                                   const CheckpointExtras& extras);
@@ -31,6 +32,7 @@ struct Run {
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,
     const std::vector<CheckpointInfo>& checkpoints);
+// Returns the SDK's description of a run.
 [[nodiscard]] Json RunJson(const Front& front, const Caller& caller,
                            const Run& run);
 

@@ -13,10 +13,13 @@ namespace weft::tinker {
 [[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
                                           const CheckpointPath& path,
                                           Callback<CheckpointInfo> done);
+// Deletes the checkpoint of a path; its extras stay. Errors: as
+// EnginePort::Call.
 [[nodiscard]] absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
                                                const CheckpointPath& path,
                                                Callback<bool> done);
 
+// Handle the routes of training_runs, checkpoints and weights_info (routes.cc).
 [[nodiscard]] absl::Status ListRuns(Front& front, const CallPtr& call,
                                     const Respond& respond);
 [[nodiscard]] absl::Status GetRun(Front& front, const CallPtr& call,

@@ -10,6 +10,7 @@
 
 namespace weft::tinker {
 
+// Promises the future of a sample. A repeated request gets the same future.
 [[nodiscard]] absl::Status RunSample(Front& front, const CallPtr& call,
                                      const Respond& respond);
 // Cancels a sample of `owner`, whose future then fails. Does nothing if the

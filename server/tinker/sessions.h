@@ -19,8 +19,10 @@ inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
+// Responds "ok". Errors: UNAVAILABLE while the engine starts or drains.
 [[nodiscard]] absl::Status GetHealth(Front& front, const CallPtr& call,
                                      const Respond& respond);
+// Respond with the settings that the SDK asks for, and with the served model.
 [[nodiscard]] absl::Status GetClientConfig(Front& front, const CallPtr& call,
                                            const Respond& respond);
 [[nodiscard]] absl::Status GetDynamicConfig(Front& front, const CallPtr& call,
@@ -31,6 +33,8 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 [[nodiscard]] absl::Status TakeTelemetry(Front& front, const CallPtr& call,
                                          const Respond& respond);
 
+// Makes a session and responds with its id when it is in the ledger. Errors:
+// RESOURCE_EXHAUSTED if the owner has too many sessions.
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Takes a heartbeat. An unknown session is 410, which ends the heartbeats of
@@ -40,11 +44,13 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 // Ends a session with its models and sampling sessions.
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
+// Responds with a page of the ids of the caller's sessions.
 [[nodiscard]] absl::Status ListSessions(Front& front, const CallPtr& call,
                                         const Respond& respond);
 // Refuses what only a hosted service has: projects, bills, audits, searches.
 [[nodiscard]] absl::Status RefuseAccounts(Front& front, const CallPtr& call,
                                           const Respond& respond);
+// Responds with the models and sampling sessions of a session.
 [[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,
                                       const Respond& respond);
 
