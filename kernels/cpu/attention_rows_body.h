@@ -44,8 +44,8 @@ float SoftmaxStepRow(const SoftmaxKeys& keys, float softcap, float* scores,
   FillZeros(scores, last, RoundUp(keys.size));
   Vec best = Fill(-__builtin_inff());
   for (int64_t i = first; i < last; i += kWidth) {
-    const Vec x = Seen(keys, i, Capped(Load(scores + i), softcap),
-                       -__builtin_inff());
+    const Vec x =
+        Seen(keys, i, Capped(Load(scores + i), softcap), -__builtin_inff());
     Store(scores + i, x);
     best = Max(best, x);
   }

@@ -18,8 +18,8 @@ struct RowRange {
 
 // Consecutive query rows of one sequence or node, and the key rows that at
 // least one of them sees, in the order of positions. The last key is that of
-// the last query. So query i of n sees the first (keys - n + i + 1) keys, or the
-// last `window` of these.
+// the last query. So query i of n sees the first (keys - n + i + 1) keys, or
+// the last `window` of these.
 struct AttentionBlock {
   RowRange queries;
   std::vector<RowRange> keys;
@@ -35,8 +35,7 @@ struct AttentionBlock {
 
 // The same for the ends of sequences. Every sequence is a tree.
 [[nodiscard]] std::vector<AttentionBlock> SuffixBlocks(
-    const std::vector<SuffixRows>& sequences, int64_t window,
-    int64_t max_rows);
+    const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
 
 }  // namespace weft::ops
 

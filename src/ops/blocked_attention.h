@@ -4,8 +4,8 @@
 // LibTorch's kernel for a CPU multiplies with all keys and then hides half of
 // them, and it has no windows, no softcaps and no prefix trees. Here a block
 // takes its path's keys in chunks, with one running softmax over all of them.
-// The query heads that share a key head are the rows of one product. The bits of
-// a tree's rows do not depend on other trees or on the number of threads.
+// The query heads that share a key head are the rows of one product. The bits
+// of a tree's rows do not depend on other trees or on the number of threads.
 #ifndef WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
 #define WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
 

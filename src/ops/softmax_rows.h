@@ -78,8 +78,7 @@ struct SoftmaxRow<double> {
 
  private:
   static double Capped(double softcap, double score) {
-    return softcap > 0 ? softcap * std::tanh(score / softcap)
-                            : score;
+    return softcap > 0 ? softcap * std::tanh(score / softcap) : score;
   }
 };
 

@@ -24,9 +24,9 @@ at::Tensor SuffixAttention(const at::Tensor& q_THC, const at::Tensor& k_SKC,
   const AttentionInputs inputs{q_THC, k_SKC, v_SKC, rule};
   AttentionOutput result{at::empty(q_THC.sizes(), q_THC.options()), {}};
   if (BlockedSupports(q_THC)) {
-    BlockedAttention(
-        inputs, SuffixBlocks(sequences, rule.window, BlockRows(inputs)),
-        result);
+    BlockedAttention(inputs,
+                     SuffixBlocks(sequences, rule.window, BlockRows(inputs)),
+                     result);
     return result.out_THC;
   }
   const bool flash = std::ranges::all_of(

@@ -93,9 +93,9 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
     EagerTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
     return;
   }
-  BlockedAttentionBackward(
-      dout_THC, inputs, forward,
-      TreeBlocks(nodes, rule.window, BlockRows(inputs)), gradients);
+  BlockedAttentionBackward(dout_THC, inputs, forward,
+                           TreeBlocks(nodes, rule.window, BlockRows(inputs)),
+                           gradients);
 }
 
 }  // namespace weft::ops

@@ -4,8 +4,8 @@
 // head features.
 //
 // A node is a run of rows. It attends to itself causally and to every ancestor
-// in full. An ordinary sequence is a tree of one node. A root begins at position
-// 0, a child where its parent ends.
+// in full. An ordinary sequence is a tree of one node. A root begins at
+// position 0, a child where its parent ends.
 //
 // On a CPU a block of rows walks its path's keys (blocked_attention.h). On CUDA
 // the flash kernels take rectangles: the rows of a node's descendants follow

@@ -71,7 +71,8 @@ struct ScoredBlock {
   at::Tensor slope_KNS;   // Derivative of the softcap; may be undefined.
 };
 
-ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const AttentionBlock& block)
+ScoredBlock::ScoredBlock(const AttentionInputs& inputs,
+                         const AttentionBlock& block)
     : q_KNC(GroupRows(inputs.q_THC, block.queries, inputs.k_TKC.size(1))),
       k_KSC(GatherKeys(inputs.k_TKC, block.keys)),
       v_KSC(GatherKeys(inputs.v_TKC, block.keys)) {
@@ -93,7 +94,8 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const AttentionBlock& bl
 }
 
 // Computes only the rows of the block.
-AttentionOutput RunBlock(const AttentionInputs& inputs, const AttentionBlock& block) {
+AttentionOutput RunBlock(const AttentionInputs& inputs,
+                         const AttentionBlock& block) {
   const int64_t rows = block.queries.size;
   ScoredBlock scored(inputs, block);
   const at::Tensor lse_KN1 =
@@ -129,7 +131,8 @@ AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
   AttentionOutput result{
       at::empty(q.sizes(), q.options()),
       at::empty({q.size(0), q.size(1)}, q.options().dtype(ComputeType(q)))};
-  for (const AttentionBlock& block : TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
+  for (const AttentionBlock& block :
+       TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
     const auto [begin, rows] = block.queries;
     const AttentionOutput part = RunBlock(inputs, block);
     result.out_THC.narrow(0, begin, rows).copy_(part.out_THC);
@@ -159,7 +162,8 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
   const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
   at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);
   at::Tensor dv_TKC = at::zeros(inputs.v_TKC.sizes(), options);
-  for (const AttentionBlock& block : TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
+  for (const AttentionBlock& block :
+       TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
     const auto [begin, rows] = block.queries;
     const auto grouped = [&](const at::Tensor& x_THC) {
       return GroupRows(x_THC, block.queries, kv_heads);

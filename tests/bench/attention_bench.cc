@@ -51,8 +51,7 @@ Results Ours(const Shape& shape, const Tensors& in, double scale) {
   std::vector<AttentionNode> nodes;
   for (int64_t i = 0; i < shape.sequences; ++i) {
     const int64_t begin = i * shape.length;
-    nodes.push_back(
-        {begin, begin + shape.length, -1, begin + shape.length});
+    nodes.push_back({begin, begin + shape.length, -1, begin + shape.length});
   }
   const AttentionRule rule{.scale = scale};
   const AttentionOutput forward =

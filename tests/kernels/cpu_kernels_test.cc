@@ -310,16 +310,15 @@ void ExpectSoftmaxRows(const KernelTable& table, size_t n, float softcap) {
   const auto size = static_cast<int64_t>(n);
   const std::vector<float> scores = RandomRow(n, 21, 3);
   const std::vector<float> upstream = RandomRow(n, 22);
-  for (const SoftmaxKeys keys : {SoftmaxKeys{0, size, size},
-                                 SoftmaxKeys{size / 3, size, size},
-                                 SoftmaxKeys{size / 3, (size + 1) / 2, size}}) {
+  for (const SoftmaxKeys keys :
+       {SoftmaxKeys{0, size, size}, SoftmaxKeys{size / 3, size, size},
+        SoftmaxKeys{size / 3, (size + 1) / 2, size}}) {
     if (keys.begin >= keys.end) continue;
     const auto expected =
         reference::SoftmaxOfRow(scores, upstream, keys, softcap, 0.3);
     std::vector<float> weights = PaddedRow(scores);
     SoftmaxState state;
-    EXPECT_EQ(table.softmax_step_row(keys, softcap, weights.data(), &state),
-              0);
+    EXPECT_EQ(table.softmax_step_row(keys, softcap, weights.data(), &state), 0);
     EXPECT_NEAR(state.max + std::log(state.sum), expected.lse,
                 Tolerance(kEpsilonF32, size, 10));
     weights.resize(n);
@@ -346,8 +345,7 @@ TEST_P(CpuKernelsTest, SoftmaxRowsMatchTheReference) {
 TEST_P(CpuKernelsTest, SoftmaxStepsAddUpToTheSoftmaxOfAllKeys) {
   std::vector<float> all = RandomRow(64, 23, 3);
   all[40] = 60;  // Earlier sums are scaled to nearly 0.
-  const auto expected =
-      reference::SoftmaxOfRow(all, all, {0, 64, 64}, 0, 0);
+  const auto expected = reference::SoftmaxOfRow(all, all, {0, 64, 64}, 0, 0);
   SoftmaxState state;
   for (size_t begin = 0; begin < all.size(); begin += 16) {
     std::vector<float> step(all.begin() + begin, all.begin() + begin + 16);
