@@ -9,7 +9,7 @@ namespace weft::ops {
 namespace {
 
 // A chunk's scores stay in the cache of a core.
-constexpr int64_t kChunkKeys = 512;
+constexpr int64_t kMaxChunkKeys = 512;
 
 // A tensor [T, heads, C] with unit stride in C.
 template <typename Real>
@@ -32,8 +32,8 @@ std::vector<Chunk> ChunksOf(const AttentionBlock& block) {
   std::vector<Chunk> chunks;
   int64_t first = 0;
   for (const RowRange& range : block.keys) {
-    for (int64_t done = 0; done < range.size; done += kChunkKeys) {
-      const int64_t size = std::min(kChunkKeys, range.size - done);
+    for (int64_t done = 0; done < range.size; done += kMaxChunkKeys) {
+      const int64_t size = std::min(kMaxChunkKeys, range.size - done);
       chunks.push_back({{range.begin + done, size}, first});
       first += size;
     }
@@ -55,24 +55,36 @@ Real* Data(const at::Tensor& x) {
 
 }  // namespace
 
+int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks) {
+  int64_t longest = 0;
+  for (const AttentionBlock& block : blocks) {
+    for (const RowRange& range : block.keys) {
+      longest = std::max(longest, range.size);
+    }
+  }
+  constexpr int64_t kPadding = kernels::cpu::kSoftmaxPadding;
+  return std::min(kMaxChunkKeys,
+                  (longest + kPadding - 1) / kPadding * kPadding);
+}
+
 template <typename Real>
 BlockWorker<Real>::BlockWorker(const AttentionInputs& inputs,
-                               int64_t block_rows)
+                               int64_t block_rows, int64_t chunk_keys)
     : inputs_(inputs),
       group_(inputs.q_THC.size(1) / inputs.k_TKC.size(1)),
       features_(inputs.q_THC.size(2)),
+      chunk_keys_(chunk_keys),
       softcap_(static_cast<Real>(inputs.rule.softcap)) {
   const int64_t rows = group_ * block_rows;
   const auto options = inputs.q_THC.options();
   q_MC_ = at::empty({rows, features_}, options);
   sum_MC_ = at::empty({rows, features_}, options);
-  dout_MC_ = at::empty({rows, features_}, options);
-  scores_MS_ = at::empty({rows, kChunkKeys}, options);
-  dweights_MS_ = at::empty({rows, kChunkKeys}, options);
+  scores_MS_ = at::empty({rows, chunk_keys_}, options);
   states_.resize(rows);
   lse_.resize(rows);
   delta_.resize(rows);
 }
+
 template <typename Real>
 at::Tensor BlockWorker<Real>::Gather(const at::Tensor& x_THC,
                                      const AttentionBlock& block,
@@ -121,7 +133,7 @@ void BlockWorker<Real>::Forward(const AttentionBlock& block, int64_t kv_head,
     for (int64_t m = 0; m < rows; ++m) {
       const Real shrink = SoftmaxRow<Real>::Step(
           VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
-          score_rows + m * kChunkKeys, &states_[m]);
+          score_rows + m * chunk_keys_, &states_[m]);
       if (chunk.first == 0 || shrink == 1) continue;
       Scale(sums + m * features_, shrink, sums + m * features_);
     }
@@ -166,6 +178,10 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
   const int64_t rows = group_ * block.queries.size;
   const int64_t num_keys = block.num_keys();
   const double scale = inputs_.rule.scale;
+  if (!dweights_MS_.defined()) {
+    dout_MC_ = at::empty_like(q_MC_);
+    dweights_MS_ = at::empty_like(scores_MS_);
+  }
   ReadForward(block, kv_head, dout_THC, forward);
   const at::Tensor q = Gather(inputs_.q_THC, block, kv_head, q_MC_);
   const at::Tensor dout = Gather(dout_THC, block, kv_head, dout_MC_);
@@ -184,8 +200,8 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
     for (int64_t m = 0; m < rows; ++m) {
       SoftmaxRow<Real>::Gradient(
           VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
-          lse_[m], delta_[m], score_rows + m * kChunkKeys,
-          dweight_rows + m * kChunkKeys);
+          lse_[m], delta_[m], score_rows + m * chunk_keys_,
+          dweight_rows + m * chunk_keys_);
     }
     Multiply(Keys(dv_TKC, chunk, kv_head), weights.t(), dout, 1, 1);
     Multiply(Keys(dk_TKC, chunk, kv_head), dscores.t(), q, 1, scale);

@@ -23,12 +23,18 @@ struct Chunk {
   int64_t first = 0;
 };
 
+// Returns the keys of the longest chunk of these blocks, with room for whole
+// vectors.
+[[nodiscard]] int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks);
+
 // Computes blocks of one call, one after another. Threads: one has its own.
 template <typename Real>
 class BlockWorker {
  public:
-  // Takes blocks of at most `block_rows` rows. `inputs` outlives the object.
-  BlockWorker(const AttentionInputs& inputs, int64_t block_rows);
+  // Takes blocks of at most `block_rows` rows, with chunks of at most
+  // `chunk_keys` keys. `inputs` outlives the object.
+  BlockWorker(const AttentionInputs& inputs, int64_t block_rows,
+              int64_t chunk_keys);
 
   void Forward(const AttentionBlock& block, int64_t kv_head,
                AttentionOutput& result);
@@ -83,8 +89,10 @@ class BlockWorker {
   const AttentionInputs& inputs_;
   const int64_t group_;
   const int64_t features_;
+  const int64_t chunk_keys_;
   const Real softcap_;
-  at::Tensor q_MC_, sum_MC_, dout_MC_, scores_MS_, dweights_MS_;
+  at::Tensor q_MC_, sum_MC_, scores_MS_;
+  at::Tensor dout_MC_, dweights_MS_;  // Only for the backward pass.
   std::vector<typename SoftmaxRow<Real>::State> states_;
   std::vector<Real> lse_, delta_;
 };

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 
 #include "src/ops/block_worker.h"
 
@@ -20,26 +19,8 @@ constexpr int64_t kMaxBlockRows = 128;
 // out to lanes, so that several threads can add.
 constexpr int64_t kMaxLanes = 4;
 constexpr int64_t kBlocksPerLane = 4;
-
-// Runs every task once on all threads. A free thread takes the next task, so
-// long tasks should come first.
-template <typename Worker, typename Task>
-void RunTasks(const std::vector<Task>& tasks, const AttentionInputs& inputs,
-              int64_t block_rows,
-              const std::function<void(Worker&, const Task&)>& run) {
-  std::atomic<size_t> next = 0;
-  const auto threads = std::min<int64_t>(at::get_num_threads(),
-                                         static_cast<int64_t>(tasks.size()));
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    // The caller's mode does not reach other threads, and the results may be
-    // tensors of that mode.
-    const c10::InferenceMode guard;
-    Worker worker(inputs, block_rows);
-    for (size_t i = next++; i < tasks.size(); i = next++) {
-      run(worker, tasks[i]);
-    }
-  });
-}
+// Products of two features that are worth waking a thread.
+constexpr int64_t kProductsPerThread = 1 << 20;
 
 // Blocks that one thread computes in order, for one key head.
 struct LaneTask {
@@ -48,6 +29,34 @@ struct LaneTask {
   int64_t kv_head = 0;
   int64_t products = 0;  // Queries times keys.
 };
+
+// Runs every task once, on as many threads as the work is worth. A free thread
+// takes the next task, so long tasks should come first.
+template <typename Real, typename Run>
+void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
+              const std::vector<AttentionBlock>& blocks, const Run& run) {
+  int64_t rows = 0, products = 0;
+  for (const AttentionBlock& block : blocks) {
+    rows = std::max(rows, block.queries.size);
+  }
+  for (const LaneTask& task : tasks) products += task.products;
+  products *=
+      inputs.q_THC.size(1) / inputs.k_TKC.size(1) * inputs.q_THC.size(2);
+  const int64_t threads = std::min<int64_t>(
+      {at::get_num_threads(), static_cast<int64_t>(tasks.size()),
+       products / kProductsPerThread + 1});
+  const int64_t chunk_keys = ChunkKeys(blocks);
+  std::atomic<size_t> next = 0;
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    // The caller's mode does not reach other threads, and the results may be
+    // tensors of that mode.
+    const c10::InferenceMode guard;
+    BlockWorker<Real> worker(inputs, rows, chunk_keys);
+    for (size_t i = next++; i < tasks.size(); i = next++) {
+      run(worker, tasks[i]);
+    }
+  });
+}
 
 // Returns the lanes of each tree, as many as the tree's blocks call for, for
 // every key head.
@@ -94,11 +103,10 @@ void RunForward(const AttentionInputs& inputs,
     }
   }
   std::ranges::stable_sort(tasks, std::ranges::greater(), &LaneTask::products);
-  RunTasks<BlockWorker<Real>, LaneTask>(
-      tasks, inputs, BlockRows(inputs),
-      [&](BlockWorker<Real>& worker, const LaneTask& task) {
-        worker.Forward(*task.blocks[0], task.kv_head, result);
-      });
+  RunTasks<Real>(tasks, inputs, blocks,
+                 [&](BlockWorker<Real>& worker, const LaneTask& task) {
+                   worker.Forward(*task.blocks[0], task.kv_head, result);
+                 });
 }
 
 template <typename Real>
@@ -117,14 +125,14 @@ void RunBackward(const at::Tensor& dout_THC, const AttentionInputs& inputs,
     dk.push_back(at::zeros(dk[0].sizes(), dk[0].options()));
     dv.push_back(at::zeros(dv[0].sizes(), dv[0].options()));
   }
-  RunTasks<BlockWorker<Real>, LaneTask>(
-      tasks, inputs, BlockRows(inputs),
-      [&](BlockWorker<Real>& worker, const LaneTask& task) {
-        for (const AttentionBlock* block : task.blocks) {
-          worker.Backward(*block, task.kv_head, dout_THC, forward,
-                          gradients.dq_THC, dk[task.lane], dv[task.lane]);
-        }
-      });
+  RunTasks<Real>(tasks, inputs, blocks,
+                 [&](BlockWorker<Real>& worker, const LaneTask& task) {
+                   for (const AttentionBlock* block : task.blocks) {
+                     worker.Backward(*block, task.kv_head, dout_THC, forward,
+                                     gradients.dq_THC, dk[task.lane],
+                                     dv[task.lane]);
+                   }
+                 });
   for (int64_t lane = 1; lane < lanes; ++lane) {
     dk[0].add_(dk[lane]);
     dv[0].add_(dv[lane]);
