@@ -27,6 +27,23 @@ struct VocabRowOptions {
   bool write_softmax = false;  // The row becomes softmax(z) * softcap'(x).
 };
 
+// The keys of one query among a row of scores: those in [begin, end). The
+// query may not see the others of the row's `size` keys. The row has room for
+// `size` rounded up to kSoftmaxPadding.
+inline constexpr int64_t kSoftmaxPadding = 16;
+struct SoftmaxKeys {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size = 0;
+};
+
+// The softmax of one query over the keys so far: their largest score, and the
+// sum of e^(score - max).
+struct SoftmaxState {
+  float max = -__builtin_inff();
+  float sum = 0;
+};
+
 // The constants of one AdamW update, which the caller computes.
 struct AdamWScalars {
   float gradient_scale = 1;  // The factor of clipping.
@@ -80,6 +97,18 @@ struct KernelTable {
   // all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
+  // Adds keys to the softmax of one query. Replaces scores [size] by the
+  // weights e^(softcap(score) - max), which are 0 for keys that the query may
+  // not see. Returns the factor for all that was summed with the old max. If
+  // softcap > 0, softcap(x) is softcap * tanh(x / softcap), otherwise x.
+  float (*softmax_step_row)(const SoftmaxKeys& keys, float softcap,
+                            float* scores, SoftmaxState* state);
+  // Replaces scores [size] by the weights w = e^(softcap(score) - lse), and
+  // dLoss/dw by dLoss/dscore = w (dLoss/dw - delta) softcap'(score). Both are 0
+  // for keys that the query may not see.
+  void (*softmax_gradient_row)(const SoftmaxKeys& keys, float softcap,
+                               float lse, float delta, float* scores,
+                               float* dweights);
   // Merges attention over disjoint keys, for each row: l = log(e^lse +
   // e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l. A part
   // with lse -inf has no keys and changes nothing. Shapes: out, part [N, C];

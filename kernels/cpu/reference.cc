@@ -174,4 +174,30 @@ AdamWState AdamW(const AdamWScalars& scalars, const AdamWState& before,
   return after;
 }
 
+SoftmaxRow SoftmaxOfRow(const std::vector<float>& scores,
+                        const std::vector<float>& dweights,
+                        const SoftmaxKeys& keys, double softcap, double delta) {
+  SoftmaxRow row{std::vector<double>(scores.size()),
+                 std::vector<double>(scores.size())};
+  const auto capped = [&](int64_t i) {
+    return softcap > 0 ? softcap * std::tanh(scores[i] / softcap)
+                       : static_cast<double>(scores[i]);
+  };
+  double max = -HUGE_VAL, sum = 0;
+  for (int64_t i = keys.begin; i < keys.end; ++i) {
+    max = std::max(max, capped(i));
+  }
+  for (int64_t i = keys.begin; i < keys.end; ++i) {
+    sum += std::exp(capped(i) - max);
+  }
+  row.lse = max + std::log(sum);
+  for (int64_t i = keys.begin; i < keys.end; ++i) {
+    const double slope =
+        softcap > 0 ? 1 - std::pow(std::tanh(scores[i] / softcap), 2) : 1;
+    row.weights[i] = std::exp(capped(i) - row.lse);
+    row.dscores[i] = row.weights[i] * (dweights[i] - delta) * slope;
+  }
+  return row;
+}
+
 }  // namespace weft::kernels::cpu::reference

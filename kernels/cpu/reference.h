@@ -56,6 +56,19 @@ struct VocabRow {
 [[nodiscard]] VocabRow ScoreVocabRow(const std::vector<float>& logits,
                                      double softcap, double temperature);
 
+// The softmax of one query over the keys that it sees, and the gradients of its
+// scores; both are 0 for other keys.
+struct SoftmaxRow {
+  std::vector<double> weights;
+  std::vector<double> dscores;
+  double lse = 0;
+};
+// dweights: dLoss/dweights. `delta` is the sum of weights times dweights.
+[[nodiscard]] SoftmaxRow SoftmaxOfRow(const std::vector<float>& scores,
+                                      const std::vector<float>& dweights,
+                                      const SoftmaxKeys& keys, double softcap,
+                                      double delta);
+
 struct AdamWState {
   std::vector<double> weights;
   std::vector<double> moment1;

@@ -2,6 +2,7 @@
 #ifndef WEFT_KERNELS_CPU_TABLE_BODY_H_
 #define WEFT_KERNELS_CPU_TABLE_BODY_H_
 
+#include "kernels/cpu/attention_rows_body.h"
 #include "kernels/cpu/elementwise_body.h"
 #include "kernels/cpu/lse_merge_body.h"
 #include "kernels/cpu/paged_attention_body.h"
@@ -25,6 +26,8 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .geglu_backward_row = GatedBackwardRow<GeluTanh>,
           .vocab_row = VocabRow,
           .paged_attention = PagedAttention,
+          .softmax_step_row = SoftmaxStepRow,
+          .softmax_gradient_row = SoftmaxGradientRow,
           .lse_merge_rows = LseMergeRows,
           .skinny_product_f32 = RunSkinnyProduct<float>,
           .skinny_product_bf16 = RunSkinnyProduct<uint16_t>,

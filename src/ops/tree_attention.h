@@ -1,15 +1,17 @@
-// Causal attention over a packed batch of prefix trees. It needs a mask and
-// copies keys only if a window hides part of a path or if scores are capped.
+// Causal attention over a packed batch of prefix trees.
 //
 // Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
 // head features.
 //
 // A node is a run of rows. It attends to itself causally and to every ancestor
-// in full. The rows of a node's descendants follow directly (depth-first
-// order). So an ancestor's part is one rectangular call, from the contiguous
-// rows [end of the ancestor, end of its subtree) to the ancestor's own rows.
-// Parts merge by log-sum-exp. An ordinary sequence is a tree of one node. A
-// root begins at position 0, a child where its parent ends.
+// in full. An ordinary sequence is a tree of one node. A root begins at
+// position 0, a child where its parent ends.
+//
+// On a CPU a block of rows walks its path's keys (blocked_attention.h). On CUDA
+// the flash kernels take rectangles: the rows of a node's descendants follow
+// directly (depth-first order), so an ancestor's part is one call, from the
+// contiguous rows [end of the ancestor, end of its subtree) to the ancestor's
+// own rows. Parts merge by log-sum-exp.
 //
 // Worked example, a prompt of 3 tokens with two completions of 2 and 1:
 //
@@ -38,11 +40,12 @@ struct AttentionOutput {
   at::Tensor lse_TH;   // [T, H], log-sum-exp; f64 for f64, otherwise f32.
 };
 
-// kFused uses LibTorch's flash kernels if they can compute the rule for this
-// batch; otherwise it is kEager. The kernels take f16, bf16, f32 and f64 on a
-// CPU. On CUDA they take f16 and bf16 with C a multiple of 8 and at most 256.
-// kEager uses plain matrix products on any device. Its memory is O(H) times 256
-// rows times the longest path (or the window).
+// kFused computes f32 and f64 on a CPU in blocks, for every rule. On CUDA it
+// uses LibTorch's flash kernels for f16 and bf16 with C a multiple of 8 and at
+// most 256, if no window hides part of a path and scores are not capped.
+// Otherwise it is kEager: plain matrix products on any device, with a mask and
+// with copies of keys. Their memory is O(H) times 256 rows times the longest
+// path (or the window).
 enum class AttentionMethod { kFused, kEager };
 
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
@@ -72,8 +75,9 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
 
 // Returns the largest memory that such a call takes beside its inputs and
 // outputs, for up to `num_rows` rows and f32: scores, and in the backward pass
-// copies and sums of keys and values. Returns 0 if the flash kernels compute
-// the rule.
+// copies and sums of keys and values. Returns 0 for a rule without softcap and
+// with a window, if any, of at least num_rows. On a CPU the memory is that of
+// BlockedBackwardBytes for every rule.
 [[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,
                                  int64_t head_features);

@@ -12,9 +12,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
+#include "src/ops/attention_blocks.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/tree_attention_parts.h"
 
@@ -24,56 +24,6 @@ namespace {
 // Enough rows for efficient matrix products, few enough for a small score
 // matrix.
 constexpr int64_t kBlockRows = 256;
-
-struct RowRange {
-  int64_t begin = 0;
-  int64_t size = 0;
-};
-
-// Consecutive rows of one node, and the rows of the node's path that at least
-// one of them sees, in the order of positions. The last key is that of the last
-// query.
-struct Block {
-  RowRange queries;
-  std::vector<RowRange> keys;
-};
-
-// Returns the last `count` rows (or all, if fewer) of the path that ends before
-// row `end` of the node.
-std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
-                               int64_t node, int64_t end, int64_t count) {
-  std::vector<RowRange> ranges;
-  while (node >= 0 && count > 0) {
-    const int64_t size = std::min(count, end - nodes[node].begin);
-    if (size > 0) ranges.push_back({end - size, size});
-    count -= size;
-    node = nodes[node].parent;
-    if (node >= 0) end = nodes[node].end;
-  }
-  std::ranges::reverse(ranges);
-  return ranges;
-}
-
-// Returns how many of the last `keys` keys the last `rows` tokens may see.
-int64_t VisibleKeys(int64_t keys, int64_t rows, int64_t window) {
-  return window > 0 ? std::min(keys, rows + window - 1) : keys;
-}
-
-std::vector<Block> MakeBlocks(const std::vector<AttentionNode>& nodes,
-                              int64_t window) {
-  std::vector<Block> blocks;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    for (int64_t row = nodes[i].begin; row < nodes[i].end; row += kBlockRows) {
-      const int64_t size = std::min(kBlockRows, nodes[i].end - row);
-      const int64_t keys =
-          VisibleKeys(std::numeric_limits<int64_t>::max(), size, window);
-      blocks.push_back(
-          {.queries = {row, size},
-           .keys = PathRows(nodes, static_cast<int64_t>(i), row + size, keys)});
-    }
-  }
-  return blocks;
-}
 
 // Takes the rows of a block from [T, H, C] and returns [K, G N, C] in the
 // compute type, which puts query heads beside the key head that they share.
@@ -114,14 +64,15 @@ void ScatterAddKeys(const at::Tensor& d_KSC, const std::vector<RowRange>& keys,
 
 // The queries, keys and values of a block, and its scores.
 struct ScoredBlock {
-  ScoredBlock(const AttentionInputs& inputs, const Block& block);
+  ScoredBlock(const AttentionInputs& inputs, const AttentionBlock& block);
 
   at::Tensor q_KNC, k_KSC, v_KSC;
   at::Tensor scores_KNS;  // -inf where a query may not see a key.
   at::Tensor slope_KNS;   // Derivative of the softcap; may be undefined.
 };
 
-ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
+ScoredBlock::ScoredBlock(const AttentionInputs& inputs,
+                         const AttentionBlock& block)
     : q_KNC(GroupRows(inputs.q_THC, block.queries, inputs.k_TKC.size(1))),
       k_KSC(GatherKeys(inputs.k_TKC, block.keys)),
       v_KSC(GatherKeys(inputs.v_TKC, block.keys)) {
@@ -143,7 +94,8 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs, const Block& block)
 }
 
 // Computes only the rows of the block.
-AttentionOutput RunBlock(const AttentionInputs& inputs, const Block& block) {
+AttentionOutput RunBlock(const AttentionInputs& inputs,
+                         const AttentionBlock& block) {
   const int64_t rows = block.queries.size;
   ScoredBlock scored(inputs, block);
   const at::Tensor lse_KN1 =
@@ -179,7 +131,8 @@ AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
   AttentionOutput result{
       at::empty(q.sizes(), q.options()),
       at::empty({q.size(0), q.size(1)}, q.options().dtype(ComputeType(q)))};
-  for (const Block& block : MakeBlocks(nodes, inputs.rule.window)) {
+  for (const AttentionBlock& block :
+       TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
     const auto [begin, rows] = block.queries;
     const AttentionOutput part = RunBlock(inputs, block);
     result.out_THC.narrow(0, begin, rows).copy_(part.out_THC);
@@ -189,14 +142,12 @@ AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
 }
 
 void EagerSuffixAttention(const AttentionInputs& inputs,
-                          const SuffixRows& sequence, at::Tensor& out_QHC) {
-  for (int64_t row = 0; row < sequence.q_size; row += kBlockRows) {
-    const int64_t size = std::min(kBlockRows, sequence.q_size - row);
-    const int64_t end = sequence.k_size - sequence.q_size + row + size;
-    const int64_t keys = VisibleKeys(end, size, inputs.rule.window);
-    const Block block{.queries = {sequence.q_begin + row, size},
-                      .keys = {{sequence.k_begin + end - keys, keys}}};
-    out_QHC.narrow(0, row, size).copy_(RunBlock(inputs, block).out_THC);
+                          const std::vector<SuffixRows>& sequences,
+                          at::Tensor& out_THC) {
+  for (const AttentionBlock& block :
+       SuffixBlocks(sequences, inputs.rule.window, kBlockRows)) {
+    out_THC.narrow(0, block.queries.begin, block.queries.size)
+        .copy_(RunBlock(inputs, block).out_THC);
   }
 }
 
@@ -211,7 +162,8 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
   const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
   at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);
   at::Tensor dv_TKC = at::zeros(inputs.v_TKC.sizes(), options);
-  for (const Block& block : MakeBlocks(nodes, inputs.rule.window)) {
+  for (const AttentionBlock& block :
+       TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
     const auto [begin, rows] = block.queries;
     const auto grouped = [&](const at::Tensor& x_THC) {
       return GroupRows(x_THC, block.queries, kv_heads);

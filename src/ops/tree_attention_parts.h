@@ -13,21 +13,18 @@
 
 namespace weft::ops {
 
-// `batch` pairs of runs. Each pair has `q_size` consecutive query rows and
-// `k_size` consecutive key rows.
+// `q_size` consecutive query rows and `k_size` consecutive key rows.
 struct AttentionPart {
   int64_t q_begin = 0;
   int64_t q_size = 0;
   int64_t k_begin = 0;
   int64_t k_size = 0;
-  int64_t batch = 1;
 };
 
 // Returns the parts in which every node attends causally to itself. The parts
-// cover all rows in order. With `batch_equal_lengths`, neighbours of equal
-// length share one part.
+// cover all rows in order.
 [[nodiscard]] std::vector<AttentionPart> SelfParts(
-    const std::vector<AttentionNode>& nodes, bool batch_equal_lengths);
+    const std::vector<AttentionNode>& nodes);
 
 // Returns the parts in which descendants' rows attend to an ancestor's rows,
 // one list for each depth of the ancestor. The query rows of one list are
@@ -81,9 +78,9 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const std::vector<AttentionNode>& nodes,
                                 AttentionGradients gradients);
 
-// Writes out [q_size, H, C].
 void EagerSuffixAttention(const AttentionInputs& inputs,
-                          const SuffixRows& sequence, at::Tensor& out_QHC);
+                          const std::vector<SuffixRows>& sequences,
+                          at::Tensor& out_THC);
 
 }  // namespace weft::ops
 

@@ -113,7 +113,7 @@ bool VarlenSupports(const at::Tensor& q_THC) {
 AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,
                                     const std::vector<AttentionNode>& nodes) {
   const at::Device device = inputs.q_THC.device();
-  const auto self_parts = SelfParts(nodes, /*batch_equal_lengths=*/false);
+  const auto self_parts = SelfParts(nodes);
   AttentionOutput result =
       RunForward(inputs, MakeCall(self_parts, /*all_rows=*/true, device),
                  /*causal=*/true);
@@ -150,7 +150,7 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
                                  const std::vector<AttentionNode>& nodes,
                                  AttentionGradients gradients) {
   const at::Device device = inputs.q_THC.device();
-  const auto self_parts = SelfParts(nodes, /*batch_equal_lengths=*/false);
+  const auto self_parts = SelfParts(nodes);
   {
     const auto [dq, dk, dv] = RunBackward(
         dout_THC, inputs, forward,

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "src/lora/lora_linear.h"
+#include "src/ops/blocked_attention.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::engine {
@@ -43,8 +44,8 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
   if (element_bytes >= kFloatBytes) {
-    return batch.rows * element_bytes * 2 *
-           (shape.q_width + 2 * shape.kv_width);
+    return batch.rows * element_bytes * (shape.q_width + 2 * shape.kv_width) +
+           ops::BlockedBackwardBytes(batch.rows, shape.kv_width, element_bytes);
   }
   const int64_t sums_row = (shape.q_width + config.num_heads) * kFloatBytes;
   return batch.rows * element_bytes * (8 * shape.q_width + 6 * shape.kv_width) +

@@ -18,6 +18,7 @@ sys.path[:0] = [
     str(REPOSITORY / "client" / "python"),
 ]
 
+import attention  # noqa: E402
 import builds  # noqa: E402
 import durability  # noqa: E402
 import group_prompt  # noqa: E402
@@ -36,6 +37,7 @@ import tinker_overhead  # noqa: E402
 import train_step  # noqa: E402
 
 BENCHES = {
+    "attention": attention.main,
     "builds": builds.main,
     "durability": durability.main,
     "group_prompt": group_prompt.main,

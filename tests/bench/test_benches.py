@@ -115,6 +115,12 @@ def test_group_prompt(capsys: Any) -> None:
     assert ratios.keys() == {"speed shared/peer"}
 
 
+def test_attention(capsys: Any) -> None:
+    size = ("--sequences", "2", "--length", "40", "--features", "16", "--reps", "1")
+    result = reported("attention", capsys, *size)
+    assert result["ratio"]["speed weft/LibTorch"]["value"] > 0
+
+
 def test_logprobs(capsys: Any) -> None:
     size = ("--rows", "96", "--hidden", "32", "--vocab", "500", "--chunk", "40")
     for sizes in (size, ("--rows", "48", *SHAPE)):

@@ -296,6 +296,73 @@ TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
   }
 }
 
+// A row of scores with room for whole vectors. What follows its keys is NaN,
+// which must not be read as a score.
+std::vector<float> PaddedRow(const std::vector<float>& row) {
+  std::vector<float> padded(
+      (row.size() + kSoftmaxPadding - 1) / kSoftmaxPadding * kSoftmaxPadding,
+      kNan);
+  std::ranges::copy(row, padded.begin());
+  return padded;
+}
+
+void ExpectSoftmaxRows(const KernelTable& table, size_t n, float softcap) {
+  const auto size = static_cast<int64_t>(n);
+  const std::vector<float> scores = RandomRow(n, 21, 3);
+  const std::vector<float> upstream = RandomRow(n, 22);
+  for (const SoftmaxKeys keys :
+       {SoftmaxKeys{0, size, size}, SoftmaxKeys{size / 3, size, size},
+        SoftmaxKeys{size / 3, (size + 1) / 2, size}}) {
+    if (keys.begin >= keys.end) continue;
+    const auto expected =
+        reference::SoftmaxOfRow(scores, upstream, keys, softcap, 0.3);
+    std::vector<float> weights = PaddedRow(scores);
+    SoftmaxState state;
+    EXPECT_EQ(table.softmax_step_row(keys, softcap, weights.data(), &state), 0);
+    EXPECT_NEAR(state.max + std::log(state.sum), expected.lse,
+                Tolerance(kEpsilonF32, size, 10));
+    weights.resize(n);
+    for (float& w : weights) w /= state.sum;
+    ExpectNear(weights, expected.weights, Tolerance(kEpsilonF32, size, 10));
+    std::vector<float> again = PaddedRow(scores), dscores = PaddedRow(upstream);
+    table.softmax_gradient_row(keys, softcap, static_cast<float>(expected.lse),
+                               0.3F, again.data(), dscores.data());
+    again.resize(n);
+    dscores.resize(n);
+    ExpectNear(again, expected.weights, Tolerance(kEpsilonF32, size, 10));
+    ExpectNear(dscores, expected.dscores, Tolerance(kEpsilonF32, size, 10));
+  }
+}
+
+TEST_P(CpuKernelsTest, SoftmaxRowsMatchTheReference) {
+  for (const size_t n : kLengths) {
+    for (const float softcap : {0.0F, 2.0F}) {
+      ExpectSoftmaxRows(*table_, n, softcap);
+    }
+  }
+}
+
+TEST_P(CpuKernelsTest, SoftmaxStepsAddUpToTheSoftmaxOfAllKeys) {
+  std::vector<float> all = RandomRow(64, 23, 3);
+  all[40] = 60;  // Earlier sums are scaled to nearly 0.
+  const auto expected = reference::SoftmaxOfRow(all, all, {0, 64, 64}, 0, 0);
+  SoftmaxState state;
+  for (size_t begin = 0; begin < all.size(); begin += 16) {
+    std::vector<float> step(all.begin() + begin, all.begin() + begin + 16);
+    const float before = state.max;
+    const float shrink =
+        table_->softmax_step_row({0, 16, 16}, 0, step.data(), &state);
+    EXPECT_NEAR(shrink, std::exp(before - state.max),
+                Tolerance(kEpsilonF32, 1, 1));
+    std::vector<float> hidden(16, 5);
+    EXPECT_EQ(table_->softmax_step_row({7, 7, 16}, 0, hidden.data(), &state),
+              1);
+    EXPECT_EQ(hidden, std::vector<float>(16, 0));
+  }
+  EXPECT_NEAR(state.max + std::log(state.sum), expected.lse,
+              Tolerance(kEpsilonF32, 64, 60));
+}
+
 INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, CpuKernelsTest,
                          ::testing::Values(Isa::kBaseline, Isa::kAvx2,
                                            Isa::kAvx512),

@@ -1,6 +1,8 @@
 #include "src/ops/tree_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -292,6 +294,47 @@ TEST(TreeAttentionTest, AWindowLongerThanEveryPathChangesNoBit) {
 TEST(TreeAttentionTest, TakesRowsBeyondOneKernelBlock) {
   CheckAgainstOracle(Groups("Long", 300, {{150, 77}}), {4, 2, 16}, at::kFloat,
                      kEpsilonF32, AttentionMethod::kFused);
+}
+
+// The engine computes in inference mode, which other threads do not inherit.
+TEST(TreeAttentionTest, ComputesTheSameBitsInInferenceMode) {
+  const Pack pack = Groups("Long", 300, {{150, 77}});
+  const AttentionRule rule{.scale = 0.25};
+  const auto run = [&] {
+    at::manual_seed(7);
+    const Fused in(at::randn({pack.num_rows(), 8 * 16}), {4, 2, 16});
+    const AttentionOutput result =
+        TreeAttention(in.q, in.k, in.v, pack.nodes, rule);
+    Fused grad(at::empty_like(in.all), {4, 2, 16});
+    TreeAttentionBackward(result.out_THC, in.q, in.k, in.v, result, pack.nodes,
+                          rule, grad.q, grad.k, grad.v);
+    return grad.all;
+  };
+  const at::Tensor expected = run();
+  const c10::InferenceMode guard;
+  EXPECT_TRUE(at::equal(run(), expected));
+}
+
+// A tree's bits depend neither on other trees nor on the number of threads.
+TEST(TreeAttentionTest, ATreeHasTheSameBitsInCompany) {
+  at::manual_seed(9);
+  const at::Tensor storage = at::randn({700, 8 * 16});
+  const auto run = [&](const Pack& pack) {
+    const Fused in(storage.narrow(0, 0, pack.num_rows()), {4, 2, 16});
+    const AttentionRule rule{.scale = 0.25};
+    const AttentionOutput result =
+        TreeAttention(in.q, in.k, in.v, pack.nodes, rule);
+    Fused grad(at::empty_like(in.all), {4, 2, 16});
+    TreeAttentionBackward(result.out_THC, in.q, in.k, in.v, result, pack.nodes,
+                          rule, grad.q, grad.k, grad.v);
+    return at::cat({grad.all, result.out_THC.flatten(1)}, 1).narrow(0, 0, 600);
+  };
+  const at::Tensor alone = run(Sequences("Alone", {600}));
+  EXPECT_TRUE(at::equal(run(Sequences("InCompany", {600, 70, 30})), alone));
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  EXPECT_TRUE(at::equal(run(Sequences("OneThread", {600})), alone));
+  at::set_num_threads(threads);
 }
 
 TEST(TreeAttentionTest, CudaVarlenMatchesDenseAutograd) {

@@ -228,8 +228,8 @@ TEST_P(HostileSafetensors, IsRefusedByNameWithinASecond) {
 // The files are no test parameters, because those would be made again for each
 // test.
 TEST(HostileLargeSafetensors, IsRefusedByNameWithinASecond) {
-  for (const int count : {static_cast<int>(kMaxTensors) + 1,
-                          1'000'000 / kSanitizerSlowdown}) {
+  for (const int count :
+       {static_cast<int>(kMaxTensors) + 1, 1'000'000 / kSanitizerSlowdown}) {
     ExpectRefused({"ManyTensors", RawFile(ManyTensors(count), 0),
                    absl::StatusCode::kInvalidArgument, "limit of 100000"});
   }

@@ -1,0 +1,91 @@
+// Bodies of softmax_step_row and softmax_gradient_row; see kernels.h. Part of
+// table_*.cc.
+#ifndef WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_
+#define WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_math.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+WEFT_INLINE int64_t RoundDown(int64_t i) { return i / kWidth * kWidth; }
+WEFT_INLINE int64_t RoundUp(int64_t i) { return RoundDown(i + kWidth - 1); }
+
+WEFT_INLINE void FillZeros(float* row, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += kWidth) Store(row + i, Vec{});
+}
+
+// Keeps the lanes of x, the elements from i on, that the query sees. The others
+// get `fill`.
+WEFT_INLINE Vec Seen(const SoftmaxKeys& keys, int64_t i, Vec x, float fill) {
+  IntVec index;
+  for (int32_t lane = 0; lane < kWidth; ++lane) index[lane] = lane;
+  index += static_cast<int32_t>(i);
+  const IntVec seen = (index >= static_cast<int32_t>(keys.begin)) &
+                      (index < static_cast<int32_t>(keys.end));
+  return seen ? x : Fill(fill);
+}
+
+WEFT_INLINE Vec Capped(Vec x, float softcap) {
+  return softcap > 0 ? softcap * Tanh(x * (1.0F / softcap)) : x;
+}
+
+float SoftmaxStepRow(const SoftmaxKeys& keys, float softcap, float* scores,
+                     SoftmaxState* state) {
+  const int64_t first = RoundDown(keys.begin);
+  const int64_t last = RoundUp(keys.end);
+  if (keys.begin >= keys.end) {
+    FillZeros(scores, 0, RoundUp(keys.size));
+    return 1;
+  }
+  FillZeros(scores, 0, first);
+  FillZeros(scores, last, RoundUp(keys.size));
+  Vec best = Fill(-__builtin_inff());
+  for (int64_t i = first; i < last; i += kWidth) {
+    const Vec x =
+        Seen(keys, i, Capped(Load(scores + i), softcap), -__builtin_inff());
+    Store(scores + i, x);
+    best = Max(best, x);
+  }
+  const float before = state->max;
+  const float found = MaxLane(best);
+  const float max = found > before ? found : before;
+  Vec sum{};
+  for (int64_t i = first; i < last; i += kWidth) {
+    const Vec weight = Exp(Load(scores + i) - max);
+    Store(scores + i, weight);
+    sum += weight;
+  }
+  const float shrink = max > before ? __builtin_expf(before - max) : 1.0F;
+  state->max = max;
+  state->sum = state->sum * shrink + Sum(sum);
+  return shrink;
+}
+
+void SoftmaxGradientRow(const SoftmaxKeys& keys, float softcap, float lse,
+                        float delta, float* scores, float* dweights) {
+  const int64_t first = RoundDown(keys.begin);
+  const int64_t last = keys.begin < keys.end ? RoundUp(keys.end) : first;
+  FillZeros(scores, 0, first);
+  FillZeros(scores, last, RoundUp(keys.size));
+  FillZeros(dweights, 0, first);
+  FillZeros(dweights, last, RoundUp(keys.size));
+  for (int64_t i = first; i < last; i += kWidth) {
+    const Vec score = Capped(Load(scores + i), softcap);
+    const Vec weight = Seen(keys, i, Exp(score - lse), 0);
+    Vec gradient = weight * (Load(dweights + i) - delta);
+    if (softcap > 0) {
+      const Vec ratio = score * (1.0F / softcap);
+      gradient *= 1.0F - ratio * ratio;
+    }
+    Store(scores + i, weight);
+    Store(dweights + i, Seen(keys, i, gradient, 0));
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_

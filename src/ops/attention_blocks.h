@@ -1,0 +1,42 @@
+// Divides the query rows of attention into blocks, with the key rows that each
+// block sees. Private to src/ops.
+#ifndef WEFT_SRC_OPS_ATTENTION_BLOCKS_H_
+#define WEFT_SRC_OPS_ATTENTION_BLOCKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "src/ops/suffix_attention.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::ops {
+
+struct RowRange {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+// Consecutive query rows of one sequence or node, and the key rows that at
+// least one of them sees, in the order of positions. The last key is that of
+// the last query. So query i of n sees the first (keys - n + i + 1) keys, or
+// the last `window` of these.
+struct AttentionBlock {
+  RowRange queries;
+  std::vector<RowRange> keys;
+  int64_t tree = 0;  // Blocks of different trees share no key.
+
+  [[nodiscard]] int64_t num_keys() const;
+};
+
+// Returns the blocks of prefix trees: at most `max_rows` rows of one node, and
+// the rows of the node's path. They cover all rows in order.
+[[nodiscard]] std::vector<AttentionBlock> TreeBlocks(
+    const std::vector<AttentionNode>& nodes, int64_t window, int64_t max_rows);
+
+// The same for the ends of sequences. Every sequence is a tree.
+[[nodiscard]] std::vector<AttentionBlock> SuffixBlocks(
+    const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_ATTENTION_BLOCKS_H_

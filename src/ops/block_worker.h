@@ -1,0 +1,102 @@
+// Computes attention block by block, for one thread. Private to
+// blocked_attention.cc.
+//
+// Legend: N rows of a block, G query heads of a key head, M = G N rows of a
+// product (head g of query i is row g N + i), S keys of a chunk.
+#ifndef WEFT_SRC_OPS_BLOCK_WORKER_H_
+#define WEFT_SRC_OPS_BLOCK_WORKER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/ops/attention_blocks.h"
+#include "src/ops/softmax_rows.h"
+#include "src/ops/tree_attention_parts.h"
+
+namespace weft::ops {
+
+// Consecutive keys of a block. `first` is the number of keys before them.
+struct Chunk {
+  RowRange rows;
+  int64_t first = 0;
+};
+
+// Returns the keys of the longest chunk of these blocks, with room for whole
+// vectors.
+[[nodiscard]] int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks);
+
+// Computes blocks of one call, one after another. Threads: one has its own.
+template <typename Real>
+class BlockWorker {
+ public:
+  // Takes blocks of at most `block_rows` rows, with chunks of at most
+  // `chunk_keys` keys. `inputs` outlives the object.
+  BlockWorker(const AttentionInputs& inputs, int64_t block_rows,
+              int64_t chunk_keys);
+
+  void Forward(const AttentionBlock& block, int64_t kv_head,
+               AttentionOutput& result);
+
+  // Adds to dk and dv [T, K, C], and writes the rows of dq.
+  void Backward(const AttentionBlock& block, int64_t kv_head,
+                const at::Tensor& dout_THC, const AttentionOutput& forward,
+                at::Tensor& dq_THC, const at::Tensor& dk_TKC,
+                const at::Tensor& dv_TKC);
+
+ private:
+  // Writes to = from * factor, for one row [C].
+  void Scale(const Real* from, Real factor, Real* to) const {
+#pragma omp simd
+    for (int64_t c = 0; c < features_; ++c) to[c] = from[c] * factor;
+  }
+
+  // Calls f(row of the product, row of the tensor, query head) for all rows.
+  template <typename Function>
+  void ForRows(const AttentionBlock& block, int64_t kv_head, Function f) const {
+    for (int64_t g = 0; g < group_; ++g) {
+      for (int64_t i = 0; i < block.queries.size; ++i) {
+        f(g * block.queries.size + i, block.queries.begin + i,
+          kv_head * group_ + g);
+      }
+    }
+  }
+
+  // Returns the block's rows of [T, H, C] as [M, C]: a view if there is one
+  // query head, otherwise a copy in `scratch_MC`.
+  [[nodiscard]] at::Tensor Gather(const at::Tensor& x_THC,
+                                  const AttentionBlock& block, int64_t kv_head,
+                                  const at::Tensor& scratch_MC) const;
+
+  // Returns the rows of a chunk of [T, K, C] as [S, C].
+  [[nodiscard]] static at::Tensor Keys(const at::Tensor& x_TKC,
+                                       const Chunk& chunk, int64_t kv_head) {
+    return x_TKC.select(1, kv_head)
+        .narrow(0, chunk.rows.begin, chunk.rows.size);
+  }
+
+  // Returns the keys of a chunk that query i of the block sees.
+  [[nodiscard]] SoftmaxKeys VisibleKeys(const AttentionBlock& block,
+                                        const Chunk& chunk, int64_t num_keys,
+                                        int64_t i) const;
+
+  // Reads the log-sum-exp of the block's rows, and computes the inner products
+  // of outputs and their gradients.
+  void ReadForward(const AttentionBlock& block, int64_t kv_head,
+                   const at::Tensor& dout_THC, const AttentionOutput& forward);
+
+  const AttentionInputs& inputs_;
+  const int64_t group_;
+  const int64_t features_;
+  const int64_t chunk_keys_;
+  const Real softcap_;
+  at::Tensor q_MC_, sum_MC_, scores_MS_;
+  at::Tensor dout_MC_, dweights_MS_;  // Only for the backward pass.
+  std::vector<typename SoftmaxRow<Real>::State> states_;
+  std::vector<Real> lse_, delta_;
+};
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_BLOCK_WORKER_H_

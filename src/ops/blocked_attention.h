@@ -1,0 +1,48 @@
+// Attention on a CPU by blocks of query rows over exactly the keys that they
+// see. Private to src/ops.
+//
+// LibTorch's kernel for a CPU multiplies with all keys and then hides half of
+// them, and it has no windows, no softcaps and no prefix trees. Here a block
+// takes its path's keys in chunks, with one running softmax over all of them.
+// The query heads that share a key head are the rows of one product. The bits
+// of a tree's rows do not depend on other trees or on the number of threads.
+#ifndef WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
+#define WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/ops/attention_blocks.h"
+#include "src/ops/tree_attention_parts.h"
+
+namespace weft::ops {
+
+// Returns whether the tensor is f32 or f64 on a CPU.
+[[nodiscard]] bool BlockedSupports(const at::Tensor& q_THC);
+
+// Returns the rows of a block that make products of a good size.
+[[nodiscard]] int64_t BlockRows(const AttentionInputs& inputs);
+
+// Writes output and log-sum-exp of all query rows; see TreeAttention. An
+// undefined log-sum-exp is not written.
+void BlockedAttention(const AttentionInputs& inputs,
+                      const std::vector<AttentionBlock>& blocks,
+                      AttentionOutput& result);
+
+// Writes the gradients; see TreeAttentionBackward.
+void BlockedAttentionBackward(const at::Tensor& dout_THC,
+                              const AttentionInputs& inputs,
+                              const AttentionOutput& forward,
+                              const std::vector<AttentionBlock>& blocks,
+                              AttentionGradients gradients);
+
+// Returns the largest memory that the backward pass takes beside its inputs and
+// outputs, for sums of keys' gradients [T, K, C].
+[[nodiscard]] int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
+                                           int64_t element_bytes);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
