@@ -1,6 +1,6 @@
-"""The asyncio client: weft.client's methods as coroutines.
+"""The asyncio client. It has the methods of weft.client as coroutines.
 
-Make it inside the event loop that uses it; it is not for other threads.
+Make a client inside the event loop that uses it. Other threads must not use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.types import (
 
 
 class AsyncBaseSubmit:
-    """The base model's calls that return at once, so that several can be in flight."""
+    """Calls to the base model that return at once, so that several can be in flight."""
 
     def __init__(self, core: ClientCore, driver: TaskDriver) -> None:
         self._core = core
@@ -42,7 +42,10 @@ class AsyncBaseSubmit:
     def sample(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> Task[SampleResult]:
-        """Samples from the base model. prompt: [P] token ids, 1 <= P < context."""
+        """Samples from the base model. Returns before the samples are there.
+
+        prompt: [P] token ids, 1 <= P < the model's context.
+        """
         return self._driver.submit(self._core.sampler.sample(prompt, options))
 
     def forward(
@@ -51,14 +54,19 @@ class AsyncBaseSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
-        """Scores with the base model; results in the data's order."""
+        """Computes the loss of the data under the base model. Returns before that ends.
+
+        The results are in the data's order.
+        """
         return self._driver.submit(self._core.forward(data, loss, options))
 
 
 class AsyncClient:
-    """A connection to one server. Also an async context manager.
+    """A connection to one server. It is an async context manager that closes itself.
 
-    timeout: seconds for each call, repetitions included.
+    target: the server's address, host:port. timeout: the seconds that a call may
+    take, with all its repetitions. retry: when a failed call is repeated.
+    security: TLS and token; None reads them from the environment.
     """
 
     def __init__(
@@ -82,21 +90,26 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and the calls in flight; later ones raise
+        """Ends the connection and the calls in flight. Later calls raise
         FailedPrecondition."""
         self._core.caller.close()
         await self._driver.close()
 
     async def info(self) -> ServerInfo:
-        """What the server runs and what it accepts."""
+        """Returns which model the server runs and which limits it has."""
         return await self._driver.run(self._core.info())
 
     async def healthy(self) -> bool:
-        """Whether the server takes work now. Never raises a WeftError."""
+        """Returns whether the server takes work now.
+
+        Returns False where the server does not answer within 5 seconds or the call
+        fails.
+        """
         return await self._driver.run(self._core.healthy())
 
     async def drain(self) -> None:
-        """Lets the server finish what it accepted and take nothing new."""
+        """Makes the server refuse new work, and returns when it has finished the work
+        that it accepted before."""
         await self._driver.run(self._core.drain())
 
     async def create_adapter(
@@ -109,11 +122,13 @@ class AsyncClient:
         seed: int | None = None,
         tenant: str | None = None,
     ) -> AsyncAdapter:
-        """Makes a new adapter.
+        """Makes a new adapter and returns it.
 
-        target_modules: "q_proj", ... "down_proj", "lm_head", "embed_tokens"; None:
-        the server's default. tenant: with whose other adapters it shares; None: a
-        tenant of its own. AlreadyExists where the name is taken.
+        target_modules: the layers that get LoRA weights, "q_proj", ... "down_proj",
+        "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
+        first weights; None lets the server draw one. tenant: the adapter shares its
+        limits with the other adapters of this tenant; None gives it a tenant of its
+        own. Raises AlreadyExists if the name is taken.
         """
         operation = self._core.create_adapter(
             adapter_id, rank, alpha, target_modules, seed, tenant
@@ -130,11 +145,12 @@ class AsyncClient:
         seed: int | None = None,
         tenant: str | None = None,
     ) -> AsyncAdapter:
-        """The adapter of that name, made if there is none: for a program that may
-        run twice. An existing one goes on after its last step.
+        """Returns the adapter of that name, and makes it if there is none.
 
-        FailedPrecondition where it exists with another rank, alpha or
-        target_modules; seed and tenant are for a new one.
+        A program that starts a second time so finds its adapter, which goes on after
+        its last step. seed and tenant matter only for a new adapter. Raises
+        FailedPrecondition if the adapter exists with another rank, alpha or
+        target_modules.
         """
         operation = self._core.get_or_create(
             adapter_id, rank, alpha, target_modules, seed, tenant
@@ -142,44 +158,56 @@ class AsyncClient:
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
-        """An existing adapter; goes on after its last step. NotFound without it."""
+        """Returns an existing adapter, which goes on after its last step.
+
+        Raises NotFound if there is no adapter of that name.
+        """
         core = await self._driver.run(self._core.adapter(adapter_id))
         return AsyncAdapter(core, self._driver)
 
     async def adapters(self) -> list[AdapterInfo]:
-        """All adapters, ordered by id."""
+        """Returns all adapters, ordered by id."""
         return await self._driver.run(self._core.adapters())
 
     async def delete_adapter(self, adapter_id: str) -> None:
-        """Forgets an adapter. Its checkpoints stay."""
+        """Deletes an adapter and its snapshots. Its checkpoints stay on disk."""
         await self._driver.run(self._core.delete_adapter(adapter_id))
 
     async def import_adapter(
         self, adapter_id: str, folder: StrPath, *, tenant: str | None = None
     ) -> AsyncAdapter:
-        """Makes an adapter from a PEFT LoRA folder on this machine."""
+        """Makes an adapter from a PEFT LoRA folder on this machine and returns it.
+
+        tenant: as in create_adapter. Raises InvalidArgument if the folder lacks
+        adapter_config.json or adapter_model.safetensors. The call is not repeated
+        when it fails.
+        """
         operation = self._core.import_adapter(adapter_id, folder, tenant)
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def checkpoints(self, adapter_id: str | None = None) -> list[CheckpointInfo]:
-        """Newest first; of all adapters unless one is named."""
+        """Returns the checkpoints of one adapter, or of all, newest first."""
         return await self._driver.run(self._core.checkpoints(adapter_id))
 
     async def delete_checkpoint(self, adapter_id: str, name: str) -> None:
-        """Deletes the checkpoint's files."""
+        """Deletes a checkpoint's files on the server. Raises NotFound if there is no
+        such checkpoint."""
         await self._driver.run(self._core.delete_checkpoint(adapter_id, name))
 
     async def sample(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> SampleResult:
-        """Samples from the base model. prompt: [P] token ids, 1 <= P < context."""
+        """Samples from the base model.
+
+        prompt: [P] token ids, 1 <= P < the model's context.
+        """
         return await self._driver.run(self._core.sampler.sample(prompt, options))
 
     async def sample_many(
         self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
     ) -> list[SampleResult]:
-        """Samples of each prompt from the base model, in the prompts' order; see
-        `Adapter.sample_many`."""
+        """Samples from the base model for each prompt. The results are in the prompts'
+        order. `Adapter.sample_many` describes retries, seeds and errors."""
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, None, bound)
         return await self._driver.run_many(
@@ -189,15 +217,19 @@ class AsyncClient:
     def sample_stream(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> AsyncIterator[SampleDelta]:
-        """The same tokens as they are made. Not repeated on errors."""
+        """Yields the tokens that `sample` would return, as soon as they are drawn.
+
+        A stream that fails raises the error and is not repeated.
+        """
         request = self._core.sampler.stream_request(prompt, options)
         return self._driver.deltas(request, self._core.caller.timeout)
 
     async def compute_logprobs(self, tokens: ArrayLike) -> FloatArray:
-        """The base model's log-probability of each token after those before it, [N].
+        """Returns the base model's log-probability of each token, given those before
+        it, [N].
 
-        tokens: [N], 1 <= N < the model's context. The first is 0 and means
-        nothing: nothing predicts it.
+        tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
+        meaning, because no token comes before the first.
         """
         return await self._driver.run(self._core.sampler.compute_logprobs(tokens))
 
@@ -207,5 +239,8 @@ class AsyncClient:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> TrainResult:
-        """Scores with the base model; results in the data's order."""
+        """Computes the loss of the data under the base model.
+
+        The results are in the data's order.
+        """
         return await self._driver.run(self._core.forward(data, loss, options))

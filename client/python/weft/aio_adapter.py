@@ -1,4 +1,5 @@
-"""One adapter of the asyncio client: weft.adapter's methods as coroutines."""
+"""One adapter of the asyncio client. It has the methods of weft.adapter as
+coroutines."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ from weft.types import (
 class AsyncSubmit:
     """Calls that return at once, so that several can be in flight.
 
-    Steps are numbered at the call and run in that order. A call that
-    cannot be sent at all raises here, what else goes wrong is raised by the task.
-    Cancelling a task leaves it open whether its step ran.
+    Each step gets its number when it is submitted, and the server runs the steps in
+    that order. A call that cannot be sent raises at once; the task raises all other
+    errors. If a task is cancelled, its step may or may not have run.
     """
 
     def __init__(self, core: AdapterCore, driver: TaskDriver) -> None:
@@ -56,7 +57,7 @@ class AsyncSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
-        """The same numbers without a gradient."""
+        """Computes what forward_backward returns, without the gradient."""
         return self._driver.submit(
             self._core.train(data, loss, options, backward=False, submit=True)
         )
@@ -66,11 +67,12 @@ class AsyncSubmit:
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
     def save(self, name: str, overwrite: bool = False) -> Task[CheckpointInfo]:
-        """Writes a checkpoint on the server, as of the steps before it."""
+        """Writes a checkpoint on the server, after the steps submitted before it."""
         return self._driver.submit(self._core.save(name, overwrite, submit=True))
 
     def snapshot(self, name: str) -> Task[int]:
-        """Pins the weights as of the steps before it; gives their version."""
+        """Keeps the weights under a name, after the steps submitted before it. The
+        result is their version."""
         return self._driver.submit(self._core.snapshot(name, submit=True))
 
     def sample(
@@ -80,16 +82,16 @@ class AsyncSubmit:
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
     ) -> Task[SampleResult]:
-        """Samples from a snapshot, or from the version that is the latest when
-        sampling starts: it has no number and waits for no step."""
+        """Samples from a snapshot, or from the weights that are the latest when
+        sampling starts. Sampling is no step: it has no number and waits for none."""
         return self._driver.submit(self._core.sampler.sample(prompt, options, snapshot))
 
 
 class AsyncAdapter:
-    """One adapter on the server. Made by the Client's methods.
+    """One adapter on the server. AsyncClient's methods make it.
 
-    Every call raises a WeftError where the server refuses it, where it fails, or
-    where the client's timeout passes first.
+    Every call raises a WeftError if the server refuses it, if it fails, or if the
+    client's timeout passes first.
     """
 
     def __init__(self, core: AdapterCore, driver: TaskDriver) -> None:
@@ -102,19 +104,19 @@ class AsyncAdapter:
 
     @property
     def id(self) -> str:
-        """The adapter's name on the server."""
+        """Returns the adapter's name on the server."""
         return self._core.adapter_id
 
     @property
     def next_step(self) -> int:
-        """The number that the next step will carry."""
+        """Returns the number that the next step gets."""
         return self._core.counter.next_step
 
     async def resync(self) -> int:
-        """Learns the next step's number from the server and returns it.
+        """Asks the server for the next step's number and returns it.
 
-        Needed after an error that says so. FailedPrecondition while steps are
-        in flight.
+        Call it after an error whose message asks for it. Raises FailedPrecondition
+        while steps are in flight.
         """
         return await self._driver.run(self._core.resync())
 
@@ -127,8 +129,8 @@ class AsyncAdapter:
         """Adds the gradient of the summed loss to the accumulator.
 
         loss: cross_entropy, importance_sampling, ppo, cispo, dro or gspo. The
-        results are in the data's order, each of the shape of its targets.
-        InvalidArgument for data that the loss or the server's limits forbid.
+        results are in the data's order, and each has the shape of its targets.
+        Raises InvalidArgument for data that the loss or the server's limits forbid.
         """
         return await self._driver.run(
             self._core.train(data, loss, options, backward=True)
@@ -140,7 +142,10 @@ class AsyncAdapter:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> TrainResult:
-        """The same numbers without a gradient."""
+        """Computes what forward_backward returns, without the gradient.
+
+        It is a step and has a number; `score` is not.
+        """
         return await self._driver.run(
             self._core.train(data, loss, options, backward=False)
         )
@@ -153,19 +158,23 @@ class AsyncAdapter:
         snapshot: str | None = None,
         **options: Unpack[LossOptions],
     ) -> TrainResult:
-        """As forward, beside the steps: it takes no number and waits for none that is
-        missing, so that an evaluator disturbs no trainer. Without a snapshot it sees
-        the latest weights when it runs."""
+        """Computes the same as forward, but is no step.
+
+        It takes no number and does not wait for a missing one, so an evaluator does
+        not disturb a trainer. Without a snapshot it uses the weights that are the
+        latest when it runs.
+        """
         return await self._driver.run(self._core.score(data, loss, options, snapshot))
 
     async def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: custom_loss.LossFn
     ) -> TrainResult:
-        """A loss of the log-probabilities that this process computes.
+        """Trains with a loss that this process computes from the log-probabilities.
 
-        loss_fn gets one array per datum and returns the loss and its gradient
-        for each; `weft.torch_loss` makes one from torch code. Takes two steps.
-        InvalidArgument for gradients of another number or shape.
+        loss_fn gets one array per datum and returns the loss and one gradient per
+        datum, of the array's shape. `weft.torch_loss` makes one from torch code.
+        The call takes two steps. Raises InvalidArgument if the number or the shape
+        of the gradients does not fit.
         """
         forward = await self.forward(data)
         surrogate = custom_loss.surrogate(data, forward, loss_fn)
@@ -182,10 +191,10 @@ class AsyncAdapter:
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
     ) -> SampleResult:
-        """Samples from the latest version, or from a snapshot.
+        """Samples from the latest weights, or from a snapshot.
 
-        prompt: [P] token ids, 1 <= P < the model's context. NotFound for a
-        snapshot that is not there.
+        prompt: [P] token ids, 1 <= P < the model's context. Raises NotFound if there
+        is no such snapshot.
         """
         return await self._driver.run(
             self._core.sampler.sample(prompt, options, snapshot)
@@ -198,13 +207,14 @@ class AsyncAdapter:
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
     ) -> list[SampleResult]:
-        """`num_samples` samples of each prompt; results in the prompts' order.
+        """Draws `num_samples` samples for each prompt. The results are in the prompts'
+        order.
 
-        As many prompts are in flight as the server admits. Where it is full, the
-        client comes again when the server says. Prompt i is drawn with seed + i.
-        The first error that remains is raised and ends the rest.
-        The client's timeout bounds the time from one answer to the next: the whole
-        may take longer.
+        The client keeps as many prompts in flight as the server admits. If the
+        server is full, the client tries again when the server says. If a seed is
+        given, prompt i uses seed + i. An error that retries do not cure is raised and
+        cancels the other prompts. The client's timeout bounds the time from one
+        answer to the next, so the whole call may take longer.
         """
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, snapshot, bound)
@@ -219,49 +229,59 @@ class AsyncAdapter:
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
     ) -> AsyncIterator[SampleDelta]:
-        """The same tokens as they are made. Not repeated on errors."""
+        """Yields the tokens that `sample` would return, as soon as they are drawn.
+
+        A stream that fails raises the error and is not repeated.
+        """
         request = self._core.sampler.stream_request(prompt, options, snapshot)
         return self._driver.deltas(request, self._core.caller.timeout)
 
     async def compute_logprobs(
         self, tokens: ArrayLike, *, snapshot: str | None = None
     ) -> FloatArray:
-        """The log-probability of each token after those before it, [N].
+        """Returns the log-probability of each token, given those before it, [N].
 
-        tokens: [N], 1 <= N < the model's context. The first is 0 and means
-        nothing: nothing predicts it. Not a step: `forward` scores data.
+        tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
+        meaning, because no token comes before the first. The call is no step.
         """
         return await self._driver.run(
             self._core.sampler.compute_logprobs(tokens, snapshot)
         )
 
     async def save(self, name: str, overwrite: bool = False) -> CheckpointInfo:
-        """Writes a checkpoint on the server.
+        """Writes a checkpoint on the server and returns its description.
 
-        AlreadyExists for a name that is taken, unless it may be overwritten.
+        Raises AlreadyExists if the name is taken and overwrite is False.
         """
         return await self._driver.run(self._core.save(name, overwrite))
 
     async def load(
         self, name: str, source: str | None = None, weights_only: bool = False
     ) -> AdapterInfo:
-        """Replaces the state by a checkpoint (of adapter `source`).
+        """Replaces the adapter's state by a checkpoint and returns the new state.
 
-        NotFound where there is none of that name; FailedPrecondition while steps
-        are in flight.
+        source: the adapter that saved the checkpoint; None means this one.
+        weights_only: load no optimizer state, gradient or step number; these start
+        anew. Raises NotFound if there is no such checkpoint, FailedPrecondition while
+        steps are in flight.
         """
         return await self._driver.run(self._core.load(name, source, weights_only))
 
     async def snapshot(self, name: str) -> int:
-        """Pins the current weights under a name; returns their version."""
+        """Keeps the current weights under a name and returns their version. Later
+        steps do not change a snapshot."""
         return await self._driver.run(self._core.snapshot(name))
 
     async def release_snapshot(self, name: str) -> None:
-        """Frees the snapshot once no sample uses it any more."""
+        """Removes the snapshot's name. Its memory is freed when no sample uses it any
+        more."""
         await self._driver.run(self._core.release_snapshot(name))
 
     async def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
-        """Writes a PEFT folder on this machine: all of it, or nothing."""
+        """Writes the latest weights, or a snapshot, to a PEFT folder on this machine.
+
+        The files replace those in the folder only after the last byte has come.
+        """
         request = self._core.export_request(snapshot)
         timeout = self._core.caller.timeout
         with FolderWriter(folder) as writer:
@@ -272,9 +292,10 @@ class AsyncAdapter:
             writer.commit()
 
     async def info(self) -> AdapterInfo:
-        """What the server says about the adapter. NotFound once it is gone."""
+        """Returns what the server knows about the adapter. Raises NotFound if the
+        adapter was deleted."""
         return await self._driver.run(self._core.info())
 
     async def delete(self) -> None:
-        """Forgets the adapter. Its checkpoints stay."""
+        """Deletes the adapter and its snapshots. Its checkpoints stay on disk."""
         await self._driver.run(self._core.delete())

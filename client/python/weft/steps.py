@@ -48,7 +48,7 @@ class StepCounter:
 
     @property
     def next_step(self) -> int:
-        """The number that the next step will carry."""
+        """Returns the number that the next step gets."""
         return self._next
 
     @property
