@@ -126,9 +126,10 @@ class AsyncClient:
 
         target_modules: the layers that get LoRA weights, "q_proj", ... "down_proj",
         "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
-        first weights; None lets the server draw one. tenant: the adapter shares its
-        limits with the other adapters of this tenant; None gives it a tenant of its
-        own. Raises AlreadyExists if the name is taken.
+        initial weights; None lets the server derive it from the name. tenant: the
+        adapter shares queue and slots with this tenant's other adapters; None means
+        the token's tenant or, on a server without tokens, a tenant of its own. Raises
+        AlreadyExists if the name is taken.
         """
         operation = self._core.create_adapter(
             adapter_id, rank, alpha, target_modules, seed, tenant

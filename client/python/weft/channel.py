@@ -1,4 +1,4 @@
-"""How a client reaches its server; settings common to both clients."""
+"""Opens a client's channel to its server: plaintext, TLS or mutual TLS."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from weft.errors import FailedPrecondition, InvalidArgument
 
 ChannelT = TypeVar("ChannelT")
 Options = list[tuple[str, int | str]]
-# Messages are bounded by the server alone; keepalive finds dead peers under
-# long calls; each client has a connection of its own, so that a large request
-# does not hold up those of another.
+# Only the server limits the size of messages. Keepalive finds a dead server during
+# long calls. Each client has a connection of its own, so that a large request of one
+# does not delay the requests of another.
 OPTIONS: Options = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -31,7 +31,8 @@ OPTIONS: Options = [
 
 
 def is_local(target: str) -> bool:
-    """Whether the target is on this machine: nobody listens on the way."""
+    """Returns whether the target is on this machine, so that plaintext stays private:
+    a loopback address, localhost or unix:PATH."""
     if target.startswith("unix:"):
         return True
     for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
@@ -48,26 +49,33 @@ def is_local(target: str) -> bool:
 
 
 def system_roots() -> bytes | None:
-    """The authorities that the system trusts. None: those that grpcio brings."""
+    """Returns the certificate authorities that the system trusts, in PEM.
+
+    None makes grpcio use those that it brings.
+    """
     file = ssl.get_default_verify_paths().cafile
     return None if file is None else Path(file).read_bytes()
 
 
 @dataclass(frozen=True)
 class Security:
-    """How to reach the server. Nothing given: plaintext, for loopback."""
+    """The credentials of a client. If all are absent, the channel is plaintext, for
+    loopback."""
 
     token: str | None = None  # Sent as `authorization: Bearer ...`.
-    tls: bool = False  # With the system's authorities, unless others are given.
-    root_certificates: bytes | None = None  # PEM; turns TLS on.
-    certificate: bytes | None = None  # PEM; mutual TLS, with its key.
-    private_key: bytes | None = None
-    server_name: str | None = None  # In the server's certificate.
+    tls: bool = False  # Uses TLS with the system's authorities.
+    root_certificates: bytes | None = None  # PEM, in their place; implies TLS.
+    certificate: bytes | None = None  # PEM, with its key for mutual TLS; implies TLS.
+    private_key: bytes | None = None  # PEM.
+    server_name: str | None = None  # In the server's certificate; None: the host.
 
     @classmethod
     def from_environment(cls) -> Security:
-        """What weftctl reads, too: WEFT_TOKEN, WEFT_TOKEN_FILE, WEFT_TLS=1,
-        WEFT_CA, WEFT_CLIENT_CERT, WEFT_CLIENT_KEY, WEFT_SERVER_NAME."""
+        """Reads the variables that weftctl reads, too: WEFT_TOKEN, WEFT_TOKEN_FILE,
+        WEFT_TLS=1, WEFT_CA, WEFT_CLIENT_CERT, WEFT_CLIENT_KEY, WEFT_SERVER_NAME.
+
+        Raises OSError if a file that one of them names cannot be read.
+        """
 
         def contents(name: str) -> bytes | None:
             path = os.environ.get(name)
@@ -86,7 +94,7 @@ class Security:
         )
 
     def __repr__(self) -> str:
-        """Without its secrets, which a traceback or a log may show."""
+        """Leaves out the secrets, because a traceback or a log may show this text."""
         return f"Security(tls={self._uses_tls()}, token={self.token is not None})"
 
     def _uses_tls(self) -> bool:
@@ -98,9 +106,10 @@ class Security:
         insecure: Callable[[str, Options], ChannelT],
         secure: Callable[[str, grpc.ChannelCredentials, Options], ChannelT],
     ) -> ChannelT:
-        """A channel, made by those functions of `grpc` or `grpc.aio`.
+        """Opens a channel by these functions of `grpc` or `grpc.aio`.
 
-        FailedPrecondition where a token would leave this machine in plaintext.
+        Raises FailedPrecondition if a token would leave this machine in plaintext,
+        InvalidArgument for a certificate without its key, or a key alone.
         """
         if (self.certificate is None) != (self.private_key is None):
             raise InvalidArgument("certificate and private_key go together")
@@ -112,7 +121,8 @@ class Security:
                     "the token would be sent in plaintext, for anybody on the "
                     "way to read: use TLS"
                 )
-            # A proxy of the environment would take the call off this machine.
+            # Ignores a proxy that the environment names, because it would send the
+            # call to another machine.
             return insecure(target, [*OPTIONS, ("grpc.enable_http_proxy", 0)])
         credentials = grpc.ssl_channel_credentials(
             self.root_certificates or system_roots(),
@@ -125,7 +135,7 @@ class Security:
         return secure(target, credentials, options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call carries: the token, where there is one."""
+        """Returns the metadata of each call: the token, if there is one."""
         if self.token is None:
             return ()
         return (("authorization", f"Bearer {self.token}"),)

@@ -1,4 +1,4 @@
-"""Between the package's types and protobuf messages. Pure functions."""
+"""Converts the package's types to protobuf messages and back. Pure functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TrainResponse = TypeVar(
 
 
 def _enum_name(enum: EnumTypeWrapper, prefix: str, what: str, name: str) -> str:
-    """The full name of an enum value by its short, lower-case one."""
+    """Returns the full name of an enum value, given its short one in lower case."""
     values = {
         key.removeprefix(prefix).lower(): key
         for key, number in enum.items()
@@ -70,7 +70,7 @@ def _location_name(number: adapters_pb2.AdapterLocation) -> str:
 
 
 def _check_names(options_type: type, options: Mapping[str, object]) -> None:
-    """What a misspelt keyword argument would raise."""
+    """Raises TypeError for an unknown option, as for an unknown keyword argument."""
     known = options_type.__annotations__
     for name in options:
         if name not in known:
@@ -79,7 +79,7 @@ def _check_names(options_type: type, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _sendable() -> Iterator[None]:
-    """What a message cannot hold, as a negative count, is InvalidArgument."""
+    """Raises InvalidArgument for what no message can hold, such as a negative count."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -92,7 +92,7 @@ def lora_config(
     target_modules: Iterable[str] | None,
     seed: int | None,
 ) -> adapters_pb2.LoraConfig:
-    """None stands for the server's default."""
+    """Returns an adapter's configuration. None means the server's default."""
     modules = [
         _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
@@ -181,7 +181,8 @@ def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
 
 
 def datum_message(datum: Datum) -> training_pb2.Datum:
-    """Raw little-endian arrays: no element is touched in Python."""
+    """Returns a datum as a message of raw little-endian arrays, which Python copies
+    as a whole."""
 
     def raw(array: FloatArray | TokenArray | None) -> bytes:
         return b"" if array is None else array.tobytes()
@@ -215,12 +216,12 @@ def train_request(
 
 
 def _array(raw: bytes) -> FloatArray:
-    """A copy that may be written to."""
+    """Returns float32 values as an array that may be written to."""
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
 def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> TrainResult:
-    """`data` gives the shapes. Works for Forward and ForwardBackward."""
+    """Returns the result of a Forward or ForwardBackward, in the shapes of `data`."""
     message = reply.message
     results = []
     for datum, result in zip(data, message.results, strict=True):
@@ -259,9 +260,9 @@ def to_optim_result(
 
 
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
-    """Sorts the entries by kind."""
+    """Returns a stop rule with the entries sorted by their kind."""
     rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
-    # One text is not a sequence of its characters here.
+    # One text is one entry, although Python takes it as a sequence of characters.
     for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:
         if isinstance(entry, str):
             rule.byte_strings.append(entry.encode())
@@ -283,7 +284,7 @@ def sample_request(
 ) -> sampling_pb2.SampleRequest:
     _check_names(SampleOptions, options)
     for name in ("max_tokens", "num_samples"):
-        if options.get(name) == 0:  # To the server: its default.
+        if options.get(name) == 0:  # The server would take 0 as its default.
             raise InvalidArgument(f"{name} is 0, must be at least 1")
     with _sendable():
         config = sampling_pb2.SamplingConfig(
@@ -318,7 +319,7 @@ def _top(
 def to_sample_result(
     message: sampling_pb2.SampleResponse, prompt: Sequence[int]
 ) -> SampleResult:
-    """`prompt` is what the request asked to continue."""
+    """Returns the samples of a reply. `prompt`: the request's prompt, [P]."""
     samples = [
         Sample(
             tokens=list(sample.tokens),

@@ -1,5 +1,5 @@
-"""What the synchronous and the asyncio classes share: one operation per API
-method. The classes only choose the driver and add streams."""
+"""The part that the synchronous and the asyncio classes share: it builds one
+operation per API method. The classes only choose the driver and add streams."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from weft.types import (
 
 T = TypeVar("T")
 HEALTH_TIMEOUT = 5.0  # Seconds.
-# What fails while a save runs has used its number, a refusal before has not;
-# the code does not tell them apart, so the server is asked.
+# A save or a snapshot that fails while it runs has used its number. One that is
+# refused before has not. The codes are the same, so the client asks the server.
 _NO_REFUSALS: frozenset[str] = frozenset()
 
 
 class AdapterCore:
-    """Operations of one adapter."""
+    """Builds the operations of one adapter and numbers its steps."""
 
     def __init__(
         self, caller: Caller, adapter_id: str, last_step: int, tenant: str = ""
@@ -65,7 +65,8 @@ class AdapterCore:
         backward: bool,
         submit: bool = False,
     ) -> Operation[TrainResult]:
-        """ForwardBackward or Forward. Converts before it takes a number."""
+        """Builds a ForwardBackward or a Forward. Converts the data before it takes a
+        number, so data that cannot be sent uses none."""
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         config = convert.loss_config(loss, options)
@@ -100,7 +101,8 @@ class AdapterCore:
         options: LossOptions,
         snapshot: str | None,
     ) -> Operation[TrainResult]:
-        """Forward without a number; it changes nothing, so it may be repeated."""
+        """Builds a Forward without a number. It changes nothing on the server, so a
+        failed call may be repeated."""
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = training_pb2.ForwardRequest(
@@ -148,9 +150,10 @@ class AdapterCore:
     def load(
         self, name: str, source: str | None, weights_only: bool
     ) -> Operation[AdapterInfo]:
-        """Unnumbered, since it replaces the numbering; repeating is harmless.
+        """Builds a load. It has no number, because it replaces the numbering, and it
+        may be repeated.
 
-        Where the server has lost the adapter, it comes back to its tenant.
+        If the server has lost the adapter, the load makes it again for its tenant.
         """
         self.counter.require_idle("load")
         request = adapters_pb2.LoadCheckpointRequest(
@@ -207,7 +210,7 @@ class AdapterCore:
 
 
 class ClientCore:
-    """Operations that need no numbering."""
+    """Builds the operations that need no step number."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -270,7 +273,8 @@ class ClientCore:
         seed: int | None,
         tenant: str | None,
     ) -> Operation[AdapterCore]:
-        """Two clients that ask at once get one adapter."""
+        """Gets the adapter, or creates it if there is none. If another client creates
+        it at the same time, both get that one adapter."""
         modules = None if target_modules is None else list(target_modules)
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
         try:
@@ -314,7 +318,8 @@ class ClientCore:
     def import_adapter(
         self, adapter_id: str, folder: StrPath, tenant: str | None
     ) -> Operation[AdapterCore]:
-        """Not repeated: the stream is used up, and it may have arrived."""
+        """Builds an import. It is not repeated, because the stream is used up and may
+        have arrived."""
         requests = import_requests(adapter_id, folder, tenant)
         reply = yield from self.caller.call(
             methods.IMPORT_ADAPTER, requests, retry=False
@@ -335,7 +340,7 @@ class ClientCore:
     def forward(
         self, data: Iterable[Datum], loss: str, options: LossOptions
     ) -> Operation[TrainResult]:
-        """Forward of the base model, which has no steps."""
+        """Builds a Forward of the base model, which has no steps."""
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = convert.train_request(

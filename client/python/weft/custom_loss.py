@@ -1,9 +1,9 @@
-"""Losses that the client computes: the pure parts.
+"""The parts without I/O of a loss that the client computes.
 
-A loss C of the log-probabilities has the gradient dC/dlp_i. The surrogate
-sum_i(-w_i lp_i) with w_i = -dC/dlp_i, held constant, has the same one, and it
-is the server's cross_entropy. So: Forward, C and its gradient here, then
-ForwardBackward of the surrogate.
+A loss C of the log-probabilities lp_i has the gradient dC/dlp_i. The surrogate
+sum_i(-w_i lp_i), with constant w_i = -dC/dlp_i, has the same gradient, and the server
+has it as cross_entropy with weights w_i. So the client calls Forward, computes C and
+its gradient, and calls ForwardBackward with the surrogate.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 from weft.types import ArrayLike, FloatArray, TrainResult
 
-# Per-datum logprobs -> (loss, per-datum dloss/dlogprob). Those of ragged targets
-# are one flat array here.
+# Takes one array of logprobs per datum. Returns the loss and one array of
+# dloss/dlogprob per datum. The values of ragged targets are one flat array.
 LossFn = Callable[[list[FloatArray]], tuple[float, Sequence[ArrayLike]]]
 
 
@@ -35,10 +35,11 @@ class Surrogate:
     loss: float
 
     def finish(self, forward: TrainResult, result: TrainResult) -> TrainResult:
-        """The custom loss's metrics and every logprob that Forward scored.
+        """Returns the surrogate's result with the custom loss as "loss:sum" and with
+        the logprobs of Forward. `losses` stay those of the surrogate.
 
-        The surrogate leaves tokens without gradient unscored, so its own
-        logprobs have holes.
+        The server does not score tokens without a gradient in the surrogate, so its
+        own logprobs have gaps.
         """
         metrics = dict(result.metrics)
         metrics["surrogate_loss:sum"] = metrics.get("loss:sum", 0.0)
@@ -53,8 +54,9 @@ class Surrogate:
 def surrogate(
     data: Sequence[Datum], forward: TrainResult, loss_fn: LossFn
 ) -> Surrogate:
-    """Evaluates `loss_fn`. Tokens of weight 0 stay out of the gradient."""
-    # Copies, so that the loss may write to them.
+    """Evaluates `loss_fn` and returns the surrogate. Tokens with weight 0 get no
+    gradient. Raises InvalidArgument if the gradients do not fit the data."""
+    # loss_fn may write to its arrays, so it gets copies.
     logprobs = [result.logprobs.copy() for result in forward.results]
     loss, gradients = loss_fn(logprobs)
     if len(gradients) != len(data):
@@ -81,9 +83,10 @@ def _with_gradient(datum: Datum, gradient: ArrayLike) -> Datum:
 
 
 def torch_loss(fn: Callable[[list[torch.Tensor]], torch.Tensor]) -> LossFn:
-    """Wraps a loss written with torch: list of tensors -> scalar tensor.
+    """Makes a LossFn from a torch function, which takes a list of tensors and returns
+    a scalar tensor.
 
-    Torch differentiates it. Imports torch when called.
+    Torch computes the gradient. The LossFn imports torch when it is called.
     """
 
     def loss_fn(logprobs: list[FloatArray]) -> tuple[float, list[ArrayLike]]:

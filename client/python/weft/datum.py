@@ -1,4 +1,4 @@
-"""Training data: token ids and numpy arrays, without protobuf."""
+"""Training data as token ids and numpy arrays, without protobuf."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _tokens(name: str, values: ArrayLike) -> TokenArray:
 
 
 def token_list(name: str, values: ArrayLike) -> list[int]:
-    """Token ids in a row. Raises InvalidArgument for anything else."""
+    """Returns one row of token ids as a list. Raises InvalidArgument for anything
+    else."""
     array = _tokens(name, values)
     if array.ndim != 1:
         raise InvalidArgument(f"{name}: token ids in a row, got shape {array.shape}")
@@ -44,10 +45,11 @@ def _floats(
 
 
 def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
-    """The targets and, for ragged ones (then flat), their offsets [N + 1]."""
+    """Returns the targets and None, or ragged targets as one flat array and their
+    offsets [N + 1]."""
     name = "datum.targets"
     array = None
-    with contextlib.suppress(ValueError):  # Rows of several lengths.
+    with contextlib.suppress(ValueError):  # numpy refuses rows of several lengths.
         array = np.asarray(values)
     if array is not None and array.dtype.kind != "O" and array.shape[1:] != (0,):
         return _tokens(name, array), None
@@ -56,7 +58,7 @@ def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
         raise InvalidArgument(f"{name}: an id per token, or a list of ids per token")
     offsets = np.zeros(len(rows) + 1, dtype="<u4")
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    # Each by itself: an empty list is one of floats to numpy.
+    # Converts each row by itself, because numpy takes an empty list for floats.
     return np.concatenate([_tokens(name, row) for row in rows]), offsets
 
 
@@ -82,12 +84,12 @@ def _ragged_floats(
 class Datum:
     """One training sequence.
 
-    tokens: [N] input tokens. targets: [N], scored by the model's output at the
-    same position; or soft targets (cross_entropy only): [N, K], or ragged, a
-    list of ids for each token, which may be empty. weights, logprobs,
-    advantages: shape of the targets. Lists, numpy arrays and CPU tensors will
-    do. Ragged ones are kept flat, with target_offsets [N + 1], else None. Raises
-    InvalidArgument where the shapes do not fit.
+    tokens: [N] input tokens. targets: [N]; the model's output at a position scores
+    the target there. cross_entropy also takes soft targets: [N, K], or ragged
+    lists, one list of ids per token, which may be empty. weights, logprobs and
+    advantages have the shape of the targets. All may be lists, numpy arrays or CPU
+    tensors. Ragged values are stored flat, with target_offsets [N + 1], which
+    otherwise is None. Raises InvalidArgument if the shapes do not fit.
     """
 
     __slots__ = (
@@ -130,17 +132,21 @@ class Datum:
         self.advantages = floats("datum.advantages", advantages)
 
     def with_weights(self, weights: ArrayLike) -> Datum:
-        """The same tokens and targets, with weights of the shape of `targets`
-        (flat for ragged ones) and nothing else."""
+        """Returns a datum with the same tokens and targets and these weights, but
+        without logprobs and advantages.
+
+        weights: the shape of `targets`, which is flat for ragged ones. Raises
+        InvalidArgument for another shape.
+        """
         datum = copy.copy(self)
         datum.weights = _floats("datum.weights", weights, self.targets.shape)
         datum.logprobs = datum.advantages = None
         return datum
 
     def per_token(self, values: FloatArray) -> list[FloatArray]:
-        """One view for each token of what a result has for each target.
+        """Splits a result's values, one per target, into one view per token.
 
-        values: of the shape of `targets`, as in a DatumResult.
+        values: the shape of `targets`, as in a DatumResult.
         """
         if self.target_offsets is None:
             return list(values)
@@ -148,9 +154,10 @@ class Datum:
 
     @classmethod
     def next_token(cls, tokens: ArrayLike, *, prompt_length: int = 0) -> Datum:
-        """A sequence to learn by heart: each token predicts the next one.
+        """Returns a datum in which each token predicts the next one.
 
-        The first `prompt_length` tokens are read but not learnt.
+        tokens: [N], at least 2. The first `prompt_length` of them are not learnt.
+        Raises InvalidArgument if either does not fit.
         """
         array = _tokens("tokens", tokens)
         if array.ndim != 1 or len(array) < 2:
@@ -171,18 +178,18 @@ class Datum:
         advantage: ArrayLike | None = None,
         weight: ArrayLike = 1.0,
     ) -> Datum:
-        """What was sampled as training data: the prompt is read, what was drawn
-        is scored, with the sampler's log-probabilities as `logprobs`.
+        """Turns a sample into training data. The drawn tokens are learnt and the
+        prompt is not. `logprobs` holds the sampler's log-probabilities.
 
         advantage, weight: one number, or one for each drawn token, [S]. Without an
-        advantage the datum is for cross_entropy, or scores the sample again:
-        Forward at the sample's temperature gives `sample.logprobs`. Raises
-        InvalidArgument for a sample without prompt or of another length.
+        advantage the datum is for cross_entropy. With it `forward`, at the sample's
+        temperature, computes `sample.logprobs` again. Raises InvalidArgument if the
+        sample has no prompt or no token, or if a length does not fit.
         """
         if not sample.prompt or not sample.tokens:
             raise InvalidArgument("sample: needs a prompt and at least one drawn token")
         tokens = _tokens("sample", [*sample.prompt, *sample.tokens])
-        # Target i is token i + 1: the prompt's last position predicts the first
+        # Target i is token i + 1, so the prompt's last position predicts the first
         # drawn token.
         first = len(sample.prompt) - 1
 

@@ -1,4 +1,4 @@
-"""Errors of the service as exceptions, one class per gRPC code."""
+"""The service's errors as exceptions, one class per gRPC code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft._proto import errors_pb2
 
 
 class WeftError(Exception):
-    """A call failed. `code` is gRPC's name of the reason.
+    """A call failed. `code` is the name of the gRPC status code.
 
-    retry_after: the server's hint in seconds; None where it gave none.
-    step_done: the step ran and this is its answer; its number is used.
-    reason, values: for programs, as weft/v1/errors.proto lists them; "" and {} where
-    the code says all.
+    retry_after: the seconds after which the server suggests a repetition, or None.
+    step_done: the step ran and failed, so its number is used.
+    reason, values: details for programs, listed in weft/v1/errors.proto; "" and {}
+    if the server sends none.
     """
 
     code = "UNKNOWN"
@@ -37,16 +37,16 @@ class WeftError(Exception):
 
 
 class InvalidArgument(WeftError, ValueError):
-    """The request breaks a rule; the message names field, value and limit.
+    """The request breaks a rule. The message names field, value and limit.
 
-    Also raised by the client itself for what cannot be sent at all.
+    The client itself raises it for values that a message cannot hold.
     """
 
     code = "INVALID_ARGUMENT"
 
 
 class NotFound(WeftError):
-    """No such adapter, checkpoint or snapshot."""
+    """There is no such adapter, checkpoint or snapshot."""
 
     code = "NOT_FOUND"
 
@@ -64,13 +64,14 @@ class PermissionDenied(WeftError):
 
 
 class Unauthenticated(WeftError):
-    """The server wants credentials that were not sent or are not valid."""
+    """The server requires credentials, and they are missing or not valid."""
 
     code = "UNAUTHENTICATED"
 
 
 class ResourceExhausted(WeftError):
-    """A limit of the server is reached; `retry_after` says when to try."""
+    """A limit of the server is reached. `retry_after`, if set, says when to try
+    again."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -82,31 +83,31 @@ class FailedPrecondition(WeftError):
 
 
 class Aborted(WeftError):
-    """The call lost against another one."""
+    """The server aborted the call."""
 
     code = "ABORTED"
 
 
 class OutOfRange(WeftError):
-    """A step number that the server no longer or not yet knows."""
+    """The server no longer knows this step number, or does not accept it yet."""
 
     code = "OUT_OF_RANGE"
 
 
 class Unimplemented(WeftError):
-    """This server cannot do that."""
+    """This server does not support the call."""
 
     code = "UNIMPLEMENTED"
 
 
 class Internal(WeftError):
-    """A bug in the server."""
+    """The server met an error of its own."""
 
     code = "INTERNAL"
 
 
 class Unavailable(WeftError):
-    """The server is not reachable, starting or draining."""
+    """The server cannot be reached, still starts, or is draining."""
 
     code = "UNAVAILABLE"
 
@@ -118,7 +119,7 @@ class DataLoss(WeftError):
 
 
 class DeadlineExceeded(WeftError):
-    """No answer within the time allowed; the call may or may not have run."""
+    """No answer came within the timeout. The call may or may not have run."""
 
     code = "DEADLINE_EXCEEDED"
 
@@ -135,7 +136,8 @@ _CLASSES: dict[str, type[WeftError]] = {
 
 
 def make_error(code: str, message: str, retry_after: float | None = None) -> WeftError:
-    """The exception for a gRPC code by name."""
+    """Returns the exception for the name of a gRPC code; a plain WeftError for a code
+    without a class."""
     error = _CLASSES.get(code, WeftError)(message, code)
     error.retry_after = retry_after
     return error
@@ -144,13 +146,14 @@ def make_error(code: str, message: str, retry_after: float | None = None) -> Wef
 def metadata_dict(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> dict[str, str]:
-    """Text entries of gRPC metadata, by name."""
+    """Returns the text entries of gRPC metadata by name. Leaves out binary ones."""
     pairs = metadata or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def retry_hint(trailers: dict[str, str]) -> float | None:
-    """Seconds of gRPC's `grpc-retry-pushback-ms`; None = do not retry."""
+    """Returns the trailer `grpc-retry-pushback-ms` in seconds, or None if it is
+    absent, negative or no number."""
     try:
         milliseconds = int(trailers.get("grpc-retry-pushback-ms", ""))
     except ValueError:
@@ -159,8 +162,8 @@ def retry_hint(trailers: dict[str, str]) -> float | None:
 
 
 def from_rpc_error(error: grpc.RpcError) -> WeftError:
-    """Translates an error that carries a status (sync or asyncio)."""
-    # grpc's stubs give the entries a class; they are pairs.
+    """Converts an error of grpc or grpc.aio that carries a status."""
+    # grpc's type stubs name a class for the entries, but they are pairs.
     metadata: Iterable[Any] = error.trailing_metadata()
     trailers = metadata_dict(metadata)
     made = make_error(error.code().name, error.details() or "", retry_hint(trailers))
@@ -179,5 +182,5 @@ def _reason(details: bytes) -> tuple[str, dict[str, str]]:
             if detail.type_url.endswith("/google.rpc.ErrorInfo"):
                 info.ParseFromString(detail.value)
     except DecodeError:
-        pass  # Another server's; the code says enough.
+        pass  # Another kind of server sent them. The code says enough.
     return info.reason, dict(info.metadata)

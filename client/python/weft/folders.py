@@ -1,4 +1,4 @@
-"""PEFT folders to and from the chunks of Export and Import."""
+"""Converts PEFT folders to and from the chunks of ExportAdapter and ImportAdapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StrPath = str | os.PathLike[str]
 
 
 class ImportRequests(Iterator[adapters_pb2.ImportAdapterRequest]):
-    """The messages of an import, and the id of the adapter that they make."""
+    """The messages of an import, with the id of the adapter that it makes."""
 
     def __init__(
         self, adapter_id: str, messages: Iterator[adapters_pb2.ImportAdapterRequest]
@@ -32,7 +32,10 @@ class ImportRequests(Iterator[adapters_pb2.ImportAdapterRequest]):
 def import_requests(
     adapter_id: str, folder: StrPath, tenant: str | None = None
 ) -> ImportRequests:
-    """The messages of an import; files are read as the call consumes them."""
+    """Returns the messages of an import. Reads the files while the call sends them.
+
+    Raises InvalidArgument if the folder lacks one of PEFT's two files.
+    """
     paths = [Path(folder, name) for name in FILES]
     for path in paths:
         if not path.is_file():
@@ -53,10 +56,10 @@ def _read(
 
 
 class FolderWriter:
-    """Collects exported chunks beside `folder`, then moves them in place.
+    """Writes exported chunks to files beside `folder`. `commit` moves them into it.
 
-    Use as a context manager: leaving it without `commit` removes what was
-    written, so an aborted export changes nothing in the folder.
+    It is a context manager. Without `commit` its end removes the written files, so
+    that a failed export does not change the folder. Not thread-safe.
     """
 
     def __init__(self, folder: StrPath) -> None:
@@ -76,7 +79,7 @@ class FolderWriter:
         self._scratch.cleanup()
 
     def add(self, chunk: adapters_pb2.FileChunk) -> None:
-        """Appends the next piece. A name is never a path."""
+        """Appends a chunk. Raises DataLoss if its name is not a plain file name."""
         if chunk.name != self._name:
             if not chunk.name or Path(chunk.name).name != chunk.name:
                 raise DataLoss(f"the server sent the file name {chunk.name!r}")
@@ -88,7 +91,10 @@ class FolderWriter:
         self._file.write(chunk.data)
 
     def commit(self) -> None:
-        """Moves the files into the folder, replacing those of their names."""
+        """Moves the files into the folder and replaces files with the same names.
+
+        Raises DataLoss if the export lacks one of PEFT's two files.
+        """
         self._close()
         made = sorted(Path(self._scratch.name).iterdir())
         if {path.name for path in made} < set(FILES):

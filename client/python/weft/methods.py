@@ -1,4 +1,4 @@
-"""The service's methods: path and message types. Stands in for gRPC stubs."""
+"""The service's methods with their paths and message types, instead of gRPC stubs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft._proto import training_pb2 as training
 
 
 class Message(Protocol):
-    """What protobuf's messages and RawMessage have in common."""
+    """The methods that protobuf's messages and RawMessage share."""
 
     def SerializeToString(self) -> bytes: ...
 
@@ -28,13 +28,13 @@ RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 _RequestT = TypeVar("_RequestT", bound=message.Message)
 _ResponseT = TypeVar("_ResponseT", bound=message.Message)
-# What a channel makes of a method: a class for each arity, in grpc and in
-# grpc.aio, without a common one.
+# A method bound to a channel. grpc and grpc.aio have a class of their own for each
+# arity, and these classes have no common base.
 Bound = Any
 
 
 class Arity(enum.Enum):
-    """Which sides of a call stream; the value is the channel's factory."""
+    """Says which side of a call streams. The value names the channel's factory."""
 
     UNARY = "unary_unary"
     DOWNLOAD = "unary_stream"
@@ -51,7 +51,7 @@ class Method(Generic[RequestT, ResponseT]):
     arity: Arity = Arity.UNARY
 
     def bind(self, channel: grpc.Channel | grpc.aio.Channel) -> Bound:
-        """The callable of a grpc or grpc.aio channel."""
+        """Returns the function of the channel that performs this RPC."""
         return getattr(channel, self.arity.value)(
             self.path,
             request_serializer=self.request_type.SerializeToString,
@@ -65,7 +65,7 @@ def _method(
     response_type: type[_ResponseT],
     arity: Arity = Arity.UNARY,
 ) -> Method[_RequestT, _ResponseT]:
-    """Every request type is named after its method."""
+    """Returns the method whose name is that of its request type less "Request"."""
     name = request_type.DESCRIPTOR.name.removesuffix("Request")
     path = f"/weft.v1.{service}/{name}"
     return Method(path, request_type, response_type, arity)
@@ -130,9 +130,9 @@ PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNL
 
 
 class RawMessage(bytes):
-    """Bytes in the place of a message; for grpc.health.v1, whose messages need
-    no stubs: the empty request asks for the whole server, and the reply
-    SERVING is field 1 with value 1."""
+    """Bytes that stand for a message. They encode grpc.health.v1 without its stubs:
+    the empty request asks about the whole server, and the reply SERVING is field 1
+    with value 1."""
 
     @classmethod
     def FromString(cls, data: bytes, /) -> RawMessage:

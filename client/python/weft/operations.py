@@ -1,8 +1,8 @@
-"""Calls as generators: what to send and when to repeat, without any I/O.
+"""Describes calls as generators, which decide what to send and when to repeat it.
 
-An operation yields `Call` and `Sleep`; a driver performs them and sends the
-reply back (or throws a WeftError). weft.client drives them with threads,
-weft.aio with asyncio, so both share every decision made here.
+They do no I/O. An operation yields `Call` and `Sleep`. A driver performs them and
+sends the reply back, or throws a WeftError into the operation. weft.client drives
+operations with threads and weft.aio with asyncio, so both share these decisions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.steps import Outcome, StepCounter, StepSlot
 
 T = TypeVar("T")
 
-# Codes that the server gives before a training step is queued.
+# With these codes the server refuses a training step before it queues it.
 REFUSALS = frozenset(
     {
         "INVALID_ARGUMENT",
@@ -36,41 +36,44 @@ REFUSALS = frozenset(
 
 @dataclass
 class Call:
-    """Perform one RPC. `slot` learns how to cancel it; `timeout` in seconds."""
+    """Asks the driver to perform one RPC and to tell `slot` how to cancel it.
+
+    timeout: seconds; infinite for a call without a deadline.
+    """
 
     method: Method[Any, Any]
-    request: Message | Iterable[Message]  # The latter for streams.
+    request: Message | Iterable[Message]  # Several messages for an upload.
     timeout: float
     slot: StepSlot | None = None
 
 
 @dataclass(frozen=True)
 class Sleep:
-    """Wait."""
+    """Asks the driver to wait."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Reply(Generic[ResponseT]):
-    """What a call returned."""
+    """The reply of a call, with its trailing metadata."""
 
     message: ResponseT
     trailers: dict[str, str] = field(default_factory=dict)
 
     @property
     def replayed(self) -> bool:
-        """Whether the server had run this step before."""
+        """Returns whether the server ran this step before and has stored its reply."""
         return self.trailers.get("weft-replayed") == "1"
 
 
 def seconds_left(call: Call) -> float | None:
-    """The timeout as gRPC takes it: None for a call without one."""
+    """Returns the timeout in the form that gRPC takes: None for no deadline."""
     return None if math.isinf(call.timeout) else call.timeout
 
 
 def none_ended(in_flight: int, patience: float) -> DeadlineExceeded:
-    """The error of a batch of calls that no longer moves."""
+    """Returns the error of many calls, none of which ended in `patience` seconds."""
     return DeadlineExceeded(
         f"no answer to any of {in_flight} calls in flight within {patience:g} s"
     )
@@ -88,11 +91,11 @@ class Caller:
         self._closed = False
 
     def close(self) -> None:
-        """No call is sent any more."""
+        """Makes all later calls raise FailedPrecondition."""
         self._closed = True
 
     def require_open(self) -> None:
-        """Raises FailedPrecondition once the client is closed."""
+        """Raises FailedPrecondition if the client is closed."""
         if self._closed:
             raise FailedPrecondition("the client is closed")
 
@@ -107,16 +110,16 @@ class Caller:
         gone_is_done: bool = False,
         on_refusal: Callable[[], None] | None = None,
     ) -> Operation[Reply[ResponseT]]:
-        """One RPC with repetitions, all within one deadline.
+        """Builds one RPC with its repetitions, all within one deadline.
 
-        gone_is_done: NOT_FOUND to a repetition means that the first attempt,
-        whose reply got lost, did the work. on_refusal: called where the server
-        has no room now.
+        gone_is_done: NOT_FOUND for a repetition counts as success, because an
+        earlier attempt, whose reply was lost, did the work. on_refusal is called
+        before each repetition that follows RESOURCE_EXHAUSTED.
         """
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         repeated = False
-        unanswered = 0  # Attempts in a row after which the server gave no hint.
+        unanswered = 0  # Consecutive failed attempts without a hint of the server.
         while True:
             remaining = deadline - time.monotonic()
             try:
@@ -147,7 +150,10 @@ class Caller:
         convert: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
-        """A step that takes its number now, before the operation is driven."""
+        """Builds a step that takes its number now, before a driver runs it.
+
+        Raises FailedPrecondition if the number is unknown or the client is closed.
+        """
         self.require_open()
         slot = counter.take()
         try:
@@ -193,14 +199,17 @@ class Caller:
         convert: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
-        """A step that first asks the server for its number where unsure."""
+        """Builds a step that first asks the server for its number if it is unknown."""
         if counter.needs_refresh():
             yield from self.resync(counter)
         submitted = self.submit_step(counter, method, build, convert, refusals)
         return (yield from submitted)
 
     def resync(self, counter: StepCounter) -> Operation[int]:
-        """Learns the next number from the server and returns it."""
+        """Builds a call that asks the server for the next number and returns it.
+
+        Raises FailedPrecondition while steps are in flight.
+        """
         counter.require_idle("resync")
         request = adapters_pb2.GetAdapterRequest(adapter_id=counter.adapter_id)
         reply = yield from self.call(GET_ADAPTER, request)

@@ -1,4 +1,4 @@
-"""When and how long to wait before a call is repeated. Pure functions."""
+"""Decides when a failed call is repeated. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from weft.errors import ResourceExhausted, Unavailable, WeftError
 class RetryPolicy:
     """Bounded exponential back-off with jitter.
 
-    The default outlasts about 20 seconds without a connection. Where the server
-    says when to come again, the call does so until its deadline.
+    The default delays add up to about 16 seconds, which outlasts a short restart of
+    the server. If the server says when to come again, repetitions go on until the
+    call's deadline.
     """
 
-    max_attempts: int = 8  # Calls in a row without a hint; 1 = never repeat.
+    max_attempts: int = 8  # Consecutive calls without a hint; 1: never repeat.
     initial_delay: float = 0.2  # Seconds before the first repetition.
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
-    jitter: float = 0.2  # Delays vary by this fraction up and down.
+    jitter: float = 0.2  # Delays vary by this fraction, up and down.
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)
@@ -34,19 +35,20 @@ def next_delay(
     remaining: float,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> float | None:
-    """Seconds to wait after a call failed; `attempt`: how many in a row have, this
-    one included, without a hint of the server.
+    """Returns the seconds to wait after a failed call, or None to give up.
 
-    None: give up, because the error does not allow a repetition, the attempts
-    are used up or the deadline (`remaining` seconds away) would pass.
-    RESOURCE_EXHAUSTED is repeated only where the server says when, and then
-    however often: it is the server that sets the pace.
+    attempt: the number of consecutive calls that failed without a hint of the
+    server, including this one. None means that the error allows no repetition, that
+    the attempts are used up, or that the wait would take `remaining` seconds or
+    more. RESOURCE_EXHAUSTED is repeated only with a hint, and then without a limit
+    of attempts, because the server sets the pace.
     """
     if policy.max_attempts == 1:
         return None
     hint = error.retry_after
     if isinstance(error, (Unavailable, ResourceExhausted)) and hint is not None:
-        # Later by the jitter, so that many who were refused do not come at once.
+        # The jitter only adds time, so that many refused clients do not come back at
+        # once, and none before the hint.
         delay = max(hint, policy.initial_delay) * uniform(1, 1 + policy.jitter)
     elif isinstance(error, Unavailable) and attempt < policy.max_attempts:
         delay = policy.initial_delay * policy.multiplier ** (attempt - 1)

@@ -1,4 +1,5 @@
-"""How a proxy in front of several servers finds the one that holds an adapter."""
+"""Names a call's adapter in its metadata, by which a proxy in front of several
+servers finds the one that has the adapter."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ ADAPTER_HEADER = "weft-adapter-id"
 
 
 def adapter_metadata(request: object) -> tuple[tuple[str, str], ...]:
-    """The id of the adapter that the request names, as metadata.
+    """Returns the id of the adapter that the request names, as metadata.
 
-    Metadata holds visible ASCII alone. An id that is something else is no
-    adapter's: any server refuses it.
+    Leaves out an id with characters other than visible ASCII. Metadata cannot hold
+    most of them, and every server refuses such an id.
     """
     # SampleStreamRequest holds a SampleRequest.
     named = getattr(request, "request", request)

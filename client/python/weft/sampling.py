@@ -1,4 +1,5 @@
-"""Operations that draw: single prompts, many at once, and scores of a sequence."""
+"""Builds the operations that sample for one prompt or for many, and those that score
+a sequence."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ MOST = 4096  # Calls in flight, whatever the server admits.
 
 
 class InFlight:
-    """How many calls may be in flight: what the server admits, found by trying.
+    """Finds out how many calls the server admits at the same time.
 
-    Each answer raises the bound by one, so that it doubles as fast as answers
-    come; from the first refusal on by one per round of answers. A refusal halves
-    it, once for all calls that were in flight then. Threads: any.
+    Before the first refusal each answer raises the bound by one, so it doubles with
+    each round of answers. After it a whole round raises the bound by one. A refusal
+    halves it, once for all calls that were in flight then. Threads: any.
     """
 
     def __init__(self, first: int = FIRST_LIMIT) -> None:
@@ -32,17 +33,18 @@ class InFlight:
 
     @property
     def limit(self) -> int:
-        """The bound now; at least 1."""
+        """Returns the present bound, which is at least 1."""
         return int(self._limit)
 
     def answered(self) -> None:
-        """A call has its answer."""
+        """Raises the bound, because a call has its answer."""
         with self._lock:
             step = 1.0 / self._limit if self._cuts else 1.0
             self._limit = min(self._limit + step, MOST)
 
     def watch(self) -> Callable[[], None]:
-        """For one call that starts now: what to call at each refusal of it."""
+        """Returns, for a call that starts now, the function to call each time the
+        server refuses it."""
         seen = self._cuts
 
         def refused() -> None:
@@ -57,7 +59,7 @@ class InFlight:
 
 
 class SamplerCore:
-    """Sampling from one adapter, or from the base model ("")."""
+    """Builds operations that sample from one adapter, or from the base model ("")."""
 
     def __init__(self, caller: Caller, adapter_id: str = "") -> None:
         self.caller = caller
@@ -70,8 +72,11 @@ class SamplerCore:
         snapshot: str | None = None,
         in_flight: InFlight | None = None,
     ) -> Operation[SampleResult]:
-        """Changes nothing on the server, so it may be repeated. One of many has no
-        deadline of its own: it may wait for the others' tokens first."""
+        """Builds one call. It changes nothing on the server, so it may be repeated.
+
+        A call with `in_flight` is one of many. It has no deadline of its own, because
+        it may wait until the server has answered the others.
+        """
         tokens = token_list("prompt", prompt)
         request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
         timeout = on_refusal = None
@@ -91,8 +96,8 @@ class SamplerCore:
         snapshot: str | None,
         in_flight: InFlight,
     ) -> Iterator[Operation[SampleResult]]:
-        """One operation per prompt. Prompt i is drawn with seed + i: prompts of
-        one seed would share their random numbers."""
+        """Yields one operation per prompt. Prompt i uses seed + i, because prompts
+        with the same seed would share their random numbers."""
         seed = options.get("seed")
         for index, prompt in enumerate(prompts):
             own: SampleOptions = {**options}
@@ -103,7 +108,8 @@ class SamplerCore:
     def compute_logprobs(
         self, tokens: ArrayLike, snapshot: str | None = None
     ) -> Operation[FloatArray]:
-        """The log-probability of each token after those before it."""
+        """Builds a call that returns the log-probability of each token, given those
+        before it, [N]. It samples one token and asks for the prompt's scores."""
         options: SampleOptions = {
             "prompt_logprobs": True,
             "max_tokens": 1,
@@ -117,7 +123,7 @@ class SamplerCore:
     def stream_request(
         self, prompt: ArrayLike, options: SampleOptions, snapshot: str | None = None
     ) -> sampling_pb2.SampleStreamRequest:
-        """What starts a stream of the same draws."""
+        """Returns the request for a stream of the tokens that `sample` would draw."""
         self.caller.require_open()
         tokens = token_list("prompt", prompt)
         request = convert.sample_request(tokens, options, self._adapter_id, snapshot)

@@ -1,12 +1,11 @@
-"""Numbering of an adapter's steps: pure bookkeeping, no I/O.
+"""Numbers an adapter's steps, without I/O.
 
-A step gets its number when it is submitted, so that several can be in flight
-and the server runs them in that order. A number that the server refused (the
-step was never queued) must be used by another step, or everything after it
-would wait for it: when it was the last one given out, the next step takes it;
-otherwise the later steps in flight are withdrawn and the handle wants a
-resync. When nobody knows whether a step ran (a deadline, a lost connection),
-the next number is asked from the server.
+A step gets its number when it is submitted, so that several can be in flight and
+the server runs them in that order. If the server refuses a step, the step was never
+queued, and all later steps wait for its number. If the number was the last one, the
+next step takes it. Otherwise the counter withdraws the later steps in flight, and
+the user must call resync. If it is unknown whether a step ran (a deadline, a lost
+connection), the client asks the server for the next number.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from weft.errors import FailedPrecondition
 
 
 class Outcome(enum.Enum):
-    """What became of a step."""
+    """How a step ended."""
 
-    DONE = "done"  # It ran, now or earlier.
-    REFUSED = "refused"  # It did not run and its number is free.
-    UNKNOWN = "unknown"  # It may have run.
+    DONE = "done"  # The step ran, now or earlier.
+    REFUSED = "refused"  # The step did not run, so its number is free.
+    UNKNOWN = "unknown"  # The step may have run.
 
 
 class StepSlot:
@@ -36,7 +35,7 @@ class StepSlot:
 
 
 class StepCounter:
-    """Gives out the numbers of one adapter. Threads: any."""
+    """Gives out the step numbers of one adapter. Threads: any."""
 
     def __init__(self, adapter_id: str, last_step: int) -> None:
         self.adapter_id = adapter_id
@@ -56,9 +55,11 @@ class StepCounter:
         return len(self._in_flight)
 
     def needs_refresh(self) -> bool:
-        """Whether `reset` must come before the next `take`.
+        """Returns whether the client must ask the server and call `reset` before the
+        next `take`.
 
-        Raises FailedPrecondition where the user has to decide.
+        Raises FailedPrecondition if the user must first wait for the steps in flight
+        or call resync.
         """
         with self._lock:
             if self._broken is not None:
@@ -68,7 +69,8 @@ class StepCounter:
             return self._unsure is not None
 
     def take(self) -> StepSlot:
-        """The next number. Raises FailedPrecondition where it is not known."""
+        """Takes the next number. Raises FailedPrecondition if it is unknown, until
+        `reset`."""
         with self._lock:
             problem = self._broken or self._unsure
             if problem is not None:
@@ -87,14 +89,14 @@ class StepCounter:
             )
 
     def reset(self, last_step: int) -> None:
-        """Starts over after `last_step`, as the server reports it."""
+        """Continues after `last_step`, which the server reported."""
         with self._lock:
             self._next = last_step + 1
             self._unsure = None
             self._broken = None
 
     def finish(self, slot: StepSlot, outcome: Outcome, reason: str = "") -> None:
-        """Records the end of a step; withdraws later ones where needed."""
+        """Records the end of a step. Withdraws later steps if this one was refused."""
         withdrawn: list[StepSlot] = []
         with self._lock:
             self._in_flight.pop(slot.number, None)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TaskDriver:
-    """A grpc.aio channel and the ways to run operations on it."""
+    """Runs operations on a grpc.aio channel, inside one event loop."""
 
     def __init__(self, target: str, security: Security) -> None:
         self._channel = security.open(
@@ -38,12 +38,12 @@ class TaskDriver:
         return self._bound[method.path]
 
     async def run(self, operation: Operation[T]) -> T:
-        """Performs what the operation asks for until it returns."""
+        """Runs an operation and returns its result."""
         return await self._drive(operation, operation.send(None))
 
     def submit(self, operation: Operation[T]) -> asyncio.Task[T]:
-        # Started here, so that its clean-up runs even where the task is
-        # cancelled before its first turn.
+        # Starts the operation here, so that its clean-up runs even if the task is
+        # cancelled before it first runs.
         effect = operation.send(None)
         return asyncio.ensure_future(self._drive(operation, effect))
 
@@ -53,10 +53,11 @@ class TaskDriver:
         limit: Callable[[], int],
         patience: float,
     ) -> list[T]:
-        """Results in the operations' order, with at most limit() in flight.
+        """Runs operations, at most limit() at the same time, and returns the results
+        in the operations' order.
 
-        The first error ends those in flight and is raised: DeadlineExceeded where
-        none of them ends for `patience` seconds.
+        The first error cancels the operations in flight and is raised. It is
+        DeadlineExceeded if none of them ends for `patience` seconds.
         """
         waiting = enumerate(operations)
         tasks: dict[asyncio.Task[T], int] = {}
@@ -84,7 +85,8 @@ class TaskDriver:
         finally:
             for task in tasks:
                 task.cancel()
-            # None is in flight, and no error of another one goes unseen.
+            # Waits until all have ended, and collects their errors, so that asyncio
+            # does not report them as never retrieved.
             await asyncio.gather(*tasks, return_exceptions=True)
         return [results[index] for index in range(len(results))]
 
@@ -122,8 +124,8 @@ class TaskDriver:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
-            # grpc raises this for a call that the numbering withdrew or that the
-            # client's end has ended, too.
+            # grpc raises this not only if the task is cancelled, but also if the step
+            # counter withdrew the call or the client was closed.
             withdrawn = slot is not None and slot.withdrawn_because is not None
             task = asyncio.current_task()
             if withdrawn or (self._closed and task and not task.cancelling()):
@@ -137,7 +139,8 @@ class TaskDriver:
         request: RequestT,
         timeout: float,
     ) -> AsyncIterator[ResponseT]:
-        """Messages of a download; leaving the loop early cancels it."""
+        """Yields the messages of a download. A caller that leaves the loop early
+        cancels the call."""
         metadata = self._metadata + adapter_metadata(request)
         call = self._callable(method)(request, timeout=timeout, metadata=metadata)
         try:
@@ -151,7 +154,7 @@ class TaskDriver:
     async def deltas(
         self, request: sampling_pb2.SampleStreamRequest, timeout: float
     ) -> AsyncIterator[SampleDelta]:
-        """The messages of a stream of samples."""
+        """Yields the messages of a stream of samples."""
         async for message in self.stream(methods.SAMPLE_STREAM, request, timeout):
             yield to_sample_delta(message)
 

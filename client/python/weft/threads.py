@@ -1,8 +1,8 @@
 """Drives operations without asyncio.
 
-Calls start in the thread that submits them, so pipelined steps leave in order;
-what follows a reply (conversion, back-off) runs on gRPC's own thread. No
-thread is held while a step waits.
+A call starts in the thread that submits it, so pipelined steps leave in order. The
+conversion of a reply runs on a thread of gRPC. A repetition runs on a timer's
+thread. No thread waits for the reply of a submitted call.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from weft.routing import adapter_metadata
 from weft.types import SampleDelta
 
 T = TypeVar("T")
-# Both a grpc.Future and a grpc.Call, which have no common type.
+# An object that is both a grpc.Future and a grpc.Call; grpc has no type for it.
 CallFuture = Any
 
 
-# The driver whose replies this thread delivers just now: its calls wait for that.
+# The driver whose reply this thread is delivering. If the thread waited for another
+# call of that driver, it would wait for itself.
 _delivering = threading.local()
 
 
 class _Run(Generic[T]):
-    """One operation on its way. Each step of it happens on one thread."""
+    """One operation that runs. Only one thread at a time resumes it."""
 
     def __init__(self, driver: ThreadDriver, operation: Operation[T]) -> None:
         self.future: Future[T] = Future()
@@ -65,11 +66,11 @@ class _Run(Generic[T]):
             self._perform(effect)
         except StopIteration as stop:
             self.future.set_result(stop.value)
-        except BaseException as failure:  # Whatever it is, the waiter gets it.
+        except BaseException as failure:  # The future's waiter gets every error.
             self.future.set_exception(failure)
 
     def cancel(self) -> None:
-        """Ends the call in flight or the pause; the operation sees Cancelled."""
+        """Ends the call in flight or the pause. The operation gets Cancelled."""
         with self._lock:
             self._cancelled = True
             call, pause = self._call, self._pause
@@ -103,7 +104,7 @@ class _Run(Generic[T]):
     def _wake(self) -> None:
         with self._lock:
             if self._pause is None:
-                return  # Cancelled while this thread began.
+                return  # `cancel` came first and has resumed the operation.
             self._pause = None
         self.resume()
 
@@ -137,7 +138,7 @@ def _put(ended: SimpleQueue[int], index: int, _: Future[T]) -> None:
 
 
 class ThreadDriver:
-    """A grpc channel and the ways to run operations on it."""
+    """Runs operations on a grpc channel. Threads: any."""
 
     def __init__(self, target: str, security: Security) -> None:
         self._channel = security.open(
@@ -160,13 +161,16 @@ class ThreadDriver:
         )
 
     def submit(self, operation: Operation[T]) -> Future[T]:
-        """Starts an operation; its first call leaves before this returns."""
+        """Starts an operation. Its first call is sent before this returns."""
         run = _Run(self, operation)
         run.resume()
         return run.future
 
     def run(self, operation: Operation[T]) -> T:
-        """Waits for the result. An interrupt cancels the call."""
+        """Runs an operation and returns its result. An interrupt cancels the call.
+
+        Raises FailedPrecondition in a callback of one of this driver's futures.
+        """
         _require_may_wait(self)
         run = _Run(self, operation)
         run.resume()
@@ -182,10 +186,11 @@ class ThreadDriver:
         limit: Callable[[], int],
         patience: float,
     ) -> list[T]:
-        """Results in the operations' order, with at most limit() in flight.
+        """Runs operations, at most limit() at the same time, and returns the results
+        in the operations' order.
 
-        The first error ends those in flight and is raised: DeadlineExceeded where
-        none of them ends for `patience` seconds.
+        The first error cancels the operations in flight and is raised. It is
+        DeadlineExceeded if none of them ends for `patience` seconds.
         """
         _require_may_wait(self)
         waiting = enumerate(operations)
@@ -221,7 +226,8 @@ class ThreadDriver:
         request: RequestT,
         timeout: float,
     ) -> Iterator[ResponseT]:
-        """Messages of a download; leaving the loop early cancels it."""
+        """Yields the messages of a download. A caller that leaves the loop early
+        cancels the call."""
         metadata = self._metadata + adapter_metadata(request)
         call = self._callable(method)(request, timeout=timeout, metadata=metadata)
         try:
@@ -234,7 +240,7 @@ class ThreadDriver:
     def deltas(
         self, request: sampling_pb2.SampleStreamRequest, timeout: float
     ) -> Iterator[SampleDelta]:
-        """The messages of a stream of samples."""
+        """Yields the messages of a stream of samples."""
         return map(
             to_sample_delta, self.stream(methods.SAMPLE_STREAM, request, timeout)
         )

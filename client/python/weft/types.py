@@ -1,4 +1,4 @@
-"""What goes into calls and what comes back. No protobuf types."""
+"""The options that calls take and the results that they return, without protobuf."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.uint32]
-# Anything numpy reads: lists, arrays, CPU tensors.
+# Anything that numpy reads: lists, arrays, CPU tensors.
 ArrayLike = npt.ArrayLike
 FinishReason = Literal["stop", "length"]
-# Several, or one text or byte string.
+# Several stop entries, or one text or byte string.
 Stop = str | bytes | Sequence[int | Sequence[int] | str | bytes]
 
 
 class LossOptions(TypedDict, total=False):
-    """Loss values; what is absent takes the server's default."""
+    """Settings of a loss. An absent one takes the server's default."""
 
-    clip_low: float | None  # ppo, cispo, gspo; default 0.8.
-    clip_high: float | None  # ppo, cispo, gspo; default 1.2.
-    beta: float | None  # dro; default 0.05.
+    clip_low: float | None  # For ppo, cispo and gspo; default 0.8.
+    clip_high: float | None  # For ppo, cispo and gspo; default 1.2.
+    beta: float | None  # For dro; default 0.05.
     temperature: float | None  # Logits are divided by it; default 1.
-    return_entropy: bool  # Also return entropies; default False.
-    # Also return what tokens of weight 0 have; their losses are 0. Default False.
+    return_entropy: bool  # Also returns entropies, in nats; default False.
+    # Also returns the logprobs and entropies of tokens with weight 0; their losses
+    # stay 0. Default False.
     score_all: bool
-    # Backward leaves out what is less likely than this; default 0, exact.
+    # The backward pass leaves out blocks of the vocabulary in which all of a token's
+    # probabilities are below this. Default 0: the gradient is exact.
     gradient_filter: float
 
 
 class OptimOptions(TypedDict, total=False):
-    """AdamW values of one step; what is absent takes the server's default."""
+    """AdamW's settings for one step. An absent one takes the server's default."""
 
     learning_rate: float  # Default 1e-4.
     beta1: float  # Default 0.9.
     beta2: float  # Default 0.95.
     eps: float  # Default 1e-12.
-    weight_decay: float  # Decoupled; default 0.
-    max_grad_norm: float  # 0 = no clipping; default 0.
+    weight_decay: float  # Decoupled from the gradient; default 0.
+    max_grad_norm: float  # Clips the gradient's L2 norm; default 0: no clipping.
 
 
 class SampleOptions(TypedDict, total=False):
@@ -48,16 +50,16 @@ class SampleOptions(TypedDict, total=False):
 
     num_samples: int  # Default 1.
     max_tokens: int | None  # At least 1; None: the server's default (128).
-    temperature: float  # 0 = the most likely token; default 1.
-    top_k: int  # 0 = all; default 0.
-    top_p: float  # Default 1.
-    seed: int | None  # None: drawn by the server.
-    # What ends a sample beside the model's end of sequence: token ids, sequences
+    temperature: float  # 0 takes the most likely token; default 1.
+    top_k: int  # Draws from the k most likely tokens; default 0: from all.
+    top_p: float  # Draws from the most likely tokens of this total; default 1.
+    seed: int | None  # None: the server draws one.
+    # These end a sample, beside the model's end of sequence: token ids, sequences
     # of token ids, and text or bytes of the decoded output.
     stop: Stop | None
     ignore_eos: bool  # The end of sequence does not end a sample; default False.
-    prompt_logprobs: bool  # Also score the prompt; default False.
-    top_logprobs: int  # Most likely tokens per position; default 0.
+    prompt_logprobs: bool  # Also returns the prompt's logprobs; default False.
+    top_logprobs: int  # Also returns so many likely tokens per position; default 0.
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server runs and accepts."""
+    """The model that a server runs, and its limits."""
 
     version: str
     device: str
@@ -90,16 +92,16 @@ class ServerInfo:
     max_samples: int
     max_message_bytes: int
     draining: bool
-    losses: list[str]  # Those that training takes.
-    string_stops: bool  # Stops may be text.
+    losses: list[str]  # The losses that training accepts.
+    string_stops: bool  # Whether stop entries may be text or bytes.
     max_adapters_per_tenant: int
     max_adapter_bytes_per_tenant: int  # 0 = no limit.
-    max_queue_requests: int  # That may wait, of all tenants.
+    max_queue_requests: int  # The most requests of all tenants that may wait.
     max_queue_tokens: int
     max_queue_requests_per_tenant: int
     max_queue_tokens_per_tenant: int
-    reorder_window: int  # Steps that a number may run ahead.
-    replay_window: int  # Latest steps whose replies are kept.
+    reorder_window: int  # How far a number may be ahead of the lowest missing one.
+    replay_window: int  # How many of an adapter's latest replies the server keeps.
     max_targets_per_token: int
     max_stop_entries: int
     max_top_logprobs: int
@@ -107,7 +109,7 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Shape of an adapter, every default filled in by the server."""
+    """An adapter's shape. The server has filled in every default."""
 
     rank: int
     alpha: float
@@ -147,11 +149,11 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class DatumResult:
-    """Results of one datum, each in the shape of `datum.targets`.
+    """The results of one datum, each in the shape of `datum.targets`.
 
-    That is [N], [N, K], or flat for ragged targets: `datum.per_token` splits it.
-    Positions of weight 0 are not scored and read 0. `entropies` is [N], or None
-    unless the call asked for it.
+    The shape is [N] or [N, K]. For ragged targets it is flat, and `datum.per_token`
+    splits it. Where the weight is 0 the values are 0, unless the call set score_all.
+    `entropies` is [N], or None if the call did not ask for it.
     """
 
     logprobs: FloatArray
@@ -161,19 +163,19 @@ class DatumResult:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Results of Forward or ForwardBackward."""
+    """The result of a forward or a forward_backward call."""
 
     results: list[DatumResult]
-    metrics: dict[str, float]  # Named `name:reduction`; has "loss:sum".
-    step: int  # 0 for the base model.
-    replayed: bool  # The server had run this step before.
+    metrics: dict[str, float]  # Keys are `name:reduction`; "loss:sum" is there.
+    step: int  # The step's number; 0 for the base model.
+    replayed: bool  # The server ran this step before and has stored its reply.
 
 
 @dataclass(frozen=True)
 class OptimResult:
-    """Result of OptimStep."""
+    """The result of an optim_step call."""
 
-    grad_norm: float  # L2, before clipping.
+    grad_norm: float  # The gradient's L2 norm before clipping.
     version: int
     step: int
     replayed: bool
@@ -181,25 +183,26 @@ class OptimResult:
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished sample; the stop token is included.
+    """One finished sample.
 
-    `Datum.from_sample` makes training data of it.
+    `Datum.from_sample` turns it into training data.
     """
 
-    tokens: list[int]  # [S] drawn.
-    logprobs: FloatArray  # [S] under the distribution at the call's temperature.
+    tokens: list[int]  # [S] drawn tokens, including the stop token.
+    # [S], at the call's temperature, before top_k and top_p; at 0, as if it were 1.
+    logprobs: FloatArray
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
-    prompt: Sequence[int] = ()  # [P]; what the tokens continue.
+    prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
 
 
 @dataclass(frozen=True)
 class SampleResult:
-    """All samples of a prompt."""
+    """All samples of one prompt."""
 
     samples: list[Sample]
-    prompt_logprobs: FloatArray | None  # [P]; the first is 0, meaning nothing.
-    version: int  # 0 for the base model.
+    prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
+    version: int  # The version of the weights; 0 for the base model.
 
 
 @dataclass(frozen=True)
@@ -211,5 +214,5 @@ class SampleDelta:
     logprobs: FloatArray
     finish_reason: FinishReason | None  # Set in the sample's last delta.
     top_logprobs: list[list[tuple[int, float]]]
-    prompt_logprobs: FloatArray | None  # In the first delta, when asked for.
+    prompt_logprobs: FloatArray | None  # Set in the first delta, if requested.
     version: int

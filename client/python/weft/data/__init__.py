@@ -1,12 +1,12 @@
-"""Records of text to token ids: what a loop reads its training data with.
+"""Turns records of text into token ids for a training loop.
 
 tokenizer = weft.data.ModelTokenizer.from_folder("models/smollm2-135m-instruct")
 encode = weft.data.Encoder(tokenizer)
 for example in weft.data.Dataset("chats.jsonl", encode):
     adapter.forward_backward([example.datum()])
 
-Needs the packages `tokenizers` and, for chats, `jinja2`: the extra `cli` or `train`.
-Sequences are not packed here: the server packs what it gets.
+It needs the packages `tokenizers` and, for chats, `jinja2`, which the extras `cli` and
+`train` install. It does not pack sequences, because the server does.
 """
 
 from weft.data.chat import ChatTemplate, Message

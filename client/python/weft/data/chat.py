@@ -1,4 +1,4 @@
-"""A model's own chat template, as transformers renders it, without transformers."""
+"""Renders a model's own chat template as transformers does, without transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.errors import InvalidArgument
 if TYPE_CHECKING:
     import jinja2
 
-# {"role": ..., "content": ...} and whatever else the template reads.
+# {"role": ..., "content": ...}, with all other fields that the template reads.
 Message = Mapping[str, object]
 Span = tuple[int, int]  # Characters [begin, end) of a rendered chat.
 
@@ -31,7 +31,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes characters for HTML.
+    # Jinja's own filter would escape characters for HTML.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -46,8 +46,11 @@ def _now(form: str) -> str:
 
 
 def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
-    """What templates of Hugging Face models are written for. `spans` gets those of
-    {% generation %} blocks; `pieces` is what has been rendered before each."""
+    """Returns the environment that templates of Hugging Face models expect.
+
+    It appends the span of each {% generation %} block to `spans`. The caller puts
+    the text rendered so far into `pieces`, from which the spans count.
+    """
     try:
         from jinja2 import nodes
     except ImportError:
@@ -86,8 +89,9 @@ def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
 class ChatTemplate:
     """Renders chats as `apply_chat_template` of transformers does.
 
-    source: the Jinja template. special: names that it may use, as bos_token. Raises
-    InvalidArgument where the template is broken or jinja2 is missing. Threads: any.
+    source: the Jinja template. special: the texts of special tokens that it may use,
+    by names such as bos_token. Raises InvalidArgument if the template is broken or
+    jinja2 is missing. Threads: any.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
@@ -110,19 +114,21 @@ class ChatTemplate:
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The chat as text. InvalidArgument for a chat that the template refuses."""
+        """Returns the chat as text. Raises InvalidArgument if the template refuses the
+        chat."""
         return self._render(messages, tools, add_generation_prompt)[0]
 
     def spans(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, last: bool
     ) -> tuple[str, list[Span], bool]:
-        """The chat, and the characters that the assistant wrote: what the template
-        marks by {% generation %}, or, where it marks nothing (third result False),
-        what each turn adds to what a model is given to answer.
+        """Returns the chat as text, the spans that the assistant wrote, and whether
+        the template marks them by {% generation %}. If it does not, a turn's span is
+        the text that the turn adds to the prompt before it.
 
-        last: of the last message alone, which must be the assistant's.
-        InvalidArgument where the template renders a turn in one way at the end of
-        a chat and in another within it: then only the last can be told apart.
+        last: returns only the span of the last message, which must be the
+        assistant's. Raises InvalidArgument if there is no such message. Raises it
+        also if nothing is marked and the template renders a turn differently at the
+        end of a chat and within it, because then only the last turn can be found.
         """
         text, marked = self._render(messages, tools, False)
         turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
@@ -175,7 +181,7 @@ class ChatTemplate:
                     **self._special,
                 ):
                     self._pieces.append(piece)
-            # A template is a program: what it raises is about the chat.
+            # A template is a program, and its errors are about the chat.
             except Exception as error:
                 raise InvalidArgument(f"chat template: {error}") from error
             return "".join(self._pieces), list(self._spans)

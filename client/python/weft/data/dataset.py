@@ -1,4 +1,4 @@
-"""A source read as examples: what is bad is reported and counted."""
+"""Reads a source as examples. Reports and counts the bad records."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger("weft.data")
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that is left out, and why."""
+    """A record that the dataset leaves out, and why."""
 
-    where: str  # As "chats.jsonl:17".
+    where: str  # Such as "chats.jsonl:17".
     reason: str
 
     def __str__(self) -> str:
@@ -26,18 +26,18 @@ class BadRecord:
 
 
 def log_bad_record(bad: BadRecord) -> None:
-    """Warns through `logging`, as "weft.data"."""
+    """Logs a warning by the logger "weft.data"."""
     _log.warning("left out: %s", bad)
 
 
 class Dataset(Generic[T]):
-    """Streams a source through an encoder; each iteration reads it again.
+    """Streams a source through an encoder. Each iteration reads the source again.
 
     source: a path, "hf:NAME[:SPLIT]" or an iterable of mappings (a list, a dataset
-    of Hugging Face). encode: raises InvalidArgument for a record that it cannot
-    use; an `Encoder` does. on_bad: called for each such record. The counts are of
-    the iteration that began last. Iterating raises InvalidArgument where the source
-    cannot be read at all.
+    of Hugging Face). encode: a function such as an `Encoder`; it raises
+    InvalidArgument for a record that it cannot use. on_bad: called for each such
+    record. num_good and num_bad count in the iteration that began last. Iterating
+    raises InvalidArgument if the source cannot be read at all.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Dataset(Generic[T]):
         self.num_bad = 0
 
     def __iter__(self) -> Iterator[T]:
-        """One example at a time, in the source's order."""
+        """Yields one example at a time, in the source's order."""
         self.num_good = self.num_bad = 0
         for located in read(self._source):
             try:
@@ -69,7 +69,7 @@ class Dataset(Generic[T]):
             yield example
 
     def load(self) -> list[T]:
-        """All examples. InvalidArgument where there is none."""
+        """Returns all examples. Raises InvalidArgument if there is none."""
         examples = list(self)
         if not examples:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""One record of text to token ids and which of them are learnt."""
+"""Turns a record of text into token ids, and says which of them are learnt."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Truncate = Literal["end", "start", "never"]
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence [N], and which of its tokens are learnt [N].
+    """A sequence of tokens [N], and which of them are learnt [N].
 
-    The first token is never learnt: nothing predicts it.
+    The first token is never learnt, because no token comes before it.
     """
 
     tokens: list[int]
@@ -30,14 +30,15 @@ class Example:
 
     @property
     def num_learnt(self) -> int:
-        """How many tokens the loss counts."""
+        """Returns the number of tokens that the loss counts."""
         return sum(self.learnt[1:])
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first learnt one, where all after it are learnt.
+        """Returns the number of tokens before the first learnt one.
 
-        InvalidArgument where some are not, as in a chat of several turns.
+        Raises InvalidArgument if a token after that one is not learnt, as in a chat
+        of several turns.
         """
         first = self.learnt.index(True) if any(self.learnt) else len(self.tokens)
         if not all(self.learnt[first:]):
@@ -45,15 +46,17 @@ class Example:
         return first
 
     def datum(self, weight: float = 1.0) -> Datum:
-        """Training data [N - 1]: each token predicts the next one. weight: of each
-        learnt token in the loss, which is a sum."""
+        """Returns training data of N - 1 positions; each token predicts the next one.
+
+        weight: the weight of each learnt token in the loss, which is a sum.
+        """
         weights = np.asarray(self.learnt[1:], dtype="<f4") * np.float32(weight)
         return Datum(self.tokens[:-1], self.tokens[1:], weights)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A preference: two answers to one prompt."""
+    """Two answers to one prompt, of which the first is preferred."""
 
     chosen: Example
     rejected: Example
@@ -64,17 +67,19 @@ class Encoder:
 
     | record | learnt |
     | --- | --- |
-    | {"text"} | all of it |
-    | {"prompt", "completion"} | the completion; lists of messages will do |
+    | {"text"} | the whole text |
+    | {"prompt", "completion"} | the completion |
     | {"messages"} (and "tools") | the assistant's turns |
-    | {"tokens"} (and "prompt_length") | what follows the prompt |
-    | {"prompt", "chosen", "rejected"} | a Pair; lists of messages will do |
+    | {"tokens"} (and "prompt_length") | the tokens after the prompt |
+    | {"prompt", "chosen", "rejected"} | both answers, as a Pair |
 
-    loss_on: "all" turns of the assistant in "messages", or the "last". eos: end what
-    is learnt with the model's end of sequence; tokens stay as they are. max_tokens:
-    of an example; a longer one loses its "end" or its "start", or is refused
-    ("never"). Raises InvalidArgument for a record that gives nothing to learn, and
-    for options of another kind.
+    A prompt, a completion and an answer may be texts or lists of messages. loss_on:
+    learns "all" turns of the assistant in "messages", or the "last". eos: ends an
+    example with the model's end of sequence, except {"tokens"} and a chat that does
+    not end with the assistant. max_tokens: the most tokens of an example. truncate: a
+    longer one loses its "end" or its "start", or is refused ("never"). Raises
+    InvalidArgument for options that do not fit, and a call raises it for a record
+    that gives nothing to learn.
     """
 
     def __init__(
@@ -103,13 +108,14 @@ class Encoder:
         self._truncate = truncate
 
     def __call__(self, record: Record) -> Example | Pair:
-        """The record's example, or its pair."""
+        """Returns the record's example, or its pair."""
         if "chosen" in record or "rejected" in record:
             return self.pair(record)
         return self.example(record)
 
     def example(self, record: Record) -> Example:
-        """One sequence to learn. InvalidArgument for a record of another kind."""
+        """Returns the one sequence that a record teaches. Raises InvalidArgument for a
+        record of another kind."""
         if "messages" in record:
             messages = _messages(record, "messages")
             return self._chat(messages, record, self._loss_on == "last")
@@ -126,12 +132,16 @@ class Encoder:
         )
 
     def pair(self, record: Record) -> Pair:
-        """Two answers to learn from. InvalidArgument where one is missing."""
+        """Returns the record's two answers. Raises InvalidArgument if one is not
+        there."""
         return Pair(self._answer(record, "chosen"), self._answer(record, "rejected"))
 
     def prompt(self, record: Record) -> list[int]:
-        """What a model is asked, [P]: {"messages"} or {"prompt"}, a text or a list
-        of messages. InvalidArgument for anything else."""
+        """Returns the token ids of a prompt, [P].
+
+        record: {"messages"}, or {"prompt"} with a text or a list of messages. Raises
+        InvalidArgument for anything else.
+        """
         name = "messages" if "messages" in record else "prompt"
         if name == "prompt" and isinstance(record.get("prompt"), str):
             return self._tokenizer.encode(_text(record, "prompt"))
@@ -139,13 +149,14 @@ class Encoder:
         return self._tokenizer.chat_prompt(messages, tools=_tools(record))
 
     def _answer(self, record: Record, name: str) -> Example:
-        """record["prompt"] is read, record[name] is learnt."""
+        """Returns an example of record["prompt"] and record[name], which is learnt."""
         if str in (type(record.get("prompt")), type(record.get(name))):
             text = _text(record, "prompt")
             prompt = self._tokenizer.encode(text)
             tokens = self._tokenizer.encode(text + _text(record, name))
-            # By itself an answer may get a space before it that nobody wrote. But
-            # what is learnt goes on where a sample's prompt ends.
+            # Encodes both together, because an answer by itself may get a space in
+            # front that nobody wrote. But a sample continues the prompt's own tokens,
+            # so if these would change, the answer is encoded by itself.
             if tokens[: len(prompt)] != prompt:
                 answer = self._tokenizer.encode(_text(record, name), special=False)
                 tokens = prompt + answer
@@ -156,7 +167,7 @@ class Encoder:
 
     def _chat(self, messages: Sequence[Message], record: Record, last: bool) -> Example:
         tokens, learnt = self._tokenizer.chat(messages, tools=_tools(record), last=last)
-        # What follows the last learnt token has no effect.
+        # Tokens after the last learnt one have no effect.
         while learnt and not learnt[-1]:
             tokens.pop()
             learnt.pop()

@@ -1,4 +1,4 @@
-"""Where records come from: JSONL, Parquet, Hugging Face datasets, any iterable."""
+"""Reads records from JSONL, Parquet, Hugging Face datasets or any iterable."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from weft.errors import InvalidArgument
 from weft.folders import StrPath
 
 Record = Mapping[str, object]
-# A path (.parquet, or lines of JSON), "hf:NAME" or "hf:NAME:SPLIT", or records.
+# A path to a .parquet file or to lines of JSON, "hf:NAME[:SPLIT]", or the records.
 Source = StrPath | Iterable[Record]
 
 HUB = "hf:"
-ROWS = 1024  # A Parquet file has so many in memory at once.
+ROWS = 1024  # The number of rows of a Parquet file that are in memory at once.
 
 
 @dataclass(frozen=True)
 class Located:
-    """A record and where it stands, or what is wrong there."""
+    """A record and its place in the source, or what is wrong at that place."""
 
-    where: str  # As "chats.jsonl:17".
+    where: str  # Such as "chats.jsonl:17".
     record: Record | None
     problem: str = ""
 
 
 def read(source: Source) -> Iterator[Located]:
-    """Streams a source's records, one at a time; what is no record, too.
+    """Yields a source's records one at a time, and a problem for each that is none.
 
-    InvalidArgument where the source as a whole cannot be read: no such file, a
-    package that is missing.
+    Raises InvalidArgument if the source as a whole cannot be read, because the file
+    or a package is missing.
     """
     if not isinstance(source, str) and isinstance(source, Iterable):
         return _numbered(map(_present, source), "record ")
@@ -39,7 +39,7 @@ def read(source: Source) -> Iterator[Located]:
     if text.startswith(HUB):
         return _hub(text)
     path = Path(text)
-    if not path.exists() or path.is_dir():  # A pipe will do.
+    if not path.exists() or path.is_dir():  # A pipe is no file, but can be read.
         raise InvalidArgument(f"{path}: no such file")
     return _parquet(path) if path.suffix == ".parquet" else _lines(path)
 
@@ -63,7 +63,7 @@ def _lines(path: Path) -> Iterator[Located]:
             where = f"{path}:{number}"
             try:
                 yield _located(where, json.loads(line))
-            except (ValueError, RecursionError) as error:  # The latter: too deep.
+            except (ValueError, RecursionError) as error:  # JSON may nest too deeply.
                 yield Located(where, None, f"not JSON: {error}")
 
 
@@ -99,8 +99,8 @@ def _hub(source: str) -> Iterator[Located]:
 
 
 def _present(value: object) -> object:
-    """A row of a table without what is null there: fields that the record, or a
-    message in it, does not have."""
+    """Returns a row of a table without its null fields, also within messages. A table
+    holds null for a field that a record does not have."""
     if isinstance(value, Mapping):
         return {k: _present(v) for k, v in value.items() if v is not None}
     return [_present(one) for one in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer, with what ends a text and the chat template."""
+"""A model folder's tokenizer, with its end-of-sequence ids and chat template."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class ModelTokenizer:
-    """Token ids of texts and chats, as the model was trained on them.
+    """Turns texts and chats into the token ids that the model was trained on.
 
-    tokenizer: of the package `tokenizers`. eos_ids: what ends the model's output;
-    the first is what data ends with. template: None for a model without chats.
+    tokenizer: a Tokenizer of the package `tokenizers`. eos_ids: the tokens that end
+    the model's output; training data ends with the first. template: the chat
+    template; None for a model without chats.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class ModelTokenizer:
         eos_ids: Sequence[int] = (),
         template: ChatTemplate | None = None,
     ) -> None:
-        # A file may say so for batches of a fixed length.
+        # tokenizer.json may ask for padding and truncation to a fixed length.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
@@ -37,11 +38,11 @@ class ModelTokenizer:
 
     @classmethod
     def from_folder(cls, folder: StrPath) -> ModelTokenizer:
-        """Reads tokenizer.json and, where they are there, tokenizer_config.json,
+        """Reads tokenizer.json and, if they exist, tokenizer_config.json,
         generation_config.json, config.json and chat_template.jinja.
 
-        InvalidArgument without a tokenizer.json that can be read, or without the
-        package.
+        Raises InvalidArgument if tokenizer.json is missing, if a file cannot be
+        parsed, or if the package tokenizers is missing.
         """
         path = Path(folder, "tokenizer.json")
         if not path.is_file():
@@ -72,14 +73,17 @@ class ModelTokenizer:
         return cls(tokenizer, eos_ids, template)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text, [N]. special: with what the tokenizer puts around a
-        text of its own, as a first token. InvalidArgument for half a surrogate
-        pair, which is no text."""
+        """Returns the token ids of a text, [N].
+
+        special: adds the special tokens that the tokenizer puts around a text, such
+        as a first token. Raises InvalidArgument for a string that is no valid text,
+        such as half a surrogate pair.
+        """
         ids: list[int] = self._encode(text, special).ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of token ids. special: also tokens that are not text."""
+        """Returns the text of token ids. special: shows special tokens, too."""
         text: str = self._tokenizer.decode(
             list(tokens), skip_special_tokens=not special
         )
@@ -92,21 +96,22 @@ class ModelTokenizer:
         tools: Sequence[Message] | None = None,
         last: bool = False,
     ) -> tuple[list[int], list[bool]]:
-        """A chat's token ids [N], and which of them the assistant wrote [N].
+        """Returns a chat's token ids [N], and which of them the assistant wrote [N].
 
-        Equal to transformers' `apply_chat_template` with
-        `return_assistant_tokens_mask`, but that a turn's last character is learnt
-        with all of its tokens. Where the template marks nothing, a turn is
-        what it adds to the prompt, up to its last end of sequence.
-        last: the last message alone. InvalidArgument for a chat without a message
-        of the assistant, one that the template refuses, or without a template.
+        The result equals that of transformers' `apply_chat_template` with
+        `return_assistant_tokens_mask`, except that all tokens of a turn's last
+        character belong to the turn. If the template marks no turns, a turn is the
+        text that it adds to the prompt, up to its last end of sequence.
+        last: only the last message counts as written. Raises InvalidArgument if no
+        message is the assistant's, if the template refuses the chat, or if there is
+        no template.
         """
         text, spans, marked = self._chat_template().spans(messages, tools, last)
         encoding = self._encode(text, special=False)
         tokens: list[int] = encoding.ids
         written = [False] * len(tokens)
         for begin, end in spans:
-            # Some tokenizers leave blanks out of their tokens' places.
+            # With some tokenizers a blank belongs to no token.
             places = map(encoding.char_to_token, range(begin, end))
             first = next((at for at in places if at is not None), None)
             if first is None:
@@ -115,7 +120,7 @@ class ModelTokenizer:
                 end = begin + len(text[begin:end].rstrip())
             final = encoding.char_to_token(end - 1)
             stop = len(tokens) if final is None else final + 1
-            # A character may have several tokens: all of its bytes are the turn's.
+            # A character may have several tokens. They all belong to the turn.
             while stop < len(tokens) and encoding.offsets[stop][0] < end:
                 stop += 1
             if not marked:
@@ -126,7 +131,10 @@ class ModelTokenizer:
     def chat_prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
     ) -> list[int]:
-        """Token ids of a chat that the assistant is to answer, [P]."""
+        """Returns the token ids of a chat that the assistant shall answer, [P].
+
+        Raises InvalidArgument if the template refuses the chat or there is none.
+        """
         template = self._chat_template()
         text = template.render(messages, tools=tools, add_generation_prompt=True)
         return self.encode(text, special=False)
@@ -138,7 +146,8 @@ class ModelTokenizer:
             raise InvalidArgument(f"not a text: {error}") from None
 
     def _after_last_eos(self, tokens: Sequence[int], first: int, stop: int) -> int:
-        """A model that has stopped does not write the line break behind it."""
+        """Returns the end of a turn: the position after its last end of sequence, or
+        `stop` without one. The model does not write the line break that follows."""
         ends = [i for i in range(first, stop) if tokens[i] in self.eos_ids]
         return ends[-1] + 1 if ends else stop
 
@@ -177,7 +186,7 @@ def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
     if path.is_file():
         return path.read_text("utf-8")
     source = config.get("chat_template")
-    if isinstance(source, list):  # Several by name.
+    if isinstance(source, list):  # A model may have several templates with names.
         entries = [entry for entry in source if isinstance(entry, dict)]
         named = {entry.get("name"): entry.get("template") for entry in entries}
         source = named.get("default")

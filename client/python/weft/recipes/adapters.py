@@ -1,4 +1,4 @@
-"""The adapter that a run trains: made, found, taken up again, saved."""
+"""Creates, finds, resumes, updates and saves the adapter that a run trains."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from weft.types import (
     ServerInfo,
 )
 
-CUT = "cut-"  # Checkpoints of runs that were cut; no run goes on from one.
+# Names of checkpoints of interrupted runs begin with it. No run resumes from one.
+CUT = "cut-"
 
 
 def positive(text: str) -> int:
-    """An argument that is at least 1."""
+    """Parses an argument that is at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
@@ -36,7 +37,7 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """An argument that is at least 0."""
+    """Parses an argument that is at least 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value}: must be at least 0")
@@ -44,7 +45,7 @@ def natural(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that every recipe has."""
+    """Adds the options that every recipe has."""
     add = parser.add_argument
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
@@ -70,8 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def server_info(client: Client) -> ServerInfo:
-    """What the server runs, once it has loaded it; until then this waits, for as
-    long as the server can be reached. Raises Unavailable where it cannot."""
+    """Waits until the server has loaded its model, and returns what it runs.
+
+    Raises Unavailable if the server cannot be reached.
+    """
     info = client.info()
     if not client.healthy():
         print("waiting for the server to be ready", flush=True)
@@ -82,11 +85,11 @@ def server_info(client: Client) -> ServerInfo:
 
 
 def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
-    """The adapter, and how many optimizer steps it has had.
+    """Returns the adapter and the number of its optimizer steps.
 
-    With --resume an adapter that the server has lost, or that may hold a part of a
-    gradient, goes on from its last checkpoint. Without, FailedPrecondition for one
-    that was trained before.
+    With --resume an adapter goes on from its last checkpoint if the server has lost
+    it, or if it may hold a part of a gradient. Without --resume, raises
+    FailedPrecondition for an adapter that was trained before.
     """
     saved = [
         checkpoint
@@ -119,8 +122,13 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
 def _without_gradient(
     adapter: Adapter, info: AdapterInfo, last: CheckpointInfo | None
 ) -> AdapterInfo:
-    """Neither log nor checkpoint knows the adapter's last step: a run was cut, maybe
-    between a gradient and its step, and would add it twice."""
+    """Loads the last checkpoint, if there is one, and keeps the present state as
+    another.
+
+    Neither the log nor a checkpoint knows the adapter's last step. So a run was
+    interrupted, maybe between a gradient and its optimizer step. To go on from there
+    would add the gradient twice.
+    """
     if last is None:
         print(f"{adapter.id} may hold a part of a gradient, and has no checkpoint")
         return info
@@ -134,7 +142,7 @@ def _without_gradient(
 def _make(
     client: Client, options: argparse.Namespace, last: CheckpointInfo | None
 ) -> Adapter:
-    """A new adapter, of the shape of its last checkpoint."""
+    """Makes a new adapter, in the shape of its last checkpoint if there is one."""
     return client.create_adapter(
         options.adapter,
         rank=options.rank if last is None else last.config.rank,
@@ -147,12 +155,12 @@ def _make(
 
 @dataclass(frozen=True)
 class Update:
-    """What one optimizer step did."""
+    """The result of one optimizer step."""
 
-    loss: float  # Sum of the data's weighted losses.
-    grad_norm: float  # Before clipping.
-    number: int  # What the adapter counts its optimizer step as.
-    metrics: list[dict[str, float]]  # One for each request.
+    loss: float  # The sum of the data's weighted losses.
+    grad_norm: float  # The gradient's L2 norm before clipping.
+    number: int  # The number of the OptimStep among the adapter's steps.
+    metrics: list[dict[str, float]]  # The metrics of each request.
 
 
 def update(
@@ -163,8 +171,11 @@ def update(
     loss_options: LossOptions,
     optim_options: OptimOptions,
 ) -> Update:
-    """Adds up the gradients of all batches, then steps. All is under way before the
-    first answer: numbered steps keep their order."""
+    """Adds up the gradients of all batches, then makes an optimizer step.
+
+    All calls are in flight before the first answer, because numbered steps keep
+    their order.
+    """
     gradients = [
         adapter.submit.forward_backward(request, loss, **loss_options)
         for batch in batches
@@ -178,7 +189,7 @@ def update(
 
 
 def optim_options(options: argparse.Namespace, step: int, total: int) -> OptimOptions:
-    """The command line's AdamW values for step `step` of `total`, from 0."""
+    """Returns AdamW's settings for step `step` of `total`, counted from 0."""
     return {
         "learning_rate": learning_rate(
             step, total, options.lr, schedule=options.schedule, warmup=options.warmup
@@ -189,19 +200,20 @@ def optim_options(options: argparse.Namespace, step: int, total: int) -> OptimOp
 
 
 def is_due(step: int, every: int, total: int) -> bool:
-    """Whether what happens every so many steps, and at the end, happens now."""
+    """Returns whether an action that is due every `every` steps (0: never) and at the
+    end is due after step `step`, counted from 1."""
     return step == total or (every > 0 and step % every == 0)
 
 
 def save_missing(client: Client, adapter: Adapter, step: int) -> None:
-    """Writes checkpoint step-N where a run was cut between the step and it."""
+    """Writes the checkpoint step-N if a run ended after the step and before it."""
     saved = {one.name: one.optim_steps for one in client.checkpoints(adapter.id)}
     if saved.get(f"step-{step}") != step:
         save(adapter, step)
 
 
 def save(adapter: Adapter, step: int) -> None:
-    """Writes checkpoint step-N; one of a run before this one is replaced."""
+    """Writes the checkpoint step-N and replaces one that an earlier run left."""
     name = f"step-{step}"
     adapter.save(name, overwrite=True)
     print(f"saved {adapter.id}/{name}", flush=True)

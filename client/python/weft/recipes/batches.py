@@ -1,4 +1,4 @@
-"""Which examples a step takes, and how a batch is cut into requests."""
+"""Chooses the examples of a step, and cuts a batch into requests."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import numpy.typing as npt
 from weft.datum import Datum
 from weft.types import ServerInfo
 
-BYTES_PER_TOKEN = 24  # A datum's arrays at most, and what frames them.
+# Five arrays of 4 bytes per token, and room for the message around them.
+BYTES_PER_TOKEN = 24
 
 
 class BatchOrder:
-    """Shuffled epochs, cut into batches; a batch may span two epochs.
+    """Cuts shuffled epochs into batches. A batch may span two epochs.
 
-    What step n takes follows from the seed alone, so that a run that is resumed
-    goes on where it was. count: examples there are, at least 1.
+    The seed alone decides which examples step n takes, so that a resumed run goes on
+    with the right ones. count: the number of examples, at least 1. batch: the number
+    of examples in a batch.
     """
 
     def __init__(self, count: int, batch: int, seed: int) -> None:
         self._count = count
         self._batch = batch
         self._seed = seed
-        self._epoch = -1  # The one that _order is for.
+        self._epoch = -1  # The epoch to which _order belongs.
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def indices(self, step: int) -> list[int]:
-        """The examples of step `step`, counted from 0, as [batch] indices."""
+        """Returns the indices, [batch], of step `step`'s examples. Steps count from 0."""
         first = step * self._batch
         return [self._at(position) for position in range(first, first + self._batch)]
 
@@ -41,7 +43,7 @@ class BatchOrder:
 
 
 def requests(data: Sequence[Datum], info: ServerInfo) -> Iterator[list[Datum]]:
-    """The data in order, in as few requests as the server's limits allow."""
+    """Yields the data in order, in as few requests as the server's limits allow."""
     most_tokens = min(
         info.max_tokens_per_request, info.max_message_bytes // BYTES_PER_TOKEN
     )

@@ -25,21 +25,21 @@ from weft.recipes.watch import Watch
 from weft.types import FloatArray, OptimOptions, Sample, ServerInfo
 
 SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
-# KL(sampler || trainer) of a token: rounding alone moves it from 0.
+# The metric KL(sampler || trainer) per token. Only rounding moves it away from 0.
 KL = "kl_sample_train_v1:mean"
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply to be scored."""
+    """A reply that a reward function scores."""
 
     text: str
-    finished: bool  # False: cut off at --max-tokens.
-    record: Mapping[str, object]  # The line of --data that it answers.
+    finished: bool  # False: it was cut off at --max-tokens.
+    record: Mapping[str, object]  # The record of --data that it answers.
 
 
-# A file of --reward defines one of these, by the name `reward`.
+# The file of --reward defines such a function, by default with the name `reward`.
 Reward = Callable[[Reply], float]
 
 
@@ -53,14 +53,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one prompt, and what each is worth."""
+    """The samples of one prompt, and the reward of each."""
 
     samples: list[Sample]
     rewards: list[float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m weft grpo`."""
+    """Adds the options of `python -m weft grpo`."""
     adapters.add_arguments(parser)
     add = parser.add_argument
     add("--data", required=True, help='records with "messages" or "prompt"')
@@ -75,10 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def advantages(rewards: Sequence[float]) -> FloatArray:
-    """How far each reward lies above its group's mean, in standard deviations.
+    """Returns how far each reward lies above its group's mean, in standard
+    deviations, [S].
 
-    rewards: [S], those of one prompt. All zero where they are equal: such a group
-    has nothing to teach.
+    rewards: [S], the rewards of one prompt's replies. If they are equal all results
+    are 0, because such a group has nothing to teach.
     """
     above = np.asarray(rewards, dtype=np.float64) - np.mean(rewards)
     spread = float(above.std())
@@ -88,13 +89,14 @@ def advantages(rewards: Sequence[float]) -> FloatArray:
 
 
 def load_reward(argument: str) -> Reward:
-    """The function that FILE.py[:FUNCTION] names. InvalidArgument without it."""
+    """Returns the function that FILE.py[:FUNCTION] names. Raises InvalidArgument if
+    there is none."""
     file, _, name = argument.partition(":")
     spec = importlib.util.spec_from_file_location(f"reward {file}", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise InvalidArgument(f"--reward {file}: no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # As of an import: dataclasses look there.
+    sys.modules[spec.name] = module  # Dataclasses look for their module there.
     spec.loader.exec_module(module)
     function = getattr(module, name or "reward", None)
     if not callable(function):
@@ -105,7 +107,8 @@ def load_reward(argument: str) -> Reward:
 def load_prompts(
     source: str, tokenizer: data.ModelTokenizer, most: int
 ) -> list[Prompt]:
-    """Reads prompts of at most `most` tokens. InvalidArgument where there is none."""
+    """Reads prompts, and leaves out those of more than `most` tokens. Raises
+    InvalidArgument if none is left."""
     encoder = data.Encoder(tokenizer, eos=False)
 
     def encode(record: Mapping[str, object]) -> Prompt:
@@ -118,7 +121,7 @@ def load_prompts(
 
 
 class Player:
-    """Asks and scores."""
+    """Samples replies from the adapter and scores them."""
 
     def __init__(
         self,
@@ -135,7 +138,10 @@ class Player:
     def play(
         self, prompts: Sequence[Prompt], samples: int, temperature: float, seed: int
     ) -> list[Group]:
-        """A scored group of replies to each prompt."""
+        """Returns a scored group of replies for each prompt.
+
+        Raises InvalidArgument if a reward is not a finite number.
+        """
         results = self._adapter.sample_many(
             [prompt.tokens for prompt in prompts],
             num_samples=samples,
@@ -162,8 +168,8 @@ class Player:
 
 
 def make_batch(groups: Sequence[Group]) -> list[Datum]:
-    """The groups that teach something. Losses are sums on the server; these
-    weights make this one the mean over all tokens of their replies."""
+    """Returns the training data of the groups that teach something. The server sums
+    losses, so the weights turn the sum into the mean over all tokens of the replies."""
     scored = [(group, advantages(group.rewards)) for group in groups]
     used = [(group, values) for group, values in scored if values.any()]
     num_tokens = sum(len(s.tokens) for group, _ in used for s in group.samples)
@@ -175,7 +181,7 @@ def make_batch(groups: Sequence[Group]) -> list[Datum]:
 
 
 def mean_reward(groups: Sequence[Group]) -> float:
-    """Over all replies."""
+    """Returns the mean reward of all replies."""
     return float(np.mean([group.rewards for group in groups]))
 
 
@@ -186,8 +192,8 @@ def learn(
     options: argparse.Namespace,
     optim: OptimOptions,
 ) -> adapters.Update:
-    """One optimizer step on what the groups teach. Where that is nothing, its
-    gradient is 0: a resumed run counts on a step each."""
+    """Makes one optimizer step on the groups. If they teach nothing, it makes the
+    step with gradient 0, because a resumed run counts optimizer steps."""
     return adapters.update(
         adapter,
         [make_batch(groups)],
@@ -199,7 +205,7 @@ def learn(
 
 
 def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
-    """What is logged of a step."""
+    """Returns the values of a step that the log gets."""
     values = {"reward": mean_reward(groups), "grad_norm": result.grad_norm}
     if result.metrics:
         values["loss"] = result.loss
@@ -212,8 +218,11 @@ def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Draws, scores, learns, evaluates, saves; raises WeftError, and KeyboardInterrupt
-    once the step that was interrupted is saved."""
+    """Samples, scores, trains, evaluates and saves.
+
+    Raises WeftError if a call fails, and KeyboardInterrupt after an interrupt, once
+    the step under way is saved.
+    """
     tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
     reward = load_reward(options.reward)
     with Client(options.server, timeout=options.timeout) as client:
@@ -243,7 +252,7 @@ def run(options: argparse.Namespace) -> None:
                 evaluate(0)
             for step in range(done, total):
                 chosen = [prompts[i] for i in order.indices(step)]
-                # Prompt i of a step takes seed + i; steps must not share any.
+                # Prompt i of a step uses seed + i, and steps must not share seeds.
                 seed = options.seed + step * options.prompts
                 groups = player.play(chosen, options.samples, options.temperature, seed)
                 optim = adapters.optim_options(options, step, total)

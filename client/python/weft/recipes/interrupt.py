@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: the step that is under way ends, and is saved."""
+"""Lets a run end and save its present step when the user presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _STDERR = 2
 
 
 class Interrupt:
-    """The first SIGINT or SIGTERM only sets `asked`; the second raises.
+    """Within this context the first SIGINT or SIGTERM only sets `asked`. The second
+    raises KeyboardInterrupt.
 
-    A step that is cut leaves a part of its gradient on the server. As a context
-    manager; on another thread than the main one it does nothing.
+    The run can so end its step, because an interrupted one may leave a part of its
+    gradient on the server. Outside of the main thread the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -36,5 +37,5 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # Not print: the signal may have come within one.
+        # print is not safe here, because the signal may have interrupted one.
         os.write(_STDERR, b"weft: this step is the last; once more: at once\n")

@@ -1,4 +1,4 @@
-"""Learning rates by step. Pure functions."""
+"""Computes the learning rate of each step. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SCHEDULES = ("constant", "cosine", "linear")
 def learning_rate(
     step: int, total: int, peak: float, *, schedule: str = "constant", warmup: int = 0
 ) -> float:
-    """The rate of step `step` of `total`, counted from 0.
+    """Returns the learning rate of step `step` of `total`, counted from 0.
 
-    It rises in a line to `peak` over the first `warmup` steps. Then it stays
-    (constant), or falls to 0 behind the last step along half a cosine (cosine) or a
-    line (linear). InvalidArgument for another schedule.
+    The rate rises linearly to `peak` over the first `warmup` steps. Then it stays
+    ("constant"), or falls along half a cosine ("cosine") or a line ("linear") and
+    reaches 0 after the last step. Raises InvalidArgument for another schedule.
     """
     if schedule not in SCHEDULES:
         raise InvalidArgument(f"schedule {schedule!r}: one of {', '.join(SCHEDULES)}")

@@ -21,7 +21,7 @@ SUMMARY = "Train an adapter on chats, prompts with completions, or texts."
 
 
 def fraction(text: str) -> float:
-    """An argument that is at least 0 and less than 1."""
+    """Parses an argument that is at least 0 and less than 1."""
     value = float(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{value}: must be in [0, 1)")
@@ -29,7 +29,7 @@ def fraction(text: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m weft sft`."""
+    """Adds the options of `python -m weft sft`."""
     adapters.add_arguments(parser)
     add = parser.add_argument
     add("--data", required=True, help=".jsonl, .parquet or hf:NAME[:SPLIT]")
@@ -46,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Examples(NamedTuple):
-    """What is learnt, and what is held out."""
+    """The examples that are learnt, and those that only the evaluation uses."""
 
     train: list[data.Example]
     held_out: list[data.Example]
 
 
 def load(options: argparse.Namespace, context: int) -> Examples:
-    """Reads the files. InvalidArgument where nothing is usable."""
+    """Reads the files. Raises InvalidArgument if one has no usable record."""
     encoder = data.Encoder(
         data.ModelTokenizer.from_folder(options.model_dir),
         loss_on=options.loss_on,
@@ -81,15 +81,19 @@ def load(options: argparse.Namespace, context: int) -> Examples:
 def evaluate(
     adapter: Adapter, examples: Sequence[data.Example], info: ServerInfo
 ) -> float:
-    """Mean loss of a learnt token, without learning it. Takes no step's number."""
+    """Returns the mean loss per token that counts. It trains nothing and takes no step
+    number."""
     batch = [example.datum() for example in examples]
     sums = [adapter.score(r).metrics["loss:sum"] for r in requests(batch, info)]
     return sum(sums) / sum(example.num_learnt for example in examples)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains, evaluates, saves; raises WeftError, and KeyboardInterrupt once the step
-    that was interrupted is saved."""
+    """Trains, evaluates and saves.
+
+    Raises WeftError if a call fails, and KeyboardInterrupt after an interrupt, once
+    the step under way is saved.
+    """
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         examples = load(options, info.model.context_length)
@@ -107,7 +111,8 @@ def run(options: argparse.Namespace) -> None:
                 watch.note(0, "eval_loss", evaluate(adapter, examples.held_out, info))
             for step in range(done, total):
                 chosen = [examples.train[i] for i in order.indices(step)]
-                # Losses are sums: these weights make a mean over learnt tokens.
+                # The server sums losses. The weight turns the sum into the mean over
+                # learnt tokens.
                 weight = 1.0 / sum(example.num_learnt for example in chosen)
                 batch = [example.datum(weight) for example in chosen]
                 optim = adapters.optim_options(options, step, total)

@@ -1,4 +1,4 @@
-"""What a run shows and keeps: progress lines, a log, TensorBoard, a plot."""
+"""Shows and stores a run's progress: lines, a log, TensorBoard events, a plot."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ class _Board(Protocol):
 class Watch:
     """Prints a line for each step, and writes log.jsonl or log.csv to the folder.
 
-    A log that is there is continued behind step `done`; one that goes on beyond is of
-    a run before this one and is kept as log.old.jsonl or log.old.csv. With the
-    package tensorboard (and torch) or tensorboardX the folder also gets event files;
-    `plot` draws a PNG where matplotlib is there. total: steps of the run. Also a
-    context manager. Raises InvalidArgument for another form and for a log that is
-    none.
+    The log goes on after step `done` of a log that exists. If that one has later
+    steps, it is kept as log.old.jsonl or log.old.csv. The folder also gets event
+    files if tensorboardX, or tensorboard and torch, are installed. total: the number
+    of steps of the run. It is a context manager. Raises InvalidArgument for another
+    form, and for a file that is no log of a run.
     """
 
     def __init__(
@@ -60,7 +59,8 @@ class Watch:
 
     @property
     def rows(self) -> Sequence[Mapping[str, float]]:
-        """What is logged, a row per step, of runs before this one, too."""
+        """Returns the log, with one row per step. It includes the rows of earlier runs
+        that this one continues."""
         return self._rows
 
     def step(
@@ -71,9 +71,9 @@ class Watch:
         *,
         number: int | None = None,
     ) -> None:
-        """Step `step`, counted from 1, has ended; num_tokens went through it.
+        """Logs the end of step `step`, counted from 1, which took num_tokens tokens.
 
-        number: what the adapter counts its last step as, logged as "adapter_step".
+        number: the adapter's last step number, logged as "adapter_step".
         """
         now = time.monotonic()
         seconds, self._last = now - self._last, now
@@ -90,9 +90,9 @@ class Watch:
         self._to_board(step, row)
 
     def note(self, step: int, name: str, value: float) -> None:
-        """A value that is not there at each step, as of an evaluation.
+        """Logs a value that only some steps have, such as that of an evaluation.
 
-        It joins the row of its step, or a row of its own before the first.
+        It joins the last row if that is its step's; otherwise it gets a new row.
         """
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step})
@@ -103,7 +103,8 @@ class Watch:
         self._last = time.monotonic()
 
     def plot(self, names: Sequence[str], title: str) -> Path | None:
-        """Draws these values by step into plot.png; None without matplotlib."""
+        """Draws these values by step and returns the path of plot.png. Returns None if
+        matplotlib is missing."""
         if importlib.util.find_spec("matplotlib") is None:
             return None
         from matplotlib.figure import Figure
@@ -117,7 +118,7 @@ class Watch:
             steps = [step for step, _ in pairs]
             values = [value for _, value in pairs]
             color = f"C{index}"
-            if len(pairs) < len(self._rows) // 2:  # Now and then: an evaluation.
+            if len(pairs) < len(self._rows) // 2:  # Few steps have an evaluation.
                 axes.plot(steps, values, "o-", color=color, linewidth=2, label=name)
                 continue
             width = max(1, min(SMOOTHED, len(values) // 5))
@@ -134,9 +135,11 @@ class Watch:
         return path
 
     def _write(self) -> None:
-        """Anew each time: a value may join a row that is there."""
+        """Writes the whole log again, because a value may join an earlier row."""
         names = list(dict.fromkeys(name for row in self._rows for name in row))
-        draft = self._path.with_suffix(".tmp")  # A run may be cut at any moment.
+        # A run may be killed at any moment, so the old log stays until the new one is
+        # whole.
+        draft = self._path.with_suffix(".tmp")
         with draft.open("w", encoding="utf-8", newline="") as file:
             if self._path.suffix == ".csv":
                 writer = csv.DictWriter(file, names)
@@ -154,7 +157,7 @@ class Watch:
 
 
 def _average(values: Sequence[float], width: int) -> list[float]:
-    """Means of the last `width` values; of fewer at the start."""
+    """Returns, at each position, the mean of the last `width` values, or of all."""
     ends = range(1, len(values) + 1)
     parts = [values[max(end - width, 0) : end] for end in ends]
     return [sum(part) / len(part) for part in parts]
@@ -171,8 +174,8 @@ def _csv_row(row: Mapping[str, str]) -> Row:
 
 
 def last_number(folder: Path, form: str) -> int | None:
-    """What the log in the folder has the adapter's last step as; None without one.
-    InvalidArgument as for Watch."""
+    """Returns the adapter's last step number in the folder's log, or None if the log
+    has none. Raises InvalidArgument as Watch does."""
     rows = _read(_log_path(folder, form))
     number = rows[-1].get(NUMBER) if rows else None
     return None if number is None else int(number)
