@@ -41,8 +41,9 @@ class AdapterHandle {
                                                    v1::LossConfig loss);
   [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
                                              v1::LossConfig loss);
-  // Forward beside the steps: it takes no number and waits for none that is
-  // missing. With an empty snapshot it sees the latest weights when it runs.
+  // Computes the same as Forward, but is no step: it takes no number and does
+  // not wait for a missing one. With an empty snapshot it uses the weights that
+  // are the latest when it runs.
   [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
                                            v1::LossConfig loss,
                                            absl::string_view snapshot = "");
@@ -63,7 +64,7 @@ class AdapterHandle {
   const std::string adapter_id_;
   const CallOptions options_;
   const std::unique_ptr<v1::AdapterService::Stub> adapters_;
-  // Calls in flight share these two.
+  // Calls in flight keep these two alive, because they may outlive the handle.
   const std::shared_ptr<v1::TrainingService::Stub> training_;
   const std::shared_ptr<StepCounter> counter_;
 };

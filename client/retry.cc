@@ -19,13 +19,13 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
   if (!repeatable || policy.max_attempts == 1) return std::nullopt;
   absl::Duration delay;
   if (failure.retry_after) {
-    // Never before the server's hint. The jitter only adds time, so that many
+    // The jitter only adds time, so that no call comes before the hint and many
     // refused clients do not come back at once.
     delay = std::max(*failure.retry_after, policy.initial_delay);
     delay *= 1 + policy.jitter * draw;
   } else {
     if (attempt >= policy.max_attempts) return std::nullopt;
-    // 2^20 initial delays exceed any bound in use.
+    // Limits the shift. 2^20 initial delays exceed any max_delay in use.
     const int doublings = std::min(attempt - 1, 20);
     delay = std::min(policy.initial_delay * (1 << doublings), policy.max_delay);
     delay *= 1 + policy.jitter * (2 * draw - 1);

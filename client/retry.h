@@ -12,8 +12,8 @@ namespace weft::client {
 
 // Repeats failed calls. If the server sends a hint when to come again,
 // repetitions go on until the call's deadline. Otherwise they use bounded
-// exponential back-off with jitter. The defaults outlast a daemon's restart of
-// about 20 seconds.
+// exponential back-off with jitter. The default delays add up to about 16
+// seconds, which outlasts a short restart of the daemon.
 struct RetryPolicy {
   int max_attempts = 8;  // Limit of consecutive calls without a hint; 1: never
                          // repeat.
@@ -44,7 +44,8 @@ struct Failure {
 // Converts a status. Codes map one to one.
 [[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// Reads the hint from the trailer `grpc-retry-pushback-ms` of a finished call.
+// Returns the status of a finished call, with the hint of its trailer
+// `grpc-retry-pushback-ms`.
 [[nodiscard]] Failure ReadFailure(const grpc::Status& status,
                                   const grpc::ClientContext& context);
 

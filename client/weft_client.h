@@ -3,9 +3,10 @@
 //   auto client = weft::Client::Connect({.target = "127.0.0.1:50051"});
 //   auto adapter = (*client)->CreateAdapter("mine");
 //
-// The client speaks the protos' messages. Calls carry a deadline and are
-// repeated, with the same step number, when the server is unavailable or full.
-// Errors:  absl::Status with the server's code and message.
+// The client takes and returns the messages of the .proto files. A call has a
+// deadline. If the server is unavailable, or full and says when to come again,
+// the client repeats the call with the same step number.
+// Errors: absl::Status with the server's code and message.
 // Threads: any.
 #ifndef WEFT_CLIENT_WEFT_CLIENT_H_
 #define WEFT_CLIENT_WEFT_CLIENT_H_
@@ -41,9 +42,9 @@ struct ClientOptions {
   Security security = {};
 };
 
-// Makes a datum from its fields. tokens and targets have shape [N]; weights
-// too, or they are empty and all 1. For soft targets pass all of them, and set
-// targets_per_token or target_offsets.
+// Makes a datum from its fields. tokens, targets and weights have shape [N];
+// empty weights mean 1 everywhere. For soft targets, pass the targets of all
+// tokens in one row, and set targets_per_token or target_offsets afterwards.
 [[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
                                   const std::vector<uint32_t>& targets,
                                   const std::vector<float>& weights = {});
@@ -54,7 +55,7 @@ struct ClientOptions {
 [[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
     const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
 
-// Converts a raw float32 field of a result.
+// Returns the values of a result's raw float32 field.
 [[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
 
 class Client {
@@ -76,7 +77,8 @@ class Client {
                                                     absl::Duration time);
 
   // Creates an adapter. Its handle shares the client's connection and may
-  // outlive the client. With an empty tenant the adapter is its own tenant.
+  // outlive the client. An empty tenant means the token's tenant or, on a
+  // server without tokens, a tenant of the adapter's own.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "");
@@ -99,7 +101,7 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
-  // Requests with step 0 are not repeated, because they might run twice.
+  // A request with step 0 is not repeated, because it might run twice.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(

@@ -1,4 +1,4 @@
-// A small parser of command lines: the flags of one command, then words.
+// Parses the command line of one command: its flags and its words.
 #ifndef WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
 #define WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
 
@@ -21,8 +21,8 @@ struct FlagSpec {
   std::string default_value;
 };
 
-// Returns INVALID_ARGUMENT with a mark that tells it from a server's error: the
-// command line is wrong.
+// Returns INVALID_ARGUMENT for a wrong command line, with a mark that
+// distinguishes it from a server's error.
 [[nodiscard]] absl::Status UsageError(absl::string_view message);
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
@@ -46,7 +46,7 @@ class Arguments {
   [[nodiscard]] absl::StatusOr<double> GetDouble(const std::string& flag) const;
   [[nodiscard]] absl::StatusOr<absl::Duration> GetDuration(
       const std::string& flag) const;
-  // "1,2,3".
+  // Parses a list such as "1,2,3".
   [[nodiscard]] absl::StatusOr<std::vector<uint32_t>> GetTokens(
       const std::string& flag) const;
 

@@ -1,4 +1,4 @@
-// The table of `weftctl top`.
+// Formats the tables of `weftctl top`.
 #ifndef WEFT_CLIENT_WEFTCTL_LOAD_TABLE_H_
 #define WEFT_CLIENT_WEFTCTL_LOAD_TABLE_H_
 
@@ -10,17 +10,17 @@
 
 namespace weft::weftctl {
 
-// What a server said at one time.
+// The load that a server reported at one time.
 struct LoadSample {
-  double seconds = 0;  // The time when it said so.
+  double seconds = 0;  // The time of the report.
   v1::ServerInfo info;
   v1::ListAdaptersResponse adapters;
 };
 
-// Returns two tables: the server, and its adapters with the latest used first,
-// at most `max_adapters` of them. Rates compare with `before`; without it they
-// are "-". A server that tells no load (to a tenant's token) has the adapters
-// alone.
+// Returns two tables: one of the server, and one of at most `max_adapters`
+// adapters, the latest used first. Rates count from `before`; without it they
+// are "-". If the server reports no load, as to a tenant's token, only the
+// table of adapters is there.
 [[nodiscard]] std::string LoadTable(const std::optional<LoadSample>& before,
                                     const LoadSample& now, size_t max_adapters);
 

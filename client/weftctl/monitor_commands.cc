@@ -1,4 +1,4 @@
-// Commands that watch a server: top, profile.
+// The commands that watch a server: top and profile.
 #include <unistd.h>
 
 #include <fstream>

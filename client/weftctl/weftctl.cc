@@ -126,8 +126,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
                                                 absl::Duration timeout) {
   client::ClientOptions options;
   options.timeout = timeout;
-  options.retry.max_attempts = 4;  // There are few attempts, because a person
-                                   // waits.
+  options.retry.max_attempts = 4;  // A person waits, so there are few attempts.
   if (command.offline) return Client::Connect(std::move(options));
   options.target = arguments.GetString("server");
   absl::StatusOr<client::Security> security = ReadSecurity(arguments);

@@ -8,7 +8,7 @@
 
 namespace weft::weftctl {
 
-// The streams for results and for messages.
+// `out` gets the results of a command, `err` its messages and progress.
 struct Streams {
   std::ostream& out;
   std::ostream& err;

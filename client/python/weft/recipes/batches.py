@@ -30,7 +30,7 @@ class BatchOrder:
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def indices(self, step: int) -> list[int]:
-        """Returns the indices, [batch], of step `step`'s examples. Steps count from 0."""
+        """Returns the indices of a step's examples, [batch]. Steps count from 0."""
         first = step * self._batch
         return [self._at(position) for position in range(first, first + self._batch)]
 

@@ -89,11 +89,8 @@ def evaluate(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains, evaluates and saves.
-
-    Raises WeftError if a call fails, and KeyboardInterrupt after an interrupt, once
-    the step under way is saved.
-    """
+    """Trains, evaluates and saves. Raises WeftError if a call fails, and, after an
+    interrupt, KeyboardInterrupt once the step under way is saved."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         examples = load(options, info.model.context_length)
@@ -111,8 +108,7 @@ def run(options: argparse.Namespace) -> None:
                 watch.note(0, "eval_loss", evaluate(adapter, examples.held_out, info))
             for step in range(done, total):
                 chosen = [examples.train[i] for i in order.indices(step)]
-                # The server sums losses. The weight turns the sum into the mean over
-                # learnt tokens.
+                # The server sums losses; this weight makes a mean over learnt tokens.
                 weight = 1.0 / sum(example.num_learnt for example in chosen)
                 batch = [example.datum(weight) for example in chosen]
                 optim = adapters.optim_options(options, step, total)
